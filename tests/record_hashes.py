@@ -22,6 +22,9 @@ from batchsim.scenario.load import shipped_scenarios
 from batchsim.scenario.point import Setup, simulate_point
 from batchsim.study.curves.lines import ANY_LOAD, lines_of
 
+ADDED = ("num_passes", "num_wide_passes")
+"""Columns of steps that are left out where they are 0 throughout, so that hashes of before there were any hold."""
+
 
 def record_hash(records: Records) -> str:
     """A hash of all rows, texts and details of `records`."""
@@ -35,6 +38,8 @@ def record_hash(records: Records) -> str:
     for name, table in tables.items():
         columns = table.dtype.names or ("",)
         for column in columns:
+            if column in ADDED and not table[column].any():
+                continue
             found.update(f"{name}.{column}:".encode())
             found.update((table[column] if column else table).astype("<i8").tobytes())
     found.update(json.dumps([records.texts, sorted(records.details.items())]).encode())

@@ -28,6 +28,8 @@ WORK_COLUMNS = (
     "pad_decode_rows",
     "pad_context_tokens",
     "swap_blocks",
+    "num_passes",
+    "num_wide_passes",
 )
 """The columns of a step record that say how much work the step had: the keys of `Columns`."""
 
@@ -119,6 +121,8 @@ def columns_of(batch: Batch) -> Columns:
         "pad_decode_rows": batch.pad_decode_rows,
         "pad_context_tokens": batch.pad_context_tokens,
         "swap_blocks": swap_blocks(batch),
+        "num_passes": batch.num_passes,
+        "num_wide_passes": batch.num_wide_passes,
     }
     return {name: np.array([value], dtype=np.int64) for name, value in row.items()}
 

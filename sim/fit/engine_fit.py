@@ -27,8 +27,10 @@ from batchsim.scenario.point import Setup
 
 FREE = ("base", "sequence", "prompt_token", "context_token", "pair", "frontend")
 """What is fitted without a kernel."""
+SPLIT = (*FREE[:-1], "rows_2", "further_pass", "frontend")
+"""And of an engine that splits steps into passes: kernels for one row and for several differ."""
 STAIRS = (*FREE[:-1], "rows_2", "rows_4", "rows_8", "frontend")
-"""And where that misses the given runs by more than MISSED."""
+"""And where FREE misses the given runs by more than MISSED."""
 MISSED, BETTER = 0.02, 0.8
 """Root mean square of the errors of the given runs, as a share of step time; to what share of it more terms must bring
 it to be kept."""
@@ -209,7 +211,8 @@ def _case(setup: Setup, spec_of: Callable[[MeasuredRun], PolicySpec], runs: Sequ
         defaults = {"base": float(cost.step)}
     else:
         defaults = _first_guess(runs)
-    return Case(setup, spec_of, None, FREE, {**defaults, "frontend": way})
+    splits = spec_of(runs[0]).config.traits.splits_steps
+    return Case(setup, spec_of, None, SPLIT if splits else FREE, {**defaults, "frontend": way})
 
 
 def _first_guess(runs: Sequence[MeasuredRun]) -> dict[str, float]:

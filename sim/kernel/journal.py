@@ -114,6 +114,7 @@ class Journal:
             batch.num_decode_tokens, batch.num_accepted_tokens, batch.num_prefill_tokens, len(batch.chunks), sampled,
             batch.pad_prefill_tokens, batch.pad_prefill_rows, batch.pad_decode_rows, swap_blocks,
             len(batch.preempted), scheduler.kv.num_free, scheduler.num_waiting, scheduler.num_running, cached,
+            batch.num_passes, batch.num_wide_passes,
         )  # fmt: skip
 
     def blocked(self, event: Event, now_ns: int) -> None:

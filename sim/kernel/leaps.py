@@ -32,6 +32,7 @@ def leap(core: EngineCore, executor: SimExecutor, batch: Batch, end_ns: int, hor
     kv, repeat, step_ns, advance = scheduler.kv, scheduler.repeat, executor.duration_ns, group.advance
     rows, pack = core.recorder.step_rows, pack_step
     num_decode, pad_rows = batch.num_decode, batch.pad_decode_rows
+    passes, wide = batch.num_passes, batch.num_wide_passes
     waiting, running = scheduler.num_waiting, scheduler.num_running
     while quiet and end_ns < horizon_ns and repeat(batch, end_ns):
         quiet -= 1
@@ -40,7 +41,7 @@ def leap(core: EngineCore, executor: SimExecutor, batch: Batch, end_ns: int, hor
         # Columns in the order of STEP_COLUMNS; unrolled here because a leap is little else than this line.
         rows += pack(
             end_ns, duration_ns, batch.context_tokens, 0, batch.pad_context_tokens, num_decode,
-            num_decode, 0, 0, 0, 0, 0, 0, pad_rows, 0, 0, kv.num_free, waiting, running, 0,
+            num_decode, 0, 0, 0, 0, 0, 0, pad_rows, 0, 0, kv.num_free, waiting, running, 0, passes, wide,
         )  # fmt: skip
         end_ns += duration_ns
     return end_ns
@@ -212,7 +213,7 @@ def _launch_on(core: EngineCore, executor: SimExecutor, batch: Batch, called_ns:
         # Columns in the order of STEP_COLUMNS; unrolled here as in `leap`.
         rows += pack(
             start_ns, duration_ns, batch.context_tokens, 0, batch.pad_context_tokens, num_decode,
-            num_decode, 0, 0, 0, 0, 0, 0, pad_rows, 0, 0, kv.num_free, waiting, running, 0,
+            num_decode, 0, 0, 0, 0, 0, 0, pad_rows, 0, 0, kv.num_free, waiting, running, 0, 0, 0,
         )  # fmt: skip
         oldest_ns, latest_ns = latest_ns, start_ns + duration_ns
         if ends or (ended and _ends_by_length(core, ended)):

@@ -52,6 +52,7 @@ class Traits:
     `prefix_cache`: the kind of KV manager that finds prompts' prefixes again (`batchsim.kv.choice.new_kv`); "": none
     does. `needs_predictor`: the policy asks a predictor for output lengths. `needs_swap_space`: it moves KV to host
     memory. `knobs`: names of its numbers that `batchsim capacity` doubles and halves, one at a time, in this order.
+    `splits_steps`: a step may take several passes through the model (`Batch.num_passes`).
     `loop`: how the engine's host and one GPU wait for each other; its depth grows by the stages beyond the first of a
     pipeline where the policy `pipelines`, that is, can have a batch in each. `speculation`: of its drafts; None: it has
     none.
@@ -64,6 +65,7 @@ class Traits:
     needs_predictor: bool = False
     needs_swap_space: bool = False
     knobs: tuple[str, ...] = ()
+    splits_steps: bool = False
     loop: EngineLoop = SYNC
     pipelines: bool = False
     speculation: Speculation | None = None

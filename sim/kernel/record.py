@@ -54,6 +54,8 @@ STEP_COLUMNS = (
     ("num_waiting", "i"),
     ("num_running", "i"),
     ("cached_tokens", "q"),  # found in the prefix cache by those admitted in this step
+    ("num_passes", "i"),  # through the model, where the engine splits a step; 0: it was computed in one
+    ("num_wide_passes", "i"),  # of these passes, those of more than one token
 )
 STATE_COLUMNS = (("time_ns", "q"), ("request_id", "q"), ("state", "i"), ("reason", "i"), ("blocker", "q"))
 LANE_COLUMNS = (
@@ -139,7 +141,7 @@ _STEP_PLACES = {
     for i, (name, kind) in enumerate(STEP_COLUMNS)
 }
 pack_lane = _LANE.pack
-pack_decodes = struct.Struct("<3q16x2i36x3i8x").pack  # a step of decodes, without padding: the columns that are not 0
+pack_decodes = struct.Struct("<3q16x2i36x3i16x").pack  # a step of decodes, without padding: the columns that are not 0
 _TWO_LANES, _TWO_CALLS, _PROCESSED = map(struct.Struct, ("<8q", "<qq16xqq", "<qq"))
 LANE_BYTES = _LANE.size
 PROCESSED_AT = 16

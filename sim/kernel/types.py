@@ -177,6 +177,8 @@ class Batch:
     `swap_out` and `swap_in` list `(sequence, blocks)`; `preempted` the sequences that lost their place, in order;
     `joined` and `left` the changes of the decode group since the last batch. `sampled`, filled in by EngineCore as the
     step runs, lists the sequences whose chunk reached their last known token: they got a token and may decode.
+    `num_passes`: how many passes through the model the step is made of, where the engine splits it, of which
+    `num_wide_passes` of more than one token; both 0 where it is computed in one.
     `layout` is the batch order of the real system: `by_order`, `decodes_first` or `chunks_first`, the chunks as listed.
     `apart`: where steps overlap, it is launched only once the results of the one before are processed.
     `num_steps` counts the steps it stands for: 1, and one more for each by which a leap repeated it. `group_step` is
@@ -197,8 +199,10 @@ class Batch:
         "num_accepted_tokens",
         "num_decode",
         "num_decode_tokens",
+        "num_passes",
         "num_prefill_tokens",
         "num_steps",
+        "num_wide_passes",
         "pad_context_tokens",
         "pad_decode_rows",
         "pad_prefill_rows",
@@ -239,6 +243,7 @@ class Batch:
         self.layout = layout
         self.apart = False
         self.num_steps = 1
+        self.num_passes = self.num_wide_passes = 0
         self.group_step = self.num_accepted_tokens = 0
         self.drafting: DraftRows | None = None
         self.sampled: list[Sequence] | tuple[()] = ()

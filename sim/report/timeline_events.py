@@ -51,6 +51,7 @@ _STEP_ARGS = (
     "swap_blocks",
     "num_preempted",
     "cached_tokens",
+    "num_passes",
 )
 
 

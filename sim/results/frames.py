@@ -93,6 +93,8 @@ COLUMN_DOCS: dict[str, dict[str, str]] = {
         "num_waiting": "requests in the queue",
         "num_running": "requests admitted",
         "cached_tokens": "tokens that the admissions of the step found in the prefix cache",
+        "num_passes": "passes through the model, where the engine splits a step; 0: it was computed in one",
+        "num_wide_passes": "of these passes, those of more than one token",
     },
     "states": _REPLICA
     | {

@@ -15,6 +15,7 @@ from batchsim.base.errors import ScenarioError
 from batchsim.kernel.types import Arrival
 from batchsim.policies.systems.llama_cpp.llama_cpp import LlamaCpp
 from batchsim.policies.systems.llama_cpp.llama_cpp_config import LlamaCppConfig
+from batchsim.policies.systems.llama_cpp.passes import passes_of
 
 
 def slots(arrivals: str, blocks: int = 2000, **knobs: Any) -> Run:
@@ -67,6 +68,68 @@ def test_a_batch_too_small_for_the_slots_is_refused() -> None:
     """All slots decode in one step, which therefore has room for a token of each."""
     with pytest.raises(ValueError, match="n_batch 3 must be >= n_parallel 4"):
         LlamaCppConfig(n_batch=3)
+
+
+@pytest.mark.parametrize(
+    ("batch", "n_ubatch", "passes"),
+    [
+        ([(3, 1)], 4, [1]),
+        ([(0, 1), (1, 1), (3, 1)], 4, [2, 1]),
+        ([(0, 1), (2, 1), (4, 1)], 4, [1, 1, 1]),
+        ([(0, 1), (1, 1), (2, 1), (3, 1)], 4, [4]),
+        ([(0, 1), (1, 1), (2, 1), (3, 1)], 3, [4]),  # a token of each at the least
+        ([(2, 10)], 4, [4, 4, 2]),
+        ([(0, 1), (2, 1), (1, 5)], 4, [2, 1, 4]),  # slot 2 is no longer next once slot 1 has not joined
+        ([(1, 1), (0, 5)], 4, [1, 4, 1]),
+        ([(0, 3), (1, 5)], 4, [4, 2, 2]),
+        ([(0, 3), (1, 5)], 9, [6, 2]),
+    ],
+)
+def test_a_pass_takes_as_many_tokens_of_slots_that_follow_on_each_other(
+    batch: list[tuple[int, int]], n_ubatch: int, passes: list[int]
+) -> None:
+    """By hand, of (slot, tokens) in the order of the batch."""
+    assert passes_of(batch, n_ubatch) == passes
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    decodes=st.sets(st.integers(0, 9)),
+    prompts=st.dictionaries(st.integers(0, 9), st.integers(1, 30)),
+    n_ubatch=st.integers(1, 20),
+)
+def test_passes_are_those_of_a_search_token_by_token(decodes: set[int], prompts: dict[int, int], n_ubatch: int) -> None:
+    """A list of tokens, each with its slot; a pass adds one of each of its slots while all have one and it may."""
+    rows = [(slot, 1) for slot in sorted(decodes)]
+    rows += [(slot, n) for slot, n in sorted(prompts.items()) if slot not in decodes]
+    tokens, found = [slot for slot, n in rows for _ in range(n)], list[int]()
+    while tokens:
+        slots_of = list[int]()
+        for slot in tokens:
+            if slot not in slots_of and (not slots_of or slot == slots_of[-1] + 1):
+                slots_of.append(slot)
+        found.append(0)
+        while all(slot in tokens for slot in slots_of):
+            for slot in slots_of:
+                tokens.remove(slot)
+            found[-1] += len(slots_of)
+            if found[-1] + len(slots_of) > n_ubatch:
+                break
+    assert passes_of(rows, n_ubatch) == found
+
+
+def test_steps_say_how_many_passes_they_take() -> None:
+    """Slots 3 to 0 are taken in turn. Three prompts of 2 are one pass of 6; at slots 2 and 3 decodes are one, and once
+    only slots 1 and 3 are left, two. A prompt longer than `n_ubatch` is computed in parts."""
+    records = slots("0:2->4 0:2->2 0:2->3 100:9->1", n_parallel=4, n_ubatch=6).records
+    columns = ("num_decode", "num_chunks", "num_passes", "num_wide_passes")
+    assert records.steps[list(columns)].tolist() == [
+        (0, 3, 1, 1),
+        (3, 0, 1, 1),
+        (2, 0, 2, 0),
+        (1, 0, 1, 0),
+        (0, 1, 2, 2),
+    ]
 
 
 @settings(max_examples=30, deadline=None)

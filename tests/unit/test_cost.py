@@ -26,6 +26,7 @@ ROOFLINE = Roofline(LLAMA, H200)
 LINEAR = Linear(base=1_000_000, per_token=20_000, per_sequence=5_000, per_context_token=30, per_swapped_block=40_000)
 FREE_FIT = Fitted(None, StepTerms(0, 8e6, 90_000, 60_000, 60.5, 3.25, 0.4))
 KERNEL_FIT = Fitted(ROOFLINE.without_host(), StepTerms(1.25, 1.5e6, 17_000, 6_500, 0, 4.5, 0))
+STAIRS_FIT = Fitted(None, StepTerms(base=8e6, sequence=9e4, rows_2=3e6, rows_4=5e5, rows_8=7e5, further_pass=2e6))
 
 
 def sequence(computed: int, prompt: int = 100_000) -> Sequence:
@@ -44,8 +45,9 @@ def step(
     pad_decode_rows: int = 0,
     pad_context_tokens: int = 0,
     drafts: int = 0,
+    passes: tuple[int, int] = (0, 0),
 ) -> Batch:
-    """A batch of decodes at `contexts`, which verify `drafts` each, and of chunks (computed, tokens)."""
+    """A batch of decodes at `contexts`, which verify `drafts` each, and of chunks (computed, tokens), in `passes`."""
     group = DecodeGroup(16)
     for context in contexts or []:
         seq = sequence(context, prompt=context)
@@ -64,6 +66,7 @@ def step(
         pad_context_tokens=pad_context_tokens,
     )
     batch.num_decode_tokens += drafts * batch.num_decode
+    batch.num_passes, batch.num_wide_passes = passes
     return batch
 
 
@@ -80,6 +83,8 @@ BATCHES = {
     "drafts": step([1000, 40] * 20, drafts=3),
     "drafts beside prompts": step([700] * 9, [(0, 300), (512, 1700)], drafts=2),
     "drafts beside padding": step([700] * 9, [(0, 1)], pad_decode_rows=2, drafts=2),
+    "one narrow pass": step([512], passes=(1, 0)),
+    "passes": step([512, 600, 700], [(0, 300)], passes=(4, 2)),
     "only a swap": step(swap_blocks=64),
     "nothing": step(),
 }
@@ -88,8 +93,8 @@ BATCHES = {
 @pytest.mark.parametrize("name", BATCHES)
 @pytest.mark.parametrize(
     "cost",
-    [ROOFLINE, Roofline(LLAMA, H200, tp=4), Constant(10_000_000), LINEAR, FREE_FIT, KERNEL_FIT],
-    ids=["roofline", "tp4", "const", "lin", "free fit", "kernel fit"],
+    [ROOFLINE, Roofline(LLAMA, H200, tp=4), Constant(10_000_000), LINEAR, FREE_FIT, KERNEL_FIT, STAIRS_FIT],
+    ids=["roofline", "tp4", "const", "lin", "free fit", "kernel fit", "stairs fit"],
 )
 def test_the_explained_parts_add_up_to_the_step(cost: Cost, name: str) -> None:
     """`explain` on a recorded row and `step_ns` on the batch tell the same duration."""
@@ -99,7 +104,14 @@ def test_the_explained_parts_add_up_to_the_step(cost: Cost, name: str) -> None:
     assert min(terms[term][0] for term in terms) >= 0
 
 
-@pytest.mark.parametrize("cost", [FREE_FIT, KERNEL_FIT], ids=["free", "kernel"])
+def test_kernels_see_the_passes_of_a_step_that_is_split() -> None:
+    """Three decodes in passes of two and one: base, three sequences, a pass beyond the first, a wide one."""
+    assert STAIRS_FIT.step_ns(step([9, 9, 9], passes=(2, 1))) == 8_000_000 + 3 * 90_000 + 2_000_000 + 3_000_000
+    assert STAIRS_FIT.step_ns(step([9] * 8, passes=(1, 1))) == 8_000_000 + 8 * 90_000 + 3_000_000
+    assert STAIRS_FIT.step_ns(step([9] * 8)) == 8_000_000 + 8 * 90_000 + 3_000_000 + 500_000 + 700_000
+
+
+@pytest.mark.parametrize("cost", [FREE_FIT, KERNEL_FIT, STAIRS_FIT], ids=["free", "kernel", "stairs"])
 def test_the_features_of_a_step_times_the_terms_are_its_time(cost: Fitted) -> None:
     """One row a step, one column a term, whatever the step holds."""
     rows = [columns_of(batch) for batch in BATCHES.values()]

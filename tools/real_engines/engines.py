@@ -79,7 +79,7 @@ class LlamaCpp:
         return [str(python), str(Path(__file__).with_name("llama_server.py")), str(model), *map(str, numbers)]
 
     def scenario(self) -> str:
-        policy = f"llama_cpp: {{n_parallel: {self.slots}, n_batch: {self.n_batch}}}"
+        policy = f"llama_cpp: {{n_parallel: {self.slots}, n_batch: {self.n_batch}, n_ubatch: {self.n_ubatch}}}"
         longest = self.context // self.slots
         return _SCENARIO.format(model=MODEL, policy=policy, kv=self.context, block=1, longest=longest)
 

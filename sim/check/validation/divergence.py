@@ -28,6 +28,8 @@ _WORK = (
     "num_preempted",
     "swap_blocks",
     "context_tokens",
+    "num_passes",
+    "num_wide_passes",
 )
 _CAME, _LOST = (PREFILL, RECOMPUTE), (PREEMPTED, SWAPPED)
 

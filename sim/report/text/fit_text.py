@@ -19,9 +19,10 @@ WHAT = {
     "context_token": "a context token that a decode reads",
     "beside_token": "such a token beside a chunk, more",
     "pair": "a query-key pair of a chunk",
-    "rows_2": "a step of 2 tokens or more",
+    "rows_2": "a step, or pass, of 2 tokens or more",
     "rows_4": "a step of 4 or more, besides",
     "rows_8": "a step of 8 or more, besides",
+    "further_pass": "a pass of a step, beyond its first",
     "frontend": "from the client to the engine",
 }
 _FIGURES = {

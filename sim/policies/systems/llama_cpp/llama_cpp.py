@@ -7,8 +7,9 @@ same step. Each slot has an equal share of the KV memory of its own, so nobody i
 Source: tools/server/server-context.cpp, `get_available_slot` and `pre_decode`.
 Simplifies: no prompt cache (`--no-cache-prompt`; so no slot is chosen by its similarity), no KV memory that slots share
 (`--no-kv-unified`), no context shift, no speculation, no checkpoints of models with sliding windows. A request whose
-output could outgrow its slot is refused, where llama.cpp cuts it there. A step is one call of llama_decode; its pieces
-of `n_ubatch` tokens are launches within it, which the cost of a step does not tell apart: there is no such knob.
+output could outgrow its slot is refused, where llama.cpp cuts it there. A step is one call of llama_decode, which
+takes several passes through the model where slots lie apart or prompts are long (`passes`). A fitted cost
+(`batchsim calibrate`) counts them; to others a step is one pass.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence
 from batchsim.policies.families.first_come import FirstCome
 from batchsim.policies.systems.llama_cpp.llama_cpp_config import LlamaCppConfig
+from batchsim.policies.systems.llama_cpp.passes import passes_of
 
 
 class LlamaCpp(FirstCome):
@@ -69,7 +71,15 @@ class LlamaCpp(FirstCome):
                 left -= n
             else:
                 self.events.append(Event("sat_out", seq, "token_budget"))
-        return Batch(self.group, chunks, sum([n for _, n in chunks]))
+        return self._split(Batch(self.group, chunks, sum([n for _, n in chunks])))
+
+    def _split(self, batch: Batch) -> Batch:
+        """Says how many passes `batch` takes."""
+        decoding = sorted([self._slots[seq] for seq in self.group.members])
+        rows = [(slot, 1) for slot in decoding] + [(self._slots[seq], n) for seq, n in batch.chunks]
+        passes = passes_of(rows, min(self.config.n_ubatch, self.config.n_batch))
+        batch.num_passes, batch.num_wide_passes = len(passes), sum([tokens > 1 for tokens in passes])
+        return batch
 
     def repeat(self, batch: Batch, now_ns: int) -> bool:
         """One more step of decodes alone: the slots' KV memory is theirs already."""

@@ -11,10 +11,12 @@ from batchsim.kernel.policy_config import PolicyConfig, Traits
 @dataclass(frozen=True)
 class LlamaCppConfig(PolicyConfig):
     """Knobs by llama.cpp's names: `n_parallel` slots (`--parallel`), at most `n_batch` tokens of a step
-    (`--batch-size`). `n_parallel` 4 is what the server takes where it is left to choose."""
+    (`--batch-size`), of which a pass takes `n_ubatch` (`--ubatch-size`), no more than `n_batch`. `n_parallel` 4 is what
+    the server takes where it is left to choose."""
 
     n_parallel: PositiveInt = 4
     n_batch: PositiveInt = 2048
+    n_ubatch: PositiveInt = 512
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -29,4 +31,5 @@ class LlamaCppConfig(PolicyConfig):
             max_num_seqs=self.n_parallel,
             max_num_batched_tokens=self.n_batch,
             knobs=("n_parallel", "n_batch"),
+            splits_steps=True,
         )
