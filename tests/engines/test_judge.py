@@ -63,6 +63,9 @@ def test_nothing_is_judged_of_a_machine_that_moved() -> None:
         assert moved.lines()[0] == f"vllm-cpu 1: {moved.word}"
     stalled = dataclasses.replace(steady, stalled=0.06)
     assert stalled.word == "not judged: the client got no core for 6.0% of a load, more than 5%"
+    meanwhile = dataclasses.replace(steady, meanwhile=-0.06)
+    assert meanwhile.word == "not judged: the machine moved by -6.0%, more than 5%, while it was calibrated"
+    assert dataclasses.replace(steady, meanwhile=-0.05).word == steady.word == "NOT MET"
 
 
 def test_a_prediction_is_of_the_requests_measured(tmp_path: Path) -> None:

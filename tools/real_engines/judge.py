@@ -7,7 +7,7 @@ or twice the spread of the repeats (`spread` of `validate --against`, half their
 within THROUGHPUT; TTFT is said. A sentinel, the engine's own decoding of one request after another while it has nothing
 else to do, is read before and after the calibration, and after each round of loads: where the mean of the readings
 beside the loads differs from that of the two beside the calibration by more than MOVED, the machine was another one
-than that calibrated, and nothing is judged; nor where the client, which has a core to itself on a quiet machine, got
+than that calibrated, and nothing is judged; nor where the calibrator's own sentinel moved by more; nor where the client, which has a core to itself on a quiet machine, got
 none for more than STALLED of the time of a load.
 """
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from batchsim.base.errors import MeasuredError
-from batchsim.base.files import write_text
+from batchsim.base.files import read_text, write_text
 from batchsim.check.measured.read import read_measured
 from batchsim.check.validation.against import Comparison, compare
 from batchsim.check.validation.compare_runs import SPREADS, MetricError
@@ -46,12 +46,14 @@ Say = Callable[[str], None]
 class Judgement:
     """What was found: the comparison of each load by name, and what one idle decode step took, in seconds, each time
     that it was asked: AT_CALIBRATION times beside the calibration, then beside the loads. `stalled`: the largest share
-    of a load's time in which the client got no core."""
+    of a load's time in which the client got no core. `meanwhile`: by which share the calibrator found a lone answer's
+    time per token changed from its first reading to its last."""
 
     engine: str
     comparisons: dict[str, Comparison]
     sentinel_s: tuple[float, ...]
     stalled: float
+    meanwhile: float = 0.0
 
     @property
     def moved(self) -> float:
@@ -68,6 +70,8 @@ class Judgement:
         """Why nothing can be judged, "" where it can."""
         if self.moved > MOVED:
             return f"the machine moved by {self.moved:.1%}, more than {MOVED:.0%}, by its idle decode step"
+        if abs(self.meanwhile) > MOVED:
+            return f"the machine moved by {self.meanwhile:+.1%}, more than {MOVED:.0%}, while it was calibrated"
         if self.stalled > STALLED:
             return f"the client got no core for {self.stalled:.1%} of a load, more than {STALLED:.0%}"
         return ""
@@ -151,7 +155,8 @@ def judge(engine: Engine, out: Path, *, minutes: float, seconds: float, repeats:
             sentinel_s.append(ask.idle_step_s(repeat + 2))
             say(f"measured {repeat + 1} of {repeats}, idle decode step {1e3 * sentinel_s[-1]:.3f} ms")
     comparisons = predict(scenario, str((out / "mine.json").resolve()), files)
-    found = Judgement(version(engine), comparisons, tuple(sentinel_s), max(ask.stalled))
+    meanwhile = json.loads(read_text(out / "mine" / "experiment.json"))["moved"]
+    found = Judgement(version(engine), comparisons, tuple(sentinel_s), max(ask.stalled), meanwhile)
     made = provenance() | {"minutes": minutes, "seconds": seconds, "repeats": repeats}
     rows = [{"what": one.what, "bound": one.bound, "found": one.found, "verdict": _word(one)} for one in found.verdicts]
     whole = {
@@ -159,6 +164,7 @@ def judge(engine: Engine, out: Path, *, minutes: float, seconds: float, repeats:
         "verdict": found.word,
         "sentinel_s": sentinel_s,
         "stalled": ask.stalled,
+        "meanwhile": meanwhile,
         "rows": rows,
         "made": made,
     }
