@@ -12,6 +12,7 @@ from batchsim.cli.calibrate import calibrate_app
 from batchsim.cli.capacity import capacity
 from batchsim.cli.common import OneLineGroup
 from batchsim.cli.conform import conform
+from batchsim.cli.doctor import doctor
 from batchsim.cli.explain import explain
 from batchsim.cli.init import init, show
 from batchsim.cli.lists import catalog, policies, schema
@@ -69,6 +70,7 @@ for command in (
     catalog,
     schema,
     conform,
+    doctor,
 ):
     app.command()(command)
 
