@@ -229,16 +229,15 @@ class Looks:
         ScenarioError while another is simulated, for a knob that the point has not, or a factor outside FACTORS.
         """
         point = self._known(number)
-        known = {each["name"]: each["value"] for each in self._knobs(point)}
+        known = {each["name"]: each for each in self._knobs(point)}
         if knob not in known:
             raise ScenarioError(
                 f"{knob}: is no knob of {point.policy} here. Choose one of {', '.join(known) or 'none'}."
             )
         if not FACTORS[0] <= factor <= FACTORS[1]:
             raise ScenarioError(f"{factor:g}: is not from {FACTORS[0]:g} to {FACTORS[1]:g}. Choose a smaller change.")
-        value = known[knob] * factor
-        whole = knob != LOAD or load_name(self.results) == "users"
-        value = max(round(value), 1) if whole else float(f"{value:.4g}")
+        before = known[knob]["value"]
+        value = max(round(before * factor), 1) if known[knob]["whole"] else float(f"{before * factor:.4g}")
         label = (varied(self.results, point.policy) or {"policy": point.policy})["policy"]
         change = [] if knob == LOAD else [f"policies.{label}.{knob}={value}"]
         if not self._simulating.acquire(blocking=False):
@@ -258,7 +257,7 @@ class Looks:
         texts = {name: [_text(name, _number(x)) for x in both] for name, both in data["metrics"].items()}
         return data | {
             "knob": knob,
-            "before": known[knob],
+            "before": before,
             "after": value,
             "texts": [[METRICS[name].heading, *both] for name, both in texts.items() if both != ["–", "–"]],
             "queues": [_queue(side.records) for side in (found.base, found.changed)],
@@ -295,21 +294,20 @@ class Looks:
         }
 
     def _knobs(self, point: Point) -> list[dict[str, Any]]:
-        """The knobs of a point that have a number: name and value."""
+        """The knobs of a point that have a number: name, value, and whether it is whole."""
         plain = scenario_of(self.results, point.policy)
         label = (varied(self.results, point.policy) or {"policy": point.policy})["policy"]
         stated = plain["policies"].get(label) or {}
-        found = [{"name": LOAD, "value": point.load}] if load_name(self.results) and not self._is_served() else []
+        axis, found = load_name(self.results), []
+        if axis and not self.results.manifest.get("live"):
+            found.append({"name": LOAD, "value": point.load, "whole": axis == "users"})
         rows = self.results.points
         kind = str(rows.loc[rows["policy"] == point.policy, "kind"].iloc[0])
         for name in KNOBS:
             value = stated.get(name, _default(kind, name))
             if isinstance(value, int) and not isinstance(value, bool):
-                found.append({"name": name, "value": value})
+                found.append({"name": name, "value": value, "whole": True})
         return found
-
-    def _is_served(self) -> bool:
-        return bool(self.results.manifest.get("live"))
 
 
 def _engines(records: Records) -> list[tuple[int, Records]]:

@@ -112,9 +112,9 @@ def test_a_point_says_its_metrics_and_knobs(looks: Looks, port: int) -> None:
     _, found, _ = ask(port, "/point?point=1")
     assert found["requests"] == 40 and found["replicas"] == [0]
     assert found["knobs"] == [
-        {"name": "load", "value": looks.results.points["load"][1]},
-        {"name": "max_num_seqs", "value": 4},
-        {"name": "max_num_batched_tokens", "value": 256},
+        {"name": "load", "value": looks.results.points["load"][1], "whole": False},
+        {"name": "max_num_seqs", "value": 4, "whole": True},
+        {"name": "max_num_batched_tokens", "value": 256, "whole": True},
     ]
     assert dict(found["metrics"])["ttft p99"].endswith("s")
 
@@ -258,6 +258,14 @@ def test_one_simulation_at_a_time(looks: Looks) -> None:
     """A second is told so, and the first is not disturbed."""
     with looks._simulating, pytest.raises(ScenarioError, match="runs already"):
         looks.changed(0, "max_num_seqs", 2)
+
+
+def test_only_points_of_one_seed_are_compared(looks: Looks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other seeds draw other requests under the same ids."""
+    points = looks.points()
+    monkeypatch.setattr(looks, "points", lambda: [points[0], points[1]._replace(seed=1)])
+    with pytest.raises(ScenarioError, match="seeds 0 and 1 draw other requests"):
+        looks.compare(0, 1, "ttft")
 
 
 def test_a_taken_port_is_said(looks: Looks, port: int) -> None:

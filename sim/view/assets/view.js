@@ -5,7 +5,12 @@
   const WRITE = window.batchsim.write;
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const paint = (color) => (dark.matches && color.toUpperCase() === "#000000" ? "#E8E8E8" : color);
+  // On a dark ground black is nearly white, and all others are a third of the way there.
+  const paint = (color) => {
+    if (!dark.matches) return color;
+    const parts = [1, 3, 5].map((i) => parseInt(color.slice(i, i + 2), 16)), share = Math.max(...parts) ? 0.33 : 0.9;
+    return `#${parts.map((part) => Math.round(part + share * (255 - part)).toString(16).padStart(2, "0")).join("")}`;
+  };
   const state = { all: null, point: null, replica: 0, window: null, by: "ttft", asked: {} };
 
   // ---- asking
@@ -96,15 +101,16 @@
     holder.append(figure);
     let plot = null, width = 0;
     const scaleOf = (log) => (log ? { distr: 3 } : {});
-    const range = (log, floor) => (u, min, max) => {
+    const range = (log) => (u, min, max) => {
       if (min == null || !isFinite(min)) return log ? [1e-3, 1] : [0, 1];
-      if (spec.target != null && !floor) { min = Math.min(min, spec.target); max = Math.max(max, spec.target); }
+      if (spec.target != null) { min = Math.min(min, spec.target); max = Math.max(max, spec.target); }
       if (log) {
         if (!(min > 0)) return [1e-3, 1];
         if (max / min < 4) { const middle = Math.sqrt(min * max); min = middle / 2; max = middle * 2; }
         const below = (v) => { const d = 10 ** Math.floor(Math.log10(v)); return (v / d >= 5 ? 5 : v / d >= 2 ? 2 : 1) * d; };
         return [below(min / 1.1), max * 1.15];
       }
+      if (min === 0 && max === 0) return [0, 1];
       const room = 0.05 * (max - min || Math.abs(max) || 1);
       return [min >= 0 ? 0 : min - room, max + room];
     };
@@ -125,7 +131,7 @@
           label: line.label, stroke: paint(line.color), width: line.dots ? 0 : 1.6, spanGaps: true,
           dash: line.dashed ? [6, 4] : undefined, fill: line.dots ? undefined : line.fill && `${paint(line.color)}33`,
           paths: line.dots ? () => null : line.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
-          points: { show: !!(line.dots || line.marked), size: line.dots ? 4 : 7, fill: paint(line.color), width: 0 },
+          points: { show: !!(line.dots || line.marked), size: line.dots ? 5 : 7, fill: paint(line.color), width: 0 },
           value: (u, v) => kind(spec.y.log, spec.y.kind)(v),
         });
       const marks = (u) => {
@@ -166,7 +172,7 @@
         width, height: spec.height || Math.round(Math.max(220, Math.min(320, width * 0.55))), series,
         scales: {
           x: { time: false, ...scaleOf(spec.x.log), range: spec.x.range ? () => spec.x.range : across },
-          y: { ...scaleOf(spec.y.log), range: range(spec.y.log) },
+          y: { ...scaleOf(spec.y.log), range: spec.y.range ? () => spec.y.range : range(spec.y.log) },
         },
         axes: [axis(spec.x.label, spec.x.kind, true, spec.x.log), axis(spec.y.label, spec.y.kind, false, spec.y.log)],
         cursor: {
@@ -381,10 +387,13 @@
     $("compared").textContent = `${found.by} of ${found.of.toLocaleString("en")} requests. In ${there} ${found.slower.toLocaleString("en")} are slower and ${found.faster.toLocaleString("en")} faster than in ${here}; the median change is ${sign}${WRITE.seconds(Math.abs(found.median_change_s))}.${found.unlike ? ` ${found.unlike.toLocaleString("en")} ids have other prompts and are left out.` : ""}`;
     clear($("pairs"));
     const every = [...found.here_s, ...found.there_s], log = every.every((v) => v > 0);
+    let low = Infinity, high = 0; // both axes alike, so that the line of no change lies across
+    for (const v of every) { low = Math.min(low, v); high = Math.max(high, v); }
+    const both = log ? [low / 1.2, high * 1.2] : [0, high * 1.05 || 1];
     chart($("pairs"), {
       caption: `${found.by}, request by request: above the line is slower in ${there}`, xs: found.here_s, diagonal: true, height: 380,
       lines: [{ label: there, color: state.all.colors[0], dots: true, y: found.there_s }],
-      x: { label: here, kind: "seconds", log }, y: { label: there, kind: "seconds", log },
+      x: { label: here, kind: "seconds", log, range: both }, y: { label: there, kind: "seconds", log, range: both },
       picked: (i) => openRequest(found.id[i]),
     });
     fill($("largest"), ["largest changes", here, there], found.largest.map(([id, a, b]) => [
@@ -399,7 +408,7 @@
   function slid() {
     const knob = state.point.knobs.find((each) => each.name === $("knob").value);
     if (!knob) return;
-    $("value").textContent = `${WRITE.number(knob.value)} → ${WRITE.number(knob.value * factor())}`;
+    $("value").textContent = `${WRITE.number(knob.value)} → ${WRITE.number(knob.whole ? Math.max(1, Math.round(knob.value * factor())) : knob.value * factor())}`;
     $("simulate").disabled = Number($("factor").value) === 0;
   }
 
