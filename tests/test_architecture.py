@@ -84,8 +84,9 @@ ROOMS = {
     "report.text": _room(15, "numpy pandas"),
     "report.pictures": _room(16, "numpy pandas matplotlib"),
     "report.page": _room(17, "numpy matplotlib jinja2"),
-    "cli": _room(18, "typer rich", lazy=True),
-    "": _room(19, lazy=True),  # the public names, fetched when asked for: a GPU box has neither pandas nor simpy
+    "view": _room(18, "numpy"),
+    "cli": _room(19, "typer rich", lazy=True),
+    "": _room(20, lazy=True),  # the public names, fetched when asked for: a GPU box has neither pandas nor simpy
     "scenarios": _room(0),  # data only
     "check": _room(0),  # this and the next hold rooms, no files
     "study": _room(0),
@@ -97,7 +98,7 @@ ROOMS = {
         guests=("cli", "tools"),
     ),
     "tools": Room(  # not installed, beside the package
-        20,
+        21,
         frozenset({"torch", "triton", "numpy", "scipy", "pandas", "matplotlib", "yaml", "typer", "rich"}),
         frozenset({"safetensors", "tokenizers", "pynvml"}),
         {
@@ -324,7 +325,7 @@ def _missing(text: str) -> list[str]:
 
 
 WRONG = {
-    "upwards": ("batchsim.kv.choice", "from batchsim.cli import app", "cli, floor 18, is not below kv, floor 2"),
+    "upwards": ("batchsim.kv.choice", "from batchsim.cli import app", "cli, floor 19, is not below kv, floor 2"),
     "upwards_by_name": ("batchsim.kernel.core", "from batchsim.kv import choice", "kv, floor 2, is not below kernel"),
     "upwards_inside": ("batchsim.kv.choice", "def f():\n    import batchsim.study.curves.run", "is not below kv"),
     "sideways": ("batchsim.kv.choice", "import batchsim.cost.roofline", "cost, floor 2, is not below kv, floor 2"),
@@ -339,7 +340,7 @@ WRONG = {
         "policies, floor 5, is not below policies.families, floor 3",
     ),
     "init": ("batchsim.policies", "from batchsim.policies.families import static", "imports nothing"),
-    "package_root": ("batchsim.metrics.measure", "import batchsim", "batchsim, floor 19, is not below metrics"),
+    "package_root": ("batchsim.metrics.measure", "import batchsim", "batchsim, floor 20, is not below metrics"),
     "old_name": ("batchsim.metrics.measure", "import sim", "write batchsim"),
     "numpy_below": ("batchsim.kernel.decode", "import numpy as np", "numpy is not allowed in kernel"),
     "numpy_in_core": ("batchsim.kernel.core", "import numpy", "numpy is not allowed in kernel"),

@@ -24,6 +24,7 @@ from batchsim.cli.timeline import timeline
 from batchsim.cli.trace_fit import fit
 from batchsim.cli.traces import inspect
 from batchsim.cli.validate import validate
+from batchsim.cli.view import view
 
 app = typer.Typer(
     name="batchsim",
@@ -60,6 +61,7 @@ for command in (
     capacity,
     explain,
     timeline,
+    view,
     init,
     show,
     live,

@@ -11,6 +11,7 @@ from batchsim.base.errors import BatchsimError, ScenarioError
 from batchsim.base.ranges import MAX_POINTS
 from batchsim.cli import option
 from batchsim.cli.common import limits_of, one_line_errors, print_json, progress_bar, where_points_run
+from batchsim.cli.view import PORT, show
 
 if TYPE_CHECKING:
     from batchsim.results.read import Results
@@ -32,6 +33,7 @@ def run(
         bool, typer.Option("--pictures/--no-pictures", help="Whether to draw; takes a few seconds.")
     ] = True,
     html: option.Html = False,
+    view: Annotated[bool, typer.Option("--view", help="Then serve a page to look around in, until Ctrl-C.")] = False,
     traces: option.Traces = None,
     precision: Annotated[
         str | None,
@@ -90,6 +92,8 @@ def run(
     if results.manifest["failed"]:
         manifest, failed = results.manifest, [Failed(**entry) for entry in results.manifest["failed"]]
         raise points_failed(failed, manifest["points_run"] + manifest["points_reused"] + len(failed))
+    if view:
+        show(results, PORT, traces, allow_code=allow_code)
 
 
 def _precision(share: str | None, metric: str | None, max_seeds: int | None) -> Precision | None:

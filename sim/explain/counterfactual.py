@@ -111,10 +111,12 @@ def counterfactual(
     *,
     folders: Sequence[Path] = (),
     allow_code: bool = False,
+    other_load: float | None = None,
 ) -> Counterfactual:
     """The point of `results`, and the same with `changes`. Traces and model files are looked for in `folders`.
 
-    A policy of the user's own, `module:Class`, is imported with `allow_code` alone.
+    A policy of the user's own, `module:Class`, is imported with `allow_code` alone. With `other_load` the changed side
+    is at that load, on the axis of the scenario: its requests are then others, and no two are compared.
 
     ScenarioError for a change of an unknown key, a change that this point cannot have, or a point that cannot be made.
     """
@@ -146,11 +148,12 @@ def counterfactual(
     else:
         values = {str(name): None if pd.isna(x) else float(x) for name, x in row.items() if isinstance(x, int | float)}
         base = _side(results.records(named, load, seed), scenario, values)
-    changed = _simulated(Setup.of(altered), Point(altered.specs[0], load, seed))
+    changed = _simulated(Setup.of(altered), Point(altered.specs[0], load if other_load is None else other_load, seed))
     asked = scenario.file.workload
     sent_on_answers = isinstance(asked.arrivals, ClosedLoop) or asked.sessions or asked.max_concurrency
     users = [_owners(one.file.workload.arrivals) for one in (scenario, altered)]
-    return Counterfactual(point, parsed, base, changed, rerun, bool(sent_on_answers), users[0] == users[1])
+    same_ids = users[0] == users[1] and other_load in (None, load)
+    return Counterfactual(point, parsed, base, changed, rerun, bool(sent_on_answers), same_ids)
 
 
 def _owners(arrivals: Arrivals) -> int | None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from batchsim.base.errors import ScenarioError
 from batchsim.base.units import NS_PER_S, format_duration, parse_duration_ns
 from batchsim.explain.story import Chapter, Stories, Story
-from batchsim.kernel.record import FINISHED, MISSING, OUTCOME_NAMES
+from batchsim.kernel.record import FINISHED, MISSING, OUTCOME_NAMES, Records
 from batchsim.report.layout import WIDTH, filled
 from batchsim.report.reading import point_text
 from batchsim.results.read import Results, scenario_of
@@ -50,13 +50,16 @@ _REASONS = {
 }
 
 
-def story(results: Results, policy: str, load: float, seed: int, request: int) -> dict[str, Any]:
+def story(
+    results: Results, policy: str, load: float, seed: int, request: int, records: Records | None = None
+) -> dict[str, Any]:
     """The life of one request under one policy as JSON values. Times are ns since the run began; parts sum to `e2e_ns`.
 
     `chapters` are consecutive spans of time: what, reason, head of the queue, blocker, steps, parts in ns; `line` is
-    the life to scale in letters. ScenarioError without such a request.
+    the life to scale in letters. `records` are those of the point, where they are in memory. ScenarioError without such
+    a request.
     """
-    records = results.records(policy, load, seed)
+    records = results.records(policy, load, seed) if records is None else records
     frontend = scenario_of(results, policy)["workload"].get("frontend") or {}
     stories = Stories(records, parse_duration_ns(frontend.get("per_chunk", "0s")))
     known = records.requests["request_id"]

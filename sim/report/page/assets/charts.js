@@ -176,6 +176,7 @@
 
   function widthOf(figure) { return Math.max(240, Math.floor(figure.clientWidth)); }
 
+  window.batchsim = { write: WRITE, tick: tickOf, steps: STEPS }; // for pages that draw charts of their own
   const redraws = [];
   for (const figure of document.querySelectorAll("figure.chart")) {
     const chart = JSON.parse(figure.querySelector("script").textContent);

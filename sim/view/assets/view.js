@@ -1,0 +1,471 @@
+// The page of `batchsim view`: asks the server for arrays and draws them with uPlot. Texts go in as text, never as HTML.
+"use strict";
+(() => {
+  const $ = (id) => document.getElementById(id);
+  const WRITE = window.batchsim.write;
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  // On a dark ground black is nearly white, and all others are a third of the way there.
+  const paint = (color) => {
+    if (!dark.matches) return color;
+    const parts = [1, 3, 5].map((i) => parseInt(color.slice(i, i + 2), 16)), share = Math.max(...parts) ? 0.33 : 0.9;
+    return `#${parts.map((part) => Math.round(part + share * (255 - part)).toString(16).padStart(2, "0")).join("")}`;
+  };
+  const state = { all: null, point: null, replica: 0, window: null, by: "ttft", asked: {} };
+
+  // ---- asking
+
+  function fail(text) { $("error").textContent = text; $("error").hidden = !text; }
+
+  // The answer, or null where a newer question of the same kind was asked meanwhile, or it was refused.
+  async function ask(kind, parameters, body) {
+    const mine = (state.asked[kind] = (state.asked[kind] || 0) + 1);
+    const query = parameters ? `?${new URLSearchParams(parameters)}` : "";
+    const how = body ? { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) } : {};
+    let found;
+    try {
+      found = await (await fetch(`/${kind}${query}`, how)).json();
+    } catch {
+      found = { error: "batchsim view has ended. Start it again." };
+    }
+    if (mine !== state.asked[kind]) return null;
+    fail(found.error || "");
+    return found.error ? null : found;
+  }
+
+  const inWindow = () => (state.window ? { from: state.window[0], to: state.window[1] } : {});
+
+  // ---- elements
+
+  function cell(kind, value, right) {
+    const made = document.createElement(kind);
+    if (value instanceof Node) made.append(value); else made.textContent = value;
+    if (right) made.className = "n";
+    return made;
+  }
+
+  function fill(table, heads, rows) {
+    const numeric = heads.map((_, k) => k > 0 && rows.length > 0 && rows.every((row) => typeof row[k] !== "string" || /^[-+–\d]/.test(row[k])));
+    const line = (kind, values) => {
+      const made = document.createElement("tr");
+      made.append(...values.map((value, k) => cell(kind, value, numeric[k])));
+      return made;
+    };
+    const head = document.createElement("thead"), body = document.createElement("tbody");
+    head.append(line("th", heads));
+    body.append(...rows.map((row) => line("td", row)));
+    table.replaceChildren(head, body);
+  }
+
+  function link(text, go) {
+    const made = document.createElement("button");
+    made.type = "button";
+    made.className = "link";
+    made.textContent = text;
+    made.onclick = go;
+    return made;
+  }
+
+  function options(select, rows, chosen) {
+    select.replaceChildren(...rows.map(([value, text]) => {
+      const made = document.createElement("option");
+      made.value = value;
+      made.textContent = text;
+      made.selected = String(value) === String(chosen);
+      return made;
+    }));
+  }
+
+  // ---- charts
+
+  const drawn = new Map(); // by the element that holds them: how to draw each again
+
+  function axis(label, kind, across, log) {
+    const made = {
+      label, stroke: css("--ink"), grid: { stroke: css("--grid"), width: 1 }, ticks: { stroke: css("--line"), width: 1 },
+      font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif", size: across ? 44 : 66, labelSize: 20,
+      values: (u, at) => at.map((v) => (v == null ? "" : kind === "seconds" && !log ? window.batchsim.tick(v) : WRITE[kind](v))),
+    };
+    if (kind === "seconds" && !log) made.incrs = window.batchsim.steps;
+    return made;
+  }
+
+  // One chart in `holder`. `lines` are {label, color, y, kind of drawing}; `picked(index, line)` is called for a click,
+  // `zoomed(from, to)` for a stretch that was dragged over, null for a double click.
+  function chart(holder, spec) {
+    const figure = document.createElement("figure");
+    const caption = document.createElement("figcaption");
+    caption.textContent = spec.caption;
+    const place = document.createElement("div");
+    figure.append(caption, place);
+    holder.append(figure);
+    let plot = null, width = 0;
+    const scaleOf = (log) => (log ? { distr: 3 } : {});
+    const range = (log) => (u, min, max) => {
+      if (min == null || !isFinite(min)) return log ? [1e-3, 1] : [0, 1];
+      if (spec.target != null) { min = Math.min(min, spec.target); max = Math.max(max, spec.target); }
+      if (log) {
+        if (!(min > 0)) return [1e-3, 1];
+        if (max / min < 4) { const middle = Math.sqrt(min * max); min = middle / 2; max = middle * 2; }
+        const below = (v) => { const d = 10 ** Math.floor(Math.log10(v)); return (v / d >= 5 ? 5 : v / d >= 2 ? 2 : 1) * d; };
+        return [below(min / 1.1), max * 1.15];
+      }
+      if (min === 0 && max === 0) return [0, 1];
+      const room = 0.05 * (max - min || Math.abs(max) || 1);
+      return [min >= 0 ? 0 : min - room, max + room];
+    };
+    // What lies at an edge is seen whole; a stretch that was dragged over is shown as it is.
+    const across = (u, min, max) => {
+      if (min == null) return [0, 1];
+      if (spec.x.log) return [min / 1.1, max * 1.1];
+      const room = 0.03 * (max - min || Math.abs(max) || 1);
+      return [min - room, max + room];
+    };
+    const redraw = () => {
+      width = Math.max(240, Math.floor(figure.clientWidth));
+      if (plot) plot.destroy();
+      const kind = (log, k) => (v) => (v == null ? "–" : WRITE[k](v));
+      const series = [{ label: spec.x.label, value: (u, v) => (v == null ? "" : WRITE[spec.x.kind](v)) }];
+      for (const line of spec.lines)
+        series.push({
+          label: line.label, stroke: paint(line.color), width: line.dots ? 0 : 1.6, spanGaps: true,
+          dash: line.dashed ? [6, 4] : undefined, fill: line.dots ? undefined : line.fill && `${paint(line.color)}33`,
+          paths: line.dots ? () => null : line.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
+          points: { show: !!(line.dots || line.marked), size: line.dots ? 5 : 7, fill: paint(line.color), width: 0 },
+          value: (u, v) => kind(spec.y.log, spec.y.kind)(v),
+        });
+      const marks = (u) => {
+        const { ctx, bbox } = u, dot = devicePixelRatio || 1;
+        ctx.save();
+        if (spec.target != null) {
+          const y = u.valToPos(spec.target, "y", true);
+          ctx.strokeStyle = ctx.fillStyle = css("--ink");
+          ctx.setLineDash([7 * dot, 4 * dot]);
+          ctx.beginPath(); ctx.moveTo(bbox.left, y); ctx.lineTo(bbox.left + bbox.width, y); ctx.stroke();
+          ctx.font = `${12 * dot}px system-ui, sans-serif`;
+          ctx.textAlign = "right"; ctx.textBaseline = "bottom";
+          ctx.fillText(`asked: ${WRITE[spec.y.kind](spec.target)}`, bbox.left + bbox.width, y - 3 * dot);
+        }
+        if (spec.diagonal) {
+          const low = Math.max(u.scales.x.min, u.scales.y.min), high = Math.min(u.scales.x.max, u.scales.y.max);
+          ctx.strokeStyle = css("--soft");
+          ctx.beginPath();
+          ctx.moveTo(u.valToPos(low, "x", true), u.valToPos(low, "y", true));
+          ctx.lineTo(u.valToPos(high, "x", true), u.valToPos(high, "y", true));
+          ctx.stroke();
+        }
+        ctx.setLineDash([]);
+        ctx.lineWidth = 2 * dot;
+        spec.lines.forEach((line, k) => (line.crosses || []).forEach((cross, i) => {
+          if (!cross || !u.series[k + 1].show) return;
+          const x = u.valToPos(spec.xs[i], "x", true), r = 5 * dot;
+          if (x < bbox.left || x > bbox.left + bbox.width) return;
+          const y = line.y[i] == null ? bbox.top + 8 * dot : u.valToPos(line.y[i], "y", true);
+          ctx.strokeStyle = paint(line.color);
+          ctx.beginPath();
+          for (const [dx, dy] of [[1, 1], [1, -1]]) { ctx.moveTo(x - dx * r, y - dy * r); ctx.lineTo(x + dx * r, y + dy * r); }
+          ctx.stroke();
+        }));
+        ctx.restore();
+      };
+      plot = new uPlot({
+        width, height: spec.height || Math.round(Math.max(220, Math.min(320, width * 0.55))), series,
+        scales: {
+          x: { time: false, ...scaleOf(spec.x.log), range: spec.x.range ? () => spec.x.range : across },
+          y: { ...scaleOf(spec.y.log), range: spec.y.range ? () => spec.y.range : range(spec.y.log) },
+        },
+        axes: [axis(spec.x.label, spec.x.kind, true, spec.x.log), axis(spec.y.label, spec.y.kind, false, spec.y.log)],
+        cursor: {
+          drag: { x: true, y: false, setScale: !spec.zoomed, dist: 6 }, points: { size: 8 },
+          sync: spec.group ? { key: spec.group, scales: ["x", null] } : undefined,
+          bind: spec.zoomed ? { dblclick: () => () => { spec.zoomed(null); return null; } } : {},
+        },
+        hooks: {
+          draw: [marks],
+          setSelect: [(u) => {
+            const { left, width: across } = u.select;
+            if (!spec.zoomed || across < 2 || u.cursor.event == null || u.cursor.event.target !== u.over) return;
+            spec.zoomed([u.posToVal(left, "x"), u.posToVal(left + across, "x")]);
+            u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+          }],
+        },
+      }, [spec.xs, ...spec.lines.map((line) => line.y)], place);
+      let down = null;
+      plot.over.addEventListener("mousedown", (event) => { down = [event.clientX, event.clientY]; });
+      plot.over.addEventListener("click", (event) => {
+        if (!spec.picked || (down && Math.hypot(event.clientX - down[0], event.clientY - down[1]) > 5)) return;
+        const box = plot.over.getBoundingClientRect();
+        pick(plot, event.clientX - box.left, event.clientY - box.top);
+      });
+    };
+    // The value nearest to a click, by pixels, over all lines shown; a cross at the top stands for a value that is none.
+    const pick = (u, left, top) => {
+      let best = null, least = spec.reach || 30;
+      spec.lines.forEach((line, k) => {
+        if (!u.series[k + 1].show) return;
+        for (let i = 0; i < spec.xs.length; i++) {
+          const cross = line.crosses && line.crosses[i];
+          if (line.y[i] == null && !cross) continue;
+          const y = line.y[i] == null ? 8 : u.valToPos(line.y[i], "y");
+          const far = Math.hypot(u.valToPos(spec.xs[i], "x") - left, y - top);
+          if (far < least) { least = far; best = [i, k]; }
+        }
+      });
+      if (best) spec.picked(...best);
+    };
+    redraw();
+    new ResizeObserver(() => { if (figure.clientWidth && Math.max(240, Math.floor(figure.clientWidth)) !== width) redraw(); }).observe(figure);
+    const list = drawn.get(holder) || [];
+    list.push(redraw);
+    drawn.set(holder, list);
+  }
+
+  function clear(holder) { holder.replaceChildren(); drawn.delete(holder); }
+  dark.addEventListener("change", () => { for (const list of drawn.values()) for (const redraw of list) redraw(); });
+
+  // ---- curves
+
+  async function curves() {
+    const found = await ask("curves");
+    if (!found) return;
+    state.all = found;
+    document.title = `${found.name}: batchsim view`;
+    $("name").textContent = found.name;
+    $("heading").textContent = `${found.heading}. Asked: ${found.objective}`;
+    clear($("curves"));
+    for (const each of found.charts) {
+      const xs = [...new Set(each.series.flatMap((line) => line.x))].sort((a, b) => a - b);
+      const at = (line, values) => xs.map((x) => { const i = line.x.indexOf(x); return i < 0 || values[i] == null ? null : values[i]; });
+      const log = each.y.scale === "log";
+      const lines = each.series.map((line) => ({
+        label: line.label, color: line.color, dashed: line.dashed, marked: true, y: at(line, line.y),
+        crosses: at(line, line.crosses), points: at(line, line.points),
+      }));
+      chart($("curves"), {
+        caption: each.caption, xs, lines, target: each.target, group: "curves",
+        x: { label: each.x.label, kind: each.x.kind, log: each.x.scale === "log" }, y: { label: each.y.label, kind: each.y.kind, log },
+        picked: (i, k) => { if (lines[k].points[i] != null) openPoint(lines[k].points[i], true); },
+      });
+    }
+    const rows = found.points.map((point) => [point.point, point.title]);
+    options($("pick"), rows);
+    options($("by"), found.by.map((row) => row), state.by);
+    const first = found.first;
+    if (first != null) await openPoint(first, false);
+  }
+
+  // ---- a point
+
+  async function openPoint(number, scroll) {
+    const found = await ask("point", { point: number });
+    if (!found) return;
+    Object.assign(state, { point: found, replica: found.replicas[0] || 0, window: null });
+    for (const id of ["point", "compare", "change"]) $(id).hidden = false;
+    $("request").hidden = true;
+    $("pick").value = number;
+    $("replicas").hidden = found.replicas.length < 2;
+    options($("replica"), found.replicas.map((replica) => [replica, replica]), state.replica);
+    const facts = [["requests", found.requests.toLocaleString("en")], ["steps", found.steps.toLocaleString("en")], ["length", WRITE.seconds(found.end_s)]];
+    if (found.unstable) facts.push(["the queue", "grows"]);
+    $("metrics").replaceChildren(...[...facts, ...found.metrics].map(([name, text]) => {
+      const made = document.createElement("span"), value = document.createElement("b");
+      value.textContent = text;
+      made.append(`${name} `, value);
+      return made;
+    }));
+    const here = state.all.points[number], others = state.all.points.filter((each) => each.seed === here.seed && each !== here);
+    const like = others.find((each) => each.load === here.load) || others[0];
+    options($("other"), others.map((each) => [each.point, each.title]), like && like.point);
+    $("compare").hidden = !others.length;
+    options($("knob"), found.knobs.map((knob) => [knob.name, knob.name]));
+    $("change").hidden = !found.knobs.length;
+    slid();
+    for (const id of ["queues", "pairs"]) clear($(id));
+    for (const id of ["beside", "largest"]) $(id).replaceChildren();
+    for (const id of ["changed", "compared"]) $(id).textContent = "";
+    await look();
+    if (scroll) $("point").scrollIntoView({ behavior: "instant" });
+  }
+
+  const look = () => Promise.all([timeline(), requests()]);
+
+  async function zoom(window) {
+    const end = state.point.end_s;
+    if (window) {
+      const least = 1e-9, from = Math.max(0, window[0]), to = Math.min(end, window[1]);
+      window = to - from < least ? null : [from, to];
+    }
+    state.window = window && window[0] <= 0 && window[1] >= end ? null : window;
+    await look();
+  }
+
+  async function timeline() {
+    const found = await ask("timeline", { point: state.point.point, replica: state.replica, ...inWindow() });
+    if (!found) return;
+    state.steps = found;
+    const shown = found.exact ? `all ${found.of.toLocaleString("en")} steps` : `${found.start_s.length.toLocaleString("en")} of ${found.of.toLocaleString("en")} steps, with every highest and lowest`;
+    $("window").textContent = `${WRITE.seconds(found.from_s)} to ${WRITE.seconds(found.to_s)}: ${shown}`;
+    const x = { label: "time since the start of the run", kind: "seconds", range: [found.from_s, found.to_s] };
+    const from = found.exact ? "" : ", thinned";
+    const common = { xs: found.start_s, x, group: "time", zoomed: zoom };
+    clear($("timeline"));
+    const line = (label, k, y, more) => ({ label, color: state.all.colors[k], y, stepped: true, ...more });
+    chart($("timeline"), { ...common, caption: `Requests running and waiting${from}`, y: { label: "requests", kind: "number" },
+      lines: [line("running", 0, found.running), line("waiting", 1, found.waiting)] });
+    chart($("timeline"), { ...common, caption: `KV blocks in use${from}`, y: { label: "share of the pool", kind: "share" },
+      lines: [line("in use", 2, found.kv_share, { fill: true })] });
+    chart($("timeline"), { ...common, caption: `Time of a step${from}`, y: { label: "step", kind: "seconds" },
+      lines: [line("step", 3, found.step_s)] });
+    chart($("timeline"), { ...common, caption: `Tokens of a step${from}`, y: { label: "tokens", kind: "number" },
+      lines: [line("all", 0, found.tokens), line("of prompts", 1, found.prefill_tokens)] });
+  }
+
+  async function requests() {
+    const found = await ask("requests", { point: state.point.point, by: state.by, ...inWindow() });
+    if (!found) return;
+    const [from, to] = state.window || [0, state.point.end_s];
+    const count = found.exact ? `${found.of.toLocaleString("en")}` : `${found.id.length.toLocaleString("en")} of ${found.of.toLocaleString("en")}, with every highest and lowest`;
+    $("counted").textContent = `Sent in this window: ${count}${found.others ? `; ${found.others.toLocaleString("en")} more have no ${found.by}` : ""}. Click one to see its life.`;
+    clear($("requests"));
+    const log = found.value_s.length > 0 && found.value_s.every((v) => v > 0);
+    chart($("requests"), {
+      caption: `${found.by} of each request`, xs: found.sent_s, zoomed: zoom,
+      lines: [{ label: found.by, color: state.all.colors[0], dots: true, y: found.value_s }],
+      x: { label: "sent", kind: "seconds", range: [from, to] }, y: { label: found.by, kind: "seconds", log },
+      picked: (i) => openRequest(found.id[i]),
+    });
+    fill($("slowest"), ["request", found.by, "sent", "prompt tokens", "output tokens", "preempted"], found.slowest.map((row) => [
+      link(row.request_id, () => openRequest(row.request_id)), WRITE.seconds(row.value_s), WRITE.seconds(row.sent_s),
+      String(row.prompt_tokens), String(row.output_tokens), String(row.num_preemptions)]));
+  }
+
+  // ---- a request
+
+  const words = (name) => name.replaceAll("_", " ");
+
+  async function openRequest(number) {
+    const found = await ask("request", { point: state.point.point, id: number });
+    if (!found) return;
+    $("request").hidden = false;
+    $("request-title").textContent = `Request ${number}`;
+    $("sentence").textContent = found.sentence;
+    const kinds = [...new Set(found.chapters.map((chapter) => chapter.what))];
+    const color = (what) => state.all.kinds[what] || "#7F7F7F";
+    $("life").replaceChildren(...found.chapters.map((chapter) => {
+      const made = document.createElement("span");
+      made.style.flex = `${Math.max(chapter.end_ns - chapter.start_ns, 1) / Math.max(found.e2e_ns, 1)} 1 0`;
+      made.style.background = paint(color(chapter.what));
+      made.title = `${words(chapter.what)}, ${WRITE.seconds((chapter.end_ns - chapter.start_ns) / 1e9)}`;
+      return made;
+    }));
+    const named = (what) => {
+      const made = document.createElement("span"), key = document.createElement("span");
+      key.className = "key";
+      key.style.background = paint(color(what));
+      made.append(key, words(what));
+      return made;
+    };
+    fill($("parts"), ["where the time went", "time", "share"], found.parts.map((part) => [
+      words(part.part), WRITE.seconds(part.ns / 1e9), WRITE.share(found.e2e_ns ? part.ns / found.e2e_ns : 0)]));
+    const most = 100, shown = [...found.chapters];
+    const brief = shown.length > most ? shown.map((c) => c.end_ns - c.start_ns).sort((a, b) => b - a)[most - 1] : 0;
+    const rows = shown.filter((chapter) => chapter.end_ns - chapter.start_ns >= brief).slice(0, most);
+    $("chapters-said").textContent = rows.length < shown.length ? `The ${rows.length} longest of ${shown.length.toLocaleString("en")}.` : `${kinds.length} kinds of time, ${rows.length} chapters.`;
+    const who = (id) => (id == null ? "" : link(id, () => openRequest(id)));
+    fill($("chapters"), ["what", "from", "for", "steps", "why", "stood first", "took the place"], rows.map((chapter) => [
+      named(chapter.what), WRITE.seconds((chapter.start_ns - found.sent_ns) / 1e9), WRITE.seconds((chapter.end_ns - chapter.start_ns) / 1e9),
+      String(chapter.steps || "–"), words(chapter.reason), who(chapter.head), who(chapter.blocker)]));
+    $("request").scrollIntoView({ behavior: "instant" });
+  }
+
+  // ---- two points
+
+  async function compare() {
+    const found = await ask("compare", { point: state.point.point, other: $("other").value, by: state.by });
+    if (!found) return;
+    const [here, there] = found.titles, sign = found.median_change_s < 0 ? "−" : "+";
+    $("compared").textContent = `${found.by} of ${found.of.toLocaleString("en")} requests. In ${there} ${found.slower.toLocaleString("en")} are slower and ${found.faster.toLocaleString("en")} faster than in ${here}; the median change is ${sign}${WRITE.seconds(Math.abs(found.median_change_s))}.${found.unlike ? ` ${found.unlike.toLocaleString("en")} ids have other prompts and are left out.` : ""}`;
+    clear($("pairs"));
+    const every = [...found.here_s, ...found.there_s], log = every.every((v) => v > 0);
+    let low = Infinity, high = 0; // both axes alike, so that the line of no change lies across
+    for (const v of every) { low = Math.min(low, v); high = Math.max(high, v); }
+    const both = log ? [low / 1.2, high * 1.2] : [0, high * 1.05 || 1];
+    chart($("pairs"), {
+      caption: `${found.by}, request by request: above the line is slower in ${there}`, xs: found.here_s, diagonal: true, height: 380,
+      lines: [{ label: there, color: state.all.colors[0], dots: true, y: found.there_s }],
+      x: { label: here, kind: "seconds", log, range: both }, y: { label: there, kind: "seconds", log, range: both },
+      picked: (i) => openRequest(found.id[i]),
+    });
+    fill($("largest"), ["largest changes", here, there], found.largest.map(([id, a, b]) => [
+      link(id, () => openRequest(id)), WRITE.seconds(a), WRITE.seconds(b)]));
+  }
+
+  // ---- one change
+
+  // The slider is in octaves: from a quarter to four times.
+  const factor = () => 2 ** Number($("factor").value);
+
+  function slid() {
+    const knob = state.point.knobs.find((each) => each.name === $("knob").value);
+    if (!knob) return;
+    $("value").textContent = `${WRITE.number(knob.value)} → ${WRITE.number(knob.whole ? Math.max(1, Math.round(knob.value * factor())) : knob.value * factor())}`;
+    $("simulate").disabled = Number($("factor").value) === 0;
+  }
+
+  async function simulate() {
+    $("running").textContent = "simulating …";
+    $("simulate").disabled = true;
+    const found = await ask("counterfactual", null, { point: state.point.point, knob: $("knob").value, factor: factor() });
+    $("running").textContent = "";
+    slid();
+    if (!found) return;
+    const change = `${found.knob} ${WRITE.number(found.before)} → ${WRITE.number(found.after)}`;
+    const misses = `${found.misses[0].toLocaleString("en")} SLO misses before, ${found.misses[1].toLocaleString("en")} after`;
+    const each = found.no_effect ? "no request's times changed" : found.vanish ? `${found.vanish.length.toLocaleString("en")} vanish, ${found.appear.length.toLocaleString("en")} appear` : "the requests differ, so no two are compared";
+    $("changed").textContent = `${change}: ${misses}; ${each}.${found.rerun ? ` The results were ${found.rerun}; the unchanged point was simulated for this.` : ""}`;
+    fill($("beside"), ["metric", "before", "after"], found.texts);
+    clear($("queues"));
+    const sides = found.queues, xs = [...new Set(sides.flatMap((side) => side.start_s))].sort((a, b) => a - b);
+    const onto = (side) => {
+      const last = side.start_s[side.start_s.length - 1];
+      let k = -1;
+      return xs.map((x) => {
+        while (k + 1 < side.start_s.length && side.start_s[k + 1] <= x) k++;
+        return k < 0 || x > last ? null : side.waiting[k];
+      });
+    };
+    chart($("queues"), {
+      caption: "Requests waiting, before and after", xs, x: { label: "time since the start of the run", kind: "seconds" }, y: { label: "requests", kind: "number" },
+      lines: sides.map((side, k) => ({ label: ["before", "after"][k], color: state.all.colors[k], y: onto(side), stepped: true })),
+    });
+  }
+
+  // ---- what is clicked
+
+  const span = () => state.window || [0, state.point.end_s];
+  const wide = (by) => { const [a, b] = span(), half = ((b - a) * by) / 2, at = (a + b) / 2; return zoom([at - half, at + half]); };
+  const shift = (by) => {
+    const [a, b] = span(), far = Math.max(-a, Math.min((b - a) * by, state.point.end_s - b));
+    return zoom([a + far, b + far]);
+  };
+  $("pick").onchange = () => openPoint(Number($("pick").value), false);
+  $("replica").onchange = () => { state.replica = Number($("replica").value); timeline(); };
+  $("by").onchange = () => { state.by = $("by").value; requests(); };
+  $("whole").onclick = () => zoom(null);
+  $("out").onclick = () => wide(4);
+  $("back").onclick = () => shift(-0.5);
+  $("on").onclick = () => shift(0.5);
+  $("one").onclick = () => {
+    const [a, b] = span(), { start_s: starts, step_s: lengths } = state.steps;
+    let k = starts.findIndex((start) => start >= (a + b) / 2);
+    if (k < 0) k = starts.length - 1;
+    if (k >= 0) zoom([starts[k], starts[k] + lengths[k]]);
+  };
+  $("go").onclick = () => openRequest($("id").value);
+  $("id").onkeydown = (event) => { if (event.key === "Enter") $("go").click(); };
+  $("pair").onclick = compare;
+  $("knob").onchange = slid;
+  $("factor").oninput = slid;
+  $("simulate").onclick = simulate;
+  curves();
+})();

@@ -1,0 +1,358 @@
+"""What the page asks for, as JSON values: curves, a point's steps and requests, a request's life, two points compared,
+one knob changed. Times are in seconds since the run began; a point is a number, that of its row in points.csv."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchsim.base.errors import ScenarioError
+from batchsim.base.units import NS_PER_S
+from batchsim.drive.fleet.fleet_records import by_engine
+from batchsim.explain.counterfactual import counterfactual
+from batchsim.kernel.record import FINISHED, Records
+from batchsim.metrics.latencies import LATENCIES
+from batchsim.metrics.table import METRICS
+from batchsim.policies.registry import POLICIES
+from batchsim.report.numbers import percent_text, rate_text, time_text
+from batchsim.report.page.run_charts import latency_charts, share_charts
+from batchsim.report.pictures.palette import OKABE_ITO, policy_styles
+from batchsim.report.reading import at_load, load_name, load_to_show, short_load, sweeps
+from batchsim.report.text.counterfactual_text import counterfactual_data
+from batchsim.report.text.story_text import story
+from batchsim.results.read import Results, blocks_by_replica, scenario_of, varied
+from batchsim.view.thinned import kept_rows
+
+MOST_ROWS = 3000
+"""Rows of one answer at most: a chart has about 1,000 pixels across, and each may show a lowest and a highest value."""
+BY = tuple(name for name, latency in LATENCIES.items() if latency.of is not None)
+"""The latencies that requests are shown by."""
+KNOBS = ("max_num_seqs", "max_num_batched_tokens")
+KIND_COLORS = {
+    **dict(zip(("decode", "queued", "prefill", "recompute", "preempted", "sat_out"), OKABE_ITO, strict=False)),
+    "swapped": OKABE_ITO[4],
+    "response_held": OKABE_ITO[6],
+}
+"""Colours of the chapters of a life; what is not in here is grey."""
+LOAD = "load"
+"""The knob that is no policy's: the load on the scenario's axis."""
+FACTORS = (0.1, 10.0)
+"""By how much a knob may be changed: a load ten times as high still ends while one waits."""
+_TABLE = 12  # requests that a table lists
+_KEPT = 3  # points whose records are held in memory
+_SHOWN = ("ttft_p50_s", "ttft_p99_s", "tpot_p99_s", "e2e_p99_s", "in_slo", "throughput_rps")
+
+
+class Point(NamedTuple):
+    policy: str
+    load: float
+    seed: int
+
+
+@dataclass
+class Looks:
+    """The answers about one run. Safe to ask from several threads; `folders` are where traces are looked for too.
+
+    `allow_code`: whether a counterfactual may import a policy of the user's own.
+    """
+
+    results: Results
+    folders: Sequence[Path] = ()
+    allow_code: bool = False
+    _records: dict[int, Records] = field(default_factory=dict[int, Records])
+    _reading: Lock = field(default_factory=Lock)
+    _simulating: Lock = field(default_factory=Lock)
+
+    def points(self) -> list[Point]:
+        rows = self.results.points
+        found = zip(rows["policy"], rows["load"], rows["seed"], strict=True)
+        return [Point(str(policy), float(load), int(seed)) for policy, load, seed in found]
+
+    def curves(self) -> dict[str, Any]:
+        """Charts against load with, for each value of a line, the number of its point; and all points with what their
+        tables show. Of several seeds a line's point is the first."""
+        results, points = self.results, self.points()
+        number = {(point.policy, point.load): k for k, point in reversed(list(enumerate(points)))}
+        names = {sweep.name: sweep.policy for sweep in sweeps(results)}
+        charts = [asdict(chart) for chart in (*share_charts(results), *latency_charts(results))]
+        for chart in charts:
+            for line in chart["series"]:
+                line["points"] = [number.get((names[line["label"]], load)) for load in line["x"]]
+        shown = load_to_show(results)
+        colors = {policy: style.color for policy, style in policy_styles(sweeps(results)).items()}
+        return {
+            "name": results.manifest["scenario_name"],
+            "heading": results.manifest["heading"],
+            "objective": results.manifest["objective"],
+            "charts": charts,
+            "points": [self._listed(k, point, colors) for k, point in enumerate(points)],
+            "first": next(k for k, point in enumerate(points) if point.load == shown),
+            "by": [[name, LATENCIES[name].title] for name in BY],
+            "colors": list(OKABE_ITO),
+            "kinds": KIND_COLORS,
+        }
+
+    def point(self, number: int) -> dict[str, Any]:
+        """What is known of a point before its records are read closer: its metrics, its engines, its length."""
+        records, point = self.records(number), self._known(number)
+        row = self.results.points.iloc[number]
+        return {
+            "point": number,
+            "title": self._title(point),
+            "end_s": _end_ns(records) / NS_PER_S,
+            "requests": len(records.requests),
+            "steps": int(records.num_steps),
+            "replicas": sorted({replica for replica, _ in _engines(records)}),
+            "unstable": bool(row["unstable"]),
+            "bound_by": str(row["bound_by"]),
+            "metrics": [[METRICS[name].heading, _text(name, float(row[name]))] for name in _SHOWN if name in row.index],
+            "knobs": self._knobs(point),
+        }
+
+    def timeline(self, number: int, replica: int, window_s: tuple[float, float] | None) -> dict[str, Any]:
+        """The steps of an engine that overlap a window, the whole run without one: columns of equal length.
+
+        `exact`: all of them; else those that hold the extremes of each column (`kept_rows`), `of` so many.
+        """
+        records = self.records(number)
+        parts = [part.steps for its, part in _engines(records) if its == replica]
+        if not parts:
+            raise ScenarioError(f"replica {replica}: no step ran there. Choose another.")
+        steps = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        start_ns, end_ns = _window_ns(window_s, _end_ns(records))
+        seen = np.flatnonzero((steps["start_ns"] <= end_ns) & (steps["start_ns"] + steps["duration_ns"] >= start_ns))
+        steps = steps[seen]
+        blocks = blocks_by_replica(self.results, self._known(number).policy)[replica]
+        columns: dict[str, NDArray[Any]] = {
+            "waiting": steps["num_waiting"],
+            "running": steps["num_running"],
+            "kv_share": 1 - steps["free_blocks"] / max(blocks, 1),
+            "step_s": steps["duration_ns"] / NS_PER_S,
+            "tokens": steps["num_prefill_tokens"] + steps["num_decode_tokens"],
+            "prefill_tokens": steps["num_prefill_tokens"],
+        }
+        kept = kept_rows(list(columns.values()), MOST_ROWS)
+        found = {name: values[kept].tolist() for name, values in columns.items()}
+        return {
+            "from_s": start_ns / NS_PER_S,
+            "to_s": end_ns / NS_PER_S,
+            "exact": len(kept) == len(steps),
+            "of": len(steps),
+            "start_s": (steps["start_ns"][kept] / NS_PER_S).tolist(),
+            **found,
+        }
+
+    def requests(self, number: int, by: str, window_s: tuple[float, float] | None) -> dict[str, Any]:
+        """Requests sent in a window by one of their latencies: a point each, and the slowest as a list. Who did not
+        finish has none and is counted as `others`."""
+        records = self.records(number)
+        start_ns, end_ns = _window_ns(window_s, _end_ns(records))
+        rows = records.requests
+        rows = rows[(rows["sent_ns"] >= start_ns) & (rows["sent_ns"] <= end_ns)]
+        latency = LATENCIES[by].of
+        assert latency is not None, "the page asks for those of BY"
+        done = rows[rows["outcome"] == FINISHED]
+        done = done[np.argsort(done["sent_ns"], kind="stable")]
+        values = latency(done) / NS_PER_S
+        done, values = done[~np.isnan(values)], values[~np.isnan(values)]
+        kept = kept_rows([values], MOST_ROWS)
+        slowest = np.argsort(-values, kind="stable")[:_TABLE]
+        names = ("request_id", "prompt_tokens", "output_tokens", "num_preemptions")
+        return {
+            "by": LATENCIES[by].title,
+            "exact": len(kept) == len(done),
+            "of": len(done),
+            "others": len(rows) - len(done),
+            "id": done["request_id"][kept].tolist(),
+            "sent_s": (done["sent_ns"][kept] / NS_PER_S).tolist(),
+            "value_s": values[kept].tolist(),
+            "slowest": [
+                {name: int(done[name][i]) for name in names}
+                | {"sent_s": float(done["sent_ns"][i] / NS_PER_S), "value_s": float(values[i])}
+                for i in slowest.tolist()
+            ],
+        }
+
+    def request(self, number: int, request: int) -> dict[str, Any]:
+        """The life of one request, as `batchsim explain --request` has it."""
+        point = self._known(number)
+        return story(self.results, *point, request, self.records(number))
+
+    def compare(self, number: int, other: int, by: str) -> dict[str, Any]:
+        """One latency of every request that finished at both points, in seconds [here, there], and the largest changes.
+
+        An id is the same request where its prompt is as long at both; `unlike` counts those that are not.
+        """
+        seeds = [self._known(each).seed for each in (number, other)]
+        if seeds[0] != seeds[1]:
+            raise ScenarioError(
+                f"compare: seeds {seeds[0]} and {seeds[1]} draw other requests. Choose one of the same."
+            )
+        mine, theirs = (self.records(each).requests for each in (number, other))
+        ids, i, j = np.intersect1d(mine["request_id"], theirs["request_id"], return_indices=True)
+        same = mine["prompt_tokens"][i] == theirs["prompt_tokens"][j]
+        both = same & (mine["outcome"][i] == FINISHED) & (theirs["outcome"][j] == FINISHED)
+        latency = LATENCIES[by].of
+        assert latency is not None, "the page asks for those of BY"
+        here, there = (latency(rows) / NS_PER_S for rows in (mine[i[both]], theirs[j[both]]))
+        known = ~(np.isnan(here) | np.isnan(there))
+        ids, here, there = ids[both][known], here[known], there[known]
+        if not len(ids):
+            raise ScenarioError("compare: no request finished at both points with the same prompt. Choose another.")
+        order = np.argsort(here, kind="stable")
+        ids, here, there = ids[order], here[order], there[order]
+        kept = kept_rows([here, there, there - here], MOST_ROWS)
+        largest = np.argsort(-np.abs(there - here), kind="stable")[:_TABLE]
+        return {
+            "by": LATENCIES[by].title,
+            "titles": [self._title(self._known(each)) for each in (number, other)],
+            "of": len(ids),
+            "unlike": int((~same).sum()),
+            "slower": int((there > here).sum()),
+            "faster": int((there < here).sum()),
+            "median_change_s": float(np.median(there - here)),
+            "id": ids[kept].tolist(),
+            "here_s": here[kept].tolist(),
+            "there_s": there[kept].tolist(),
+            "largest": [[int(ids[k]), float(here[k]), float(there[k])] for k in largest.tolist()],
+        }
+
+    def changed(self, number: int, knob: str, factor: float) -> dict[str, Any]:
+        """A point simulated again with `factor` times a knob: what `counterfactual_data` has, and both sides' queues.
+
+        ScenarioError while another is simulated, for a knob that the point has not, or a factor outside FACTORS.
+        """
+        point = self._known(number)
+        known = {each["name"]: each for each in self._knobs(point)}
+        if knob not in known:
+            raise ScenarioError(
+                f"{knob}: is no knob of {point.policy} here. Choose one of {', '.join(known) or 'none'}."
+            )
+        if not FACTORS[0] <= factor <= FACTORS[1]:
+            raise ScenarioError(f"{factor:g}: is not from {FACTORS[0]:g} to {FACTORS[1]:g}. Choose a smaller change.")
+        before = known[knob]["value"]
+        value = max(round(before * factor), 1) if known[knob]["whole"] else float(f"{before * factor:.4g}")
+        label = (varied(self.results, point.policy) or {"policy": point.policy})["policy"]
+        change = [] if knob == LOAD else [f"policies.{label}.{knob}={value}"]
+        if not self._simulating.acquire(blocking=False):
+            raise ScenarioError("a simulation runs already. Wait for its end.")
+        try:
+            found = counterfactual(
+                self.results,
+                *point,
+                change,
+                folders=self.folders,
+                allow_code=self.allow_code,
+                other_load=float(value) if knob == LOAD else None,
+            )
+        finally:
+            self._simulating.release()
+        data = counterfactual_data(found)
+        texts = {name: [_text(name, _number(x)) for x in both] for name, both in data["metrics"].items()}
+        return data | {
+            "knob": knob,
+            "before": before,
+            "after": value,
+            "texts": [[METRICS[name].heading, *both] for name, both in texts.items() if both != ["–", "–"]],
+            "queues": [_queue(side.records) for side in (found.base, found.changed)],
+        }
+
+    def records(self, number: int) -> Records:
+        """The records of a point, those asked for last being held in memory."""
+        point = self._known(number)
+        with self._reading:
+            found = self._records.pop(number, None)
+            self._records[number] = self.results.records(*point) if found is None else found
+            while len(self._records) > _KEPT:
+                del self._records[next(iter(self._records))]
+            return self._records[number]
+
+    def _known(self, number: int) -> Point:
+        points = self.points()
+        if not 0 <= number < len(points):
+            raise ScenarioError(f"point {number}: there are {len(points)}, from 0 on. Choose one of them.")
+        return points[number]
+
+    def _title(self, point: Point) -> str:
+        return f"{point.policy} {at_load(load_name(self.results), point.load)}, seed {point.seed}"
+
+    def _listed(self, number: int, point: Point, colors: dict[str, str]) -> dict[str, Any]:
+        load = short_load(load_name(self.results), point.load)
+        return {
+            "point": number,
+            "title": self._title(point),
+            "policy": point.policy,
+            "load": load,
+            "seed": point.seed,
+            "color": colors[point.policy],
+        }
+
+    def _knobs(self, point: Point) -> list[dict[str, Any]]:
+        """The knobs of a point that have a number: name, value, and whether it is whole."""
+        plain = scenario_of(self.results, point.policy)
+        label = (varied(self.results, point.policy) or {"policy": point.policy})["policy"]
+        stated = plain["policies"].get(label) or {}
+        axis, found = load_name(self.results), []
+        if axis and not self.results.manifest.get("live"):
+            found.append({"name": LOAD, "value": point.load, "whole": axis == "users"})
+        rows = self.results.points
+        kind = str(rows.loc[rows["policy"] == point.policy, "kind"].iloc[0])
+        for name in KNOBS:
+            value = stated.get(name, _default(kind, name))
+            if isinstance(value, int) and not isinstance(value, bool):
+                found.append({"name": name, "value": value, "whole": True})
+        return found
+
+
+def _engines(records: Records) -> list[tuple[int, Records]]:
+    """The replicas that ran steps, with the records of each time they were started, in the order of time."""
+    found = [(engine.replica, engine.records) for engine in by_engine(records) if engine.records.num_steps]
+    return sorted(found, key=lambda each: (each[0], int(each[1].steps["start_ns"][0])))
+
+
+def _end_ns(records: Records) -> int:
+    """When the run's last step or request ended."""
+    ends = [int((part.steps["start_ns"] + part.steps["duration_ns"]).max()) for _, part in _engines(records)]
+    return max([*ends, int(records.requests["ended_ns"].max())])
+
+
+def _window_ns(window_s: tuple[float, float] | None, end_ns: int) -> tuple[int, int]:
+    if window_s is None:
+        return 0, end_ns
+    if not window_s[0] < window_s[1]:
+        raise ScenarioError(f"window {window_s[0]:g} to {window_s[1]:g} s: ends no later than it begins. Swap them.")
+    return round(window_s[0] * NS_PER_S), round(window_s[1] * NS_PER_S)
+
+
+def _queue(records: Records) -> dict[str, list[float]]:
+    """Requests waiting, over all engines' steps in the order of time, thinned."""
+    steps = np.concatenate([part.steps for _, part in _engines(records)])
+    steps = steps[np.argsort(steps["start_ns"], kind="stable")]
+    kept = kept_rows([steps["num_waiting"]], MOST_ROWS // 2)
+    return {
+        "start_s": (steps["start_ns"][kept] / NS_PER_S).tolist(),
+        "waiting": steps["num_waiting"][kept].tolist(),
+    }
+
+
+def _default(kind: str, name: str) -> Any:
+    """The default of a policy's knob; None where it has none, or is the user's own."""
+    config = POLICIES[kind][0] if kind in POLICIES else None
+    return next((each.default for each in fields(config) if each.name == name), None) if config else None
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else value
+
+
+def _text(metric: str, value: float) -> str:
+    """A metric as tables show it: a time, a share, or a rate."""
+    if metric.endswith("_s"):
+        return time_text(value, float("nan"))
+    return rate_text(value) if metric.endswith("_rps") else percent_text(value)

@@ -1,0 +1,251 @@
+"""The server of the page: HTTP on 127.0.0.1, read-only but for a simulation that the page asks for.
+
+It is the standard library's, so that looking needs nothing installed: one person looks, and each answer is some arrays.
+Who may ask: whoever is on this machine. A page of another site may not, though the browser that shows it is here: the
+Host header must name this address (a foreign name that is made to resolve to it does not), a simulation needs a JSON
+body, which browsers send to other origins only where they are allowed to, and no header allows anything. No path comes
+from outside: addresses are keys of tables below.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from batchsim.base.errors import BatchsimError, ScenarioError
+from batchsim.report.page.charts import asset
+from batchsim.view.looks import BY, Looks
+
+ADDRESS = "127.0.0.1"
+MOST_BYTES = 4096
+"""Of a body: that of a simulation has three short values."""
+_IDLE_S = 30  # a connection that says nothing for so long is closed
+_HTML, _SCRIPT, _STYLE = (f"text/{kind}; charset=utf-8" for kind in ("html", "javascript", "css"))
+_JSON = "application/json; charset=utf-8"
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
+    " img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+def _own(name: str) -> str:
+    return (files("batchsim.view") / "assets" / name).read_text(encoding="utf-8")
+
+
+_FILES: dict[str, tuple[str, Callable[[], str]]] = {
+    "/": (_HTML, lambda: _own("view.html")),
+    "/view.css": (_STYLE, lambda: asset("uPlot.min.css") + _own("view.css")),
+    "/uPlot.js": (_SCRIPT, lambda: f"/*\n{asset('uPlot.LICENSE')}*/\n{asset('uPlot.iife.min.js')}"),
+    "/charts.js": (_SCRIPT, lambda: asset("charts.js")),
+    "/view.js": (_SCRIPT, lambda: _own("view.js")),
+}
+
+
+class RefusedError(ScenarioError):
+    """What is answered with an error: `status` of HTTP, and one line."""
+
+    def __init__(self, status: HTTPStatus, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Asked:
+    """The parameters of a request, each to be taken once by its name and kind; `done` refuses what is left."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._left = dict(values)
+
+    def whole(self, name: str, default: int | None = None) -> int:
+        value = self._left.pop(name, default)
+        try:
+            found = int(value)
+        except (TypeError, ValueError):
+            raise ScenarioError(f"{name}: {str(value)[:40]!r} is no whole number. Give one.") from None
+        if isinstance(value, float) or abs(found) >= 2**63:
+            raise ScenarioError(f"{name}: {str(value)[:40]!r} is no whole number of 64 bits. Give one.")
+        return found
+
+    def number(self, name: str) -> float:
+        value = self._left.pop(name, None)
+        try:
+            found = float(value)
+        except (TypeError, ValueError, OverflowError):
+            found = math.nan
+        if not abs(found) < 1e9:
+            raise ScenarioError(f"{name}: {str(value)[:40]!r} is no number below 1e9. Give one.")
+        return found
+
+    def word(self, name: str, known: tuple[str, ...] | None = None) -> str:
+        value = self._left.pop(name, None)
+        if not isinstance(value, str) or (known is not None and value not in known):
+            listed = f" Write one of {', '.join(known)}." if known else " Give one."
+            raise ScenarioError(f"{name}: {str(value)[:40]!r} is not known.{listed}")
+        return value
+
+    def window(self) -> tuple[float, float] | None:
+        return (self.number("from"), self.number("to")) if {"from", "to"} & set(self._left) else None
+
+    def done(self) -> None:
+        if self._left:
+            raise ScenarioError(f"{', '.join(sorted(self._left))[:80]}: is not asked for here. Drop it.")
+
+
+Answer = Callable[[], dict[str, Any]]
+
+
+def _timeline(looks: Looks, asked: Asked) -> Answer:
+    number, replica, window = asked.whole("point"), asked.whole("replica", 0), asked.window()
+    return lambda: looks.timeline(number, replica, window)
+
+
+def _requests(looks: Looks, asked: Asked) -> Answer:
+    number, by, window = asked.whole("point"), asked.word("by", BY), asked.window()
+    return lambda: looks.requests(number, by, window)
+
+
+def _point(looks: Looks, asked: Asked) -> Answer:
+    number = asked.whole("point")
+    return lambda: looks.point(number)
+
+
+def _request(looks: Looks, asked: Asked) -> Answer:
+    number, request = asked.whole("point"), asked.whole("id")
+    return lambda: looks.request(number, request)
+
+
+def _compare(looks: Looks, asked: Asked) -> Answer:
+    number, other, by = asked.whole("point"), asked.whole("other"), asked.word("by", BY)
+    return lambda: looks.compare(number, other, by)
+
+
+def _changed(looks: Looks, asked: Asked) -> Answer:
+    number, knob, factor = asked.whole("point"), asked.word("knob"), asked.number("factor")
+    return lambda: looks.changed(number, knob, factor)
+
+
+_LOOKS: dict[str, Callable[[Looks, Asked], Answer]] = {
+    "/curves": lambda looks, asked: looks.curves,
+    "/point": _point,
+    "/timeline": _timeline,
+    "/requests": _requests,
+    "/request": _request,
+    "/compare": _compare,
+}
+_SIMULATIONS = {"/counterfactual": _changed}
+
+
+class ViewServer(ThreadingHTTPServer):
+    """Serves `looks` at `port` of this machine, any free one for 0. ScenarioError where the port is taken."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, looks: Looks, port: int) -> None:
+        self.looks = looks
+        try:
+            super().__init__((ADDRESS, port), _Handler)
+        except OSError as error:
+            raise ScenarioError(
+                f"--port {port}: cannot be listened at: {error.strerror}. Give another, or 0 for any free one."
+            ) from None
+
+    @property
+    def address(self) -> str:
+        return f"http://{ADDRESS}:{self.server_address[1]}/"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: ViewServer
+    server_version, sys_version = "batchsim", ""
+    timeout = _IDLE_S
+
+    def do_GET(self) -> None:
+        self._answer(self._get)
+
+    def do_POST(self) -> None:
+        self._answer(self._post)
+
+    def _answer(self, found: Callable[[], tuple[str, bytes]]) -> None:
+        """Sends what `found` gives, or its error as one line of JSON."""
+        status = HTTPStatus.OK
+        try:
+            self._check_host()
+            kind, body = found()
+        except BatchsimError as error:
+            status = error.status if isinstance(error, RefusedError) else HTTPStatus.BAD_REQUEST
+            kind, body = _JSON, _json({"error": str(error)})
+        self.send_response(status)
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        try:
+            self.wfile.write(body)
+        except (BrokenPipeError, ConnectionResetError):  # the page asked for something else meanwhile
+            self.close_connection = True
+
+    def _check_host(self) -> None:
+        port = self.server.server_address[1]
+        hosts = self.headers.get_all("Host") or []
+        if hosts not in ([f"{ADDRESS}:{port}"], [f"localhost:{port}"]):
+            raise RefusedError(HTTPStatus.FORBIDDEN, f"Host: is not this server's. Open {self.server.address}.")
+        origin = self.headers.get("Origin")
+        if origin is not None and origin not in (f"http://{host}" for host in hosts):
+            raise RefusedError(HTTPStatus.FORBIDDEN, f"Origin: is another page's. Open {self.server.address}.")
+
+    def _get(self) -> tuple[str, bytes]:
+        parts = urlsplit(self.path)
+        if parts.path in _FILES and not parts.query:
+            kind, text = _FILES[parts.path]
+            return kind, text().encode()
+        take = _LOOKS.get(parts.path)
+        if take is None:
+            raise RefusedError(HTTPStatus.NOT_FOUND, "no such address. Open /.")
+        try:
+            pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query), max_num_fields=16)
+        except ValueError:
+            raise ScenarioError("the query cannot be read. Write name=value, with & between.") from None
+        if len(pairs) != len(dict(pairs)):
+            raise ScenarioError("the query has a name twice. Give each once.")
+        return self._looked(take, dict(pairs))
+
+    def _post(self) -> tuple[str, bytes]:
+        take = _SIMULATIONS.get(self.path)
+        if take is None:
+            raise RefusedError(HTTPStatus.NOT_FOUND, "no such address for POST. Open /.")
+        if self.headers.get_content_type() != "application/json":
+            raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Content-Type: is not application/json. Send that.")
+        length = self.headers.get("Content-Length", "")
+        if not (length.isascii() and length.isdigit() and len(length) < 9 and int(length) <= MOST_BYTES):
+            raise RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"Content-Length: is not from 0 to {MOST_BYTES}.")
+        try:
+            body = json.loads(self.rfile.read(int(length)))
+        except (ValueError, RecursionError, TimeoutError):
+            raise ScenarioError("the body is no JSON. Send an object.") from None
+        if not isinstance(body, dict):
+            raise ScenarioError("the body is no JSON object. Send one.")
+        return self._looked(take, body)
+
+    def _looked(self, take: Callable[[Looks, Asked], Answer], values: dict[str, Any]) -> tuple[str, bytes]:
+        asked = Asked(values)
+        answer = take(self.server.looks, asked)
+        asked.done()
+        return _JSON, _json(answer())
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: the page says what went wrong."""
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()

@@ -1,0 +1,292 @@
+"""The page to look around in: what each address answers is what the records say, and who may ask."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batchsim.base.errors import ScenarioError
+from batchsim.kernel.record import FINISHED
+from batchsim.report.text.story_text import story
+from batchsim.scenario import load_scenario
+from batchsim.study.curves.run import run_scenario
+from batchsim.view import looks as looks_module
+from batchsim.view.looks import Looks
+from batchsim.view.thinned import kept_rows
+from batchsim.view.view_server import ViewServer
+
+SCENARIO = """\
+model: llama-3.1-8b
+cost: {kind: linear, base: 8ms, per_token: 80us}
+kv: {tokens: 1600}
+workload:
+  arrivals: {kind: poisson, mean_rate: 6/s}
+  lengths:
+    prompt: {kind: uniform, min: 50, max: 500}
+    output: {kind: uniform, min: 10, max: 60}
+  output_cap: 100
+  requests: 40
+policies:
+  continuous: {max_num_seqs: 4, max_num_batched_tokens: 256}
+  preemptive: {max_num_seqs: 8, max_num_batched_tokens: 256, by: recompute, victim: newest, watermark: 5%}
+load: {mean_rate: [6/s, 9/s]}
+slo: ttft<300ms & tpot<16ms @ 99%
+seeds: 1
+"""
+
+
+@pytest.fixture(scope="module")
+def looks(tmp_path_factory: pytest.TempPathFactory) -> Looks:
+    folder = tmp_path_factory.mktemp("view")
+    path = folder / "small.yaml"
+    path.write_text(SCENARIO)
+    return Looks(run_scenario(load_scenario(str(path)), out=folder / "results"), [folder])
+
+
+@pytest.fixture(scope="module")
+def port(looks: Looks) -> Iterator[int]:
+    with ViewServer(looks, 0) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join()
+
+
+def ask(port: int, path: str, body: Any = None, method: str = "GET", **headers: str) -> tuple[int, Any, dict[str, str]]:
+    """Status, body (parsed where it is JSON) and headers of an answer."""
+    link = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    link.putrequest(method, path, skip_host="Host" in headers)
+    data = body if isinstance(body, bytes) else json.dumps(body).encode() if body is not None else b""
+    headers = {"Content-Length": str(len(data))} | headers if method == "POST" else headers
+    for name, value in headers.items():
+        link.putheader(name.replace("_", "-"), value)
+    link.endheaders(data)
+    answer = link.getresponse()
+    text = answer.read()
+    its = {name.lower(): value for name, value in answer.getheaders()}
+    link.close()
+    return answer.status, json.loads(text) if "json" in its.get("content-type", "") else text.decode(), its
+
+
+def post(port: int, body: Any, **headers: str) -> tuple[int, Any]:
+    status, found, _ = ask(port, "/counterfactual", body, "POST", **{"Content_Type": "application/json"} | headers)
+    return status, found
+
+
+def test_fewer_rows_keep_the_extremes_of_every_column() -> None:
+    """In every stretch, not only over all; rows stay in order and few enough, NaN is nobody's extreme."""
+    draws = np.random.default_rng(3)
+    one, two = draws.normal(size=20_000), draws.normal(size=20_000)
+    one[777], two[12_345], one[5] = 50.0, -50.0, np.nan
+    kept = kept_rows([one, two], 1000)
+    assert len(kept) <= 1000 and (np.diff(kept) > 0).all() and {0, 777, 12_345, 19_999} <= set(kept.tolist())
+    for edge in range(0, 20_000, 200):  # stretches are of 80 rows, so each of these holds a whole one
+        assert ((kept >= edge) & (kept < edge + 200)).sum() >= 4
+    assert kept_rows([one], 20_000).tolist() == list(range(20_000))
+    with pytest.raises(ValueError, match="need 10 rows"):
+        kept_rows([one, one, one, one], 9)
+
+
+def test_curves_name_the_point_of_every_value(looks: Looks, port: int) -> None:
+    """A value that is clicked opens the policy and load that it is of."""
+    status, found, _ = ask(port, "/curves")
+    rows = looks.results.points
+    assert status == 200 and len(found["points"]) == len(rows) == 4
+    for chart in found["charts"]:
+        for line in chart["series"]:
+            for load, number in zip(line["x"], line["points"], strict=True):
+                assert rows["load"][number] == load and line["label"] in rows["label"][number]
+    assert found["first"] in range(4)
+
+
+def test_a_point_says_its_metrics_and_knobs(looks: Looks, port: int) -> None:
+    """The knobs are the load and what the policy has, with the point's values."""
+    _, found, _ = ask(port, "/point?point=1")
+    assert found["requests"] == 40 and found["replicas"] == [0]
+    assert found["knobs"] == [
+        {"name": "load", "value": looks.results.points["load"][1], "whole": False},
+        {"name": "max_num_seqs", "value": 4, "whole": True},
+        {"name": "max_num_batched_tokens", "value": 256, "whole": True},
+    ]
+    assert dict(found["metrics"])["ttft p99"].endswith("s")
+
+
+def test_a_timeline_is_the_steps_of_its_window(looks: Looks, port: int) -> None:
+    """All of the run, and those that overlap a window; KV in use is what is not free."""
+    steps = looks.results.steps(*looks.points()[0])
+    _, whole, _ = ask(port, "/timeline?point=0")
+    assert whole["exact"] and whole["of"] == len(steps) and whole["waiting"] == steps["num_waiting"].tolist()
+    blocks = looks.results.manifest["num_blocks"]
+    assert whole["kv_share"] == pytest.approx((1 - steps["free_blocks"] / blocks).tolist())
+    fifth = steps.iloc[5]
+    at = (fifth["start_ns"] + fifth["duration_ns"] / 2) / 1e9
+    _, one, _ = ask(port, f"/timeline?point=0&from={at - 1e-6}&to={at + 1e-6}")
+    assert one["of"] == 1 and one["start_s"] == [fifth["start_ns"] / 1e9]
+    assert one["step_s"] == [fifth["duration_ns"] / 1e9]
+
+
+def test_a_long_timeline_is_thinned_and_says_so(looks: Looks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To true steps, the highest queue among them."""
+    monkeypatch.setattr(looks_module, "MOST_ROWS", 60)
+    found, steps = looks.timeline(0, 0, None), looks.results.steps(*looks.points()[0])
+    assert not found["exact"] and len(found["start_s"]) <= 60 < found["of"] == len(steps)
+    assert max(found["waiting"]) == steps["num_waiting"].max() and min(found["step_s"]) * 1e9 == pytest.approx(
+        steps["duration_ns"].min()
+    )
+
+
+def test_requests_and_the_life_of_one(looks: Looks, port: int) -> None:
+    """The slowest come first; a life is that of `explain`."""
+    _, found, _ = ask(port, "/requests?point=2&by=e2e")
+    rows = looks.results.requests(*looks.points()[2])
+    e2e = (rows["delivered_ns"] - rows["sent_ns"]) / 1e9
+    assert (
+        found["slowest"][0]["value_s"] == e2e.max()
+        and found["slowest"][0]["request_id"] == rows["request_id"][e2e.idxmax()]
+    )
+    assert found["of"] == 40 and found["others"] == 0 and sorted(found["value_s"]) == sorted(e2e)
+    number = found["slowest"][0]["request_id"]
+    _, life, _ = ask(port, f"/request?point=2&id={number}")
+    assert life == json.loads(json.dumps(story(looks.results, *looks.points()[2], number)))
+    half = float(rows["sent_ns"].median()) / 1e9
+    _, some, _ = ask(port, f"/requests?point=2&by=e2e&from=0&to={half}")
+    assert some["of"] == (rows["sent_ns"] <= half * 1e9).sum()
+
+
+def test_two_points_are_compared_request_by_request(looks: Looks, port: int) -> None:
+    """Each pair is the same id; counts and the largest change are of all pairs."""
+    _, found, _ = ask(port, "/compare?point=0&other=2&by=ttft")
+    sides = []
+    for number in (0, 2):
+        rows = looks.records(number).requests
+        assert (rows["outcome"] == FINISHED).all()
+        ttft = (rows["first_delivery_ns"] - rows["sent_ns"]) / 1e9
+        sides.append(dict(zip(rows["request_id"].tolist(), ttft.tolist(), strict=True)))
+    for number, here, there in zip(found["id"], found["here_s"], found["there_s"], strict=True):
+        assert (here, there) == (sides[0][number], sides[1][number])
+    change = {number: sides[1][number] - sides[0][number] for number in sides[0]}
+    assert found["of"] == 40 and found["unlike"] == 0
+    assert found["slower"] == sum(x > 0 for x in change.values()) and found["faster"] == sum(
+        x < 0 for x in change.values()
+    )
+    assert abs(found["largest"][0][2] - found["largest"][0][1]) == max(map(abs, change.values()))
+
+
+def test_a_changed_knob_is_simulated(looks: Looks, port: int) -> None:
+    """Of a policy: the same requests, so misses are compared; the load: others, so they are not."""
+    status, found = post(port, {"point": 0, "knob": "max_num_seqs", "factor": 2})
+    assert status == 200 and (found["before"], found["after"]) == (4, 8) and found["shared"] == 40
+    assert found["changes"] == [{"key": "policies.continuous.max_num_seqs", "before": 4, "after": 8}]
+    status, more = post(port, {"point": 0, "knob": "load", "factor": 4.0})
+    assert status == 200 and more["after"] == 4 * more["before"] and more["vanish"] is None
+    assert max(more["queues"][1]["waiting"]) > max(more["queues"][0]["waiting"])
+    assert max(more["queues"][0]["waiting"]) == looks.results.steps(*looks.points()[0])["num_waiting"].max()
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "text"),
+    [
+        ("/../../etc/passwd", 404, "no such address"),
+        ("/%2e%2e/manifest.json", 404, "no such address"),
+        ("/view.js/../secret", 404, "no such address"),
+        ("/view.js?x=1", 404, "no such address"),
+        ("//etc/passwd", 404, "no such address"),
+        ("/point", 400, "point: 'None' is no whole number"),
+        ("/point?point=4", 400, "there are 4"),
+        ("/point?point=-1", 400, "there are 4"),
+        ("/point?point=1e400", 400, "no whole number"),
+        ("/point?point=" + "9" * 30, 400, "64 bits"),
+        ("/point?point=1&point=2", 400, "twice"),
+        ("/point?point=1&file=x", 400, "file: is not asked for"),
+        ("/timeline?point=0&from=2&to=1", 400, "ends no later"),
+        ("/timeline?point=0&from=nan&to=1", 400, "no number"),
+        ("/timeline?point=0&replica=7", 400, "no step ran there"),
+        ("/requests?point=0&by=__class__", 400, "is not known"),
+        ("/request?point=0&id=4000", 400, "no request 4000"),
+        ("/counterfactual?point=0", 404, "no such address"),
+    ],
+)
+def test_what_is_not_offered_is_refused_in_one_line(port: int, path: str, status: int, text: str) -> None:
+    """No path of the machine can be named, no parameter is passed over."""
+    got, found, _ = ask(port, path)
+    assert got == status and text in found["error"] and "\n" not in found["error"]
+
+
+def test_other_hosts_and_origins_are_refused(port: int) -> None:
+    """A foreign name that resolves to this machine, and a page of another site."""
+    own = f"127.0.0.1:{port}"
+    for host in ("evil.example", f"evil.example:{port}", "127.0.0.1", f"127.0.0.1:{port + 1}", ""):
+        assert ask(port, "/curves", Host=host)[0] == 403
+    assert ask(port, "/", Host=f"localhost:{port}")[0] == ask(port, "/", Host=own)[0] == 200
+    body = {"point": 0, "knob": "max_num_seqs", "factor": 1.5}
+    assert post(port, body, Origin="http://evil.example")[0] == post(port, body, Origin="null")[0] == 403
+    assert post(port, body, Content_Type="text/plain")[0] == 415
+    assert ask(port, "/curves", {}, "PUT")[0] == ask(port, "/curves", {}, "DELETE")[0] == 501
+    assert "access-control-allow-origin" not in ask(port, "/curves")[2]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "text"),
+    [
+        (b"{", 400, "no JSON"),
+        (b"\xff", 400, "no JSON"),
+        (b"[" * 4000, 400, "no JSON"),
+        ([], 400, "no JSON object"),
+        ({"point": 0, "knob": "kv.tokens", "factor": 2}, 400, "no knob of continuous"),
+        ({"point": 0, "knob": "load", "factor": 1e6}, 400, "not from 0.1 to 10"),
+        ({"point": 0, "knob": "load", "factor": [2]}, 400, "no number"),
+        ({"point": 0.5, "knob": "load", "factor": 2}, 400, "no whole number"),
+        ({"point": 0, "knob": "load", "factor": 2, "x": 1}, 400, "x: is not asked for"),
+        (b" " * 5000, 413, "4096"),
+    ],
+)
+def test_a_simulation_that_cannot_be_asked_for(port: int, body: Any, status: int, text: str) -> None:
+    """Is refused in one line."""
+    got, found = post(port, body)
+    assert got == status and text in found["error"] and "\n" not in found["error"]
+
+
+def test_one_simulation_at_a_time(looks: Looks) -> None:
+    """A second is told so, and the first is not disturbed."""
+    with looks._simulating, pytest.raises(ScenarioError, match="runs already"):
+        looks.changed(0, "max_num_seqs", 2)
+
+
+def test_only_points_of_one_seed_are_compared(looks: Looks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other seeds draw other requests under the same ids."""
+    points = looks.points()
+    monkeypatch.setattr(looks, "points", lambda: [points[0], points[1]._replace(seed=1)])
+    with pytest.raises(ScenarioError, match="seeds 0 and 1 draw other requests"):
+        looks.compare(0, 1, "ttft")
+
+
+def test_a_taken_port_is_said(looks: Looks, port: int) -> None:
+    """With what to do."""
+    with pytest.raises(ScenarioError, match=rf"^--port {port}: cannot be listened at: .* Give another"):
+        ViewServer(looks, port)
+
+
+def test_the_page_loads_nothing_from_elsewhere(port: int) -> None:
+    """Its policy forbids it, and all that it names is here."""
+    status, text, headers = ask(port, "/")
+    assert status == 200 and "default-src 'none'" in headers["content-security-policy"] and "http" not in text
+    for name in ("view.css", "uPlot.js", "charts.js", "view.js"):
+        assert f'"/{name}"' in text and ask(port, f"/{name}")[0] == 200
+
+
+def test_a_folder_without_results_is_one_line(tmp_path: Path) -> None:
+    """The command's error is that of all commands that read results."""
+    from typer.testing import CliRunner
+
+    from batchsim.cli import app
+
+    found = CliRunner().invoke(app, ["view", str(tmp_path)])
+    assert found.exit_code == 2 and "holds no results" in found.output and found.output.count("\n") == 1

@@ -1,0 +1,117 @@
+"""The page to look around in, in a real browser: what is clicked is what opens."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from browser import CHROMIUM, Page, browser
+from test_view import SCENARIO
+
+from batchsim.scenario import load_scenario
+from batchsim.study.curves.run import run_scenario
+from batchsim.view.looks import Looks
+from batchsim.view.view_server import ViewServer
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")]
+
+LOAD = "Number(document.querySelector('#pick').selectedOptions[0].textContent.match(/at ([0-9.]+) req/)[1])"
+
+
+@pytest.fixture(scope="module")
+def looks(tmp_path_factory: pytest.TempPathFactory) -> Looks:
+    folder = tmp_path_factory.mktemp("clicks")
+    path = folder / "small.yaml"
+    path.write_text(SCENARIO.replace("9/s", "30/s"))
+    return Looks(run_scenario(load_scenario(str(path)), out=folder / "results"), [folder])
+
+
+@pytest.fixture(scope="module")
+def url(looks: Looks) -> Iterator[str]:
+    with ViewServer(looks, 0) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server.address
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with browser(tmp_path_factory.mktemp("profile")) as page:
+        yield page
+
+
+def opened(tab: Page, url: str, width: int = 1280, *, dark: bool = False) -> None:
+    tab.open(url, width, dark=dark)
+    tab.until("document.querySelector('#requests canvas') && document.querySelector('#timeline canvas')")
+
+
+def text(tab: Page, name: str) -> str:
+    return str(tab.run(f"document.getElementById('{name}').textContent"))
+
+
+def test_a_value_of_a_curve_opens_its_point(tab: Page, url: str, looks: Looks) -> None:
+    """The left end and the right end of the curves are the lower and the higher load."""
+    opened(tab, url)
+    over = "document.querySelectorAll('#curves .u-over')[1]"  # P99 TTFT
+    for share, load in ((0.03, 6.0), (0.97, 30.0)):
+        for tenth in range(10):  # somewhere down that end lies a value
+            tab.click(over, (share, 0.05 + tenth / 10))
+        tab.until(f"{LOAD} === {load}")
+
+
+def test_a_stretch_dragged_over_is_zoomed_into_down_to_one_step(tab: Page, url: str) -> None:
+    """And a double click, or the button, shows the whole run again."""
+    opened(tab, url)
+    whole = text(tab, "window")
+    tab.click("document.querySelector('#timeline .u-over')", (0.4, 0.5), to=(0.6, 0.5))
+    tab.until(f"document.getElementById('window').textContent !== {whole!r}")
+    tab.click("document.getElementById('one')")
+    tab.until("/all [123] steps/.test(document.getElementById('window').textContent)")
+    tab.click("document.getElementById('whole')")
+    tab.until(f"document.getElementById('window').textContent === {whole!r}")
+
+
+def test_a_request_tells_its_life_and_leads_to_who_stood_in_its_way(tab: Page, url: str, looks: Looks) -> None:
+    """One of the slowest that queued behind another, then that other."""
+    opened(tab, url)
+    number = 1  # the policy of four slots at the higher load
+    tab.run(f"document.getElementById('pick').value = {number}, document.getElementById('pick').onchange()")
+    slowest = [row["request_id"] for row in looks.requests(number, "ttft", None)["slowest"]]
+    chapters = [looks.request(number, request)["chapters"] for request in slowest]
+    heads = [next((chapter["head"] for chapter in each if chapter["head"] is not None), None) for each in chapters]
+    k = next(k for k, head in enumerate(heads) if head is not None)
+    tab.click(f"document.querySelectorAll('#slowest button')[{k}]")
+    tab.until(f"document.getElementById('request-title').textContent === 'Request {slowest[k]}'")
+    assert text(tab, "sentence") == looks.request(number, slowest[k])["sentence"]
+    tab.click("document.querySelector('#chapters button')")
+    tab.until(f"document.getElementById('request-title').textContent === 'Request {heads[k]}'")
+
+
+def test_points_are_compared_and_a_knob_is_changed(tab: Page, url: str) -> None:
+    """The counts are of all requests; the knob's numbers are before and after."""
+    opened(tab, url)
+    tab.click("document.getElementById('pair')")
+    tab.until("document.querySelector('#pairs canvas')")
+    assert text(tab, "compared").startswith("TTFT of 40 requests.")
+    tab.run("document.getElementById('knob').value = 'max_num_seqs', document.getElementById('knob').onchange()")
+    tab.click("document.getElementById('factor')", (0.75, 0.5))
+    tab.until("!document.getElementById('simulate').disabled")
+    said = text(tab, "value")
+    tab.click("document.getElementById('simulate')")
+    tab.until("document.querySelector('#queues canvas')")
+    assert text(tab, "changed").startswith(f"max_num_seqs {said}: ") and text(tab, "error") == ""
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("dark", [False, True])
+def test_no_width_makes_the_page_scroll_sideways(tab: Page, url: str, width: int, dark: bool) -> None:
+    """Nor does a theme leave text on its own colour."""
+    opened(tab, url, width, dark=dark)
+    tab.click("document.querySelector('#slowest button')")
+    tab.until("document.getElementById('sentence').textContent")
+    assert tab.run("document.documentElement.scrollWidth <= innerWidth")
+    ink, back = (tab.run(f"getComputedStyle(document.body).{name}") for name in ("color", "backgroundColor"))
+    assert ink == ("rgb(232, 232, 232)" if dark else "rgb(28, 28, 28)") and back != ink
