@@ -23,7 +23,8 @@ _SAME = 1e-9  # relative: two costs that differ by less are the same
 @dataclass(frozen=True)
 class Look:
     """What a look showed. `holds`: they hold, on the last rung; on others, they are not ruled out. `margin` orders
-    those of one price, more being better. `failed`: why the configuration cannot be looked at with any number of replicas."""
+    those of one price, more being better. `failed`: why the configuration cannot be looked at with any number of
+    replicas."""
 
     holds: bool
     margin: float = 0.0
