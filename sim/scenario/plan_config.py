@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from batchsim.base.ranges import Config, PositiveInt, Range, check_ranges
 from batchsim.base.units import NS_PER_S, YEAR_NS, Duration, PricePerHour, PricePerKwh, Rate, Share, time_text
@@ -95,6 +95,8 @@ class PlanConfig(Config):
 
     `window` is the length of the busiest stretch of the traffic, which all replicas are simulated on together.
     `energy_price` comes on top of the prices of GPUs, where these do not hold the energy; None: no such column.
+    `free` lists, by name, the values that a search may choose from: `gpu`, `policy`, `router`, keys of the GPUs'
+    deployments such as `tp`, and knobs of the policies. None: every GPU and policy as written, no search.
     """
 
     target: Target
@@ -105,9 +107,15 @@ class PlanConfig(Config):
     window: Annotated[Duration, Range(NS_PER_S, YEAR_NS, show=time_text)] = DEFAULT_WINDOW_NS
     energy_price: PricePerKwh | None = None
     growth: Growth = field(default_factory=lambda: Growth(0.0, 0))
+    free: dict[str, list[Any]] | None = None
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        for name, values in (self.free or {}).items():
+            if not values:
+                raise ValueError(f"free.{name} is empty. List the values to choose from, or leave it out.")
+            if twice := next((value for i, value in enumerate(values) if value in values[:i]), None):
+                raise ValueError(f"free.{name} has {twice} twice. Keep one.")
         if not self.gpus:
             raise ValueError("gpus is empty. Name at least one kind with its cost and price.")
         if not self.currency.strip() or len(self.currency) > 8:

@@ -186,6 +186,28 @@ COLUMNS: dict[str, Column] = {
     "assumed": Column("assumed"),
     "term": Column("term"),
     "meaning": Column("meaning"),
+    "rung": Column("rung"),
+    "window_s": Column("of the window", seconds),
+    "seeds": Column("seeds", number),
+    "entered": Column("configurations", number),
+    "looks": Column("looks", number, "simulated groups: a configuration with so many replicas"),
+    "ruled_out": Column("ruled out", number),
+    "waiting": Column(
+        "waiting",
+        number,
+        "no cheaper, and of no more margin in the looks; looked at again where they may be cheaper",
+    ),
+    "configurations": Column("configurations", number),
+    "replicas_at_least": Column("replicas at least", number, "the fewest that no look ruled out"),
+    "cost_per_month_at_least": Column("cost a month at least", money, "of as many replicas"),
+    "why_lost": Column("why not chosen"),
+    "price_per_hour": Column("price of a GPU an hour", money),
+    "decision_changes_at": Column(
+        "decision changes at", money, "by arithmetic on the replicas that were found or ruled out; not searched again"
+    ),
+    "relative": Column("relative", signed),
+    "same_decision": Column("same decision", yes_no),
+    "energy_j_per_output_token": Column("J per output token", number, "while steps run, from measured power"),
     "router": Column("router"),
     "window": Column("busiest window"),
     "next_cost_per_month": Column("next", money),
@@ -200,7 +222,8 @@ _QUANTITIES = {  # a row of table `sureness` says by its `quantity` of what kind
     "cost_per_month": ("cost a month", money),
 }
 _MONEY = ("cost_per_month", "cost_per_hour", "cost_per_1m_output_tokens", "cost_per_month_tiered")
-_MONEY += ("cost_per_month_by_use", "cost_per_1m_with_energy")
+_MONEY += ("cost_per_month_by_use", "cost_per_1m_with_energy", "cost_per_month_at_least", "price_per_hour")
+_MONEY += ("decision_changes_at",)
 
 
 def heading(column: str, currency: str) -> str:

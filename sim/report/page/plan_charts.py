@@ -12,6 +12,7 @@ from batchsim.report.page.charts import Chart, ChartAxis, Series
 from batchsim.report.pictures.palette import OKABE_ITO
 
 _UNCHANGED: dict[str, Any] = {"dispersion": 1, "prompts": 1.0, "classes": "", "cost_factor": 1.0}
+_UNCHANGED |= {"slo_factor": 1.0, "window_share": 1.0}
 _LATENCIES = {"ttft_p99_s": "TTFT p99", "tpot_p99_s": "TPOT p99"}
 _LOAD = ChartAxis("requests/s offered")
 

@@ -45,7 +45,10 @@ def _svg(fig: Figure) -> str:
 def _planned(tables: Tables) -> list[Row]:
     """The decided probes of the traffic planned for, without any change: rows of table `probes`."""
     unchanged: dict[str, Any] = {"traffic": 1.0, "dispersion": 1, "prompts": 1.0, "classes": "", "cost_factor": 1.0}
-    rows = [row for row in tables["probes"] if all(row[name] == value for name, value in unchanged.items())]
+    unchanged |= {"slo_factor": 1.0, "window_share": 1.0}
+    drawn = set(_look(tables))  # of a search, the configurations that were gone on with
+    rows = [row for row in tables["probes"] if (row["gpu"], row["policy"]) in drawn]
+    rows = [row for row in rows if all(row[name] == value for name, value in unchanged.items())]
     return [row for row in rows if row["attainment"] is not None and row["holds"] is not None]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from batchsim.report.layout import fit
 from batchsim.report.page.cells import COLUMNS, Row, Tables
 from batchsim.report.page.plan_markdown import sentence_text
+from batchsim.report.page.search_text import search_lines
 from batchsim.report.page.sections import recommendation
 from batchsim.study.planning.assumptions import COMMAND
 
@@ -33,6 +34,7 @@ def plan_text(tables: Tables, currency: str) -> str:
             lines.append(f"! {row['gpu']} × {row['replicas']}, {row['change']}: {result}")
         elif row["holds"] is None:
             lines.append(f"! {row['gpu']} × {row['replicas']}, {row['change']}: not simulated: {row['note']}")
+    lines += search_lines(tables, currency)
     lines += [sentence_text(sentence) for sentence in recommendation(tables, currency)]
     return "\n".join([*(fit(line) for line in lines), *_command(tables)])  # a command is to be copied as it is
 

@@ -83,7 +83,37 @@ CLASSES = (
     "cost_per_month_by_use",
 )
 SURENESS = ("gpu", "policy", "error", "quantity", "low", "planned", "high", "source")
-SHOWN = list(dict.fromkeys((*HELD, *EVIDENCE, *NOT_HELD, *WHAT_IF, *TRAFFIC, *GROWTH, *CLASSES)))
+SEARCH = ("rung", "window_s", "seeds", "entered", "looks", "ruled_out", "waiting")
+SEARCHED = ("gpu", "policy", "replicas_at_least", "cost_per_month_at_least", "margin_low", "why_lost")
+SENSITIVITY = (
+    "change",
+    "price_per_hour",
+    "decision_changes_at",
+    "relative",
+    "gpu",
+    "policy",
+    "replicas",
+    "cost_per_month",
+    "same_decision",
+    "note",
+)
+PARETO = (
+    "gpu",
+    "policy",
+    "replicas",
+    "cost_per_month",
+    "attainment",
+    "holds",
+    "goodput_rps",
+    "energy_j_per_output_token",
+)
+FIRST = 12
+"""Configurations of a search that the report shows."""
+SHOWN = list(
+    dict.fromkeys(
+        (*HELD, *EVIDENCE, *NOT_HELD, *WHAT_IF, *TRAFFIC, *GROWTH, *CLASSES, *SEARCH, *SEARCHED, *SENSITIVITY)
+    )
+)
 
 
 def view(
@@ -128,10 +158,31 @@ def sections(tables: Tables, currency: str, pictures: dict[str, str]) -> list[Se
     if "sureness" in tables:
         sentence: Sentence = ["Sampling and cost-model error are apart: no interval here contains both."]
         found.append(Section("How sure", [sentence], views=[view(tables, "sureness", SURENESS, currency)]))
+    found += search_sections(tables, currency)
     found.append(Section("Assumptions", views=[view(tables, "assumptions", ("what", "assumed"), currency)]))
     found.append(_configurations(tables, currency, pictures))
     found.append(Section("Glossary", views=[view(tables, "glossary", ("term", "meaning"), currency)], folded=True))
     return found
+
+
+def search_sections(tables: Tables, currency: str) -> list[Section]:
+    """Of a plan that searched: what would change the decision, what more money buys, how it was found."""
+    if "search" not in tables:
+        return []
+    views = [view(tables, "sensitivity", SENSITIVITY, currency)] if "sensitivity" in tables else []
+    found = [Section("What would change the decision", views=views)]
+    if "pareto" in tables:
+        known = any(row["energy_j_per_output_token"] is not None for row in tables["pareto"])
+        told: list[Sentence] = (
+            [] if known else [["Joules a token are left out: no profile here has its power measured."]]
+        )
+        shown = view(tables, "pareto", PARETO, currency)
+        found.append(Section("What more money buys", told, views=[shown]))
+    lost = range(min(len(tables["searched"]), FIRST))
+    views = [view(tables, "search", SEARCH, currency), view(tables, "searched", SEARCHED, currency, list(lost))]
+    views += [view(tables, "left_out", ("configurations", "why_lost"), currency)] if "left_out" in tables else []
+    every: Sentence = [f"The first {len(lost)} of {len(tables['searched']):,} configurations; searched.csv has all."]
+    return [*found, Section("How it was found", [every], views=views)]
 
 
 def _configurations(tables: Tables, currency: str, pictures: dict[str, str]) -> Section:

@@ -16,7 +16,7 @@ from batchsim.study.planning.demand import minutes
 from batchsim.study.planning.fleet_search import FIRST_GUESS, LIGHT
 from batchsim.study.planning.make import CURVE, Planned
 from batchsim.study.planning.money import HOURS_A_MONTH
-from batchsim.study.planning.probe import PLANNED, Ask
+from batchsim.study.planning.probe import PLANNED, Ask, GpuGroup
 
 COMMAND = "command on"
 """What the row begins with that has the command line of a deployment; the name of its GPU follows."""
@@ -54,8 +54,9 @@ def assumptions(planned: Planned) -> list[dict[str, Any]]:
         ("search", f"starts where a replica has {100 * FIRST_GUESS:g} % of its saturation, what it completes when"
          f" all requests wait already; an empty engine is tried at {100 * LIGHT:g} %"),
     ]  # fmt: skip
-    for name, offer in plan.gpus.items():
-        setup = planned.book.setup(Ask(next(g for g in planned.groups if g.gpu == name)))
+    for name in dict.fromkeys(group.gpu for group in planned.groups):
+        group = _shown(planned, name)
+        setup, offer = planned.book.setup(Ask(group)), planned.book.offer(group)
         gpus = f" a GPU, {offer.gpus} in a replica" if offer.gpus > 1 else ""
         rows.append((f"price of {name}", f"{plan.currency} {offer.price:g} an hour{gpus}: the scenario's number"))
         if setup.deployment_text:
@@ -82,6 +83,13 @@ def assumptions(planned: Planned) -> list[dict[str, Any]]:
         ("machine", f"{made['machine']}, Python {made['python']}"),
     ]
     return [{"what": what, "assumed": assumed} for what, assumed in rows]
+
+
+def _shown(planned: Planned, gpu: str) -> GpuGroup:
+    """Of the groups on a kind of GPU the one that is recommended, or else the cheapest that holds, or the first."""
+    first = next(i for i, group in enumerate(planned.groups) if group.gpu == gpu)
+    favourite = next((i for i in planned.favourites if planned.groups[i].gpu == gpu), first)
+    return planned.groups[favourite]
 
 
 def _told_traffic(planned: Planned) -> str:

@@ -18,10 +18,10 @@ Row = dict[str, Any]
 
 def configuration(planned: Planned, index: int) -> Row:
     group, plan, held = planned.groups[index], planned.demand.plan, planned.held(index)
-    offer = plan.gpus[group.gpu]
+    offer = planned.book.offer(group)
     row: Row = {
         "gpu": group.gpu,
-        "policy": group.policy,
+        "policy": group.name,
         "holds": held is not None,
         "replicas": None,
         "gpus": None,

@@ -12,6 +12,7 @@ import numpy as np
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.units import NS_PER_S, format_duration
+from batchsim.metrics.slo import parse_slo
 from batchsim.scenario import Scenario
 from batchsim.scenario.plan_config import HOURS, PlanConfig
 from batchsim.workload.processes import (
@@ -38,7 +39,9 @@ ONE_COPY = 2.0  # below so many copies of a trace the seeds hardly differ
 class Variation:
     """A change of the planned traffic: factors on its rate (`traffic`), the dispersion of arrivals, the prompt lengths.
 
-    `classes` keeps these request classes alone. `cost_factor` makes every step take that many times as long.
+    `classes` keeps these request classes alone. `cost_factor` makes every step take that many times as long. `slo` is a
+    factor on every limit of the objectives. `window` is the part of the busiest window, from its start, that is
+    simulated: of drawn arrivals alone.
     """
 
     traffic: float = 1.0
@@ -46,6 +49,8 @@ class Variation:
     prompts: float = 1.0
     classes: tuple[str, ...] = ()
     cost_factor: float = 1.0
+    slo: float = 1.0
+    window: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,7 @@ class Demand:
             texts += [f"workload.trace.time=[{start}ns, {end}ns]", f"workload.trace.rate_scale={scale}"]
             texts += ["workload.duration=null", f"load={{rate_scale: [{self.load(change)!r}]}}"]
         else:
-            texts += [f"workload.duration={workload.warmup + self.plan.window}ns"]
+            texts += [f"workload.duration={workload.warmup + round(self.plan.window * change.window)}ns"]
             texts += [f"load={{mean_rate: [{self.load(change)!r}/s]}}", *_dispersed(workload.arrivals, change)]
         if change.prompts != 1:
             texts.append(f"workload.prompt_scale={workload.prompt_scale * change.prompts!r}")
@@ -119,7 +124,7 @@ class Demand:
             texts.append(f"workload.classes={_classes(self.scenario, change.classes)}")
         if change.cost_factor != 1:
             texts.append(f"cost_factor={change.cost_factor!r}")
-        return texts
+        return [*texts, *(_limits(self.scenario, change.slo) if change.slo != 1 else [])]
 
 
 def demand_of(scenario: Scenario) -> Demand:
@@ -179,6 +184,19 @@ def _dispersed(arrivals: Any, change: Variation) -> list[str]:
 def can_disperse(demand: Demand) -> bool:
     """Whether the arrivals have any dispersion to multiply."""
     return not isinstance(demand.scenario.file.workload.arrivals, ConstantArrivals | OwnArrivals)
+
+
+def _limits(scenario: Scenario, factor: float) -> list[str]:
+    """The overrides for objectives of the per-request form whose limits are `factor` times as long."""
+    own = {f"workload.classes.{name}.slo": each.slo for name, each in scenario.file.workload.classes.items()}
+    found = []
+    for key, text in {"slo": scenario.file.slo, **own}.items():
+        if text is not None:
+            slo = parse_slo(text)
+            assert slo.share is not None, "plans take objectives of the per-request form"
+            bounds = [f"{b.metric}{'<=' if b.inclusive else '<'}{round(b.limit_ns * factor)}ns" for b in slo.bounds]
+            found.append(f"{key}={' & '.join(bounds)} @ {100 * slo.share!r}%")
+    return found
 
 
 def _classes(scenario: Scenario, kept: tuple[str, ...]) -> str:

@@ -17,7 +17,9 @@ from batchsim.scenario.replaced import check_planned
 from batchsim.study.planning.demand import Demand, Variation, can_disperse, demand_of, minutes
 from batchsim.study.planning.fleet_search import Found, first_guess, headroom, judge, smallest, whole
 from batchsim.study.planning.money import cost_per_month
-from batchsim.study.planning.probe import PLANNED, Ask, Book, GpuGroup, GroupProbe, Search, drive
+from batchsim.study.planning.probe import PLANNED, Ask, Book, GpuGroup, GroupProbe, Search, drive, spec_of
+from batchsim.study.planning.searched import Searched, search
+from batchsim.study.planning.space import space_of
 from batchsim.study.sweep import overload
 from batchsim.study.sweep.points import Sweep
 from batchsim.workload.open_loop import OpenWorkload
@@ -30,6 +32,14 @@ WHAT_IFS = {
 LONG = 20_000
 """Requests to simulate for one look at every configuration, from which on it is said beforehand how many they are."""
 
+TURNED = {
+    "30 % less traffic": Variation(traffic=0.7),
+    "30 % more traffic": Variation(traffic=1.3),
+    "limits of the SLO × 0.8": Variation(slo=0.8),
+    "limits of the SLO × 1.25": Variation(slo=1.25),
+}
+"""What might change which configuration a search chooses."""
+
 CURVE = (0.25, 0.5, 0.75)
 """Parts of the peak at which the recommended group is simulated for the rest of the traffic."""
 
@@ -40,7 +50,9 @@ class Planned:
 
     `best` is the index of the recommended group, None where none holds; `favourites` are the cheapest of every GPU.
     `changed` has, for every favourite and what-if, the search (of the recommended) or the probe (of the others).
-    `at_error` has the searches with all steps as short, and as long, as the cost's error allows.
+    `at_error` has the searches with all steps as short, and as long, as the cost's error allows. `searched` is the
+    search that named the groups, where the plan leaves something free, and `turned` what each that holds needs where
+    the traffic or the objectives are others.
     """
 
     demand: Demand
@@ -55,6 +67,8 @@ class Planned:
     curve: list[GroupProbe] = field(default_factory=list)
     at_error: dict[int, tuple[Found, Found]] = field(default_factory=dict)
     tiers: list[tuple[tuple[str, ...], Found]] = field(default_factory=list)
+    searched: Searched | None = None
+    turned: dict[tuple[int, str], Found] = field(default_factory=dict)
 
     def cost_error(self, index: int) -> CostError | Unknown:
         """How far the step times of a configuration's GPU may be off."""
@@ -68,7 +82,7 @@ class Planned:
         """The cost a month of a configuration that holds, in the plan's currency."""
         held = self.held(index)
         assert held is not None, "asked of configurations that hold"
-        return cost_per_month(self.demand.plan.gpus[held.ask.group.gpu], held.ask.group.replicas)
+        return cost_per_month(self.book.offer(held.ask.group), held.ask.group.replicas)
 
 
 def make_plan(scenario: Scenario, sweep: Sweep, tell: Callable[[str], None] | None = None) -> Planned:
@@ -80,23 +94,30 @@ def make_plan(scenario: Scenario, sweep: Sweep, tell: Callable[[str], None] | No
     demand = demand_of(scenario)
     _check(demand)
     book = Book(demand, sweep)
+    space = None if demand.plan.free is None else space_of(scenario)
     groups = [GpuGroup(gpu, spec.name, 1) for gpu in demand.plan.gpus for spec in scenario.specs]
-    for group in groups[:: len(scenario.specs)]:
+    groups = groups if space is None else list(space.groups)
+    for group in groups[:: len(scenario.specs)] if space is None else ():
         _check_reach(book, group)
     busiest = book.setup(Ask(groups[0]))
     once = len(groups) * len(book.seeds(PLANNED))  # a look at every configuration; how many looks, the search decides
     sweep.check_size(once, [(busiest, busiest.scenario.loads[0])], scenario.source)
+    searched = None if space is None else search(book, space)
+    if searched is not None:
+        groups = [replace(searched.group(i), replicas=1) for i in searched.finalists]
     saturated = _saturations(book, groups, sweep.jobs)
     peak_rps = _peak_rps(busiest)
     parts = [rps / peak_rps for rps in saturated]
     limit = demand.plan.max_replicas
     starts = [replace(group, replicas=first_guess(part, limit)) for group, part in zip(groups, parts, strict=True)]
-    if tell is not None:
+    if searched is not None:
+        starts = [searched.group(i) for i in searched.finalists]
+    elif tell is not None:
         _tell_length(tell, book, demand.stated_rps(PLANNED) or peak_rps, [start.replicas for start in starts])
     searches = [
         smallest(book, start, limit, per_replica=part, show=True) for start, part in zip(starts, parts, strict=True)
     ]
-    planned = Planned(demand, book, groups, saturated, drive(book, searches))
+    planned = Planned(demand, book, groups, saturated, drive(book, searches), searched=searched)
     holding = [i for i in range(len(groups)) if planned.held(i) is not None]
     if holding:
         planned.favourites = sorted(
@@ -156,11 +177,11 @@ def _saturations(book: Book, groups: Sequence[GpuGroup], jobs: int) -> list[floa
     runs = []
     for group in groups:
         setup = _for_a_guess(book.setup(Ask(group)))
-        runs.append((setup, next(spec for spec in setup.scenario.specs if spec.name == group.policy)))
+        runs.append((setup, spec_of(setup, group)))
     found: dict[int, float] = {}
     for i, rate in overload.saturations(runs, jobs):
         if isinstance(rate, str):
-            raise ScenarioError(f"{book.demand.scenario.source}: {groups[i].policy} on {groups[i].gpu}: {rate}.")
+            raise ScenarioError(f"{book.demand.scenario.source}: {groups[i].name} on {groups[i].gpu}: {rate}.")
         found[i] = rate
     return [found[i] for i in range(len(runs))]
 
@@ -225,6 +246,9 @@ def _look_around(planned: Planned, holding: list[int], best: int) -> None:
                 factor = Variation(cost_factor=1 + end)
                 slower = group(i).replicas - 1 if end > 0 else 0
                 named.append((("error", i, end), smallest(book, group(i), limit, factor, too_few=slower)))
+    for i in holding if planned.searched is not None else ():
+        for name, change in TURNED.items():
+            named.append((("turned", i, name), smallest(book, group(i), limit, change)))
     if not planned.demand.is_flat:
         named += [(("curve", part), whole(book, Ask(group(best), Variation(traffic=part)))) for part in CURVE]
     named += [
@@ -235,6 +259,8 @@ def _look_around(planned: Planned, holding: list[int], best: int) -> None:
     for name, answer in answers.items():
         if name[0] == "changed":
             planned.changed[name[1], name[2]] = answer
+        elif name[0] == "turned":
+            planned.turned[name[1], name[2]] = answer
         elif name[0] == "headroom":
             planned.headroom[name[1]] = answer
         elif name[0] == "curve":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -14,7 +14,8 @@ from batchsim.base.errors import CalibrationError, ScenarioError
 from batchsim.metrics.intervals import Interval
 from batchsim.metrics.slo import parse_slo
 from batchsim.results.failed import Failed
-from batchsim.scenario import Point, changed
+from batchsim.scenario import Point, PolicySpec, Scenario, changed
+from batchsim.scenario.plan_config import GpuOffer
 from batchsim.scenario.point import Setup
 from batchsim.study.planning.batches import BATCHES, batch_attainments
 from batchsim.study.planning.demand import ONE_COPY, Demand, Variation
@@ -23,15 +24,27 @@ from batchsim.study.sweep.searches import side_by_side
 
 T = TypeVar("T")
 PLANNED = Variation()
+DEPLOYED = ("tp", "pp", "ep", "dp_attention", "weights", "moe", "kv")
+"""Of a plan's `free`, the keys of the GPUs' deployments."""
 
 
 @dataclass(frozen=True)
 class GpuGroup:
-    """A number of replicas of one kind of GPU under one policy (`policy` is the name with its variant)."""
+    """A number of replicas of one kind of GPU under one policy (`policy` is the name with its variant).
+
+    `knobs` are what a search chose of the plan's `free`, but GPU and policy: pairs of name and value as JSON.
+    """
 
     gpu: str
     policy: str
     replicas: int
+    knobs: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The policy with the knobs that were chosen, as tables show it."""
+        chosen = ", ".join(f"{name} {_brief(json.loads(text))}" for name, text in self.knobs)
+        return f"{self.policy}: {chosen}" if chosen else self.policy
 
 
 @dataclass(frozen=True)
@@ -99,6 +112,8 @@ class GroupProbe:
     @property
     def verdict(self) -> bool | None:
         """Whether the group holds; None where only the first seed was looked at, and met every objective."""
+        if self.ask.change.window < 1:
+            return None
         undecided = not self.complete and not any(one.margin < 0 for one in self.observed)
         return None if undecided else self.met
 
@@ -140,6 +155,7 @@ class Book:
     results: dict[Ask, dict[int, dict[str, Any]]] = field(default_factory=dict)
     failed: dict[Ask, Failed] = field(default_factory=dict)
     asked: dict[Ask, None] = field(default_factory=dict)
+    first_seed: int = 0
     _setups: dict[tuple[str, ...], Setup] = field(default_factory=dict)
     _observed: dict[tuple[Ask, int], list[Observed]] = field(default_factory=dict)
 
@@ -147,9 +163,14 @@ class Book:
         """The setup that simulates an Ask. ScenarioError where its GPU, policy and memory do not go together."""
         group, written = ask.group, self.demand.scenario.plain["plan"]
         offer = self.demand.plan.gpus[group.gpu]
-        texts = [f"cost={_flow(written['gpus'][group.gpu]['cost'])}", *self.demand.overrides(ask.change)]
+        chosen = {name: json.loads(text) for name, text in group.knobs}
+        stated = {name: chosen.pop(name) for name in DEPLOYED if name in chosen}
+        router = chosen.pop("router", written["router"])
+        texts = [f"cost={_flow(written['gpus'][group.gpu]['cost'] | stated)}", *self.demand.overrides(ask.change)]
         if group.replicas > 1:
-            texts.append(f"replicas={{count: {group.replicas}, router: {_flow(written['router'])}}}")
+            texts.append(f"replicas={{count: {group.replicas}, router: {_flow(router)}}}")
+        if self.demand.plan.free is not None:  # alone: KV memory is left beside the largest step of its own policy
+            texts.append(f"policies={_flow(policy_alone(self.demand.scenario, group.policy, chosen))}")
         if offer.kv_tokens is not None:
             texts.append(f"kv.tokens={offer.kv_tokens}")
         key = tuple(texts)
@@ -169,9 +190,16 @@ class Book:
             where = scenario.places.get("plan", scenario.source)
             raise type(error)(f"{where}: plan.gpus.{gpu}: {message}{hint}") from None
 
+    def offer(self, group: GpuGroup) -> GpuOffer:
+        """What a group's replicas are bought as: the plan's offer with the cost that the group's knobs make of it."""
+        offer = self.demand.plan.gpus[group.gpu]
+        stated = {name: json.loads(text) for name, text in group.knobs if name in DEPLOYED}
+        return replace(offer, cost=replace(offer.cost, **stated)) if stated else offer
+
     def seeds(self, change: Variation) -> tuple[int, ...]:
         """The seeds that decide: all of the scenario, or one where copies of a trace are too few to differ by seed."""
-        return (0,) if self.by_batches(change) else tuple(range(self.demand.scenario.file.seeds))
+        count = 1 if self.by_batches(change) else self.demand.scenario.file.seeds
+        return tuple(range(self.first_seed, self.first_seed + count))
 
     def by_batches(self, change: Variation) -> bool:
         """Whether the interval is over stretches of one window instead of over seeds."""
@@ -186,8 +214,7 @@ class Book:
         points = []
         for ask, seed in missing:
             setup = self.setup(ask)
-            spec = next(spec for spec in setup.scenario.specs if spec.name == ask.group.policy)
-            points.append((setup, Point(spec, setup.scenario.loads[0], seed)))
+            points.append((setup, Point(spec_of(setup, ask.group), setup.scenario.loads[0], seed)))
         for (ask, seed), result in zip(missing, self.sweep.attempt(points), strict=True):
             if isinstance(result, Failed):
                 self.failed[ask] = result
@@ -232,8 +259,25 @@ def drive(book: Book, searches: Sequence[Search[T]]) -> list[T]:
     return [found[number] for number in range(len(searches))]
 
 
+def spec_of(setup: Setup, group: GpuGroup) -> PolicySpec:
+    """The policy of a group in a setup of it: the only one there, or the one of its name."""
+    specs = setup.scenario.specs
+    return specs[0] if len(specs) == 1 else next(spec for spec in specs if spec.name == group.policy)
+
+
+def policy_alone(scenario: Scenario, policy: str, knobs: Mapping[str, Any]) -> dict[str, Any]:
+    """The `policies` of a scenario with the one of that name alone, with some knobs changed."""
+    spec = next(spec for spec in scenario.specs if spec.name == policy)
+    return {spec.label: {**(scenario.plain["policies"][spec.label] or {}), **spec.knobs, **knobs}}
+
+
 def with_replicas(group: GpuGroup, replicas: int) -> GpuGroup:
     return replace(group, replicas=replicas)
+
+
+def _brief(value: Any) -> str:
+    """A knob's value in a name: a mapping of a kind alone, as routers are, by its kind."""
+    return str(value["kind"]) if isinstance(value, dict) and [*value] == ["kind"] else _flow(value).strip('"')
 
 
 def _flow(value: Any) -> str:

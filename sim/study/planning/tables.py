@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -24,6 +25,7 @@ from batchsim.study.planning.fleet_search import Found
 from batchsim.study.planning.make import WHAT_IFS, Planned, tiers
 from batchsim.study.planning.money import MILLION, cost_per_hour, cost_per_month, shares_by_use, tier_replicas
 from batchsim.study.planning.probe import PLANNED, Ask, GpuGroup, GroupProbe
+from batchsim.study.planning.search_tables import search_tables
 
 Tables = dict[str, list[Row]]
 ONE_DOWN = "one replica down for the whole window"
@@ -39,6 +41,7 @@ def tables_of(planned: Planned) -> Tables:
         "growth": _growth(planned),
         "classes": _classes(planned),
         "sureness": _sureness(planned),
+        **search_tables(planned),
         "probes": [_probe(planned, probe) for probe in planned.book.probes()],
     }
     return {name: rows for name, rows in made.items() if rows}
@@ -70,7 +73,7 @@ def _what_if(planned: Planned) -> list[Row]:
 def _what_if_row(group: GpuGroup, name: str, probe: GroupProbe, needed: int | None) -> Row:
     return {
         "gpu": group.gpu,
-        "policy": group.policy,
+        "policy": group.name,
         "replicas": group.replicas,
         "change": name,
         "holds": None if probe.failed else probe.met,
@@ -105,7 +108,7 @@ def _traffic(planned: Planned) -> list[Row]:
     assert held is not None, "the best holds"
     group = held.ask.group
     loads, shares = _curve(planned)
-    offer = planned.demand.plan.gpus[group.gpu]
+    offer = planned.book.offer(group)
     peak_rps = offered_rps(planned, held) or 0.0
     output = output_tokens(planned, held)
     hourly = cost_per_hour(offer, group.replicas)
@@ -155,7 +158,7 @@ def _growth(planned: Planned) -> list[Row]:
                 "month": month,
                 "peak_rps": (offered_rps(planned, held) or 0.0) * share,
                 "replicas": replicas,
-                "cost_per_month": cost_per_month(plan.gpus[group.gpu], replicas),
+                "cost_per_month": cost_per_month(planned.book.offer(group), replicas),
                 "how": "simulated" if last else "no more traffic a replica than was shown to hold",
             }
         )
@@ -175,7 +178,7 @@ def _classes(planned: Planned) -> list[Row]:
     assert held is not None, "the best holds"
     group = held.ask.group
     month = planned.month(planned.best)
-    offer = planned.demand.plan.gpus[group.gpu]
+    offer = planned.book.offer(group)
     names = order[-1]
     folder = planned.book.sweep.home / POINTS / held.results[0]["point"]
     used = shares_by_use(folder, names)
@@ -216,7 +219,7 @@ def _sureness(planned: Planned) -> list[Row]:
         held = planned.held(index)
         assert held is not None, "favourites hold"
         group = held.ask.group
-        head = {"gpu": group.gpu, "policy": group.policy}
+        head = {"gpu": group.gpu, "policy": group.name}
         sampled = ends(held)
         rows.append(
             head
@@ -236,7 +239,7 @@ def _sureness(planned: Planned) -> list[Row]:
             rows.append(head | unknown | none)
             continue
         fast, slow = planned.at_error[index]
-        offer = planned.demand.plan.gpus[group.gpu]
+        offer = planned.book.offer(group)
         counts = [replicas_of(found) for found in (fast, slow)]
         months = [None if count is None else cost_per_month(offer, count) for count in counts]
         at = [
@@ -275,9 +278,9 @@ def _recommendation(planned: Planned) -> list[Row]:
     return [
         {
             "gpu": group.gpu,
-            "policy": group.policy,
+            "policy": group.name,
             "replicas": group.replicas,
-            "router": plan.router.kind,
+            "router": _router(planned, group),
             "cost_per_month": month,
             "next_cost_per_month": min(others, default=None),
             "slo": _objective(planned),
@@ -287,6 +290,11 @@ def _recommendation(planned: Planned) -> list[Row]:
             "growth_per_month": plan.growth.per_month,
         }
     ]
+
+
+def _router(planned: Planned, group: GpuGroup) -> str:
+    chosen = dict(group.knobs).get("router")
+    return planned.demand.plan.router.kind if chosen is None else str(json.loads(chosen)["kind"])
 
 
 def _objective(planned: Planned) -> str:
@@ -301,16 +309,18 @@ def _objective(planned: Planned) -> str:
 
 def _probe(planned: Planned, probe: GroupProbe) -> Row:
     group, change = probe.ask.group, probe.ask.change
-    offer = planned.demand.plan.gpus[group.gpu]
+    offer = planned.book.offer(group)
     return {
         "gpu": group.gpu,
-        "policy": group.policy,
+        "policy": group.name,
         "replicas": group.replicas,
         "traffic": change.traffic,
         "dispersion": change.dispersion,
         "prompts": change.prompts,
         "classes": " ".join(change.classes),
         "cost_factor": change.cost_factor,
+        "slo_factor": change.slo,
+        "window_share": change.window,
         "seeds": probe.seeds,
         "requests": probe.num_requests,
         "holds": probe.verdict,

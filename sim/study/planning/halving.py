@@ -1,0 +1,241 @@
+"""The cheapest configuration that holds, by successive halving: short looks rule out, long ones decide.
+
+A configuration is a price a replica. A **look** at so many of its replicas says whether they may still hold; one of the
+last rung says whether they do. What a look rules out is true of longer ones too (`hopeless`), so a configuration's
+fewest replicas that are not ruled out times its price is what it costs at least, and nothing is ever ruled out that
+costs less than what was chosen. Of configurations that cost the same at least, the first parts by margin go on; the
+rest wait, and are looked at again where nothing decided is as cheap as they may be.
+
+Nothing here simulates: whoever runs the looks answers with a `Look` each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+KEPT = 1 / 3  # of the configurations of a rung go on to the next
+FEWEST = 8  # that go on at least
+_SAME = 1e-9  # relative: two costs that differ by less are the same
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a look showed. `holds`: they hold, on the last rung; on others, they are not ruled out. `margin` orders
+    those of one price, more being better. `failed`: why the configuration cannot be looked at with any number of
+    replicas."""
+
+    holds: bool
+    margin: float = 0.0
+    failed: str = ""
+
+
+Looks = Callable[[int, list[tuple[int, int]]], list[Look]]
+"""Looks on a rung at (configuration, replicas), all at once; the answers in order."""
+
+
+@dataclass
+class Rung:
+    """What became of a rung: configurations that entered it, looks at them, those ruled out, those left to wait."""
+
+    entered: int = 0
+    looks: int = 0
+    ruled_out: int = 0
+    waiting: int = 0
+
+
+@dataclass
+class State:
+    """One configuration: its price a replica, the fewest replicas not ruled out, and how far it came.
+
+    `out` says why it was ruled out: `price`, `looks`, `failed`, `limit`; "" while it is not. `held`: the replicas that
+    were decided to hold, None where none were. `rung`: the last one it was looked at on.
+    """
+
+    price: float
+    replicas: int = 1
+    margin: float = 0.0
+    out: str = ""
+    failed: str = ""
+    held: int | None = None
+    rung: int = -1
+
+    @property
+    def cost(self) -> float:
+        """What it costs at least."""
+        return self.price * self.replicas
+
+
+@dataclass
+class Halving:
+    """A search over configurations with these prices a replica. `limit`: the most replicas. `rungs`: how many there
+    are, the last of which decides. `pilots`: those with which a first ceiling of the cost is found."""
+
+    prices: Sequence[float]
+    limit: int
+    rungs: int
+    looks: Looks
+    pilots: Sequence[int] = (0,)
+    guess: int = 1
+    states: list[State] = field(init=False)
+    told: list[Rung] = field(init=False)
+    ceiling: float = math.inf
+
+    def __post_init__(self) -> None:
+        self.states = [State(price) for price in self.prices]
+        self.told = [Rung() for _ in range(self.rungs)]
+
+    def run(self) -> int | None:
+        """The index of the cheapest that holds; of one price the one with the most margin, then the first. None where
+        none holds."""
+        self._pilot()
+        everybody = [i for i in range(len(self.states)) if not self.states[i].out]
+        self._bound(everybody)
+        going_on = everybody
+        for rung in range(1, self.rungs - 1):
+            going_on = self._climb(self._best(going_on), rung)
+        self._decide(self._best(going_on))
+        while waiting := self._cheaper():
+            for rung in range(1, self.rungs - 1):
+                waiting = self._climb(waiting, rung)
+            self._decide(waiting)
+        holding = [i for i, state in enumerate(self.states) if state.held is not None]
+        return min(holding, key=lambda i: (round(self.states[i].cost, 9), -self.states[i].margin, i), default=None)
+
+    # ---- the steps
+
+    def _pilot(self) -> None:
+        """Finds the replicas of the pilots, which gives what the winner costs at most."""
+        for pilot in self.pilots:
+            state = self.states[pilot]
+            state.replicas = 1
+            high = min(self.limit, self.guess)
+            while not state.out and not self._look(0, {pilot: high})[pilot].holds:
+                state.replicas = high + 1
+                if high >= self.limit:
+                    self._out(pilot, "limit", 0)
+                high = min(self.limit, 2 * high)
+            if not state.out:
+                self._bisect({pilot: high})
+        self._decide([pilot for pilot in self.pilots if not self.states[pilot].out])
+
+    def _bound(self, configurations: Iterable[int]) -> None:
+        """Looks on the first rung at the most replicas that the ceiling pays for, and from there down."""
+        highest: dict[int, int] = {}
+        for i in configurations:
+            state = self.states[i]
+            self.told[0].entered += 1
+            if state.rung >= 0:
+                continue
+            affordable = self._affordable(state.price)
+            if affordable < 1:
+                self._out(i, "price", 0)
+            else:
+                highest[i] = affordable
+        for i, look in self._look(0, highest).items():
+            if not look.holds:
+                self.states[i].replicas = highest.pop(i) + 1
+                self._out(i, "looks" if self.ceiling < math.inf else "limit", 0)
+        self._bisect(highest)
+
+    def _bisect(self, highest: dict[int, int]) -> None:
+        """Narrows the fewest replicas that are not ruled out down from those that are not, side by side."""
+        low = {i: self.states[i].replicas - 1 for i in highest}
+        while wanted := {i: (low[i] + high) // 2 for i, high in highest.items() if high - low[i] > 1}:
+            for i, look in self._look(0, wanted).items():
+                if look.holds:
+                    highest[i] = wanted[i]
+                elif not look.failed:
+                    low[i] = wanted[i]
+                else:
+                    del highest[i]
+        for i, high in highest.items():
+            self.states[i].replicas = high
+        self._look(0, highest)  # so that the margin is that of these
+
+    def _best(self, configurations: Iterable[int]) -> list[int]:
+        """The first part of those that are not ruled out, the cheapest first; the others wait."""
+        order = sorted((i for i in configurations if not self.states[i].out), key=self._order)
+        kept = order[: max(FEWEST, math.ceil(KEPT * len(order)))]
+        if order:
+            self.told[min(self.states[order[0]].rung, self.rungs - 1)].waiting += len(order) - len(kept)
+        return kept
+
+    def _climb(self, configurations: list[int], rung: int) -> list[int]:
+        """Looks at them on a rung, with one replica more where they are ruled out; those that are left."""
+        todo = [i for i in configurations if not self.states[i].out and self.states[i].held is None]
+        self.told[rung].entered += len([i for i in todo if self.states[i].rung < rung])
+        while todo:
+            found = self._look(rung, {i: self.states[i].replicas for i in todo})
+            todo = [i for i, look in found.items() if not look.holds and not self._more(i, rung)]
+        return [i for i in configurations if not self.states[i].out]
+
+    def _decide(self, configurations: list[int]) -> None:
+        """Decides, the cheapest first, those that may cost no more than what holds already."""
+        last, known = self.rungs - 1, set()
+        while True:
+            open_ = [i for i in configurations if not self.states[i].out and self.states[i].held is None]
+            if not open_:
+                return
+            cheapest = min(self.states[i].cost for i in open_)
+            if cheapest > self.ceiling * (1 + _SAME):
+                for i in open_:
+                    self._out(i, "looks", self.states[i].rung)
+                return
+            batch = [i for i in open_ if self.states[i].cost <= cheapest * (1 + _SAME)]
+            self.told[last].entered += len(set(batch) - known)
+            known |= set(batch)
+            for i, look in self._look(last, {i: self.states[i].replicas for i in batch}).items():
+                if look.holds:
+                    self.states[i].held = self.states[i].replicas
+                    self.ceiling = min(self.ceiling, self.states[i].cost)
+                else:
+                    self._more(i, last)
+
+    def _cheaper(self) -> list[int]:
+        """The next of those that wait although they may cost less than what holds, the cheapest first."""
+        waiting = [
+            i
+            for i, state in enumerate(self.states)
+            if not state.out and state.held is None and state.cost < self.ceiling * (1 - _SAME)
+        ]
+        return sorted(waiting, key=self._order)[:FEWEST]
+
+    # ---- its parts
+
+    def _affordable(self, price: float) -> int:
+        return self.limit if self.ceiling == math.inf else min(self.limit, math.floor(self.ceiling / price + _SAME))
+
+    def _order(self, i: int) -> tuple[float, float, int]:
+        return round(self.states[i].cost, 9), -self.states[i].margin, i
+
+    def _more(self, i: int, rung: int) -> bool:
+        """Takes one replica more, which it needs at least; True where that rules the configuration out."""
+        state = self.states[i]
+        if state.out:
+            return True
+        state.replicas += 1
+        if state.replicas > self.limit:
+            self._out(i, "limit", rung)
+        elif state.cost > self.ceiling * (1 + _SAME):
+            self._out(i, "looks", rung)
+        return bool(state.out)
+
+    def _out(self, i: int, why: str, rung: int) -> None:
+        if not self.states[i].out:
+            self.states[i].out = why
+            self.told[max(rung, 0)].ruled_out += 1
+
+    def _look(self, rung: int, wanted: dict[int, int]) -> dict[int, Look]:
+        """What the looks showed; who cannot be looked at is out."""
+        found = dict(zip(wanted, self.looks(rung, list(wanted.items())), strict=True)) if wanted else {}
+        self.told[rung].looks += len(found)
+        for i, look in found.items():
+            self.states[i].rung = max(self.states[i].rung, rung)
+            if look.failed:
+                self.states[i].failed = look.failed
+                self._out(i, "failed", rung)
+            elif look.holds:
+                self.states[i].margin = look.margin
+        return found

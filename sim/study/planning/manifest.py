@@ -1,0 +1,116 @@
+"""The recommended group as a Kubernetes manifest: a Deployment of so many replicas, and a Service before them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+
+from batchsim.base.errors import ScenarioError
+from batchsim.scenario.command_lines.engines import command_of
+from batchsim.scenario.deployment_config import DeploymentConfig
+from batchsim.study.planning.make import Planned
+from batchsim.study.planning.probe import Ask
+
+PORT = 8000
+_IMAGES = {"vllm": "vllm/vllm-openai"}
+"""By engine, the image whose entry point is its server, as its documentation names it; the version is its tag."""
+_HEADS = {"vllm": ("vllm", "serve")}
+"""The words of the command line that the image's entry point says already."""
+
+
+def manifest(planned: Planned) -> str:
+    """The manifest as YAML; "" where nothing holds, or the recommended GPU is no deployment of an engine with an image.
+
+    Its router is Kubernetes' own, which balances connections: a router that the plan assumed is not part of it.
+    """
+    held = None if planned.best is None else planned.held(planned.best)
+    if held is None:
+        return ""
+    setup = planned.book.setup(Ask(planned.groups[planned.best or 0]))
+    config, group = setup.scenario.cost, held.ask.group
+    if not isinstance(config, DeploymentConfig) or config.engine not in _IMAGES:
+        return ""
+    try:
+        written = command_of(setup.scenario)
+    except ScenarioError:
+        return ""
+    words = shlex.split(written.line)[len(_HEADS[config.engine]) :]
+    name = f"{config.engine}-{_label(group.gpu)}"
+    unsaid = [f"not said by a flag: {text}" for text in written.unsaid]
+    notes = [
+        f"{group.replicas} × {config.num_gpus} GPU ({group.gpu}); simulated behind the router {_router(planned)},"
+        " while a Service balances connections: put that router before the pods",
+        *(
+            [f"a version of {config.engine} is not stated: name the tag that was measured"]
+            if not config.version
+            else []
+        ),
+        *unsaid,
+    ]
+    labels = {"app": name}
+    container = {
+        "name": config.engine,
+        "image": f"{_IMAGES[config.engine]}:{_tag(config.version)}",
+        "args": [*words, "--port", str(PORT)],
+        "ports": [{"containerPort": PORT}],
+        "readinessProbe": {"httpGet": {"path": "/health", "port": PORT}},
+        "resources": {"limits": {"nvidia.com/gpu": config.num_gpus}},
+        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+    }
+    pods = {"containers": [container], "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}]}
+    deployment = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {
+            "replicas": group.replicas,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": pods},
+        },
+    }
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name},
+        "spec": {"selector": labels, "ports": [{"port": PORT, "targetPort": PORT}]},
+    }
+    head = "".join(f"# {note}\n" for note in notes)
+    return head + "---\n".join("\n".join(_lines(each)) + "\n" for each in (deployment, service))
+
+
+def _router(planned: Planned) -> str:
+    group = planned.groups[planned.best or 0]
+    chosen = dict(group.knobs).get("router")
+    return planned.demand.plan.router.kind if chosen is None else str(json.loads(chosen)["kind"])
+
+
+def _label(name: str) -> str:
+    """A name as Kubernetes takes it: small letters, digits and hyphens."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "gpu"
+
+
+def _tag(version: str) -> str:
+    return f"v{version}" + ".0" * (2 - version.count(".")) if version else "latest"
+
+
+def _lines(value: object, indent: int = 0) -> list[str]:
+    """A plain value as lines of YAML; texts as JSON has them, which YAML reads alike."""
+    pad = "  " * indent
+    if isinstance(value, dict):
+        found = []
+        for key, each in value.items():
+            if isinstance(each, dict | list):
+                found += [f"{pad}{key}:", *_lines(each, indent + 1)]
+            else:
+                found.append(f"{pad}{key}: {json.dumps(each)}")
+        return found
+    assert isinstance(value, list), "mappings and lists stand in blocks"
+    found = []
+    for each in value:
+        if isinstance(each, dict | list):
+            first, *rest = _lines(each, indent + 1)
+            found += [f"{pad}- {first.lstrip()}", *rest]
+        else:
+            found.append(f"{pad}- {json.dumps(each)}")
+    return found

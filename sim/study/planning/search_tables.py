@@ -1,0 +1,203 @@
+"""A plan's search as tables: its rungs, every configuration with why it lost, what would change the decision, what more
+money buys."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from batchsim.base.units import NS_PER_S
+from batchsim.study.planning.configurations import goodput_rps
+from batchsim.study.planning.halving import State
+from batchsim.study.planning.make import TURNED, Planned
+from batchsim.study.planning.money import HOURS_A_MONTH, cost_per_month
+from batchsim.study.planning.probe import PLANNED, Ask
+from batchsim.study.planning.searched import Searched
+
+Row = dict[str, Any]
+PRICE = "price of"
+_SAME = 1e-9  # relative
+
+
+def search_tables(planned: Planned) -> dict[str, list[Row]]:
+    """The tables by name; none of a plan that leaves nothing free."""
+    if (searched := planned.searched) is None:
+        return {}
+    return {
+        "search": _rungs(planned, searched),
+        "searched": [_configuration(searched, i) for i in _order(searched)],
+        "left_out": _left_out(searched),
+        "sensitivity": [*_prices(planned, searched), *_turned(planned)],
+        "pareto": _pareto(planned),
+    }
+
+
+def _rungs(planned: Planned, searched: Searched) -> list[Row]:
+    rows = []
+    for i, (part, told) in enumerate(zip(searched.parts, searched.halving.told, strict=True)):
+        last = i == len(searched.parts) - 1
+        rows.append(
+            {
+                "rung": "decides" if last else f"look {i + 1}",
+                "window_s": part * planned.demand.plan.window / NS_PER_S,
+                "seeds": len(planned.book.seeds(PLANNED)) if last else 1,
+                "entered": told.entered,
+                "looks": told.looks,
+                "ruled_out": told.ruled_out,
+                "waiting": told.waiting,
+            }
+        )
+    return rows
+
+
+def _order(searched: Searched) -> list[int]:
+    """The configurations, the winner first, then by what they cost at least; those that cannot be built last."""
+    states = searched.halving.states
+    return sorted(
+        range(len(states)),
+        key=lambda i: (i != searched.best, bool(states[i].failed), round(states[i].cost, 9), -states[i].margin, i),
+    )
+
+
+def _configuration(searched: Searched, i: int) -> Row:
+    state, group = searched.halving.states[i], searched.group(i)
+    return {
+        "gpu": group.gpu,
+        "policy": group.name,
+        "replicas_at_least": None if state.failed else state.replicas,
+        "cost_per_month_at_least": None if state.failed else state.cost * HOURS_A_MONTH,
+        "margin_low": state.margin if state.held is not None else None,
+        "decided": state.held is not None,
+        "why_lost": "" if i == searched.best else why_lost(searched, i),
+    }
+
+
+def why_lost(searched: Searched, i: int) -> str:
+    """What keeps a configuration from being chosen, in words."""
+    halving = searched.halving
+    state, best = halving.states[i], None if searched.best is None else halving.states[searched.best]
+    if state.failed:
+        return f"cannot be simulated: {state.failed}"
+    if state.out == "limit":
+        return f"{halving.limit} replicas, the most allowed, are too few"
+    if best is None:
+        return "not shown to hold"
+    dearer = state.cost > best.cost * (1 + _SAME)
+    if state.held is not None:
+        return "holds, and costs more" if dearer else "holds at the same price, and has no more margin"
+    if state.out == "price":
+        return "one replica costs more than the winner"
+    if dearer:
+        return f"{_counted(state.replicas - 1)} shown to be too few, and one more costs more than the winner"
+    return "waited: at the same price at least, with no more margin in the short looks than those that went on"
+
+
+def _counted(replicas: int) -> str:
+    return "no replica is" if replicas == 0 else f"{replicas} replica{'s are' if replicas > 1 else ' is'}"
+
+
+def _left_out(searched: Searched) -> list[Row]:
+    """Why configurations could not be simulated, and how many for each reason."""
+    reasons = Counter(state.failed for state in searched.halving.states if state.failed)
+    return [{"why_lost": reason, "configurations": count} for reason, count in reasons.most_common()]
+
+
+# ---- what would change the decision
+
+
+def _prices(planned: Planned, searched: Searched) -> list[Row]:
+    """For each kind of GPU the price at which the decision is another: of the winner's how far it may rise, of others
+    how far they must fall, which is a bound where their replicas are. Arithmetic on the counts of the search."""
+    if planned.best is None:
+        return []
+    held = planned.held(planned.best)
+    assert held is not None, "the best holds"
+    mine, cost = held.ask.group.gpu, planned.month(planned.best)
+    cheapest: dict[str, State] = {}
+    for i in _order(searched):
+        state = searched.halving.states[i]
+        if not state.failed and state.out != "limit":
+            cheapest.setdefault(searched.space.groups[i].gpu, state)
+    rows = []
+    for gpu, state in cheapest.items():
+        price = planned.demand.plan.gpus[gpu].price
+        if gpu == mine:
+            rest = [other.cost for name, other in cheapest.items() if name != mine]
+            at = price * min(rest) * HOURS_A_MONTH / cost if rest else None
+            said = "another kind of GPU may be cheaper above this price" if rest else "no other kind of GPU may hold"
+        else:
+            at = price * cost / (state.cost * HOURS_A_MONTH)
+            said = "it may be chosen below this price, and not above"
+        rows.append(
+            {
+                "change": f"{PRICE} {gpu}",
+                "price_per_hour": price,
+                "decision_changes_at": at,
+                "relative": None if at is None else at / price - 1,
+                "gpu": None,
+                "policy": None,
+                "replicas": None,
+                "cost_per_month": None,
+                "same_decision": None,
+                "note": said,
+            }
+        )
+    return rows
+
+
+def _turned(planned: Planned) -> list[Row]:
+    """For each change of traffic or objectives the cheapest of the finalists; none else was judged anew."""
+    rows = []
+    for name in TURNED if planned.best is not None else ():
+        found = {i: answer for (i, change), answer in planned.turned.items() if change == name}
+        holding = {i: answer.group for i, answer in found.items() if answer.group is not None}
+        costs = {i: cost_per_month(planned.book.offer(group), group.replicas) for i, group in holding.items()}
+        least = min(costs.values(), default=None)
+        ties = [i for i in costs if least is not None and costs[i] <= least * (1 + _SAME)]
+        best = planned.best if planned.best in ties else ties[0] if ties else None
+        group = None if best is None else holding[best]
+        rows.append(
+            {
+                "change": name,
+                "price_per_hour": None,
+                "decision_changes_at": None,
+                "relative": None,
+                "gpu": group and group.gpu,
+                "policy": group and group.name,
+                "replicas": group and group.replicas,
+                "cost_per_month": least,
+                "same_decision": None if best is None else best == planned.best,
+                "note": f"of the {len(found)} finalists that hold" if best is not None else "none of them holds",
+            }
+        )
+    return rows
+
+
+# ---- what more money buys
+
+
+def _pareto(planned: Planned) -> list[Row]:
+    """Groups decided on the whole window of which none other is as cheap with as much within the SLO."""
+    points = []
+    for ask in planned.book.asked:
+        probe = planned.book.probe(ask)
+        if ask == Ask(ask.group, PLANNED) and probe.complete and not probe.failed:
+            share = probe.attainment.mean
+            points.append((cost_per_month(planned.book.offer(ask.group), ask.group.replicas), share or 0.0, probe))
+    points.sort(key=lambda point: (round(point[0], 6), -point[1]))
+    rows: list[Row] = []
+    for cost, share, probe in points:
+        if not rows or share > rows[-1]["attainment"]:
+            rows.append(
+                {
+                    "gpu": probe.ask.group.gpu,
+                    "policy": probe.ask.group.name,
+                    "replicas": probe.ask.group.replicas,
+                    "cost_per_month": cost,
+                    "attainment": share,
+                    "holds": probe.met,
+                    "goodput_rps": goodput_rps(planned, probe),
+                    "energy_j_per_output_token": probe.mean("energy_j_per_output_token"),
+                }
+            )
+    return rows

@@ -1,0 +1,147 @@
+"""The search of a plan whose `free` leaves something to choose: every configuration looked at, the best few named.
+
+What a short look shows holds for the whole window, since its requests are the first of the long run's, under the same
+seed: a request that misses its objective in the first sixth of the window misses it in the whole one too. So many
+misses that the rest of the window, without any, could not make up for them rule a group out; nothing else does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from batchsim.base.errors import BatchsimError
+from batchsim.metrics.slo import parse_slo
+from batchsim.study.planning.demand import Variation
+from batchsim.study.planning.fleet_search import ONE_SEED_DECIDES, judge
+from batchsim.study.planning.halving import Halving, Look
+from batchsim.study.planning.money import cost_per_hour
+from batchsim.study.planning.probe import PLANNED, Ask, Book, GpuGroup, GroupProbe, drive
+from batchsim.study.planning.space import Space, without_router
+
+PARTS = (1 / 6, 1 / 2)  # of the window: the short looks
+LEAST = 200  # requests of a short look: below, one more or less of them says nothing of the others
+MORE_COME = 1.1  # of the requests that the part of a window suggests: how many the whole may have
+GUESS = 4  # replicas with which the first look begins
+OTHERS = 2  # other kinds of GPU whose best configuration is judged beside the winner
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What the search came to. `halving.states` has every configuration in the order of the space's; `best` is the
+    index of the cheapest that holds, None where none does; `parts` are the looks' parts of the window, the last one
+    with all seeds. `finalists` are the indices of those that the plan goes on with."""
+
+    space: Space
+    halving: Halving
+    parts: tuple[float, ...]
+    best: int | None
+    finalists: tuple[int, ...]
+
+    def group(self, index: int) -> GpuGroup:
+        """A configuration with the replicas that it holds with, or the fewest that were not ruled out."""
+        state = self.halving.states[index]
+        return _group(self.space.groups[index], state.held or state.replicas)
+
+
+def search(book: Book, space: Space) -> Searched:
+    """Looks at every configuration of `space` until it is decided which of them is the cheapest that holds."""
+    book.sweep.hold()  # else each configuration would seem to fail where another process writes
+    rps, plan = book.demand.stated_rps(PLANNED), book.demand.plan
+    short = () if rps is None else tuple(p for p in PARTS if rps * plan.window / 1e9 * p >= LEAST)
+    parts = (*(short or (1.0,)), 1.0)  # at least one seed alone before all of them
+    offers = [book.offer(group) for group in space.groups]
+    prices = [cost_per_hour(offer, 1) for offer in offers]
+    pilots = [next(i for i, group in enumerate(space.groups) if group.gpu == gpu) for gpu in space.free["gpu"]]
+    seen = _Looks(book, space, parts)
+    halving = Halving(prices, plan.max_replicas, len(parts), seen, pilots, min(GUESS, plan.max_replicas))
+    best = halving.run()
+    return Searched(space, halving, parts, best, _finalists(space, halving, best, pilots))
+
+
+def _finalists(space: Space, halving: Halving, best: int | None, pilots: list[int]) -> tuple[int, ...]:
+    """The winner, the next best that holds, and the best of further kinds of GPU; the pilots where nothing holds."""
+    if best is None:
+        return tuple(pilots)
+    order = sorted(
+        range(len(space.groups)), key=lambda i: (round(halving.states[i].cost, 9), -halving.states[i].margin)
+    )
+    possible = [i for i in order if halving.states[i].out in ("", "looks", "price") and i != best]
+    kinds: dict[str, int] = {}
+    for i in possible:
+        kinds.setdefault(space.groups[i].gpu, i)
+    others = [i for gpu, i in kinds.items() if gpu != space.groups[best].gpu][:OTHERS]
+    next_best = [i for i in possible if halving.states[i].held is not None and not _alike(space, halving, i, best)][:1]
+    return tuple(sorted({best, *others, *next_best}))
+
+
+def _alike(space: Space, halving: Halving, one: int, other: int) -> bool:
+    """Whether two configurations are the same group: one replica each, and no difference but the router."""
+    groups = [without_router(space.groups[i]) for i in (one, other)]
+    return groups[0] == groups[1] and halving.states[one].held == halving.states[other].held == 1
+
+
+def _group(group: GpuGroup, replicas: int) -> GpuGroup:
+    alone = without_router(group) if replicas == 1 else group
+    return replace(alone, replicas=replicas)
+
+
+@dataclass
+class _Looks:
+    """The looks at configurations, as simulations of a book."""
+
+    book: Book
+    space: Space
+    parts: tuple[float, ...]
+
+    def __call__(self, rung: int, wanted: list[tuple[int, int]]) -> list[Look]:
+        last = rung == len(self.parts) - 1
+        change = PLANNED if self.parts[rung] == 1 else Variation(window=self.parts[rung])
+        asks = [Ask(_group(self.space.groups[i], replicas), change) for i, replicas in wanted]
+        failed = {ask: reason for ask in dict.fromkeys(asks) if (reason := self._cannot_be_built(ask))}
+        runnable = [ask for ask in dict.fromkeys(asks) if ask not in failed]
+        try:
+            self._run(runnable, last)
+        except BatchsimError:  # of one of them; all that is done by then is kept
+            for ask in runnable:
+                try:
+                    self._run([ask], last)
+                except BatchsimError as error:
+                    failed[ask] = str(error)
+        return [Look(False, failed=failed[ask]) if ask in failed else self._look(ask, last) for ask in asks]
+
+    def _run(self, asks: list[Ask], last: bool) -> None:
+        if last:
+            drive(self.book, [judge(self.book, ask) for ask in asks])
+        else:
+            self.book.run((ask, self.book.seeds(ask.change)[:1]) for ask in asks)
+
+    def _cannot_be_built(self, ask: Ask) -> str:
+        """Why there is no such engine; "" where there is."""
+        try:
+            self.book.setup(ask)
+        except (BatchsimError, ValueError) as error:
+            return str(error)
+        return ""
+
+    def _look(self, ask: Ask, last: bool) -> Look:
+        probe = self.book.probe(ask)
+        if probe.failed:
+            return Look(False, failed=probe.failed)
+        if last:
+            return Look(probe.met, probe.margin.low or 0.0)
+        return Look(not hopeless(self.book, probe), probe.margin.mean or 0.0)
+
+
+def hopeless(book: Book, probe: GroupProbe) -> bool:
+    """Whether what one seed missed in its part of the window keeps the group from holding, were all else met."""
+    seeds = len(book.seeds(probe.ask.change))
+    alone = 1 if seeds <= ONE_SEED_DECIDES else seeds  # one seed below its objective decides among few
+    times = alone * (1.0 if probe.ask.change.window == 1 else MORE_COME / probe.ask.change.window)
+    file = book.demand.scenario.file
+    objectives = {name: each.slo or file.slo for name, each in file.workload.classes.items()} or {"": file.slo}
+    for name, text in objectives.items():
+        share, asked = parse_slo(text).share, probe.of_class(name) if name else probe.attainment
+        assert share is not None, "plans take objectives of the per-request form"
+        if asked is not None and asked.mean is not None and 1 - asked.mean > (1 - share) * times:
+            return True
+    return False

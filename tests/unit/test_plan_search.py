@@ -1,0 +1,194 @@
+"""A plan that searches: the space, halving on hand-made configurations, looks that rule out, the manifest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from batchsim.base.errors import ScenarioError
+from batchsim.report.page.plan_text import plan_text
+from batchsim.report.page.write_page import MANIFEST, write_report
+from batchsim.scenario import Scenario, load_scenario
+from batchsim.study.planning.demand import Variation, demand_of
+from batchsim.study.planning.halving import Halving, Look
+from batchsim.study.planning.plan_tables import plan_tables
+from batchsim.study.planning.probe import Ask, Book, GpuGroup, GroupProbe, Observed
+from batchsim.study.planning.searched import hopeless
+from batchsim.study.planning.space import space_of
+from batchsim.study.sweep.points import Sweep
+
+SEARCHED = """\
+model: llama-3.1-8b
+cost: {kind: linear, base: 5ms, per_sequence: 5ms}
+workload:
+  arrivals: {kind: poisson, mean_rate: 20/s}
+  lengths: {prompt: {kind: fixed, tokens: 100}, output: {kind: uniform, min: 2, max: 12}}
+  output_cap: 16
+  duration: 4s
+policies:
+  continuous: {max_num_seqs: 4, max_num_batched_tokens: 256}
+slo: ttft<1s @ 90%
+seeds: 3
+plan:
+  target: {rate: 60/s}
+  window: 4s
+  currency: $
+  gpus:
+    own:
+      price: 2.00/h
+      deployment: {engine: vllm, gpu: {kind: sheet, memory: 80GB, bandwidth: 3350GB/s, bf16: 989TFLOP/s}}
+    slow: {price: 1.00/h, kv_tokens: 16000, cost: {kind: linear, base: 40ms, per_sequence: 2ms}}
+  router: least_tokens
+  max_replicas: 6
+  free: {gpu: [own], max_num_seqs: [2, 64], router: [least_tokens, round_robin], tp: [1, 2]}
+"""
+
+
+@pytest.fixture
+def searched(tmp_path: Path) -> Scenario:
+    (tmp_path / "s.yaml").write_text(SEARCHED.replace("continuous: {", "vllm: {enable_prefix_caching: false, "))
+    return load_scenario(str(tmp_path / "s.yaml"))
+
+
+def with_free(scenario: Scenario, text: str) -> Scenario:
+    return load_scenario(scenario.source, overrides=[f"plan.free={text}"])
+
+
+def test_the_space_is_every_combination(searched: Scenario) -> None:
+    """In the order of the lists; what is not free stays as written; a GPU's count of engines goes into its price."""
+    space = space_of(searched)
+    assert len(space.groups) == 8 and len(set(space.groups)) == 8
+    assert space.groups[0].name == "vllm: max_num_seqs 2, router least_tokens, tp 1"
+    assert len(space_of(with_free(searched, "{max_num_seqs: [2, 64]}")).groups) == 4
+    book = Book(demand_of(searched), Sweep(Path(searched.source).parent / "r"))
+    wide = next(group for group in space.groups if ("tp", "2") in group.knobs)
+    assert book.offer(wide).gpus == 2 and book.offer(space.groups[0]).gpus == 1
+    setup = book.setup(Ask(replace(wide, replicas=3)))
+    assert setup.scenario.file.replicas is not None and setup.scenario.file.replicas.count == 3
+    assert setup.num_gpus == 2 and setup.scenario.specs[0].config.traits.max_num_seqs == 2
+
+
+@pytest.mark.parametrize(
+    ("free", "said"),
+    [
+        ("{max_seqs: [1]}", "plan.free: max_seqs: vllm has no such knob. Did you mean max_num_seqs"),
+        ("{gpu: [h900]}", "plan.free: gpu has h900, which the scenario has not"),
+        ("{policy: [orca]}", "plan.free: policy has orca"),
+        ("{router: [nobody]}", "there is no such router"),
+        ("{tp: [1, 2]}", "tp: the cost of slow is of kind linear and has no tp"),
+        ("{max_num_seqs: [0]}", "plan.free: max_num_seqs, value 0:"),
+        ("{max_num_seqs: []}", "free.max_num_seqs is empty"),
+        ("{max_num_seqs: [8, 8]}", "free.max_num_seqs has 8 twice"),
+        ("{max_num_seqs: [[4, 8]]}", "max_num_seqs is [4, 8]. Write a whole number."),
+    ],
+)
+def test_what_cannot_be_free_is_one_line(searched: Scenario, free: str, said: str) -> None:
+    with pytest.raises(ScenarioError) as error:
+        space_of(with_free(searched, free))
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+# ---- halving, on configurations of which all is known
+
+
+class Known:
+    """Configurations that need so many replicas; a short look rules out `lenient` fewer than that."""
+
+    def __init__(self, needs: list[int], lenient: int, broken: tuple[int, ...] = ()) -> None:
+        self.needs, self.lenient, self.broken = needs, lenient, broken
+        self.last_looks: list[tuple[int, int]] = []
+
+    def __call__(self, rung: int, wanted: list[tuple[int, int]]) -> list[Look]:
+        if rung == 2:
+            self.last_looks += wanted
+        return [
+            Look(False, failed="no profile")
+            if i in self.broken
+            else Look(replicas >= self.needs[i] - (self.lenient if rung < 2 else 0), replicas / self.needs[i])
+            for i, replicas in wanted
+        ]
+
+
+@pytest.mark.parametrize("lenient", [0, 1, 3])
+def test_the_winner_is_that_of_looking_at_all(lenient: int) -> None:
+    """Whatever the short looks let pass, the cheapest that holds is found, with few long looks."""
+    rng = np.random.default_rng([17, lenient])
+    for _ in range(50):
+        needs = rng.integers(1, 14, 60).tolist()
+        prices = rng.choice([1.0, 2.5, 4.0, 7.0], 60).tolist()
+        known = Known(needs, lenient)
+        halving = Halving(prices, 12, 3, known, pilots=(0, 1), guess=4)
+        best = halving.run()
+        costs = [price * need for price, need in zip(prices, needs, strict=True) if need <= 12]
+        assert best is not None and prices[best] * needs[best] == min(costs)
+        assert halving.states[best].held == needs[best]
+        assert len({i for i, _ in known.last_looks}) < 45
+
+
+def test_what_cannot_be_built_and_what_never_holds_is_told_apart() -> None:
+    """A broken pilot is no obstacle; where nothing holds there is no winner."""
+    halving = Halving([1.0, 1.0, 5.0], 4, 3, Known([1, 3, 1], 0, broken=(0,)), pilots=(0, 1))
+    assert halving.run() == 1
+    assert [state.out for state in halving.states] == ["failed", "", "price"]
+    nothing = Halving([1.0, 1.0], 4, 3, Known([9, 9], 0))
+    assert nothing.run() is None and [state.out for state in nothing.states] == ["limit", "limit"]
+
+
+def test_a_short_look_is_the_beginning_of_the_long_one(searched: Scenario, tmp_path: Path) -> None:
+    """The same requests at the same times: what it shows missed is missed in the long run too."""
+    book = Book(demand_of(searched), Sweep(tmp_path / "r"))
+    group = space_of(searched).groups[0]
+    found = []
+    for window in (0.5, 1.0):
+        setup = book.setup(Ask(group, Variation(window=window)))
+        found.append(setup.workload(setup.scenario.loads[0], 1).columns())
+    count = len(found[0]["sent_ns"])
+    assert 80 < count < len(found[1]["sent_ns"]) - 80
+    for name, values in found[0].items():
+        assert np.array_equal(values, found[1][name][:count]), name
+
+
+def test_a_look_rules_out_what_the_rest_of_the_window_cannot_make_up_for(searched: Scenario, tmp_path: Path) -> None:
+    """Half of the window with 24 % of misses cannot become 90 % in the whole, as 18 % may."""
+    book = Book(demand_of(searched), Sweep(tmp_path / "r"))
+    result = {"values": {"cohort": 100}}
+
+    def look(share: float, window: float) -> bool:
+        ask = Ask(GpuGroup("own", "vllm", 1), Variation(window=window))
+        return hopeless(book, GroupProbe(ask, (result,), (Observed(share, share - 0.9, {}),), complete=False))
+
+    assert look(0.76, 0.5) and not look(0.82, 0.5)
+    assert look(0.89, 1.0) and not look(0.91, 1.0)
+
+
+# ---- the whole
+
+
+def test_a_plan_that_searches_ends_with_command_and_manifest(searched: Scenario, tmp_path: Path) -> None:
+    """The winner is as cheap as any that holds; the manifest is YAML of as many replicas, with the command's words."""
+    tables = plan_tables(searched, out=tmp_path / "results")
+    (chosen,) = tables["recommendation"]
+    costs = [row["cost_per_month"] for row in tables["configurations"] if row["holds"]]
+    assert chosen["cost_per_month"] == min(costs)
+    assert len(tables["searched"]) == 8 and tables["searched"][0]["why_lost"] == ""
+    assert all(row["why_lost"] for row in tables["searched"][1:])
+    text = plan_text(tables, "$")
+    assert "searched 8 configurations" in text and "30 % more traffic: " in text
+    files = write_report(tables, "s", "$", tmp_path / "plan")
+    written = next(file for file in files if file.name == MANIFEST)
+    deployment, service = yaml.safe_load_all(written.read_text())
+    assert deployment["spec"]["replicas"] == chosen["replicas"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["args"][:1] == ["meta-llama/Llama-3.1-8B"] and "--max-num-seqs" in container["args"]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 1}
+    assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"]
+    page = (tmp_path / "plan" / "report.html").read_text()
+    assert "What would change the decision" in page and "How it was found" in page
+    frontier = tables["pareto"]
+    assert all(one["cost_per_month"] < two["cost_per_month"] for one, two in pairwise(frontier))
+    assert all(one["attainment"] < two["attainment"] for one, two in pairwise(frontier))
