@@ -11,7 +11,8 @@ one of a deployment: where a profile came from is to make no difference. The las
 whole sweep, points written, on one process and on two: 4 policies × 10 loads × 5 seeds of `chat` with 2,000 requests
 each. It runs on one and on two in turn, beside bare timeouts in one process and in two:
 how much more two processes can do is the machine's. The medians of both are printed. A row of `COMPARED` is to run at
-no less than a share of another one of the same run; lines after the table say at which it does.
+no less than a share of another one of the same run; lines after the table say at which it does, and at which by steps
+instead of requests: an engine that schedules ahead makes other steps of the same requests.
 """
 
 from __future__ import annotations
@@ -381,8 +382,10 @@ def main() -> None:
         )
         rows.append({"name": name, **point})
     shares = {row["name"]: row["share_of_simpy"] for row in rows}
+    steps = {row["name"]: row["steps_per_s"] / row["simpy_per_s"] for row in rows if "steps" in row}
     for name, (other, least) in COMPARED.items():
-        print(f"{name}: {shares[name] / shares[other]:.2f} of {other}; no less than {least:g} is wanted")
+        by_steps = f" ({steps[name] / steps[other]:.2f} by steps)" if name in steps else ""
+        print(f"{name}: {shares[name] / shares[other]:.2f} of {other}{by_steps}; no less than {least:g} is wanted")
     command = [sys.executable, __file__, "--row", SWEEP, "--traces", str(options.traces)]
     sweep = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     print(

@@ -40,7 +40,7 @@ every_policy = pytest.mark.parametrize("kind", POLICIES)
 
 
 def same(one: Records, other: Records) -> None:
-    for table in ("requests", "steps", "states"):
+    for table in ("requests", "steps", "states", "lanes"):
         a, b = getattr(one, table), getattr(other, table)
         assert len(a) == len(b) and a.tobytes() == b.tobytes(), f"{table} differ"
     assert one.texts == other.texts
