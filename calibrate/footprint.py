@@ -106,3 +106,9 @@ def _free_bytes(device: torch.device) -> int | None:
         if name == "MemAvailable":
             return int(value.split()[0]) * 1024
     return None
+
+
+def gpus_seen() -> list[str]:
+    """The names of the GPUs that torch can use."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return [torch.cuda.get_device_name(number) for number in range(count)]

@@ -73,12 +73,9 @@ def gpu() -> str:
     """The GPUs that torch sees, in words."""
     if _version("torch") is None:
         return "unknown: torch, which looks for it, is not installed"
-    import torch
+    from batchsim.calibrate.footprint import gpus_seen
 
-    if not torch.cuda.is_available():
-        return "none that torch can use; calibrate and live run on the CPU"
-    names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
-    return ", ".join(names)
+    return ", ".join(gpus_seen()) or "none that torch can use; calibrate and live run on the CPU"
 
 
 @one_line_errors

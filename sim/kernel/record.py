@@ -253,9 +253,7 @@ _BLOCK_ROWS = 4096
 
 class PackedSteps:
     """Rows of steps in about a third of their memory: by column, a chunk of rows after the other, each column of a
-    chunk in the narrowest type that holds it, one element if it is the same throughout. The `last` rows are as they
-    are.
-    """
+    chunk in the narrowest type that holds it, one element if all are the same. The `last` rows are as they are."""
 
     __slots__ = ("_chunks", "_last")
 
@@ -427,8 +425,7 @@ class Recorder:
         The codes of texts stay what they are, and `texts` holds all of them.
         """
         drained = self.records()
-        self.step_rows, self._states, self._requests = bytearray(), bytearray(), bytearray()
-        self._packed = []
+        self.step_rows, self._states, self._requests, self._packed = bytearray(), bytearray(), bytearray(), []
         # What is in flight has its row among the drained, and is never said to be processed.
         self.num_processed -= len(self.lane_rows) // _LANE.size
         self.lane_rows = bytearray()

@@ -27,7 +27,7 @@ def test_what_runs_here_is_told_with_its_versions() -> None:
     assert simulation["missing"] == [] and simulation["install"] == ""
     assert simulation["found"]["simpy"] == version("simpy") and "torch" not in simulation["found"]
     assert {"serve", "server", "live", "gpus", "ray"} < found.keys()
-    assert list(found["serve"]["found"] or found["serve"]["missing"])[0].startswith("h11")
+    assert next(iter(found["serve"]["found"] or found["serve"]["missing"])).startswith("h11")
 
 
 def test_what_is_missing_is_told_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ or twice the spread of the repeats (`spread` of `validate --against`, half their
 within THROUGHPUT; TTFT is said. A sentinel, the engine's own decoding of one request after another while it has nothing
 else to do, is read before and after the calibration, and after each round of loads: where the mean of the readings
 beside the loads differs from that of the two beside the calibration by more than MOVED, the machine was another one
-than that calibrated, and nothing is judged; nor where the calibrator's own sentinel moved by more; nor where the client, which has a core to itself on a quiet machine, got
-none for more than STALLED of the time of a load.
+than that calibrated, and nothing is judged; nor where the calibrator's own sentinel moved by more; nor where the
+client, which has a core to itself on a quiet machine, got none for more than STALLED of the time of a load.
 """
 
 from __future__ import annotations
