@@ -1,0 +1,134 @@
+"""Does the search of a plan find what looking at everything finds?
+
+    python -m tools.search_check [SCENARIO] [--set KEY=VALUE ...] [--draws 10] [--jobs 2]
+
+For each draw of the requests (other seeds, none in two draws) it runs the plan's search, then decides every
+configuration with all seeds on the whole window, from one replica up, until it holds or costs more than the cheapest
+that does. It prints both winners, what they cost and how many requests either simulated, and exits with 1 where fewer
+than 9 of 10 draws agree. Without a scenario: the shipped `search` with 60 configurations and a window of a minute.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from batchsim.base.errors import BatchsimError
+from batchsim.scenario import Scenario, load_scenario
+from batchsim.study.planning.demand import demand_of
+from batchsim.study.planning.fleet_search import judge
+from batchsim.study.planning.money import cost_per_hour
+from batchsim.study.planning.probe import Ask, Book, GroupProbe, drive, with_replicas
+from batchsim.study.planning.searched import search
+from batchsim.study.planning.space import Space, space_of
+from batchsim.study.sweep.points import Sweep
+
+SIXTY = (
+    "plan.window=60s",
+    "plan.free={gpu: [h100, h200, l40s], weights: [bfloat16, fp8],"
+    " max_num_batched_tokens: [1024, 2048, 4096, 8192, 16384]}",
+)
+AGREED = 0.9
+_SAME = 1e-9  # relative: two costs that differ by less are the same
+
+app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
+
+
+@dataclass(frozen=True)
+class Winner:
+    """The cheapest group that holds, its price an hour, how many points were simulated to find it, and for how
+    many seconds. `group` "" where none holds."""
+
+    group: str
+    price: float
+    points: int
+    seconds: float
+
+
+def searched(book: Book, space: Space) -> Winner:
+    """The winner of the plan's own search."""
+    begun = time.monotonic()
+    found = search(book, space)
+    group = None if found.best is None else found.group(found.best)
+    price = 0.0 if group is None else cost_per_hour(book.offer(group), group.replicas)
+    return Winner(_name(group), price, _points(book), time.monotonic() - begun)
+
+
+def exhaustive(book: Book, space: Space) -> Winner:
+    """The winner where every configuration is decided by all seeds on the whole window."""
+    begun = time.monotonic()
+    price = {group: cost_per_hour(book.offer(group), 1) for group in space.groups}
+    holding: list[GroupProbe] = []
+    ceiling = float("inf")
+    for replicas in range(1, book.demand.plan.max_replicas + 1):
+        held = {with_replicas(probe.ask.group, 1) for probe in holding}
+        groups = [group for group in space.groups if group not in held]
+        groups = [group for group in groups if price[group] * replicas <= ceiling * (1 + _SAME)]
+        asks = [Ask(with_replicas(group, replicas)) for group in groups]
+        holding += [probe for probe in drive(book, [judge(book, ask) for ask in asks]) if probe.met]
+        costs = [price[with_replicas(probe.ask.group, 1)] * probe.ask.group.replicas for probe in holding]
+        ceiling = min(costs, default=ceiling)
+    cheapest = [probe for probe, cost in zip(holding, costs, strict=True) if cost <= ceiling * (1 + _SAME)]
+    best = max(cheapest, key=lambda probe: probe.margin.low or 0.0, default=None)
+    group = None if best is None else best.ask.group
+    return Winner(_name(group), 0.0 if group is None else ceiling, _points(book), time.monotonic() - begun)
+
+
+def _name(group: object) -> str:
+    return "" if group is None else str(group)
+
+
+def _points(book: Book) -> int:
+    return sum(len(by_seed) for by_seed in book.results.values())
+
+
+def check(scenario: Scenario, draws: int, jobs: int) -> int:
+    """How many draws agree: on the group, or on its price where other groups of that price hold too."""
+    space, agreed = space_of(scenario), 0
+    demand = demand_of(scenario)
+    typer.echo(
+        f"{len(space.groups)} configurations, {scenario.file.seeds} seeds a draw, window {demand.plan.window / 1e9:g} s"
+    )
+    for draw in range(draws):
+        winners: list[Winner] = []
+        for find in (searched, exhaustive):
+            with tempfile.TemporaryDirectory() as folder:  # the two share nothing
+                book = Book(demand, Sweep(Path(folder) / "r", jobs=jobs), first_seed=draw * scenario.file.seeds)
+                winners.append(find(book, space))
+        ours, all_ = winners
+        same = abs(ours.price - all_.price) <= _SAME * max(all_.price, 1)
+        agreed += same
+        group = ours.group if ours.group == all_.group else f"{ours.group} beside {all_.group}"
+        typer.echo(
+            f"draw {draw}: {'same' if same else 'OTHER'} price {ours.price:.2f} beside {all_.price:.2f}: {group};"
+            f" {ours.points} beside {all_.points} points, {ours.seconds:.0f} beside {all_.seconds:.0f} s"
+        )
+    typer.echo(f"{agreed} of {draws} draws agree")
+    return agreed
+
+
+@app.command()
+def main(
+    scenario: str = "search",
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Changes a key.")] = None,
+    draws: Annotated[int, typer.Option(min=1, help="Draws of the requests.")] = 10,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
+) -> None:
+    """Compares the search with looking at everything."""
+    changes = [*(SIXTY if scenario == "search" else ()), *(set_ or [])]
+    loaded = load_scenario(scenario, overrides=changes)
+    if check(loaded, draws, jobs) < AGREED * draws:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    try:
+        app(standalone_mode=True)
+    except BatchsimError as error:
+        typer.echo(" ".join(str(error).split()), err=True)
+        raise SystemExit(2) from None
