@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from batchsim.base.errors import CalibrationError
+from batchsim.cost.work import WORK_COLUMNS
 
 BLOCKS = "ABCDEH"
 SHORT_CONTEXT = 16
@@ -104,9 +105,8 @@ def columns(points: Sequence[StepShape]) -> dict[str, np.ndarray]:
         "context_tokens": [p.context for p in points],
         "prefill_pairs": [p.pairs for p in points],
     }
-    zeros = ("pad_prefill_tokens", "pad_prefill_rows", "pad_decode_rows", "pad_context_tokens", "swap_blocks")
-    rows |= {name: [0] * len(points) for name in zeros}
-    return {name: np.array(values, dtype=np.int64) for name, values in rows.items()}
+    none = dict.fromkeys(WORK_COLUMNS, [0] * len(points))
+    return {name: np.array(values, dtype=np.int64) for name, values in (none | rows).items()}
 
 
 def ladder(low: int, high: int, factor: float) -> list[int]:

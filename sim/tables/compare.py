@@ -13,7 +13,7 @@ import numpy as np
 from batchsim.base.errors import CalibrationError
 from batchsim.cost.calibrated import Calibrated
 from batchsim.cost.profile import Profile
-from batchsim.cost.work import Columns
+from batchsim.cost.work import WORK_COLUMNS, Columns
 from batchsim.tables.handle import Tables, version
 
 QUERIES = 200
@@ -101,8 +101,7 @@ def _columns(rows: int, context: int, chunks: int, chunk: int, prefix: int) -> C
         "context_tokens": rows * context,
         "prefill_pairs": chunks * (chunk * prefix + chunk * (chunk + 1) // 2),
     }
-    zeros = ("pad_prefill_tokens", "pad_prefill_rows", "pad_decode_rows", "pad_context_tokens", "swap_blocks")
-    return {name: np.array([value], np.int64) for name, value in (values | dict.fromkeys(zeros, 0)).items()}
+    return {name: np.array([value], np.int64) for name, value in (dict.fromkeys(WORK_COLUMNS, 0) | values).items()}
 
 
 HEAD = f"{'profile':<64}{'steps':>7}{'median':>9}{'p95':>9}{'bias':>9}"

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from batchsim.cost.calibrated import Calibrated
 from batchsim.cost.profile import Profile
+from batchsim.cost.work import WORK_COLUMNS
 from batchsim.report.pictures.style import GREY, figure, house_style, put_around, save, time_axis_log
 
 Floats = NDArray[np.float64]
@@ -78,18 +79,13 @@ def _contexts(decode: Any) -> list[int]:
 def _alone(profile: Profile, decodes: Any, context: Any, prefill: Any, chunks: Any, pairs: Any) -> Floats:
     """Fitted seconds of each step's kernels run back to back: without what cold caches in an engine add."""
     zeros = np.zeros(len(decodes), dtype=np.int64)
-    columns = {
+    columns = dict.fromkeys(WORK_COLUMNS, zeros) | {
         "num_decode": decodes,
         "num_decode_tokens": decodes,
         "num_prefill_tokens": prefill,
         "num_chunks": chunks,
         "context_tokens": context,
         "prefill_pairs": pairs,
-        "pad_prefill_tokens": zeros,
-        "pad_prefill_rows": zeros,
-        "pad_decode_rows": zeros,
-        "pad_context_tokens": zeros,
-        "swap_blocks": zeros,
     }
     added = profile.made.get("in_engine", {})
     cold_ns = added.get("step_ns", 0.0) + added.get("chunk_ns", 0.0) * chunks + added.get("decode_ns", 0.0) * decodes
