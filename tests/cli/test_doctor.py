@@ -45,3 +45,14 @@ def test_what_is_missing_is_told_with_the_command_that_installs_it(monkeypatch: 
     assert "calibrate, live, validate on a model: missing lacks torch>=2.11" in text
     assert "Install: pip install 'batchsim[live]'" in text
     assert "calibrate --url: ready aiohttp 3.14.5" in text
+
+
+def test_a_shell_completes_commands_and_options() -> None:
+    """As bash asks: with the words so far, and the number of the one at hand."""
+    for words, at, found in (
+        ("batchsim expl", "1", "explain"),
+        ("batchsim plan --wha", "2", ""),
+        ("batchsim run --se", "2", "--set"),
+    ):
+        asked = {"_BATCHSIM_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": at}
+        assert CliRunner().invoke(app, [], env=asked, prog_name="batchsim").output.split() == found.split()
