@@ -25,6 +25,7 @@ from batchsim.policies.named_policy import find_policy
 from batchsim.policies.registry import POLICIES
 from batchsim.scenario.check_values import check_values
 from batchsim.scenario.config import PolicySpec, Scenario, ScenarioFile
+from batchsim.scenario.described import describe
 from batchsim.scenario.device import device_of
 from batchsim.scenario.document import Document, read_document
 from batchsim.scenario.document import Path as Keys
@@ -139,6 +140,7 @@ def scenario_schema() -> dict[str, Any]:
     schema = TypeAdapter(ScenarioFile).json_schema()
     for kind, (config, _) in POLICIES.items():
         schema.setdefault("$defs", {})[f"policy {kind}"] = TypeAdapter(config).json_schema()
+    describe(schema, [ScenarioFile, *(config for config, _ in POLICIES.values())])
     for owner in (schema, *schema["$defs"].values()):
         if {"cost", "kv"} <= {*owner.get("properties", ())} or "price" in owner.get("properties", ()):
             _add_deployment(owner)
@@ -149,7 +151,8 @@ def scenario_schema() -> dict[str, Any]:
 
 def _add_deployment(owner: dict[str, Any]) -> None:
     """Adds `deployment` to the schema of a mapping that has a `cost`: one of them where the cost is required."""
-    owner["properties"]["deployment"] = {"$ref": "#/$defs/DeploymentConfig"}
+    words = "In the place of `cost`: an engine on GPUs, whose step costs come from measured kernel tables"
+    owner["properties"]["deployment"] = {"$ref": "#/$defs/DeploymentConfig", "description": words}
     if "cost" in owner.get("required", ()):
         owner["required"].remove("cost")
         owner["oneOf"] = [{"required": ["cost"]}, {"required": ["deployment"]}]
