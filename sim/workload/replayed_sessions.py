@@ -252,22 +252,27 @@ def _by_parent(rows: TraceRows) -> tuple[list[tuple[int, ...]], list[str]]:
     for row, code in enumerate(codes):
         if code != NOT_TOLD and row_of.setdefault(ids[code], row) != row:
             raise ScenarioError(
-                f"{rows.source}: two rows have the id {ids[code]!r}, so that nothing says which is waited for. Correct"
-                " it, or write trace.replay: as_recorded."
+                f"{rows.source}: two rows, by time number {row_of[ids[code]] + 1:,} and {row + 1:,} of those used, have"
+                f" the id {ids[code]!r}, so that nothing says which is waited for. Correct it, or write trace.replay:"
+                " as_recorded."
             )
     lists: list[list[str]] = [json.loads(text) for text in rows.texts["parent"]]
     parents: list[tuple[int, ...]] = []
-    lost = later = 0
+    lost: list[str] = []
+    later: list[str] = []
     for row, code in enumerate(rows.labels["parent"].tolist()):
         asked = [] if code == NOT_TOLD else lists[code]
-        found = dict.fromkeys(row_of[each] for each in asked if each in row_of)
-        before = tuple(each for each in found if each < row)
-        lost += sum(each not in row_of for each in asked)
-        later += len(found) - len(before)
+        found = {row_of[each]: each for each in reversed(asked) if each in row_of}
+        before = tuple(each for each in reversed(found) if each < row)
+        lost += [each for each in asked if each not in row_of]
+        later += [name for each, name in reversed(found.items()) if each >= row]
         parents.append(before)
     notes: list[str] = []
     if lost:
-        notes.append(f"{lost:,} parents are no row that is used: not waited for")
+        notes.append(f"{len(lost):,} parents are no row that is used, the first {lost[0]!r}: not waited for")
     if later:
-        notes.append(f"{later:,} parents arrived no sooner than the row that names them: not waited for")
+        notes.append(
+            f"{len(later):,} parents arrived no sooner than the row that names them, the first {later[0]!r}: not waited"
+            " for"
+        )
     return parents, notes

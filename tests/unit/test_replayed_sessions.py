@@ -143,9 +143,13 @@ def test_compressed_sessions_begin_sooner_and_think_as_long(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("rows", "note"),
     [
-        ("0,1,1,a,gone,\n1,1,1,b,a,\n", "1 parents are no row that is used: not waited for"),
-        ("0,1,1,a,b,\n1,1,1,b,a,\n", "1 parents arrived no sooner than the row that names them: not waited for"),
+        ("0,1,1,a,gone,\n1,1,1,b,a,\n", "1 parents are no row that is used, the first 'gone': not waited for"),
+        (
+            "0,1,1,a,b,\n1,1,1,b,a,\n",
+            "1 parents arrived no sooner than the row that names them, the first 'b': not waited for",
+        ),
         ("0,1,1,a,a,\n", "1 parents arrived no sooner"),
+        ("0,1,1,a,b,\n1,1,1,b,,\n", "1 parents arrived no sooner than the row that names them, the first 'b'"),
     ],
 )
 def test_parents_that_cannot_be_waited_for_are_counted(tmp_path: Path, rows: str, note: str) -> None:
@@ -156,7 +160,7 @@ def test_parents_that_cannot_be_waited_for_are_counted(tmp_path: Path, rows: str
 
 def test_two_rows_of_one_id_are_refused(tmp_path: Path) -> None:
     """An id that stands twice says of no row who waits for it."""
-    with pytest.raises(BatchsimError, match="two rows have the id 'a'"):
+    with pytest.raises(BatchsimError, match="number 1 and 2 of those used, have the id 'a'"):
         replayed(setup_of(tmp_path, "ts,in,out,me,after,took\n0,1,1,a,,\n1,1,1,a,,\n", TREE))
 
 

@@ -251,7 +251,25 @@ def _unknown(source: TraceSource) -> TraceError:
             f"{source.path}: the first record is not a JSON object, so the format cannot be told. Correct it, or state"
             " format, or columns."
         )
+    if source.container == "CSV" and (found := _no_table_of_ours(source.names)):
+        return TraceError(f"{source.path}: {found}")
     return TraceError(
         f"{source.path}: no known format: {source.container} with the columns {source.listing()}. Write columns:"
         " {arrival: ..., prompt: ..., output: ...} and time_unit."
     )
+
+
+def _no_table_of_ours(names: tuple[str, ...]) -> str:
+    """What a text of which the first line has the fields `names` is instead of CSV, and what to do; "" where it may be
+    CSV."""
+    head = names[0].lower()
+    if head.startswith(("<!doctype", "<html")):
+        return "an HTML page, as servers send in place of a file that they refuse. Fetch the file itself."
+    if head.startswith("version https://git-lfs"):
+        return "a Git LFS pointer, not the file that it stands for. Fetch that: git lfs pull."
+    for separator, name in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
+        if len(names) == 1 and separator in names[0]:
+            return f"its fields stand apart by {name}. Write it as CSV, with commas."
+    if all(name.replace(".", "", 1).isdecimal() for name in names):
+        return "the first line has numbers where the names of the columns should stand. Write a header above it."
+    return ""
