@@ -24,6 +24,8 @@ def overloaded(resolved: Resolved, engines: int = 1) -> Resolved:
 
     Their number grows with `engines`, between which they will be divided.
     """
+    if resolved.workload.tasks is not None:
+        raise ScenarioError(f"{resolved.name}: tasks cannot be piled up: a stage needs the answers before it.")
     slots = [policy.config.traits.max_num_seqs or 0 for policy in resolved.policies]
     workload = resolved.workload
     classes = {name: replace(each, deadline=None, patience=None) for name, each in workload.classes.items()}

@@ -66,6 +66,10 @@ class Objectives:
             parse_duration_ns(workload.get("warmup", "0s")),
             parse_duration_ns((workload.get("frontend") or {}).get("per_chunk", "0s")),
         )
+        if of_tasks := [slo for slo in (found.slo, *own.values()) if slo.of_tasks]:
+            raise ScenarioError(
+                f"slo '{of_tasks[0]}': bounds tasks, and what is explained are misses of requests. Bound ttft, say."
+            )
         if not any(_of_requests(slo) for slo in (found.slo, *own.values())):
             raise ScenarioError(f"slo '{found.slo}': bounds gaps between tokens, and no request misses it. Bound tpot.")
         return found

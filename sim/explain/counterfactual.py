@@ -150,7 +150,7 @@ def counterfactual(
         base = _side(results.records(named, load, seed), scenario, values)
     changed = _simulated(Setup.of(altered), Point(altered.specs[0], load if other_load is None else other_load, seed))
     asked = scenario.file.workload
-    sent_on_answers = isinstance(asked.arrivals, ClosedLoop) or asked.sessions or asked.max_concurrency
+    sent_on_answers = isinstance(asked.arrivals, ClosedLoop) or asked.sessions or asked.tasks or asked.max_concurrency
     users = [_owners(one.file.workload.arrivals) for one in (scenario, altered)]
     same_ids = users[0] == users[1] and other_load in (None, load)
     return Counterfactual(point, parsed, base, changed, rerun, bool(sent_on_answers), same_ids)

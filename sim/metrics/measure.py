@@ -21,10 +21,11 @@ from batchsim.metrics.attribution import PARTS, part_times
 from batchsim.metrics.gaps import token_gaps
 from batchsim.metrics.intervals import half_width
 from batchsim.metrics.kpis import bound_by, engine_kpis
-from batchsim.metrics.latencies import LATENCIES, STREAMED, values_ns
+from batchsim.metrics.latencies import LATENCIES, STREAMED, TASK_E2E, values_ns
 from batchsim.metrics.point_inputs import PointInputs, between, makespan, of_class, span_of
 from batchsim.metrics.slo import Sample, Slo, rank
 from batchsim.metrics.stability import is_too_short, is_unstable
+from batchsim.metrics.tasks import TaskLives, task_lives
 from batchsim.metrics.warmup import mser5
 
 PERCENTILES = (50, 90, 95, 99)
@@ -82,13 +83,20 @@ def measure(inputs: PointInputs) -> Measured:
     span_ns = span_of(inputs, cohort)
     values |= _counts(requests, cohort, inputs.num_missing)
     values |= _rates(inputs, cohort, span_ns, latencies["tpot"][done])
-    values |= _objectives(inputs, cohort, latencies, span_ns)
+    tasks = None if inputs.task_of is None else task_lives(inputs)
+    values |= _objectives(inputs, cohort, latencies, span_ns, tasks)
     for name in inputs.class_names:
         mine = done & of_class(records, name)
         for latency in ("ttft", "tpot", "e2e"):
             observed = latencies[latency][mine]
             _summarise(latency, observed[~np.isnan(observed)], None, values, weak_percentiles, f"[{name}]")
     values |= engine_kpis(inputs, cohort, span_ns)
+    if tasks is not None:
+        e2e_ns = tasks.e2e_ns[cohort[tasks.first]]
+        undone = np.isinf(e2e_ns)
+        _summarise(TASK_E2E, e2e_ns[~undone], None, values, weak_percentiles)
+        values["tasks"] = float(len(e2e_ns))
+        values["tasks_undone_share"] = float(undone.mean()) if len(e2e_ns) else None
     part_ns = _time_by_part(inputs, done)
     values |= _shares(part_ns)
     judged = not (inputs.all_at_once or inputs.closed_loop)
@@ -227,14 +235,18 @@ def _rates(
 
 
 def _objectives(
-    inputs: PointInputs, cohort: NDArray[np.bool_], latencies: dict[str, Ns], span_ns: tuple[int, int]
+    inputs: PointInputs,
+    cohort: NDArray[np.bool_],
+    latencies: dict[str, Ns],
+    span_ns: tuple[int, int],
+    tasks: TaskLives | None,
 ) -> dict[str, float | None]:
     """`in_slo`: share of the cohort's offered requests that meet their objective. `goodput_rps`: completions inside the
     span that meet it, per second. `slo_margin`: the least margin of any class's objective. `slo_met`: 1 where it is 0
     or more, else 0.
 
     `in_slo` and `goodput_rps` exist only where all objectives are of the per-request form. Requests without one are
-    not judged.
+    not judged. Where an objective bounds tasks, `in_slo` counts these by their first requests; goodput is of requests.
     """
     records, requests = inputs.records, inputs.records.requests
     finished = requests["outcome"] == FINISHED
@@ -250,12 +262,19 @@ def _objectives(
         mine = members & cohort
         samples = {name: Sample(np.concatenate((values[mine], lost))) for name, values in judged.items()}
         samples["itl"] = samples["tpot"]
+        if tasks is not None:
+            samples[TASK_E2E] = Sample(tasks.e2e_ns[mine[tasks.first]])
         if inputs.streams and any(bound.metric == "itl" for bound in slo.bounds):
             offered = int(mine.sum()) + missing
             uncompleted = 1 - int((mine & finished).sum()) / offered if offered else 0.0
             samples["itl"] = Sample(*token_gaps(records, mine & finished), uncompleted)
         margins.append(slo.margin(samples))
-        if slo.per_request:
+        if slo.per_request and slo.of_tasks:
+            assert tasks is not None, "checked by the inputs"
+            first = tasks.first[members[tasks.first]]
+            counted[first] = True
+            passes[first] = slo.passes({TASK_E2E: tasks.e2e_ns[members[tasks.first]]})
+        elif slo.per_request:
             counted |= members
             passes |= members & slo.passes(judged)
     margin = min((margin for margin in margins if margin is not None), default=None)
@@ -266,7 +285,7 @@ def _objectives(
         "slo_met": None if margin is None else float(margin >= 0),
     }
     for name in inputs.class_names:
-        own, mine = inputs.class_slos.get(name, inputs.slo), cohort & of_class(records, name)
+        own, mine = inputs.class_slos.get(name, inputs.slo), cohort & counted & of_class(records, name)
         apart = own is not None and own.per_request and bool(mine.any())
         values[f"in_slo[{name}]"] = float((passes & mine).sum()) / int(mine.sum()) if apart else None
     judging = [slo for slo, members in groups if (members & cohort).any()] or [slo for slo, _ in groups]
@@ -274,7 +293,7 @@ def _objectives(
         offered = int((counted & cohort).sum()) + missing
         values["in_slo"] = float((passes & cohort).sum()) / offered if offered else None
         good = passes & finished & between(requests["delivered_ns"], span_ns)
-        if span_ns[1] > span_ns[0]:
+        if span_ns[1] > span_ns[0] and not any(slo.of_tasks for slo in judging):
             values["goodput_rps"] = float(good.sum()) * NS_PER_S / (span_ns[1] - span_ns[0])
     return values
 

@@ -8,9 +8,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from batchsim.base.errors import ScenarioError
 from batchsim.drive.fleet.fleet_plan import DRAINING, HELD, UP, ReplicaSpan
 from batchsim.kernel.record import UNFINISHED, Records, Replicas
 from batchsim.metrics.slo import Slo
+
+NO_TASKS = (
+    "slo: task_e2e is of tasks, and this workload has none. Write workload.tasks, or replay a trace whose rows name"
+    " their parents."
+)
+"""What is wrong with an objective of tasks where requests are of none."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,8 @@ class PointInputs:
     `cost_terms` is what `explain` of the cost model says of the steps; the peaks are of all GPUs together.
     `step_watts` is the power of the GPUs in each step, None where it is not known.
     `fleet` is there for several replicas; their blocks, GPUs and peaks are then those it names. `intended_ns`: when
-    each request offered, by its id, was to be sent, where its client may have kept it back.
+    each request offered, by its id, was to be sent, where its client may have kept it back. `task_of`: the number of
+    the task of each request, by its id, sent or not; None where requests are of none.
     """
 
     records: Records
@@ -75,11 +83,14 @@ class PointInputs:
     memory_bandwidth: float | None = None
     fleet: FleetInputs | None = None
     intended_ns: NDArray[np.int64] | None = None
+    task_of: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         start, end = self.window_ns
         if end < start or (end == start and not self.all_at_once):
             raise ValueError(f"window from {start} to {end} ns has no length: nothing can be measured in it")
+        if self.task_of is None and any(slo.of_tasks for slo in (self.slo, *self.class_slos.values()) if slo):
+            raise ScenarioError(NO_TASKS)
         if self.num_offered is not None and self.num_offered < len(self.records.requests):
             raise ValueError(
                 f"{len(self.records.requests)} requests on record, but only {self.num_offered} were offered"

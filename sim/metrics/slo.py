@@ -9,6 +9,9 @@ mean, its distance from the limit over the larger of the two. It is met where th
 Every offered request counts: one that was rejected, timed out, cancelled or left unfinished misses every bound, in both
 forms. A response delivered whole misses a tpot bound, since its client saw no pace at all. A response of one token has
 no tpot, so that a tpot bound does not apply to it. A mean with a miss in it is infinite: its margin is -1.
+
+Where requests are parts of tasks, `task_e2e` bounds tasks, of which every one counts likewise: p99(task_e2e)<1min, or
+by itself task_e2e<30s @ 95%, of the tasks.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from numpy.typing import NDArray
 
 from batchsim.base.errors import ScenarioError, nearest
 from batchsim.base.units import format_duration, parse_duration_ns, parse_share
-from batchsim.metrics.latencies import LATENCIES
+from batchsim.metrics.latencies import LATENCIES, TASK_E2E
 
 _TERM = re.compile(
     r"(?:(?P<of>p[0-9.]+|mean)\(\s*(?P<inner>\w+)\s*\)|(?P<bare>\w+))\s*(?P<op><=|<)\s*(?P<limit>[^<>=]+)\Z"
@@ -116,6 +119,11 @@ class Slo:
         """Whether the objective is met or missed by single requests; only then does goodput exist."""
         return self.share is not None
 
+    @property
+    def of_tasks(self) -> bool:
+        """Whether it bounds tasks: alone, where it is of the per-request form, in which the others bound requests."""
+        return any(bound.metric == TASK_E2E for bound in self.bounds)
+
     def passes(self, values_ns: Mapping[str, NDArray[np.float64]]) -> NDArray[np.bool_]:
         """Which requests keep all bounds jointly. inf misses a bound, NaN is one that does not apply."""
         if self.share is None:
@@ -173,6 +181,8 @@ def parse_slo(text: str) -> Slo:
                 _bound(term, text)  # says that a request has many
         proposed = f"{_jointly(terms, text)} @ {_DEFAULT_PERCENT}%"
         raise ScenarioError(f"slo '{text}': no share of the requests that must meet it. Write '{proposed}'.")
+    if len({term.metric == TASK_E2E for term in terms}) > 1:
+        _refuse_mix_of_tasks(terms, text)
     column = len(body) + 1 + len(share_text) - len(share_text.lstrip())
     try:
         share = parse_share(share_text.strip())
@@ -206,8 +216,9 @@ def _term(match: re.Match[str], text: str) -> _Term:
     if found is None:
         _refuse(text, column, f"'{part}' is not a bound. {_FORMS}")
     name = "inner" if found["inner"] else "bare"
-    if found[name] not in LATENCIES:
-        hint = nearest(found[name], LATENCIES, f"Known: {', '.join(LATENCIES)}.")
+    known = (*LATENCIES, TASK_E2E)
+    if found[name] not in known:
+        hint = nearest(found[name], known, f"Known: {', '.join(known)}.")
         _refuse(text, column + found.start(name), f"{found[name]} is not a latency with an objective. {hint} {_FORMS}")
     return _Term(found["of"], found[name], found["op"], found["limit"].strip(), column, column + found.start("limit"))
 
@@ -263,6 +274,13 @@ def _with_unit(term: _Term, text: str) -> str:
 def _jointly(terms: list[_Term], text: str) -> str:
     """The bounds on each request: one has no single itl, and its tpot is the mean of its gaps."""
     return " & ".join(f"{'tpot' if t.metric == 'itl' else t.metric}{t.op}{_with_unit(t, text)}" for t in terms)
+
+
+def _refuse_mix_of_tasks(terms: list[_Term], text: str) -> NoReturn:
+    """ScenarioError for bounds of one request and of a task, which has several, that are to be kept jointly."""
+    bounds = ", ".join(f"p{_DEFAULT_PERCENT}({t.metric}){t.op}{_with_unit(t, text)}" for t in terms)
+    at = next(t.column for t in terms if (t.metric == TASK_E2E) != (terms[0].metric == TASK_E2E))
+    _refuse(text, at, f"mixes bounds on requests with one on tasks, which have several. Write '{bounds}'.")
 
 
 def _refuse_mix(terms: list[_Term], share_text: str, text: str) -> NoReturn:

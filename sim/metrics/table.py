@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from batchsim.metrics.attribution import PARTS
-from batchsim.metrics.latencies import LATENCIES
+from batchsim.metrics.latencies import LATENCIES, TASK_DOC, TASK_E2E
 
 STATISTICS = {
     "mean": "mean",
@@ -32,7 +32,19 @@ STATISTICS = {
 observations does not exceed."""
 
 Unit = Literal[
-    "s", "requests/s", "tokens/s", "share", "requests", "tokens", "blocks", "steps", "replicas", "W", "J", "yes or no"
+    "s",
+    "requests/s",
+    "tokens/s",
+    "share",
+    "requests",
+    "tokens",
+    "blocks",
+    "steps",
+    "replicas",
+    "tasks",
+    "W",
+    "J",
+    "yes or no",
 ]
 Better = Literal["lower", "higher", ""]
 Needs = Literal[
@@ -49,12 +61,13 @@ Needs = Literal[
     "measured power",
     "replicas",
     "a steady run",
+    "tasks",
 ]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One number of a run. Without what it `needs` it is None; without replicas their metrics are not there at all.
+    """One number of a run. Without what it `needs` it is None; without replicas or tasks theirs are not there at all.
 
     `better`: which of two values is the better one, "" where that depends. `heading` stands above it in tables.
     """
@@ -229,6 +242,14 @@ _REPLICAS = (
         "replicas",
     ),
 )
+_TASKS = (
+    *(
+        Metric(f"{TASK_E2E}_{statistic}_s", "s", "lower", f"{words} of: {TASK_DOC}", "tasks")
+        for statistic, words in STATISTICS.items()
+    ),
+    Metric("tasks", "tasks", "", "tasks whose first request is of the cohort", "tasks"),
+    Metric("tasks_undone_share", "share", "lower", "of these, those of which a request did not finish", "tasks"),
+)
 _PARTS = (
     Metric(f"attr_{part}_share", "share", "", f"{part} of the summed E2E of the cohort's finished requests")
     for part in PARTS
@@ -245,7 +266,7 @@ _JUDGED = (
 )
 METRICS = {
     row.name: row
-    for rows in (_latencies(), _COUNTED, _RATES, _OBJECTIVES, _ENGINE, _REPLICAS, _PARTS, _JUDGED)
+    for rows in (_latencies(), _COUNTED, _RATES, _OBJECTIVES, _ENGINE, _REPLICAS, _TASKS, _PARTS, _JUDGED)
     for row in rows
 }
 """All metrics of a run by name, in the order of the summary's columns."""

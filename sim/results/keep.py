@@ -30,7 +30,7 @@ from batchsim.results.provenance import as_json, cost_sources, csv_text, provena
 from batchsim.results.read import MANIFEST, POINTS_TABLE, REPLICAS, SCENARIO, SUMMARY, Results, load_results
 from batchsim.scenario import Point, Scenario
 from batchsim.scenario.point import Run, Setup
-from batchsim.workload.build import intended_ns
+from batchsim.workload.build import intended_ns, task_of
 from batchsim.workload.closed_loop import ClosedLoopWorkload
 from batchsim.workload.processes import ProfiledArrivals
 from batchsim.workload.workload_config import AllAtOnce, ClosedLoop, TraceArrivals
@@ -69,6 +69,7 @@ def point_inputs(setup: Setup, run: Run) -> PointInputs:
         memory_bandwidth=None if deployment is None else deployment.memory_bandwidth,
         fleet=fleet_inputs(setup, run) if setup.groups else None,
         intended_ns=intended_ns(workload),
+        task_of=task_of(workload),
     )
 
 

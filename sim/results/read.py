@@ -25,7 +25,7 @@ from batchsim.base.files import read_json, reason_text
 from batchsim.drive.fleet.fleet_plan import ReplicaSpan
 from batchsim.kernel.record import Records
 from batchsim.metrics.intervals import Difference, paired
-from batchsim.metrics.latencies import LATENCIES
+from batchsim.metrics.latencies import LATENCIES, TASK_E2E
 from batchsim.metrics.slo import parse_slo
 from batchsim.results.checksums import check_seal, read_checked
 from batchsim.results.frames import LANES, STAYS, to_records
@@ -119,7 +119,8 @@ class Results:
             rows = self._rows(name, load)
             known = zip(rows["seed"], rows[metric], strict=True)
             sides.append({int(seed): None if np.isnan(value) else float(value) for seed, value in known})
-        queues = any(latency.queues and metric.startswith(name) for name, latency in LATENCIES.items())
+        names = [TASK_E2E, *(name for name, latency in LATENCIES.items() if latency.queues)]
+        queues = any(metric.startswith(name) for name in names)
         growing = [name for name in (policy, other) if queues and self._grows(name, load)]
         if growing:
             return Difference(None, None, len(set(sides[0]) & set(sides[1])), f"{growing[0]} is unstable")

@@ -75,6 +75,8 @@ def _looped(setup: Setup, concurrency: int) -> Setup:
 
 def _closed(workload: WorkloadConfig, users: int) -> WorkloadConfig:
     classes = {name: replace(each, deadline=None, patience=None) for name, each in workload.classes.items()}
+    if workload.tasks is not None:
+        raise ScenarioError("anchor: requests of tasks cannot be sent by users one by one. Drop anchor, or tasks.")
     lengths = TraceLengths() if workload.lengths is None and workload.trace is not None else workload.lengths
     trace = None if workload.trace is None else replace(workload.trace, rate_scale=None)
     sessions = None if workload.sessions is None else replace(workload.sessions, think_time=None, think_kind=None)

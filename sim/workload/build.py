@@ -16,6 +16,7 @@ from batchsim.workload.open_loop import OpenWorkload, build_open
 from batchsim.workload.replayed_sessions import ReplayedSessions, response_driven
 from batchsim.workload.request_columns import RequestSampler
 from batchsim.workload.sessions import OpenSessions, build_sessions
+from batchsim.workload.tasks import TaskWorkload, build_tasks
 from batchsim.workload.traces import read_trace, rescale
 from batchsim.workload.traces.trace_rows import Ints, TraceRows
 from batchsim.workload.workload_config import AllAtOnce, ClosedLoop, TraceArrivals, TrafficClass, WorkloadConfig
@@ -44,6 +45,9 @@ def build_workload(
     source = RequestSampler(config, rows, seed, max_model_len)
     if isinstance(config.arrivals, ClosedLoop):
         return build_closed(config, config.arrivals, source, rows, seed)
+    if config.tasks is not None:
+        assert not isinstance(config.arrivals, AllAtOnce | TraceArrivals), "checked by the config"
+        return build_tasks(config, config.tasks, config.arrivals, source, seed)
     if config.sessions is not None:
         assert not isinstance(config.arrivals, AllAtOnce | TraceArrivals), "checked by the config"
         return build_sessions(config, config.sessions, config.arrivals, source, rows, seed)
@@ -57,6 +61,8 @@ def build_workload(
 
 def known_requests(workload: BuiltWorkload) -> OpenWorkload | None:
     """The list of requests of a workload that has all of them in advance; None where answers decide what is asked."""
+    if isinstance(workload, TaskWorkload):
+        return None
     listed = workload.listed if isinstance(workload, LimitedClient | ReplayedSessions) else workload
     return listed if isinstance(listed, OpenWorkload) else None
 
@@ -65,6 +71,11 @@ def intended_ns(workload: BuiltWorkload) -> Ints | None:
     """When each request, by its id, was to be sent, in ns, where its client may have to keep it until others end; None
     where requests are sent when they are meant to be."""
     return workload.listed.sent_ns if isinstance(workload, LimitedClient) and not workload.users else None
+
+
+def task_of(workload: BuiltWorkload) -> Ints | None:
+    """The number of each request's task, by request id; None where requests are of none."""
+    return workload.task_of if isinstance(workload, ReplayedSessions) else None
 
 
 def apply_load(config: WorkloadConfig, load: dict[str, float | int]) -> WorkloadConfig:

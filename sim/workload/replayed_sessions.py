@@ -24,13 +24,15 @@ class Links:
     """What each row waits for: `parents[i]` are rows before row i. `root[i]` is the first row of its session or tree.
 
     `wait_ns[i]` is how long after the last of these answers the row is sent; NOT_TOLD where the log has no answers'
-    times: then no sooner after its root than in the log. `notes` counts what was altered.
+    times: then no sooner after its root than in the log. `notes` counts what was altered. `trees`: rows name their
+    parents, else each follows the one before it of its session.
     """
 
     parents: tuple[tuple[int, ...], ...]
     root: Ints
     wait_ns: Ints
     notes: tuple[str, ...]
+    trees: bool = False
 
 
 @dataclass
@@ -62,6 +64,11 @@ class ReplayedSessions:
     def window_ns(self) -> tuple[int, int]:
         warmup_ns, end_ns = self.listed.window_ns
         return warmup_ns, max(end_ns, self._last_sent_ns)
+
+    @property
+    def task_of(self) -> Ints | None:
+        """The number of each row's task, by request id: its tree of calls. None of sessions, which have no end."""
+        return self.links.root if self.links.trees else None
 
     @property
     def all_at_once(self) -> bool:
@@ -225,7 +232,7 @@ def links_of(rows: TraceRows) -> Links:
             f"{untold:,} rows wait for answers whose time is not told (columns.e2e): sent when these have come, no"
             " sooner after the beginning of their session than recorded"
         )
-    return Links(tuple(parents), root, wait_ns, tuple(notes))
+    return Links(tuple(parents), root, wait_ns, tuple(notes), "parent" in rows.labels)
 
 
 def _by_session(rows: TraceRows) -> tuple[list[tuple[int, ...]], list[str]]:

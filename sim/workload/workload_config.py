@@ -25,6 +25,7 @@ from batchsim.workload.processes import (
 )
 from batchsim.workload.sharing import Sessions, SharedPrefix
 from batchsim.workload.tagged import ByKind
+from batchsim.workload.task_config import Tasks
 from batchsim.workload.traces.trace_config import TraceConfig
 
 SHARE_TOLERANCE = 1e-9  # shares are decimal percentages: their sum misses 1 by rounding only
@@ -218,7 +219,7 @@ class WorkloadConfig(Config):
     all at once the client has at most `max_concurrency` in flight: others wait at the client, in order, and latencies,
     `deadline` and `patience` count from their sending. Classes are those of the trace's rows where `trace.columns`
     names a request_class (`by_row`, which needs no word); with `assign: at_random` they are drawn by their shares
-    beside the rows, so that each has the lengths of all.
+    beside the rows, so that each has the lengths of all. `tasks` makes requests parts of tasks, in stages.
     """
 
     arrivals: Arrivals
@@ -239,6 +240,13 @@ class WorkloadConfig(Config):
     stop: Stop | None = field(default=None, metadata=LEFT_OUT)
     max_concurrency: Users | None = field(default=None, metadata=LEFT_OUT)
     assign: Literal["by_row", "at_random"] | None = field(default=None, metadata=LEFT_OUT)
+    tasks: Tasks | None = field(default=None, metadata=LEFT_OUT)
+
+    @property
+    def may_have_tasks(self) -> bool:
+        """Whether requests are parts of tasks, by a law, or may be by what the rows of a replayed trace wait for."""
+        replays = self.arrivals.kind == "trace" and self.trace is not None
+        return self.tasks is not None or (replays and self.trace.replay != "as_recorded")
 
     @property
     def by_row(self) -> bool:
@@ -254,6 +262,8 @@ class WorkloadConfig(Config):
         self._check_lengths()
         if self.sessions is not None:
             self._check_sessions(self.sessions)
+        if self.tasks is not None:
+            self._check_tasks()
         if self.max_concurrency is not None:
             self._check_max_concurrency(self.max_concurrency)
         if "" in self.classes:
@@ -317,7 +327,21 @@ class WorkloadConfig(Config):
         if self.sessions is not None:
             raise ValueError(f"max_concurrency {most}: the turns of sessions wait for answers. Drop one of the two.")
 
+    def _check_tasks(self) -> None:
+        kind = self.arrivals.kind
+        if kind in ("trace", "all_at_once", "closed_loop"):
+            raise ValueError(f"tasks need arrivals over time that are drawn, not {kind}. Write poisson, say.")
+        if self.requests is not None:
+            raise ValueError("tasks end with a duration, not with a number of requests. Write duration.")
+        for name, given in (("sessions", self.sessions), ("max_concurrency", self.max_concurrency)):
+            if given is not None:
+                raise ValueError(f"{name}: requests of tasks wait for answers by their stages. Drop one of the two.")
+        if self.lengths is not None or any(traffic.lengths is not None for traffic in self.classes.values()):
+            raise ValueError("lengths: the stages of tasks have their own. Drop lengths.")
+
     def _check_lengths(self) -> None:
+        if self.tasks is not None:
+            return
         replay = self.arrivals.kind == "trace"
         own = [traffic.lengths for traffic in self.classes.values()]
         resamples = any(isinstance(lengths, TraceLengths) for lengths in [self.lengths, *own])

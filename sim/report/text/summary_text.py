@@ -45,6 +45,7 @@ from batchsim.results.read import Results
 # The metrics of the compare table.
 _PER_TOKEN = "norm_latency_mean_s"
 _LATENCIES = ("ttft_p50_s", "ttft_p99_s", "tpot_p99_s", _PER_TOKEN)
+_OF_TASKS = ("task_e2e_p50_s", "task_e2e_p99_s")
 _COMPLETED = ("in_slo", "throughput_rps")
 _PADDED, _HITS = "pad_share", "prefix_hit_rate"
 _SPARE = ("throughput_rps", _PADDED, _PER_TOKEN)  # left out of a table with further columns that is too wide, in turn
@@ -119,8 +120,9 @@ def point_table(results: Results, load: float | None) -> str:
     shares = [_PADDED]
     if _HITS in results.summary and any(not math.isnan(sweep.values(_HITS)[i]) for sweep, i in rows):
         shares.append(_HITS)
-    grid = [["", *_headings((*_LATENCIES, *_COMPLETED, *shares)), "bound by"]]
-    grid += [_cells(sweep, i, shares) for sweep, i in rows]
+    latencies = (*_LATENCIES, *(_OF_TASKS if _OF_TASKS[0] in results.summary else ()))
+    grid = [["", *_headings((*latencies, *_COMPLETED, *shares)), "bound by"]]
+    grid += [_cells(sweep, i, latencies, shares) for sweep, i in rows]
     if load is None:
         own = ["load", *(short_load(load_name(results), float(sweep.loads[i])) for sweep, i in rows)]
         grid = [[cells[0], at, *cells[1:]] for cells, at in zip(grid, own, strict=True)]
@@ -133,7 +135,7 @@ def point_table(results: Results, load: float | None) -> str:
     came = "in these seeds" if seeds > 1 else "came"
     odd = load is not None and name == "mean_rate" and abs(arrived / load - 1) > 0.02
     but = f" ({arrived:.3g} {came})" if odd else ""
-    sent = "sessions" if results.scenario["workload"].get("sessions") else "requests"
+    sent = next((each for each in ("sessions", "tasks") if results.scenario["workload"].get(each)), "requests")
     same = "same draws for every user" if name == "users" else f"same {sent} for all"
     if not results.manifest.get("vary", {}).get("same_requests", True):
         same = f"each value its own {sent}, from the same draws"
@@ -191,12 +193,13 @@ def by_class(results: Results, load: float | None) -> list[str]:
     return lines
 
 
-def _cells(sweep: PolicyCurve, i: int, shares: Sequence[str]) -> list[str]:
-    """The table's cells for one policy at its `i`-th load; `shares` are the metrics shown as percentages."""
-    latencies = [DASH] * (len(_LATENCIES) - 1) + ["failed" if sweep.failed[i] else "unstable"]
+def _cells(sweep: PolicyCurve, i: int, metrics: Sequence[str], shares: Sequence[str]) -> list[str]:
+    """The table's cells for one policy at its `i`-th load; `metrics` are the latencies shown, `shares` the metrics
+    shown as percentages."""
+    latencies = [DASH] * (len(metrics) - 1) + ["failed" if sweep.failed[i] else "unstable"]
     if not sweep.unstable[i] and not sweep.failed[i]:
         latencies = []
-        for metric in _LATENCIES:
+        for metric in metrics:
             value, half = float(sweep.values(metric)[i]), float(sweep.half_width(metric)[i])
             text = per_token_text(value) if metric == _PER_TOKEN else time_text(value, half)
             latencies.append(f"~{text}" if sweep.weak(metric)[i] and text != DASH else text)

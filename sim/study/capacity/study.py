@@ -167,7 +167,8 @@ def new_cases(setup: Setup, specs: Sequence[PolicySpec], effort: Effort, sweep: 
     scenario = setup.scenario
     axis, rate = _axis(setup)
     saturation: dict[str, float] = {}
-    if scenario.load_name != "users" and scenario.file.workload.sessions is None:
+    workload = scenario.file.workload
+    if scenario.load_name != "users" and workload.sessions is None and workload.tasks is None:
         saturation = _saturations(setup, specs, sweep)
     if not _is_random(setup):
         effort = replace(effort, pilot=1, fewest=1, most=1, narrow=True)

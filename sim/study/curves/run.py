@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from batchsim.base.errors import ScenarioError
+from batchsim.metrics.point_inputs import NO_TASKS
 from batchsim.metrics.slo import parse_slo
 from batchsim.results.failed import Failed
 from batchsim.results.keep import keep_run
@@ -19,6 +21,7 @@ from batchsim.study.curves.lines import ANY_LOAD, Line, lines_of, same_requests
 from batchsim.study.curves.precision import Precision, check_metric, refine
 from batchsim.study.sweep.points import Progress, Sweep, keeping
 from batchsim.study.sweep.size import Limits, largest_load
+from batchsim.workload.build import task_of
 
 
 def run_scenario(
@@ -120,4 +123,8 @@ def check_inputs(setup: Setup) -> None:
             with scenario.at("workload"):
                 parse_slo(traffic.slo)
     axis = ANY_LOAD if scenario.auto else min(scenario.loads)
-    setup.workload(axis, seed=0)
+    workload = setup.workload(axis, seed=0)
+    texts = [scenario.file.slo, *(each.slo for each in scenario.file.workload.classes.values())]
+    if task_of(workload) is None and any(text is not None and parse_slo(text).of_tasks for text in texts):
+        with scenario.at("slo"):
+            raise ScenarioError(NO_TASKS)

@@ -139,6 +139,10 @@ def _merit(planned: Planned, index: int) -> tuple[float, float]:
 def _check(demand: Demand) -> None:
     scenario = demand.scenario
     check_planned(scenario)
+    if scenario.file.workload.tasks is not None:
+        raise ScenarioError(
+            f"{scenario.source}: a plan is of requests that are sent by themselves. Drop workload.tasks."
+        )
     if scenario.file.replicas is not None:
         raise ScenarioError(
             f"{scenario.source}: replicas and plan are given, and plan chooses replicas. Drop replicas."
@@ -146,6 +150,10 @@ def _check(demand: Demand) -> None:
     own = {f"classes.{name}": each.slo for name, each in scenario.file.workload.classes.items() if each.slo is not None}
     for name, text in {"slo": scenario.file.slo, **own}.items():
         with scenario.at(name.partition(".")[0]):
+            if parse_slo(text).of_tasks:
+                raise ScenarioError(
+                    f"{name} '{text}' bounds tasks, and a plan counts requests. Write 'ttft<1s & tpot<50ms @ 99%', say."
+                )
             if not parse_slo(text).per_request:
                 raise ScenarioError(
                     f"{name} '{text}' bounds percentiles, and a plan counts requests. Write the form"

@@ -112,6 +112,8 @@ def _pool_bytes(setup: Setup) -> float:
 
 def _output_tokens(workload: WorkloadConfig, rows: TraceRows | None) -> float:
     """The mean output of a request, of the class with the longest."""
+    if workload.tasks is not None:
+        return max(stage.output.mean_tokens for stage in workload.tasks.stages)
     lengths = [workload.lengths, *(traffic.lengths for traffic in workload.classes.values())]
     means = [each.output.mean_tokens for each in lengths if isinstance(each, Lengths)]
     means += [each.mean_output_tokens for each in lengths if isinstance(each, PairLengths | StepLengths)]

@@ -1,0 +1,65 @@
+"""What a scenario says of tasks: the stages of requests that each is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from batchsim.base.ranges import Config, Range, check_ranges
+from batchsim.base.units import Duration
+from batchsim.workload.laws import Law
+
+FanOut = Annotated[int, Range(1, 4096)]
+"""Requests of a task that are sent side by side."""
+MAX_REQUESTS_OF_A_TASK = 65_536
+
+
+@dataclass(frozen=True)
+class TaskStage(Config):
+    """`fan_out` requests sent at once, `wait` after the last answer of the stage before; of the first, at the start.
+
+    Their prompts are all that the task holds so far, every prompt and answer of the stages before; then new text that
+    they share, of law `shared_prompt`; then new text of their own, of law `prompt`. `wait` is a tool's time, or the
+    user's; `exponential` draws it for every task.
+    """
+
+    output: Law
+    prompt: Law | None = None
+    shared_prompt: Law | None = None
+    fan_out: FanOut = 1
+    wait: Duration = 0
+    wait_kind: Literal["constant", "exponential"] = "constant"
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.prompt is None and self.shared_prompt is None:
+            raise ValueError("a stage has neither prompt nor shared_prompt. Write the law of its new text.")
+
+
+@dataclass(frozen=True)
+class Tasks(Config):
+    """Tasks of so many `stages`, each joined before the next is sent: a task is done when its last request is.
+
+    `mean_rate` of the arrivals is that of all requests: tasks begin as much less often as each has requests. A task is
+    of one class. A request that fails counts as answered when it ends, and its task is never done. An answer stands in
+    later prompts as long as it truly is, even where its client gave up: prompts are the same under every policy.
+    """
+
+    stages: tuple[TaskStage, ...]
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if not self.stages:
+            raise ValueError("tasks.stages is empty. List the stages of a task.")
+        if self.stages[0].wait:
+            raise ValueError("tasks: the first stage has a wait, and there is no answer to wait after. Drop it.")
+        if self.num_requests > MAX_REQUESTS_OF_A_TASK:
+            raise ValueError(
+                f"tasks: a task has {self.num_requests:,} requests, at most {MAX_REQUESTS_OF_A_TASK:,} are possible."
+                " Lower fan_out."
+            )
+
+    @property
+    def num_requests(self) -> int:
+        """Requests of a task."""
+        return sum(stage.fan_out for stage in self.stages)
