@@ -72,6 +72,7 @@ KEY_WORDS = {
     "states": "States of rate between which the arrivals change besides, each with its rate and how long it lasts",
     "users": "Users who each send their next request when the one before is answered; on the load axis a list",
     "think_time": "Mean time between an answer and the user's next request",
+    "wait_kind": "How waits are drawn: all alike, or exponential",
     "think_kind": "How times to think are drawn: all alike, or exponential",
     "mean": "Mean of what is drawn",
     "min": "The least that is drawn; what is below it is drawn as it",
