@@ -243,12 +243,6 @@ class WorkloadConfig(Config):
     tasks: Tasks | None = field(default=None, metadata=LEFT_OUT)
 
     @property
-    def may_have_tasks(self) -> bool:
-        """Whether requests are parts of tasks, by a law, or may be by what the rows of a replayed trace wait for."""
-        replays = self.arrivals.kind == "trace" and self.trace is not None
-        return self.tasks is not None or (replays and self.trace.replay != "as_recorded")
-
-    @property
     def by_row(self) -> bool:
         """Whether the rows of the trace say of which class each request is."""
         named = self.trace is not None and self.trace.columns is not None and self.trace.columns.request_class
