@@ -15,7 +15,7 @@ from simpy.events import EventPriority
 
 from batchsim.drive.instant import ENTER, LAND, THROUGH, Busy, Launch, crank
 from batchsim.kernel.core import EngineCore
-from batchsim.kernel.events import Ended, EngineEvent, each_arrival
+from batchsim.kernel.events import Ended, EngineEvent, each_arrival, pruned_by
 from batchsim.kernel.leaps import leap, leap_ahead
 from batchsim.kernel.protocols import Workload
 from batchsim.kernel.sim_executor import SimExecutor
@@ -86,6 +86,8 @@ class _Run:
         for event in events:
             if not isinstance(event, Ended):
                 continue
+            for request_id in pruned_by(self.workload, event):
+                self.core.prune(request_id, now_ns)
             for following in each_arrival(self.workload.responded(event.request, now_ns)):
                 self.send(iter((following,)))
 

@@ -16,7 +16,7 @@ from math import inf
 from typing import Protocol
 
 from batchsim.kernel.core import EngineCore
-from batchsim.kernel.events import Ended, EngineEvent, each_arrival
+from batchsim.kernel.events import Ended, EngineEvent, each_arrival, pruned_by
 from batchsim.kernel.protocols import Workload
 from batchsim.kernel.types import Arrival
 
@@ -113,6 +113,7 @@ class Traffic:
         self._known = workload.arrivals()
         self._ahead: list[tuple[int, int, Arrival]] = []
         self.failure: Exception | None = None
+        self.pruned: list[int] = []  # ids of requests that clients have given up for others, to be told to the engine
         self._pull()
 
     def _pull(self) -> None:
@@ -140,12 +141,19 @@ class Traffic:
             if not isinstance(event, Ended):
                 continue
             try:
+                self.pruned += pruned_by(self._workload, event)
                 following = each_arrival(self._workload.responded(event.request, now_ns))
             except Exception as error:
                 self.failure = error
                 raise
             for arrival in following:
                 self._push(arrival)
+
+    def prune(self, core: EngineCore, now_ns: int) -> None:
+        """Tells `core` whom clients have given up since others succeeded."""
+        for request_id in self.pruned:
+            core.prune(request_id, now_ns)
+        self.pruned.clear()
 
     def submit_rest(self, inbox: Inbox) -> None:
         """Submits every arrival that can still be had."""
@@ -176,6 +184,7 @@ class Inline:
     def hand_over(self, core: EngineCore) -> int:
         """Submits what is due and returns the time in ns."""
         now_ns = self._clock.now_ns()
+        self._traffic.prune(core, now_ns)
         self._traffic.submit_due(core, now_ns)
         return now_ns
 
@@ -249,6 +258,7 @@ class LoadThread:
             if self._failure is not None:
                 raise self._failure
             sent, self._sent = self._sent, []
+            self._traffic.prune(core, self._clock.now_ns())
         for arrival in sent:
             core.submit(arrival)
         return self._clock.now_ns()

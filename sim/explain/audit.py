@@ -43,6 +43,7 @@ from batchsim.kernel.record import (
     OUTCOME_NAMES,
     PREEMPTED,
     PREFILL,
+    PRUNED,
     RECOMPUTE,
     SAT_OUT,
     STATE_NAMES,
@@ -196,6 +197,6 @@ class _Inside:
 
 
 def _not_finished(records: Records) -> Iterator[Event]:
-    for row in records.requests[~np.isin(records.requests["outcome"], (FINISHED, HANDED_OVER))]:
+    for row in records.requests[~np.isin(records.requests["outcome"], (FINISHED, HANDED_OVER, PRUNED))]:
         outcome, ended_ns = OUTCOME_NAMES[int(row["outcome"])], row["ended_ns"]
         yield _event(outcome, ended_ns, ended_ns, records.texts[row["reason"]], [int(row["request_id"])], [])

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.units import parse_duration_ns
-from batchsim.kernel.record import FINISHED, OUTCOME_NAMES, REJECTED, REPLICA_FAILED, Records
+from batchsim.kernel.record import FINISHED, OUTCOME_NAMES, PRUNED, REJECTED, REPLICA_FAILED, Records
 from batchsim.metrics.attribution import PARTS, part_times
 from batchsim.metrics.latencies import LATENCIES, STREAMED, values_ns
 from batchsim.metrics.lives import Int
@@ -84,8 +84,8 @@ class Objectives:
         return [*found, (_of_requests(self.slo), others)]
 
     def cohort(self, records: Records) -> Flags:
-        """A mask of the requests that are judged: those sent after the warm-up."""
-        return records.requests["sent_ns"] >= self.warmup_ns
+        """A mask of the requests that are judged: those sent after the warm-up and not pruned."""
+        return (records.requests["sent_ns"] >= self.warmup_ns) & (records.requests["outcome"] != PRUNED)
 
 
 def slo_misses(records: Records, objectives: Objectives) -> pd.DataFrame:

@@ -18,7 +18,7 @@ from batchsim.base.units import MAX_TIME_NS, format_duration
 from batchsim.kernel.chunks import advance_chunks
 from batchsim.kernel.draft_group import DraftGroup, Verified
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
-from batchsim.kernel.events import Cancelled, Ended, EngineEvent, Finished, HandedOver, Rejected, Tokens, Unfinished
+from batchsim.kernel.events import Cancelled, Ended, EngineEvent, Finished, HandedOver, Pruned, Rejected, Unfinished
 from batchsim.kernel.handover import Handover
 from batchsim.kernel.in_flight import LaunchedStep, StepsInFlight
 from batchsim.kernel.journal import ENDED, Journal, Reasons
@@ -71,6 +71,7 @@ class EngineCore:
         self._fruitless = 0  # preemptions since the last token
         self._untold: list[Sequence] = []  # preempted by calls that had nothing to run: no step tells the executor
         self._stopped = False
+        self._pruned: set[int] = set()  # ids of requests that were given up for another, of those yet to come too
 
     # ---- what a driver calls
 
@@ -91,6 +92,11 @@ class EngineCore:
         for place, (time_ns, number, arrival) in enumerate(inbox):
             if number == request_id:
                 inbox[place] = (time_ns, number, replace(arrival, cancel_ns=now_ns))
+
+    def prune(self, request_id: int, now_ns: int) -> None:
+        """As `cancel`, since another request has succeeded; a request that is yet to come ends as it enters."""
+        self._pruned.add(request_id)
+        self.cancel(request_id, now_ns)
 
     def release(self, seq: Sequence, now_ns: int, *, keep_kv: bool = False) -> Handover:
         """Takes an open request out of this engine, to go on at another; returns what leaves. Only between steps.
@@ -255,7 +261,7 @@ class EngineCore:
         batch, finished = step.batch, step.finished
         self.journal.tokens(batch, finished, now_ns)
         if self.tells_tokens:
-            self._tell_tokens(step)
+            self.events += step.tokens(self.journal.lives)
         self._respond(self.scheduler.complete(batch, finished, now_ns), now_ns)
         if self.scheduler.events:
             self._drain_events(now_ns)
@@ -297,7 +303,10 @@ class EngineCore:
                     continue
                 # One that has its last token but is held back with its batch is given up by its client alone.
                 responses = self.scheduler.cancel(seq, now_ns) if seq.state != ENDED else []
-                self._end(seq, now_ns, Cancelled, reason)
+                if seq.request.id in self._pruned:
+                    self._end(seq, now_ns, Pruned, "another_succeeded")
+                else:
+                    self._end(seq, now_ns, Cancelled, reason)
                 self._respond(responses, now_ns)
             if not inbox or inbox[0][0] > now_ns:
                 return
@@ -326,7 +335,9 @@ class EngineCore:
         self.executor.begin(seq, arrival.output_tokens)
         if request.deadline_ns is not None:
             heappush(self._timers, (request.deadline_ns, request.id, seq, "deadline"))
-        if arrival.cancel_ns is not None:
+        if self._pruned and request.id in self._pruned:
+            heappush(self._timers, (now_ns, request.id, seq, "client_cancel"))
+        elif arrival.cancel_ns is not None:
             heappush(self._timers, (arrival.cancel_ns, request.id, seq, "client_cancel"))
 
     def _reject(self, seq: Sequence, now_ns: int, reason: str, detail: str) -> None:
@@ -419,19 +430,6 @@ class EngineCore:
             return ""
         self.recorder.details.setdefault(CAP_CUT, f"{asked} output tokens asked for, {cap} allowed")
         return CAP_CUT
-
-    def _tell_tokens(self, step: LaunchedStep) -> None:
-        """Adds a Tokens event for each sequence that got tokens: a decode one in every step that was leapt over."""
-        drafting = step.batch.drafting
-        if drafting is not None and drafting.verified is not None:
-            for seq, gained in zip(drafting.sequences, drafting.verified.gained.tolist(), strict=True):
-                if gained and seq in self.journal.lives:
-                    self.events.append(Tokens(seq.request, gained))
-        else:
-            for seq in step.decodes:
-                self.events.append(Tokens(seq.request, step.batch.num_steps))
-        for seq in step.batch.sampled:
-            self.events.append(Tokens(seq.request, 1))
 
     def _end(self, seq: Sequence, now_ns: int, ended: type[Ended | HandedOver], reason: str) -> None:
         """Ends the request of `seq` at this engine and adds the event, an `ended`."""

@@ -6,9 +6,9 @@ A driver passes them on: to closed-loop clients, who answer with their next requ
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol, cast
 
-from batchsim.kernel.record import CANCELLED, FINISHED, HANDED_OVER, REJECTED, UNFINISHED
+from batchsim.kernel.record import CANCELLED, FINISHED, HANDED_OVER, PRUNED, REJECTED, UNFINISHED
 from batchsim.kernel.types import Arrival, Request
 
 
@@ -68,6 +68,13 @@ class Cancelled(Ended):
     outcome = CANCELLED
 
 
+class Pruned(Cancelled):
+    """The request's client gave it up, since another request of its task had succeeded."""
+
+    __slots__ = ()
+    outcome = PRUNED
+
+
 class Unfinished(Ended):
     """The run, or the replica, ended before the request did."""
 
@@ -76,6 +83,22 @@ class Unfinished(Ended):
 
 
 EngineEvent = Tokens | Ended | HandedOver
+
+
+class Prunes(Protocol):
+    """A workload that gives requests up once another has succeeded."""
+
+    def pruned_by(self, request: Request) -> tuple[int, ...]:
+        """The ids of requests, sent and not ended, that are given up since `request` has finished. Asked once of each
+        that finishes, before `responded`."""
+        ...
+
+
+def pruned_by(workload: object, event: EngineEvent) -> tuple[int, ...]:
+    """The ids of requests that the clients of `workload` give up at `event`."""
+    if type(event) is not Finished or not hasattr(workload, "pruned_by"):
+        return ()
+    return cast(Prunes, workload).pruned_by(event.request)
 
 
 def each_arrival(following: Arrival | tuple[Arrival, ...] | None) -> tuple[Arrival, ...]:

@@ -14,6 +14,7 @@ from collections.abc import Set as AbstractSet
 from batchsim.kernel.decode import DecodeGroup
 from batchsim.kernel.draft_group import DraftGroup, Verified
 from batchsim.kernel.engine_loop import EngineLoop
+from batchsim.kernel.events import Tokens
 from batchsim.kernel.journal import Journal
 from batchsim.kernel.types import Batch, Landed, Sequence, StepResult
 
@@ -51,6 +52,20 @@ class LaunchedStep:
         self.lost: AbstractSet[Sequence] = _NOBODY
         self.wasted_tokens = 0
         self.decodes: Collection[Sequence] = ()
+
+    def tokens(self, lives: Container[Sequence]) -> Iterator[Tokens]:
+        """A Tokens event for each sequence that got tokens: a decode one in every step that was leapt over. Of drafts
+        only those of `lives` have."""
+        drafting = self.batch.drafting
+        if drafting is not None and drafting.verified is not None:
+            for seq, gained in zip(drafting.sequences, drafting.verified.gained.tolist(), strict=True):
+                if gained and seq in lives:
+                    yield Tokens(seq.request, gained)
+        else:
+            for seq in self.decodes:
+                yield Tokens(seq.request, self.batch.num_steps)
+        for seq in self.batch.sampled:
+            yield Tokens(seq.request, 1)
 
 
 class StepsInFlight:

@@ -109,13 +109,14 @@ STAY_COLUMNS = (  # those named as in REQUEST_COLUMNS say the same, as it stood 
     ("cached_tokens_all", "q"),
 )
 
-FINISHED, REJECTED, CANCELLED, UNFINISHED, HANDED_OVER = range(5)
+FINISHED, REJECTED, CANCELLED, UNFINISHED, HANDED_OVER, PRUNED = range(6)
 OUTCOME_NAMES = {
     FINISHED: "finished",
     REJECTED: "rejected",
     CANCELLED: "cancelled",
     UNFINISHED: "unfinished",
     HANDED_OVER: "handed_over",  # by this engine to another: no request's last outcome
+    PRUNED: "pruned",  # given up since another request of its task had succeeded
 }
 CAP_CUT = "cap_cut"
 """The reason of requests that finished because the engine had cut their output cap."""

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.base.units import NS_PER_S
-from batchsim.kernel.record import FINISHED, HANDED_OVER, OUTCOME_NAMES, UNFINISHED, Records
+from batchsim.kernel.record import FINISHED, HANDED_OVER, OUTCOME_NAMES, PRUNED, UNFINISHED, Records
 from batchsim.metrics.attribution import PARTS, part_times
 from batchsim.metrics.gaps import token_gaps
 from batchsim.metrics.intervals import half_width
@@ -32,7 +32,7 @@ PERCENTILES = (50, 90, 95, 99)
 FEW_BEYOND = 20  # fewer observations beyond a percentile than this and it is marked `~`
 
 Ns = NDArray[np.float64]
-_LAST_OUTCOMES = {code: name for code, name in OUTCOME_NAMES.items() if code != HANDED_OVER}
+_LAST_OUTCOMES = {code: name for code, name in OUTCOME_NAMES.items() if code not in (HANDED_OVER, PRUNED)}
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,8 @@ def measure(inputs: PointInputs) -> Measured:
     """Every metric of one run."""
     records = inputs.records
     requests = records.requests
-    cohort = between(requests["sent_ns"], inputs.window_ns)
+    begun = between(requests["sent_ns"], inputs.window_ns)
+    cohort = begun & (requests["outcome"] != PRUNED)
     done = cohort & (requests["outcome"] == FINISHED)
     latencies = latencies_ns(inputs)
     gaps, counts = token_gaps(records, done) if inputs.streams else (np.array([]), None)
@@ -92,10 +93,11 @@ def measure(inputs: PointInputs) -> Measured:
             _summarise(latency, observed[~np.isnan(observed)], None, values, weak_percentiles, f"[{name}]")
     values |= engine_kpis(inputs, cohort, span_ns)
     if tasks is not None:
-        e2e_ns = tasks.e2e_ns[cohort[tasks.first]]
+        e2e_ns = tasks.e2e_ns[begun[tasks.first]]
         undone = np.isinf(e2e_ns)
         _summarise(TASK_E2E, e2e_ns[~undone], None, values, weak_percentiles)
         values["tasks"] = float(len(e2e_ns))
+        values["pruned"] = float((requests["outcome"] == PRUNED).sum())
         values["tasks_undone_share"] = float(undone.mean()) if len(e2e_ns) else None
     part_ns = _time_by_part(inputs, done)
     values |= _shares(part_ns)
@@ -254,6 +256,7 @@ def _objectives(
     for name in STREAMED:
         judged[name][finished & (requests["output_tokens"] >= 2) & (not inputs.streams)] = np.inf
     margins: list[float | None] = []
+    begun, considered = between(requests["sent_ns"], inputs.window_ns), cohort.copy()
     passes, counted = np.zeros(len(requests), dtype=bool), np.zeros(len(requests), dtype=bool)
     groups = list(_slo_groups(inputs))
     missing = inputs.num_missing
@@ -263,7 +266,7 @@ def _objectives(
         samples = {name: Sample(np.concatenate((values[mine], lost))) for name, values in judged.items()}
         samples["itl"] = samples["tpot"]
         if tasks is not None:
-            samples[TASK_E2E] = Sample(tasks.e2e_ns[mine[tasks.first]])
+            samples[TASK_E2E] = Sample(tasks.e2e_ns[(members & begun)[tasks.first]])
         if inputs.streams and any(bound.metric == "itl" for bound in slo.bounds):
             offered = int(mine.sum()) + missing
             uncompleted = 1 - int((mine & finished).sum()) / offered if offered else 0.0
@@ -273,6 +276,7 @@ def _objectives(
             assert tasks is not None, "checked by the inputs"
             first = tasks.first[members[tasks.first]]
             counted[first] = True
+            considered[first] = begun[first]  # a task counts though its first request was pruned
             passes[first] = slo.passes({TASK_E2E: tasks.e2e_ns[members[tasks.first]]})
         elif slo.per_request:
             counted |= members
@@ -285,13 +289,13 @@ def _objectives(
         "slo_met": None if margin is None else float(margin >= 0),
     }
     for name in inputs.class_names:
-        own, mine = inputs.class_slos.get(name, inputs.slo), cohort & counted & of_class(records, name)
+        own, mine = inputs.class_slos.get(name, inputs.slo), considered & counted & of_class(records, name)
         apart = own is not None and own.per_request and bool(mine.any())
         values[f"in_slo[{name}]"] = float((passes & mine).sum()) / int(mine.sum()) if apart else None
-    judging = [slo for slo, members in groups if (members & cohort).any()] or [slo for slo, _ in groups]
+    judging = [slo for slo, members in groups if (members & begun).any()] or [slo for slo, _ in groups]
     if judging and all(slo.per_request for slo in judging):
-        offered = int((counted & cohort).sum()) + missing
-        values["in_slo"] = float((passes & cohort).sum()) / offered if offered else None
+        offered = int((counted & considered).sum()) + missing
+        values["in_slo"] = float((passes & considered).sum()) / offered if offered else None
         good = passes & finished & between(requests["delivered_ns"], span_ns)
         if span_ns[1] > span_ns[0] and not any(slo.of_tasks for slo in judging):
             values["goodput_rps"] = float(good.sum()) * NS_PER_S / (span_ns[1] - span_ns[0])

@@ -58,7 +58,8 @@ class PointInputs:
     `step_watts` is the power of the GPUs in each step, None where it is not known.
     `fleet` is there for several replicas; their blocks, GPUs and peaks are then those it names. `intended_ns`: when
     each request offered, by its id, was to be sent, where its client may have kept it back. `task_of`: the number of
-    the task of each request, by its id, sent or not; None where requests are of none.
+    the task of each request, by its id, sent or not; None where requests are of none. `prunable`: which of these may be
+    given up, or never sent, since others succeed.
     """
 
     records: Records
@@ -84,6 +85,7 @@ class PointInputs:
     fleet: FleetInputs | None = None
     intended_ns: NDArray[np.int64] | None = None
     task_of: NDArray[np.int64] | None = None
+    prunable: NDArray[np.bool_] | None = None
 
     def __post_init__(self) -> None:
         start, end = self.window_ns

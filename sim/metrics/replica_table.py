@@ -9,7 +9,7 @@ import numpy as np
 
 from batchsim.base.units import NS_PER_S
 from batchsim.drive.fleet.fleet_plan import DRAINING, HELD, UP
-from batchsim.kernel.record import FINISHED, REPLICA_FAILED, Replicas
+from batchsim.kernel.record import FINISHED, PRUNED, REPLICA_FAILED, Replicas
 from batchsim.metrics.kpis import engine_kpis
 from batchsim.metrics.measure import latencies_ns, percentile
 from batchsim.metrics.point_inputs import PointInputs, between, span_of
@@ -35,7 +35,7 @@ def replica_table(inputs: PointInputs) -> list[dict[str, Any]]:
     for replica, group in enumerate(fleet.group):
         mine = _of_replica(inputs, replica)
         requests = mine.records.requests
-        cohort = between(requests["sent_ns"], inputs.window_ns)
+        cohort = between(requests["sent_ns"], inputs.window_ns) & (requests["outcome"] != PRUNED)
         done = cohort & (requests["outcome"] == FINISHED)
         kpis = engine_kpis(mine, cohort, span_ns)
         row: dict[str, Any] = {

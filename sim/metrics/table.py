@@ -3,9 +3,9 @@
 Summaries have the columns of this table in its order; of classes of traffic some of them again, as `ttft_p99_s[CLASS]`.
 The values are made by `batchsim.metrics.measure`, those of the engine by `batchsim.metrics.kpis`.
 
-Cohort: the requests sent in the arrival window [start, end], warm-up excluded. They run to their end, so what drains
-after the window counts for latency; never for throughput. Span: the arrival window, or the makespan of work that
-arrives all at once. Busy time: the time of the span in which steps ran.
+Cohort: the requests sent in the arrival window [start, end], warm-up and pruned ones excluded. They run to their end,
+so what drains after the window counts for latency; never for throughput. Span: the arrival window, or the makespan of
+work that arrives all at once. Busy time: the time of the span in which steps ran.
 
 Of several replicas the same, over the steps of all: means over busy time weigh each by its own, the use of KV memory
 being of the replica's own blocks; the busy share is of the time replicas were up or draining; mfu and mbu are of the
@@ -247,7 +247,10 @@ _TASKS = (
         Metric(f"{TASK_E2E}_{statistic}_s", "s", "lower", f"{words} of: {TASK_DOC}", "tasks")
         for statistic, words in STATISTICS.items()
     ),
-    Metric("tasks", "tasks", "", "tasks whose first request is of the cohort", "tasks"),
+    Metric("tasks", "tasks", "", "tasks whose first request was sent in the arrival window, warm-up excluded", "tasks"),
+    Metric(
+        "pruned", "requests", "", "requests of the whole run, given up since another of their task succeeded", "tasks"
+    ),
     Metric("tasks_undone_share", "share", "lower", "of these, those of which a request did not finish", "tasks"),
 )
 _PARTS = (

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsim.kernel.record import FINISHED
+from batchsim.kernel.record import FINISHED, PRUNED
 from batchsim.metrics.point_inputs import PointInputs
 
 
@@ -15,7 +15,7 @@ class TaskLives(NamedTuple):
     """The tasks of which a request is on record, by number: parallel arrays.
 
     `first` is the row of `records.requests` that was sent first, of equals the lowest id. `e2e_ns` is inf of a task
-    that is not done: one of its requests was not sent, or did not finish.
+    that is not done: one of its requests was not sent, or did not finish, but for those that others made needless.
     """
 
     first: NDArray[np.int64]
@@ -28,11 +28,16 @@ def task_lives(inputs: PointInputs) -> TaskLives:
     requests = inputs.records.requests
     task = inputs.task_of[requests["request_id"]]
     size = np.bincount(inputs.task_of)
+    prunable = np.zeros(len(inputs.task_of), bool) if inputs.prunable is None else inputs.prunable
+    needed = np.bincount(inputs.task_of[~prunable], minlength=len(size))
     order = np.lexsort((requests["request_id"], requests["sent_ns"], task))
     numbers, begin = np.unique(task[order], return_index=True)
     first = order[begin]
-    finished = np.bincount(task[requests["outcome"] == FINISHED], minlength=len(size))
+    is_finished = requests["outcome"] == FINISHED
+    finished = np.bincount(task[is_finished & ~prunable[requests["request_id"]]], minlength=len(size))
+    failed = np.bincount(task[~is_finished & (requests["outcome"] != PRUNED)], minlength=len(size))
     last_ns = np.zeros(len(size), np.int64)
     np.maximum.at(last_ns, task, requests["delivered_ns"])
     e2e_ns = (last_ns[numbers] - requests["sent_ns"][first]).astype(np.float64)
-    return TaskLives(first, np.where(finished[numbers] == size[numbers], e2e_ns, np.inf))
+    done = (finished[numbers] == needed[numbers]) & (failed[numbers] == 0)
+    return TaskLives(first, np.where(done, e2e_ns, np.inf))

@@ -33,6 +33,7 @@ from batchsim.scenario.point import Run, Setup
 from batchsim.workload.build import intended_ns, task_of
 from batchsim.workload.closed_loop import ClosedLoopWorkload
 from batchsim.workload.processes import ProfiledArrivals
+from batchsim.workload.tasks import TaskWorkload
 from batchsim.workload.workload_config import AllAtOnce, ClosedLoop, TraceArrivals
 
 _CHANGING = (ClosedLoop, TraceArrivals, AllAtOnce, ProfiledArrivals)
@@ -70,6 +71,7 @@ def point_inputs(setup: Setup, run: Run) -> PointInputs:
         fleet=fleet_inputs(setup, run) if setup.groups else None,
         intended_ns=intended_ns(workload),
         task_of=task_of(workload),
+        prunable=workload.prunable if isinstance(workload, TaskWorkload) else None,
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from batchsim.base.ranges import Config, Range, check_ranges
-from batchsim.base.units import Duration
+from batchsim.base.units import Duration, Share
 from batchsim.workload.laws import Law
 
 FanOut = Annotated[int, Range(1, 4096)]
@@ -21,12 +21,21 @@ class TaskStage(Config):
     Their prompts are all that the task holds so far, every prompt and answer of the stages before; then new text that
     they share, of law `shared_prompt`; then new text of their own, of law `prompt`. `wait` is a tool's time, or the
     user's; `exponential` draws it for every task.
+
+    With a `depth` the stage is a tree: to each answer above the last level `fan_out` requests more follow at once,
+    whose prompts hold that answer. With `success`, the probability that an answer of the last level succeeds, the first
+    one that does joins the stage: all its other requests are pruned, cancelled at the engines or never sent; where none
+    does, the stage is joined when all have ended. Who succeeds is drawn beforehand, and is the same under every policy.
+    The prompts of later stages hold nothing of the answers of such a stage, nor of a tree: whose would go on depends on
+    who came first. Write what is kept of it as their new text.
     """
 
     output: Law
     prompt: Law | None = None
     shared_prompt: Law | None = None
     fan_out: FanOut = 1
+    depth: Annotated[int, Range(1, 16)] = 1
+    success: Share | None = None
     wait: Duration = 0
     wait_kind: Literal["constant", "exponential"] = "constant"
 
@@ -34,15 +43,36 @@ class TaskStage(Config):
         check_ranges(self)
         if self.prompt is None and self.shared_prompt is None:
             raise ValueError("a stage has neither prompt nor shared_prompt. Write the law of its new text.")
+        if self.num_requests > MAX_REQUESTS_OF_A_TASK:
+            raise ValueError(
+                f"a stage of fan_out {self.fan_out} and depth {self.depth} has {self.num_requests:,} requests, at most"
+                f" {MAX_REQUESTS_OF_A_TASK:,} are possible. Lower one of them."
+            )
+
+    @property
+    def levels(self) -> list[int]:
+        """How many requests each level has, one after another."""
+        return [self.fan_out**level for level in range(1, self.depth + 1)]
+
+    @property
+    def num_requests(self) -> int:
+        """Requests of the stage, all levels together."""
+        return sum(self.levels)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the prompts of later stages hold its prompts and answers."""
+        return self.depth == 1 and self.success is None
 
 
 @dataclass(frozen=True)
 class Tasks(Config):
     """Tasks of so many `stages`, each joined before the next is sent: a task is done when its last request is.
 
-    `mean_rate` of the arrivals is that of all requests: tasks begin as much less often as each has requests. A task is
-    of one class. A request that fails counts as answered when it ends, and its task is never done. An answer stands in
-    later prompts as long as it truly is, even where its client gave up: prompts are the same under every policy.
+    `mean_rate` of the arrivals is that of all requests, pruned ones included: tasks begin as much less often as each
+    has requests. A task is of one class. A request that fails counts as answered when it ends, and its task is never
+    done. An answer stands in later prompts as long as it truly is, even where its client gave up: prompts are the same
+    under every policy.
     """
 
     stages: tuple[TaskStage, ...]
@@ -62,4 +92,4 @@ class Tasks(Config):
     @property
     def num_requests(self) -> int:
         """Requests of a task."""
-        return sum(stage.fan_out for stage in self.stages)
+        return sum(stage.num_requests for stage in self.stages)

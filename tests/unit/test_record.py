@@ -98,7 +98,7 @@ def test_a_number_too_large_for_its_column_is_not_cut() -> None:
 def test_every_code_has_a_name() -> None:
     """States and outcomes are named, each name once."""
     assert len(set(STATE_NAMES.values())) == len(STATE_NAMES) == 7
-    assert list(OUTCOME_NAMES.values()) == ["finished", "rejected", "cancelled", "unfinished", "handed_over"]
+    assert list(OUTCOME_NAMES.values()) == ["finished", "rejected", "cancelled", "unfinished", "handed_over", "pruned"]
 
 
 def test_a_packed_row_is_a_row_of_the_array() -> None:

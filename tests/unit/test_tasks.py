@@ -10,11 +10,13 @@ import pytest
 
 from batchsim.base.errors import BatchsimError
 from batchsim.drive.live import live
+from batchsim.drive.simulate import simulate
 from batchsim.drive.source import VirtualClock
-from batchsim.kernel.record import FINISHED, REJECTED, UNFINISHED
+from batchsim.kernel.record import FINISHED, PRUNED, REJECTED, UNFINISHED
 from batchsim.metrics.measure import measure
 from batchsim.metrics.slo import parse_slo
 from batchsim.metrics.tasks import task_lives
+from batchsim.policies.registry import POLICIES
 from batchsim.results.keep import point_inputs
 from batchsim.scenario import load_scenario
 from batchsim.scenario.point import Run, Setup, simulate_point
@@ -216,3 +218,195 @@ def test_a_class_of_tasks_is_judged_by_its_own() -> None:
     )
     values = measure(given).values
     assert (values["in_slo[agent]"], values["in_slo[chat]"], values["in_slo"]) == (1, 0.5, 2 / 3)
+
+
+# ---- trees and pruning
+
+TREE_STAGE = """
+      - fan_out: 2
+        depth: 2
+        prompt: {kind: fixed, tokens: 20}
+        output: {kind: uniform, min: 2, max: 30}
+        success: 50%
+"""
+AFTER = "      - {prompt: {kind: fixed, tokens: 30}, output: {kind: fixed, tokens: 3}, wait: 25ms}\n"
+STAGES = SCENARIO.partition("    stages:\n")[0] + "    stages:\n"
+REST = "policies: {vllm: {}}" + SCENARIO.partition("policies: {vllm: {}}")[2]
+FIRST = "      - {prompt: {kind: fixed, tokens: 100}, output: {kind: fixed, tokens: 10}}"
+PRUNING = (STAGES + FIRST + TREE_STAGE + AFTER + REST).replace("mean_rate: 6/s", "mean_rate: 8/s")
+
+
+def best_of(folder: Path, success: str, *overrides: str) -> Setup:
+    """A task a second: three samples of 5 to 30 tokens from one prompt, then a request 25 ms later."""
+    stage = f"""
+      - fan_out: 3
+        shared_prompt: {{kind: fixed, tokens: 64}}
+        output: {{kind: uniform, min: 5, max: 30}}
+        success: {success}
+"""
+    text = (STAGES + stage.lstrip("\n") + AFTER + REST).replace("mean_rate: 6/s", "mean_rate: 4/s")
+    text = text.replace("duration: 3s", "duration: 20s")
+    return setup_of(folder, "policies={vllm: {async_scheduling: false}}", *overrides, text=text)
+
+
+def test_the_first_success_prunes_the_others_to_the_nanosecond(tmp_path: Path) -> None:
+    """Where all succeed the shortest wins: the rest end with its step, and what follows is sent 25 ms later."""
+    run = played(best_of(tmp_path, "100%"))
+    requests, workload = run.records.requests, run.workload
+    assert isinstance(workload, TaskWorkload)
+    asked = workload.listed.requests.output_tokens.reshape(-1, 4)[:, :3]
+    pruned = 0
+    for lengths, rows in zip(asked, requests.reshape(-1, 4), strict=True):
+        start, best = rows["sent_ns"][0], lengths.min()
+        for length, row in zip(lengths, rows[:3], strict=True):
+            assert row["ended_ns"] == start + 10 * MS * best and row["output_tokens"] == best
+            assert row["outcome"] == (FINISHED if length == best else PRUNED)
+            pruned += length != best
+        assert rows["sent_ns"][3] == start + 10 * MS * best + 25 * MS
+        assert rows["delivered_ns"][3] == start + 10 * MS * (best + 3) + 25 * MS
+    assert len(requests) == 80 and pruned > 30
+    values = measure(point_inputs(best_of(tmp_path, "100%"), run)).values
+    assert (values["pruned"], values["tasks"], values["tasks_undone_share"]) == (pruned, 20, 0)
+    assert (values["submitted"], values["finished"], values["cancelled"]) == (80, 80 - pruned, 0)
+    assert values["uncompleted_share"] == 0 and values["in_slo"] == 1
+
+
+def test_where_none_succeeds_all_are_awaited(tmp_path: Path) -> None:
+    """The stage is joined by the longest, and nothing is pruned."""
+    run = played(best_of(tmp_path, "0%"))
+    for rows in run.records.requests.reshape(-1, 4):
+        assert rows["sent_ns"][3] == rows["delivered_ns"][:3].max() + 25 * MS
+    assert (run.records.requests["outcome"] == FINISHED).all()
+
+
+def test_a_tree_of_two_levels_to_the_nanosecond(tmp_path: Path) -> None:
+    """Children follow their own parent's answer at once; the first leaf that succeeds ends all that live; what it
+    leaves unsent is never sent, and the task goes on."""
+    sync = "policies={vllm: {async_scheduling: false}}"
+    setup = setup_of(tmp_path, "workload.duration=30s", sync, text=PRUNING)
+    run = played(setup)
+    requests, workload = run.records.requests, run.workload
+    assert isinstance(workload, TaskWorkload)
+    lengths, luck = workload.listed.requests.output_tokens.reshape(-1, 8), workload.succeeds.reshape(-1, 8)
+    rows_of = {int(row["request_id"]): row for row in requests}
+    unsent = 0
+    for task in range(30):
+        start = requests["sent_ns"][requests["request_id"] == 8 * task][0] + 100 * MS
+        sent = {1: start, 2: start}
+        ends = {place: start + 10 * MS * lengths[task, place] for place in (1, 2)}
+        for parent, children in ((1, (3, 4)), (2, (5, 6))):
+            for child in children:
+                sent[child], ends[child] = ends[parent], ends[parent] + 10 * MS * lengths[task, child]
+        wins = [ends[leaf] for leaf in (3, 4, 5, 6) if luck[task, leaf]]
+        joined = min(wins, default=max(ends.values()))
+        for place in range(1, 7):
+            row = rows_of.get(8 * task + place)
+            # A success and its children's parent may end in one step: the success is told first, or the parent is.
+            if sent[place] > joined or (sent[place] == joined and row is None):
+                assert row is None
+                unsent += 1
+                continue
+            assert row is not None and row["sent_ns"] == sent[place]
+            assert row["ended_ns"] == min(ends[place], joined)
+            assert row["outcome"] == (FINISHED if ends[place] <= joined else PRUNED)
+        assert rows_of[8 * task + 7]["sent_ns"] == joined + 25 * MS
+    assert unsent > 5 and (requests["outcome"] == PRUNED).sum() > 10
+    assert measure(point_inputs(setup, run)).values["tasks_undone_share"] == 0
+
+
+def test_a_tree_shares_its_paths(tmp_path: Path) -> None:
+    """A child begins with its parent's prompt and answer; what follows the tree holds nothing of it."""
+    workload = tasks_of(setup_of(tmp_path, text=PRUNING))
+    texts = [expanded(workload._text(row)) for row in range(8)]
+    requests = workload.listed.requests
+    prompts, outputs = requests.prompt_tokens[:8].tolist(), requests.output_tokens[:8].tolist()
+    assert [len(text) for text in texts] == prompts
+    assert prompts[1] == 100 + 10 + 20 and prompts[4] == prompts[1] + outputs[1] + 20
+    assert common(texts[1], texts[3]) == prompts[1] and common(texts[3], texts[4]) == prompts[1] + outputs[1]
+    assert common(texts[4], texts[5]) == common(texts[1], texts[2]) == 110
+    assert prompts[7] == 110 + 30 and common(texts[7], texts[6]) == 110
+
+
+def test_luck_is_the_same_at_every_load_and_as_likely_as_told(tmp_path: Path) -> None:
+    """Drawn beforehand, from a stream of its own."""
+    few, many = (best_of(tmp_path, "30%", f"workload.duration={span}s").workload(1.0, 0) for span in (20, 4000))
+    assert isinstance(few, TaskWorkload) and isinstance(many, TaskWorkload)
+    assert (many.succeeds[: len(few.succeeds)] == few.succeeds).all()
+    share = many.succeeds.reshape(-1, 4)[:, :3].mean()
+    assert abs(share - 0.3) < 4 * np.sqrt(0.3 * 0.7 / (3 * 4000)) and not many.succeeds.reshape(-1, 4)[:, 3].any()
+
+
+SLOTS = "{max_num_seqs: 8, max_num_batched_tokens: 512}"
+KNOBS = {
+    "static": "{batch_size: 4}",
+    "dynamic": "{max_batch_size: 4, max_queue_delay: 20ms}",
+    "continuous": SLOTS,
+    "preemptive": SLOTS,
+    "tf_serving": "{num_batch_threads: 1, max_batch_size: 4, batch_timeout_micros: 20000, max_enqueued_batches: 1000}",
+}
+
+
+@pytest.mark.parametrize("kind", sorted(POLICIES))
+def test_every_policy_prunes_alike_in_simulation_and_live(tmp_path: Path, kind: str) -> None:
+    """Stepping, leaping and live leave equal records under load, all KV comes back, and no request is lost."""
+    rate = "workload.arrivals={kind: poisson, mean_rate: 60/s}"
+    setup = setup_of(tmp_path, rate, f"policies={{{kind}: {KNOBS.get(kind, '{}')}}}", text=PRUNING)
+    records = []
+    for drive in ("leap", "step", "live"):
+        workload, clock = setup.workload(60.0, 0), VirtualClock()
+        core = setup.engine(setup.scenario.specs[0], workload)
+        if drive == "live":
+            live(core, workload, clock)
+        else:
+            simulate(core, workload, leap=drive == "leap")
+        core.check_returned()
+        records.append(core.recorder.records())
+    for other in records[1:]:
+        assert (other.requests == records[0].requests).all() and (other.steps == records[0].steps).all()
+    outcomes = records[0].requests["outcome"]
+    assert set(outcomes.tolist()) <= {FINISHED, PRUNED} and (outcomes == PRUNED).any()
+    assert isinstance(workload, TaskWorkload)
+    needed = np.flatnonzero(~workload.prunable)
+    assert set(needed) <= set(records[0].requests["request_id"].tolist())
+
+
+@pytest.mark.parametrize("replicas", ["{count: 2, router: round_robin}", "{count: 3, router: power_of_two}"])
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "static: {batch_size: 4}"])
+def test_pruning_reaches_every_replica(tmp_path: Path, replicas: str, kind: str) -> None:
+    """Branches on other engines end as well, no sooner than the success, and what is left is whole."""
+    name, _, knobs = kind.partition(": ")
+    rate = "workload.arrivals={kind: poisson, mean_rate: 60/s}"
+    setup = setup_of(tmp_path, rate, f"replicas={replicas}", f"policies={{{name}: {knobs or '{}'}}}", text=PRUNING)
+    run = played(setup)
+    requests, workload = run.records.requests, run.workload
+    assert isinstance(workload, TaskWorkload) and (requests["outcome"] == PRUNED).any()
+    assert set(requests["outcome"].tolist()) <= {FINISHED, PRUNED}
+    assert not np.isinf(task_lives(point_inputs(setup, run)).e2e_ns).any()
+    won = {winner // 8: winner for winner in workload._winner.values()}
+    ended = dict(zip(requests["request_id"].tolist(), requests["ended_ns"].tolist(), strict=True))
+    pruned = requests[requests["outcome"] == PRUNED]
+    assert all(row["ended_ns"] >= ended[won[int(row["request_id"]) // 8]] for row in pruned)
+
+
+def test_what_a_gate_holds_is_pruned_at_the_router(tmp_path: Path) -> None:
+    """A sample that waits for its turn at the router ends there when another has succeeded."""
+    gate = "replicas={count: 1, router: round_robin, admission: {max_outstanding: 1}}"
+    requests = played(best_of(tmp_path, "100%", gate)).records.requests
+    pruned = requests[requests["outcome"] == PRUNED]
+    assert len(pruned) == 40 and (pruned["output_tokens"] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("stage", "blamed"),
+    [
+        ("fan_out: 20, depth: 16", "at most 65,536 are possible"),
+        ("depth: 0", "depth"),
+        ("success: 120%", "success"),
+    ],
+)
+def test_trees_that_cannot_be(tmp_path: Path, stage: str, blamed: str) -> None:
+    """A tree with too many branches, or none, and a probability that is none are refused in one line."""
+    given = f"{{prompt: {{kind: fixed, tokens: 2}}, output: {{kind: fixed, tokens: 2}}, {stage}}}"
+    with pytest.raises(BatchsimError) as caught:
+        setup_of(tmp_path, f"workload.tasks.stages=[{given}]")
+    assert blamed in str(caught.value) and "\n" not in str(caught.value)

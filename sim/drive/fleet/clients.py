@@ -14,9 +14,9 @@ from batchsim.drive.fleet.admission import Gate
 from batchsim.drive.fleet.engine import ROUTE, Engine, Steps
 from batchsim.drive.fleet.routers.router import ReadsLoads, Router, SeesFirstTokens
 from batchsim.drive.simulate import Phase
-from batchsim.kernel.events import Ended, EngineEvent, Finished, each_arrival
+from batchsim.kernel.events import Ended, EngineEvent, Finished, each_arrival, pruned_by
 from batchsim.kernel.protocols import Workload
-from batchsim.kernel.record import CANCELLED, REJECTED, UNFINISHED, Recorder
+from batchsim.kernel.record import CANCELLED, PRUNED, REJECTED, UNFINISHED, Recorder
 from batchsim.kernel.types import Arrival, Request
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ class Clients:
         self.held: dict[int, None] = {}  # ids of what waits because no replica is up, or the gate holds it
         self.gate = gate
         self.num_outstanding = 0  # dispatched and not answered
+        self.pruned: set[int] = set()  # ids of requests given up for others
         self.recorder = Recorder()  # of requests that end at the router
         self._knock: simpy.Event | None = None
 
@@ -104,7 +105,17 @@ class Clients:
             if isinstance(event, Ended):
                 self.router.answered(event.request, "both", engine.slot.number)
                 self._left(event.request, self._output_tokens(event))
+                for request_id in pruned_by(self.workload, event):
+                    self._prune(request_id, now_ns)
                 self._respond(event.request.id, now_ns)
+
+    def _prune(self, request_id: int, now_ns: int) -> None:
+        """Gives a request up, wherever it is; one on its way to a replica ends as it gets there."""
+        self.pruned.add(request_id)
+        if request_id in self.held:
+            self._give_up(self.in_flight[request_id], PRUNED, "another_succeeded")
+            return
+        self.fleet.prune(request_id, now_ns)
 
     def _respond(self, request_id: int, now_ns: int) -> None:
         answered = self.in_flight.pop(request_id).arrival.request
@@ -185,6 +196,8 @@ class Clients:
         sent.since_ns = now_ns
         self.num_outstanding += 1
         engine.core.submit(arrival)
+        if request_id in self.pruned:
+            engine.core.prune(request_id, now_ns)
         engine.rouse()
 
     def _show(self) -> None:
@@ -202,6 +215,9 @@ class Clients:
         sent.since_ns = now_ns
         self.held[request_id] = None
         request, cancel_ns = sent.arrival.request, sent.arrival.cancel_ns
+        if request_id in self.pruned:
+            self._give_up(sent, PRUNED, "another_succeeded")
+            return
         timers = [(request.deadline_ns, CANCELLED, "deadline"), (cancel_ns, CANCELLED, "client_cancel")]
         for due_ns, outcome, reason in [*timers, (self.fleet.stop_ns, UNFINISHED, "drain_limit")]:
             if due_ns is not None and due_ns <= now_ns:

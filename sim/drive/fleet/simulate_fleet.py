@@ -287,6 +287,12 @@ class Fleet:
         """The replicas that are there and do not drain."""
         return [slot for slot in self.slots if slot.state in (STARTING, UP, FAILED)]
 
+    def prune(self, request_id: int, now_ns: int) -> None:
+        """Tells every engine that a request is given up since another has succeeded."""
+        for engine in self._living:
+            engine.core.prune(request_id, now_ns)
+            engine.rouse()
+
     def engines(self) -> Iterator[Engine]:
         """The engines of the replicas that take requests, by number."""
         for number in self.up:

@@ -39,6 +39,7 @@ from batchsim.report.reading import (
 from batchsim.report.text.confidence import paired_parts, precision_lines, warmup_warning
 from batchsim.report.text.curve_text import curve_table, vary_line
 from batchsim.report.text.replica_lines import replica_lines
+from batchsim.report.text.task_lines import task_lines
 from batchsim.results.failed import Failed, grouped
 from batchsim.results.read import Results
 
@@ -96,7 +97,7 @@ def report(results: Results, load: float | None = None) -> str:
     shown = None if own else load
     rows = _rows(results, shown)
     tables = [point_table(results, shown), *by_class(results, shown), *replica_lines(results, rows)]
-    tables += draft_lines(results, rows)
+    tables += [*draft_lines(results, rows), *task_lines(results, rows)]
     alike = manifest.get("vary", {}).get("same_requests", True)  # else seeds do not make pairs of the same requests
     first, parts = paired_parts(results, shown) if shown is not None and alike else ("", [])
     tables += [listed(first, parts)] if parts else []
