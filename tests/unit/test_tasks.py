@@ -342,7 +342,8 @@ KNOBS = {
     "dynamic": "{max_batch_size: 4, max_queue_delay: 20ms}",
     "continuous": SLOTS,
     "preemptive": SLOTS,
-    "tf_serving": "{num_batch_threads: 1, max_batch_size: 4, batch_timeout_micros: 20000, max_enqueued_batches: 1000}",
+    "tf_serving": "{num_batch_threads: 1, max_batch_size: 4, max_enqueued_batches: 999,"
+    " pad_variable_length_inputs: true}",
 }
 
 
