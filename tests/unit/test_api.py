@@ -67,6 +67,7 @@ def test_plots_are_figures(results: batchsim.Results) -> None:
     titles = [ax.get_title(loc="left") for ax in results.plot.p99_vs_qps().axes]
     assert {"P99 TTFT", "P50 TPOT"} <= set(titles)
     assert len(results.plot.timeline(1.0).axes) >= 2
+    assert results.plot.p99_vs_qps()._repr_png_().startswith(b"\x89PNG")  # by which a notebook shows it
     assert [ax.get_title(loc="left") for ax in results.plot.latency_cdf(1.0).axes][:1] == ["TTFT"]
 
 
