@@ -85,6 +85,7 @@ ROOMS = {
     "report.pictures": _room(16, "numpy pandas matplotlib"),
     "report.page": _room(17, "numpy matplotlib jinja2"),
     "view": _room(18, "numpy"),
+    "api": _room(18, "numpy pandas matplotlib"),
     "cli": _room(19, "typer rich packaging", lazy=True),
     "": _room(20, lazy=True),  # the public names, fetched when asked for: a GPU box has neither pandas nor simpy
     "scenarios": _room(0),  # data only

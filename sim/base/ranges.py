@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from decimal import Decimal
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, cast, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 INT32_MAX = 2**31 - 1
 """The largest count that engines, and columns of the records, can hold."""
@@ -90,10 +91,15 @@ NonNegative = Annotated[float, Range(0, 1e6)]
 def check_ranges(config: Any) -> None:
     """ValueError, which begins with the field's name, unless every number of the dataclass is one in its range.
 
-    Numbers in lists and keys and values of mappings are checked as well; a dataclass among them checks its own.
+    Numbers in lists and keys and values of mappings are checked as well; a dataclass among them checks its own. A
+    quantity that is given as a scenario writes it, `"8/s"`, becomes its number first, and a list a tuple.
     """
     for name, hint in _hints(type(config)):
-        _check(hint, getattr(config, name), name)
+        given = getattr(config, name)
+        if isinstance(given, str | list) and (number := _read(hint, given, name)) is not given:
+            object.__setattr__(config, name, number)
+            given = number
+        _check(hint, given, name)
 
 
 class Config:
@@ -133,6 +139,39 @@ def _numbers(hint: Any, within: Range | None) -> Iterator[tuple[Any, Range | Non
     else:  # a union, a list, a mapping; a Literal has no types inside
         for part in get_args(hint):
             yield from _numbers(part, within)
+
+
+def quantity_of(hint: Any) -> Any:
+    """What marks `hint`, or a type within its unions, as a number that is written with a unit; None if nothing does."""
+    if get_origin(hint) is Annotated:
+        inner, *marks = get_args(hint)
+        return next((mark for mark in marks if hasattr(mark, "parse")), None) or quantity_of(inner)
+    if get_origin(hint) in (Union, UnionType):
+        return next(filter(None, map(quantity_of, get_args(hint))), None)
+    return None
+
+
+def item_of(hint: Any) -> Any:
+    """The type of the items of a list of type `hint`, or of the list within its unions; Any where there is none."""
+    if get_origin(hint) is Annotated:
+        return item_of(get_args(hint)[0])
+    if get_origin(hint) in (Union, UnionType):
+        return next((item for item in map(item_of, get_args(hint)) if item is not Any), Any)
+    return get_args(hint)[0] if get_origin(hint) in (tuple, list) else Any
+
+
+def _read(hint: Any, value: Any, name: str) -> Any:
+    """`value` with the texts of quantities as numbers and lists as tuples; itself where there are none."""
+    if isinstance(value, list):
+        items = cast("list[Any]", value)
+        return tuple(_read(item_of(hint), item, f"{name}[{i}]") for i, item in enumerate(items))
+    mark = quantity_of(hint) if isinstance(value, str) and not _may_be_word(hint) else None
+    if mark is None:
+        return value
+    try:
+        return mark.parse(value)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def _check(hint: Any, value: Any, name: str) -> None:

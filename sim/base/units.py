@@ -147,6 +147,8 @@ class Quantity:
 
     parse: Callable[[object], float]
     example: str
+    write: Callable[[float], str] = str
+    """The text of a number that `parse` reads as that very number."""
 
     def __get_pydantic_core_schema__(self, source: object, handler: Callable[[object], Any]) -> dict[str, Any]:
         return {
@@ -163,6 +165,17 @@ def _with_unit(unit: str) -> Callable[[float], str]:
     return lambda value: f"{number_text(value)}{unit}"
 
 
+def _exactly(unit: str, read: Callable[[float], float] = float) -> Callable[[float], str]:
+    """A function that writes a number with `unit` so that `read` of what stands before the unit is that very number."""
+
+    def write(value: float) -> str:
+        middle = value / read(1) if read is not float else value
+        near = (middle, math.nextafter(middle, math.inf), math.nextafter(middle, -math.inf))  # products are rounded
+        return f"{next((each for each in near if read(each) == value), middle)!r}{unit}"
+
+    return write
+
+
 def time_text(ns: float) -> str:
     """A time as a scenario writes it, where a range ends."""
     if ns == YEAR_NS:
@@ -175,7 +188,7 @@ def percent(share: float) -> str:
     return f"{number_text(100 * share)}%"
 
 
-Duration = Annotated[int, Quantity(parse_duration_ns, "50ms"), Range(0, YEAR_NS, show=time_text)]
+Duration = Annotated[int, Quantity(parse_duration_ns, "50ms", _exactly("ns")), Range(0, YEAR_NS, show=time_text)]
 """Nanoseconds, written `50ms`."""
 PositiveDuration = Annotated[Duration, Range(1, YEAR_NS, show=time_text)]
 """Nanoseconds, at least 1."""
@@ -191,19 +204,31 @@ Seconds = Annotated[float, Range(0, YEAR_NS / NS_PER_S)]
 """A time that a scenario writes as a bare number of seconds, as the system does whose knob it is."""
 Microseconds = Annotated[int, Range(0, YEAR_NS // 1000)]
 """A time that a scenario writes as a bare number of microseconds, as the system does whose knob it is."""
-Rate = Annotated[float, Quantity(parse_rate_rps, "8/s"), Range(1e-6, 1e6, show=_with_unit("/s"))]
+Rate = Annotated[float, Quantity(parse_rate_rps, "8/s", _exactly("/s")), Range(1e-6, 1e6, show=_with_unit("/s"))]
 """Requests per second, written `8/s`: from one in 12 days to more than any service has."""
-Size = Annotated[int, Quantity(parse_bytes, "32GB"), Range(0, 10**15, show=_with_unit("B"))]
+Size = Annotated[int, Quantity(parse_bytes, "32GB", _exactly("B")), Range(0, 10**15, show=_with_unit("B"))]
 """Bytes, written `32GB`."""
-Bandwidth = Annotated[float, Quantity(parse_bandwidth, "55GB/s"), Range(1e3, 1e15, show=_with_unit("B/s"))]
+Bandwidth = Annotated[
+    float, Quantity(parse_bandwidth, "55GB/s", _exactly("B/s")), Range(1e3, 1e15, show=_with_unit("B/s"))
+]
 """Bytes per second, written `55GB/s`."""
-Flops = Annotated[float, Quantity(parse_flops, "989TFLOP/s"), Range(1e9, 1e18, show=_with_unit("FLOP/s"))]
+Flops = Annotated[
+    float,
+    Quantity(parse_flops, "989TFLOP/s", _exactly("GFLOP/s", lambda number: number * 1e9)),
+    Range(1e9, 1e18, show=_with_unit("FLOP/s")),
+]
 """Floating-point operations per second, written `989TFLOP/s`."""
-PricePerHour = Annotated[float, Quantity(parse_price_per_h, "3.50/h"), Range(0, 1e6, show=_with_unit("/h"))]
+PricePerHour = Annotated[
+    float, Quantity(parse_price_per_h, "3.50/h", _exactly("/h")), Range(0, 1e6, show=_with_unit("/h"))
+]
 """Money an hour, written `3.50/h`; which money is said elsewhere."""
-PricePerKwh = Annotated[float, Quantity(parse_price_per_kwh, "0.10/kWh"), Range(0, 1e6, show=_with_unit("/kWh"))]
+PricePerKwh = Annotated[
+    float, Quantity(parse_price_per_kwh, "0.10/kWh", _exactly("/kWh")), Range(0, 1e6, show=_with_unit("/kWh"))
+]
 """Money a kWh, written `0.10/kWh`; which money is said elsewhere."""
-Share = Annotated[float, Quantity(parse_share, "99%"), Range(0, 1, show=percent)]
+Share = Annotated[
+    float, Quantity(parse_share, "99%", _exactly("%", lambda number: number / 100)), Range(0, 1, show=percent)
+]
 """A fraction from 0 to 1, written `99%`."""
 PartialShare = Annotated[Share, Range(0, 1, below=True, show=percent)]
 """A share that cannot be all."""

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from batchsim.base.errors import ScenarioError
 from batchsim.base.ranges import MAX_POINTS
 from batchsim.cli import option
 from batchsim.cli.common import limits_of, one_line_errors, print_json, progress_bar, read_scenario, where_points_run
@@ -44,7 +43,7 @@ def capacity(
     """
     from dataclasses import replace
 
-    from batchsim.base.units import parse_share
+    from batchsim.api.studies import capacity_share
     from batchsim.report.page.capacity_page import write_capacity_page
     from batchsim.report.pictures.capacity_picture import capacity_picture
     from batchsim.report.text.capacity_text import capacity_json, capacity_text
@@ -56,12 +55,7 @@ def capacity(
 
     overrides = [*(set_ or []), *([f"slo={json.dumps(slo)}"] if slo is not None else [])]
     loaded = read_scenario(scenario, overrides, traces, "capacity", allow_code=allow_code)
-    try:
-        share = parse_share(precision)
-        if not 0.002 <= share <= 0.5:
-            raise ValueError(f"{precision} is not from 0.2% to 50%. Write for example 3%.")
-    except ValueError as error:
-        raise ScenarioError(f"--precision: {error}") from None
+    share = capacity_share(precision, "--precision")
     effort = Effort(precision=share, most=max_seeds, max_probes=max_probes)
     effort = replace(effort, fewest=min(effort.fewest, max_seeds))
     where = where_points_run(jobs, executor, address)

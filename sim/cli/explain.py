@@ -60,18 +60,12 @@ def explain(
     results/bursty --request 774; batchsim explain results/bursty --slo; batchsim explain results/bursty
     --policy continuous --counterfactual kv.tokens=+20%
     """
-    from batchsim.report.reading import check_load, load_to_show, sweeps_at
+    from batchsim.api.results import explained_at
 
     if traces is not None and not traces.is_dir():
         raise ScenarioError(f"{traces}: no such folder to look for traces in. Correct --traces, or leave it out.")
     loaded = read_results(results)
-    known = list(dict.fromkeys(str(name) for name in loaded.points["policy"]))
-    if policy is not None and policy not in known:
-        raise ScenarioError(f"{loaded.path}: has no policy {policy}. Write one of {', '.join(known)}.")
-    load = load_to_show(loaded, policy) if load is None else load
-    check_load(loaded, load, policy)
-    ran = [sweep.policy for sweep in sweeps_at(loaded, load) if not sweep.failed[sweep.index(load)]]
-    chosen = ran if policy is None else [policy]
+    load, chosen = explained_at(loaded, policy, load)
     if output is not None and not slo:
         raise ScenarioError("--output: is for the picture of --slo alone. Drop it, or add --slo.")
     if audit is not None and as_json:

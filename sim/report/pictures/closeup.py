@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
@@ -48,6 +49,12 @@ def timeline(results: Results, path: Path | str, load: float, seed: int) -> None
     """Writes running and waiting sequences and KV use over time, one panel for each policy, at one load and seed; below
     it, of engines ahead of results, how busy host and device were, and where it changed how many replicas there were.
     """
+    with house_style():
+        save(timeline_figure(results, load, seed), path)
+
+
+def timeline_figure(results: Results, load: float, seed: int) -> Figure:
+    """The figure that `timeline` writes."""
     check_load(results, load)
     policies = [sweep for sweep in sweeps_at(results, load) if not sweep.failed[sweep.index(load)]]
     tables = [(results.steps(s.policy, load, seed), results.requests(s.policy, load, seed)) for s in policies]
@@ -101,7 +108,7 @@ def timeline(results: Results, path: Path | str, load: float, seed: int) -> None
             "then logarithmic · dotted: the last arrival",
             handles,
         )
-        save(fig, path)
+    return fig
 
 
 def draw_timeline(
@@ -205,6 +212,12 @@ def _in_minutes(span_ns: float) -> bool:
 
 def latency_cdf(results: Results, path: Path | str, load: float, seed: int) -> None:
     """Writes the distributions of TTFT and normalised latency over finished requests, at one load and seed."""
+    with house_style():
+        save(latency_cdf_figure(results, load, seed), path)
+
+
+def latency_cdf_figure(results: Results, load: float, seed: int) -> Figure:
+    """The figure that `latency_cdf` writes."""
     check_load(results, load)
     notes, drawn = {}, []
     for sweep in sweeps(results):
@@ -237,7 +250,7 @@ def latency_cdf(results: Results, path: Path | str, load: float, seed: int) -> N
             " · share axis: from 90 to 99 % is as far as from 99 to 99.9 %",
             policy_legend(results, notes),
         )
-        save(fig, path)
+    return fig
 
 
 def draw_cdf(ax: Axes, results: Results, values_s: dict[str, Floats]) -> None:

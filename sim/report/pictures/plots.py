@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from batchsim.metrics.latencies import LATENCIES
 from batchsim.report.drafting import draft_curves
@@ -58,6 +59,12 @@ SHOWN = ("ttft", "tpot", "norm_latency")
 def p99_vs_qps(results: Results, path: Path | str) -> None:
     """Writes P99 (top) and P50 (bottom) of TTFT, TPOT and normalised latency against the offered load."""
     with house_style():
+        save(p99_vs_qps_figure(results), path)
+
+
+def p99_vs_qps_figure(results: Results) -> Figure:
+    """The figure that `p99_vs_qps` writes."""
+    with house_style():
         below = height_inch(results) if has_lanes(results) else 0.0
         fig = figure(13.0, 7.6 + below)
         grid = fig.add_gridspec(2 + bool(below), len(SHOWN), height_ratios=[3.2, 3.2, *([below] if below else [])])
@@ -86,7 +93,7 @@ def p99_vs_qps(results: Results, path: Path | str) -> None:
             ),
             policy_legend(results),
         )
-        save(fig, path)
+    return fig
 
 
 def draw_latency(ax: Axes, results: Results, metric: str, limits: tuple[float, float] | None = None) -> None:

@@ -185,16 +185,28 @@ def _legend_columns(labels: list[str], width_inch: float) -> int:
     return math.ceil(len(labels) / rows)
 
 
+class _Shown(Figure):
+    """A Figure that a notebook shows where a cell ends with it, though pyplot was never asked for one."""
+
+    def _repr_png_(self) -> bytes:
+        with house_style():
+            return _png(self)
+
+
 def figure(width_inch: float, height_inch: float) -> Figure:
     """An empty Figure of this size whose axes will not overlap."""
-    return Figure(figsize=(width_inch, height_inch), layout="constrained")
+    return _Shown(figsize=(width_inch, height_inch), layout="constrained")
 
 
 def save(fig: Figure, path: Path | str) -> None:
     """Writes a PNG, whole or not at all, whose bytes depend on the drawing alone: no date, no program version."""
+    write_bytes(path, _png(fig))
+
+
+def _png(fig: Figure) -> bytes:
     drawn = io.BytesIO()
     fig.savefig(drawn, format="png", metadata={"Software": None})
-    write_bytes(path, drawn.getvalue())
+    return drawn.getvalue()
 
 
 def load_axis(ax: Axes, results: Results) -> None:

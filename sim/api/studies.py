@@ -1,0 +1,128 @@
+"""`run`, `capacity` and `plan` of the command line as functions, with the words of their options."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from batchsim.api.results import Results, with_plots
+from batchsim.base.errors import ScenarioError
+from batchsim.base.units import parse_share
+from batchsim.scenario import Scenario, changed
+from batchsim.scenario.made import scenario as made
+from batchsim.study.capacity.find import CapacityStudy, find_capacities
+from batchsim.study.capacity.search import Effort
+from batchsim.study.curves.precision import MAX_SEEDS, METRIC, Precision
+from batchsim.study.curves.run import run_scenario
+from batchsim.study.planning.plan_tables import Tables, plan_tables
+from batchsim.study.sweep.points import Progress, Sweep
+from batchsim.study.sweep.size import Limits
+
+AnyScenario = Scenario | str | Path | Mapping[str, Any]
+"""A scenario, or what `batchsim.Scenario` makes one of: a file, a shipped name, a mapping."""
+
+
+def run(
+    scenario: AnyScenario,
+    *,
+    out: Path | str = "results",
+    jobs: int = 1,
+    force: bool = False,
+    precision: str | None = None,
+    metric: str | None = None,
+    max_seeds: int | None = None,
+    progress: Progress | None = None,
+    limits: Limits | None = None,
+) -> Results:
+    """Simulates what is not in `out` yet, on `jobs` processes, and returns the results; `force` simulates all anew.
+
+    With `precision`, like "5%", points get more seeds, at most `max_seeds`, until half the interval of `metric` is that
+    share of its mean. The manifest's `failed` lists points that failed; PointsFailed if all did. ScenarioError, before
+    the first simulation, for more than `limits` allows.
+    """
+    asked = None
+    if precision is not None:
+        share = _share("precision", precision)
+        asked = Precision(share, METRIC if metric is None else metric, MAX_SEEDS if max_seeds is None else max_seeds)
+    elif metric is not None or max_seeds is not None:
+        name = "metric" if metric is not None else "max_seeds"
+        raise ScenarioError(f"{name}: is of precision, which is not given. Add precision='5%'.")
+    found = run_scenario(
+        _of(scenario), out=out, jobs=jobs, force=force, progress=progress, precision=asked, limits=limits
+    )
+    return with_plots(found)
+
+
+def capacity(
+    scenario: AnyScenario,
+    *,
+    policies: Sequence[str] = (),
+    slo: str | None = None,
+    precision: str = "3%",
+    max_seeds: int = 32,
+    max_probes: int = 40,
+    only_rates: bool = False,
+    out: Path | str = "results",
+    jobs: int = 1,
+    progress: Progress | None = None,
+    limits: Limits | None = None,
+) -> CapacityStudy:
+    """The highest load that each policy sustains within the SLO, what breaks first and, unless `only_rates`, what would
+    help; `capacity_text` and `capacity_picture` show it.
+
+    `slo` replaces the scenario's. Probes lie in `out` and are reused. ScenarioError where there is nothing to search.
+    """
+    asked = _single(_of(scenario), "capacity")
+    if slo is not None:
+        asked = changed(asked, [f"slo={json.dumps(slo)}"])
+    share = capacity_share(precision, "precision")
+    effort = Effort(precision=share, most=max_seeds, max_probes=max_probes)
+    effort = replace(effort, fewest=min(effort.fewest, max_seeds))
+    sweep = Sweep(Path(out) / asked.name, jobs=jobs, progress=progress, limits=limits)
+    return find_capacities(asked, sweep, policies=list(policies), effort=effort, extras=not only_rates)
+
+
+def capacity_share(text: str, name: str) -> float:
+    """The precision of a capacity, written like "3%". ScenarioError, which begins with `name`, if it is none."""
+    share = _share(name, text)
+    if not 0.002 <= share <= 0.5:
+        raise ScenarioError(f"{name}: {text} is not from 0.2% to 50%. Write for example 3%.")
+    return share
+
+
+def plan(
+    scenario: AnyScenario,
+    *,
+    out: Path | str = "results",
+    jobs: int = 1,
+    progress: Progress | None = None,
+    limits: Limits | None = None,
+) -> Tables:
+    """The tables of the cheapest group of replicas that holds the traffic of the scenario's `plan`, by name.
+
+    Rows are mappings; without a table `recommendation` no configuration holds it, and `configurations` says why not.
+    """
+    asked = _single(_of(scenario), "plan")
+    return plan_tables(asked, out=out, jobs=jobs, progress=progress, limits=limits)
+
+
+def _of(scenario: AnyScenario) -> Scenario:
+    return scenario if isinstance(scenario, Scenario) else made(scenario)
+
+
+def _single(scenario: Scenario, what: str) -> Scenario:
+    """`scenario`, which varies no key: ScenarioError otherwise."""
+    if scenario.vary_key:
+        where = scenario.places.get("vary", scenario.source)
+        raise ScenarioError(f"{where}: {scenario.vary_key} is varied, and {what} takes one value. Drop vary.")
+    return scenario
+
+
+def _share(name: str, text: str) -> float:
+    try:
+        return parse_share(text)
+    except ValueError as error:
+        raise ScenarioError(f"{name}: {error}") from None

@@ -1,0 +1,112 @@
+"""A scenario from Python: a file's, a shipped one's, of a mapping, or of typed objects."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from batchsim.base.errors import ScenarioError
+from batchsim.cost.base import Cost
+from batchsim.kernel.policy_config import PolicyConfig
+from batchsim.scenario.config import LoadConfig, Scenario
+from batchsim.scenario.deployment_config import DeploymentConfig
+from batchsim.scenario.kv_config import KvConfig
+from batchsim.scenario.load import load_scenario, parse_scenario
+from batchsim.scenario.plan_config import PlanConfig
+from batchsim.scenario.replaced import check_replaced
+from batchsim.scenario.replicas_config import ReplicasConfig
+from batchsim.scenario.written import as_written
+from batchsim.workload.workload_config import WorkloadConfig
+
+Plain = Mapping[str, Any]
+_NAME = re.compile(r"[\w.+-]*\w[\w.+-]*")
+
+
+def scenario(
+    source: str | Path | Plain | None = None,
+    /,
+    *,
+    name: str = "scenario",
+    model: str | None = None,
+    deployment: DeploymentConfig | Plain | None = None,
+    cost: Cost | Plain | str | None = None,
+    workload: WorkloadConfig | Plain | None = None,
+    slo: str | None = None,
+    policies: Mapping[str, PolicyConfig | Plain | None] | None = None,
+    load: LoadConfig | Plain | None = None,
+    seeds: int | None = None,
+    kv: KvConfig | Plain | None = None,
+    replicas: ReplicasConfig | Plain | None = None,
+    max_model_len: int | None = None,
+    max_waiting: int | None = None,
+    cost_factor: float | None = None,
+    plan: PlanConfig | Plain | None = None,
+    vary: Mapping[str, Sequence[Any]] | None = None,
+    overrides: Sequence[str] = (),
+    trace_folders: Sequence[Path] = (),
+    allow_code: bool = False,
+) -> Scenario:
+    """The checked scenario of a YAML file, of one shipped under a name, of a mapping, or of its keys.
+
+    Keys mean what they mean in a file, and may be mappings, as there, or typed objects: `workload=Workload(...)`. In a
+    typed object a quantity is a text with its unit, `"8/s"`; a bare number is in batchsim's own: ns, requests/s, bytes,
+    a fraction. `name` is that of its folder of results; a file has its own. Relative paths start from a file's folder,
+    else from the current one. `overrides` are those of --set. Raises ScenarioError in one line: where, what, what to
+    do.
+    """
+    keys = {
+        "model": model,
+        "deployment": deployment,
+        "cost": cost,
+        "workload": workload,
+        "slo": slo,
+        "policies": policies,
+        "load": load,
+        "seeds": seeds,
+        "kv": kv,
+        "replicas": replicas,
+        "max_model_len": max_model_len,
+        "max_waiting": max_waiting,
+        "cost_factor": cost_factor,
+        "plan": plan,
+        "vary": vary,
+    }
+    given = {key: value for key, value in keys.items() if value is not None}
+    if source is not None and given:
+        raise ScenarioError(
+            f"Scenario: {', '.join(given)} beside {'a mapping' if isinstance(source, Mapping) else source}, which has"
+            " keys of its own. Write overrides=['seeds=1'], or give the keys alone."
+        )
+    if isinstance(source, str | Path):
+        if name != "scenario":
+            raise ScenarioError(f"Scenario: name {name!r} beside {source}, which has its own. Leave name out.")
+        folders = list(trace_folders)
+        return load_scenario(str(source), overrides=overrides, trace_folders=folders, allow_code=allow_code)
+    if source is not None and not isinstance(source, Mapping):
+        raise ScenarioError(f"Scenario: is given a {type(source).__name__}. Give a file, a shipped name or a mapping.")
+    if not _NAME.fullmatch(name):
+        raise ScenarioError(f"Scenario: name {name!r} is no name of a folder. Write letters, digits, -, _ and dots.")
+    try:
+        plain = as_written(given if source is None else source)
+    except ValueError as error:
+        raise ScenarioError(f"{name}: {error}") from None
+    return _checked(plain, name, tuple(overrides), tuple(trace_folders), allow_code)
+
+
+def _checked(
+    plain: dict[str, Any], name: str, overrides: tuple[str, ...], trace_folders: tuple[Path, ...], allow_code: bool
+) -> Scenario:
+    """The scenario of plain values. Its errors name no lines, since nobody wrote any."""
+    text = json.dumps(plain, indent=1, ensure_ascii=False) + "\n"  # which is YAML whose texts stay texts
+    lines = re.compile(rf"(?<![^\s]){re.escape(name)}:\d+(?=:)")
+    try:
+        made = parse_scenario(text, name, Path(), overrides, trace_folders, allow_code)
+        made = replace(made, places={key: lines.sub(name, f"{place}:")[:-1] for key, place in made.places.items()})
+        check_replaced(made)
+    except ScenarioError as error:
+        raise type(error)(lines.sub(name, str(error))) from None
+    return made
