@@ -55,6 +55,7 @@ class Answer:
     __slots__ = (
         "asked",
         "cached_tokens",
+        "has_row",
         "held",
         "last_token_ns",
         "num_tokens",
@@ -74,6 +75,7 @@ class Answer:
         self.outcome: int | None = None
         self.reason = ""
         self.last_token_ns = -1
+        self.has_row = False  # its end is in the records, and may be on its way to who asked
 
 
 @dataclass(slots=True)
@@ -234,7 +236,8 @@ class Paced:
         for engine in (engines := self.engines()):
             engine.core.fail(now_ns, STOPPED)
             ended |= {event.request.id for event in engine.core.take_events()}
-        for number in [number for number in self.answers if number not in ended]:  # on its way, or at the router
+        # on their way, or at the router
+        for number in [n for n, answer in self.answers.items() if n not in ended and not answer.has_row]:
             arrival = self.arrivals_sent[number]
             if self.setup.groups:
                 self.door.recorder.unserved(arrival, now_ns, UNFINISHED, STOPPED)
@@ -316,7 +319,7 @@ class Paced:
             )
             tally.end(life, now_ns - int(row["sent_ns"]), self.caches)
             if (answer := self.answers.get(int(row["request_id"]))) is not None:
-                answer.cached_tokens = life.cached_tokens
+                answer.cached_tokens, answer.has_row = life.cached_tokens, True
 
     def _deliver(self, news: Iterable[_News]) -> None:
         for its in news:
