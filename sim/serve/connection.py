@@ -16,7 +16,7 @@ Headers = list[tuple[str, str]]
 _REASONS = {
     200: b"OK", 400: b"Bad Request", 401: b"Unauthorized", 404: b"Not Found", 405: b"Method Not Allowed",
     408: b"Request Timeout", 413: b"Content Too Large", 429: b"Too Many Requests", 431: b"Header Fields Too Large",
-    500: b"Internal Server Error", 503: b"Service Unavailable",
+    500: b"Internal Server Error", 501: b"Not Implemented", 503: b"Service Unavailable",
 }  # fmt: skip
 
 

@@ -59,10 +59,8 @@ def keep_served(
     with writing(out, "Give another folder with --out."):
         (home / RECEIVED).mkdir(parents=True, exist_ok=True)
         table = home / RECEIVED / f"{name}.csv"
-        played = received(paced.setup, paced.arrivals_sent)
-        point = Point(spec, 1.0, 0)
-        run = Run(point, played.workload(1.0, 0), records, _streams(paced), paced.now_ns, (0, _last_ns(records)), spans)
-        write_text(table, _table(paced, run))
+        run = _run(paced, records, spans)
+        write_text(table, _table(run))
         check_cohort(run)
         kept = _kept(paced, table)
         inputs = point_inputs(kept, run)
@@ -76,6 +74,17 @@ def keep_served(
         }
         facts: dict[str, Any] = {"heading": f"{heading(kept)} · served", "served": served}
         return keep_run(kept, home, [packed.result], reused=0, facts=facts)
+
+
+def table_so_far(paced: Paced) -> str:
+    """The requests that have ended so far, as CSV: what the table of `keep_served` would hold of them."""
+    return _table(_run(paced, paced.records(), ()))
+
+
+def _run(paced: Paced, records: Records, spans: tuple[ReplicaSpan, ...]) -> Run:
+    workload = received(paced.setup, paced.arrivals_sent).workload(1.0, 0)
+    point = Point(paced.spec, 1.0, 0)
+    return Run(point, workload, records, _streams(paced), paced.now_ns, (0, _last_ns(records)), spans)
 
 
 def _last_ns(records: Records) -> int:
@@ -96,7 +105,7 @@ def _kept(paced: Paced, table: Path) -> Setup:
     return Setup.of(changed(paced.setup.scenario, [f"{key}={json.dumps(value)}" for key, value in asked.items()]))
 
 
-def _table(paced: Paced, run: Run) -> str:
+def _table(run: Run) -> str:
     """The requests as CSV, by sending."""
     requests = simulated_requests(run)
     text = io.StringIO()

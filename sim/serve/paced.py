@@ -245,8 +245,12 @@ class Paced:
                 engines[0].core.submit(arrival)
                 engines[0].core.close(now_ns, STOPPED)
         self.fleet.close_spans(now_ns)
+        return self.records(), tuple(self.fleet.spans)
+
+    def records(self) -> Records:
+        """What was recorded so far: requests that have ended, and steps."""
         lives = self.fleet.lives()
-        return (merged(lives) if self.setup.groups else lives[0].records), tuple(self.fleet.spans)
+        return merged(lives) if self.setup.groups else lives[0].records
 
     # ---- what the engines call
 

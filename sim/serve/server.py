@@ -18,6 +18,7 @@ from batchsim.serve.api_error import ApiError
 from batchsim.serve.body import Body, completion, parse_json
 from batchsim.serve.connection import Connection, HttpRequest, Limits
 from batchsim.serve.exchange import Exchange, rejection
+from batchsim.serve.keep_served import table_so_far
 from batchsim.serve.known_texts import KnownTexts
 from batchsim.serve.paced import Answer, Asked, Paced
 from batchsim.serve.received import AnswerLengths
@@ -107,6 +108,10 @@ class Server:
             ("POST", "/tokenize"): self._tokenize,
             ("POST", "/detokenize"): self._detokenize,
             ("POST", "/reset_prefix_cache"): self._reset_prefix_cache,
+            ("GET", "/is_sleeping"): self._is_sleeping,
+            ("POST", "/sleep"): self._sleep,
+            ("POST", "/wake_up"): self._sleep,
+            ("GET", "/batchsim/results"): self._results,
         }
 
     # ---- from start to end
@@ -276,6 +281,18 @@ class Server:
     def _reset_prefix_cache(self, request: HttpRequest, reply: Connection) -> None:
         self._texts.forget()
         reply.answer(200, b"")
+
+    def _is_sleeping(self, request: HttpRequest, reply: Connection) -> None:
+        reply.answer(200, b'{"is_sleeping": false}')
+
+    def _sleep(self, request: HttpRequest, reply: Connection) -> None:
+        raise ApiError(501, "sleep and wake_up are not simulated: the engines are always awake.")
+
+    def _results(self, request: HttpRequest, reply: Connection) -> None:
+        """The requests that have ended, as CSV that `batchsim validate --against` reads. ApiError 404 before any."""
+        if not self.paced.arrivals_sent:
+            raise ApiError(404, "no request has come yet, so there are no results")
+        reply.answer(200, table_so_far(self.paced).encode(), "text/csv; charset=utf-8")
 
     def _detokenize(self, request: HttpRequest, reply: Connection) -> None:
         values = parse_json(request.body)
