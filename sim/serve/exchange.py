@@ -65,6 +65,7 @@ class Exchange:
             Choice(index, request.prompts[index // request.n]) for index in range(request.n * len(request.prompts))
         ]
         self._begun = self._over = False
+        self.is_stalled = False  # sends nothing after its first piece
         self.ended: Callable[[], None] = lambda: None
         kind = ("chat.completion.chunk" if request.is_chat else "text_completion") if request.stream else ""
         its = {"id": id, "object": kind, "created": created_s, "model": request.model}
@@ -108,7 +109,7 @@ class Exchange:
                 return
             choice.finish_reason = "length" if choice.num_tokens >= answer.asked.max_output_tokens else "stop"
         if self.request.stream:
-            if not self.reply.is_paused:
+            if not self._waits:
                 self._push(choice)
         elif all(each.finish_reason is not None for each in self.choices):
             self._end()
@@ -142,8 +143,17 @@ class Exchange:
 
     def _catch_up(self) -> None:
         for choice in self.choices:
-            if not self._over and not self.reply.is_paused:
+            if not self._over and not self._waits:
                 self._push(choice)
+
+    @property
+    def _waits(self) -> bool:
+        return self.reply.is_paused or (self.is_stalled and self._begun)
+
+    def resume(self) -> None:
+        """Ends a stall: what has come since goes out."""
+        self.is_stalled = False
+        self._catch_up()
 
     def _push(self, choice: Choice) -> None:
         """Sends what has come of a choice and was not sent yet, in one piece."""

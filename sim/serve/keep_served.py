@@ -30,6 +30,7 @@ from batchsim.results.provenance import identity, short_hash
 from batchsim.results.read import POINTS, Results
 from batchsim.scenario import Point, changed
 from batchsim.scenario.point import Run, Setup
+from batchsim.serve.faults import Faults
 from batchsim.serve.paced import Paced
 from batchsim.serve.received import received
 
@@ -45,10 +46,12 @@ def keep_served(
     *,
     started_unix_ns: int = 0,
     speed: float = 1.0,
+    faults: Faults | None = None,
 ) -> Results:
     """Writes what was received and what became of it, as `paced.close` returned it; returns these results.
 
-    The manifest's `served` says when time 0 was, in ns since 1970, and how fast simulated time went. ScenarioError
+    The manifest's `served` says when time 0 was, in ns since 1970, how fast simulated time went, and how many requests
+    met which of the `faults`; one that got an error on demand is in no table, as no engine saw it. ScenarioError
     where `out` cannot be written, or nothing was received.
     """
     if not paced.arrivals_sent:
@@ -71,6 +74,7 @@ def keep_served(
             "end_ns": paced.now_ns,
             "speed": speed,
             "started_unix_ns": started_unix_ns,
+            "faults": {"errors": faults.num_errors, "stalls": faults.num_stalls} if faults else {},
         }
         facts: dict[str, Any] = {"heading": f"{heading(kept)} · served", "served": served}
         return keep_run(kept, home, [packed.result], reused=0, facts=facts)

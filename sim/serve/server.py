@@ -18,6 +18,7 @@ from batchsim.serve.api_error import ApiError
 from batchsim.serve.body import Body, completion, parse_json
 from batchsim.serve.connection import Connection, HttpRequest, Limits
 from batchsim.serve.exchange import Exchange, rejection
+from batchsim.serve.faults import Faults
 from batchsim.serve.keep_served import table_so_far
 from batchsim.serve.known_texts import KnownTexts
 from batchsim.serve.paced import Answer, Asked, Paced
@@ -80,6 +81,7 @@ class Server:
     speed: float = 1.0
     api_key: str = ""
     limits: Limits = field(default_factory=Limits)
+    faults: Faults = field(default_factory=Faults)
 
     def __post_init__(self) -> None:
         setup = self.paced.setup
@@ -208,10 +210,16 @@ class Server:
         if self.is_draining or self._pacer.is_broken:
             raise ApiError(503, "the server is shutting down", retry_after_s=1)
         self._count += 1
+        if self.faults.errs(self._count):
+            raise ApiError(500, "an error on demand")
         asked = replace(asked, model=self.model)
         id = f"{'chatcmpl' if chat else 'cmpl'}-{self._count:08x}"
         exchange = self.exchanges[id] = Exchange(id, int(time.time()), asked, reply, self)
         exchange.ended = lambda: self._ended(id)
+        if asked.stream and self.faults.stalls(self._count):
+            exchange.is_stalled = True
+            if (stall_ns := self.faults.stall_ns) is not None:
+                asyncio.get_running_loop().call_later(stall_ns / self.speed / NS_PER_S, exchange.resume)
         for choice in exchange.choices:
             number = len(self.paced.arrivals_sent)
             output = asked.max_tokens
