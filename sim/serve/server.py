@@ -39,12 +39,16 @@ class Pacer:
         self._start_ns = time.monotonic_ns()
         self.started_unix_ns = time.time_ns()
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_ns = 0.0
+        self._timer_ns = self._due_ns = 0.0
         self.is_broken = False
 
     def now_ns(self) -> int:
         """The simulated time that it should be."""
-        return int((time.monotonic_ns() - self._start_ns) * self.speed)
+        return self.at(time.monotonic_ns())
+
+    def at(self, monotonic_ns: int) -> int:
+        """The simulated time at a time of the clock."""
+        return int((monotonic_ns - self._start_ns) * self.speed)
 
     def arm(self) -> None:
         """Has the engines run on when they next have something to do. After every change to them."""
@@ -57,13 +61,16 @@ class Pacer:
         if next_ns == float("inf") or self.is_broken:
             return
         self._timer_ns = next_ns
-        left_s = max((next_ns - self.now_ns()) / self.speed / NS_PER_S, 0.0)
+        now_ns = self.now_ns()
+        # What an arrival starts stands at the instant handled last, long ago if engines were idle: it is due now.
+        self._due_ns = max(next_ns, now_ns)
+        left_s = (self._due_ns - now_ns) / self.speed / NS_PER_S
         self._timer = self._loop.call_later(left_s, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
         now_ns = self.now_ns()
-        self.paced.metrics.late.observe((now_ns - self._timer_ns) / self.speed / NS_PER_S)
+        self.paced.metrics.late.observe((now_ns - self._due_ns) / self.speed / NS_PER_S)
         try:
             self.paced.run_to(now_ns)
         except Exception as error:
@@ -234,7 +241,7 @@ class Server:
                 asked.user,
                 self._texts.of(choice.prompt.ids) if self.paced.caches else None,
             )
-            choice.answer = self.paced.send(its, self.now_ns, exchange.listener(choice))
+            choice.answer = self.paced.send(its, self._pacer.at(request.came_ns), exchange.listener(choice))
         self._pacer.arm()
 
     def _ended(self, id: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 pytest.importorskip("h11", reason="batchsim serve needs h11")
 
-from batchsim.serve.connection import Limits
+from batchsim.serve.connection import Connection, HttpRequest, Limits
 from batchsim.serve.server import Server
 from tests.serve.served import paced_of, setup_of
 
@@ -304,3 +305,18 @@ def test_engines_do_not_sleep_and_say_so() -> None:
         return [(await client.call("POST", path, {}))[0] for path in ("/sleep", "/wake_up")]
 
     assert ask(use) == [501, 501]
+
+
+def test_a_request_is_sent_when_it_came() -> None:
+    """The time to read a request is none of its latency: it is sent when its last bytes came, however long ago."""
+
+    async def use(client: Client) -> tuple[int, int]:
+        came_ns, then_ns = time.monotonic_ns(), client.server.now_ns
+        body = b'{"prompt": [1], "max_tokens": 2}'
+        request = HttpRequest("POST", COMPLETIONS, {}, body, came_ns)
+        client.server.handle(request, Connection(client.server))
+        (arrival,) = client.server.paced.arrivals_sent
+        return arrival.request.arrival_ns, then_ns
+
+    sent_ns, then_ns = ask(use)
+    assert 0 < sent_ns <= then_ns
