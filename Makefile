@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest
 NEED_TORCH := tests/live tests/cli/test_cli_live.py tests/cli/test_cli_validate.py
 # a real server in real time: alone, since what runs beside it would be measured
 
-.PHONY: real-engines help install demo demo-live test test-all test-rest test-wheel accelerated test-accelerated mutants mutants-sample bench lint format clean
+.PHONY: real-engines real-clients help install demo demo-live test test-all test-rest test-wheel accelerated test-accelerated mutants mutants-sample bench lint format clean
 
 help:
 	@echo "make demo      set up, then simulate scenarios/bursty.yaml"
@@ -25,6 +25,7 @@ help:
 	@echo "make test-accelerated does what it holds leave the same records, and pass the tests of policies?"
 	@echo "make mutants   plants every small fault in the simulator's core: which ones do the tests notice? An hour or two"
 	@echo "make real-engines installs vLLM for CPUs into .vllm, 2 GB, for python -m tools.real_engines"
+	@echo "make real-clients installs openai, guidellm and aiperf, each into an environment of its own under .clients"
 	@echo "make bench     speed and memory: a table, and results/bench.json"
 	@echo "make lint      ruff and pyright, as .ci/run does"
 	@echo "make clean     remove the environment and the caches; results/ stays"
@@ -61,7 +62,7 @@ demo-live: $(LIVE)
 test: $(RUNTIME)
 	$(PYTEST) -m "not slow and not gpu" --numprocesses auto --dist loadfile
 
-test-all: $(ALL)
+test-all: $(ALL) real-clients
 	$(PYTEST) -m "not gpu and not judged" --numprocesses auto --dist loadfile --durations 20
 	$(PYTEST) -m judged
 
@@ -108,6 +109,14 @@ real-engines: $(ALL) .vllm/.installed
 	tools/real_engines/install_vllm.sh .vllm $(PYTHON)
 	@touch $@
 
+CLIENTS := openai==3.51.0 guidellm==0.8.1 aiperf==0.13.0
+real-clients: $(CLIENTS:%=.clients/%.installed)
+
+.clients/%.installed:
+	$(PYTHON) -m venv .clients/$(firstword $(subst ==, ,$*))
+	.clients/$(firstword $(subst ==, ,$*))/bin/python -m pip install --quiet --disable-pip-version-check $*
+	@touch $@
+
 bench: $(RUNTIME)
 	$(BIN)/python tests/bench.py
 
@@ -121,5 +130,5 @@ format: $(TOOLS)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .vllm build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .vllm .clients build *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find sim calibrate scenarios tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

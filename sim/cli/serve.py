@@ -31,7 +31,13 @@ def serve(
     drain_s: Annotated[
         float, typer.Option("--drain", min=0, max=3600, help="Seconds for open requests at the end.")
     ] = 30.0,
-    seed: Annotated[int, typer.Option(min=0, max=INT32_MAX, help="Of the answers' lengths and a router's draws.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=INT32_MAX, help="Of the answers' lengths, a router's draws and faults.")
+    ] = 0,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(help="'error p=0.02', 'stall p=0.01 [for=5s]', 'replica=1 at=30s [for=10s]'; may be repeated."),
+    ] = None,
     out: option.Out = Path("results"),
     set_: option.Set = None,
     traces: option.Traces = None,
@@ -46,6 +52,7 @@ def serve(
     from batchsim.report.layout import fit
     from batchsim.report.text.summary_text import report
     from batchsim.scenario.point import Setup
+    from batchsim.serve.faults import read_faults
     from batchsim.serve.keep_served import keep_served
     from batchsim.serve.metrics import Metrics
     from batchsim.serve.paced import Paced
@@ -53,7 +60,8 @@ def serve(
 
     if not api_key and not _is_local(host):
         raise ScenarioError(f"--host {host}: others could use the server. Add --api-key, or listen at 127.0.0.1.")
-    loaded = read_scenario(scenario, set_, traces, "serve", allow_code=allow_code)
+    faults = read_faults(fault or [], seed)
+    loaded = faults.failing(read_scenario(scenario, set_, traces, "serve", allow_code=allow_code))
     setup = Setup.of(loaded)
     chosen = setup.resolved.find(policy or setup.resolved.policies[0].name)
     spec = loaded.specs[setup.resolved.policies.index(chosen)]
@@ -70,14 +78,17 @@ def serve(
         typer.echo(f"http://{host}:{port}/v1  {name}: {spec.name} on {setup.cost_text}", err=True)
 
     end_ns, started_unix_ns = run_server(
-        paced, host=host, port=port, speed=speed, api_key=api_key, drain_s=drain_s, ready=ready
+        paced, host=host, port=port, speed=speed, api_key=api_key, faults=faults, drain_s=drain_s, ready=ready
     )
     records, spans = paced.close(end_ns)
     if not paced.arrivals_sent:
-        typer.echo("no request came, so there are no results", err=True)
+        told = f": {faults.num_errors} got an error on demand" if faults.num_errors else ""
+        typer.echo(f"no request came to an engine, so there are no results{told}", err=True)
         return
-    results = keep_served(paced, records, spans, out, started_unix_ns=started_unix_ns, speed=speed)
+    results = keep_served(paced, records, spans, out, started_unix_ns=started_unix_ns, speed=speed, faults=faults)
     typer.echo(report(results))
+    if faults.num_errors or faults.num_stalls:
+        typer.echo(f"on demand: {faults.num_errors:,} errors, {faults.num_stalls:,} stalled streams")
     typer.echo(fit(f"{results.path}/  summary.csv"))
 
 

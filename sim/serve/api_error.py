@@ -10,6 +10,7 @@ _TYPES = {
     404: "NotFoundError",
     405: "MethodNotAllowed",
     429: "RateLimitError",
+    501: "NotImplementedError",
     503: "ServiceUnavailableError",
 }
 

@@ -15,6 +15,30 @@ MAX_CHOICES = 128
 DEFAULT_MAX_TOKENS = 16
 """Tokens of a completion whose request does not say how many: as OpenAI and the engines have it."""
 _INT64 = 1 << 63
+_NO_LOGITS = "a simulated engine has no logits"
+_OWN_TEXT = "a simulated engine's text is its own"
+_REFUSED = {
+    "logprobs": _NO_LOGITS,
+    "prompt_logprobs": _NO_LOGITS,
+    "top_logprobs": _NO_LOGITS,
+    "logit_bias": _NO_LOGITS,
+    "use_beam_search": _NO_LOGITS,
+    "stop_token_ids": "stop takes texts",
+    "bad_words": _OWN_TEXT,
+    "allowed_token_ids": _OWN_TEXT,
+    "tools": "no answer would call them",
+    "functions": "no answer would call them",
+    "structured_outputs": _OWN_TEXT,
+    "guided_json": _OWN_TEXT,
+    "guided_regex": _OWN_TEXT,
+    "guided_choice": _OWN_TEXT,
+    "guided_grammar": _OWN_TEXT,
+    "suffix": _OWN_TEXT,
+    "prompt_embeds": "a prompt is text or token ids",
+    "prompt_token_ids": "token ids are given as prompt",
+    "truncate_prompt_tokens": "a prompt is taken whole",
+}
+"""What would change an answer and is not simulated, with why. Samplers, as temperature is, change no length or time."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +66,7 @@ class CompletionRequest:
     stop: tuple[str, ...]
     stream: bool
     include_usage: bool
+    continuous_usage: bool
     return_token_ids: bool
     echo: bool
     priority: int
@@ -108,6 +133,7 @@ class Body:
 def completion(values: Mapping[str, Any], words: Words, max_model_len: int, *, chat: bool) -> CompletionRequest:
     """The request in `values`, of /v1/chat/completions if `chat`, else of /v1/completions. ApiError 400 for none."""
     body = Body(values)
+    _refuse_not_simulated(body)
     prompts = [_chat_prompt(body, words)] if chat else _prompts(body.raw("prompt"), words)
     longest = max(prompt.num_tokens for prompt in prompts)
     if longest >= max_model_len:
@@ -138,6 +164,7 @@ def completion(values: Mapping[str, Any], words: Words, max_model_len: int, *, c
     body.number("top_p", 0, 1)
     body.number("presence_penalty", -2, 2)
     body.number("frequency_penalty", -2, 2)
+    include_usage = Body(options or {}).flag("include_usage")
     return CompletionRequest(
         model=body.text("model"),
         is_chat=chat,
@@ -148,12 +175,27 @@ def completion(values: Mapping[str, Any], words: Words, max_model_len: int, *, c
         ignore_eos=body.flag("ignore_eos"),
         stop=_stop(body.raw("stop")),
         stream=stream,
-        include_usage=Body(options or {}).flag("include_usage"),
+        include_usage=include_usage,
+        continuous_usage=include_usage and Body(options or {}).flag("continuous_usage_stats"),
         return_token_ids=body.flag("return_token_ids"),
         echo=body.flag("echo"),
         priority=body.whole("priority", 0, low=-(1 << 31), high=(1 << 31) - 1),
         user=body.text("user")[:128],
     )
+
+
+def _refuse_not_simulated(body: Body) -> None:
+    """ApiError 400 for what would change the answer and does not here; what is switched off is no matter."""
+    for name, why in _REFUSED.items():
+        value = body.raw(name)
+        asks = value is not None and value is not False and value not in ("", [], {})
+        if asks and not (name == "top_logprobs" and value == 0):
+            raise ApiError(400, f"{name} is not simulated: {why}. Leave it out.", name)
+    if body.raw("best_of") not in (None, 1, body.raw("n")):
+        raise ApiError(400, f"best_of is not simulated: {_NO_LOGITS}. Ask for n answers.", "best_of")
+    form = body.raw("response_format")
+    if form is not None and form != {"type": "text"}:
+        raise ApiError(400, f"response_format is not simulated: {_OWN_TEXT}. Leave it out.", "response_format")
 
 
 def _stop(value: Any) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ What a client does not read is not written: a stream asks `is_open_for` and send
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,7 +17,7 @@ Headers = list[tuple[str, str]]
 _REASONS = {
     200: b"OK", 400: b"Bad Request", 401: b"Unauthorized", 404: b"Not Found", 405: b"Method Not Allowed",
     408: b"Request Timeout", 413: b"Content Too Large", 429: b"Too Many Requests", 431: b"Header Fields Too Large",
-    500: b"Internal Server Error", 503: b"Service Unavailable",
+    500: b"Internal Server Error", 501: b"Not Implemented", 503: b"Service Unavailable",
 }  # fmt: skip
 
 
@@ -35,12 +36,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class HttpRequest:
-    """A request whole: method, path without the query, headers by lower-case name, body."""
+    """A request whole: method, path without the query, headers by lower-case name, body; and when the last of it came,
+    by this machine's monotonic clock in ns: reading it takes time that is not the engines'."""
 
     method: str
     path: str
     headers: dict[str, str]
     body: bytes
+    came_ns: int
 
 
 class App(Protocol):
@@ -76,6 +79,7 @@ class Connection(asyncio.Protocol):
         self._busy = False  # a request is with the app
         self._has_begun = False  # part of a request has come
         self._unread = 0  # bytes received while busy
+        self._came_ns = 0  # when the last bytes came that were not received while busy
         self._timer: asyncio.TimerHandle | None = None
         self._chunked = False
         self._head = b""
@@ -103,6 +107,8 @@ class Connection(asyncio.Protocol):
             hung_up()
 
     def data_received(self, data: bytes) -> None:
+        if not self._busy:
+            self._came_ns = time.monotonic_ns()
         try:
             self._http.receive_data(data)
         except RuntimeError:  # after the end of a request that asked to close
@@ -193,6 +199,7 @@ class Connection(asyncio.Protocol):
         self._transport.resume_reading()
         self._wait_for_request(self._limits.idle_s)
         if self._http.trailing_data[0]:
+            self._came_ns = time.monotonic_ns()  # one sent ahead is taken up now
             asyncio.get_running_loop().call_soon(self._advance)
 
     def _advance(self) -> None:
@@ -245,7 +252,7 @@ class Connection(asyncio.Protocol):
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers}
         path = request.target.decode("latin-1").partition("?")[0]
         body, self._body = bytes(self._body), bytearray()
-        self._app.handle(HttpRequest(request.method.decode("latin-1"), path, headers, body), self)
+        self._app.handle(HttpRequest(request.method.decode("latin-1"), path, headers, body, self._came_ns), self)
 
     def _refuse(self, status: int, message: str) -> None:
         """Answers with an error of HTTP and closes."""

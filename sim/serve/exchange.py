@@ -65,6 +65,7 @@ class Exchange:
             Choice(index, request.prompts[index // request.n]) for index in range(request.n * len(request.prompts))
         ]
         self._begun = self._over = False
+        self.is_stalled = False  # sends nothing after its first piece
         self.ended: Callable[[], None] = lambda: None
         kind = ("chat.completion.chunk" if request.is_chat else "text_completion") if request.stream else ""
         its = {"id": id, "object": kind, "created": created_s, "model": request.model}
@@ -73,6 +74,7 @@ class Exchange:
         opening, closing = ('"delta": {"content": " ', '"}') if request.is_chat else ('"text": " ', '"')
         for choice in self.choices:
             choice.before = f"{self._head}{choice.index}, {opening}".encode()
+        self._says_more = request.return_token_ids or request.continuous_usage  # pieces hold more than their text
         self._after = f'{closing}, "logprobs": null, "finish_reason": null, "stop_reason": null}}]}}\n\n'.encode()
         reply.hung_up = self.give_up
         if request.stream:
@@ -107,7 +109,7 @@ class Exchange:
                 return
             choice.finish_reason = "length" if choice.num_tokens >= answer.asked.max_output_tokens else "stop"
         if self.request.stream:
-            if not self.reply.is_paused:
+            if not self._waits:
                 self._push(choice)
         elif all(each.finish_reason is not None for each in self.choices):
             self._end()
@@ -141,15 +143,24 @@ class Exchange:
 
     def _catch_up(self) -> None:
         for choice in self.choices:
-            if not self._over and not self.reply.is_paused:
+            if not self._over and not self._waits:
                 self._push(choice)
+
+    @property
+    def _waits(self) -> bool:
+        return self.reply.is_paused or (self.is_stalled and self._begun)
+
+    def resume(self) -> None:
+        """Ends a stall: what has come since goes out."""
+        self.is_stalled = False
+        self._catch_up()
 
     def _push(self, choice: Choice) -> None:
         """Sends what has come of a choice and was not sent yet, in one piece."""
         start, end, answer, request = choice.num_sent, choice.num_tokens, choice.answer, self.request
         if self.reply.is_gone or answer is None or start < 0 or (start == end and choice.finish_reason is None):
             return
-        if end - start == 1 and start and choice.finish_reason is None and not request.return_token_ids:
+        if end - start == 1 and start and choice.finish_reason is None and not self._says_more:
             choice.num_sent = end
             (id_,) = self.engines.words.generated(answer.number, start, end)
             self.reply.write(b"%b%d%b" % (choice.before, id_, self._after))
@@ -171,7 +182,8 @@ class Exchange:
             body = f'"delta": {{{role}"content": {json.dumps(text)}}}'
         else:
             body = f'"text": {json.dumps(text)}'
-        tail = f', "logprobs": null, "finish_reason": {finish}, "stop_reason": {stop}{more}}}]}}\n\n'
+        usage = self._usage_so_far(choice)
+        tail = f', "logprobs": null, "finish_reason": {finish}, "stop_reason": {stop}{more}}}]{usage}}}\n\n'
         piece = f"{self._head}{choice.index}, {body}{tail}"
         choice.num_sent = end
         if choice.finish_reason is not None:
@@ -182,6 +194,13 @@ class Exchange:
                 self.reply.end()
                 return
         self.reply.write(piece.encode())
+
+    def _usage_so_far(self, choice: Choice) -> str:
+        """The usage in a piece, of its choice alone, where `continuous_usage_stats` asks for it."""
+        if not self.request.continuous_usage:
+            return ""
+        cached = choice.answer.cached_tokens if choice.answer else 0
+        return f', "usage": {json.dumps(_usage(choice.prompt.num_tokens, choice.num_tokens, cached))}'
 
     def _last_events(self) -> bytes:
         if not self.request.include_usage:
@@ -229,12 +248,16 @@ class Exchange:
         prompt = sum(each.num_tokens for each in self.request.prompts)
         output = sum(choice.num_tokens for choice in self.choices)
         cached = sum(choice.answer.cached_tokens for choice in self.choices[:: self.request.n] if choice.answer)
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": output,
-            "total_tokens": prompt + output,
-            "prompt_tokens_details": {"cached_tokens": cached},
-        }
+        return _usage(prompt, output, cached)
+
+
+def _usage(prompt: int, output: int, cached: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
 
 
 def rejection(answer: Answer, detail: str) -> ApiError:

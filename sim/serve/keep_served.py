@@ -30,6 +30,7 @@ from batchsim.results.provenance import identity, short_hash
 from batchsim.results.read import POINTS, Results
 from batchsim.scenario import Point, changed
 from batchsim.scenario.point import Run, Setup
+from batchsim.serve.faults import Faults
 from batchsim.serve.paced import Paced
 from batchsim.serve.received import received
 
@@ -45,10 +46,12 @@ def keep_served(
     *,
     started_unix_ns: int = 0,
     speed: float = 1.0,
+    faults: Faults | None = None,
 ) -> Results:
     """Writes what was received and what became of it, as `paced.close` returned it; returns these results.
 
-    The manifest's `served` says when time 0 was, in ns since 1970, and how fast simulated time went. ScenarioError
+    The manifest's `served` says when time 0 was, in ns since 1970, how fast simulated time went, and how many requests
+    met which of the `faults`; one that got an error on demand is in no table, as no engine saw it. ScenarioError
     where `out` cannot be written, or nothing was received.
     """
     if not paced.arrivals_sent:
@@ -59,10 +62,8 @@ def keep_served(
     with writing(out, "Give another folder with --out."):
         (home / RECEIVED).mkdir(parents=True, exist_ok=True)
         table = home / RECEIVED / f"{name}.csv"
-        played = received(paced.setup, paced.arrivals_sent)
-        point = Point(spec, 1.0, 0)
-        run = Run(point, played.workload(1.0, 0), records, _streams(paced), paced.now_ns, (0, _last_ns(records)), spans)
-        write_text(table, _table(paced, run))
+        run = _run(paced, records, spans)
+        write_text(table, _table(run))
         check_cohort(run)
         kept = _kept(paced, table)
         inputs = point_inputs(kept, run)
@@ -73,9 +74,21 @@ def keep_served(
             "end_ns": paced.now_ns,
             "speed": speed,
             "started_unix_ns": started_unix_ns,
+            "faults": {"errors": faults.num_errors, "stalls": faults.num_stalls} if faults else {},
         }
         facts: dict[str, Any] = {"heading": f"{heading(kept)} · served", "served": served}
         return keep_run(kept, home, [packed.result], reused=0, facts=facts)
+
+
+def table_so_far(paced: Paced) -> str:
+    """The requests that have ended so far, as CSV: what the table of `keep_served` would hold of them."""
+    return _table(_run(paced, paced.records(), ()))
+
+
+def _run(paced: Paced, records: Records, spans: tuple[ReplicaSpan, ...]) -> Run:
+    workload = received(paced.setup, paced.arrivals_sent).workload(1.0, 0)
+    point = Point(paced.spec, 1.0, 0)
+    return Run(point, workload, records, _streams(paced), paced.now_ns, (0, _last_ns(records)), spans)
 
 
 def _last_ns(records: Records) -> int:
@@ -96,7 +109,7 @@ def _kept(paced: Paced, table: Path) -> Setup:
     return Setup.of(changed(paced.setup.scenario, [f"{key}={json.dumps(value)}" for key, value in asked.items()]))
 
 
-def _table(paced: Paced, run: Run) -> str:
+def _table(run: Run) -> str:
     """The requests as CSV, by sending."""
     requests = simulated_requests(run)
     text = io.StringIO()

@@ -54,9 +54,12 @@ class Answer:
 
     __slots__ = (
         "asked",
+        "attempt",
         "cached_tokens",
+        "has_row",
         "held",
         "last_token_ns",
+        "num_made",
         "num_tokens",
         "number",
         "outcome",
@@ -71,9 +74,11 @@ class Answer:
         self.sent_ns = sent_ns
         self.told = told
         self.num_tokens = self.cached_tokens = self.held = 0
+        self.attempt = self.num_made = 0  # sent anew so often after failures of replicas; tokens of this attempt
         self.outcome: int | None = None
         self.reason = ""
         self.last_token_ns = -1
+        self.has_row = False  # its end is in the records, and may be on its way to who asked
 
 
 @dataclass(slots=True)
@@ -84,6 +89,7 @@ class _News:
     outcome: int | None = None
     reason: str = ""
     num_tokens: int = 0
+    attempt: int = 0
 
 
 class _Door(Clients):
@@ -131,6 +137,11 @@ class _Door(Clients):
         super()._dispatch(request_id, now_ns)
         if request_id in self.cancelled:
             self.give_up(request_id, now_ns)
+
+    def retry(self, engine: Engine, lost: list[Request], now_ns: int) -> None:
+        for request in lost:
+            self._paced.sent_anew(request.id)
+        super().retry(engine, lost, now_ns)
 
     def tell(self, engine: Engine, events: Iterable[EngineEvent], now_ns: int) -> None:
         events = list(events)
@@ -234,7 +245,8 @@ class Paced:
         for engine in (engines := self.engines()):
             engine.core.fail(now_ns, STOPPED)
             ended |= {event.request.id for event in engine.core.take_events()}
-        for number in [number for number in self.answers if number not in ended]:  # on its way, or at the router
+        # on their way, or at the router
+        for number in [n for n, answer in self.answers.items() if n not in ended and not answer.has_row]:
             arrival = self.arrivals_sent[number]
             if self.setup.groups:
                 self.door.recorder.unserved(arrival, now_ns, UNFINISHED, STOPPED)
@@ -242,8 +254,12 @@ class Paced:
                 engines[0].core.submit(arrival)
                 engines[0].core.close(now_ns, STOPPED)
         self.fleet.close_spans(now_ns)
+        return self.records(), tuple(self.fleet.spans)
+
+    def records(self) -> Records:
+        """What was recorded so far: requests that have ended, and steps."""
         lives = self.fleet.lives()
-        return (merged(lives) if self.setup.groups else lives[0].records), tuple(self.fleet.spans)
+        return merged(lives) if self.setup.groups else lives[0].records
 
     # ---- what the engines call
 
@@ -258,6 +274,12 @@ class Paced:
         if request_id in self.answers:
             self._deliver([_News(self.answers[request_id], outcome, reason)])
 
+    def sent_anew(self, request_id: int) -> None:
+        """Notes that a request begins from the start elsewhere: what the client has of it is not told again."""
+        if (answer := self.answers.get(request_id)) is not None:
+            answer.attempt += 1
+            answer.num_made = answer.held = 0
+
     def told(self, engine: Engine, events: list[EngineEvent], now_ns: int) -> None:
         """Counts what an engine did at `now_ns`, and passes it on to who asked."""
         streams = engine.core.scheduler.streams
@@ -268,7 +290,7 @@ class Paced:
                 continue
             its = news.get(answer.number)
             if its is None:
-                its = news[answer.number] = _News(answer)
+                its = news[answer.number] = _News(answer, attempt=answer.attempt)
             if isinstance(event, Tokens):
                 its.num_tokens += event.count
             elif isinstance(event, Ended):
@@ -316,12 +338,14 @@ class Paced:
             )
             tally.end(life, now_ns - int(row["sent_ns"]), self.caches)
             if (answer := self.answers.get(int(row["request_id"]))) is not None:
-                answer.cached_tokens = life.cached_tokens
+                answer.cached_tokens, answer.has_row = life.cached_tokens, True
 
     def _deliver(self, news: Iterable[_News]) -> None:
         for its in news:
             answer = its.answer
-            answer.num_tokens += its.num_tokens
+            if its.attempt == answer.attempt:  # else lost with its replica
+                answer.num_made += its.num_tokens
+                answer.num_tokens = max(answer.num_tokens, answer.num_made)
             if its.outcome is not None:
                 answer.outcome, answer.reason = its.outcome, its.reason
                 del self.answers[answer.number]

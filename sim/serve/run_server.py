@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from batchsim.base.errors import ScenarioError
+from batchsim.serve.faults import Faults
 from batchsim.serve.paced import Paced
 from batchsim.serve.server import Server
 
@@ -40,6 +41,7 @@ def run_server(
     port: int,
     speed: float,
     api_key: str,
+    faults: Faults,
     drain_s: float,
     ready: Callable[[int], None],
 ) -> tuple[int, int]:
@@ -51,7 +53,7 @@ def run_server(
     """
 
     async def serve() -> tuple[int, int]:
-        server = Server(paced, speed, api_key)
+        server = Server(paced, speed, api_key, faults=faults)
         loop = asyncio.get_running_loop()
         try:
             bound = await server.start(host, port)

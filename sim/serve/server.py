@@ -18,6 +18,8 @@ from batchsim.serve.api_error import ApiError
 from batchsim.serve.body import Body, completion, parse_json
 from batchsim.serve.connection import Connection, HttpRequest, Limits
 from batchsim.serve.exchange import Exchange, rejection
+from batchsim.serve.faults import Faults
+from batchsim.serve.keep_served import table_so_far
 from batchsim.serve.known_texts import KnownTexts
 from batchsim.serve.paced import Answer, Asked, Paced
 from batchsim.serve.received import AnswerLengths
@@ -37,12 +39,16 @@ class Pacer:
         self._start_ns = time.monotonic_ns()
         self.started_unix_ns = time.time_ns()
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_ns = 0.0
+        self._timer_ns = self._due_ns = 0.0
         self.is_broken = False
 
     def now_ns(self) -> int:
         """The simulated time that it should be."""
-        return int((time.monotonic_ns() - self._start_ns) * self.speed)
+        return self.at(time.monotonic_ns())
+
+    def at(self, monotonic_ns: int) -> int:
+        """The simulated time at a time of the clock."""
+        return int((monotonic_ns - self._start_ns) * self.speed)
 
     def arm(self) -> None:
         """Has the engines run on when they next have something to do. After every change to them."""
@@ -55,13 +61,16 @@ class Pacer:
         if next_ns == float("inf") or self.is_broken:
             return
         self._timer_ns = next_ns
-        left_s = max((next_ns - self.now_ns()) / self.speed / NS_PER_S, 0.0)
+        now_ns = self.now_ns()
+        # What an arrival starts stands at the instant handled last, long ago if engines were idle: it is due now.
+        self._due_ns = max(next_ns, now_ns)
+        left_s = (self._due_ns - now_ns) / self.speed / NS_PER_S
         self._timer = self._loop.call_later(left_s, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
         now_ns = self.now_ns()
-        self.paced.metrics.late.observe((now_ns - self._timer_ns) / self.speed / NS_PER_S)
+        self.paced.metrics.late.observe((now_ns - self._due_ns) / self.speed / NS_PER_S)
         try:
             self.paced.run_to(now_ns)
         except Exception as error:
@@ -79,6 +88,7 @@ class Server:
     speed: float = 1.0
     api_key: str = ""
     limits: Limits = field(default_factory=Limits)
+    faults: Faults = field(default_factory=Faults)
 
     def __post_init__(self) -> None:
         setup = self.paced.setup
@@ -107,6 +117,10 @@ class Server:
             ("POST", "/tokenize"): self._tokenize,
             ("POST", "/detokenize"): self._detokenize,
             ("POST", "/reset_prefix_cache"): self._reset_prefix_cache,
+            ("GET", "/is_sleeping"): self._is_sleeping,
+            ("POST", "/sleep"): self._sleep,
+            ("POST", "/wake_up"): self._sleep,
+            ("GET", "/batchsim/results"): self._results,
         }
 
     # ---- from start to end
@@ -203,10 +217,16 @@ class Server:
         if self.is_draining or self._pacer.is_broken:
             raise ApiError(503, "the server is shutting down", retry_after_s=1)
         self._count += 1
+        if self.faults.errs(self._count):
+            raise ApiError(500, "an error on demand")
         asked = replace(asked, model=self.model)
         id = f"{'chatcmpl' if chat else 'cmpl'}-{self._count:08x}"
         exchange = self.exchanges[id] = Exchange(id, int(time.time()), asked, reply, self)
         exchange.ended = lambda: self._ended(id)
+        if asked.stream and self.faults.stalls(self._count):
+            exchange.is_stalled = True
+            if (stall_ns := self.faults.stall_ns) is not None:
+                asyncio.get_running_loop().call_later(stall_ns / self.speed / NS_PER_S, exchange.resume)
         for choice in exchange.choices:
             number = len(self.paced.arrivals_sent)
             output = asked.max_tokens
@@ -221,7 +241,7 @@ class Server:
                 asked.user,
                 self._texts.of(choice.prompt.ids) if self.paced.caches else None,
             )
-            choice.answer = self.paced.send(its, self.now_ns, exchange.listener(choice))
+            choice.answer = self.paced.send(its, self._pacer.at(request.came_ns), exchange.listener(choice))
         self._pacer.arm()
 
     def _ended(self, id: str) -> None:
@@ -276,6 +296,18 @@ class Server:
     def _reset_prefix_cache(self, request: HttpRequest, reply: Connection) -> None:
         self._texts.forget()
         reply.answer(200, b"")
+
+    def _is_sleeping(self, request: HttpRequest, reply: Connection) -> None:
+        reply.answer(200, b'{"is_sleeping": false}')
+
+    def _sleep(self, request: HttpRequest, reply: Connection) -> None:
+        raise ApiError(501, "sleep and wake_up are not simulated: the engines are always awake.")
+
+    def _results(self, request: HttpRequest, reply: Connection) -> None:
+        """The requests that have ended, as CSV that `batchsim validate --against` reads. ApiError 404 before any."""
+        if not self.paced.arrivals_sent:
+            raise ApiError(404, "no request has come yet, so there are no results")
+        reply.answer(200, table_so_far(self.paced).encode(), "text/csv; charset=utf-8")
 
     def _detokenize(self, request: HttpRequest, reply: Connection) -> None:
         values = parse_json(request.body)

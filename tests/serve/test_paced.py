@@ -151,3 +151,14 @@ def test_one_sent_at_an_instant_already_handled_comes_after_it() -> None:
     simulate(core, Sent(paced.arrivals_sent))
     assert records.requests["scheduled_ns"].tolist() == [1, 20_000_001]
     assert core.recorder.records().requests["scheduled_ns"].tolist() == [1, 20_000_001]
+
+
+def test_an_answer_on_its_way_at_the_end_is_recorded_once() -> None:
+    """One whose last token the frontend still holds when the server ends has the one row of its end, FINISHED."""
+    setup = setup_of(POLICIES["continuous"], workload="frontend: {per_chunk: 5ms}")
+    paced = paced_of(setup)
+    answer = paced.send(Asked(100, 2, 2), 0, lambda answer: None)
+    paced.run_to(22_000_000)
+    assert answer.outcome is None
+    records, _ = paced.close(22_000_000)
+    assert records.requests["outcome"].tolist() == [FINISHED]

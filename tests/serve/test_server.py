@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 pytest.importorskip("h11", reason="batchsim serve needs h11")
 
-from batchsim.serve.connection import Limits
+from batchsim.serve.connection import Connection, HttpRequest, Limits
 from batchsim.serve.server import Server
 from tests.serve.served import paced_of, setup_of
 
@@ -165,6 +166,11 @@ def test_what_is_no_request_is_refused_with_a_reason() -> None:
         ({"prompt": [1], "priority": 1 << 40}, "priority"),
         ({"prompt": [1], "model": "other"}, "does not exist"),
         ({"prompt": [1], "user": 7}, "user"),
+        ({"prompt": [1], "logprobs": 0}, "no logits"),
+        ({"prompt": [1], "tools": [{}]}, "tools is not simulated"),
+        ({"prompt": [1], "best_of": 4, "n": 2}, "best_of"),
+        ({"prompt": [1], "response_format": {"type": "json_object"}}, "response_format"),
+        ({"prompt": [1], "stop_token_ids": [3]}, "stop takes texts"),
     ]
 
     async def use(client: Client) -> list[tuple[int, Any]]:
@@ -252,3 +258,65 @@ def test_a_stop_string_ends_the_answer_before_it() -> None:
     (choice,) = cut["choices"]
     assert (choice["finish_reason"], cut["usage"]["completion_tokens"]) == ("stop", 3)
     assert len(choice["text"].split()) == 2 and choice["stop_reason"] not in choice["text"]
+
+
+def test_what_is_switched_off_is_not_refused() -> None:
+    """Clients send all fields with null, false or nothing in them; such a request is answered."""
+    off = {"logprobs": False, "top_logprobs": 0, "tools": [], "best_of": 1, "response_format": {"type": "text"}}
+    found = ask(
+        lambda c: c.json(COMPLETIONS, off | {"prompt": [1], "max_tokens": 2, "ignore_eos": True, "suffix": None})
+    )
+    assert found["usage"]["completion_tokens"] == 2
+
+
+def test_usage_comes_with_every_piece_if_asked_for() -> None:
+    """With `continuous_usage_stats` each piece counts the tokens so far; without `include_usage` none does."""
+    asked = {"prompt": [1, 2], "max_tokens": 3, "ignore_eos": True}
+    both = {"include_usage": True, "continuous_usage_stats": True}
+    *pieces, last = ask(lambda c: c.events(COMPLETIONS, asked | {"stream_options": both}))
+    assert [piece["usage"]["completion_tokens"] for piece in pieces] == [1, 2, 3]
+    assert last["usage"] == pieces[-1]["usage"]
+    alone = ask(lambda c: c.events(COMPLETIONS, asked | {"stream_options": {"continuous_usage_stats": True}}))
+    assert len(alone) == 3 and not any("usage" in piece for piece in alone)
+
+
+@pytest.mark.parametrize("more", ["", "replicas: {count: 2, router: round_robin}"])
+def test_results_so_far_hold_the_requests_that_have_ended(more: str) -> None:
+    """/batchsim/results has a row for each request that has ended, in the columns of the results folder's table."""
+
+    async def use(client: Client) -> tuple[int, list[str]]:
+        before, _, _ = await client.call("GET", "/batchsim/results")
+        for prompt in (3, 5):
+            await client.json(COMPLETIONS, {"prompt": [1] * prompt, "max_tokens": 4, "ignore_eos": True})
+        status, headers, text = await client.call("GET", "/batchsim/results")
+        assert (status, headers["content-type"].partition(";")[0]) == (200, "text/csv")
+        return before, text.decode().splitlines()
+
+    before, (head, *rows) = ask(use, more=more)
+    assert before == 404 and head.startswith("sent_ns,ttft_ns,e2e_ns,")
+    assert [row.split(",")[3:] for row in rows] == [["3", "4", "4", "ok"], ["5", "4", "4", "ok"]]
+
+
+def test_engines_do_not_sleep_and_say_so() -> None:
+    """/sleep and /wake_up are refused, and nobody is told that they had an effect."""
+
+    async def use(client: Client) -> list[int]:
+        assert (await client.json("/is_sleeping")) == {"is_sleeping": False}
+        return [(await client.call("POST", path, {}))[0] for path in ("/sleep", "/wake_up")]
+
+    assert ask(use) == [501, 501]
+
+
+def test_a_request_is_sent_when_it_came() -> None:
+    """The time to read a request is none of its latency: it is sent when its last bytes came, however long ago."""
+
+    async def use(client: Client) -> tuple[int, int]:
+        came_ns, then_ns = time.monotonic_ns(), client.server.now_ns
+        body = b'{"prompt": [1], "max_tokens": 2}'
+        request = HttpRequest("POST", COMPLETIONS, {}, body, came_ns)
+        client.server.handle(request, Connection(client.server))
+        (arrival,) = client.server.paced.arrivals_sent
+        return arrival.request.arrival_ns, then_ns
+
+    sent_ns, then_ns = ask(use)
+    assert 0 < sent_ns <= then_ns

@@ -1,0 +1,66 @@
+"""What the `openai` package sees of a server: `python openai_client.py URL MODEL COUNT RATE`, JSON on stdout.
+
+Run by the interpreter that has the package, which need not have batchsim: it imports nothing else.
+"""
+
+import asyncio
+import json
+import random
+import sys
+import time
+
+import openai
+
+
+async def timed(client: openai.AsyncOpenAI, model: str, due_s: float, tokens: int) -> dict[str, object]:
+    """One streamed completion sent at `due_s`: its id, and its times in s."""
+    await asyncio.sleep(max(due_s - time.perf_counter(), 0))
+    start, times = time.perf_counter(), []
+    stream = await client.completions.create(
+        model=model,
+        prompt=list(range(100)),
+        max_tokens=tokens,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"ignore_eos": True},
+    )
+    async for piece in stream:
+        if piece.choices:
+            times.append(time.perf_counter())
+        else:
+            usage = piece.usage.completion_tokens
+        id_ = piece.id
+    return {"id": id_, "ttft_s": times[0] - start, "e2e_s": times[-1] - start, "tokens": usage}
+
+
+async def words(client: openai.AsyncOpenAI, model: str) -> dict[str, object]:
+    """The answers that need no clock: models, a chat, several choices, and the classes of errors."""
+    messages = [{"role": "user", "content": "how are you"}]
+    chat = await client.chat.completions.create(model=model, messages=messages, max_tokens=3, n=2)
+    errors = {}
+    for name, asked in (("logprobs", {"logprobs": 2}), ("max_tokens", {"max_tokens": -1}), ("model", {"model": "no"})):
+        try:
+            await client.completions.create(**({"model": model, "prompt": "a"} | asked))
+        except openai.APIStatusError as error:
+            errors[name] = [type(error).__name__, error.status_code, error.param]
+    return {
+        "models": [each.id async for each in await client.models.list()],
+        "choices": [choice.message.role for choice in chat.choices],
+        "errors": errors,
+    }
+
+
+async def main(url: str, model: str, count: int, rate_rps: float) -> None:
+    """Prints both."""
+    client = openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0)
+    draw = random.Random(1)
+    told = await words(client, model)
+    due_s, asked = time.perf_counter() + 0.5, []
+    for _ in range(count):
+        due_s += draw.expovariate(rate_rps)
+        asked.append(timed(client, model, due_s, draw.randrange(10, 60)))
+    print(json.dumps({"words": told, "timed": await asyncio.gather(*asked)}))
+
+
+url, model, count, rate = sys.argv[1:]
+asyncio.run(main(url, model, int(count), float(rate)))
