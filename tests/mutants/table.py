@@ -47,6 +47,7 @@ TESTS = {
     "sim/kernel/chunks.py": ENGINE,
     "sim/kernel/in_flight.py": f"{ENGINE} {AHEAD} conformance/test_landing",
     "sim/kernel/leaps.py": f"{ENGINE} {AHEAD}",
+    "sim/kernel/planned_leap.py": f"{ENGINE} unit/test_planned_leap conformance/test_fleet",
     "sim/kernel/sim_executor.py": ENGINE,
     "sim/kernel/decode.py": ENGINE,
     "sim/kernel/journal.py": ENGINE,

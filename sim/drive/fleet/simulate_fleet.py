@@ -99,6 +99,8 @@ class Fleet:
         self.router = router
         gate = None if plan.admission is None else plan.admission.build()
         self.clients = Clients(self, router, workload, gate)
+        # Whether an engine may plan beyond the next arrival: nobody looks at it but who comes to it.
+        self.plans = leap and not self.feeds_back and not self.clients.shows_loads
         self.slots = [Slot(number) for number in range(plan.most)]
         self.up: list[int] = []
         self.spans: list[ReplicaSpan] = []
@@ -180,12 +182,19 @@ class Fleet:
         """The time in ns up to which nothing can happen that an engine must know of at the end of a step."""
         if self.feeds_back:
             return self.env.peek()
-        return min(self.clients.next_known_ns, self.control_ns[0] if self.control_ns else inf)
+        return min(self.clients.next_known_ns, self.next_control_ns)
+
+    @property
+    def next_control_ns(self) -> float:
+        """The time in ns at which something next becomes of a replica, or is looked at."""
+        return self.control_ns[0] if self.control_ns else inf
 
     # ---- replicas
 
     def at(self, time_ns: int, act: Callable[[], None]) -> None:
         """Has `act` called at `time_ns`, between the ends of steps and the dispatch of arrivals."""
+        for engine in self._living:
+            engine.cut(int(self.env.now))  # it planned without knowing of this
         heappush(self.control_ns, time_ns)
         self.env.process(self._control(time_ns, act))
 
@@ -194,6 +203,8 @@ class Fleet:
             yield self.env.timeout(time_ns - self.env.now)
         yield Phase(self.env, CONTROL)
         heappop(self.control_ns)
+        for engine in self._living:
+            engine.carry_out()
         act()
         self.rouse_undrained()
 
