@@ -63,7 +63,7 @@ def run(
         start_early("batchsim.study.sweep.points")  # while this process goes on importing
     from batchsim.report.layout import fit
     from batchsim.report.page.run_page import write_run_page
-    from batchsim.report.pictures.plots import write_pictures
+    from batchsim.report.pictures.plots import lacking, write_pictures
     from batchsim.report.text.summary_text import report
     from batchsim.results.failed import Failed, points_failed
     from batchsim.scenario import load_scenario
@@ -89,6 +89,9 @@ def run(
         typer.echo(report(results, load))
         tables = ["summary.csv", *(["replicas.csv"] if results.replicas() is not None else [])]
         typer.echo(fit(f"{results.path}/  {'  '.join([*tables, *(p.name for p in drawn)])}"))
+        if pictures and (lacks := lacking(results)):
+            keep = results.scenario["keep"]
+            typer.echo(fit(f"not drawn, since keep is {keep}: {', '.join(lacks)}. For these --set keep=all."))
     if results.manifest["failed"]:
         manifest, failed = results.manifest, [Failed(**entry) for entry in results.manifest["failed"]]
         raise points_failed(failed, manifest["points_run"] + manifest["points_reused"] + len(failed))

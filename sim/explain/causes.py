@@ -88,6 +88,14 @@ class Objectives:
         return (records.requests["sent_ns"] >= self.warmup_ns) & (records.requests["outcome"] != PRUNED)
 
 
+def kept_slo(records: Records, objectives: Objectives) -> Flags:
+    """A mask of the requests that finished within the bounds of their objective: those that are no `slo_misses`."""
+    values, found = _values_ns(records.requests), np.zeros(len(records.requests), dtype=bool)
+    for bounds, mine in objectives.groups(records):
+        found |= mine & np.logical_and.reduce([bound.passes(values[bound.metric]) for bound in bounds])
+    return found & (records.requests["outcome"] == FINISHED)
+
+
 def slo_misses(records: Records, objectives: Objectives) -> pd.DataFrame:
     """A row a miss, by request id: request_id, request_class, metric, cause, cause_ns, value_ns, limit_ns.
 

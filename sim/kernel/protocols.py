@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.types import Arrival, Batch, Event, Idle, Request, Sequence, StepResult
@@ -119,6 +119,30 @@ class Steady(Protocol):
     def repeat_by(self, batch: Batch, num_steps: int, due: list[Sequence]) -> None:
         """Commits so many more steps of a steady `batch`, as by `repeat`; `due` need a KV block each, in this order."""
         ...
+
+
+class Foreseeing(Protocol):
+    """What a scheduler may offer besides, for steps to be planned that a request may yet come in between."""
+
+    def foreseen(self, batch: Batch) -> list[dict[Sequence, None]] | None:
+        """Who needs one more KV block for the step after the decode-only `batch`, just executed, for that behind it and
+        so on, round and round; None where `repeat` could say no for lack of anything but such blocks, or would change
+        anything but them and `batch`."""
+        ...
+
+    def repeat_by(self, batch: Batch, num_steps: int, due: list[Sequence]) -> None:
+        """As `Steady.repeat_by`."""
+        ...
+
+
+def foreseeing(scheduler: Scheduler) -> Foreseeing | None:
+    """`scheduler` if it foresees its own steps: not by a class whose `repeat` its own class has replaced."""
+    for kind in type(scheduler).__mro__:
+        if "foreseen" in vars(kind):
+            return cast(Foreseeing, scheduler)
+        if "repeat" in vars(kind):
+            return None
+    return None
 
 
 class Executor(Protocol):

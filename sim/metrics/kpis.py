@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from batchsim.base.units import NS_PER_S
 from batchsim.drive.fleet.fleet_plan import HELD
 from batchsim.kernel.record import FINISHED, MISSING
-from batchsim.metrics.host_lane import ends_before_ns, host_waits_ns
 from batchsim.metrics.point_inputs import FleetInputs, PointInputs, between
+from batchsim.metrics.step_totals import StepFacts, StepTotals, step_totals
 
 PAD_BOUND_SHARE = 1 / 3
 """From this share of padded token rows on, `padding` is named instead of a kernel term: our choice, half of the useful
@@ -43,72 +43,66 @@ _QUEUE_BOUNDS = {
 }
 
 
-def engine_kpis(inputs: PointInputs, cohort: NDArray[np.bool_], span_ns: tuple[int, int]) -> dict[str, float | None]:
-    """The metrics of the engine, and of replicas where there are several, by name; None where one is not defined."""
-    steps, requests = inputs.records.step_columns, inputs.records.requests[cohort]
-    start, end = span_ns
-    starts, ends = steps["start_ns"], steps["start_ns"] + steps["duration_ns"]
-    alone_ns = np.maximum(starts, ends_before_ns(inputs.records))
-    busy_ns = np.clip(np.minimum(ends, end) - np.maximum(alone_ns, start), 0, None)
-    inside = (starts >= start) & (starts < end)
-    num_steps = int(inside.sum())
-    blocks = inputs.blocks_of_steps
-    used = blocks - steps["free_blocks"]
-    utilisation = used / blocks
+def totals_of(inputs: PointInputs, span_ns: tuple[int, int]) -> StepTotals:
+    """What the steps add up to within the span: as they were digested, or from their rows."""
+    if inputs.digest is not None:
+        return inputs.digest.steps
+    facts = StepFacts(
+        num_blocks=inputs.blocks_of_steps,
+        block_size=inputs.block_size,
+        max_num_seqs=inputs.max_num_seqs,
+        terms=inputs.cost_terms,
+        watts=inputs.step_watts,
+        peak_flops=inputs.peak_of_steps("peak_flops"),
+        memory_bandwidth=inputs.peak_of_steps("memory_bandwidth"),
+    )
+    return step_totals(inputs.records, facts, span_ns)
 
-    def total(*names: str) -> int:
-        return sum(int(steps[name][inside].sum()) for name in names)
 
-    useful, padded = total("num_prefill_tokens", "num_decode_tokens"), total("pad_prefill_tokens", "pad_decode_rows")
-    slots = inputs.max_num_seqs
-    terms, duration_ns = inputs.cost_terms, np.maximum(ends - alone_ns, 0)[inside]
+def engine_kpis(
+    inputs: PointInputs, steps: StepTotals, cohort: NDArray[np.bool_], span_ns: tuple[int, int]
+) -> dict[str, float | None]:
+    """The metrics of the engine, and of replicas where there are several, by name; None where one is not defined.
+
+    `steps` are the totals of the steps within the span."""
+    requests = inputs.records.requests[cohort]
+    useful = steps.count("num_prefill_tokens", "num_decode_tokens")
+    padded = steps.count("pad_prefill_tokens", "pad_decode_rows")
     return {
-        "slot_occupancy": None if slots is None else _mean(steps["num_running"] / slots, busy_ns),
+        "slot_occupancy": None if inputs.max_num_seqs is None else _ratio(steps.slots_ns, steps.busy_ns),
         "pad_share": _ratio(padded, useful + padded),
-        "kv_utilisation_mean": _mean(utilisation, busy_ns),
-        "kv_utilisation_p99": _quantile(utilisation, busy_ns, 0.99),
-        "kv_utilisation_peak": float(utilisation[inside].max()) if num_steps else None,
-        "kv_fragmentation": _fragmentation(inputs, used, busy_ns),
+        "kv_utilisation_mean": _ratio(steps.utilisation_ns, steps.busy_ns),
+        "kv_utilisation_p99": _quantile(*steps.utilisation, 0.99),
+        "kv_utilisation_peak": steps.utilisation_peak,
+        "kv_fragmentation": None if steps.is_cached else _ratio(steps.fragmentation_ns, steps.known_ns),
         "preemption_rate": _ratio(int(requests["num_preemptions"].sum()), len(requests)),
         "recomputed_tokens": float(requests["recomputed_tokens"].sum()),
         "prefix_hit_rate": _hit_rate(requests) if inputs.has_prefix_cache else None,
-        "swapped_blocks": float(total("swap_blocks")),
-        "engine_busy_share": _ratio(int(busy_ns.sum()), inputs.engine_ns(span_ns)),
-        **_host_kpis(inputs, span_ns),
-        "mfu": _use(terms, "flops", inside, inputs.peak_of_steps("peak_flops"), duration_ns),
-        "mbu": _use(terms, "bytes", inside, inputs.peak_of_steps("memory_bandwidth"), duration_ns),
-        **_energy_kpis(inputs, busy_ns, span_ns),
-        "mean_batch": _ratio(total("num_decode", "num_chunks"), num_steps),
-        **_draft_kpis(total("num_decode"), total("num_decode_tokens"), total("num_accepted_tokens"), useful),
-        "num_steps": float(num_steps),
+        "swapped_blocks": float(steps.count("swap_blocks")),
+        "engine_busy_share": _ratio(steps.busy_ns, inputs.engine_ns(span_ns)),
+        "host_bound_share": _ratio(steps.waited_ns, inputs.engine_ns(span_ns)) if steps.is_ahead else None,
+        "wasted_tokens": float(steps.wasted_tokens) if steps.is_ahead else None,
+        "mfu": _use(steps, "flops"),
+        "mbu": _use(steps, "bytes"),
+        **_energy_kpis(inputs, steps, span_ns),
+        "mean_batch": _ratio(steps.count("num_decode", "num_chunks"), steps.num_steps),
+        **_draft_kpis(
+            steps.count("num_decode"), steps.count("num_decode_tokens"), steps.count("num_accepted_tokens"), useful
+        ),
+        "num_steps": float(steps.num_steps),
         **({} if inputs.fleet is None else _fleet_kpis(inputs.fleet, requests, span_ns)),
     }
 
 
-def _host_kpis(inputs: PointInputs, span_ns: tuple[int, int]) -> dict[str, float | None]:
-    """The metrics that only engines ahead of results have, by name; None without any."""
-    records = inputs.records
-    if not len(records.lanes):
-        return {"host_bound_share": None, "wasted_tokens": None}
-    starts = records.step_columns["start_ns"]
-    waited_ns = np.minimum(starts, span_ns[1]) - np.maximum(starts - host_waits_ns(records), span_ns[0])
-    inside = (starts >= span_ns[0]) & (starts < span_ns[1])
-    return {
-        "host_bound_share": _ratio(int(np.maximum(waited_ns, 0).sum()), inputs.engine_ns(span_ns)),
-        "wasted_tokens": float(records.lanes["wasted_tokens"][inside].sum()),
-    }
-
-
-def _energy_kpis(inputs: PointInputs, busy_ns: NDArray[np.int64], span_ns: tuple[int, int]) -> dict[str, float | None]:
+def _energy_kpis(inputs: PointInputs, steps: StepTotals, span_ns: tuple[int, int]) -> dict[str, float | None]:
     """The metrics of energy while steps run, by name; None where their power is not known."""
-    if inputs.step_watts is None:
+    if steps.joules is None:
         return {"power_w": None, "energy_j_per_output_token": None}
     requests = inputs.records.requests
     done = (requests["outcome"] == FINISHED) & between(requests["delivered_ns"], span_ns)
-    joules = float(inputs.step_watts @ busy_ns) / NS_PER_S
     return {
-        "power_w": _ratio(joules, float(busy_ns.sum()) / NS_PER_S),
-        "energy_j_per_output_token": _ratio(joules, int(requests["output_tokens"][done].sum())),
+        "power_w": _ratio(steps.joules, float(steps.busy_ns) / NS_PER_S),
+        "energy_j_per_output_token": _ratio(steps.joules, int(requests["output_tokens"][done].sum())),
     }
 
 
@@ -135,9 +129,7 @@ def _fleet_kpis(fleet: FleetInputs, requests: NDArray[np.void], span_ns: tuple[i
     }
 
 
-def bound_by(
-    inputs: PointInputs, values: Mapping[str, float | None], part_ns: Mapping[str, int], span_ns: tuple[int, int]
-) -> str:
+def bound_by(steps: StepTotals, values: Mapping[str, float | None], part_ns: Mapping[str, int]) -> str:
     """What bound the run, in a word or two. `load`: its requests hardly queued, more could have come; `nothing ended`:
     none of the cohort finished.
 
@@ -154,24 +146,21 @@ def bound_by(
     if sum(queued.values()) <= LOAD_QUEUED_SHARE * sum(part_ns.values()):
         return "load"
     held_by = queued.most_common(1)[0][0]
-    step_bound = _step_bound(inputs, values, span_ns)
+    step_bound = _step_bound(steps, values)
     return f"{step_bound}, {held_by}" if step_bound else held_by
 
 
-def _step_bound(inputs: PointInputs, values: Mapping[str, float | None], span_ns: tuple[int, int]) -> str:
+def _step_bound(steps: StepTotals, values: Mapping[str, float | None]) -> str:
     """What took the largest share of the steps' time, and of the time that an engine ahead waited for its host; ""
     where the cost model does not explain it."""
     if (values["pad_share"] or 0) >= PAD_BOUND_SHARE:
         return "padding"
-    if inputs.cost_terms is None:
+    if steps.work is None:
         return ""
-    starts = inputs.records.step_columns["start_ns"]
-    inside = (starts >= span_ns[0]) & (starts < span_ns[1])
     shares = dict.fromkeys(_STEP_BOUNDS.values(), 0.0)
     for term, name in _STEP_BOUNDS.items():
-        if term in inputs.cost_terms:
-            shares[name] += float(np.sum(inputs.cost_terms[term][inside]))
-    shares["host"] += float(host_waits_ns(inputs.records)[inside].sum())
+        shares[name] += steps.work.get(term, 0.0)
+    shares["host"] += float(steps.host_ns)
     return max(shares, key=lambda name: shares[name])
 
 
@@ -187,11 +176,6 @@ def _hit_rate(requests: NDArray[np.void]) -> float | None:
     return _ratio(found, needed)
 
 
-def _mean(values: NDArray[np.float64], weights: NDArray[np.int64]) -> float | None:
-    total = weights.sum()
-    return float((values * weights).sum() / total) if total else None
-
-
 def _quantile(values: NDArray[np.float64], weights: NDArray[np.int64], share: float) -> float | None:
     """The smallest value not exceeded for that share of the weights."""
     if not weights.sum():
@@ -201,28 +185,9 @@ def _quantile(values: NDArray[np.float64], weights: NDArray[np.int64], share: fl
     return float(values[order[np.searchsorted(below, share * below[-1])]])
 
 
-def _fragmentation(inputs: PointInputs, used: NDArray[np.int64], busy_ns: NDArray[np.int64]) -> float | None:
-    steps = inputs.records.step_columns
-    if steps["cached_tokens"].any():
-        return None
-    known = (steps["num_chunks"] == 0) & (steps["num_decode"] > 0) & (steps["num_decode"] == steps["num_running"])
-    tokens = (steps["context_tokens"] + steps["num_decode"])[known]  # the step's own tokens have their room already
-    room = used[known].astype(np.int64) * inputs.block_size
-    return _mean(1 - tokens / np.maximum(room, 1), busy_ns[known])
-
-
-def _use(
-    terms: Mapping[str, NDArray[np.float64]] | None,
-    name: str,
-    inside: NDArray[np.bool_],
-    peak_per_s: float | NDArray[np.float64] | None,
-    duration_ns: NDArray[np.int64],
-) -> float | None:
+def _use(steps: StepTotals, name: str) -> float | None:
     """Work done / (peak × time); None where the cost model does not count it."""
-    if terms is None or name not in terms or peak_per_s is None or not len(duration_ns):
+    could = steps.could.get(name)
+    if steps.work is None or name not in steps.work or could is None or not steps.num_steps:
         return None
-    if isinstance(peak_per_s, np.ndarray):
-        could = float(peak_per_s[inside] @ duration_ns) / NS_PER_S
-    else:
-        could = peak_per_s * (int(duration_ns.sum()) / NS_PER_S)
-    return float(np.sum(terms[name][inside])) / could
+    return steps.work[name] / could

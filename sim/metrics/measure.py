@@ -9,7 +9,7 @@ objectives, `slo_margin` and `in_slo` are over all offered ones (`slo`). Of ever
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,7 @@ from batchsim.kernel.record import FINISHED, HANDED_OVER, OUTCOME_NAMES, PRUNED,
 from batchsim.metrics.attribution import PARTS, part_times
 from batchsim.metrics.gaps import token_gaps
 from batchsim.metrics.intervals import half_width
-from batchsim.metrics.kpis import bound_by, engine_kpis
+from batchsim.metrics.kpis import bound_by, engine_kpis, totals_of
 from batchsim.metrics.latencies import LATENCIES, STREAMED, TASK_E2E, values_ns
 from batchsim.metrics.point_inputs import PointInputs, between, makespan, of_class, span_of
 from batchsim.metrics.slo import Sample, Slo, rank
@@ -74,7 +74,7 @@ def measure(inputs: PointInputs) -> Measured:
     cohort = begun & (requests["outcome"] != PRUNED)
     done = cohort & (requests["outcome"] == FINISHED)
     latencies = latencies_ns(inputs)
-    gaps, counts = token_gaps(records, done) if inputs.streams else (np.array([]), None)
+    gaps, counts = _gaps(inputs, done) if inputs.streams else (np.array([]), None)
     values: dict[str, float | None] = {}
     weak_percentiles: set[str] = set()
     for name in LATENCIES:
@@ -91,7 +91,8 @@ def measure(inputs: PointInputs) -> Measured:
         for latency in ("ttft", "tpot", "e2e"):
             observed = latencies[latency][mine]
             _summarise(latency, observed[~np.isnan(observed)], None, values, weak_percentiles, f"[{name}]")
-    values |= engine_kpis(inputs, cohort, span_ns)
+    steps = totals_of(inputs, span_ns)
+    values |= engine_kpis(inputs, steps, cohort, span_ns)
     if tasks is not None:
         e2e_ns = tasks.e2e_ns[begun[tasks.first]]
         undone = np.isinf(e2e_ns)
@@ -112,7 +113,7 @@ def measure(inputs: PointInputs) -> Measured:
         frozenset(weak_percentiles),
         _reasons(records, inputs.num_missing),
         unstable,
-        bound_by(inputs, values, part_ns, span_ns),
+        bound_by(steps, values, part_ns),
     )
 
 
@@ -164,6 +165,13 @@ def latencies_ns(inputs: PointInputs) -> dict[str, Ns]:
     finished = r["outcome"] == FINISHED
     defined = {name: finished & (inputs.streams or not latency.streamed) for name, latency in LATENCIES.items()}
     return {name: np.where(defined[name], values, np.nan) for name, values in values_ns(r).items()}
+
+
+def _gaps(inputs: PointInputs, wanted: NDArray[np.bool_]) -> tuple[Ns, NDArray[np.int64]]:
+    """The gaps between tokens of the `wanted` requests, finished ones of the cohort, and how often each occurs."""
+    if inputs.digest is None:
+        return token_gaps(inputs.records, wanted)
+    return inputs.digest.gaps
 
 
 def _summarise(
@@ -236,6 +244,27 @@ def _rates(
     }
 
 
+def judged_requests(inputs: PointInputs, latencies: Mapping[str, Ns]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which requests an objective of the per-request form judges, and which of these meet it; not those of tasks."""
+    judged, passes = np.zeros((2, len(inputs.records.requests)), dtype=bool)
+    values = _judged_values(inputs, latencies)
+    for slo, members in _slo_groups(inputs):
+        if slo.per_request and not slo.of_tasks:
+            judged |= members
+            passes |= members & slo.passes(values)
+    return judged, passes
+
+
+def _judged_values(inputs: PointInputs, latencies: Mapping[str, Ns]) -> dict[str, Ns]:
+    """By latency, the ns by which every request is judged: without end where it did not finish, or came whole."""
+    requests = inputs.records.requests
+    finished = requests["outcome"] == FINISHED
+    judged = {name: np.where(finished, values, np.inf) for name, values in latencies.items()}
+    for name in STREAMED:
+        judged[name][finished & (requests["output_tokens"] >= 2) & (not inputs.streams)] = np.inf
+    return judged
+
+
 def _objectives(
     inputs: PointInputs,
     cohort: NDArray[np.bool_],
@@ -252,12 +281,10 @@ def _objectives(
     """
     records, requests = inputs.records, inputs.records.requests
     finished = requests["outcome"] == FINISHED
-    judged = {name: np.where(finished, values, np.inf) for name, values in latencies.items()}
-    for name in STREAMED:
-        judged[name][finished & (requests["output_tokens"] >= 2) & (not inputs.streams)] = np.inf
+    judged = _judged_values(inputs, latencies)
     margins: list[float | None] = []
     begun, considered = between(requests["sent_ns"], inputs.window_ns), cohort.copy()
-    passes, counted = np.zeros(len(requests), dtype=bool), np.zeros(len(requests), dtype=bool)
+    counted, passes = judged_requests(inputs, latencies)
     groups = list(_slo_groups(inputs))
     missing = inputs.num_missing
     lost = np.full(missing, np.inf)  # of unknown class, so that every class may have lost them
@@ -270,7 +297,7 @@ def _objectives(
         if inputs.streams and any(bound.metric == "itl" for bound in slo.bounds):
             offered = int(mine.sum()) + missing
             uncompleted = 1 - int((mine & finished).sum()) / offered if offered else 0.0
-            samples["itl"] = Sample(*token_gaps(records, mine & finished), uncompleted)
+            samples["itl"] = Sample(*_gaps(inputs, mine & finished), uncompleted)
         margins.append(slo.margin(samples))
         if slo.per_request and slo.of_tasks:
             assert tasks is not None, "checked by the inputs"
@@ -278,9 +305,6 @@ def _objectives(
             counted[first] = True
             considered[first] = begun[first]  # a task counts though its first request was pruned
             passes[first] = slo.passes({TASK_E2E: tasks.e2e_ns[members[tasks.first]]})
-        elif slo.per_request:
-            counted |= members
-            passes |= members & slo.passes(judged)
     margin = min((margin for margin in margins if margin is not None), default=None)
     values: dict[str, float | None] = {
         "in_slo": None,
@@ -326,6 +350,8 @@ def _warmup_needed_s(requests: NDArray[np.void], ttft: Ns) -> float | None:
 
 def _time_by_part(inputs: PointInputs, wanted: NDArray[np.bool_]) -> dict[str, int]:
     """ns that the wanted requests spent in each part, with its reason."""
+    if inputs.digest is not None:
+        return dict(inputs.digest.part_ns)
     total: dict[str, int] = {}
     for times in part_times(inputs.records, inputs.per_chunk_ns):
         total[times.part] = total.get(times.part, 0) + int(times.ns[wanted[times.request]].sum())

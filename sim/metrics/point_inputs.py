@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from batchsim.base.errors import ScenarioError
 from batchsim.drive.fleet.fleet_plan import DRAINING, HELD, UP, ReplicaSpan
 from batchsim.kernel.record import UNFINISHED, Records, Replicas
+from batchsim.metrics.digest import Digest
 from batchsim.metrics.slo import Slo
 
 NO_TASKS = (
@@ -59,7 +60,8 @@ class PointInputs:
     `fleet` is there for several replicas; their blocks, GPUs and peaks are then those it names. `intended_ns`: when
     each request offered, by its id, was to be sent, where its client may have kept it back. `task_of`: the number of
     the task of each request, by its id, sent or not; None where requests are of none. `prunable`: which of these may be
-    given up, or never sent, since others succeed.
+    given up, or never sent, since others succeed. `digest` is what the steps and states came to where they were not
+    kept: `records` has none then.
     """
 
     records: Records
@@ -86,6 +88,7 @@ class PointInputs:
     intended_ns: NDArray[np.int64] | None = None
     task_of: NDArray[np.int64] | None = None
     prunable: NDArray[np.bool_] | None = None
+    digest: Digest | None = None
 
     def __post_init__(self) -> None:
         start, end = self.window_ns

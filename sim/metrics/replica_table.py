@@ -10,7 +10,7 @@ import numpy as np
 from batchsim.base.units import NS_PER_S
 from batchsim.drive.fleet.fleet_plan import DRAINING, HELD, UP
 from batchsim.kernel.record import FINISHED, PRUNED, REPLICA_FAILED, Replicas
-from batchsim.metrics.kpis import engine_kpis
+from batchsim.metrics.kpis import engine_kpis, totals_of
 from batchsim.metrics.measure import latencies_ns, percentile
 from batchsim.metrics.point_inputs import PointInputs, between, span_of
 
@@ -31,13 +31,14 @@ def replica_table(inputs: PointInputs) -> list[dict[str, Any]]:
         return []
     span_ns = span_of(inputs, between(inputs.records.requests["sent_ns"], inputs.window_ns))
     held_ns, up_ns = fleet.replica_ns(span_ns, HELD), fleet.replica_ns(span_ns, (UP, DRAINING))
-    rows = []
+    rows, digest = [], inputs.digest
     for replica, group in enumerate(fleet.group):
         mine = _of_replica(inputs, replica)
         requests = mine.records.requests
         cohort = between(requests["sent_ns"], inputs.window_ns) & (requests["outcome"] != PRUNED)
         done = cohort & (requests["outcome"] == FINISHED)
-        kpis = engine_kpis(mine, cohort, span_ns)
+        steps = totals_of(mine, span_ns) if digest is None else digest.of_replica(replica)
+        kpis = engine_kpis(mine, steps, cohort, span_ns)
         row: dict[str, Any] = {
             "replica": replica,
             "group": group,

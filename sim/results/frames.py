@@ -22,6 +22,7 @@ from batchsim.kernel.record import (
     STATE_NAMES,
     STAY_DTYPE,
     STEP_DTYPE,
+    Recorder,
     Records,
     Replicas,
     columns,
@@ -168,24 +169,33 @@ LANES = "lanes"
 
 
 def pack_tables(
-    records: Records, replica: int = 0, *, intended_ns: NDArray[np.int64] | None = None
+    records: Records,
+    replica: int = 0,
+    *,
+    intended_ns: NDArray[np.int64] | None = None,
+    requests_only: bool = False,
 ) -> dict[str, bytes]:
     """The bytes of requests.parquet, steps.parquet and states.parquet, by file name.
 
     Records of several replicas have stays.parquet besides, those of an engine that schedules ahead lanes.parquet.
-    `intended_ns`, by request id, makes a column of requests.parquet.
+    `intended_ns`, by request id, makes a column of requests.parquet. `requests_only`: without steps, states and lanes.
     """
-    packed: dict[str, bytes] = {}
-    frames = {name: make(records, replica) for name, make in _FRAMES.items()}
+    frames = {name: make(records, replica) for name, make in _FRAMES.items() if name == "requests" or not requests_only}
     if intended_ns is not None:
         frames["requests"][INTENDED] = intended_ns[records.requests["request_id"]]
     if (stays := stays_frame(records)) is not None:
         frames[STAYS] = stays
-    if (lanes := lanes_frame(records, replica)) is not None:
+    if not requests_only and (lanes := lanes_frame(records, replica)) is not None:
         frames[LANES] = lanes
+    return pack_frames(frames, COLUMN_DOCS)
+
+
+def pack_frames(frames: dict[str, pd.DataFrame], column_docs: dict[str, dict[str, str]]) -> dict[str, bytes]:
+    """The bytes of a Parquet file of each frame, by file name. `column_docs` says what the columns of each are."""
+    packed: dict[str, bytes] = {}
     for name, frame in frames.items():
         table = pa.Table.from_pandas(frame, preserve_index=False)
-        docs = COLUMN_DOCS[name] | {INTENDED: _INTENDED_DOC}
+        docs = column_docs[name] | {INTENDED: _INTENDED_DOC}
         fields = [field.with_metadata({"description": docs[field.name]}) for field in table.schema]
         table = table.cast(pa.schema(fields, table.schema.metadata))
         numbers = [field.name for field in fields if pa.types.is_integer(field.type)]
@@ -235,6 +245,12 @@ def to_records(
         ),
         lanes=np.empty(0, LANE_DTYPE) if lanes is None else _rows(lanes, LANE_DTYPE, texts),
     )
+
+
+def no_steps() -> dict[str, pd.DataFrame]:
+    """The tables `steps` and `states` without rows, for `to_records`."""
+    none = Recorder().records()
+    return {"steps": steps_frame(none), "states": states_frame(none)}
 
 
 def _numbers(frame: pd.DataFrame) -> NDArray[np.int32]:

@@ -6,7 +6,7 @@ A point is written whole or not at all, so a killed run continues where it was.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,12 @@ from batchsim.metrics.point_inputs import PointInputs
 from batchsim.metrics.replica_table import replica_table
 from batchsim.metrics.slo import Slo, parse_slo
 from batchsim.results.checksums import file_facts, sealed
+from batchsim.results.digests import digest_of
 from batchsim.results.failed import Failed, points_failed
 from batchsim.results.fleet_inputs import cost_terms, fleet_inputs, is_lasting, step_watts
 from batchsim.results.frames import pack_tables
 from batchsim.results.heading import heading, measured_at
+from batchsim.results.minute_frames import pack_minutes
 from batchsim.results.point_files import PackedPoint, write_point
 from batchsim.results.provenance import as_json, cost_sources, csv_text, provenance, short_hash
 from batchsim.results.read import MANIFEST, POINTS_TABLE, REPLICAS, SCENARIO, SUMMARY, Results, load_results
@@ -47,7 +49,7 @@ def point_inputs(setup: Setup, run: Run) -> PointInputs:
     file, workload, deployment = setup.scenario.file, run.workload, setup.cost.deployment
     traits = run.point.spec.config.traits
     class_slos = {name: parse_slo(c.slo) for name, c in file.workload.classes.items() if c.slo is not None}
-    return PointInputs(
+    inputs = PointInputs(
         records=run.records,
         window_ns=run.window_ns,
         num_blocks=setup.kv.num_blocks,
@@ -64,8 +66,8 @@ def point_inputs(setup: Setup, run: Run) -> PointInputs:
         class_slos=class_slos,
         class_names=tuple(file.workload.classes),
         has_prefix_cache=bool(traits.prefix_cache),
-        cost_terms=cost_terms(setup, run.records, run.point.spec.config),
-        step_watts=step_watts(setup, run.records),
+        cost_terms=None if run.lives else cost_terms(setup, run.records, run.point.spec.config),
+        step_watts=None if run.lives else step_watts(setup, run.records),
         peak_flops=None if deployment is None else deployment.peak_flops,
         memory_bandwidth=None if deployment is None else deployment.memory_bandwidth,
         fleet=fleet_inputs(setup, run) if setup.groups else None,
@@ -73,6 +75,7 @@ def point_inputs(setup: Setup, run: Run) -> PointInputs:
         task_of=task_of(workload),
         prunable=workload.prunable if isinstance(workload, TaskWorkload) else None,
     )
+    return replace(inputs, digest=digest_of(setup, run, inputs)) if run.lives else inputs
 
 
 def metric_names(setup: Setup, point: Point) -> list[str]:
@@ -88,7 +91,8 @@ def measured_point(setup: Setup, run: Run, name: str) -> PackedPoint:
     """Measures a point that was run and packs it, to be written to a folder of this name."""
     check_cohort(run)
     inputs = point_inputs(setup, run)
-    return pack_point(run, measure(inputs), name, replica_table(inputs))
+    tables = pack_minutes(inputs, run.lives or (EngineLife(0, run.records),)) if run.keep == "minutes" else None
+    return pack_point(run, measure(inputs), name, replica_table(inputs), tables)
 
 
 def keep_measured(run: Run, measured: Measured, folder: Path) -> dict[str, Any]:
@@ -98,8 +102,17 @@ def keep_measured(run: Run, measured: Measured, folder: Path) -> dict[str, Any]:
     return packed.result
 
 
-def pack_point(run: Run, measured: Measured, name: str, replicas: Sequence[dict[str, Any]] = ()) -> PackedPoint:
-    """A point with its metrics and those of each of its `replicas`, to be written to a folder of this name."""
+def pack_point(
+    run: Run,
+    measured: Measured,
+    name: str,
+    replicas: Sequence[dict[str, Any]] = (),
+    tables: dict[str, bytes] | None = None,
+) -> PackedPoint:
+    """A point with its metrics and those of each of its `replicas`, to be written to a folder of this name.
+
+    `tables` are the bytes of its tables by file name, by default those of its records that are to be kept.
+    """
     point = run.point
     result = {
         "policy": point.spec.label,
@@ -122,7 +135,9 @@ def pack_point(run: Run, measured: Measured, name: str, replicas: Sequence[dict[
     if replicas:
         result["replicas"] = list(replicas)
         result["replica_spans"] = [asdict(span) for span in run.spans]
-    return PackedPoint.of(result, pack_tables(run.records, intended_ns=intended_ns(run.workload)))
+    if tables is None:
+        tables = pack_tables(run.records, intended_ns=intended_ns(run.workload), requests_only=run.keep == "requests")
+    return PackedPoint.of(result, tables)
 
 
 def check_cohort(run: Run) -> None:

@@ -2,7 +2,8 @@
 
 results/<scenario>/points/<hash>/   requests, steps and states as Parquet; point.json: what it was and its metrics;
                                     of several replicas also stays.parquet: requests at engines before their last;
-                                    of an engine ahead of results also lanes.parquet: the host's part of steps
+                                    of an engine ahead of results also lanes.parquet: the host's part of steps;
+                                    with keep: minutes, minutes, engine_minutes and histograms in place of all these
 results/<scenario>/<hash>/          summary.csv, points.csv, scenario.yaml, manifest.json, pictures; of several
                                     replicas also replicas.csv
 """
@@ -28,8 +29,9 @@ from batchsim.metrics.intervals import Difference, paired
 from batchsim.metrics.latencies import LATENCIES, TASK_E2E
 from batchsim.metrics.slo import parse_slo
 from batchsim.results.checksums import check_seal, read_checked
-from batchsim.results.frames import LANES, STAYS, to_records
+from batchsim.results.frames import LANES, STAYS, no_steps, to_records
 from batchsim.results.landmarks import Landmarks, curve, marks
+from batchsim.results.minute_frames import MINUTES
 from batchsim.results.point_files import has_table, read_point, read_table
 from batchsim.results.provenance import other_version
 
@@ -77,6 +79,15 @@ class Results:
         """A row a step: the host's part of it. None where no engine was ahead of results."""
         return self._table(LANES, policy, load, seed) if has_table(self._folder(policy, load, seed), LANES) else None
 
+    def keeps(self, policy: str) -> str:
+        """What was kept of a policy's points, as the scenario says it: `all`, `requests` or `minutes`."""
+        return str(scenario_of(self, policy).get("keep", "all"))
+
+    def minutes(self, policy: str, load: float, seed: int) -> pd.DataFrame:
+        """A row a minute, replica and class of traffic, of a point of which minutes were kept; see
+        `batchsim.results.minute_frames` for columns and units."""
+        return self._table(MINUTES, policy, load, seed)
+
     def replicas(self) -> pd.DataFrame | None:
         """A row a policy, load, seed and replica; see `batchsim.metrics.replica_table`. None for runs of one engine."""
         if not self.scenario.get("replicas"):
@@ -90,14 +101,16 @@ class Results:
         found = (read_point(self._folder(policy, load, seed)) or {}).get("replica_spans", [])
         return tuple(ReplicaSpan(**span) for span in found)
 
-    def records(self, policy: str, load: float, seed: int) -> Records:
-        """All tables as the arrays that `batchsim.metrics.attribution` reads. ScenarioError if one lacks a
-        column."""
-        names = ["requests", "steps", "states"]
+    def records(self, policy: str, load: float, seed: int, *, requests_only: bool = False) -> Records:
+        """All tables as the arrays that `batchsim.metrics.attribution` reads, or `requests_only`. ScenarioError if one
+        lacks a column."""
+        names = ["requests"] if requests_only else ["steps", "states", "requests"]
         names += [STAYS] if self.scenario.get("replicas") else []
-        tables = {name: self._table(name, policy, load, seed) for name in names}
+        tables: dict[str, pd.DataFrame] = {name: self._table(name, policy, load, seed) for name in names}
+        if requests_only:
+            tables |= no_steps()
         try:
-            return to_records(**tables, lanes=self.lanes(policy, load, seed))
+            return to_records(**tables, lanes=None if requests_only else self.lanes(policy, load, seed))
         except KeyError as error:
             raise ScenarioError(
                 f"{self.path}: the tables of {policy} at load {load:g}, seed {seed} have no column {error.args[0]}:"
@@ -192,6 +205,13 @@ class Results:
     def _table(self, table: str, policy: str, load: float, seed: int) -> pd.DataFrame:
         folder = self._folder(policy, load, seed)
         try:
+            keep = self.keeps(policy)
+            if keep != "all" and not has_table(folder, table):
+                enough = "requests" if table in ("requests", STAYS) else "minutes" if table == MINUTES else "all"
+                raise ScenarioError(
+                    f"{folder}: its {table} were not kept, since the scenario says keep: {keep}. Run it again with"
+                    f" --set keep={enough}."
+                )
             return read_table(folder, table)
         except (OSError, ValueError) as error:
             raise ScenarioError(

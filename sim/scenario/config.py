@@ -25,6 +25,8 @@ from batchsim.workload.workload_config import ClosedLoop, Users, WorkloadConfig
 
 CostFactor = Annotated[float, Range(0.01, 100)]
 """Multiplies every step's time. Beyond these bounds it is another machine: state its cost."""
+Keep = Literal["all", "requests", "minutes"]
+"""What is kept of each point: every step, state and request; requests alone; or histograms and series by minute."""
 Seeds = Annotated[int, Range(1, 1_000_000)]
 """Repetitions of every point."""
 
@@ -87,7 +89,8 @@ class ScenarioFile(Config):
     `max_waiting` bounds every engine's queue: arrivals beyond it are rejected. `seeds` counts repetitions. With
     `cost_factor` every step takes that many times as long. `replicas`: several engines behind a router; else one.
     `plan` is for `batchsim plan` alone. `vary` names one key, dotted as for --set, and its values: all is run once
-    with each.
+    with each. `keep` is what is kept of each point, at the same figures: `all` steps, states and requests; `requests`
+    alone; or `minutes`, histograms and series by minute, for runs of many requests.
     """
 
     model: str
@@ -104,6 +107,7 @@ class ScenarioFile(Config):
     cost_factor: CostFactor = 1.0
     plan: PlanConfig | None = None
     vary: dict[str, list[Any]] | None = None
+    keep: Keep = "all"
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -156,7 +160,7 @@ class ScenarioFile(Config):
         path = key.split(".")
         if not all(path):
             raise ValueError(f"vary names '{key}', which is no key. Write one like kv.tokens.")
-        if path[0] in ("load", "seeds", "slo", "vary", "plan"):
+        if path[0] in ("load", "seeds", "slo", "vary", "plan", "keep"):
             why = "the load axis is the first one" if path[0] == "load" else "it is not what a point is made of"
             raise ValueError(f"vary names {key}, which cannot be varied: {why}. Name another key.")
         if path[0] == "policies" and len(path) < 3:

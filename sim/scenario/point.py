@@ -13,6 +13,7 @@ from batchsim.deployment.catalog import read_model
 from batchsim.deployment.memory import STEP_REQUESTS, STEP_TOKENS, KvBudget
 from batchsim.deployment.model import GpuSpec, ModelSpec
 from batchsim.drive.fleet.fleet_plan import ReplicaSpan
+from batchsim.drive.fleet.fleet_records import EngineLife
 from batchsim.drive.fleet.simulate_fleet import simulate_fleet
 from batchsim.drive.resolved import Resolved, ResolvedPolicy
 from batchsim.drive.simulate import simulate
@@ -23,6 +24,7 @@ from batchsim.kernel.record import Records
 from batchsim.kv.choice import new_kv
 from batchsim.scenario import Point, PolicySpec, Scenario
 from batchsim.scenario.anchor import anchored_factor
+from batchsim.scenario.config import Keep
 from batchsim.scenario.deployment_config import DeploymentConfig
 from batchsim.scenario.device import check_same_defaults
 from batchsim.scenario.replicas_config import ReplicasConfig
@@ -211,7 +213,10 @@ class Setup:
 
 @dataclass(frozen=True)
 class Run:
-    """A point that was run: what it recorded, and the arrival window (end of warm-up, end of arrivals) in ns."""
+    """A point that was run: what it recorded, and the arrival window (end of warm-up, end of arrivals) in ns.
+
+    `keep` is what is to be kept of it. Of several engines whose steps are not, `records` has none: `lives` have them.
+    """
 
     point: Point
     workload: BuiltWorkload
@@ -220,6 +225,8 @@ class Run:
     end_ns: int
     window_ns: tuple[int, int]
     spans: tuple[ReplicaSpan, ...] = ()
+    keep: Keep = "all"
+    lives: tuple[EngineLife, ...] = ()
 
 
 def simulate_point(setup: Setup, point: Point) -> Run:
@@ -230,7 +237,8 @@ def simulate_point(setup: Setup, point: Point) -> Run:
     core = setup.engine(point.spec, workload)
     end_ns = simulate(core, workload)
     core.check_returned()
-    return Run(point, workload, core.recorder.records(), core.scheduler.streams, end_ns, workload.window_ns)
+    records, keep = core.recorder.records(), setup.scenario.file.keep
+    return Run(point, workload, records, core.scheduler.streams, end_ns, workload.window_ns, keep=keep)
 
 
 def _simulate_fleet(setup: Setup, point: Point, workload: BuiltWorkload) -> Run:
@@ -251,6 +259,7 @@ def _simulate_fleet(setup: Setup, point: Point, workload: BuiltWorkload) -> Run:
         feeds_back=not isinstance(workload, OpenWorkload),
         stop_ns=None if drain_ns is None else end_ns + drain_ns,
         until_ns=end_ns,
+        join=(keep := setup.scenario.file.keep) == "all",
     )
     for core in cores:
         core.check_returned()
@@ -262,7 +271,9 @@ def _simulate_fleet(setup: Setup, point: Point, workload: BuiltWorkload) -> Run:
             f" {format_duration(fleet.end_ns)}. Let it fail sooner, or lengthen the workload."
         )
     streams = cores[0].scheduler.streams
-    return Run(point, workload, fleet.records, streams, fleet.end_ns, workload.window_ns, fleet.spans)
+    return Run(
+        point, workload, fleet.records, streams, fleet.end_ns, workload.window_ns, fleet.spans, keep, fleet.lives
+    )
 
 
 def _anchored(setup: Setup) -> Setup:

@@ -15,6 +15,7 @@ from batchsim.report.pictures import closeup
 from batchsim.report.pictures.fleet_picture import cost_text, counted, draw_kept, fleet_picture
 from batchsim.report.reading import sweeps
 from batchsim.report.text.replica_lines import replica_lines
+from batchsim.report.traffic_over_time import kept_shares
 from tests.unit.test_replicas import SCALER, ran
 
 HOUR = 3600 * NS_PER_S
@@ -61,7 +62,7 @@ def test_the_share_within_the_slo_is_of_those_sent_in_each_interval(tmp_path: Pa
     records = results.records("continuous", 1.0, 0)
     ax = Figure().subplots()
     edges = np.linspace(0, 30 * NS_PER_S, 11)
-    draw_kept(ax, records, results.scenario, edges, "black")
+    draw_kept(ax, kept_shares(records, results.scenario, edges), results.scenario, edges, "black")
     (stairs,) = ax.patches
     shares = stairs.get_data().values  # pyright: ignore[reportAttributeAccessIssue]
     sent = records.requests["sent_ns"]

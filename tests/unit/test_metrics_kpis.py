@@ -27,7 +27,7 @@ from batchsim.metrics.host_lane import (
     host_waits_ns,
     stage_spans_ns,
 )
-from batchsim.metrics.kpis import bound_by
+from batchsim.metrics.kpis import bound_by, totals_of
 from batchsim.metrics.measure import measure
 from batchsim.metrics.point_inputs import FleetInputs
 from batchsim.policies.systems.vllm.vllm import Vllm
@@ -99,7 +99,7 @@ def test_what_a_device_waits_for_its_host_by_hand():
     terms = {"weights": np.full(5, 2.0 * MS), "kv_reads": np.full(5, 1.0 * MS)}
     for wait, bound in ((ahead, "host, slots"), (replace(ahead, lanes=ahead.lanes[:0]), "weights, slots")):
         inputs = inputs_of(wait, cost_terms=terms)
-        found = bound_by(inputs, {"pad_share": 0.0}, {"queued:no_slot": 1}, (0, 60 * MS))
+        found = bound_by(totals_of(inputs, (0, 60 * MS)), {"pad_share": 0.0}, {"queued:no_slot": 1})
         assert found == bound
     values = measure(inputs_of(records_of([REQUEST], steps))).values
     assert values["host_bound_share"] is values["wasted_tokens"] is None
@@ -287,7 +287,7 @@ def test_bound_by(reason, more, bound):
 def test_reasons_of_one_bound_count_together():
     """3 + 3 ns for want of a slot are longer than 5 for want of KV memory."""
     part_ns = {"queued:no_slot": 3, "queued:kv_blocks": 5, "queued:batch_running": 3, "decode_alone": 1}
-    assert bound_by(inputs_of(records_of([])), {"pad_share": None}, part_ns, WINDOW) == "slots"
+    assert bound_by(totals_of(inputs_of(records_of([])), WINDOW), {"pad_share": None}, part_ns) == "slots"
 
 
 def test_only_steps_that_start_in_the_window_bind_it():
@@ -295,7 +295,10 @@ def test_only_steps_that_start_in_the_window_bind_it():
     steps = [{"start_ns": at * MS, "duration_ns": 10 * MS, "num_decode": 1} for at in (90, 100, 900)]
     terms = {"weights": np.array([9.0, 0.0, 9.0]), "kv_reads": np.array([0.0, 5.0, 0.0])}
     inputs = inputs_of(records_of([], steps), cost_terms=terms)
-    assert bound_by(inputs, {"pad_share": 0.0}, {"queued:no_slot": 1}, (100 * MS, 900 * MS)) == "KV reads, slots"
+    assert (
+        bound_by(totals_of(inputs, (100 * MS, 900 * MS)), {"pad_share": 0.0}, {"queued:no_slot": 1})
+        == "KV reads, slots"
+    )
 
 
 def test_nothing_ended_is_not_a_light_load():

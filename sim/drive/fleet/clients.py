@@ -57,6 +57,7 @@ class Clients:
         self.router = router
         self._told_first_tokens = router if isinstance(router, SeesFirstTokens) else None
         self._told_loads = router if isinstance(router, ReadsLoads) and not router.metrics_interval else None
+        self.shows_loads = self._told_loads is not None
         self.workload = workload
         self.streams = 0  # arrival streams not at their end
         self.next_known_ns: float = inf  # the next of the arrivals known in advance
@@ -195,6 +196,7 @@ class Clients:
         assert engine is not None and number in self.fleet.up, "a router answers with one of the replicas that are up"
         sent.since_ns = now_ns
         self.num_outstanding += 1
+        engine.cut(now_ns)
         engine.core.submit(arrival)
         if request_id in self.pruned:
             engine.core.prune(request_id, now_ns)

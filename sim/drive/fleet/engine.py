@@ -15,6 +15,7 @@ from batchsim.drive.simulate import Phase
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import EngineEvent
 from batchsim.kernel.leaps import leap, leap_ahead
+from batchsim.kernel.planned_leap import PlannedLeap, plan_leap
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Batch, Idle
 
@@ -51,6 +52,8 @@ class Engine:
         self.wake: simpy.Event | None = None
         self.asked_to_drain = False
         self._counted_steps = 0  # whose work was told
+        self._plan: PlannedLeap | None = None  # of steps not done yet, though the engine waits for the last one's end
+        self._end: simpy.Event | None = None  # of the steps it waits for
 
     def load(self) -> EngineLoad:
         """What the engine's metrics say now."""
@@ -74,6 +77,22 @@ class Engine:
             wake, self.wake = self.wake, None
             wake.succeed()
 
+    def carry_out(self) -> None:
+        """Does the steps that are planned, all of which have begun by now."""
+        if self._plan is not None:
+            self._plan.carry_out()
+            self._plan = None
+
+    def cut(self, now_ns: int) -> None:
+        """Does the steps that are planned and start before `now_ns`, and no others: the engine acts when they end."""
+        plan, old, env = self._plan, self._end, self.fleet.env
+        if plan is None or old is None:
+            return
+        self._plan, end_ns = None, plan.carry_out(now_ns)
+        if end_ns < plan.end_ns:
+            self._end = env.timeout(end_ns - now_ns)
+            self._end.callbacks, old.callbacks = old.callbacks, []  # who waited for the old one waits for this
+
     def is_over(self) -> bool:
         """Whether no arrival will come unless some engine answers something."""
         return self.slot.state == DRAINING or not self.fleet.clients.streams
@@ -95,9 +114,10 @@ class Engine:
         while True:
             now_ns = int(env.now)
             if isinstance(wait, Batch):
-                end_ns = self._execute(wait, now_ns)
-                yield env.timeout(end_ns - now_ns)
-                now_ns = end_ns
+                self._end = env.timeout(self._execute(wait, now_ns) - now_ns)
+                yield self._end
+                self.carry_out()
+                now_ns = int(env.now)
                 if env.peek() <= now_ns:
                     yield Phase(env, END + number)
             elif isinstance(wait, Launch):
@@ -127,6 +147,10 @@ class Engine:
         end_ns = core.execute(batch, now_ns)
         if not fleet.leap:
             return end_ns
+        if fleet.plans:
+            self._plan = plan_leap(core, self.executor, batch, end_ns, self._own_horizon_ns())
+            if self._plan is not None:
+                return self._plan.end_ns
         return leap(core, self.executor, batch, end_ns, self._horizon_ns())
 
     def _launch(self, batch: Batch, now_ns: int) -> int:
@@ -141,6 +165,11 @@ class Engine:
     def _horizon_ns(self) -> float:
         """When something next happens besides what this engine does, in ns."""
         timer_ns, horizon_ns = self.core.next_timer_ns, self.fleet.horizon_ns()
+        return horizon_ns if timer_ns is None else min(horizon_ns, timer_ns)
+
+    def _own_horizon_ns(self) -> float:
+        """When something next happens that this engine must know of, but for arrivals sent to it, in ns."""
+        timer_ns, horizon_ns = self.core.next_timer_ns, self.fleet.next_control_ns
         return horizon_ns if timer_ns is None else min(horizon_ns, timer_ns)
 
     def _through(self) -> None:

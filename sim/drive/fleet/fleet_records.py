@@ -19,7 +19,9 @@ from batchsim.kernel.record import (
     LANE_DTYPE,
     MISSING,
     REPLICA_FAILED,
+    STATE_DTYPE,
     STAY_DTYPE,
+    STEP_DTYPE,
     UNFINISHED,
     Recorder,
     Records,
@@ -39,6 +41,13 @@ class EngineLife:
 
     replica: int
     records: Records
+
+
+def without_steps(life: EngineLife) -> EngineLife:
+    """The life with the rows of its requests alone."""
+    none = (np.empty(0, dtype) for dtype in (STEP_DTYPE, STATE_DTYPE, LANE_DTYPE))
+    steps, states, lanes = none
+    return EngineLife(life.replica, replace(life.records, step_rows=steps, states=states, lanes=lanes))
 
 
 def work_of_steps(recorder: Recorder, first: int, until_ns: int) -> tuple[int, int, int]:

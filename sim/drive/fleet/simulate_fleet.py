@@ -21,7 +21,7 @@ from batchsim.base.errors import ScenarioError
 from batchsim.drive.fleet.clients import Clients
 from batchsim.drive.fleet.engine import CONTROL, Engine, Slot, Steps
 from batchsim.drive.fleet.fleet_plan import DRAINING, FAILED, LOST, STARTING, UP, FleetPlan, ReplicaSpan
-from batchsim.drive.fleet.fleet_records import EngineLife, merged
+from batchsim.drive.fleet.fleet_records import EngineLife, merged, without_steps
 from batchsim.drive.fleet.look import Look
 from batchsim.drive.fleet.routers.router import ForgetsReplicas, ReadsLoads, Router, SeesFirstTokens
 from batchsim.drive.fleet.scaling.autoscaler import EngineLoad
@@ -36,11 +36,15 @@ MAX_IDLE_LOOKS = 10_000
 
 @dataclass(frozen=True)
 class FleetRun:
-    """The records of all replicas as one, the time in ns at which the last request ended, and each replica's states."""
+    """The records of all replicas as one, the time in ns at which the last request ended, and each replica's states.
+
+    `lives`: what every engine recorded, where steps and states were not to be joined; `records` then has none.
+    """
 
     records: Records
     end_ns: int
     spans: tuple[ReplicaSpan, ...]
+    lives: tuple[EngineLife, ...] = ()
 
 
 def simulate_fleet(
@@ -53,12 +57,14 @@ def simulate_fleet(
     stop_ns: int | None = None,
     until_ns: int = 0,
     leap: bool = True,
+    join: bool = True,
 ) -> FleetRun:
     """Runs `workload` through the replicas of `plan`, each a `new_engine(replica)` on a SimExecutor, to its end.
 
     `feeds_back`: answers may cause arrivals. Where they do not, engines leap to the next arrival whatever the others
     do. `leap=False` makes every step an event of its own; the records are the same. At `stop_ns` what waits at the
-    router ends unfinished, as engines do it. A scaler goes on until `until_ns`.
+    router ends unfinished, as engines do it. A scaler goes on until `until_ns`. `join=False` leaves the steps and
+    states of each engine apart: joined, those of a long run are in memory several times.
     """
     env = simpy.Environment()
     fleet = Fleet(env, new_engine, router, plan, workload, feeds_back, stop_ns, leap)
@@ -68,7 +74,10 @@ def simulate_fleet(
     if plan.scaler is not None and until_ns > end_ns:
         env.run(until=until_ns)
     fleet.close_spans(max(end_ns, until_ns))
-    return FleetRun(merged(fleet.lives()), end_ns, tuple(sorted(fleet.spans, key=_by_replica)))
+    lives, spans = fleet.lives(), tuple(sorted(fleet.spans, key=_by_replica))
+    if join:
+        return FleetRun(merged(lives), end_ns, spans)
+    return FleetRun(merged([without_steps(life) for life in lives]), end_ns, spans, tuple(lives))
 
 
 def _by_replica(span: ReplicaSpan) -> tuple[int, int]:
@@ -99,6 +108,8 @@ class Fleet:
         self.router = router
         gate = None if plan.admission is None else plan.admission.build()
         self.clients = Clients(self, router, workload, gate)
+        # Whether an engine may plan beyond the next arrival: nobody looks at it but who comes to it.
+        self.plans = leap and not self.feeds_back and not self.clients.shows_loads
         self.slots = [Slot(number) for number in range(plan.most)]
         self.up: list[int] = []
         self.spans: list[ReplicaSpan] = []
@@ -180,12 +191,19 @@ class Fleet:
         """The time in ns up to which nothing can happen that an engine must know of at the end of a step."""
         if self.feeds_back:
             return self.env.peek()
-        return min(self.clients.next_known_ns, self.control_ns[0] if self.control_ns else inf)
+        return min(self.clients.next_known_ns, self.next_control_ns)
+
+    @property
+    def next_control_ns(self) -> float:
+        """The time in ns at which something next becomes of a replica, or is looked at."""
+        return self.control_ns[0] if self.control_ns else inf
 
     # ---- replicas
 
     def at(self, time_ns: int, act: Callable[[], None]) -> None:
         """Has `act` called at `time_ns`, between the ends of steps and the dispatch of arrivals."""
+        for engine in self._living:
+            engine.cut(int(self.env.now))  # it planned without knowing of this
         heappush(self.control_ns, time_ns)
         self.env.process(self._control(time_ns, act))
 
@@ -194,6 +212,8 @@ class Fleet:
             yield self.env.timeout(time_ns - self.env.now)
         yield Phase(self.env, CONTROL)
         heappop(self.control_ns)
+        for engine in self._living:
+            engine.carry_out()
         act()
         self.rouse_undrained()
 

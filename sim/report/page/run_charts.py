@@ -11,12 +11,13 @@ from batchsim.drive.fleet.fleet_plan import HELD, UP
 from batchsim.metrics.latencies import LATENCIES
 from batchsim.report.page.charts import Chart, ChartAxis, Series
 from batchsim.report.pictures.curve_lines import log_ends
-from batchsim.report.pictures.fleet_picture import BINS, counted, kept_shares
+from batchsim.report.pictures.fleet_picture import counted
 from batchsim.report.pictures.frontier_picture import GPU, USER
 from batchsim.report.pictures.palette import policy_styles
 from batchsim.report.reading import AXIS_LABELS, Floats, PolicyCurve, column, load_name, sweeps, sweeps_at
 from batchsim.report.slo_shares import slo_bounds, slo_shares
-from batchsim.results.read import Results, scenario_of
+from batchsim.report.traffic_over_time import traffic_over_time
+from batchsim.results.read import Results
 
 
 def share_charts(results: Results) -> list[Chart]:
@@ -69,11 +70,9 @@ def fleet_charts(results: Results, load: float) -> list[Chart]:
         if sweep.failed[sweep.index(load)]:
             continue
         spans, color = results.spans(sweep.policy, load, seed), styles[sweep.policy].color
-        edges_ns = np.linspace(0, max(span.end_ns for span in spans), BINS + 1)
+        edges_ns, counts, shares = traffic_over_time(results, sweep.policy, load, seed)
         middles = ((edges_ns[1:] + edges_ns[:-1]) / 2 / NS_PER_S).tolist()
-        records = results.records(sweep.policy, load, seed)
-        sent = np.histogram(records.requests["sent_ns"], edges_ns)[0] / np.diff(edges_ns) * NS_PER_S
-        shares = kept_shares(records, scenario_of(results, sweep.policy), edges_ns)
+        sent = counts / np.diff(edges_ns) * NS_PER_S
         drawn["requests/s sent"].append(Series(sweep.name, color, middles, sent.tolist()))
         drawn["replicas"] += [
             Series(f"{sweep.name}: {words}", color, middles, counted(spans, states, edges_ns).tolist(), dashed=dashed)

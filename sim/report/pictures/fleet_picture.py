@@ -12,18 +12,15 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from batchsim.base.errors import ScenarioError
 from batchsim.base.units import NS_PER_S, format_duration, parse_price_per_h
 from batchsim.drive.fleet.fleet_plan import HELD, UP, ReplicaSpan
-from batchsim.explain.causes import Objectives, slo_misses
-from batchsim.kernel.record import Records
+from batchsim.explain.causes import Objectives
 from batchsim.report.pictures.palette import policy_styles
 from batchsim.report.pictures.style import GREY, figure, frame, house_style, remark, save
 from batchsim.report.reading import Floats, at_load, check_load, load_name, sweeps, sweeps_at
+from batchsim.report.traffic_over_time import traffic_over_time
 from batchsim.results.read import Results, scenario_of
 
-BINS = 96
-"""Intervals of the time shown: quarters of an hour of a day."""
 _TRAFFIC = "#B9B9B9"
 
 
@@ -40,20 +37,17 @@ def fleet_picture(results: Results, path: Path | str, load: float, seed: int) ->
         styles = policy_styles(sweeps(results))
         for i, sweep in enumerate(policies):
             spans, color = results.spans(sweep.policy, load, seed), styles[sweep.policy].color
-            edges_ns = np.linspace(0, max(span.end_ns for span in spans), BINS + 1)
+            edges_ns, sent, shares = traffic_over_time(results, sweep.policy, load, seed)
             edges, unit = edges_of(edges_ns)
             top, bottom = axes[2 * i : 2 * i + 2]
-            records = results.records(sweep.policy, load, seed)
-            sent_ns = records.requests["sent_ns"]
-            counts = np.histogram(sent_ns, edges_ns)[0]
-            top.stairs(counts / np.diff(edges_ns) * NS_PER_S, edges, fill=True, color=_TRAFFIC)
+            top.stairs(sent / np.diff(edges_ns) * NS_PER_S, edges, fill=True, color=_TRAFFIC)
             top.set_ylabel("requests/s")
             right = top.twinx()
             draw_replicas(right, spans, edges_ns, edges, color)
             right.spines["right"].set_visible(True)
             price = (scenario_of(results, sweep.policy).get("replicas") or {}).get("price")
             top.set_title(f"{sweep.labels[sweep.index(load)]}: {cost_text(spans, price)}", color=color, weight="bold")
-            draw_kept(bottom, records, scenario_of(results, sweep.policy), edges_ns, color)
+            draw_kept(bottom, shares, scenario_of(results, sweep.policy), edges_ns, color)
             bottom.set_xlabel(f"time since the start of the run ({unit})" if i == len(policies) - 1 else "")
         handles = [
             Patch(color=_TRAFFIC, label="requests sent (left axis)"),
@@ -89,23 +83,8 @@ def draw_replicas(ax: Axes, spans: Sequence[ReplicaSpan], edges_ns: Floats, edge
     ax.grid(visible=False)
 
 
-def kept_shares(records: Records, scenario: Mapping[str, Any], edges_ns: Floats) -> Floats | None:
-    """The share of the judged requests sent in each interval that kept the SLO, NaN where none was; None where the SLO
-    bounds no single request."""
-    try:
-        objectives = Objectives.of(scenario)
-    except ScenarioError:
-        return None
-    sent_ns, judged = records.requests["sent_ns"], objectives.cohort(records)
-    missed = np.isin(records.requests["request_id"], slo_misses(records, objectives)["request_id"])
-    of = np.histogram(sent_ns[judged], edges_ns)[0]
-    good = np.histogram(sent_ns[judged & ~missed], edges_ns)[0]
-    return np.where(of > 0, good / np.maximum(of, 1), np.nan)
-
-
-def draw_kept(ax: Axes, records: Records, scenario: Mapping[str, Any], edges_ns: Floats, color: str) -> None:
-    """Draws the share of the judged requests of each interval that kept the SLO, where any was sent."""
-    share = kept_shares(records, scenario, edges_ns)
+def draw_kept(ax: Axes, share: Floats | None, scenario: Mapping[str, Any], edges_ns: Floats, color: str) -> None:
+    """Draws the `share` of the judged requests of each interval that kept the SLO; None where it bounds none alone."""
     if share is None:
         remark(ax, "the SLO bounds no single request")
         return

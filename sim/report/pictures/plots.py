@@ -53,6 +53,7 @@ from batchsim.report.slo_shares import slo_bounds, slo_shares
 from batchsim.results.read import Results
 
 VARY, DRAFTING, FLEET = "vary.png", "drafting.png", "fleet.png"
+_NEED_ROWS = {"requests": ("timeline.png",), "minutes": ("timeline.png", "latency_cdf.png")}
 SHOWN = ("ttft", "tpot", "norm_latency")
 
 
@@ -137,9 +138,15 @@ def draw_latency(ax: Axes, results: Results, metric: str, limits: tuple[float, f
         remark(ax, f"no value: {', '.join(absent) if len(absent) < 3 else f'{len(absent)} policies'}")
 
 
+def lacking(results: Results) -> list[str]:
+    """The pictures that cannot be drawn, since what they show was not kept of the points."""
+    return list(_NEED_ROWS.get(str(results.scenario.get("keep", "all")), ()))
+
+
 def write_pictures(results: Results, load: float | None = None) -> list[Path]:
     """Writes a run's pictures into its folder and returns their paths: those of every run, one more where single
-    requests have an SLO, where a key is varied, where a policy runs with and without drafts, where replicas come.
+    requests have an SLO, where a key is varied, where a policy runs with and without drafts, where replicas come; but
+    those that are `lacking`.
 
     Pictures of a single point show the first seed at `load`, by default the load that `load_to_show` gives.
     """
@@ -156,6 +163,9 @@ def write_pictures(results: Results, load: float | None = None) -> list[Path]:
     }
     if slo_shares(results):
         sweep["slo_share.png"] = slo_share_picture
+    lacks = lacking(results)
+    for name in lacks:
+        del point[name]
     for name, draw in sweep.items():
         draw(results, results.path / name)
     for name, draw_point in point.items():

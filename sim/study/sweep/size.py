@@ -25,6 +25,8 @@ from batchsim.workload.workload_config import (
 REQUEST_BYTES, STEP_BYTES = 1_000, 450
 """What requests and steps take of the memory of the process that simulates and measures them: its peak less what it is
 without any, over piles of 20,000 and 100,000 requests and three hours of `chat` (1.4 million steps)."""
+KEPT_STEP_BYTES = 150
+"""The same of steps of several replicas that are not kept: each is measured by itself."""
 BLOCK_BYTES = 52
 """A block's id, its content's key and its users: three places of lists and a number."""
 
@@ -52,13 +54,16 @@ def check_size(points: int, largest: Iterable[tuple[Setup, float]], *, jobs: int
     at_a_time = min(jobs, points)
     for setup, load in largest:
         requests, steps = expected(setup, load)
-        needed = at_a_time * (requests * REQUEST_BYTES + steps * STEP_BYTES + _pool_bytes(setup))
+        keeps = setup.scenario.file.keep == "all" or not setup.groups
+        step_bytes = STEP_BYTES if keeps else KEPT_STEP_BYTES
+        needed = at_a_time * (requests * REQUEST_BYTES + steps * step_bytes + _pool_bytes(setup))
         if needed > limits.memory_bytes:
             has = f"{requests:,.0f} requests" + (f" and up to {steps:,.0f} steps" if steps else "")
             raise ScenarioError(
                 f"{where}: a simulation at load {load:g} has some {has}; {at_a_time} at a time take"
                 f" {needed / 1e9:,.3g} GB of memory, and"
-                f" {limits.memory_bytes / 1e9:,.3g} GB are allowed. Ask for fewer requests or --jobs, or allow it with"
+                f" {limits.memory_bytes / 1e9:,.3g} GB are allowed. Ask for fewer requests or --jobs,"
+                f"{' keep only minutes (--set keep=minutes),' if keeps and setup.groups else ''} or allow it with"
                 f" --max-memory {ceil(needed / 1e9)}GB."
             )
 

@@ -1,0 +1,148 @@
+"""Leaps of several engines that only who comes to them ends: how often schedulers are asked, and that nothing shows.
+
+Steps take 10 ns with the stated cost, or a line in the context with the roofline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from batchsim.cost import RooflineConfig, build_cost
+from batchsim.deployment.catalog import load_model
+from batchsim.drive.fleet.fleet_plan import Failure, FleetPlan
+from batchsim.drive.fleet.routing import RoundRobin, RoundRobinConfig, Stage
+from batchsim.drive.fleet.simulate_fleet import FleetRun, simulate_fleet
+from batchsim.kernel.core import EngineCore
+from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.protocols import PolicyContext
+from batchsim.kernel.record import Recorder
+from batchsim.kernel.sim_executor import SimExecutor
+from batchsim.kernel.types import Arrival, Batch, Idle, Request
+from batchsim.policies.families.continuous import Continuous, ContinuousConfig
+from batchsim.policies.systems.vllm.vllm import Vllm
+from batchsim.policies.systems.vllm.vllm_config import VllmConfig
+from tests.unit.engine import Requests, arrival, engine
+
+LINE = build_cost(RooflineConfig("h200"), load_model("llama-3.1-8b"))
+PLAIN = VllmConfig(async_scheduling=False, enable_prefix_caching=False, max_num_seqs=8)
+
+
+class Asked(Vllm):
+    """vLLM's scheduler, which counts how often it is asked."""
+
+    calls = 0
+
+    def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
+        self.calls += 1
+        return super().schedule(now_ns, drain)
+
+
+class Odd:
+    """A router that sends requests of odd ids to replica 1."""
+
+    def route(self, request: Request, stage: Stage, up: Sequence[int]) -> int:
+        return request.id % 2
+
+    def answered(self, request: Request, stage: Stage, replica: int) -> None: ...
+
+
+class Hesitant(Asked):
+    """One that repeats nothing, whatever it derives from foresees."""
+
+    def repeat(self, batch: Batch, now_ns: int) -> bool:
+        return False
+
+
+def fleet(
+    *arrivals: Arrival, policy: type[Asked] = Asked, blocks: int = 1000, line: bool = False, leap: bool = True,
+    failures: tuple[Failure, ...] = (),
+) -> tuple[FleetRun, list[int]]:  # fmt: skip
+    """Two replicas by id: what they recorded, and how often the scheduler of each was asked."""
+    schedulers: list[Asked] = []
+
+    def new_engine(replica: int) -> EngineCore:
+        kv = CountingKV(blocks, 4)
+        schedulers.append(policy(PLAIN, PolicyContext(kv, 1000)))
+        if not line:
+            return engine(schedulers[-1])
+        return EngineCore(schedulers[-1], SimExecutor(LINE, 1000), Recorder(), max_model_len=1000)
+
+    plan = FleetPlan(2, failures, "retry" if failures else None)
+    found = simulate_fleet(
+        new_engine,
+        RoundRobin(RoundRobinConfig(), 0) if failures else Odd(),
+        plan,
+        Requests(*arrivals),
+        feeds_back=False,
+        leap=leap,
+    )
+    return found, [scheduler.calls for scheduler in schedulers]
+
+
+def same(one: FleetRun, other: FleetRun) -> None:
+    for table in ("requests", "steps", "states"):
+        assert getattr(one.records, table).tobytes() == getattr(other.records, table).tobytes(), table
+    assert one.spans == other.spans
+
+
+STREAM = [
+    arrival(i, at, 4, out) for i, (at, out) in enumerate([(0, 200), (0, 3), (95, 2), (400, 3), (400, 2), (702, 2)])
+]
+"""A long answer of replica 0, to which 2 and 4 go besides, between two boundaries of its steps and at one."""
+MS = 1_000_000
+SLOW = [arrival(i, at * MS, 4, out) for i, (at, out) in enumerate([(0, 200), (0, 30), (95, 20), (400, 30), (402, 20)])]
+
+
+def test_only_who_comes_to_an_engine_ends_its_leap() -> None:
+    """Its scheduler is asked for the prompt, a decode and the last one; for who comes, for prompt and decode again."""
+    others = [arrival(i, 30 * i, 4, 1 + i % 5) for i in range(1, 40, 2)]
+    assert fleet(STREAM[0], *others)[1][0] == 3
+    assert fleet(STREAM[0], *others, arrival(40, 1234, 4, 1))[1][0] == 5
+
+
+@pytest.mark.parametrize("line", [False, True])
+@pytest.mark.parametrize("blocks", [51, 52, 53, 60, 1000])
+def test_plans_leave_the_records_of_stepping(line: bool, blocks: int) -> None:
+    """Whether a plan is cut between two boundaries, at one, in its first step or twice at once, or blocks run out."""
+    stream = SLOW if line else STREAM
+    leaping, (calls, _) = fleet(*stream, blocks=blocks, line=line)
+    stepping, (asked, _) = fleet(*stream, blocks=blocks, line=line, leap=False)
+    same(leaping, stepping)
+    assert calls < asked / 2
+
+
+@pytest.mark.parametrize("line", [False, True])
+def test_a_failure_finds_the_steps_done_that_began_before_it(line: bool) -> None:
+    failure = Failure(0, 505 * (MS if line else 1), 10)
+    stream = SLOW if line else STREAM
+    same(
+        fleet(*stream, failures=(failure,), line=line)[0], fleet(*stream, failures=(failure,), line=line, leap=False)[0]
+    )
+
+
+def test_a_scheduler_with_a_repeat_of_its_own_is_not_planned_for() -> None:
+    leaping, (calls, _) = fleet(*STREAM, policy=Hesitant)
+    stepping, (asked, _) = fleet(*STREAM, policy=Hesitant, leap=False)
+    same(leaping, stepping)
+    assert calls == asked
+
+
+def test_the_continuous_family_takes_no_blocks_as_it_decodes() -> None:
+    """All are reserved: the free blocks of planned steps are those of the first."""
+
+    def new_engine(replica: int) -> EngineCore:
+        config = ContinuousConfig(max_num_seqs=8, max_num_batched_tokens=64)
+        return engine(Continuous(config, PolicyContext(CountingKV(60, 4), 1000)))
+
+    runs = [
+        simulate_fleet(
+            new_engine, RoundRobin(RoundRobinConfig(), 0), FleetPlan(2), Requests(*STREAM), feeds_back=False, leap=leap
+        )
+        for leap in (True, False)
+    ]
+    same(*runs)
+    steps = runs[0].records.steps
+    assert len(np.unique(steps["free_blocks"])) < 5
