@@ -188,7 +188,7 @@ tokens came 2.4 to 3.3 ms after their simulated time with aiperf and guidellm, o
 
 @pytest.mark.judged
 def test_the_openai_package_measures_what_was_recorded(tmp_path: Path) -> None:
-    """At 10 requests a second its median TPOT is the server's within 2 % or 0.3 ms; TTFT and E2E within 2 % or 12 ms."""
+    """At 10 requests a second its median TPOT is the server's within 2 % or 0.3 ms; TTFT, E2E within 2 % or 12 ms."""
     told, served = _openai(tmp_path, 100, 10)
     timed = told["timed"]
     order = sorted(timed, key=lambda each: int(each["id"].removeprefix("cmpl-"), 16))
