@@ -16,14 +16,13 @@ from batchsim.serve.faults import Faults
 from batchsim.serve.paced import Paced
 from batchsim.serve.server import Server
 
-
 _AWAKE_S = 0.0003
 """For so long before a timer is due the loop looks instead of sleeping: a sleeper wakes some 0.2 ms late on virtual
 machines. It is spent once a timer, so a server without requests, which has none but those of patience, uses no CPU."""
 
 
 def event_loop() -> asyncio.AbstractEventLoop:
-    """An event loop whose timers come within some 10 µs where the system's selector would round them to milliseconds."""
+    """An event loop whose timers come within some 10 µs where the selector rounds to milliseconds."""
     epoll = getattr(selectors, "EpollSelector", None)
     if epoll is None:
         return asyncio.new_event_loop()
