@@ -1,4 +1,4 @@
-"""Prometheus over /metrics: the files shipped for it name what is there, and its quantiles are those of the requests."""
+"""Prometheus over /metrics: the shipped files name what is there, and its quantiles are those of the requests."""
 
 from __future__ import annotations
 
