@@ -7,8 +7,12 @@ and other files, which the site does not have, become their names.
 
 from __future__ import annotations
 
+import html
 import inspect
+import io
 import re
+import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,7 @@ from mkdocs.structure.pages import Page
 
 import batchsim
 from batchsim.cli import app
+from batchsim.policies.registry import POLICIES
 from batchsim.scenario import scenario_schema
 
 ROOT = Path(__file__).parents[1]
@@ -35,8 +40,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path in sorted(pictures):
         files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
     made = {"commands": commands(), "scenario": scenario_keys(), "python": python_names()}
+    made |= {f"policy-{kind}": policy_page(kind) for kind in POLICIES}
     for name, lines in made.items():
         files.append(File.generated(config, f"reference/{name}.md", content="\n".join(lines) + "\n"))
+    for kind, picture in pictures_at_work().items():
+        files.append(File.generated(config, f"reference/policy-{kind}.png", content=picture))
     return files
 
 
@@ -66,11 +74,11 @@ def commands() -> Iterator[str]:
 def _command(command: Any, name: str) -> Iterator[str]:
     """Lines of a command; of a group, of each of its own. typer brings click along under a name that is not public."""
     context = command.context_class(command, info_name=name)
-    if hasattr(command, "list_commands"):
-        for each in command.list_commands(context):
-            found = command.get_command(context, each)
-            if found is not None and not found.hidden:
-                yield from _command(found, f"{name} {each}")
+    for each in command.list_commands(context) if hasattr(command, "list_commands") else ():
+        found = command.get_command(context, each)
+        if found is not None and not found.hidden:
+            yield from _command(found, f"{name} {each}")
+    if hasattr(command, "list_commands") and not command.invoke_without_command:
         return
     yield f"## {name}\n"
     yield inspect.cleandoc(command.help or "") + "\n"
@@ -83,8 +91,8 @@ def _parameter(parameter: Any, context: Any) -> str:
     record = parameter.get_help_record(context)
     if record is None:  # an argument, whose help typer keeps beside
         record = parameter.make_metavar(context), getattr(parameter, "help", "") or ""
-    left, right = (re.sub(r"\s+", " ", text).replace("|", "\\|") for text in record)
-    return f"| `{left}` | {right} |" if left.strip() else ""
+    left, right = (html.escape(re.sub(r"\s+", " ", text)).replace("|", "&#124;") for text in record)
+    return f"| <code>{left}</code> | {right} |" if left.strip() else ""
 
 
 # ---- the scenario's keys
@@ -110,7 +118,7 @@ def scenario_keys() -> Iterator[str]:
 def _kind(value: Mapping[str, Any]) -> str:
     if "$ref" in value:
         name = str(value["$ref"]).rpartition("/")[2]
-        return f"[{name}](#{re.sub(r'[^a-z0-9_ -]', '', name.lower()).replace(' ', '-')})"
+        return f"[{name}](scenario.md#{re.sub(r'[^a-z0-9_ -]', '', name.lower()).replace(' ', '-')})"
     for key in ("anyOf", "oneOf"):
         if key in value:
             return ", ".join(dict.fromkeys(filter(None, map(_kind, value[key]))))
@@ -125,6 +133,72 @@ def _kind(value: Mapping[str, Any]) -> str:
 def _cell(text: str, *, table: bool = True) -> str:
     text = re.sub(r"\s+", " ", text)
     return text.replace("|", "\\|") if table else text
+
+
+# ---- policies
+
+
+def policy_page(kind: str) -> Iterator[str]:
+    """Lines of a page on a policy: its rule and source, as the head of its file has them, its knobs, and it at work."""
+    _, policy = POLICIES[kind]
+    own = {each.__module__: None for each in policy.__mro__ if each.__module__.startswith("batchsim.policies")}
+    of_system = [name for name in own if ".systems." in name] or [policy.__module__]
+    yield f"# {kind}\n"
+    for name in reversed(of_system):
+        yield inspect.cleandoc(sys.modules[name].__doc__ or "") + "\n"
+    path = policy.__module__.replace("batchsim.", "sim.").replace(".", "/")
+    yield f"Source: `{path}.py`, class `{policy.__name__}`.\n"
+    yield f"![Running and waiting sequences, and KV in use, of {kind} over time](policy-{kind}.png)\n"
+    yield "*Sixty requests in bursts on an engine with 6,000 tokens of KV memory, steps of 10 ms and more: invented.*\n"
+    properties = scenario_schema()["$defs"][f"policy {kind}"].get("properties", {})
+    if rows := [(key, value) for key, value in properties.items() if key != "kind"]:
+        yield "## Knobs\n"
+        yield from ("| knob | | default | |", "|---|---|---|---|")
+        for key, value in rows:
+            default = "" if value.get("default") is None else f"`{value['default']}`"
+            yield f"| `{key}` | {_kind(value)} | {default} | {_cell(value.get('description', ''))} |"
+        yield ""
+
+
+def pictures_at_work() -> dict[str, bytes]:
+    """A PNG of every policy under the same small load, by the policy's kind."""
+    found: dict[str, bytes] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for kind in POLICIES:
+            results = batchsim.run(_WORK | {"policies": {kind: _NEEDED.get(kind, {})}}, out=folder)
+            drawn = io.BytesIO()
+            results.plot.timeline().savefig(drawn, format="png", metadata={"Software": None})
+            found[kind] = drawn.getvalue()
+    return found
+
+
+_WORK: dict[str, Any] = {
+    "model": "llama-3.1-8b",
+    "cost": {"kind": "linear", "base": "10ms", "per_token": "30us", "per_sequence": "200us"},
+    "kv": {"tokens": 6000},
+    "max_model_len": 2048,
+    "workload": {
+        "arrivals": {"kind": "on_off", "mean_rate": "12/s", "on": "2s", "off": "3s"},
+        "output_cap": 512,
+        "requests": 60,
+        "lengths": {
+            "prompt": {"kind": "lognormal", "mean": 300, "cv": 0.8, "max": 1000},
+            "output": {"kind": "lognormal", "mean": 80, "cv": 0.8, "max": 400},
+        },
+    },
+    "slo": "ttft<1s @ 95%",
+    "load": {"mean_rate": ["12/s"]},
+    "seeds": 1,
+}
+_SLOTS = {"max_num_seqs": 16, "max_num_batched_tokens": 512}
+_NEEDED: dict[str, dict[str, Any]] = {
+    "static": {"batch_size": 8, "max_wait": "200ms"},
+    "dynamic": {"max_batch_size": 8, "max_queue_delay": "200ms"},
+    "continuous": _SLOTS,
+    "preemptive": _SLOTS,
+    "tf_serving": {"num_batch_threads": 1},
+}
+"""Knobs without which a policy is not one, beside its defaults."""
 
 
 # ---- Python
