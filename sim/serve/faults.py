@@ -67,7 +67,8 @@ def read_faults(texts: Sequence[str], seed: int) -> Faults:
     found = Faults(seed)
     for text in texts:
         kind, _, rest = text.strip().partition(" ")
-        values = dict(part.partition("=")[::2] for part in ([kind, *rest.split()] if "=" in kind else rest.split()))
+        parts = [kind, *rest.split()] if "=" in kind else rest.split()
+        values = {key: value for key, _, value in (part.partition("=") for part in parts)}
         name = "replica" if "replica" in values else kind
         needed, known = ({"replica", "at"}, {"replica", "at", "for"}) if name == "replica" else ({"p"}, {"p", "for"})
         if name == "error":
