@@ -165,6 +165,37 @@ def test_the_openai_package_reads_every_answer(tmp_path: Path) -> None:
     assert [each["tokens"] for each in told["timed"]] == served.column("output_tokens")[-5:]
 
 
+@pytest.mark.slow
+def test_what_the_openai_package_can_send_is_served_or_refused_by_name(tmp_path: Path) -> None:
+    """Of each parameter of a chat a good value is served, a bad or unsimulated one is 400 and names the parameter."""
+    told, _ = _openai(tmp_path, 1, 20)
+    given = told["words"]["given"]
+    served = {asked for asked, said in given.items() if said.endswith("served")}
+    refused = {asked: said for asked, said in given.items() if asked not in served}
+    assert served == {
+        json.dumps(each)
+        for each in (
+            {"n": 2},
+            {"max_completion_tokens": 2},
+            {"stop": "a"},
+            {"seed": 7},
+            {"temperature": 0},
+            {"top_p": 0.5},
+            {"logprobs": False},
+            {"tools": []},
+            {"tool_choice": "none"},
+            {"response_format": {"type": "text"}},
+            {"modalities": ["text"]},
+            {"user": "me"},
+            {"store": False},
+            {"metadata": {"a": "b"}},
+            {"service_tier": "auto"},
+        )
+    }
+    assert given['{"n": 2}'] == "2 served" and len(refused) == 26
+    assert refused == {asked: f"400 {next(iter(json.loads(asked)))}" for asked in refused}
+
+
 OWN_S: dict[Kind, float] = {"first token": 0.012, "latency": 0.012, "token": 0.0003, "rate": 0}
 """What server and client together may add, in s, where 2 % is less. On two cores at 10 requests a second first tokens
 came 3.0 ms after their simulated time with guidellm and 3.2 with aiperf, 7 with openai; at 100 a second, 3,000 tokens,
@@ -278,6 +309,7 @@ def test_vllm_bench_serve_measures_what_was_recorded(tmp_path: Path, rate_rps: i
         command = f"--backend openai --base-url {served.url} --model m --tokenizer tokenizer --dataset-name random"
         command += f" --random-input-len 100 --random-output-len 30 --num-prompts {count} --request-rate {rate_rps}"
         command += " --ignore-eos --seed 1 --disable-tqdm --save-result --result-dir . --result-filename told.json"
+        command += " --percentile-metrics ttft,tpot,itl,e2el"
         ran([python, "-c", BENCH, *command.split()], tmp_path, {"PYTHONPATH": "", "HF_HUB_OFFLINE": "1"})
     told = json.loads((tmp_path / "told.json").read_text())
     assert told["completed"] == count
