@@ -31,7 +31,7 @@ from tests.serve.test_server import COMPLETIONS, Client
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CONTINUOUS = "continuous: {max_num_seqs: 8, max_num_batched_tokens: 512}"
-NUM_CLIENTS, NUM_EACH = 24, 100  # about a minute
+NUM_CLIENTS, NUM_EACH = 24, 200  # about a minute
 _METRIC = re.compile(r"\b(?:vllm|batchsim):[a-z0-9_]+")
 
 
