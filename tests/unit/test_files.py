@@ -158,6 +158,7 @@ OWN = {
     "batchsim.results.frames.to_frame": "of bytes",
     "batchsim.results.read._read_csv": "of bytes",
     "batchsim.report.pictures.style._png": "into memory",
+    "tools.docs_site.pictures_at_work": "into memory",
     "batchsim.report.page.plan_pictures._svg": "into memory",
     "batchsim.report.page.charts.asset": "batchsim's own files, inside its package",
     "batchsim.view.view_server._own": "batchsim's own files, inside its package",
