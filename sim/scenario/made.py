@@ -12,7 +12,7 @@ from typing import Any
 from batchsim.base.errors import ScenarioError
 from batchsim.cost.base import Cost
 from batchsim.kernel.policy_config import PolicyConfig
-from batchsim.scenario.config import LoadConfig, Scenario
+from batchsim.scenario.config import Keep, LoadConfig, Scenario
 from batchsim.scenario.deployment_config import DeploymentConfig
 from batchsim.scenario.kv_config import KvConfig
 from batchsim.scenario.load import load_scenario, parse_scenario
@@ -46,6 +46,7 @@ def scenario(
     cost_factor: float | None = None,
     plan: PlanConfig | Plain | None = None,
     vary: Mapping[str, Sequence[Any]] | None = None,
+    keep: Keep | None = None,
     overrides: Sequence[str] = (),
     trace_folders: Sequence[Path] = (),
     allow_code: bool = False,
@@ -74,6 +75,7 @@ def scenario(
         "cost_factor": cost_factor,
         "plan": plan,
         "vary": vary,
+        "keep": keep,
     }
     given = {key: value for key, value in keys.items() if value is not None}
     if source is not None and given:

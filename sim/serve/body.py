@@ -28,6 +28,8 @@ _REFUSED = {
     "allowed_token_ids": _OWN_TEXT,
     "tools": "no answer would call them",
     "functions": "no answer would call them",
+    "web_search_options": "no answer would search",
+    "audio": "answers are text",
     "structured_outputs": _OWN_TEXT,
     "guided_json": _OWN_TEXT,
     "guided_regex": _OWN_TEXT,
@@ -39,6 +41,12 @@ _REFUSED = {
     "truncate_prompt_tokens": "a prompt is taken whole",
 }
 """What would change an answer and is not simulated, with why. Samplers, as temperature is, change no length or time."""
+_ONLY: dict[str, tuple[Any, ...]] = {
+    "modalities": (["text"], []),
+    "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"),
+}
+"""Fields with those of their values that ask for nothing but text."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +172,7 @@ def completion(values: Mapping[str, Any], words: Words, max_model_len: int, *, c
     body.number("top_p", 0, 1)
     body.number("presence_penalty", -2, 2)
     body.number("frequency_penalty", -2, 2)
+    body.whole("seed", 0)
     include_usage = Body(options or {}).flag("include_usage")
     return CompletionRequest(
         model=body.text("model"),
@@ -193,6 +202,9 @@ def _refuse_not_simulated(body: Body) -> None:
             raise ApiError(400, f"{name} is not simulated: {why}. Leave it out.", name)
     if body.raw("best_of") not in (None, 1, body.raw("n")):
         raise ApiError(400, f"best_of is not simulated: {_NO_LOGITS}. Ask for n answers.", "best_of")
+    for name, plain in _ONLY.items():
+        if body.raw(name) is not None and body.raw(name) not in plain:
+            raise ApiError(400, f"{name} is not simulated but for {shown(plain[0])}. Leave it out.", name)
     form = body.raw("response_format")
     if form is not None and form != {"type": "text"}:
         raise ApiError(400, f"response_format is not simulated: {_OWN_TEXT}. Leave it out.", "response_format")

@@ -67,12 +67,13 @@ def read_faults(texts: Sequence[str], seed: int) -> Faults:
     found = Faults(seed)
     for text in texts:
         kind, _, rest = text.strip().partition(" ")
-        values = dict(part.partition("=")[::2] for part in ([kind, *rest.split()] if "=" in kind else rest.split()))
+        parts = [part.partition("=") for part in ([kind, *rest.split()] if "=" in kind else rest.split())]
+        values = {key: value for key, _, value in parts}
         name = "replica" if "replica" in values else kind
         needed, known = ({"replica", "at"}, {"replica", "at", "for"}) if name == "replica" else ({"p"}, {"p", "for"})
         if name == "error":
             known = {"p"}
-        if name not in ("error", "stall", "replica") or not needed <= set(values) <= known:
+        if name not in ("error", "stall", "replica") or len(values) < len(parts) or not needed <= set(values) <= known:
             raise ScenarioError(f"--fault {shown(text)}: is none. Write {FORMS}.")
         if name != "replica" and getattr(found, name):
             raise ScenarioError(f"--fault {shown(text)}: {name} is asked for twice. Leave one out.")

@@ -1,4 +1,4 @@
-"""The README's commands run as printed.
+"""The commands of the README and of the pages in docs run as printed, page by page in the order of the site.
 
 Every ```console block stands under a comment that says what the tests do with it:
 
@@ -25,6 +25,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
+DOCS = ROOT / "docs"
+PAGES = [
+    README,
+    *(DOCS / name for name in re.findall(r"[\w-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))),
+]
+PAGES = [page for page in PAGES if "reference" not in page.parts and page.exists()]
 LIMIT_S = 300
 OWN = frozenset({"results", ".git", ".venv"})  # not linked into the folder in which commands run
 
@@ -82,10 +88,14 @@ def _plain(output: str) -> list[str]:
 
 
 def _parameters() -> list[object]:
-    text = README.read_text(encoding="utf-8") if README.exists() else ""
     return [
-        pytest.param(block, id=f"line{block.line}", marks=[pytest.mark.slow] if block.mark.startswith("slow") else [])
-        for block in blocks(text)
+        pytest.param(
+            block,
+            id=f"{page.stem}-line{block.line}",
+            marks=[pytest.mark.slow] if block.mark.startswith("slow") else [],
+        )
+        for page in PAGES
+        for block in blocks(page.read_text(encoding="utf-8"))
         if not block.mark.startswith("not run")
     ]
 
@@ -119,9 +129,16 @@ def test_a_block_runs(block: Block, clone: Path) -> None:
             assert _plain(done.stdout) == _plain(shown), command
 
 
-def test_every_block_says_how_it_is_tested() -> None:
-    """No console block of the README escapes, and the README exists."""
-    assert unmarked(README.read_text(encoding="utf-8")) == []
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_block_says_how_it_is_tested(page: Path) -> None:
+    """No console block of a page escapes."""
+    assert unmarked(page.read_text(encoding="utf-8")) == []
+
+
+def test_every_page_is_in_the_site() -> None:
+    """Pages of docs are those that mkdocs.yml names, so that no command escapes; the README is short."""
+    assert {page.name for page in DOCS.glob("*.md")} == {page.name for page in PAGES} - {"README.md"}
+    assert README.read_text(encoding="utf-8").count("\n") <= 200
 
 
 SAMPLE = """

@@ -19,7 +19,7 @@ from batchsim.check.measured.read import read_measured
 from batchsim.fit.server.address import Address
 from batchsim.fit.server.client import Client, Dialect, Loaded
 from batchsim.fit.server.design import Design
-from batchsim.fit.server.experiment import Runner
+from batchsim.fit.server.experiment import Runner, moved_by
 from batchsim.fit.server.loads import Ask, Load
 from batchsim.fit.server.offers import GAUGES, Metrics, Offer, read_metrics
 from batchsim.fit.server.prompts import Prompts
@@ -213,6 +213,14 @@ def test_the_same_command_goes_on(tmp_path: Path) -> None:
         assert one.requests is not None and one.requests.ok.all()
     journal = json.loads((tmp_path / "experiment.json").read_text())
     assert journal["model"] == "m" and journal["version"] == "1.2"
+    loads = {name for name, row in journal["loads"].items() if row["kind"] != "sentinel"}
+    assert set(journal["loads"]) - loads == {f"sentinel-{name}" for name in loads | {"end"}}
+
+
+def test_a_machine_has_moved_by_what_the_later_half_is_slower() -> None:
+    """Medians of the halves in order of time, so that a disturbance of a few answers moves nothing."""
+    assert moved_by([1.0, 9.0, 1.0, 1.1, 1.1, 7.0]) == pytest.approx(0.1)
+    assert moved_by([2.0, 2.0, 2.0, 1.0, 1.0]) == pytest.approx(-0.5)
 
 
 def test_another_server_is_not_measured_into_the_same_folder(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ def test_faults_are_read_as_written() -> None:
         ("fire p=0.1", "is none"),
         ("error", "is none"),
         ("error p=0.1 for=5s", "is none"),
+        ("error p=0.1 p=0.2", "is none"),
         ("error p=2", "at most 1"),
         ("error p=0", "above 0"),
         ("error p=nan", "above 0"),

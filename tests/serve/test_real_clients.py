@@ -21,6 +21,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.serve.definitions import Kind, Ours, of_client, table
+from tools.real_engines.engines import Vllm
+from tools.real_engines.models import write_hugging_face
+
 pytest.importorskip("h11", reason="batchsim serve needs h11")
 
 ROOT = Path(__file__).parents[2]
@@ -123,25 +127,6 @@ def tokenizer(folder: Path) -> dict[str, str]:
     return {"HF_HOME": str(folder), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONPATH": ""}
 
 
-def agree(found: Any, ours: Any, least_s: float) -> bool:
-    """Whether two times in s agree within 2 % or `least_s`."""
-    return bool(abs(float(found) - float(ours)) <= max(0.02 * float(ours), least_s))
-
-
-@dataclass
-class Ours:
-    """What was recorded of a load, in s, by request: TTFT, E2E, TPOT = (E2E - TTFT) / (n - 1)."""
-
-    ttft_s: Any
-    e2e_s: Any
-    tpot_s: Any
-
-    @classmethod
-    def of(cls, rows: list[dict[str, int]]) -> Ours:
-        ttft, e2e, tokens = (np.array([row[name] for row in rows]) for name in ("ttft_ns", "e2e_ns", "output_tokens"))
-        return cls(ttft / 1e9, e2e / 1e9, (e2e - ttft) / (tokens - 1) / 1e9)
-
-
 @pytest.mark.slow
 def test_curl_streams_to_the_end(tmp_path: Path) -> None:
     """curl gets each token as an event, and the results folder has its request."""
@@ -180,55 +165,107 @@ def test_the_openai_package_reads_every_answer(tmp_path: Path) -> None:
     assert [each["tokens"] for each in told["timed"]] == served.column("output_tokens")[-5:]
 
 
-CLIENT_S, TOKEN_S = 0.012, 0.0003
-"""What server and client together may add to a first token, and to a TPOT. On two cores that others used too first
-tokens came 2.4 to 3.3 ms after their simulated time with aiperf and guidellm, once above 5, and 7 with openai.
+@pytest.mark.slow
+def test_what_the_openai_package_can_send_is_served_or_refused_by_name(tmp_path: Path) -> None:
+    """Of each parameter of a chat a good value is served, a bad or unsimulated one is 400 and names the parameter."""
+    told, _ = _openai(tmp_path, 1, 20)
+    given = told["words"]["given"]
+    served = {asked for asked, said in given.items() if said.endswith("served")}
+    refused = {asked: said for asked, said in given.items() if asked not in served}
+    assert served == {
+        json.dumps(each)
+        for each in (
+            {"n": 2},
+            {"max_completion_tokens": 2},
+            {"stop": "a"},
+            {"seed": 7},
+            {"temperature": 0},
+            {"top_p": 0.5},
+            {"logprobs": False},
+            {"tools": []},
+            {"tool_choice": "none"},
+            {"response_format": {"type": "text"}},
+            {"modalities": ["text"]},
+            {"user": "me"},
+            {"store": False},
+            {"metadata": {"a": "b"}},
+            {"service_tier": "auto"},
+        )
+    }
+    assert given['{"n": 2}'] == "2 served" and len(refused) == 26
+    assert refused == {asked: f"400 {next(iter(json.loads(asked)))}" for asked in refused}
+
+
+OWN_S: dict[Kind, float] = {"first token": 0.012, "latency": 0.012, "token": 0.0003, "rate": 0}
+"""What server and client together may add, in s, where 2 % is less. On two cores at 10 requests a second first tokens
+came 3.0 ms after their simulated time with guidellm and 3.2 with aiperf, 7 with openai; at 100 a second, 3,000 tokens,
+each is late by its own work: guidellm read first tokens after 291 ms that were sent at 25, aiperf after 47 of 36 ms.
+So they are held to their definitions at 10 and 20 requests a second, and to their throughputs at 100.
 """
+
+
+def check(client: str, told: Mapping[str, float], rows: list[dict[str, int]], kinds: tuple[Kind, ...] = ()) -> None:
+    """Every metric of `client` in docs' table, `told` in its unit of s or 1/s, is what `rows` say, within its bound.
+
+    Only metrics of `kinds` if any are named.
+    """
+    ours, wrong = Ours.of(rows), []
+    asked = [each for each in of_client(client) if not kinds or each.kind in kinds]
+    assert {each.name for each in asked} <= set(told)
+    for each in asked:
+        found, expected = told[each.name], each.value(ours)
+        print(f"{client} {each.name}: {found:.6g}, recorded {expected:.6g}")
+        if abs(found - expected) > max(0.02 * expected, OWN_S[each.kind]):
+            wrong.append(f"{each.name}: {found:.6g}, recorded {expected:.6g}")
+    assert not wrong, wrong
+
+
+def test_readme_has_the_table_of_definitions() -> None:
+    """docs' table is the one by which the tests here compare."""
+    assert table() in (ROOT / "docs/serve.md").read_text()
 
 
 @pytest.mark.judged
 def test_the_openai_package_measures_what_was_recorded(tmp_path: Path) -> None:
-    """At 10 requests a second its median TPOT is the server's within 2 % or 0.3 ms; TTFT and E2E within 2 % or 12 ms."""
+    """At 10 requests a second its times are the server's, request by request in the median."""
     told, served = _openai(tmp_path, 100, 10)
-    timed = told["timed"]
-    order = sorted(timed, key=lambda each: int(each["id"].removeprefix("cmpl-"), 16))
+    order = sorted(told["timed"], key=lambda each: int(each["id"].removeprefix("cmpl-"), 16))
     rows = served.rows[-100:]
     assert [each["tokens"] for each in order] == [row["output_tokens"] for row in rows]
-    ours = Ours.of(rows)
     ttft, e2e, tokens = (np.array([each[name] for each in order]) for name in ("ttft_s", "e2e_s", "tokens"))
-    assert agree(np.median(ttft), np.median(ours.ttft_s), CLIENT_S)
-    assert agree(np.median((e2e - ttft) / (tokens - 1)), np.median(ours.tpot_s), TOKEN_S)
-    assert agree(np.median(e2e), np.median(ours.e2e_s), CLIENT_S)
+    values = {"ttft": ttft, "tpot": (e2e - ttft) / (tokens - 1), "e2e": e2e}
+    check("openai", {name: float(np.median(value)) for name, value in values.items()}, rows)
+
+
+def _kinds(rate_rps: int) -> tuple[Kind, ...]:
+    """At 100 requests a second clients' own work delays what they read; rates it leaves as they are."""
+    return ("rate",) if rate_rps >= 100 else ()
 
 
 @pytest.mark.judged
-@pytest.mark.parametrize("rate_rps", [5, 20])
+@pytest.mark.parametrize("rate_rps", [10, 20, 100])
 def test_aiperf_measures_what_was_recorded(tmp_path: Path, rate_rps: int) -> None:
-    """Its median inter token latency is our TPOT within 2 % or 0.3 ms; TTFT and latency within 2 % or 12 ms."""
+    """Its metrics are what docs' table says; at 100 requests a second only its throughputs are asked."""
     aiperf, environment = program("aiperf", "aiperf"), tokenizer(tmp_path / "hf")
     with server(tmp_path) as served:
         command = "profile --model m --endpoint-type completions --streaming --tokenizer own/words --isl 100 --osl 30"
         command += f" --osl-stddev 5 --extra-inputs ignore_eos:true --use-server-token-count --request-rate {rate_rps}"
-        command += f" --request-count {10 * rate_rps} --random-seed 1 --ui none --artifact-dir told --url {served.url}"
+        command += f" --request-count {15 * rate_rps} --random-seed 1 --ui none --artifact-dir told --url {served.url}"
         ran([aiperf, *command.split()], tmp_path, environment)
     told = json.loads((tmp_path / "told" / "profile_export_aiperf.json").read_text())
-    ours = Ours.of(served.rows)
-    assert told["request_count"]["avg"] == len(served.rows) == 10 * rate_rps
+    assert told["request_count"]["avg"] == len(served.rows) == 15 * rate_rps
     assert told["output_sequence_length"]["avg"] == pytest.approx(np.mean(served.column("output_tokens")))
-    assert agree(told["time_to_first_token"]["p50"] / 1e3, np.median(ours.ttft_s), CLIENT_S)
-    assert agree(told["inter_token_latency"]["p50"] / 1e3, np.median(ours.tpot_s), TOKEN_S)
-    assert agree(told["request_latency"]["p50"] / 1e3, np.median(ours.e2e_s), CLIENT_S)
-
-
-def median(metric: dict[str, Any]) -> float:
-    """The median that guidellm tells of its requests that succeeded."""
-    return float(metric["successful"]["median"])
+    found = {
+        each.name: told[each.name]["avg"] if each.kind == "rate" else told[each.name]["p50"] / 1e3
+        for each in of_client("aiperf")
+    }
+    check("aiperf", found, served.rows, _kinds(rate_rps))
 
 
 @pytest.mark.judged
-@pytest.mark.parametrize("rate_rps", [5, 20])
+@pytest.mark.parametrize("rate_rps", [10, 20, 100])
 def test_guidellm_measures_what_was_recorded(tmp_path: Path, rate_rps: int) -> None:
-    """Its median ITL is our TPOT within 2 % or 0.3 ms, its TPOT our E2E / n; TTFT and latency within 12 ms."""
+    """Its metrics are what docs' table says; at 100 requests a second only its throughputs are asked."""
     guidellm, environment = program("guidellm", "guidellm"), tokenizer(tmp_path / "hf")
     with server(tmp_path) as served:
         command = f"run --backend kind=openai_http,target={served.url},model=m,request_format=/v1/completions"
@@ -238,11 +275,48 @@ def test_guidellm_measures_what_was_recorded(tmp_path: Path, rate_rps: int) -> N
         )
         command += " --data kind=synthetic_text,prompt_tokens=100,output_tokens=30"
         ran([guidellm, *command.split()], tmp_path, environment)
-    (told,) = json.loads((tmp_path / "told.json").read_text())["benchmarks"]
-    metrics = told["metrics"]
-    ours = Ours.of(served.rows[-10 * rate_rps :])
-    assert agree(median(metrics["time_to_first_token_ms"]) / 1e3, np.median(ours.ttft_s), CLIENT_S)
-    assert agree(median(metrics["inter_token_latency_ms"]) / 1e3, np.median(ours.tpot_s), TOKEN_S)
-    assert agree(median(metrics["time_per_output_token_ms"]) / 1e3, np.median(ours.e2e_s / 30), CLIENT_S / 30)
-    assert agree(median(metrics["request_latency"]), np.median(ours.e2e_s), CLIENT_S)
-    assert median(metrics["output_token_count"]) == 30
+    (benchmark,) = json.loads((tmp_path / "told.json").read_text())["benchmarks"]
+    told = {name: metric["successful"] for name, metric in benchmark["metrics"].items() if "successful" in metric}
+    found = {
+        each.name: told[each.name]["mean"]
+        if each.kind == "rate"
+        else told[each.name]["median"] / (1e3 if each.name.endswith("_ms") else 1)
+        for each in of_client("guidellm")
+    }
+    assert told["output_token_count"]["median"] == 30
+    check("guidellm", found, served.rows[-10 * rate_rps :], _kinds(rate_rps))
+
+
+BENCH = """\
+import argparse
+from vllm.benchmarks.serve import add_cli_args, main
+parser = argparse.ArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
+
+
+@pytest.mark.judged
+@pytest.mark.parametrize("rate_rps", [10, 20])
+def test_vllm_bench_serve_measures_what_was_recorded(tmp_path: Path, rate_rps: int) -> None:
+    """Its metrics are what docs' table says; its ITL is a mean over all gaps, the others medians over requests."""
+    python = ROOT / ".vllm" / "bin" / "python"
+    if not python.exists():
+        pytest.skip("vLLM is not installed (2 GB): make real-engines")
+    write_hugging_face(Vllm().shape, tmp_path / "tokenizer")
+    count = 15 * rate_rps
+    with server(tmp_path) as served:
+        command = f"--backend openai --base-url {served.url} --model m --tokenizer tokenizer --dataset-name random"
+        command += f" --random-input-len 100 --random-output-len 30 --num-prompts {count} --request-rate {rate_rps}"
+        command += " --ignore-eos --seed 1 --disable-tqdm --save-result --result-dir . --result-filename told.json"
+        command += " --percentile-metrics ttft,tpot,itl,e2el"
+        ran([python, "-c", BENCH, *command.split()], tmp_path, {"PYTHONPATH": "", "HF_HUB_OFFLINE": "1"})
+    told = json.loads((tmp_path / "told.json").read_text())
+    assert told["completed"] == count
+    found = {
+        each.name: told[each.name]
+        if each.kind == "rate"
+        else told[("mean_" if each.name == "itl_ms" else "median_") + each.name] / 1e3
+        for each in of_client("vllm bench serve")
+    }
+    check("vllm bench serve", found, served.rows[-count:])

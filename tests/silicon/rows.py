@@ -96,7 +96,7 @@ def _rows() -> Iterator[Row]:
         text = (resources.files("aiconfigurator_core") / "systems" / "silicon_sample.csv").read_text()
     except ModuleNotFoundError:
         raise FileNotFoundError(
-            "aiconfigurator-core, which has the points, is not installed. See README, gpus."
+            "aiconfigurator-core, which has the points, is not installed. See docs/deployments.md."
         ) from None
     for plain in csv.DictReader(text.splitlines()):
         if plain["mode"] != "agg" or (plain["backend"], plain["model_path"]) == ("trtllm", "openai/gpt-oss-120b"):

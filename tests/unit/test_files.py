@@ -157,7 +157,7 @@ OWN = {
     "batchsim.results.point_files.write_point": "into a folder that is renamed as a whole",
     "batchsim.results.frames.to_frame": "of bytes",
     "batchsim.results.read._read_csv": "of bytes",
-    "batchsim.report.pictures.style.save": "into memory",
+    "batchsim.report.pictures.style._png": "into memory",
     "batchsim.report.page.plan_pictures._svg": "into memory",
     "batchsim.report.page.charts.asset": "batchsim's own files, inside its package",
     "batchsim.view.view_server._own": "batchsim's own files, inside its package",

@@ -22,7 +22,7 @@ from batchsim.scenario import load_scenario
 from batchsim.scenario.point import Setup
 from tests.unit.metrics_helpers import MS, arrival, inputs_of, run
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs/metrics.md"
 WITHOUT: dict[str, dict[str, Any]] = {
     "streamed answers": {"streams": False},
     "arrivals over time": {"all_at_once": True},
@@ -111,8 +111,8 @@ def test_words_and_headings() -> None:
 
 
 def test_the_glossary_says_what_the_table_says() -> None:
-    """Of the first name of every row of README's glossary."""
-    text = README.read_text(encoding="utf-8").partition("## Glossary")[2].partition("\n## ")[0]
+    """Of the first name of every row of the glossary."""
+    text = PAGE.read_text(encoding="utf-8").partition("## Glossary")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)`(?:, `\w+`)* ([^|]+) \|", text, re.MULTILINE)
     assert len(rows) == 8
     for name, message in rows:

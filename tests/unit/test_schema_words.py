@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import fields
 from typing import Any
 
@@ -48,3 +50,11 @@ def test_no_words_are_of_a_key_that_is_not_there() -> None:
     """Each entry is the description of some key, as it stands."""
     said = {words_for(kind, field.name) for kind in CLASSES for field in fields(kind)}
     assert [name for name, words in KEY_WORDS.items() if words not in said] == []
+
+
+def test_what_the_schema_refers_to_is_in_it() -> None:
+    """Every $ref names one of the schema's own $defs: an editor gives up at the first that does not."""
+    schema = scenario_schema()
+    refs = set(re.findall(r'"#/\$defs/([^"]+)"', json.dumps(schema)))
+    assert refs and refs <= set(schema["$defs"])
+    assert "$defs" not in json.dumps(schema["$defs"]).replace("#/$defs/", "")

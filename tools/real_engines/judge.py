@@ -5,7 +5,7 @@ What is predicted: two rates of one mix of lengths, shares of the most that the 
 Each is measured several times with the same requests at the same times. Bounds: mean TPOT and mean E2E within LATENCY
 or twice the spread of the repeats (`spread` of `validate --against`, half their range), whichever is more, throughput
 within THROUGHPUT; TTFT is said. A sentinel, the engine's own decoding of one request after another while it has nothing
-else to do, is read before and after the calibration, and after each round of loads: where the mean of the readings
+else to do, is read before and after the calibration, and after each load: where the mean of the readings
 beside the loads differs from that of the two beside the calibration by more than MOVED, the machine was another one
 than that calibrated, and nothing is judged; nor where the calibrator's own sentinel moved by more; nor where the
 client, which has a core to itself on a quiet machine, got none for more than STALLED of the time of a load.
@@ -47,7 +47,7 @@ class Judgement:
     """What was found: the comparison of each load by name, and what one idle decode step took, in seconds, each time
     that it was asked: AT_CALIBRATION times beside the calibration, then beside the loads. `stalled`: the largest share
     of a load's time in which the client got no core. `meanwhile`: by which share the calibrator found a lone answer's
-    time per token changed from its first reading to its last."""
+    time per token changed from the first half of its experiment to the second."""
 
     engine: str
     comparisons: dict[str, Comparison]
@@ -152,7 +152,7 @@ def judge(engine: Engine, out: Path, *, minutes: float, seconds: float, repeats:
         for repeat in range(repeats):
             for load in loads:
                 files[load.name].append(ask.measure(load, f"-{repeat + 1}"))
-            sentinel_s.append(ask.idle_step_s(repeat + 2))
+                sentinel_s.append(ask.idle_step_s(len(sentinel_s)))
             say(f"measured {repeat + 1} of {repeats}, idle decode step {1e3 * sentinel_s[-1]:.3f} ms")
     comparisons = predict(scenario, str((out / "mine.json").resolve()), files)
     meanwhile = json.loads(read_text(out / "mine" / "experiment.json"))["moved"]

@@ -18,7 +18,7 @@ LONGEST = 8192
 """Tokens beyond which the experiment asks for no longer requests, whatever the server takes."""
 SHARES = {"given": (0.3, 0.75, 1.3), "held": (0.5,)}
 """Rates of each mix as shares of what the server answers when all users ask at once; the last is an overload."""
-_PARTS = 46.0  # into which the time is divided; what each kind of load has of them stands below
+_PARTS = 51.0  # into which the time is divided; what each kind of load has of them stands below
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,9 @@ class Design:
 
     @property
     def sentinel(self) -> Load:
-        return Load("sentinel", (16, 16), (self._output, self._output), self._part_s / 2, most=12)
+        """A few lone answers, sent before every load: spread over the experiment, they tell a machine that grows slower
+        from one that is disturbed for seconds, as many at its two ends do not."""
+        return Load("sentinel", (16, 16), (self._output, self._output), self._part_s / 4, most=3)
 
     def singles(self) -> Iterator[Load]:
         """From the shortest prompt to the longest; whoever measures may stop when one takes too long."""

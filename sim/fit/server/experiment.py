@@ -6,7 +6,7 @@ import asyncio
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from batchsim.fit.server.prompts import Prompts, hash_ids
 from batchsim.fit.server.refusals import RequestError, refused
 
 MOVED = 0.05
-"""Share by which a lone answer's time per token may change from before to after; beyond, the machine moved."""
+"""Share by which a lone answer's time per token may change from the first half to the second; beyond, it moved."""
 LOOK_S = 0.5
 """Seconds between looks at the server's metrics."""
 _VOCABULARIES = ((1000, 30_000), (300, 2000), (20, 200))
@@ -36,7 +36,7 @@ Say = Callable[[int, int, str], None]
 class Experiment:
     """What is known once a server was measured: its `offer`, the files of the `given` loads and of those `held` out,
     loads that the client was too late for (`void`), how many requests of a load `waited` for one in flight to end, and
-    by which share a lone answer's time per token `moved`."""
+    by which share a lone answer's time per token `moved` from the first half of the experiment to the second."""
 
     offer: Offer
     given: tuple[Path, ...]
@@ -54,10 +54,24 @@ class Experiment:
                   for name, count in self.waited.items()]  # fmt: skip
         if abs(self.moved) > MOVED:
             found.append(
-                f"a lone answer's time per token moved by {100 * self.moved:+.1f} % from before to after: server or"
-                " machine was disturbed, and nothing below is judged"
+                f"a lone answer's time per token moved by {100 * self.moved:+.1f} % from the first half to the"
+                " second: server or machine was disturbed, and nothing below is judged"
             )
         return found
+
+
+def moved_by(idle_s: Sequence[float]) -> float:
+    """The share by which the median of the later half of the readings, in order of time, is above that of the rest."""
+    half = len(idle_s) // 2
+    return statistics.median(idle_s[half:]) / statistics.median(idle_s[:half]) - 1
+
+
+@dataclass(frozen=True)
+class _Course:
+    """What every load of an experiment is sent with: how requests are written, and what lone answers come before it."""
+
+    dialect: Dialect
+    sentinel: Load
 
 
 class Runner:
@@ -70,6 +84,7 @@ class Runner:
         self._max_model_len, self._say = max_model_len, say
         self._journal: dict[str, Any] = {"loads": {}, "sent": 0}
         self._done = 0
+        self._idle_s: list[float] = []  # lone answers' times per token, by when they came
         self._begun_s = time.monotonic()
 
     async def run(self, model: str | None, check: Callable[[Offer], None] = lambda _: None) -> Experiment:
@@ -91,39 +106,44 @@ class Runner:
         self._keep()
         design = Design(self.seconds, self.client.max_concurrency, min(known), token_s)
         files: dict[str, list[Path]] = {"given": [], "held": []}
-        before = await self._idle_s(design.sentinel, "before", dialect)
+        course = _Course(dialect, design.sentinel)
         for load in design.singles():
-            files["given"].append(path := await self._measure(load, "given", dialect))
+            files["given"].append(path := await self._measure(load, "given", course))
             (run,) = read_measured(path)
             if load.prompt[1] >= 256 and run.figures["ttft_mean_s"] > load.seconds / 2:
                 break  # four times the prompt would take more than all of its time
-        files["given"] += await self._each(design.closed(), "given", dialect)
+        files["given"] += await self._each(design.closed(), "given", course)
         full_rps: dict[str, float] = {}
         for load in design.full():
-            files["given"].append(path := await self._measure(load, "given", dialect))
+            files["given"].append(path := await self._measure(load, "given", course))
             users = min(load.users, self.client.max_concurrency)  # by Little's law: not all were there all the time
             full_rps[load.name.removeprefix("full-")] = users / read_measured(path)[0].figures["e2e_mean_s"]
         for kind, load in design.rates(full_rps):
-            files[kind].append(await self._measure(load, kind, dialect))
-        after = await self._idle_s(replace(design.sentinel, seed=1), "after", dialect)
+            files[kind].append(await self._measure(load, kind, course))
+        await self._lone("end", course)
         void = {name for name, row in self._journal["loads"].items() if row["void"]}
         given, held = ([path for path in files[kind] if path.stem not in void] for kind in ("given", "held"))
-        self._journal["moved"] = moved = after / before - 1
+        self._journal["moved"] = moved = moved_by(self._idle_s)
         self._keep()
         waited = {name: row["held_back"] for name, row in self._journal["loads"].items() if row["held_back"]}
         return Experiment(offer, tuple(given), tuple(held), tuple(sorted(void)), waited, moved)
 
-    async def _each(self, loads: Iterable[Load], kind: str, dialect: Dialect) -> list[Path]:
-        return [await self._measure(load, kind, dialect) for load in loads]
+    async def _each(self, loads: Iterable[Load], kind: str, course: _Course) -> list[Path]:
+        return [await self._measure(load, kind, course) for load in loads]
 
-    async def _idle_s(self, load: Load, when: str, dialect: Dialect) -> float:
-        """The median of lone answers' time per token."""
-        path = await self._measure(replace(load, name=f"sentinel-{when}"), "sentinel", dialect)
-        (run,) = read_measured(path)
+    async def _measure(self, load: Load, kind: str, course: _Course) -> Path:
+        """The file of a load, measured now, after a few lone answers, unless it is there."""
+        await self._lone(load.name, course)
+        return await self._file(load, kind, course.dialect)
+
+    async def _lone(self, before: str, course: _Course) -> None:
+        """Takes the times per token of the lone answers before a load: what the machine does meanwhile moves these."""
+        lone = replace(course.sentinel, name=f"sentinel-{before}", seed=len(self._idle_s))
+        (run,) = read_measured(await self._file(lone, "sentinel", course.dialect))
         assert run.requests is not None, "the file has them one by one"
-        return statistics.median(run.requests.latency_s("tpot").tolist())
+        self._idle_s += run.requests.latency_s("tpot").tolist()
 
-    async def _measure(self, load: Load, kind: str, dialect: Dialect) -> Path:
+    async def _file(self, load: Load, kind: str, dialect: Dialect) -> Path:
         """The file of a load, measured now unless it is there. Measured again, once, where this machine was late."""
         path = self.folder / kind / f"{load.name}.csv"
         self._done += 1

@@ -132,7 +132,7 @@ def demand_of(scenario: Scenario) -> Demand:
     plan = scenario.file.plan
     if plan is None:
         raise ScenarioError(
-            f"{scenario.source}: has no plan. Write plan: {{target: ..., gpus: ..., ...}}; the README shows one."
+            f"{scenario.source}: has no plan. Write plan: {{target: ..., gpus: ..., ...}}; docs/decisions.md shows one."
         )
     grown = plan.growth.factor
     with scenario.at("plan"):

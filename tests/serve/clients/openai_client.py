@@ -11,6 +11,51 @@ import time
 
 import openai
 
+TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
+GIVEN: list[tuple[str, object]] = [
+    ("n", 2),
+    ("n", 0),
+    ("n", 10**6),
+    ("max_tokens", 0),
+    ("max_completion_tokens", 2),
+    ("max_completion_tokens", -1),
+    ("stop", "a"),
+    ("stop", [""]),
+    ("stop", 3),
+    ("seed", 7),
+    ("seed", "seven"),
+    ("temperature", 0),
+    ("temperature", -1),
+    ("top_p", 0.5),
+    ("top_p", 2),
+    ("presence_penalty", 3),
+    ("frequency_penalty", -3),
+    ("logit_bias", {"5": 1}),
+    ("logprobs", True),
+    ("logprobs", False),
+    ("top_logprobs", 2),
+    ("tools", [TOOL]),
+    ("tools", []),
+    ("tool_choice", "required"),
+    ("tool_choice", "none"),
+    ("functions", [{"name": "now"}]),
+    ("function_call", {"name": "now"}),
+    ("response_format", {"type": "text"}),
+    ("response_format", {"type": "json_object"}),
+    ("modalities", ["text"]),
+    ("modalities", ["text", "audio"]),
+    ("audio", {"voice": "alloy", "format": "wav"}),
+    ("web_search_options", {"search_context_size": "low"}),
+    ("stream_options", {"include_usage": True}),
+    ("user", "me"),
+    ("user", 7),
+    ("messages", []),
+    ("messages", [{"content": "no role"}]),
+    ("store", False),
+    ("metadata", {"a": "b"}),
+    ("service_tier", "auto"),
+]
+
 
 async def timed(client: openai.AsyncOpenAI, model: str, due_s: float, tokens: int) -> dict[str, object]:
     """One streamed completion sent at `due_s`: its id, and its times in s."""
@@ -43,7 +88,17 @@ async def words(client: openai.AsyncOpenAI, model: str) -> dict[str, object]:
             await client.completions.create(**({"model": model, "prompt": "a"} | asked))
         except openai.APIStatusError as error:
             errors[name] = [type(error).__name__, error.status_code, error.param]
+    asked: dict[str, str] = {}
+    for name, value in GIVEN:
+        try:
+            answer = await client.chat.completions.create(
+                **({"model": model, "messages": messages, "max_tokens": 3} | {name: value})
+            )
+            asked[json.dumps({name: value})] = f"{len(answer.choices)} served"
+        except openai.APIStatusError as error:
+            asked[json.dumps({name: value})] = f"{error.status_code} {error.param}"
     return {
+        "given": asked,
         "models": [each.id async for each in await client.models.list()],
         "choices": [choice.message.role for choice in chat.choices],
         "errors": errors,

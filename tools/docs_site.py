@@ -1,0 +1,233 @@
+"""What the documentation site has beside the pages in docs/: pictures of kept results, and reference pages made from
+commands, the scenario schema and docstrings, so that none of it can grow old.
+
+A hook of MkDocs, named in mkdocs.yml. Pages link to files of the clone as GitHub does, by `../`: pictures come along,
+and other files, which the site does not have, become their names.
+"""
+
+from __future__ import annotations
+
+import html
+import inspect
+import io
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import typer.main
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+import batchsim
+from batchsim.cli import app
+from batchsim.policies.registry import POLICIES
+from batchsim.scenario import scenario_schema
+
+ROOT = Path(__file__).parents[1]
+_LINK = re.compile(r"(?P<text>!?\[[^\]]*\])\(\.\./(?P<path>[^)#]+)\)")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the pictures that pages show, and the reference."""
+    pictures: set[str] = set()
+    for page in files.documentation_pages():
+        found = (match["path"] for match in _LINK.finditer(page.content_string))
+        pictures |= {path for path in found if path.endswith(".png")}
+    for path in sorted(pictures):
+        files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
+    made = {"commands": commands(), "scenario": scenario_keys(), "python": python_names()}
+    made |= {f"policy-{kind}": policy_page(kind) for kind in POLICIES}
+    for name, lines in made.items():
+        files.append(File.generated(config, f"reference/{name}.md", content="\n".join(lines) + "\n"))
+    for kind, picture in pictures_at_work().items():
+        files.append(File.generated(config, f"reference/policy-{kind}.png", content=picture))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """`markdown` with links to files of the clone as the site has them."""
+    del page, config, files
+    return _LINK.sub(_on_site, markdown)
+
+
+def _on_site(match: re.Match[str]) -> str:
+    text, path = match["text"], match["path"]
+    if not (ROOT / path).exists():
+        raise ValueError(f"docs name ../{path}, which is not there")
+    return f"{text}({path})" if path.endswith(".png") else f"{text[1:-1]} (`{path}`)"
+
+
+# ---- commands
+
+
+def commands() -> Iterator[str]:
+    """Lines of a page on every command: what --help says of it."""
+    yield "# Commands\n\nMade from `--help` of every command.\n"
+    root = typer.main.get_command(app)
+    yield from _command(root, "batchsim")
+
+
+def _command(command: Any, name: str) -> Iterator[str]:
+    """Lines of a command; of a group, of each of its own. typer brings click along under a name that is not public."""
+    context = command.context_class(command, info_name=name)
+    for each in command.list_commands(context) if hasattr(command, "list_commands") else ():
+        found = command.get_command(context, each)
+        if found is not None and not found.hidden:
+            yield from _command(found, f"{name} {each}")
+    if hasattr(command, "list_commands") and not command.invoke_without_command:
+        return
+    yield f"## {name}\n"
+    yield inspect.cleandoc(command.help or "") + "\n"
+    rows = [_parameter(each, context) for each in command.params if not getattr(each, "hidden", False)]
+    if rows := [row for row in rows if row]:
+        yield from ("| | |", "|---|---|", *rows, "")
+
+
+def _parameter(parameter: Any, context: Any) -> str:
+    record = parameter.get_help_record(context)
+    if record is None:  # an argument, whose help typer keeps beside
+        record = parameter.make_metavar(context), getattr(parameter, "help", "") or ""
+    left, right = (html.escape(re.sub(r"\s+", " ", text)).replace("|", "&#124;") for text in record)
+    return f"| <code>{left}</code> | {right} |" if left.strip() else ""
+
+
+# ---- the scenario's keys
+
+
+def scenario_keys() -> Iterator[str]:
+    """Lines of a page on every key of a scenario, a table a kind of mapping."""
+    schema = scenario_schema()
+    yield "# Scenario keys\n\nMade from the JSON schema, which `batchsim schema` prints.\n"
+    for name, part in {"a scenario": schema, **schema.get("$defs", {})}.items():
+        yield f"## {name}\n"
+        if part.get("description"):
+            yield _cell(part["description"], table=False) + "\n"
+        if properties := part.get("properties"):
+            yield from ("| key | | |", "|---|---|---|")
+            yield from (f"| `{key}` | {_kind(value)} | {_cell(value.get('description', ''))} |"
+                        for key, value in properties.items())  # fmt: skip
+            yield ""
+        elif kind := _kind(part):
+            yield f"One of: {kind}\n"
+
+
+def _kind(value: Mapping[str, Any]) -> str:
+    if "$ref" in value:
+        name = str(value["$ref"]).rpartition("/")[2]
+        return f"[{name}](scenario.md#{re.sub(r'[^a-z0-9_ -]', '', name.lower()).replace(' ', '-')})"
+    for key in ("anyOf", "oneOf"):
+        if key in value:
+            return ", ".join(dict.fromkeys(filter(None, map(_kind, value[key]))))
+    if "enum" in value:
+        return ", ".join(f"`{each}`" for each in value["enum"])
+    if "const" in value:
+        return f"`{value['const']}`"
+    found = value.get("type", "")
+    return _cell(found if isinstance(found, str) else ", ".join(found))
+
+
+def _cell(text: str, *, table: bool = True) -> str:
+    text = re.sub(r"\s+", " ", text)
+    return text.replace("|", "\\|") if table else text
+
+
+# ---- policies
+
+
+def policy_page(kind: str) -> Iterator[str]:
+    """Lines of a page on a policy: its rule and source, as the head of its file has them, its knobs, and it at work."""
+    _, policy = POLICIES[kind]
+    own = {each.__module__: None for each in policy.__mro__ if each.__module__.startswith("batchsim.policies")}
+    of_system = [name for name in own if ".systems." in name] or [policy.__module__]
+    yield f"# {kind}\n"
+    for name in reversed(of_system):
+        yield inspect.cleandoc(sys.modules[name].__doc__ or "") + "\n"
+    path = policy.__module__.replace("batchsim.", "sim.").replace(".", "/")
+    yield f"Source: `{path}.py`, class `{policy.__name__}`.\n"
+    yield f"![Running and waiting sequences, and KV in use, of {kind} over time](policy-{kind}.png)\n"
+    yield "*Sixty requests in bursts on an engine with 6,000 tokens of KV memory, steps of 10 ms and more: invented.*\n"
+    properties = scenario_schema()["$defs"][f"policy {kind}"].get("properties", {})
+    if rows := [(key, value) for key, value in properties.items() if key != "kind"]:
+        yield "## Knobs\n"
+        yield from ("| knob | | default | |", "|---|---|---|---|")
+        for key, value in rows:
+            default = "" if value.get("default") is None else f"`{value['default']}`"
+            yield f"| `{key}` | {_kind(value)} | {default} | {_cell(value.get('description', ''))} |"
+        yield ""
+
+
+def pictures_at_work() -> dict[str, bytes]:
+    """A PNG of every policy under the same small load, by the policy's kind."""
+    found: dict[str, bytes] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for kind in POLICIES:
+            results = batchsim.run(_WORK | {"policies": {kind: _NEEDED.get(kind, {})}}, out=folder)
+            drawn = io.BytesIO()
+            results.plot.timeline().savefig(drawn, format="png", metadata={"Software": None})
+            found[kind] = drawn.getvalue()
+    return found
+
+
+_WORK: dict[str, Any] = {
+    "model": "llama-3.1-8b",
+    "cost": {"kind": "linear", "base": "10ms", "per_token": "30us", "per_sequence": "200us"},
+    "kv": {"tokens": 6000},
+    "max_model_len": 2048,
+    "workload": {
+        "arrivals": {"kind": "on_off", "mean_rate": "12/s", "on": "2s", "off": "3s"},
+        "output_cap": 512,
+        "requests": 60,
+        "lengths": {
+            "prompt": {"kind": "lognormal", "mean": 300, "cv": 0.8, "max": 1000},
+            "output": {"kind": "lognormal", "mean": 80, "cv": 0.8, "max": 400},
+        },
+    },
+    "slo": "ttft<1s @ 95%",
+    "load": {"mean_rate": ["12/s"]},
+    "seeds": 1,
+}
+_SLOTS = {"max_num_seqs": 16, "max_num_batched_tokens": 512}
+_NEEDED: dict[str, dict[str, Any]] = {
+    "static": {"batch_size": 8, "max_wait": "200ms"},
+    "dynamic": {"max_batch_size": 8, "max_queue_delay": "200ms"},
+    "continuous": _SLOTS,
+    "preemptive": _SLOTS,
+    "tf_serving": {"num_batch_threads": 1},
+}
+"""Knobs without which a policy is not one, beside its defaults."""
+
+
+# ---- Python
+
+
+def python_names() -> Iterator[str]:
+    """Lines of a page on every public name, with its signature and docstring."""
+    yield "# Python names\n\nMade from the docstrings of `import batchsim`.\n"
+    for name in batchsim.__all__:
+        thing = getattr(batchsim, name)
+        yield f"## batchsim.{name}\n"
+        yield f"```python\n{name}{_signature(thing)}\n```\n"
+        yield (inspect.getdoc(thing) or "") + "\n"
+        if inspect.isclass(thing):
+            for each, member in vars(thing).items():
+                if not each.startswith("_") and callable(member) and inspect.getdoc(member):
+                    yield f"### {name}.{each}\n"
+                    yield f"```python\n{each}{_signature(member)}\n```\n"
+                    yield (inspect.getdoc(member) or "") + "\n"
+
+
+def _signature(thing: Any) -> str:
+    """How `thing` is called, an argument a line where it has many."""
+    try:
+        signature = inspect.signature(thing)
+    except (TypeError, ValueError):
+        return "(...)"
+    text = str(signature)
+    if len(text) <= 100:
+        return text
+    parts = ",\n    ".join(str(each) for each in signature.parameters.values())
+    return f"(\n    {parts},\n)"
