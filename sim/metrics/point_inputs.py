@@ -60,8 +60,8 @@ class PointInputs:
     `fleet` is there for several replicas; their blocks, GPUs and peaks are then those it names. `intended_ns`: when
     each request offered, by its id, was to be sent, where its client may have kept it back. `task_of`: the number of
     the task of each request, by its id, sent or not, -1 of one that is of none; None without tasks. `prunable`: which
-    of these may be given up, or never sent, since others succeed. `digest` is what the steps and states came to where they were not
-    kept: `records` has none then.
+    of these may be given up, or never sent, since others succeed. `digest` is what the steps and states came to where
+    they were not kept: `records` has none then.
     """
 
     records: Records
