@@ -16,7 +16,7 @@ from batchsim.metrics.slo import Slo
 
 NO_TASKS = (
     "slo: task_e2e is of tasks, and this workload has none. Write workload.tasks, or replay a trace whose rows name"
-    " their parents."
+    " their parents (columns.parent) or their task (columns.task)."
 )
 """What is wrong with an objective of tasks where requests are of none."""
 
@@ -59,9 +59,9 @@ class PointInputs:
     `step_watts` is the power of the GPUs in each step, None where it is not known.
     `fleet` is there for several replicas; their blocks, GPUs and peaks are then those it names. `intended_ns`: when
     each request offered, by its id, was to be sent, where its client may have kept it back. `task_of`: the number of
-    the task of each request, by its id, sent or not; None where requests are of none. `prunable`: which of these may be
-    given up, or never sent, since others succeed. `digest` is what the steps and states came to where they were not
-    kept: `records` has none then.
+    the task of each request, by its id, sent or not, -1 of one that is of none; None without tasks. `prunable`: which
+    of these may be given up, or never sent, since others succeed. `digest` is what the steps and states came to where
+    they were not kept: `records` has none then.
     """
 
     records: Records

@@ -25,11 +25,12 @@ class TaskLives(NamedTuple):
 def task_lives(inputs: PointInputs) -> TaskLives:
     """The tasks of a run whose requests are parts of tasks."""
     assert inputs.task_of is not None, "asked of a run with tasks"
-    requests = inputs.records.requests
+    rows = np.flatnonzero(inputs.task_of[inputs.records.requests["request_id"]] >= 0)
+    requests = inputs.records.requests[rows]
     task = inputs.task_of[requests["request_id"]]
-    size = np.bincount(inputs.task_of)
     prunable = np.zeros(len(inputs.task_of), bool) if inputs.prunable is None else inputs.prunable
-    needed = np.bincount(inputs.task_of[~prunable], minlength=len(size))
+    size = np.bincount(inputs.task_of[inputs.task_of >= 0])
+    needed = np.bincount(inputs.task_of[~prunable & (inputs.task_of >= 0)], minlength=len(size))
     order = np.lexsort((requests["request_id"], requests["sent_ns"], task))
     numbers, begin = np.unique(task[order], return_index=True)
     first = order[begin]
@@ -40,4 +41,4 @@ def task_lives(inputs: PointInputs) -> TaskLives:
     np.maximum.at(last_ns, task, requests["delivered_ns"])
     e2e_ns = (last_ns[numbers] - requests["sent_ns"][first]).astype(np.float64)
     done = (finished[numbers] == needed[numbers]) & (failed[numbers] == 0)
-    return TaskLives(first, np.where(done, e2e_ns, np.inf))
+    return TaskLives(rows[first], np.where(done, e2e_ns, np.inf))

@@ -74,8 +74,9 @@ def intended_ns(workload: BuiltWorkload) -> Ints | None:
 
 
 def task_of(workload: BuiltWorkload) -> Ints | None:
-    """The number of each request's task, by request id; None where requests are of none."""
-    return workload.task_of if isinstance(workload, ReplayedSessions) else None
+    """The number of each request's task, by request id, -1 of one that is of none; None where there are no tasks."""
+    workload = workload.listed if isinstance(workload, LimitedClient) else workload
+    return workload.task_of if isinstance(workload, ReplayedSessions | OpenWorkload) else None
 
 
 def apply_load(config: WorkloadConfig, load: dict[str, float | int]) -> WorkloadConfig:
@@ -129,8 +130,21 @@ def _trace_rows(config: WorkloadConfig, rows: TraceRows | None, seed: int, base:
     scale = config.trace.rate_scale
     if rows is None:
         rows = read_trace(replace(config.trace, rate_scale=None), base, seed)
+    tasks = "task" in rows.labels
     if not isinstance(config.arrivals, TraceArrivals):
-        return rows
+        return _without_tasks(rows, config.arrivals.kind) if tasks else rows
     if rows.arrival_ns is None:
         raise ScenarioError(f"{rows.source}: this trace has no times. Use arrivals of another kind with its lengths.")
+    if tasks and scale is not None and scale.by != "compress":
+        raise ScenarioError(
+            f"workload.trace.rate_scale by {scale.by}: rows of this trace are parts of tasks, which this tears apart."
+            " Write by: compress, or drop columns.task."
+        )
     return rows if scale is None else rescale(rows, scale, seed)
+
+
+def _without_tasks(rows: TraceRows, kind: str) -> TraceRows:
+    """`rows` whose lengths alone are used, with a note that their tasks are not."""
+    labels = {role: column for role, column in rows.labels.items() if role != "task"}
+    note = f"tasks of the rows not used: {kind} arrivals send requests one by one"
+    return replace(rows, labels=labels, notes=(*rows.notes, note))

@@ -16,7 +16,7 @@ from batchsim.workload.processes import process_name
 from batchsim.workload.request_columns import Describe, RequestColumns, RequestSampler, mean_lengths
 from batchsim.workload.texts import grouped, hashed
 from batchsim.workload.traces.arrival_stats import describe_arrivals
-from batchsim.workload.traces.trace_rows import UNUSED_HASH_IDS, HashIds, Ints, TraceRows
+from batchsim.workload.traces.trace_rows import UNUSED_HASH_IDS, HashIds, Ints, TraceRows, cut_tasks
 from batchsim.workload.workload_config import AllAtOnce, ClosedLoop, Frontend, TraceArrivals, WorkloadConfig
 
 SLICE = 8192  # arrivals that exist as objects at once
@@ -28,7 +28,8 @@ class OpenWorkload:
 
     `window_ns` is (end of the warm-up, end of arrivals) in times of sending, the end included. `describe` has the
     measured figures of the arrivals and a `text` for people, `notes` what changed what was asked for. `hash_ids` has
-    the blocks of every prompt where a trace is replayed that tells them.
+    the blocks of every prompt, `task_of` the number of each row's task (-1: of none), where a trace is replayed that
+    tells them.
     """
 
     sent_ns: Ints
@@ -42,6 +43,7 @@ class OpenWorkload:
     frontend: Frontend
     seed: int
     hash_ids: HashIds | None = None
+    task_of: Ints | None = None
 
     @property
     def num_offered(self) -> int | None:
@@ -150,6 +152,7 @@ def build_open(config: WorkloadConfig, source: RequestSampler, rows: TraceRows |
         frontend=frontend,
         seed=seed,
         hash_ids=hash_ids,
+        task_of=None if replayed is None else replayed.labels.get("task"),
     )
 
 
@@ -194,9 +197,10 @@ def _within(rows: TraceRows, config: WorkloadConfig) -> tuple[TraceRows, list[st
         raise ScenarioError(f"{rows.source}: no row is before the duration. Raise it.")
     kept = rows.picked(slice(keep), rows.arrival_ns[:keep])
     reused = ""
+    cut = cut_tasks(rows, keep, "requests" if config.requests is not None else "duration")
     if kept.hash_ids is not None:
         reused = f"; of the others' units {100 * kept.hash_ids.reused_share:.1f} % stand in an earlier row"
-    return kept, [f"{len(rows) - keep:,} of {len(rows):,} rows left out: {why}{reused}"]
+    return kept, [f"{len(rows) - keep:,} of {len(rows):,} rows left out: {why}{reused}", *cut]
 
 
 def _describe_open(config: WorkloadConfig, sent_ns: Ints, requests: RequestColumns, rows: TraceRows | None) -> Describe:
@@ -208,6 +212,9 @@ def _describe_open(config: WorkloadConfig, sent_ns: Ints, requests: RequestColum
     else:
         figures = (("CV", stats.cv), ("IDC(1 s)", stats.idc_1s), ("IDC(60 s)", stats.idc_60s))
         text = ", ".join([f"{name} arrivals", *(f"{label} {x:.1f}" for label, x in figures if x is not None)])
+    if rows is not None and "task" in rows.labels:
+        task = rows.labels["task"][: len(sent_ns)]
+        text += f"; {len(np.unique(task[task >= 0])):,} tasks"
     return {
         "kind": kind,
         "text": text,

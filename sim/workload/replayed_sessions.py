@@ -67,7 +67,10 @@ class ReplayedSessions:
 
     @property
     def task_of(self) -> Ints | None:
-        """The number of each row's task, by request id: its tree of calls. None of sessions, which have no end."""
+        """The number of each row's task, by request id (-1: of none): the one that the log tells, else its tree of
+        calls. None of sessions, which have no end."""
+        if self.listed.task_of is not None:
+            return self.listed.task_of
         return self.links.root if self.links.trees else None
 
     @property

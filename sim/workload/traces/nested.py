@@ -23,6 +23,7 @@ FLAT = Columns(
     status="status",
     ttft="ttft_ns",
     e2e="e2e_ns",
+    task="task",
 )
 """The columns of rows that `Flatten` makes; times in ns."""
 
@@ -71,7 +72,7 @@ def flattened(lines: Iterable[Row], flatten: Flatten) -> Iterator[Row]:
 
 def _flat(arrival_ns: int, prompt: object, output: object, session: object = None, **more: object) -> Flat:
     row: Flat = {"arrival_ns": arrival_ns, "prompt_tokens": prompt, "output_tokens": output, "session": session}
-    row |= {"delay_ns": None, "status": None, "ttft_ns": None, "e2e_ns": None}
+    row |= {"delay_ns": None, "status": None, "ttft_ns": None, "e2e_ns": None, "task": None}
     return row | more
 
 
@@ -82,7 +83,8 @@ def _needed(record: Mapping[str, Any], name: str) -> Any:
 
 
 def _llm_serving_sim(record: Mapping[str, Any]) -> Iterator[Flat]:
-    """A session's calls one after the other, each its tool's time after the answer before; or a request of its own."""
+    """The calls of a session, which is an agent's task, each its tool's time after the answer before; or a request of
+    its own."""
     start_ns = clock_reader("arrival_time_ns", "ns")(_needed(record, "arrival_time_ns"))
     if "sub_requests" not in record:
         yield _flat(start_ns, _needed(record, "input_toks"), _needed(record, "output_toks"))
@@ -92,7 +94,8 @@ def _llm_serving_sim(record: Mapping[str, Any]) -> Iterator[Flat]:
         raise ValueError(f"sub_requests {shown(calls)} is no list of calls")
     for call in calls:
         session = _needed(record, "session_id")
-        yield _flat(start_ns, _needed(call, "input_toks"), _needed(call, "output_toks"), session, delay_ns=delay)
+        lengths = _needed(call, "input_toks"), _needed(call, "output_toks")
+        yield _flat(start_ns, *lengths, session, delay_ns=delay, task=session)
         delay = call.get("tool_duration_ns", 0)
 
 
@@ -122,7 +125,7 @@ class _Aiperf:
 
 
 def _spans(record: Mapping[str, Any]) -> Iterator[Flat]:
-    """The spans of a record that generate tokens; others, as of tools, are no requests."""
+    """The spans of a record that generate tokens; others are no requests. A trace of several such is a task."""
     if "resourceSpans" not in record:
         yield from _span(record)
         return
@@ -156,7 +159,8 @@ def _span(span: Mapping[str, Any]) -> Iterator[Flat]:
     failed = code in (2, "2", "ERROR", "STATUS_CODE_ERROR")
     session = attributes.get("gen_ai.conversation.id")
     output = attributes.get(_OUTPUT, 0)
-    yield _flat(start, attributes[_INPUT], output, session, e2e_ns=end - start, status="error" if failed else "ok")
+    told: Flat = {"e2e_ns": end - start, "status": "error" if failed else "ok", "task": span.get("traceId")}
+    yield _flat(start, attributes[_INPUT], output, session, **told)
 
 
 class _LiteLlm:

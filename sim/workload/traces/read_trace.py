@@ -18,7 +18,7 @@ from batchsim.workload.traces.nested import flattened
 from batchsim.workload.traces.scale import spread
 from batchsim.workload.traces.trace_config import TraceConfig
 from batchsim.workload.traces.trace_file import TraceSource, open_source, reading, rows
-from batchsim.workload.traces.trace_rows import HashIds, Ints, TraceRows
+from batchsim.workload.traces.trace_rows import HashIds, Ints, TraceRows, cut_tasks, has_tasks
 from batchsim.workload.traces.values import UNIT_NS, clock_reader, hash_id_reader, share_reader, token_reader
 
 
@@ -78,9 +78,10 @@ def read_trace(config: TraceConfig, base: Path, seed: int = 0, *, tolerant: bool
     notes = [*apart_notes, *notes, *slice_notes]
     if layout.unit != "iso":
         notes.append(f"{layout.columns.arrival} taken as {layout.unit}{_rate_text(arrival_ns)}")
-    trace = trace.picked(kept, arrival_ns)
+    whole, trace = trace, trace.picked(kept, arrival_ns)
     if trace.linked:
         trace = replace(trace, labels={**trace.labels, "recorded": arrival_ns})
+    notes += cut_tasks(whole, len(trace), "trace.time", kept.start)
     hash_ids = None if trace.hash_ids is None else trace.hash_ids.compact()
     trace = replace(trace, hash_ids=hash_ids, notes=(*notes, *_hash_notes(trace)))
     return spread(trace, config.jitter, seed) if config.jitter else trace
@@ -94,7 +95,10 @@ def _in_file_order(loaded: _Loaded, layout: Layout, config: TraceConfig) -> Trac
     prompt, output = np.array(loaded.prompt_tokens, np.int64), np.array(loaded.output_tokens, np.int64)
     acceptance = None if layout.columns.acceptance is None else np.array(loaded.acceptance, np.float64)
     trace = TraceRows(None, prompt, output, config.path, layout.format, hash_ids=hash_ids, acceptance=acceptance)
-    return replace(trace, labels=loaded.labels.columns(), texts=loaded.labels.texts())
+    labels = loaded.labels.columns()
+    if "task" in labels and not has_tasks(labels["task"], several=layout.flatten is not None):
+        del labels["task"]
+    return replace(trace, labels=labels, texts=loaded.labels.texts())
 
 
 def _hash_notes(trace: TraceRows) -> list[str]:

@@ -15,7 +15,7 @@ FormatName = Literal["auto", "azure", "mooncake", "burstgpt", "vidur", "guidellm
 
 WAITS = ("session", "turn", "id", "parent", "delay")
 """Those of LABELS that say what a row waits for, and how long after the answer it is sent."""
-LABELS = ("request_class", "priority", "tenant", *WAITS, "deadline", "status", "ttft", "e2e")
+LABELS = ("request_class", "priority", "tenant", *WAITS, "deadline", "status", "ttft", "e2e", "task")
 """What a row of a log may tell beside its arrival and its lengths."""
 DURATIONS = ("delay", "deadline", "ttft", "e2e")
 
@@ -35,7 +35,8 @@ class Columns(Config):
     the time after sending at which the client is gone, `ttft` and `e2e` what the recorded engine took (all in
     `duration_unit`; empty or 0: not told), `status` how the request ended. A
     row waits for the turn before it of its session, or for the rows whose `id` its `parent` holds: one, or several as a
-    JSON list; empty or -1: for none. `delay` is how long after their answers it is sent.
+    JSON list; empty or -1: for none. `delay` is how long after their answers it is sent. Rows of the same `task` are
+    one task, done when its last request is; empty: of none. It may be the column of the session too.
     """
 
     prompt: str
@@ -55,9 +56,12 @@ class Columns(Config):
     status: str | None = field(default=None, metadata=LEFT_OUT)
     ttft: str | None = field(default=None, metadata=LEFT_OUT)
     e2e: str | None = field(default=None, metadata=LEFT_OUT)
+    task: str | None = field(default=None, metadata=LEFT_OUT)
 
     def __post_init__(self) -> None:
         names = [name for each in fields(self) if (name := getattr(self, each.name)) is not None]
+        if self.task is not None and self.task == self.session:
+            names.remove(self.task)
         if len(set(names)) < len(names):
             raise ValueError(f"columns {', '.join(names)} name one column twice. Each needs its own.")
         if (self.id is None) != (self.parent is None):

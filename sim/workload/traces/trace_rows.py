@@ -76,8 +76,8 @@ class TraceRows:
     does not say what its prompts share, or was not asked; `acceptance` is the probability that a draft token for the
     request is right where those before it are, None likewise. `notes` says, a line each, what was dropped, changed or
     left unused, with counts. `labels` has what else the rows tell, by role (`trace_config.LABELS`): texts as indexes
-    into `texts[role]`, durations in ns with -1 where not told; `recorded` is `arrival_ns` as
-    the log has it, of rows that wait for others.
+    into `texts[role]`, durations in ns with -1 where not told, and -1 for the `task` of a row that is of none;
+    `recorded` is `arrival_ns` as the log has it, of rows that wait for others.
     """
 
     arrival_ns: Ints | None
@@ -119,3 +119,18 @@ class TraceRows:
         names = self.texts["request_class"]
         counts = np.bincount(self.labels["request_class"], minlength=len(names)).tolist()
         return {name: count for name, count in zip(names, counts, strict=True) if count}
+
+
+def has_tasks(task: Ints, *, several: bool) -> bool:
+    """Whether any row is of a task; with `several`, of one that has another row too."""
+    return bool(np.bincount(task[task >= 0]).max(initial=0) > several)
+
+
+def cut_tasks(rows: TraceRows, count: int, by: str, start: int = 0) -> list[str]:
+    """A note on the tasks of `rows` that lose some of their rows where `count` from `start` on are kept."""
+    task = rows.labels.get("task")
+    if task is None or count == len(rows):
+        return []
+    kept = np.isin(np.arange(len(rows)), np.arange(start, start + count))
+    cut = len(np.intersect1d(task[kept & (task >= 0)], task[~kept]))
+    return [f"{cut:,} tasks have rows on both sides of the cut by {by}: measured by those that are kept"] if cut else []
