@@ -49,7 +49,7 @@ def test_clients_that_are_gone_at_any_instant_leave_nothing(count: int) -> None:
         return whole, client.server.paced.records().requests["outcome"].tolist()
 
     whole, outcomes = ask(use)
-    assert whole and set(outcomes) == {CANCELLED, FINISHED}
+    assert whole and set(outcomes) <= {CANCELLED, FINISHED}, "which of both is for the clock to say"
     assert len(outcomes) == sum(1 for i in range(count) if i % 4) + 1
 
 

@@ -234,7 +234,9 @@ def test_columns_of_an_option_may_name_any_role() -> None:
     """--columns takes whatever a scenario's columns take, and lists that where a name is none of it."""
     config = trace_config(Path("log.csv"), "auto", "arrival=ts,prompt=in,output=out,request_class=kind", "s")
     assert config.columns is not None and config.columns.request_class == "kind"
-    with pytest.raises(ScenarioError, match=r"what else rows may tell is .*, session, status, task, tenant, ttft, turn"):
+    with pytest.raises(
+        ScenarioError, match=r"what else rows may tell is .*, session, status, task, tenant, ttft, turn"
+    ):
         trace_config(Path("log.csv"), "auto", "prompt=in,output=out,klass=kind", None)
 
 
