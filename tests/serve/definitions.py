@@ -1,6 +1,6 @@
 """What benchmark clients call TTFT, ITL, TPOT, latency and throughput, in the columns of `received/*.csv`.
 
-One row says it in words, for docs' table, and as a function, for the tests against these clients: read in the
+One row says it in words, for the docs' table, and as a function, for the tests against these clients: read in the
 sources of guidellm 0.8.1 (`schemas/base/request_stats.py`), aiperf 0.13.0 (`metrics/types`) and vLLM
 (`benchmarks/serve.py`, `benchmarks/lib/endpoint_request_func.py`).
 """
@@ -143,7 +143,7 @@ def of_client(client: str) -> list[Definition]:
 
 
 def table() -> str:
-    """The definitions as docs' table."""
+    """The definitions as the docs' table."""
     rows = [HEAD, ("---",) * len(HEAD)]
     rows += [(each.client, f"`{each.name}`", each.here, each.words) for each in DEFINITIONS]
     return "".join("| " + " | ".join(row) + " |\n" for row in rows)

@@ -20,7 +20,8 @@ from tests.serve.served import SCENARIO
 from tests.serve.test_abuse import HOSTILE, SMALL, is_whole, post
 from tests.serve.test_server import Client, ask
 
-STREAM = post(b'{"prompt": [1, 2, 3], "max_tokens": 40, "ignore_eos": true, "stream": true}')
+STREAM = post(b'{"prompt": [1, 2, 3], "max_tokens": 400, "ignore_eos": true, "stream": true}')
+"""Four seconds of answer: a loop that is late by less sees that its client is gone before it ends."""
 
 
 async def _leaves(port: int, sent: int, pieces: int, reset: bool) -> None:
@@ -49,7 +50,7 @@ def test_clients_that_are_gone_at_any_instant_leave_nothing(count: int) -> None:
         return whole, client.server.paced.records().requests["outcome"].tolist()
 
     whole, outcomes = ask(use)
-    assert whole and set(outcomes) <= {CANCELLED, FINISHED}, "which of both is for the clock to say"
+    assert whole and set(outcomes) == {CANCELLED, FINISHED}
     assert len(outcomes) == sum(1 for i in range(count) if i % 4) + 1
 
 

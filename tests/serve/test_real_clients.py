@@ -205,7 +205,7 @@ So they are held to their definitions at 10 and 20 requests a second, and to the
 
 
 def check(client: str, told: Mapping[str, float], rows: list[dict[str, int]], kinds: tuple[Kind, ...] = ()) -> None:
-    """Every metric of `client` in docs' table, `told` in its unit of s or 1/s, is what `rows` say, within its bound.
+    """Every metric of `client` in the docs' table, `told` in its unit of s or 1/s, is what `rows` say, within bounds.
 
     Only metrics of `kinds` if any are named.
     """
@@ -220,8 +220,8 @@ def check(client: str, told: Mapping[str, float], rows: list[dict[str, int]], ki
     assert not wrong, wrong
 
 
-def test_readme_has_the_table_of_definitions() -> None:
-    """docs' table is the one by which the tests here compare."""
+def test_the_docs_have_the_table_of_definitions() -> None:
+    """The table in docs/serve.md is the one by which the tests here compare."""
     assert table() in (ROOT / "docs/serve.md").read_text()
 
 
@@ -245,7 +245,7 @@ def _kinds(rate_rps: int) -> tuple[Kind, ...]:
 @pytest.mark.judged
 @pytest.mark.parametrize("rate_rps", [10, 20, 100])
 def test_aiperf_measures_what_was_recorded(tmp_path: Path, rate_rps: int) -> None:
-    """Its metrics are what docs' table says; at 100 requests a second only its throughputs are asked."""
+    """Its metrics are what the docs' table says; at 100 requests a second only its throughputs are asked."""
     aiperf, environment = program("aiperf", "aiperf"), tokenizer(tmp_path / "hf")
     with server(tmp_path) as served:
         command = "profile --model m --endpoint-type completions --streaming --tokenizer own/words --isl 100 --osl 30"
@@ -265,7 +265,7 @@ def test_aiperf_measures_what_was_recorded(tmp_path: Path, rate_rps: int) -> Non
 @pytest.mark.judged
 @pytest.mark.parametrize("rate_rps", [10, 20, 100])
 def test_guidellm_measures_what_was_recorded(tmp_path: Path, rate_rps: int) -> None:
-    """Its metrics are what docs' table says; at 100 requests a second only its throughputs are asked."""
+    """Its metrics are what the docs' table says; at 100 requests a second only its throughputs are asked."""
     guidellm, environment = program("guidellm", "guidellm"), tokenizer(tmp_path / "hf")
     with server(tmp_path) as served:
         command = f"run --backend kind=openai_http,target={served.url},model=m,request_format=/v1/completions"
@@ -299,7 +299,7 @@ main(parser.parse_args())
 @pytest.mark.judged
 @pytest.mark.parametrize("rate_rps", [10, 20])
 def test_vllm_bench_serve_measures_what_was_recorded(tmp_path: Path, rate_rps: int) -> None:
-    """Its metrics are what docs' table says; its ITL is a mean over all gaps, the others medians over requests."""
+    """Its metrics are what the docs' table says; its ITL is a mean over all gaps, the others medians over requests."""
     python = ROOT / ".vllm" / "bin" / "python"
     if not python.exists():
         pytest.skip("vLLM is not installed (2 GB): make real-engines")
