@@ -23,7 +23,7 @@ from mutmut.mutation.trampoline import set_mutant_under_test
 from tests.mutants.making import ROOT, Mutant
 from tests.mutants.table import test_file, tests_of
 
-COPIED = ("sim", "tests", "scenarios", "calibrate")
+COPIED = ("sim", "tests", "scenarios", "calibrate", "docs")
 MEMORY = 6 << 30  # bytes that a process may take
 
 
