@@ -142,7 +142,6 @@ _STEP_PLACES = {
     for i, (name, kind) in enumerate(STEP_COLUMNS)
 }
 pack_lane = _LANE.pack
-pack_decodes = struct.Struct("<3q16x2i36x3i16x").pack  # a step of decodes, without padding: the columns that are not 0
 _TWO_LANES, _TWO_CALLS, _PROCESSED = map(struct.Struct, ("<8q", "<qq16xqq", "<qq"))
 LANE_BYTES = _LANE.size
 PROCESSED_AT = 16
@@ -252,6 +251,23 @@ def _empty_columns(count: int, dtype: np.dtype) -> dict[str, NDArray[Any]]:
 _BLOCK_ROWS = 4096
 
 
+def decode_rows(
+    start_ns: NDArray[np.int64],
+    duration_ns: NDArray[np.int64],
+    context_tokens: NDArray[np.int64],
+    num_decode: int,
+    free_blocks: NDArray[np.int64],
+    num_waiting: int,
+    num_running: int,
+) -> bytes:
+    """The rows of steps of the same decodes, without padding, as packed by `pack_step`."""
+    rows = np.zeros(len(start_ns), STEP_DTYPE)
+    rows["start_ns"], rows["duration_ns"], rows["context_tokens"] = start_ns, duration_ns, context_tokens
+    rows["num_decode"] = rows["num_decode_tokens"] = num_decode
+    rows["free_blocks"], rows["num_waiting"], rows["num_running"] = free_blocks, num_waiting, num_running
+    return rows.tobytes()
+
+
 class PackedSteps:
     """Rows of steps in about a third of their memory: by column, a chunk of rows after the other, each column of a
     chunk in the narrowest type that holds it, one element if all are the same. The `last` rows are as they are."""
@@ -348,6 +364,19 @@ class Recorder:
         """Writes the rows of the host's part of the two steps in flight, as `launched`, behind those processed."""
         self.num_processed = len(self.lane_rows) // LANE_BYTES
         self.lane_rows += _TWO_LANES.pack(*first, MISSING, 0, *second, MISSING, 0)
+
+    def launched_on(
+        self, called_ns: NDArray[np.int64], launched_ns: NDArray[np.int64], wasted_tokens: tuple[int, int]
+    ) -> None:
+        """Writes the rows of the host's part of steps launched behind the two in flight, each as the results of the one
+        before the last are processed; `wasted_tokens` are those of the two."""
+        rows, in_flight = np.zeros(len(called_ns), LANE_DTYPE), len(self.lane_rows) - 2 * LANE_BYTES + PROCESSED_AT
+        rows["called_ns"], rows["launched_ns"], rows["processed_ns"] = called_ns, launched_ns, MISSING
+        rows["processed_ns"][:-2] = called_ns[2:]
+        for at, now_ns, wasted in zip((0, LANE_BYTES), called_ns.tolist(), wasted_tokens, strict=False):
+            _PROCESSED.pack_into(self.lane_rows, in_flight + at, now_ns, wasted)
+        self.lane_rows += rows.tobytes()
+        self.num_processed = len(self.lane_rows) // LANE_BYTES - 2
 
     def landed(self, back: int, launched_ns: int, start_ns: int, duration_ns: int) -> None:
         """Writes the times of the step `back` rows from the end, which is over now, if its row is still here."""
