@@ -127,8 +127,12 @@ class Calibrated(Cost):
         if not self.extrapolate and first > self.profile.hull.max_context * rows:
             return np.empty(0, np.int64)  # a step that nobody has asked for yet is no error
         _, last, alone, per_token, least, _ = self._find(rows, first)
-        count = np.searchsorted(contexts, last, "right")
-        return np.maximum(np.maximum(alone + per_token * contexts[:count], least).astype(np.int64), 1)
+        if contexts[-1] > last:
+            contexts = contexts[: contexts.searchsorted(last, "right")]
+        found = alone + per_token * contexts
+        if min(found[0], found[-1]) < max(least, 1):
+            found = np.maximum(found, max(least, 1))
+        return found.astype(np.int64)
 
     def recompute_ns(self, num_tokens: int) -> int:
         """ns of computing the first `num_tokens` of one sequence and nothing else, in as many steps as that takes with

@@ -294,12 +294,13 @@ class Roofline(Cost):
         return int(ns)
 
     def decode_times(self, batch: Batch, contexts: NDArray[np.int64]) -> NDArray[np.int64]:
-        alone_ns = self._decode_ns.get(batch.num_decode) or self._alone_ns(batch.num_decode)
-        return (alone_ns + self._context_ns * contexts).astype(np.int64)
+        return (self._alone_ns(batch.num_decode) + self._context_ns * contexts).astype(np.int64)
 
     def _alone_ns(self, rows: int) -> float:
         """ns of a step of `rows` decodes but for their context, on which nothing else depends."""
-        return self._decode_ns.setdefault(rows, _step_ns(self._coefficients, rows, rows, rows, 0, 0, 0))
+        return self._decode_ns.get(rows) or self._decode_ns.setdefault(
+            rows, _step_ns(self._coefficients, rows, rows, rows, 0, 0, 0)
+        )
 
     def kernel_ns(self, batch: Batch) -> int:
         """ns of the step's matmuls and attention, without elementwise kernels, all-reduces, host and swap."""

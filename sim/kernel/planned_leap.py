@@ -39,10 +39,11 @@ class DecodesAhead:
         self._core = core
         self._batch = batch
         self._due = due
-        lengths = np.array([len(each) for each in due])
-        need = np.cumsum(np.resize(lengths, len(duration_ns)))
-        free = core.scheduler.kv.num_free
-        count = int(np.searchsorted(need, free, "right"))
+        free, count = core.scheduler.kv.num_free, len(duration_ns)
+        lengths = list(map(len, due))
+        need = np.array(lengths * -(-count // len(lengths))).cumsum()
+        if need[count - 1] > free:
+            count = int(need.searchsorted(free, "right"))
         self._contexts = contexts[:count]
         self._free_blocks = free - need[:count]
         self.duration_ns = duration_ns[:count]
@@ -69,21 +70,29 @@ class DecodesAhead:
         group.advance_by(count)
 
 
-def decodes_ahead(core: EngineCore, executor: SimExecutor, batch: Batch) -> DecodesAhead | None:
+def decodes_ahead(
+    core: EngineCore, executor: SimExecutor, batch: Batch, at_most: int = MOST_STEPS
+) -> DecodesAhead | None:
     """The steps that repeat `batch`, just executed or launched, and end nobody, as far as there are KV blocks and the
     cost model times them as one; None if there are but a few, or the scheduler does not foresee them."""
     foreseeing, group = core.foreseeing, batch.decodes
     if foreseeing is None or group is None or batch.chunks or not batch.num_decode or batch.num_passes:
         return None
-    count = min(executor.quiet_steps(batch), MOST_STEPS)
+    count = min(executor.quiet_steps(batch), at_most)
     if count < FEWEST_STEPS or batch.pad_decode_rows or (due := foreseeing.foreseen(batch)) is None:
         return None
-    contexts = np.arange(1, count + 1) * batch.num_decode + batch.context_tokens
+    first, each = batch.context_tokens + batch.num_decode, batch.num_decode
+    contexts = np.arange(first, first + count * each, each)
     duration_ns = executor.decode_times(batch, contexts)
     if duration_ns is None or len(duration_ns) < FEWEST_STEPS:
         return None
     found = DecodesAhead(core, batch, due, contexts[: len(duration_ns)], duration_ns)
     return found if len(found.duration_ns) else None
+
+
+def _at_most(within_ns: float, step_ns: int) -> int:
+    """How many steps of `step_ns`, and no shorter ones, may begin within so many ns."""
+    return MOST_STEPS if within_ns > MOST_STEPS * step_ns else int(within_ns // step_ns) + 2
 
 
 class PlannedLeap:
@@ -115,7 +124,7 @@ def plan_leap(
     horizon_ns = min(horizon_ns, MAX_TIME_NS)
     if end_ns >= horizon_ns or core.in_flight.steps[-1].finished:
         return None
-    steps = decodes_ahead(core, executor, batch)
+    steps = decodes_ahead(core, executor, batch, _at_most(horizon_ns - end_ns, executor.duration_ns(batch)))
     if steps is None:
         return None
     starts_ns = np.empty_like(steps.duration_ns)
@@ -188,7 +197,10 @@ def plan_ahead(
     first_ns = max(now_ns, oldest.end_ns) + oldest.process_ns
     host_ns = launch_ns, process_ns = executor.host_ns(batch)
     last_ns = int(min(horizon_ns, MAX_TIME_NS)) - launch_ns
-    if first_ns >= last_ns or latest.landing is not None or (steps := decodes_ahead(core, executor, batch)) is None:
+    if first_ns >= last_ns or latest.landing is not None:
+        return None
+    steps = decodes_ahead(core, executor, batch, _at_most(last_ns - first_ns, executor.duration_ns(batch)))
+    if steps is None:
         return None
     duration_ns = steps.duration_ns
     starts_ns, called_ns = np.empty_like(duration_ns), np.empty_like(duration_ns)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
-from typing import cast
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, cast
 
 from batchsim.kernel.acceptance import DraftLuck, outcome
 from batchsim.kernel.decode import DecodeGroup
@@ -16,7 +13,11 @@ from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.protocols import CostModel, HasLanes, LaneCosts
 from batchsim.kernel.types import Batch, Sequence, StepResult
 
-Times = Callable[[Batch, NDArray[np.int64]], NDArray[np.int64] | None]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Times = Callable[[Batch, NDArray[np.int64]], NDArray[np.int64] | None]
 
 _ENDED = 1 << 62  # tokens that nobody reaches: the length of a sequence whose last token is in flight
 

@@ -115,48 +115,53 @@ class Engine:
         """
         env, number = self.fleet.env, self.slot.number
         loop = crank(self.core, self, drains=self.drains, settles=True)
-        wait, now_ns = next(loop), int(env.now)
+        wait, now_ns, alone_ns = next(loop), int(env.now), self._alone_until_ns
         while True:
             if isinstance(wait, Batch):
                 end_ns = self._execute(wait, now_ns)
-                if end_ns >= self._alone_until_ns:
+                if end_ns >= alone_ns:
                     self._end = env.timeout(end_ns - int(env.now))
                     yield self._end
                     self.carry_out()
                     end_ns = int(env.now)
                     if env.peek() <= end_ns:
                         yield Phase(env, END + number)
+                    alone_ns = self._alone_until_ns
                 self.carry_out()
                 now_ns, self._phase = end_ns, END
             elif isinstance(wait, Launch):
                 if wait.batch is not None:
                     self._reached_ns = self._launch(wait.batch, now_ns)
-                    if self._reached_ns > now_ns and self._reached_ns >= self._alone_until_ns:
+                    if self._reached_ns > now_ns and self._reached_ns >= alone_ns:
                         self._end = env.timeout(self._reached_ns - int(env.now))
                         yield self._end
+                        alone_ns = self._alone_until_ns
                     self.carry_out()
                     now_ns = self._reached_ns
             elif isinstance(wait, Busy):
                 now_ns = wait.until_ns
-                if now_ns >= self._alone_until_ns:
+                if now_ns >= alone_ns:
                     yield env.timeout(now_ns - int(env.now))
                     if wait.work == "process" and env.peek() <= now_ns:
                         yield Phase(env, END + number)
+                    alone_ns = self._alone_until_ns
                 self._phase = END
             elif wait is LAND:
                 now_ns = max(now_ns, self.core.in_flight.steps[0].end_ns)
-                if now_ns >= self._alone_until_ns and now_ns > env.now:
+                if now_ns >= alone_ns and now_ns > env.now:
                     yield env.timeout(now_ns - int(env.now))
+                    alone_ns = self._alone_until_ns
             elif wait is ENTER or wait is SETTLE:
                 self._phase = ENTER_PHASE if wait is ENTER else SCHEDULE
-                if now_ns >= self._alone_until_ns and env.peek() <= now_ns:
+                if now_ns >= alone_ns and env.peek() <= now_ns:
                     yield Phase(env, self._phase + number)
+                    alone_ns = self._alone_until_ns
             else:
                 if not isinstance(wait, Idle):
                     self._through()
                 if self.alive:
                     yield from self._rest(wait if isinstance(wait, Idle) else None)
-                    now_ns = max(now_ns, int(env.now))
+                    now_ns, alone_ns = max(now_ns, int(env.now)), self._alone_until_ns
             if not self.alive:
                 return
             wait = loop.send(now_ns)
