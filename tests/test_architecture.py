@@ -56,7 +56,8 @@ ROOMS = {
     "base": _room(0, pure=True, impure="files"),
     "kernel": _room(
         1,
-        of_file="record:numpy acceptance:numpy draft_group:numpy packed_rows:numpy planned_leap:numpy sim_executor:numpy",
+        of_file="record:numpy acceptance:numpy draft_group:numpy packed_rows:numpy planned_leap:numpy"
+        " sim_executor:numpy",
         pure=True,
     ),
     "deployment": _room(1, pure=True),

@@ -298,9 +298,7 @@ class Roofline(Cost):
 
     def _alone_ns(self, rows: int) -> float:
         """ns of a step of `rows` decodes but for their context, on which nothing else depends."""
-        return self._decode_ns.get(rows) or self._decode_ns.setdefault(
-            rows, _step_ns(self._coefficients, rows, rows, rows, 0, 0, 0)
-        )
+        return self._decode_ns.setdefault(rows, _step_ns(self._coefficients, rows, rows, rows, 0, 0, 0))
 
     def kernel_ns(self, batch: Batch) -> int:
         """ns of the step's matmuls and attention, without elementwise kernels, all-reduces, host and swap."""
