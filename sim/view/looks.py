@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.base.errors import ScenarioError
-from batchsim.base.units import NS_PER_S
+from batchsim.base.units import NS_PER_S, parse_duration_ns
 from batchsim.drive.fleet.fleet_records import by_engine
 from batchsim.explain.counterfactual import counterfactual
 from batchsim.kernel.record import FINISHED, Records
@@ -27,6 +27,7 @@ from batchsim.report.reading import at_load, load_name, load_to_show, short_load
 from batchsim.report.text.counterfactual_text import counterfactual_data
 from batchsim.report.text.story_text import story
 from batchsim.results.read import Results, blocks_by_replica, scenario_of, varied
+from batchsim.view.lanes import KINDS, Lanes
 from batchsim.view.thinned import kept_rows
 
 MOST_ROWS = 3000
@@ -66,6 +67,7 @@ class Looks:
     folders: Sequence[Path] = ()
     allow_code: bool = False
     _records: dict[int, Records] = field(default_factory=dict[int, Records])
+    _lanes: dict[tuple[int, int], Lanes] = field(default_factory=dict[tuple[int, int], Lanes])
     _reading: Lock = field(default_factory=Lock)
     _simulating: Lock = field(default_factory=Lock)
 
@@ -96,6 +98,7 @@ class Looks:
             "by": [[name, LATENCIES[name].title] for name in BY],
             "colors": list(OKABE_ITO),
             "kinds": KIND_COLORS,
+            "lanes": KINDS,
         }
 
     def point(self, number: int) -> dict[str, Any]:
@@ -121,9 +124,7 @@ class Looks:
         `exact`: all of them; else those that hold the extremes of each column (`kept_rows`), `of` so many.
         """
         records = self.records(number)
-        parts = [part.steps for its, part in _engines(records) if its == replica]
-        if not parts:
-            raise ScenarioError(f"replica {replica}: no step ran there. Choose another.")
+        parts = [part.steps for part in _parts(records, replica)]
         steps = parts[0] if len(parts) == 1 else np.concatenate(parts)
         start_ns, end_ns = _window_ns(window_s, _end_ns(records))
         seen = np.flatnonzero((steps["start_ns"] <= end_ns) & (steps["start_ns"] + steps["duration_ns"] >= start_ns))
@@ -147,6 +148,18 @@ class Looks:
             "start_s": (steps["start_ns"][kept] / NS_PER_S).tolist(),
             **found,
         }
+
+    def lanes(self, number: int, replica: int, window_s: tuple[float, float] | None, picked: int) -> dict[str, Any]:
+        """The requests that were at an engine in a window, as `Lanes.window` has them; -1 for nobody `picked`."""
+        records = self.records(number)
+        start_ns, end_ns = _window_ns(window_s, _end_ns(records))
+        with self._reading:
+            found = self._lanes.get((number, replica))
+            if found is None:
+                found = Lanes(_parts(records, replica), self._per_chunk_ns(self._known(number)))
+                self._lanes = {key: its for key, its in self._lanes.items() if key[0] in self._records}
+                self._lanes[number, replica] = found
+        return found.window(start_ns, end_ns, picked) | {"from_s": start_ns / NS_PER_S, "to_s": end_ns / NS_PER_S}
 
     def requests(self, number: int, by: str, window_s: tuple[float, float] | None) -> dict[str, Any]:
         """Requests sent in a window by one of their latencies: a point each, and the slowest as a list. Who did not
@@ -279,6 +292,10 @@ class Looks:
             raise ScenarioError(f"point {number}: there are {len(points)}, from 0 on. Choose one of them.")
         return points[number]
 
+    def _per_chunk_ns(self, point: Point) -> int:
+        frontend = scenario_of(self.results, point.policy)["workload"].get("frontend") or {}
+        return parse_duration_ns(frontend.get("per_chunk", "0s"))
+
     def _title(self, point: Point) -> str:
         return f"{point.policy} {at_load(load_name(self.results), point.load)}, seed {point.seed}"
 
@@ -314,6 +331,14 @@ def _engines(records: Records) -> list[tuple[int, Records]]:
     """The replicas that ran steps, with the records of each time they were started, in the order of time."""
     found = [(engine.replica, engine.records) for engine in by_engine(records) if engine.records.num_steps]
     return sorted(found, key=lambda each: (each[0], int(each[1].steps["start_ns"][0])))
+
+
+def _parts(records: Records, replica: int) -> list[Records]:
+    """The records of a replica, one of each time it was started. ScenarioError where no step ran there."""
+    parts = [part for its, part in _engines(records) if its == replica]
+    if not parts:
+        raise ScenarioError(f"replica {replica}: no step ran there. Choose another.")
+    return parts
 
 
 def _end_ns(records: Records) -> int:

@@ -47,6 +47,7 @@ _FILES: dict[str, tuple[str, Callable[[], str]]] = {
     "/view.css": (_STYLE, lambda: asset("uPlot.min.css") + _own("view.css")),
     "/uPlot.js": (_SCRIPT, lambda: f"/*\n{asset('uPlot.LICENSE')}*/\n{asset('uPlot.iife.min.js')}"),
     "/charts.js": (_SCRIPT, lambda: asset("charts.js")),
+    "/lanes.js": (_SCRIPT, lambda: _own("lanes.js")),
     "/view.js": (_SCRIPT, lambda: _own("view.js")),
 }
 
@@ -108,6 +109,12 @@ def _timeline(looks: Looks, asked: Asked) -> Answer:
     return lambda: looks.timeline(number, replica, window)
 
 
+def _lanes(looks: Looks, asked: Asked) -> Answer:
+    number, replica, picked = asked.whole("point"), asked.whole("replica", 0), asked.whole("request", -1)
+    window = asked.window()
+    return lambda: looks.lanes(number, replica, window, picked)
+
+
 def _requests(looks: Looks, asked: Asked) -> Answer:
     number, by, window = asked.whole("point"), asked.word("by", BY), asked.window()
     return lambda: looks.requests(number, by, window)
@@ -137,6 +144,7 @@ _LOOKS: dict[str, Callable[[Looks, Asked], Answer]] = {
     "/curves": lambda looks, asked: looks.curves,
     "/point": _point,
     "/timeline": _timeline,
+    "/lanes": _lanes,
     "/requests": _requests,
     "/request": _request,
     "/compare": _compare,

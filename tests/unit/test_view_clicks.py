@@ -90,6 +90,26 @@ def test_a_request_tells_its_life_and_leads_to_who_stood_in_its_way(tab: Page, u
     tab.until(f"document.getElementById('request-title').textContent === 'Request {heads[k]}'")
 
 
+def test_a_lane_is_clicked_or_chosen_by_keys(tab: Page, url: str, looks: Looks) -> None:
+    """The first and the last lane are of the first and the last request; the life leads back to its stretch of time."""
+    opened(tab, url)
+    tab.until("document.querySelector('#lanes canvas')")
+    over = "document.querySelector('#lanes .u-over')"
+    for share, number in ((0.01, 0), (0.99, 39)):
+        tab.click(over, (0.5, share))
+        tab.until(f"document.getElementById('request-title').textContent === 'Request {number}'")
+    whole = text(tab, "window")
+    tab.click("document.getElementById('its-time')")
+    tab.until(f"document.getElementById('window').textContent !== {whole!r}")
+    assert tab.run("document.activeElement.id") == "lanes" and "request 39" in text(tab, "lanes-keys")
+    tab.call("Input.dispatchKeyEvent", type="keyDown", key="0")
+    tab.until(f"document.getElementById('window').textContent === {whole!r}")
+    tab.until("document.getElementById('lanes-said').textContent.includes('all 40')")
+    for key in ("ArrowDown", "ArrowDown", "Enter"):
+        tab.call("Input.dispatchKeyEvent", type="keyDown", key=key)
+    tab.until("document.getElementById('request-title').textContent === 'Request 1'")
+
+
 def test_points_are_compared_and_a_knob_is_changed(tab: Page, url: str) -> None:
     """The counts are of all requests; the knob's numbers are before and after."""
     opened(tab, url)

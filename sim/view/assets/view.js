@@ -11,7 +11,7 @@
     const parts = [1, 3, 5].map((i) => parseInt(color.slice(i, i + 2), 16)), share = Math.max(...parts) ? 0.33 : 0.9;
     return `#${parts.map((part) => Math.round(part + share * (255 - part)).toString(16).padStart(2, "0")).join("")}`;
   };
-  const state = { all: null, point: null, replica: 0, window: null, by: "ttft", asked: {} };
+  const state = { all: null, point: null, replica: 0, window: null, by: "ttft", asked: {}, picked: null, way: new Set(), chosen: null };
 
   // ---- asking
 
@@ -84,7 +84,7 @@
     const made = {
       label, stroke: css("--ink"), grid: { stroke: css("--grid"), width: 1 }, ticks: { stroke: css("--line"), width: 1 },
       font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif", size: across ? 44 : 66, labelSize: 20,
-      values: (u, at) => at.map((v) => (v == null ? "" : kind === "seconds" && !log ? window.batchsim.tick(v) : WRITE[kind](v))),
+      values: (u, at) => at.map((v) => (v == null || kind === "none" ? "" : kind === "seconds" && !log ? window.batchsim.tick(v) : WRITE[kind](v))),
     };
     if (kind === "seconds" && !log) made.incrs = window.batchsim.steps;
     return made;
@@ -154,6 +154,7 @@
           ctx.lineTo(u.valToPos(high, "x", true), u.valToPos(high, "y", true));
           ctx.stroke();
         }
+        if (spec.painted) spec.painted(u);
         ctx.setLineDash([]);
         ctx.lineWidth = 2 * dot;
         spec.lines.forEach((line, k) => (line.crosses || []).forEach((cross, i) => {
@@ -172,9 +173,10 @@
         width, height: spec.height || Math.round(Math.max(220, Math.min(320, width * 0.55))), series,
         scales: {
           x: { time: false, ...scaleOf(spec.x.log), range: spec.x.range ? () => spec.x.range : across },
-          y: { ...scaleOf(spec.y.log), range: spec.y.range ? () => spec.y.range : range(spec.y.log) },
+          y: { ...scaleOf(spec.y.log), dir: spec.painted ? -1 : 1, range: spec.y.range ? () => spec.y.range : range(spec.y.log) },
         },
         axes: [axis(spec.x.label, spec.x.kind, true, spec.x.log), axis(spec.y.label, spec.y.kind, false, spec.y.log)],
+        legend: { show: !spec.painted },
         cursor: {
           drag: { x: true, y: false, setScale: !spec.zoomed, dist: 6 }, points: { size: 8 },
           sync: spec.group ? { key: spec.group, scales: ["x", null] } : undefined,
@@ -193,10 +195,11 @@
       let down = null;
       plot.over.addEventListener("mousedown", (event) => { down = [event.clientX, event.clientY]; });
       plot.over.addEventListener("click", (event) => {
-        if (!spec.picked || (down && Math.hypot(event.clientX - down[0], event.clientY - down[1]) > 5)) return;
+        if (!(spec.picked || spec.at) || (down && Math.hypot(event.clientX - down[0], event.clientY - down[1]) > 5)) return;
         const box = plot.over.getBoundingClientRect();
-        pick(plot, event.clientX - box.left, event.clientY - box.top);
+        (spec.at || pick)(plot, event.clientX - box.left, event.clientY - box.top);
       });
+      if (spec.over) plot.over.addEventListener("mousemove", () => spec.over(plot, plot.cursor.left, plot.cursor.top));
     };
     // The value nearest to a click, by pixels, over all lines shown; a cross at the top stands for a value that is none.
     const pick = (u, left, top) => {
@@ -259,7 +262,7 @@
   async function openPoint(number, scroll) {
     const found = await ask("point", { point: number });
     if (!found) return;
-    Object.assign(state, { point: found, replica: found.replicas[0] || 0, window: null });
+    Object.assign(state, { point: found, replica: found.replicas[0] || 0, window: null, picked: null, way: new Set(), chosen: null });
     for (const id of ["point", "compare", "change"]) $(id).hidden = false;
     $("request").hidden = true;
     $("pick").value = number;
@@ -287,7 +290,7 @@
     if (scroll) $("point").scrollIntoView({ behavior: "instant" });
   }
 
-  const look = () => Promise.all([timeline(), requests()]);
+  const look = () => Promise.all([timeline(), requests(), lanes()]);
 
   async function zoom(window) {
     const end = state.point.end_s;
@@ -320,6 +323,78 @@
       lines: [line("all", 0, found.tokens), line("of prompts", 1, found.prefill_tokens)] });
   }
 
+  // ---- lanes
+
+  const words = (name) => name.replaceAll("_", " ");
+  const colorOf = (what) => state.all.kinds[what] || "#7F7F7F";
+
+  function named(what) {
+    const made = document.createElement("span"), key = document.createElement("span");
+    key.className = "key";
+    key.style.background = paint(colorOf(what));
+    made.append(key, words(what));
+    return made;
+  }
+
+  async function lanes() {
+    const its = state.picked == null ? {} : { request: state.picked };
+    const found = await ask("lanes", { point: state.point.point, replica: state.replica, ...its, ...inWindow() });
+    if (!found) return;
+    state.lanes = found;
+    state.chosen = null;
+    const many = (n) => n.toLocaleString("en"), all = found.id.length === found.of;
+    const which = all ? `all ${many(found.of)} requests that were there` : `${many(found.id.length)} of ${many(found.of)} requests, first those whose state changes in it, evenly spread; zoom in to see others`;
+    const brief = found.shortest_s ? ` Spans shorter than ${WRITE.seconds(found.shortest_s)} are left blank.` : "";
+    $("lanes-said").textContent = found.of ? `In the order in which they came: ${which}.${brief} Click a lane for the request's life; with the keyboard ↑ ↓ choose one and Enter opens it.` : "No request was there in this window.";
+    clear($("lanes"));
+    $("lane").textContent = "";
+    keyed();
+    if (!found.id.length) return;
+    const drawing = window.batchsim.lanes(found, state.all.lanes.map((what) => ({ color: colorOf(what) })), paint, css, () => state);
+    chart($("lanes"), {
+      caption: "What each request was doing", xs: [found.from_s, found.to_s], lines: [{ label: "lane", color: "#000000", dots: true, y: [null, null] }],
+      x: { label: "time since the start of the run", kind: "seconds", range: [found.from_s, found.to_s] }, y: { label: "requests", kind: "none", range: drawing.range },
+      group: "time", zoomed: zoom, height: drawing.height, painted: drawing.painted,
+      at: (u, left, top) => { const hit = drawing.at(u, left, top); if (hit) openRequest(hit.id); },
+      over: (u, left, top) => { const hit = drawing.at(u, left, top); if (hit) tell(hit.id, hit.span); },
+    });
+  }
+
+  // What the colours and frames of the lanes mean.
+  function keyed() {
+    const kinds = [...new Set(state.lanes.kind)].sort((a, b) => a - b).map((kind) => named(state.all.lanes[kind]));
+    const frame = (color, text) => {
+      const made = named(text);
+      Object.assign(made.firstChild.style, { background: "none", border: `2px solid var(${color})` });
+      return made;
+    };
+    if (state.picked != null) kinds.push(frame("--ink", `request ${state.picked}`));
+    if (state.way.size) kinds.push(frame("--bad", "stood in its way"));
+    $("lanes-keys").replaceChildren(...kinds);
+  }
+
+  function tell(id, span) {
+    const found = state.lanes;
+    const way = span != null && found.blocker[span] >= 0 ? `, for request ${found.blocker[span]}` : "";
+    const what = span == null ? "" : `: ${words(state.all.lanes[found.kind[span]])} for ${WRITE.seconds(found.end_s[span] - found.start_s[span])}, from ${WRITE.seconds(found.start_s[span])} on${way}`;
+    $("lane").textContent = `request ${id}${what}`;
+  }
+
+  // Draws the lanes again where what is marked has changed.
+  function remark() { keyed(); for (const redraw of drawn.get($("lanes")) || []) redraw(); }
+
+  function choose(by) {
+    const found = state.lanes, last = found.id.length - 1;
+    if (last < 0) return;
+    state.chosen = state.chosen == null ? (by > 0 ? 0 : last) : Math.max(0, Math.min(last, state.chosen + by));
+    const [from, to] = span(), time = (from + to) / 2, id = found.id[state.chosen];
+    const its = found.lane.findIndex((lane, i) => lane === state.chosen && found.start_s[i] <= time && time < found.end_s[i]);
+    tell(id, its < 0 ? null : its);
+    remark();
+  }
+
+  // ---- requests
+
   async function requests() {
     const found = await ask("requests", { point: state.point.point, by: state.by, ...inWindow() });
     if (!found) return;
@@ -341,30 +416,24 @@
 
   // ---- a request
 
-  const words = (name) => name.replaceAll("_", " ");
-
   async function openRequest(number) {
     const found = await ask("request", { point: state.point.point, id: number });
     if (!found) return;
+    state.life = found;
+    state.picked = found.request_id;
+    state.way = new Set(found.chapters.flatMap((chapter) => [chapter.head, chapter.blocker]).filter((id) => id != null));
+    if (state.lanes && !state.lanes.id.includes(state.picked)) lanes(); else remark();
     $("request").hidden = false;
     $("request-title").textContent = `Request ${number}`;
     $("sentence").textContent = found.sentence;
     const kinds = [...new Set(found.chapters.map((chapter) => chapter.what))];
-    const color = (what) => state.all.kinds[what] || "#7F7F7F";
     $("life").replaceChildren(...found.chapters.map((chapter) => {
       const made = document.createElement("span");
       made.style.flex = `${Math.max(chapter.end_ns - chapter.start_ns, 1) / Math.max(found.e2e_ns, 1)} 1 0`;
-      made.style.background = paint(color(chapter.what));
+      made.style.background = paint(colorOf(chapter.what));
       made.title = `${words(chapter.what)}, ${WRITE.seconds((chapter.end_ns - chapter.start_ns) / 1e9)}`;
       return made;
     }));
-    const named = (what) => {
-      const made = document.createElement("span"), key = document.createElement("span");
-      key.className = "key";
-      key.style.background = paint(color(what));
-      made.append(key, words(what));
-      return made;
-    };
     fill($("parts"), ["where the time went", "time", "share"], found.parts.map((part) => [
       words(part.part), WRITE.seconds(part.ns / 1e9), WRITE.share(found.e2e_ns ? part.ns / found.e2e_ns : 0)]));
     const most = 100, shown = [...found.chapters];
@@ -449,7 +518,7 @@
     return zoom([a + far, b + far]);
   };
   $("pick").onchange = () => openPoint(Number($("pick").value), false);
-  $("replica").onchange = () => { state.replica = Number($("replica").value); timeline(); };
+  $("replica").onchange = () => { state.replica = Number($("replica").value); timeline(); lanes(); };
   $("by").onchange = () => { state.by = $("by").value; requests(); };
   $("whole").onclick = () => zoom(null);
   $("out").onclick = () => wide(4);
@@ -460,6 +529,24 @@
     let k = starts.findIndex((start) => start >= (a + b) / 2);
     if (k < 0) k = starts.length - 1;
     if (k >= 0) zoom([starts[k], starts[k] + lengths[k]]);
+  };
+  const keys = {
+    ArrowLeft: () => shift(-0.25), ArrowRight: () => shift(0.25), "+": () => wide(0.5), "=": () => wide(0.5), "-": () => wide(2), 0: () => zoom(null),
+    ArrowUp: () => choose(-1), ArrowDown: () => choose(1), Enter: () => { if (state.chosen != null) openRequest(state.lanes.id[state.chosen]); },
+  };
+  for (const [id, mine] of [["timeline", /^(ArrowLeft|ArrowRight|[-+=0])$/], ["lanes", /./]]) {
+    $(id).tabIndex = 0;
+    $(id).onkeydown = (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey || event.target !== $(id) || !mine.test(event.key) || !keys[event.key]) return;
+      event.preventDefault();
+      keys[event.key]();
+    };
+  }
+  $("its-time").onclick = async () => {
+    const { sent_ns: sent, e2e_ns: long } = state.life;
+    await zoom([(sent - long * 0.05) / 1e9, (sent + Math.max(long, 1) * 1.05) / 1e9]);
+    $("lanes").scrollIntoView({ block: "center", behavior: "instant" });
+    $("lanes").focus({ preventScroll: true });
   };
   $("go").onclick = () => openRequest($("id").value);
   $("id").onkeydown = (event) => { if (event.key === "Enter") $("go").click(); };
