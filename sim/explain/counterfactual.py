@@ -38,6 +38,7 @@ from batchsim.scenario.replaced import replaced_by
 from batchsim.workload.workload_config import Arrivals, ClosedLoop
 
 LIVE = "measured live; both sides here are simulations"
+NOT_KEPT = "kept without steps"
 OTHER_CODE = "made by other code, trace or paths"
 _RELATIVE = re.compile(r"([+-]\d+(?:\.\d+)?)\s*%\Z")
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)(.*)\Z", re.DOTALL)
@@ -122,6 +123,13 @@ def counterfactual(
     """
     folders = [*folders, Path(str(resources.files(SHIPPED)))]
     plain = _found(scenario_of(results, policy), folders)
+    if (keep := results.keeps(policy)) == "minutes":  # so many requests that their rows were not to be held at once
+        raise ScenarioError(
+            f"{results.path}: rows of requests were not kept, since the scenario says keep: minutes, and a change is"
+            " told request by request. Run it again with --set keep=requests or keep=all."
+        )
+    if keep == "requests":
+        plain["keep"] = "all"
     row = _row(results, policy, load, seed)
     its = varied(results, policy)
     policy, named = (policy, policy) if its is None else (its["policy"], policy)
@@ -141,6 +149,8 @@ def counterfactual(
     point = Point(spec, load, seed)
     if results.manifest.get("live"):
         rerun = LIVE
+    elif keep != "all":
+        rerun = NOT_KEPT
     else:
         rerun = "" if point_hash(identity(setup), point) == row["point"] else OTHER_CODE
     if rerun:

@@ -27,6 +27,7 @@ from batchsim.report.reading import at_load, load_name, load_to_show, short_load
 from batchsim.report.text.counterfactual_text import counterfactual_data
 from batchsim.report.text.story_text import story
 from batchsim.results.read import Results, blocks_by_replica, scenario_of, varied
+from batchsim.view.kept import lacks, minutes_length, minutes_look
 from batchsim.view.lanes import KINDS, Lanes
 from batchsim.view.thinned import kept_rows
 
@@ -48,6 +49,7 @@ FACTORS = (0.1, 10.0)
 _TABLE = 12  # requests that a table lists
 _KEPT = 3  # points whose records are held in memory
 _SHOWN = ("ttft_p50_s", "ttft_p99_s", "tpot_p99_s", "e2e_p99_s", "in_slo", "throughput_rps")
+_SHOWN += ("task_e2e_p50_s", "task_e2e_p99_s")
 
 
 class Point(NamedTuple):
@@ -102,27 +104,46 @@ class Looks:
         }
 
     def point(self, number: int) -> dict[str, Any]:
-        """What is known of a point before its records are read closer: its metrics, its engines, its length."""
-        records, point = self.records(number), self._known(number)
+        """What is known of a point before its records are read closer: its metrics, its engines, its length, and which
+        panels it `lacks`. `steps` is None where they were not kept."""
+        point = self._known(number)
         row = self.results.points.iloc[number]
         return {
             "point": number,
             "title": self._title(point),
-            "end_s": _end_ns(records) / NS_PER_S,
-            "requests": len(records.requests),
-            "steps": int(records.num_steps),
-            "replicas": sorted({replica for replica, _ in _engines(records)}),
+            "keep": self.results.keeps(point.policy),
+            "lacks": lacks(self.results, point.policy),
+            **self._length(number),
             "unstable": bool(row["unstable"]),
             "bound_by": str(row["bound_by"]),
             "metrics": [[METRICS[name].heading, _text(name, float(row[name]))] for name in _SHOWN if name in row.index],
             "knobs": self._knobs(point),
         }
 
+    def _length(self, number: int) -> dict[str, Any]:
+        point = self._known(number)
+        if self.results.keeps(point.policy) == "minutes":
+            return minutes_length(self.results, *point)
+        records = self.records(number)
+        return {
+            "end_s": _end_ns(records) / NS_PER_S,
+            "requests": len(records.requests),
+            "steps": int(records.num_steps) if self.results.keeps(point.policy) == "all" else None,
+            "replicas": sorted({replica for replica, _ in _engines(records)}),
+        }
+
+    def minutes(self, number: int, replica: int, window_s: tuple[float, float] | None) -> dict[str, Any]:
+        """The minutes of an engine, of a point of which these were kept: see `minutes_look`."""
+        if window_s is not None:
+            _window_ns(window_s, 0)
+        return minutes_look(self.results, self._known(number), replica, window_s, MOST_ROWS)
+
     def timeline(self, number: int, replica: int, window_s: tuple[float, float] | None) -> dict[str, Any]:
         """The steps of an engine that overlap a window, the whole run without one: columns of equal length.
 
         `exact`: all of them; else those that hold the extremes of each column (`kept_rows`), `of` so many.
         """
+        self._check(number, "timeline")
         records = self.records(number)
         parts = [part.steps for part in _parts(records, replica)]
         steps = parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -151,6 +172,7 @@ class Looks:
 
     def lanes(self, number: int, replica: int, window_s: tuple[float, float] | None, picked: int) -> dict[str, Any]:
         """The requests that were at an engine in a window, as `Lanes.window` has them; -1 for nobody `picked`."""
+        self._check(number, "lanes")
         records = self.records(number)
         start_ns, end_ns = _window_ns(window_s, _end_ns(records))
         with self._reading:
@@ -164,6 +186,7 @@ class Looks:
     def requests(self, number: int, by: str, window_s: tuple[float, float] | None) -> dict[str, Any]:
         """Requests sent in a window by one of their latencies: a point each, and the slowest as a list. Who did not
         finish has none and is counted as `others`."""
+        self._check(number, "requests")
         records = self.records(number)
         start_ns, end_ns = _window_ns(window_s, _end_ns(records))
         rows = records.requests
@@ -194,6 +217,7 @@ class Looks:
 
     def request(self, number: int, request: int) -> dict[str, Any]:
         """The life of one request, as `batchsim explain --request` has it."""
+        self._check(number, "life")
         point = self._known(number)
         return story(self.results, *point, request, self.records(number))
 
@@ -202,6 +226,8 @@ class Looks:
 
         An id is the same request where its prompt is as long at both; `unlike` counts those that are not.
         """
+        for each in (number, other):
+            self._check(each, "compare")
         seeds = [self._known(each).seed for each in (number, other)]
         if seeds[0] != seeds[1]:
             raise ScenarioError(
@@ -241,6 +267,7 @@ class Looks:
 
         ScenarioError while another is simulated, for a knob that the point has not, or a factor outside FACTORS.
         """
+        self._check(number, "change")
         point = self._known(number)
         known = {each["name"]: each for each in self._knobs(point)}
         if knob not in known:
@@ -276,12 +303,21 @@ class Looks:
             "queues": [_queue(side.records) for side in (found.base, found.changed)],
         }
 
+    def _check(self, number: int, panel: str) -> None:
+        """ScenarioError where the point's run kept too little for a panel."""
+        line = lacks(self.results, self._known(number).policy).get(panel)
+        if line:
+            raise ScenarioError(line)
+
     def records(self, number: int) -> Records:
         """The records of a point, those asked for last being held in memory."""
         point = self._known(number)
         with self._reading:
             found = self._records.pop(number, None)
-            self._records[number] = self.results.records(*point) if found is None else found
+            if found is None:
+                only = self.results.keeps(point.policy) == "requests"
+                found = self.results.records(*point, requests_only=only)
+            self._records[number] = found
             while len(self._records) > _KEPT:
                 del self._records[next(iter(self._records))]
             return self._records[number]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import socket
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -109,6 +110,11 @@ def _timeline(looks: Looks, asked: Asked) -> Answer:
     return lambda: looks.timeline(number, replica, window)
 
 
+def _minutes(looks: Looks, asked: Asked) -> Answer:
+    number, replica, window = asked.whole("point"), asked.whole("replica", 0), asked.window()
+    return lambda: looks.minutes(number, replica, window)
+
+
 def _lanes(looks: Looks, asked: Asked) -> Answer:
     number, replica, picked = asked.whole("point"), asked.whole("replica", 0), asked.whole("request", -1)
     window = asked.window()
@@ -144,12 +150,30 @@ _LOOKS: dict[str, Callable[[Looks, Asked], Answer]] = {
     "/curves": lambda looks, asked: looks.curves,
     "/point": _point,
     "/timeline": _timeline,
+    "/minutes": _minutes,
     "/lanes": _lanes,
     "/requests": _requests,
     "/request": _request,
     "/compare": _compare,
 }
 _SIMULATIONS = {"/counterfactual": _changed}
+
+
+def check_port(port: int) -> None:
+    """ScenarioError where a ViewServer could not listen at `port`, asked before the work whose result it is to show."""
+    with socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+        try:
+            tried.bind((ADDRESS, port))
+            tried.listen()  # one who listens there already may let others bind
+        except OSError as error:
+            raise _taken(port, error) from None
+
+
+def _taken(port: int, error: OSError) -> ScenarioError:
+    return ScenarioError(
+        f"--port {port}: cannot be listened at: {error.strerror}. Give another, or 0 for any free one."
+    )
 
 
 class ViewServer(ThreadingHTTPServer):
@@ -163,9 +187,7 @@ class ViewServer(ThreadingHTTPServer):
         try:
             super().__init__((ADDRESS, port), _Handler)
         except OSError as error:
-            raise ScenarioError(
-                f"--port {port}: cannot be listened at: {error.strerror}. Give another, or 0 for any free one."
-            ) from None
+            raise _taken(port, error) from None
 
     @property
     def address(self) -> str:

@@ -57,6 +57,9 @@
     table.replaceChildren(head, body);
   }
 
+  // What opens a request: a link where its life can be told.
+  const opens = (id) => ("life" in state.point.lacks ? String(id) : link(id, () => openRequest(id)));
+
   function link(text, go) {
     const made = document.createElement("button");
     made.type = "button";
@@ -217,7 +220,8 @@
       if (best) spec.picked(...best);
     };
     redraw();
-    new ResizeObserver(() => { if (figure.clientWidth && Math.max(240, Math.floor(figure.clientWidth)) !== width) redraw(); }).observe(figure);
+    const fit = () => { if (figure.clientWidth && Math.max(240, Math.floor(figure.clientWidth)) !== width) redraw(); };
+    new ResizeObserver(() => requestAnimationFrame(fit)).observe(figure);
     const list = drawn.get(holder) || [];
     list.push(redraw);
     drawn.set(holder, list);
@@ -268,7 +272,8 @@
     $("pick").value = number;
     $("replicas").hidden = found.replicas.length < 2;
     options($("replica"), found.replicas.map((replica) => [replica, replica]), state.replica);
-    const facts = [["requests", found.requests.toLocaleString("en")], ["steps", found.steps.toLocaleString("en")], ["length", WRITE.seconds(found.end_s)]];
+    const steps = found.steps == null ? [] : [["steps", found.steps.toLocaleString("en")]];
+    const facts = [["requests", found.requests.toLocaleString("en")], ...steps, ["length", WRITE.seconds(found.end_s)]];
     if (found.unstable) facts.push(["the queue", "grows"]);
     $("metrics").replaceChildren(...[...facts, ...found.metrics].map(([name, text]) => {
       const made = document.createElement("span"), value = document.createElement("b");
@@ -282,15 +287,50 @@
     $("compare").hidden = !others.length;
     options($("knob"), found.knobs.map((knob) => [knob.name, knob.name]));
     $("change").hidden = !found.knobs.length;
-    slid();
+    for (const id of ["out", "back", "on", "one", "whole"]) $(id).hidden = "timeline" in found.lacks;
+    $("by-number").hidden = "life" in found.lacks;
+    $("one").hidden ||= found.keep !== "all";
+    for (const [panel, id] of [["compare", "compare-how"], ["change", "change-how"], ["requests", "requests-how"]]) $(id).hidden = panel in found.lacks;
     for (const id of ["queues", "pairs"]) clear($(id));
     for (const id of ["beside", "largest"]) $(id).replaceChildren();
-    for (const id of ["changed", "compared"]) $(id).textContent = "";
+    for (const [panel, id] of [["change", "changed"], ["compare", "compared"]]) $(id).textContent = found.lacks[panel] || "";
+    if (!("change" in found.lacks)) slid();
     await look();
     if (scroll) $("point").scrollIntoView({ behavior: "instant" });
   }
 
-  const look = () => Promise.all([timeline(), requests(), lanes()]);
+  // A panel that has nothing to show says in its place why, and what to do.
+  function lacking(panel, ...emptied) {
+    const line = state.point.lacks[panel];
+    if (!line) return false;
+    for (const id of emptied) clear($(id));
+    const said = document.createElement("p");
+    said.textContent = line;
+    $(emptied[0]).append(said);
+    return true;
+  }
+
+  const look = () => Promise.all([state.point.keep === "minutes" ? minutes() : timeline(), requests(), lanes()]);
+
+  async function minutes() {
+    const found = await ask("minutes", { point: state.point.point, replica: state.replica, ...inWindow() });
+    if (!found) return;
+    const shown = found.exact ? `all ${found.of.toLocaleString("en")} minutes` : `${found.start_s.length.toLocaleString("en")} of ${found.of.toLocaleString("en")} minutes, with every highest and lowest`;
+    $("window").textContent = `${WRITE.seconds(found.from_s)} to ${WRITE.seconds(found.to_s)}: ${shown}, which were kept in the place of steps`;
+    const x = { label: "time since the start of the run", kind: "seconds", range: [found.from_s, found.to_s] };
+    const last = found.start_s.length - 1; // the last minute has a length too
+    const common = { xs: last < 0 ? [] : [...found.start_s, found.start_s[last] + 60], x, group: "time", zoomed: zoom };
+    clear($("timeline"));
+    const line = (label, k, y, more) => ({ label, color: state.all.colors[k], y: last < 0 ? [] : [...y, y[last]], stepped: true, ...more });
+    chart($("timeline"), { ...common, caption: "Requests running and waiting, mean of each minute", y: { label: "requests", kind: "number" },
+      lines: [line("running", 0, found.running), line("waiting", 1, found.waiting)] });
+    chart($("timeline"), { ...common, caption: "KV blocks in use, mean of each minute", y: { label: "share of the pool", kind: "share" },
+      lines: [line("in use", 2, found.kv_share, { fill: true })] });
+    chart($("timeline"), { ...common, caption: "Requests sent and finished each minute", y: { label: "requests", kind: "number" },
+      lines: [line("sent", 0, found.sent), line("finished", 2, found.finished)] });
+    chart($("timeline"), { ...common, caption: "Share within the SLO, and of the time that steps ran", y: { label: "share", kind: "share", range: [0, 1.05] },
+      lines: [line("within the SLO", 3, found.within), line("busy", 5, found.busy)] });
+  }
 
   async function zoom(window) {
     const end = state.point.end_s;
@@ -303,6 +343,7 @@
   }
 
   async function timeline() {
+    if (lacking("timeline", "timeline")) { $("window").textContent = ""; return; }
     const found = await ask("timeline", { point: state.point.point, replica: state.replica, ...inWindow() });
     if (!found) return;
     state.steps = found;
@@ -337,6 +378,11 @@
   }
 
   async function lanes() {
+    if (lacking("lanes", "lanes")) {
+      state.lanes = null;
+      for (const id of ["lanes-said", "lanes-keys", "lane"]) $(id).textContent = "";
+      return;
+    }
     const its = state.picked == null ? {} : { request: state.picked };
     const found = await ask("lanes", { point: state.point.point, replica: state.replica, ...its, ...inWindow() });
     if (!found) return;
@@ -381,10 +427,14 @@
   }
 
   // Draws the lanes again where what is marked has changed.
-  function remark() { keyed(); for (const redraw of drawn.get($("lanes")) || []) redraw(); }
+  function remark() {
+    if (!state.lanes) return;
+    keyed();
+    for (const redraw of drawn.get($("lanes")) || []) redraw();
+  }
 
   function choose(by) {
-    const found = state.lanes, last = found.id.length - 1;
+    const found = state.lanes, last = found ? found.id.length - 1 : -1;
     if (last < 0) return;
     state.chosen = state.chosen == null ? (by > 0 ? 0 : last) : Math.max(0, Math.min(last, state.chosen + by));
     const [from, to] = span(), time = (from + to) / 2, id = found.id[state.chosen];
@@ -396,21 +446,22 @@
   // ---- requests
 
   async function requests() {
+    if (lacking("requests", "requests", "slowest")) { $("counted").textContent = ""; return; }
     const found = await ask("requests", { point: state.point.point, by: state.by, ...inWindow() });
     if (!found) return;
     const [from, to] = state.window || [0, state.point.end_s];
     const count = found.exact ? `${found.of.toLocaleString("en")}` : `${found.id.length.toLocaleString("en")} of ${found.of.toLocaleString("en")}, with every highest and lowest`;
-    $("counted").textContent = `Sent in this window: ${count}${found.others ? `; ${found.others.toLocaleString("en")} more have no ${found.by}` : ""}. Click one to see its life.`;
+    $("counted").textContent = `Sent in this window: ${count}${found.others ? `; ${found.others.toLocaleString("en")} more have no ${found.by}` : ""}. ${state.point.lacks.life ? `Lives are ${state.point.lacks.life[0].toLowerCase()}${state.point.lacks.life.slice(1)}` : "Click one to see its life."}`;
     clear($("requests"));
     const log = found.value_s.length > 0 && found.value_s.every((v) => v > 0);
     chart($("requests"), {
       caption: `${found.by} of each request`, xs: found.sent_s, zoomed: zoom,
       lines: [{ label: found.by, color: state.all.colors[0], dots: true, y: found.value_s }],
       x: { label: "sent", kind: "seconds", range: [from, to] }, y: { label: found.by, kind: "seconds", log },
-      picked: (i) => openRequest(found.id[i]),
+      picked: "life" in state.point.lacks ? null : (i) => openRequest(found.id[i]),
     });
     fill($("slowest"), ["request", found.by, "sent", "prompt tokens", "output tokens", "preempted"], found.slowest.map((row) => [
-      link(row.request_id, () => openRequest(row.request_id)), WRITE.seconds(row.value_s), WRITE.seconds(row.sent_s),
+      opens(row.request_id), WRITE.seconds(row.value_s), WRITE.seconds(row.sent_s),
       String(row.prompt_tokens), String(row.output_tokens), String(row.num_preemptions)]));
   }
 
@@ -463,10 +514,10 @@
       caption: `${found.by}, request by request: above the line is slower in ${there}`, xs: found.here_s, diagonal: true, height: 380,
       lines: [{ label: there, color: state.all.colors[0], dots: true, y: found.there_s }],
       x: { label: here, kind: "seconds", log, range: both }, y: { label: there, kind: "seconds", log, range: both },
-      picked: (i) => openRequest(found.id[i]),
+      picked: "life" in state.point.lacks ? null : (i) => openRequest(found.id[i]),
     });
     fill($("largest"), ["largest changes", here, there], found.largest.map(([id, a, b]) => [
-      link(id, () => openRequest(id)), WRITE.seconds(a), WRITE.seconds(b)]));
+      opens(id), WRITE.seconds(a), WRITE.seconds(b)]));
   }
 
   // ---- one change
@@ -518,7 +569,7 @@
     return zoom([a + far, b + far]);
   };
   $("pick").onchange = () => openPoint(Number($("pick").value), false);
-  $("replica").onchange = () => { state.replica = Number($("replica").value); timeline(); lanes(); };
+  $("replica").onchange = () => { state.replica = Number($("replica").value); look(); };
   $("by").onchange = () => { state.by = $("by").value; requests(); };
   $("whole").onclick = () => zoom(null);
   $("out").onclick = () => wide(4);
