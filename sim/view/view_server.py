@@ -25,7 +25,7 @@ from batchsim.view.looks import BY, Looks
 
 ADDRESS = "127.0.0.1"
 MOST_BYTES = 4096
-"""Of a body: that of a simulation has three short values."""
+"""Of a body: that of a simulation has a number for each of some knobs."""
 _IDLE_S = 30  # a connection that says nothing for so long is closed
 _HTML, _SCRIPT, _STYLE = (f"text/{kind}; charset=utf-8" for kind in ("html", "javascript", "css"))
 _JSON = "application/json; charset=utf-8"
@@ -77,6 +77,13 @@ class Asked:
             raise ScenarioError(f"{name}: {str(value)[:40]!r} is no whole number of 64 bits. Give one.")
         return found
 
+    def numbers(self, name: str) -> dict[str, float]:
+        """An object of numbers, by name."""
+        value = self._left.pop(name, None)
+        if not isinstance(value, dict) or not all(key.isprintable() and len(key) <= 100 for key in value):
+            raise ScenarioError(f"{name}: {str(value)[:40]!r} is no object of numbers by name. Give one.")
+        return {key: Asked(value).number(key) for key in value}
+
     def number(self, name: str) -> float:
         value = self._left.pop(name, None)
         try:
@@ -87,11 +94,10 @@ class Asked:
             raise ScenarioError(f"{name}: {str(value)[:40]!r} is no number below 1e9. Give one.")
         return found
 
-    def word(self, name: str, known: tuple[str, ...] | None = None) -> str:
+    def word(self, name: str, known: tuple[str, ...]) -> str:
         value = self._left.pop(name, None)
-        if not isinstance(value, str) or (known is not None and value not in known):
-            listed = f" Write one of {', '.join(known)}." if known else " Give one."
-            raise ScenarioError(f"{name}: {str(value)[:40]!r} is not known.{listed}")
+        if not isinstance(value, str) or value not in known:
+            raise ScenarioError(f"{name}: {str(value)[:40]!r} is not known. Write one of {', '.join(known)}.")
         return value
 
     def window(self) -> tuple[float, float] | None:
@@ -141,9 +147,14 @@ def _compare(looks: Looks, asked: Asked) -> Answer:
     return lambda: looks.compare(number, other, by)
 
 
+def _knobs(looks: Looks, asked: Asked) -> Answer:
+    number = asked.whole("point")
+    return lambda: looks.knobs(number)
+
+
 def _changed(looks: Looks, asked: Asked) -> Answer:
-    number, knob, factor = asked.whole("point"), asked.word("knob"), asked.number("factor")
-    return lambda: looks.changed(number, knob, factor)
+    number, factors = asked.whole("point"), asked.numbers("factors")
+    return lambda: looks.changed(number, factors)
 
 
 _LOOKS: dict[str, Callable[[Looks, Asked], Answer]] = {
@@ -155,6 +166,7 @@ _LOOKS: dict[str, Callable[[Looks, Asked], Answer]] = {
     "/requests": _requests,
     "/request": _request,
     "/compare": _compare,
+    "/knobs": _knobs,
 }
 _SIMULATIONS = {"/counterfactual": _changed}
 

@@ -101,7 +101,8 @@ def test_a_lane_is_clicked_or_chosen_by_keys(tab: Page, url: str, looks: Looks) 
     whole = text(tab, "window")
     tab.click("document.getElementById('its-time')")
     tab.until(f"document.getElementById('window').textContent !== {whole!r}")
-    assert tab.run("document.activeElement.id") == "lanes" and "request 39" in text(tab, "lanes-keys")
+    tab.until("document.activeElement.id === 'lanes'")
+    assert "request 39" in text(tab, "lanes-keys")
     tab.call("Input.dispatchKeyEvent", type="keyDown", key="0")
     tab.until(f"document.getElementById('window').textContent === {whole!r}")
     tab.until("document.getElementById('lanes-said').textContent.includes('all 40')")
@@ -116,13 +117,19 @@ def test_points_are_compared_and_a_knob_is_changed(tab: Page, url: str) -> None:
     tab.click("document.getElementById('pair')")
     tab.until("document.querySelector('#pairs canvas')")
     assert text(tab, "compared").startswith("TTFT of 40 requests.")
-    tab.run("document.getElementById('knob').value = 'max_num_seqs', document.getElementById('knob').onchange()")
-    tab.click("document.getElementById('factor')", (0.75, 0.5))
+    tab.until("document.querySelectorAll('#knobs input').length === 5")
+    assert tab.run("document.getElementById('simulate').disabled")
+    for key in ("policies.continuous.max_num_seqs", "cost_factor"):
+        tab.click(f"document.getElementById('knob-{key}')", (0.75, 0.5))
     tab.until("!document.getElementById('simulate').disabled")
-    said = text(tab, "value")
+    moved = tab.run("[...document.querySelectorAll('#knobs output.moved')].map((each) => each.textContent)")
+    assert len(moved) == 2
     tab.click("document.getElementById('simulate')")
     tab.until("document.querySelector('#queues canvas')")
-    assert text(tab, "changed").startswith(f"max_num_seqs {said}: ") and text(tab, "error") == ""
+    assert text(tab, "changed").startswith(f"max_num_seqs {moved[0]}, cost_factor {moved[1]}")
+    assert text(tab, "error") == ""
+    tab.click("document.getElementById('reset')")
+    tab.until("document.getElementById('simulate').disabled")
 
 
 @pytest.mark.parametrize("width", [390, 1280])

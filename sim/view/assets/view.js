@@ -11,11 +11,17 @@
     const parts = [1, 3, 5].map((i) => parseInt(color.slice(i, i + 2), 16)), share = Math.max(...parts) ? 0.33 : 0.9;
     return `#${parts.map((part) => Math.round(part + share * (255 - part)).toString(16).padStart(2, "0")).join("")}`;
   };
-  const state = { all: null, point: null, replica: 0, window: null, by: "ttft", asked: {}, picked: null, way: new Set(), chosen: null };
+  const state = { all: null, point: null, replica: 0, window: null, by: "ttft", asked: {}, errors: {}, knobs: [], picked: null, way: new Set(), chosen: null };
 
   // ---- asking
 
-  function fail(text) { $("error").textContent = text; $("error").hidden = !text; }
+  // What went wrong stands until a question of the same kind is answered.
+  function fail(kind, text) {
+    state.errors[kind] = text;
+    const said = Object.values(state.errors).find(Boolean) || "";
+    $("error").textContent = said;
+    $("error").hidden = !said;
+  }
 
   // The answer, or null where a newer question of the same kind was asked meanwhile, or it was refused.
   async function ask(kind, parameters, body) {
@@ -29,7 +35,7 @@
       found = { error: "batchsim view has ended. Start it again." };
     }
     if (mine !== state.asked[kind]) return null;
-    fail(found.error || "");
+    fail(kind, found.error || "");
     return found.error ? null : found;
   }
 
@@ -285,8 +291,6 @@
     const like = others.find((each) => each.load === here.load) || others[0];
     options($("other"), others.map((each) => [each.point, each.title]), like && like.point);
     $("compare").hidden = !others.length;
-    options($("knob"), found.knobs.map((knob) => [knob.name, knob.name]));
-    $("change").hidden = !found.knobs.length;
     for (const id of ["out", "back", "on", "one", "whole"]) $(id).hidden = "timeline" in found.lacks;
     $("by-number").hidden = "life" in found.lacks;
     $("one").hidden ||= found.keep !== "all";
@@ -294,8 +298,7 @@
     for (const id of ["queues", "pairs"]) clear($(id));
     for (const id of ["beside", "largest"]) $(id).replaceChildren();
     for (const [panel, id] of [["change", "changed"], ["compare", "compared"]]) $(id).textContent = found.lacks[panel] || "";
-    if (!("change" in found.lacks)) slid();
-    await look();
+    await Promise.all([look(), knobs()]);
     if (scroll) $("point").scrollIntoView({ behavior: "instant" });
   }
 
@@ -522,24 +525,53 @@
 
   // ---- one change
 
-  // The slider is in octaves: from a quarter to four times.
-  const factor = () => 2 ** Number($("factor").value);
+  // The sliders are in octaves: from a quarter to four times.
+  const moved = () => state.knobs.filter((knob) => Number(knob.slider.value) !== 0);
+
+  async function knobs() {
+    state.knobs = [];
+    $("knobs").replaceChildren();
+    $("change-how").hidden = true;
+    if ("change" in state.point.lacks) return;
+    const found = await ask("knobs", { point: state.point.point });
+    if (!found) return;
+    $("changed").textContent = found.why && `Not simulated here: ${found.why}`;
+    $("change-how").hidden = !!found.why;
+    for (const knob of found.knobs) {
+      const label = document.createElement("label"), slider = document.createElement("input"), value = document.createElement("output");
+      Object.assign(slider, { type: "range", min: -2, max: 2, step: 0.05, value: 0, id: `knob-${knob.key}` });
+      Object.assign(label, { textContent: knob.name, htmlFor: slider.id });
+      slider.oninput = slid;
+      slider.ondblclick = () => { slider.value = 0; slid(); };
+      $("knobs").append(label, slider, value);
+      state.knobs.push({ ...knob, slider, output: value });
+    }
+    slid();
+  }
 
   function slid() {
-    const knob = state.point.knobs.find((each) => each.name === $("knob").value);
-    if (!knob) return;
-    $("value").textContent = `${WRITE.number(knob.value)} → ${WRITE.number(knob.whole ? Math.max(1, Math.round(knob.value * factor())) : knob.value * factor())}`;
-    $("simulate").disabled = Number($("factor").value) === 0;
+    for (const { value, unit, whole, slider, output } of state.knobs) {
+      const octaves = Number(slider.value), after = value * 2 ** octaves;
+      const written = `${WRITE.number(whole ? Math.max(1, Math.round(after)) : after)}${unit}`;
+      output.textContent = octaves ? `${WRITE.number(value)}${unit} → ${written}` : written;
+      output.className = octaves ? "moved" : "";
+      slider.setAttribute("aria-valuetext", written);
+    }
+    $("simulate").disabled = !moved().length || state.simulating;
+    $("reset").disabled = !moved().length;
   }
 
   async function simulate() {
+    state.simulating = true;
     $("running").textContent = "simulating …";
-    $("simulate").disabled = true;
-    const found = await ask("counterfactual", null, { point: state.point.point, knob: $("knob").value, factor: factor() });
+    slid();
+    const factors = Object.fromEntries(moved().map(({ key, slider }) => [key, 2 ** Number(slider.value)]));
+    const found = await ask("counterfactual", null, { point: state.point.point, factors });
+    state.simulating = false;
     $("running").textContent = "";
     slid();
     if (!found) return;
-    const change = `${found.knob} ${WRITE.number(found.before)} → ${WRITE.number(found.after)}`;
+    const change = found.knobs.map(({ name, before, after }) => `${name} ${before} → ${after}`).join(", ");
     const misses = `${found.misses[0].toLocaleString("en")} SLO misses before, ${found.misses[1].toLocaleString("en")} after`;
     const each = found.no_effect ? "no request's times changed" : found.vanish ? `${found.vanish.length.toLocaleString("en")} vanish, ${found.appear.length.toLocaleString("en")} appear` : "the requests differ, so no two are compared";
     $("changed").textContent = `${change}: ${misses}; ${each}.${found.rerun ? ` The results were ${found.rerun}; the unchanged point was simulated for this.` : ""}`;
@@ -602,8 +634,7 @@
   $("go").onclick = () => openRequest($("id").value);
   $("id").onkeydown = (event) => { if (event.key === "Enter") $("go").click(); };
   $("pair").onclick = compare;
-  $("knob").onchange = slid;
-  $("factor").oninput = slid;
+  $("reset").onclick = () => { for (const { slider } of state.knobs) slider.value = 0; slid(); };
   $("simulate").onclick = simulate;
   curves();
 })();
