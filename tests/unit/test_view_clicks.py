@@ -132,6 +132,30 @@ def test_points_are_compared_and_a_knob_is_changed(tab: Page, url: str) -> None:
     tab.until("document.getElementById('simulate').disabled")
 
 
+def test_the_browser_blocks_nothing_and_fetches_nothing_from_elsewhere(tab: Page, url: str) -> None:
+    """Nothing that the page does is against its own policy, and every request goes to its server."""
+    noted = (
+        "window.blocked = []; addEventListener('securitypolicyviolation', (e) => blocked.push(e.violatedDirective));"
+    )
+    added = tab.call("Page.addScriptToEvaluateOnNewDocument", source=noted)["identifier"]
+    opened(tab, url)
+    tab.click("document.querySelector('#slowest button')")
+    tab.until("document.getElementById('sentence').textContent && document.querySelector('#lanes canvas')")
+    tab.call("Page.removeScriptToEvaluateOnNewDocument", identifier=added)
+    assert tab.run("blocked") == []
+    fetched = tab.run("performance.getEntriesByType('resource').map((each) => each.name)")
+    assert len(fetched) > 8 and all(name.startswith(url) for name in fetched)
+
+
+def test_times_of_one_step_late_in_a_run_are_told_apart(tab: Page, url: str) -> None:
+    """Its two ends, which differ in milliseconds after seconds."""
+    opened(tab, url)
+    tab.click("document.getElementById('one')")
+    tab.until("/all [123] steps/.test(document.getElementById('window').textContent)")
+    start, _, end = text(tab, "window").partition(":")[0].partition(" to ")
+    assert start.endswith(" s") and end.endswith(" s") and 0.005 < float(end[:-2]) - float(start[:-2]) < 0.1
+
+
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("dark", [False, True])
 def test_no_width_makes_the_page_scroll_sideways(tab: Page, url: str, width: int, dark: bool) -> None:

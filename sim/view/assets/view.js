@@ -89,13 +89,29 @@
 
   const drawn = new Map(); // by the element that holds them: how to draw each again
 
+  // Times so far apart, all in one unit and with the digits that tell them apart: 300.0012 s at a step of 0.2 ms.
+  function clock(at, step) {
+    const most = Math.max(...at.map(Math.abs)), whole = (of) => Math.abs(step / of - Math.round(step / of)) < 1e-6;
+    const [unit, name] = most >= 7200 && whole(360) ? [3600, "h"] : most >= 120 && whole(6) ? [60, "min"]
+      : [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]].find(([unit]) => most >= unit) || [1, "s"];
+    const digits = Math.min(12, Math.max(0, Math.ceil(-Math.log10(step / unit) - 1e-6)));
+    return at.map((v) => `${Number((v / unit).toFixed(digits)).toLocaleString("en", { maximumFractionDigits: digits })} ${name}`);
+  }
+
+  // The ends of a window, with digits for a hundredth of it.
+  const ends = (from, to) => clock([from, to], to > from ? 10 ** Math.floor(Math.log10((to - from) / 100)) : 1).join(" to ");
+
   function axis(label, kind, across, log) {
     const made = {
       label, stroke: css("--ink"), grid: { stroke: css("--grid"), width: 1 }, ticks: { stroke: css("--line"), width: 1 },
       font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif", size: across ? 44 : 66, labelSize: 20,
-      values: (u, at) => at.map((v) => (v == null || kind === "none" ? "" : kind === "seconds" && !log ? window.batchsim.tick(v) : WRITE[kind](v))),
+      values: (u, at) => at.map((v) => (v == null || kind === "none" ? "" : WRITE[kind](v))),
     };
-    if (kind === "seconds" && !log) made.incrs = window.batchsim.steps;
+    if (kind === "seconds" && !log) {
+      made.incrs = window.batchsim.steps;
+      made.values = (u, at) => clock(at, at.length > 1 ? at[1] - at[0] : 1);
+    }
+    if (across && kind === "seconds") made.space = (u, i, min, max, wide) => (wide < 360 ? 62 : 84);
     return made;
   }
 
@@ -319,7 +335,7 @@
     const found = await ask("minutes", { point: state.point.point, replica: state.replica, ...inWindow() });
     if (!found) return;
     const shown = found.exact ? `all ${found.of.toLocaleString("en")} minutes` : `${found.start_s.length.toLocaleString("en")} of ${found.of.toLocaleString("en")} minutes, with every highest and lowest`;
-    $("window").textContent = `${WRITE.seconds(found.from_s)} to ${WRITE.seconds(found.to_s)}: ${shown}, which were kept in the place of steps`;
+    $("window").textContent = `${ends(found.from_s, found.to_s)}: ${shown}, which were kept in the place of steps`;
     const x = { label: "time since the start of the run", kind: "seconds", range: [found.from_s, found.to_s] };
     const last = found.start_s.length - 1; // the last minute has a length too
     const common = { xs: last < 0 ? [] : [...found.start_s, found.start_s[last] + 60], x, group: "time", zoomed: zoom };
@@ -351,7 +367,7 @@
     if (!found) return;
     state.steps = found;
     const shown = found.exact ? `all ${found.of.toLocaleString("en")} steps` : `${found.start_s.length.toLocaleString("en")} of ${found.of.toLocaleString("en")} steps, with every highest and lowest`;
-    $("window").textContent = `${WRITE.seconds(found.from_s)} to ${WRITE.seconds(found.to_s)}: ${shown}`;
+    $("window").textContent = `${ends(found.from_s, found.to_s)}: ${shown}`;
     const x = { label: "time since the start of the run", kind: "seconds", range: [found.from_s, found.to_s] };
     const from = found.exact ? "" : ", thinned";
     const common = { xs: found.start_s, x, group: "time", zoomed: zoom };
@@ -608,6 +624,7 @@
   $("back").onclick = () => shift(-0.5);
   $("on").onclick = () => shift(0.5);
   $("one").onclick = () => {
+    if (!state.steps) return;
     const [a, b] = span(), { start_s: starts, step_s: lengths } = state.steps;
     let k = starts.findIndex((start) => start >= (a + b) / 2);
     if (k < 0) k = starts.length - 1;
