@@ -283,6 +283,9 @@ def scenario_of(results: Results, policy: str) -> dict[str, Any]:
     *path, last = results.manifest["vary"]["key"].split(".")
     at = plain
     for key in path:
+        cost = at.get("cost")
+        if key == "deployment" and isinstance(cost, dict) and cost.get("kind") == key:
+            key = "cost"  # as which it stands in plain values
         at[key] = at = at.get(key) or {}
     at[last] = its["value"]
     return plain
