@@ -144,6 +144,7 @@ _STEP_PLACES = {
     for i, (name, kind) in enumerate(STEP_COLUMNS)
 }
 pack_lane = _LANE.pack
+pack_decodes = struct.Struct("<3q16x2i36x3i16x").pack  # a step of decodes, without padding: the columns that are not 0
 _TWO_LANES, _TWO_CALLS, _PROCESSED = map(struct.Struct, ("<8q", "<qq16xqq", "<qq"))
 LANE_BYTES = _LANE.size
 PROCESSED_AT = 16
@@ -243,23 +244,6 @@ class Records:
         return cls(read["requests"], read["steps"], read["states"], texts, details, lanes=read["lanes"])
 
 
-def decode_rows(
-    start_ns: NDArray[np.int64],
-    duration_ns: NDArray[np.int64],
-    context_tokens: NDArray[np.int64],
-    num_decode: int,
-    free_blocks: NDArray[np.int64],
-    num_waiting: int,
-    num_running: int,
-) -> bytes:
-    """The rows of steps of the same decodes, without padding, as packed by `pack_step`."""
-    alike = pack_step(*(0,) * 5, num_decode, num_decode, *(0,) * 10, num_waiting, num_running, 0, 0, 0)
-    rows = np.frombuffer(bytearray(alike * len(start_ns)), STEP_DTYPE)
-    rows["start_ns"], rows["duration_ns"], rows["context_tokens"] = start_ns, duration_ns, context_tokens
-    rows["free_blocks"] = free_blocks
-    return rows.tobytes()
-
-
 class Recorder:
     """Collects rows as packed bytes. `text(s)` gives the code that stands for a string in a code column."""
 
@@ -313,18 +297,6 @@ class Recorder:
         """Writes the rows of the host's part of the two steps in flight, as `launched`, behind those processed."""
         self.num_processed = len(self.lane_rows) // LANE_BYTES
         self.lane_rows += _TWO_LANES.pack(*first, MISSING, 0, *second, MISSING, 0)
-
-    def launched_on(
-        self, called_ns: NDArray[np.int64], launched_ns: NDArray[np.int64], wasted_tokens: tuple[int, int]
-    ) -> None:
-        """Writes the rows of the host's part of steps launched behind the two in flight, each as the results of the one
-        before the last are processed; `wasted_tokens` are those of the two."""
-        rows, in_flight = np.zeros((len(called_ns), 4), "<i8"), len(self.lane_rows) - 2 * LANE_BYTES + PROCESSED_AT
-        rows[:, 0], rows[:, 1], rows[:-2, 2], rows[-2:, 2] = called_ns, launched_ns, called_ns[2:], MISSING
-        for at, now_ns, wasted in zip((0, LANE_BYTES), called_ns[:2].tolist(), wasted_tokens, strict=False):
-            _PROCESSED.pack_into(self.lane_rows, in_flight + at, now_ns, wasted)
-        self.lane_rows += rows.tobytes()
-        self.num_processed = len(self.lane_rows) // LANE_BYTES - 2
 
     def landed(self, back: int, launched_ns: int, start_ns: int, duration_ns: int) -> None:
         """Writes the times of the step `back` rows from the end, which is over now, if its row is still here."""

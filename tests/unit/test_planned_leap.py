@@ -144,18 +144,6 @@ def test_a_failure_finds_the_steps_done_that_began_before_it(line: bool) -> None
     )
 
 
-@pytest.mark.parametrize("blocks", [51, 52, 53, 60, 1000])
-def test_an_engine_that_is_ahead_is_cut_as_it_would_have_been_asked(blocks: int) -> None:
-    """Whoever comes does so in every phase of a step: before the scheduler is called for one, between that and its
-    launch, as the step before it ends."""
-    for at_ns in range(90, 115):
-        stream = [*STREAM[:2], arrival(2, at_ns, 4, 2), arrival(4, 402, 4, 30), arrival(5, at_ns + 3, 4, 40)]
-        leaping, (calls, _) = fleet(*stream, blocks=blocks, ahead=True)
-        stepping, (asked, _) = fleet(*stream, blocks=blocks, ahead=True, leap=False)
-        same(leaping, stepping)
-        assert calls < asked / 2
-
-
 def test_a_step_is_not_launched_by_an_engine_that_fails_between_call_and_launch() -> None:
     """A replica that fails at every instant of two steps leaves what it does without leaps."""
     for at_ns in range(500, 530):
