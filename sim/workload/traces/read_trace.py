@@ -53,7 +53,7 @@ def read_trace(config: TraceConfig, base: Path, seed: int = 0, *, tolerant: bool
         layout = lay_out(source, config)
         loaded = _load(source, layout, config)
     _check_not_empty(source, config, loaded)
-    notes = [f"read as {layout.format}: {layout.reason}", *_load_notes(source, layout, loaded)]
+    notes = [f"read as {layout.format}: {layout.reason}", *_load_notes(source, layout, loaded, config)]
     if config.rows is not None and loaded.seen < config.rows[1] - config.rows[0]:
         notes.append(f"rows [{config.rows[0]}, {config.rows[1]}] asked, the file ends after {loaded.seen:,} of them")
     trace = _in_file_order(loaded, layout, config)
@@ -129,7 +129,7 @@ def _load(source: TraceSource, layout: Layout, config: TraceConfig) -> _Loaded:
     loaded = _Loaded(labels=Labels.of(columns, config, layout.duration_unit))
     lines, decode = rows(source, names)
     if layout.flatten is not None:
-        lines = flattened(lines, layout.flatten())
+        lines = flattened(lines, layout.flatten(), as_recorded=config.replay == "as_recorded")
     start, stop = config.rows if config.rows is not None else (0, None)
     for number, raw in islice(lines, start, stop):
         loaded.seen += 1
@@ -194,7 +194,7 @@ def _check_not_empty(source: TraceSource, config: TraceConfig, loaded: _Loaded) 
     )
 
 
-def _load_notes(source: TraceSource, layout: Layout, loaded: _Loaded) -> list[str]:
+def _load_notes(source: TraceSource, layout: Layout, loaded: _Loaded, config: TraceConfig) -> list[str]:
     notes = []
     if loaded.broken:
         notes.append(f"{loaded.broken:,} of {loaded.seen:,} rows dropped as broken, the first {loaded.first_broken}")
@@ -205,7 +205,7 @@ def _load_notes(source: TraceSource, layout: Layout, loaded: _Loaded) -> list[st
     notes += loaded.labels.notes(loaded.seen)
     columns = layout.columns
     used = {getattr(columns, each.name) for each in fields(columns)}
-    if layout.flatten is not None:
+    if layout.flatten is not None and config.replay != "as_recorded":
         used.add("session_id")  # which nested forms read as their session
     notes += [f"{name} not used: {what}" for name, what in UNUSED.items() if name in source.names and name not in used]
     return notes
