@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from pathlib import Path
@@ -13,12 +14,12 @@ from batchsim.base.errors import TraceError
 from batchsim.base.units import MAX_TIME_NS, NS_PER_S, format_duration
 from batchsim.workload.traces.apart import rows_apart
 from batchsim.workload.traces.formats import UNUSED, Layout, lay_out
-from batchsim.workload.traces.labels import Labels
+from batchsim.workload.traces.labels import NOT_TOLD, Labels
 from batchsim.workload.traces.nested import flattened
 from batchsim.workload.traces.scale import spread
 from batchsim.workload.traces.trace_config import TraceConfig
 from batchsim.workload.traces.trace_file import TraceSource, open_source, reading, rows
-from batchsim.workload.traces.trace_rows import HashIds, Ints, TraceRows, cut_tasks, has_tasks
+from batchsim.workload.traces.trace_rows import HashIds, Ints, TraceRows, cut_note, cut_tasks, has_tasks
 from batchsim.workload.traces.values import UNIT_NS, clock_reader, hash_id_reader, share_reader, token_reader
 
 
@@ -57,6 +58,7 @@ def read_trace(config: TraceConfig, base: Path, seed: int = 0, *, tolerant: bool
     if config.rows is not None and loaded.seen < config.rows[1] - config.rows[0]:
         notes.append(f"rows [{config.rows[0]}, {config.rows[1]}] asked, the file ends after {loaded.seen:,} of them")
     trace = _in_file_order(loaded, layout, config)
+    notes += _cut_by_rows(source, layout, config, trace)
     if layout.columns.arrival is None:
         if config.time is not None or config.jitter:
             raise TraceError(f"{source.path}: has no arrival times to slice or to jitter. Drop trace.time and jitter.")
@@ -99,6 +101,24 @@ def _in_file_order(loaded: _Loaded, layout: Layout, config: TraceConfig) -> Trac
     if "task" in labels and not has_tasks(labels["task"], several=layout.flatten is not None):
         del labels["task"]
     return replace(trace, labels=labels, texts=loaded.labels.texts())
+
+
+def _cut_by_rows(source: TraceSource, layout: Layout, config: TraceConfig, trace: TraceRows) -> list[str]:
+    """A note on the tasks of which `trace.rows` leaves out some rows, found in another reading of the file."""
+    if config.rows is None or layout.columns.task is None or "task" not in trace.labels:
+        return []
+    kept = {trace.texts["task"][code] for code in np.unique(trace.labels["task"]).tolist() if code != NOT_TOLD}
+    left_out: set[str] = set()
+    with reading(source.path):
+        lines, decode = rows(source, [layout.columns.prompt, layout.columns.task])
+        if layout.flatten is not None:
+            lines = flattened(lines, layout.flatten())
+        for index, (_, raw) in enumerate(lines):
+            if config.rows[0] <= index < config.rows[1]:
+                continue
+            with suppress(ValueError):  # a row that cannot be read is of no task, and nobody asked for it
+                left_out.add(str(decode(raw)[1]).strip())
+    return cut_note(len(kept & left_out), "trace.rows")
 
 
 def _hash_notes(trace: TraceRows) -> list[str]:
