@@ -46,6 +46,7 @@ class OneLineGroup(TyperGroup):
         """Runs the command and exits: 0, 1 (a comparison or a point failed), 2 (bad input, or output that cannot be
         written) or 130 (Ctrl-C).
         """
+        _check_surroundings()
         try:
             _check_options(extra.get("args", args[0] if args else None) or sys.argv[1:])
             code = super().main(*args, **extra | {"standalone_mode": False})
@@ -67,6 +68,19 @@ class OneLineGroup(TyperGroup):
                 typer.echo(f"stdout: cannot be written: {error.strerror}. Send it elsewhere, or make room.", err=True)
             sys.exit(2)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _check_surroundings() -> None:
+    """Ends the program with one line where nothing could come of any command: what it prints into is closed, or the
+    folder that paths start from is gone."""
+    if sys.stdout is None:  # >&-
+        typer.echo("stdout: is closed. Send it somewhere, /dev/null if nothing is to be seen.", err=True)
+        sys.exit(2)
+    try:
+        os.getcwd()
+    except OSError as error:
+        typer.echo(f"the current folder: {error.strerror}. Change to one that is there.", err=True)
+        sys.exit(2)
 
 
 def _check_options(given: Sequence[str]) -> None:

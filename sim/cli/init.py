@@ -10,12 +10,17 @@ import typer
 from batchsim.base.errors import CalibrationError, ScenarioError
 from batchsim.base.files import write_text, writing
 from batchsim.cli import option
-from batchsim.cli.common import check_output, one_line_errors, read_scenario
+from batchsim.cli.common import check_output, check_replaceable, one_line_errors, read_scenario
 from batchsim.cli.traces import trace_config
 
 if TYPE_CHECKING:
     from batchsim.scenario.command_lines.flags import Read
 
+SCHEMA = "batchsim.schema.json"
+"""The file beside a scenario that describes it. A file, since an editor finds it without a network, and it is of the
+very version that wrote it; an address would be of another one some day."""
+SCHEMA_BEGINS = b'{\n "$schema": "https://json-schema.org/draft/2020-12/schema",\n "title": "batchsim scenario"'
+_MODELINE = f"# yaml-language-server: $schema={SCHEMA}"
 _MODEL, _GPU = "llama-3.1-8b", "h200"
 _Degree = Annotated[int | None, typer.Option(min=1, max=1024, help="GPUs that share every layer.")]
 _Line = Annotated[str | None, typer.Option(metavar="COMMAND", help="The command that starts the server, in quotes.")]
@@ -41,8 +46,11 @@ def init(
     from_trtllm: _Line = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("scenario.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    schema: Annotated[
+        bool, typer.Option("--schema/--no-schema", help="Whether to write the JSON schema for editors beside it.")
+    ] = True,
 ) -> None:
-    """Write a commented scenario that runs.
+    """Write a commented scenario that runs, and beside it the JSON schema that its first line names for editors.
 
     Example: batchsim init --from-vllm "vllm serve meta-llama/Llama-3.1-70B -tp 4 --kv-cache-dtype fp8" --gpu h100_sxm
     """
@@ -53,6 +61,10 @@ def init(
     if output.exists() and not force:
         raise ScenarioError(f"{output}: is there already. Write another with -o, or replace it with --force.")
     check_output(output)
+    beside = output.parent / SCHEMA
+    if schema:
+        check_output(beside, "Leave it out with --no-schema.")
+        check_replaceable(beside, (SCHEMA_BEGINS,), "schema of a scenario")
     config = None if trace is None else trace_config(trace, format_, columns, time_unit)
     if config is None and (columns or time_unit or format_ != "auto"):
         raise ScenarioError("init: --columns, --time-unit and --format describe a trace. Name it with --trace.")
@@ -72,7 +84,12 @@ def init(
         if read and (its := read.keys["model"]) != deployed.keys["model"]:
             typer.echo(f"! --model {model} in the place of the command's {its}", err=True)
     with writing(output, "Give another path with -o."):
-        write_text(output, text)
+        write_text(output, f"{_MODELINE}\n{text}" if schema else text)
+    if schema:
+        from batchsim.scenario.schema import schema_text
+
+        with writing(beside, "Leave it out with --no-schema."):
+            write_text(beside, schema_text())
     typer.echo(f"{output}   next: batchsim run {output}")
 
 

@@ -113,7 +113,7 @@ def catalog(as_json: option.Json = False) -> None:
 
 @one_line_errors
 def schema() -> None:
-    """Print the JSON schema of a scenario file. Example: batchsim schema > scenario.schema.json"""
-    from batchsim.scenario import scenario_schema
+    """Print the JSON schema of a scenario file. Example: batchsim schema > batchsim.schema.json"""
+    from batchsim.scenario.schema import schema_text
 
-    print_json(scenario_schema())
+    typer.echo(schema_text(), nl=False)

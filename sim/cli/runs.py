@@ -34,6 +34,10 @@ def run(
     ] = True,
     html: option.Html = False,
     view: Annotated[bool, typer.Option("--view", help="Then serve a page to look around in, until Ctrl-C.")] = False,
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Of --view: the port at 127.0.0.1; 0: any free.", show_default=str(PORT)),
+    ] = None,
     traces: option.Traces = None,
     precision: Annotated[
         str | None,
@@ -70,6 +74,7 @@ def run(
     from batchsim.study.curves.run import run_scenario
     from batchsim.study.sweep.points import keeping
 
+    _check_view(view, port)
     folders = [traces] if traces else []
     loaded = load_scenario(scenario, overrides=set_ or [], trace_folders=folders, allow_code=allow_code)
     if load is not None and load not in loaded.loads and not loaded.auto:
@@ -96,7 +101,17 @@ def run(
         manifest, failed = results.manifest, [Failed(**entry) for entry in results.manifest["failed"]]
         raise points_failed(failed, manifest["points_run"] + manifest["points_reused"] + len(failed))
     if view:
-        show(results, PORT, traces, allow_code=allow_code)
+        show(results, PORT if port is None else port, traces, allow_code=allow_code)
+
+
+def _check_view(view: bool, port: int | None) -> None:
+    """ScenarioError where the page could not be served after the run, told before it."""
+    if view:
+        from batchsim.view.view_server import check_port
+
+        check_port(PORT if port is None else port)
+    elif port is not None:
+        raise ScenarioError(f"--port {port}: is of --view, which is not given. Add --view.")
 
 
 def _precision(share: str | None, metric: str | None, max_seeds: int | None) -> Precision | None:

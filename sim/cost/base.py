@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from batchsim.cost.cost_error import CostError, Unknown
 from batchsim.cost.lanes import HostPart, Lanes
 from batchsim.cost.profile import Hull, Profile
@@ -20,9 +23,9 @@ class Cost(CostModel, StepEstimator, Protocol):
     property where it knows better.
     """
 
-    def decode_line(self, batch: Batch) -> tuple[float, float] | None:
-        """(a, b), none negative, such that `step_ns` of the decode-only step `batch`, without padding, drafts and
-        swaps, is int(a + b · context) at every context of its sequences; None where it is no such line."""
+    def decode_times(self, batch: Batch, contexts: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """`step_ns` of the decode-only step `batch`, without padding, drafts and swaps, at each of `contexts`, its
+        total context in tokens as it grows, or at the first of them; None where steps are timed one by one."""
         return None
 
     @property

@@ -122,6 +122,18 @@ class Calibrated(Cost):
             ns += self.swap_ns(swap_blocks(batch))
         return int(ns) or 1
 
+    def decode_times(self, batch: Batch, contexts: NDArray[np.int64]) -> NDArray[np.int64]:
+        rows, first = batch.num_decode, int(contexts[0])
+        if not self.extrapolate and first > self.profile.hull.max_context * rows:
+            return np.empty(0, np.int64)  # a step that nobody has asked for yet is no error
+        _, last, alone, per_token, least, _ = self._find(rows, first)
+        if contexts[-1] > last:
+            contexts = contexts[: contexts.searchsorted(last, "right")]
+        found = alone + per_token * contexts
+        if min(found[0], found[-1]) < max(least, 1):
+            found = np.maximum(found, max(least, 1))
+        return found.astype(np.int64)
+
     def recompute_ns(self, num_tokens: int) -> int:
         """ns of computing the first `num_tokens` of one sequence and nothing else, in as many steps as that takes with
         at most the tokens measured in one, and with warm caches."""

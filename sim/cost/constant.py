@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batchsim.base.ranges import Config
 from batchsim.base.units import PartDuration, StepDuration, format_duration
@@ -38,6 +39,9 @@ class Constant(Cost, Config):
 
     def step_ns(self, batch: Batch) -> int:
         return self.step
+
+    def decode_times(self, batch: Batch, contexts: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.full(len(contexts), self.step)
 
     def recompute_ns(self, num_tokens: int) -> int:
         return self.step
@@ -92,6 +96,9 @@ class Linear(Cost, Config):
         if batch.swap_out or batch.swap_in:
             ns += self.swap_ns(swap_blocks(batch))
         return ns
+
+    def decode_times(self, batch: Batch, contexts: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.base + (self.per_token + self.per_sequence) * batch.num_decode + self.per_context_token * contexts
 
     def recompute_ns(self, num_tokens: int) -> int:
         """ns of a step that computes `num_tokens` of one sequence and nothing else."""

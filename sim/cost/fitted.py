@@ -107,6 +107,17 @@ class Fitted(Cost):
             ns += its.kernel * self.kernel.step_ns(batch)
         return round(ns) or 1
 
+    def decode_times(self, batch: Batch, contexts: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        its, rows = self.terms, batch.num_decode
+        ns = its.base + its.sequence * rows + its.context_token * contexts
+        ns += its.rows_2 * (rows >= 2) + its.rows_4 * (rows >= 4) + its.rows_8 * (rows >= 8)
+        if self.kernel is not None and its.kernel:
+            kernel = self.kernel.decode_times(batch, contexts)
+            if kernel is None:
+                return None
+            ns = ns[: len(kernel)] + its.kernel * kernel
+        return np.maximum(np.rint(ns), 1).astype(np.int64)
+
     def recompute_ns(self, num_tokens: int) -> int:
         """ns of a step that computes the first `num_tokens` of one sequence, and nothing else."""
         its, kernel = self.terms, 0 if self.kernel is None else self.kernel.recompute_ns(num_tokens)

@@ -48,7 +48,7 @@ class Lanes:
     def __init__(self, cost: Cost, stages: int) -> None:
         self.cost = cost.without_host()
         self.step_ns = self.device_ns = self.cost.step_ns
-        self.decode_line = self.cost.decode_line
+        self.decode_times = self.cost.decode_times
         self._host = cost.host_part
         self._stages = stages
 

@@ -293,8 +293,8 @@ class Roofline(Cost):
             ns += self.swap_ns(swap_blocks(batch))
         return int(ns)
 
-    def decode_line(self, batch: Batch) -> tuple[float, float]:
-        return self._decode_ns.get(batch.num_decode) or self._alone_ns(batch.num_decode), self._context_ns
+    def decode_times(self, batch: Batch, contexts: NDArray[np.int64]) -> NDArray[np.int64]:
+        return (self._alone_ns(batch.num_decode) + self._context_ns * contexts).astype(np.int64)
 
     def _alone_ns(self, rows: int) -> float:
         """ns of a step of `rows` decodes but for their context, on which nothing else depends."""

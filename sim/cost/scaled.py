@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from batchsim.cost.base import Cost
 from batchsim.cost.cost_error import CostError, Unknown
 from batchsim.cost.lanes import HostPart
@@ -26,6 +29,10 @@ class Scaled(Cost):
 
     def step_ns(self, batch: Batch) -> int:
         return round(self.factor * self.cost.step_ns(batch)) or 1
+
+    def decode_times(self, batch: Batch, contexts: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        found = self.cost.decode_times(batch, contexts)
+        return None if found is None else np.maximum(np.rint(self.factor * found), 1).astype(np.int64)
 
     def recompute_ns(self, num_tokens: int) -> int:
         return round(self.factor * self.cost.recompute_ns(num_tokens))

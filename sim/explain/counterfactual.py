@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -38,6 +38,7 @@ from batchsim.scenario.replaced import replaced_by
 from batchsim.workload.workload_config import Arrivals, ClosedLoop
 
 LIVE = "measured live; both sides here are simulations"
+NOT_KEPT = "kept without steps"
 OTHER_CODE = "made by other code, trace or paths"
 _RELATIVE = re.compile(r"([+-]\d+(?:\.\d+)?)\s*%\Z")
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)(.*)\Z", re.DOTALL)
@@ -120,13 +121,14 @@ def counterfactual(
 
     ScenarioError for a change of an unknown key, a change that this point cannot have, or a point that cannot be made.
     """
-    folders = [*folders, Path(str(resources.files(SHIPPED)))]
-    plain = _found(scenario_of(results, policy), folders)
-    row = _row(results, policy, load, seed)
-    its = varied(results, policy)
-    policy, named = (policy, policy) if its is None else (its["policy"], policy)
-    scenario = _scenario(results, plain, (), folders, allow_code)
-    setup, spec = Setup.of(scenario), _spec(scenario, policy, row["variant"], results)
+    keep = results.keeps(policy)
+    if keep == "minutes":  # so many requests that their rows were not to be held at once
+        raise ScenarioError(
+            f"{results.path}: rows of requests were not kept, since the scenario says keep: minutes, and a change is"
+            " told request by request. Run it again with --set keep=requests or keep=all."
+        )
+    named = policy
+    folders, plain, row, policy, scenario, setup, spec = _stated(results, policy, load, seed, folders, allow_code)
     _check_axis(scenario, changes)
     parsed = tuple(_change(text, plain, spec, setup) for text in changes)
     pinned = plain | {"policies": {policy: _pinned(plain["policies"][policy], spec)}}
@@ -141,6 +143,8 @@ def counterfactual(
     point = Point(spec, load, seed)
     if results.manifest.get("live"):
         rerun = LIVE
+    elif keep != "all":
+        rerun = NOT_KEPT
     else:
         rerun = "" if point_hash(identity(setup), point) == row["point"] else OTHER_CODE
     if rerun:
@@ -154,6 +158,58 @@ def counterfactual(
     users = [_owners(one.file.workload.arrivals) for one in (scenario, altered)]
     same_ids = users[0] == users[1] and other_load in (None, load)
     return Counterfactual(point, parsed, base, changed, rerun, bool(sent_on_answers), same_ids)
+
+
+def numbers_of(
+    results: Results, policy: str, load: float, seed: int, *, folders: Sequence[Path] = (), allow_code: bool = False
+) -> dict[str, int | float | str]:
+    """What a point had of the numbers that `changes` may scale, by key: the policy's knobs, `kv.tokens` unless groups
+    of replicas have their own, `cost_factor`. As a scenario writes them, with units; none is 0.
+
+    Raises as `counterfactual` does.
+    """
+    _, plain, _, label, scenario, setup, spec = _stated(results, policy, load, seed, folders, allow_code)
+    paths = [("policies", label, field.name) for field in fields(spec.config)]
+    replicas = scenario.file.replicas
+    paths += [("kv", "tokens")] if replicas is None or replicas.groups is None else []
+    found = {".".join(path): _before(path, plain, spec, setup) for path in paths}
+    found["cost_factor"] = plain.get("cost_factor", 1.0)
+    return {key: value for key, value in found.items() if _is_scalable(value)}
+
+
+def _is_scalable(value: Any) -> bool:
+    if isinstance(value, str):
+        match = _NUMBER.match(value)
+        return match is not None and float(match[1]) > 0
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+class _Stated(NamedTuple):
+    """A point's scenario as its run has it; `label` is its policy's there, without the value of a varied key."""
+
+    folders: list[Path]
+    plain: dict[str, Any]
+    row: dict[str, Any]
+    label: str
+    scenario: Scenario
+    setup: Setup
+    spec: PolicySpec
+
+
+def _stated(
+    results: Results, policy: str, load: float, seed: int, folders: Sequence[Path], allow_code: bool
+) -> _Stated:
+    folders = [*folders, Path(str(resources.files(SHIPPED)))]
+    plain = _found(scenario_of(results, policy), folders)
+    if results.keeps(policy) != "all":
+        plain["keep"] = "all"
+    row = _row(results, policy, load, seed)
+    its = varied(results, policy)
+    label = policy if its is None else its["policy"]
+    scenario = _scenario(results, plain, (), folders, allow_code)
+    return _Stated(
+        folders, plain, row, label, scenario, Setup.of(scenario), _spec(scenario, label, row["variant"], results)
+    )
 
 
 def _owners(arrivals: Arrivals) -> int | None:

@@ -61,7 +61,7 @@ class EngineCore:
         self.tells_tokens = tells_tokens
         self.loop = loop
         self._ahead = loop.is_ahead
-        self.steady: Steady | None = cast(Steady, scheduler) if hasattr(scheduler, "is_steady") else None
+        self.steady: Steady | None = cast(Steady, scheduler) if hasattr(scheduler, "is_followed_by_decodes") else None
         self.foreseeing = foreseeing(scheduler)
         self.events: list[EngineEvent] = []  # what happened and was not returned yet
         self._inbox: list[tuple[int, int, Arrival]] = []

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import chain, cycle
 
 from batchsim.base.units import MAX_TIME_NS
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import EngineEvent
-from batchsim.kernel.record import pack_decodes, pack_lane, pack_step
+from batchsim.kernel.planned_leap import FEWEST_STEPS, decodes_ahead, plan_ahead, plan_leap
+from batchsim.kernel.record import pack_lane, pack_step
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Batch, Sequence
 
@@ -25,6 +25,8 @@ def leap(core: EngineCore, executor: SimExecutor, batch: Batch, end_ns: int, hor
     group, scheduler = batch.decodes, core.scheduler
     if group is None or batch.chunks or core.in_flight.steps[-1].finished or not batch.num_decode:
         return end_ns
+    while (plan := plan_leap(core, executor, batch, end_ns, horizon_ns)) is not None:
+        end_ns = plan.carry_out()
     quiet = executor.quiet_steps(batch)
     horizon_ns = min(horizon_ns, MAX_TIME_NS)
     if not quiet or end_ns >= horizon_ns:
@@ -57,7 +59,7 @@ def leap_ahead(
     drains: Callable[[], bool] | None,
 ) -> int:
     """As `leap`, of an engine that has just launched `batch` at `now_ns` while the step before it is in flight: as
-    long as the host would be through with the oldest step before the `horizon`, in ns.
+    long as the host is through with launches before the `horizon`, in ns.
 
     Where nobody waits, the oldest step may have prompts, or end somebody and `tell` of it (None: it may not): it lands,
     even if the scheduler then has to be asked, so that one step is in flight. Where the last prompts end with `batch`
@@ -80,11 +82,12 @@ def leap_ahead(
         batch = steps[-1].batch
     elif not batch.num_decode:
         return now_ns
-    horizon_ns = min(horizon(), MAX_TIME_NS)
     while True:
+        while (plan := plan_ahead(core, executor, batch, now_ns, horizon())) is not None:
+            now_ns = plan.carry_out()
         oldest, latest = steps
-        called_ns = max(now_ns, oldest.end_ns) + oldest.process_ns
-        if called_ns >= horizon_ns or (latest.finished and _ends_by_length(core, latest.finished)):
+        called_ns, last_ns = max(now_ns, oldest.end_ns) + oldest.process_ns, _last_call_ns(executor, batch, horizon)
+        if called_ns >= last_ns or (latest.finished and _ends_by_length(core, latest.finished)):
             return now_ns
         finished = oldest.finished
         if finished or oldest.batch.chunks:
@@ -97,8 +100,8 @@ def leap_ahead(
             if events:
                 assert tell is not None, events
                 tell(events, now_ns)
-                horizon_ns = min(horizon(), MAX_TIME_NS)
-                if now_ns >= horizon_ns or core.has_arrivals:
+                last_ns = _last_call_ns(executor, batch, horizon)
+                if now_ns >= last_ns or core.has_arrivals:
                     return now_ns
             batch.regroup()
             if not scheduler.repeat(batch, now_ns):
@@ -106,9 +109,13 @@ def leap_ahead(
             flight.stand_in(oldest, group)
         elif oldest.batch.decodes is not group or not scheduler.repeat(batch, called_ns):
             return now_ns
-        now_ns = _launch_on(core, executor, batch, called_ns, horizon_ns)
-        if not oldest.finished:
-            return now_ns
+        now_ns = _launch_on(core, executor, batch, called_ns, last_ns)
+
+
+def _last_call_ns(executor: SimExecutor, batch: Batch, horizon: Callable[[], float]) -> float:
+    """The time in ns before which the scheduler must be called for the host to be through with the launch of `batch`
+    before the `horizon`: an engine that fails in between has not launched it."""
+    return min(horizon(), MAX_TIME_NS) - executor.host_ns(batch)[0]
 
 
 def _decode_on(
@@ -141,9 +148,10 @@ def _decode_on(
     return now_ns
 
 
-def _launch_on(core: EngineCore, executor: SimExecutor, batch: Batch, called_ns: int, horizon_ns: float) -> int:
+def _launch_on(core: EngineCore, executor: SimExecutor, batch: Batch, called_ns: int, last_ns: float) -> int:
     """Launches `batch` once more as the oldest of two steps has landed at `called_ns`, and on, until one is the oldest
-    that ends somebody, the scheduler has to be asked or the `horizon_ns` is reached. Returns when it did so last."""
+    that ends somebody, the scheduler has to be asked or would be called at `last_ns` or later. Returns when it did so
+    last, in ns."""
     (oldest, latest), group, recorder, scheduler = core.in_flight.steps, batch.decodes, core.recorder, core.scheduler
     assert group is not None
     repeat, kv, step_ns, advance = scheduler.repeat, scheduler.kv, executor.duration_ns, group.advance
@@ -156,40 +164,9 @@ def _launch_on(core: EngineCore, executor: SimExecutor, batch: Batch, called_ns:
     # The row of the host's part of a step is written as the step has landed: where the next but one is launched.
     lanes, wasted_tokens, next_wasted_tokens = recorder.lane_rows, oldest.wasted_tokens, latest.wasted_tokens
     asked_ns, launched_ns, last_asked_ns, now_ns = recorder.take_last_lanes()
-    oldest_ns, steady, line = latest_ns, core.steady, None
-    if quiet and not ended and steady is not None and steady.is_steady(batch):
-        line = executor.decode_line(batch)
-    if line is not None and steady is not None:
-        alone_ns, token_ns = line
-        context, free, count = batch.context_tokens - num_decode, kv.num_free, 0
-        taken: list[Sequence] = []
-        turns = cycle(group.due_in_turn())
-        next(turns)  # whose blocks `repeat` has taken
-        for due in chain(_NOBODY_DUE, turns):
-            if called_ns >= horizon_ns or count == quiet:
-                break
-            if due:
-                if len(due) > free:
-                    break
-                free -= len(due)
-                taken += due
-            count += 1
-            lanes += pack_lane(asked_ns, launched_ns, called_ns, wasted_tokens)
-            wasted_tokens, next_wasted_tokens = next_wasted_tokens, 0
-            asked_ns, launched_ns, last_asked_ns = last_asked_ns, now_ns, called_ns
-            now_ns = called_ns + launch_ns
-            start_ns = now_ns if now_ns > latest_ns else latest_ns
-            through_ns, next_through_ns = next_through_ns, process_ns
-            called_ns = start_ns + through_ns
-            context += num_decode
-            duration_ns = int(alone_ns + token_ns * context)
-            rows += pack_decodes(start_ns, duration_ns, context, num_decode, num_decode, free, waiting, running)
-            oldest_ns, latest_ns = latest_ns, start_ns + duration_ns
-        steady.repeat_by(batch, count - 1, taken)
-        group.advance_by(count)
-        quiet -= count
-    granted = line is None  # the first launch, by who has asked for it
-    while granted or (called_ns < horizon_ns and repeat(batch, called_ns)):
+    oldest_ns, granted = latest_ns, True  # the first launch, by who asked for it
+    plans: bool | None = None  # whether steps can be planned, once there are enough that end nobody
+    while granted or (called_ns < last_ns and repeat(batch, called_ns)):
         granted = False
         lanes += pack_lane(asked_ns, launched_ns, called_ns, wasted_tokens)
         asked_ns, launched_ns, last_asked_ns = last_asked_ns, now_ns, called_ns
@@ -218,6 +195,10 @@ def _launch_on(core: EngineCore, executor: SimExecutor, batch: Batch, called_ns:
         oldest_ns, latest_ns = latest_ns, start_ns + duration_ns
         if ends or (ended and _ends_by_length(core, ended)):
             break
+        if quiet >= FEWEST_STEPS and not ended and plans is not False:
+            plans = decodes_ahead(core, executor, batch) is not None
+            if plans:
+                break
     recorder.put_last_lanes((asked_ns, launched_ns), (last_asked_ns, now_ns))
     oldest.end_ns, oldest.process_ns, oldest.finished = oldest_ns, through_ns, ends
     oldest.wasted_tokens, latest.wasted_tokens = wasted_tokens, 0
@@ -227,7 +208,6 @@ def _launch_on(core: EngineCore, executor: SimExecutor, batch: Batch, called_ns:
 
 
 _NOBODY: list[Sequence] = []
-_NOBODY_DUE: tuple[tuple[Sequence, ...], ...] = ((),)
 
 
 def _ends_by_length(core: EngineCore, finished: list[Sequence]) -> bool:

@@ -103,21 +103,12 @@ class Scheduler(Protocol):
 
 
 class Steady(Protocol):
-    """What a scheduler may offer besides, for leaps to add many steps at once."""
-
-    def is_steady(self, batch: Batch) -> bool:
-        """Whether `repeat`, which has said yes to `batch`, goes on to for as long as there are KV blocks for all its
-        decodes, and changes nothing but these and `batch`."""
-        ...
+    """What a scheduler may offer besides, for leaps of an engine that is ahead to go on where prompts end."""
 
     def is_followed_by_decodes(self, batch: Batch) -> bool:
         """Whether `schedule`, if asked next, returns a step of decodes alone: nobody waits, the last prompts end with
         `batch`, and there are KV blocks for one more token of everybody. Who asks has seen that none of `batch` ends by
         the length of its output."""
-        ...
-
-    def repeat_by(self, batch: Batch, num_steps: int, due: list[Sequence]) -> None:
-        """Commits so many more steps of a steady `batch`, as by `repeat`; `due` need a KV block each, in this order."""
         ...
 
 
@@ -131,7 +122,8 @@ class Foreseeing(Protocol):
         ...
 
     def repeat_by(self, batch: Batch, num_steps: int, due: list[Sequence]) -> None:
-        """As `Steady.repeat_by`."""
+        """Commits so many more steps of a foreseen `batch`, as by `repeat`; `due` need a KV block each, in this
+        order."""
         ...
 
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from batchsim.kernel.packed_rows import Chunk, LazyColumns, PackedRows, columns, packed
 
 if TYPE_CHECKING:
     from batchsim.kernel.types import Arrival
@@ -142,7 +144,6 @@ _STEP_PLACES = {
     for i, (name, kind) in enumerate(STEP_COLUMNS)
 }
 pack_lane = _LANE.pack
-pack_decodes = struct.Struct("<3q16x2i36x3i16x").pack  # a step of decodes, without padding: the columns that are not 0
 _TWO_LANES, _TWO_CALLS, _PROCESSED = map(struct.Struct, ("<8q", "<qq16xqq", "<qq"))
 LANE_BYTES = _LANE.size
 PROCESSED_AT = 16
@@ -177,7 +178,7 @@ class Records:
     """
 
     requests: NDArray[np.void]
-    step_rows: NDArray[np.void] | PackedSteps
+    step_rows: NDArray[np.void] | PackedRows
     states: NDArray[np.void]
     texts: tuple[str, ...]
     details: dict[str, str]
@@ -187,7 +188,7 @@ class Records:
     @cached_property
     def steps(self) -> NDArray[np.void]:
         """A row a step, by start. Millions of them take memory: where columns do, read `step_columns`."""
-        return self.step_rows.rows() if isinstance(self.step_rows, PackedSteps) else self.step_rows
+        return self.step_rows.rows() if isinstance(self.step_rows, PackedRows) else self.step_rows
 
     @property
     def num_steps(self) -> int:
@@ -195,9 +196,23 @@ class Records:
         return len(self.step_rows)
 
     @cached_property
-    def step_columns(self) -> dict[str, NDArray[Any]]:
+    def step_columns(self) -> Mapping[str, NDArray[Any]]:
         """The columns of `steps` by name, each in one piece: quicker to read than every so many bytes of the rows."""
-        return self.step_rows.columns() if isinstance(self.step_rows, PackedSteps) else columns(self.steps)
+        return LazyColumns(self.step_rows) if isinstance(self.step_rows, PackedRows) else columns(self.steps)
+
+    def pieces(self, num_steps: int, behind: int) -> Iterator[tuple[int, Records]]:
+        """These records of one engine with their steps a piece at a time, of about `num_steps`, so that none but those
+        are unpacked at once; each piece begins with up to `behind` steps of the one before, and says how many."""
+        if not isinstance(self.step_rows, PackedRows):
+            yield 0, self
+            return
+        before = np.empty(0, STEP_DTYPE)
+        for first, piece in self.step_rows.pieces(num_steps):
+            rows, lanes = np.concatenate((before, piece.rows())), self.lanes
+            if len(lanes):
+                lanes = lanes[first - len(before) : first + len(piece)]
+            yield len(before), replace(self, step_rows=rows, lanes=lanes)
+            before = rows[len(rows) - behind :] if behind else rows[:0]
 
     def lanes_of(self, chosen: NDArray[Any]) -> NDArray[np.void]:
         """The rows of `lanes` of the chosen steps, by number or as flags; none where there are none."""
@@ -228,71 +243,21 @@ class Records:
         return cls(read["requests"], read["steps"], read["states"], texts, details, lanes=read["lanes"])
 
 
-def columns(rows: NDArray[np.void]) -> dict[str, NDArray[Any]]:
-    """A copy of the rows by column. One piece of memory for all, filled in blocks that a CPU's cache holds."""
-    found = _empty_columns(len(rows), rows.dtype)
-    for first in range(0, len(rows), _BLOCK_ROWS):
-        block = rows[first : first + _BLOCK_ROWS]
-        for name, column in found.items():
-            column[first : first + _BLOCK_ROWS] = block[name]
-    return found
-
-
-def _empty_columns(count: int, dtype: np.dtype) -> dict[str, NDArray[Any]]:
-    """The columns of so many rows, to be filled, in one piece of memory."""
-    found: dict[str, NDArray[Any]] = {}
-    memory, at = np.empty(count * dtype.itemsize, np.uint8), 0
-    for name in sorted(dtype.names or (), key=lambda name: -dtype[name].itemsize):  # so that all are aligned
-        size = count * dtype[name].itemsize
-        found[name] = memory[at : at + size].view(dtype[name])
-        at += size
-    return {name: found[name] for name in dtype.names or ()}
-
-
-_BLOCK_ROWS = 4096
-
-
-class PackedSteps:
-    """Rows of steps in about a third of their memory: by column, a chunk of rows after the other, each column of a
-    chunk in the narrowest type that holds it, one element if all are the same. The `last` rows are as they are."""
-
-    __slots__ = ("_chunks", "_last")
-
-    def __init__(self, chunks: list[tuple[int, dict[str, NDArray[Any]]]], last: NDArray[np.void]) -> None:
-        self._chunks = chunks
-        self._last = last
-
-    def __len__(self) -> int:
-        return sum(count for count, _ in self._chunks) + len(self._last)
-
-    def columns(self) -> dict[str, NDArray[Any]]:
-        """The columns by name, as of rows that are not packed."""
-        found = _empty_columns(len(self), STEP_DTYPE)
-        for name, column in found.items():
-            self._fill(name, column)
-        return found
-
-    def rows(self) -> NDArray[np.void]:
-        """The rows themselves, unpacked."""
-        found = np.empty(len(self), STEP_DTYPE)
-        for name in STEP_DTYPE.names or ():
-            self._fill(name, found[name])
-        return found
-
-    def _fill(self, name: str, column: NDArray[Any]) -> None:
-        at = 0
-        for count, chunk in self._chunks:
-            column[at : at + count] = chunk[name]
-            at += count
-        column[at:] = self._last[name]
-
-
-def _packed(column: NDArray[Any]) -> NDArray[Any]:
-    """A copy of the `column` of integers in the narrowest type, or its first element if all others are equal."""
-    low, high = int(column.min()), int(column.max())
-    if low == high:
-        return column[:1].copy()
-    return column.astype(np.result_type(np.min_scalar_type(low), np.min_scalar_type(high)))
+def decode_rows(
+    start_ns: NDArray[np.int64],
+    duration_ns: NDArray[np.int64],
+    context_tokens: NDArray[np.int64],
+    num_decode: int,
+    free_blocks: NDArray[np.int64],
+    num_waiting: int,
+    num_running: int,
+) -> bytes:
+    """The rows of steps of the same decodes, without padding, as packed by `pack_step`."""
+    alike = pack_step(*(0,) * 5, num_decode, num_decode, *(0,) * 10, num_waiting, num_running, 0, 0, 0)
+    rows = np.frombuffer(bytearray(alike * len(start_ns)), STEP_DTYPE)
+    rows["start_ns"], rows["duration_ns"], rows["context_tokens"] = start_ns, duration_ns, context_tokens
+    rows["free_blocks"] = free_blocks
+    return rows.tobytes()
 
 
 class Recorder:
@@ -300,7 +265,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.step_rows = bytearray()  # of STEP_COLUMNS, packed by `pack_step`; the last ones, beyond those in `_packed`
-        self._packed: list[tuple[int, dict[str, NDArray[Any]]]] = []  # chunks of rows: how many, and their columns
+        self._packed: list[tuple[int, Chunk]] = []  # chunks of rows: how many, and their columns
         self._states = bytearray()
         self._requests = bytearray()
         self.lane_rows = bytearray()  # of LANE_COLUMNS, a row for each of step_rows or none
@@ -333,7 +298,7 @@ class Recorder:
         """Packs the first half of the rows of steps in `step_rows`: the last ones may change yet."""
         size = len(self.step_rows) // _STEP.size // 2 * _STEP.size
         rows = np.frombuffer(self.step_rows[:size], STEP_DTYPE)
-        self._packed.append((len(rows), {name: _packed(column) for name, column in columns(rows).items()}))
+        self._packed.append(packed(rows))
         del self.step_rows[:size]
 
     def take_last_lanes(self) -> tuple[int, int, int, int]:
@@ -348,6 +313,18 @@ class Recorder:
         """Writes the rows of the host's part of the two steps in flight, as `launched`, behind those processed."""
         self.num_processed = len(self.lane_rows) // LANE_BYTES
         self.lane_rows += _TWO_LANES.pack(*first, MISSING, 0, *second, MISSING, 0)
+
+    def launched_on(
+        self, called_ns: NDArray[np.int64], launched_ns: NDArray[np.int64], wasted_tokens: tuple[int, int]
+    ) -> None:
+        """Writes the rows of the host's part of steps launched behind the two in flight, each as the results of the one
+        before the last are processed; `wasted_tokens` are those of the two."""
+        rows, in_flight = np.zeros((len(called_ns), 4), "<i8"), len(self.lane_rows) - 2 * LANE_BYTES + PROCESSED_AT
+        rows[:, 0], rows[:, 1], rows[:-2, 2], rows[-2:, 2] = called_ns, launched_ns, called_ns[2:], MISSING
+        for at, now_ns, wasted in zip((0, LANE_BYTES), called_ns[:2].tolist(), wasted_tokens, strict=False):
+            _PROCESSED.pack_into(self.lane_rows, in_flight + at, now_ns, wasted)
+        self.lane_rows += rows.tobytes()
+        self.num_processed = len(self.lane_rows) // LANE_BYTES - 2
 
     def landed(self, back: int, launched_ns: int, start_ns: int, duration_ns: int) -> None:
         """Writes the times of the step `back` rows from the end, which is over now, if its row is still here."""
@@ -418,7 +395,7 @@ class Recorder:
         """A copy of the rows of steps from number `first` on."""
         num_packed = sum(count for count, _ in self._packed)
         last = np.frombuffer(bytes(self.step_rows[max(first - num_packed, 0) * _STEP.size :]), STEP_DTYPE)
-        return last if first >= num_packed else PackedSteps(self._packed, last).rows()[first:]
+        return last if first >= num_packed else PackedRows(self._packed, last).rows()[first:]
 
     def drain(self) -> Records:
         """The tables so far, which this recorder then forgets: an engine that runs on for days need not grow.
@@ -442,7 +419,7 @@ class Recorder:
         steps = np.frombuffer(self.step_rows, STEP_DTYPE)
         return Records(
             requests=requests,
-            step_rows=PackedSteps(self._packed, steps) if self._packed else steps,
+            step_rows=PackedRows(self._packed, steps) if self._packed else steps,
             states=np.frombuffer(self._states, STATE_DTYPE),
             texts=tuple(self._codes),
             details=dict(self.details),

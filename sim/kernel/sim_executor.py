@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from batchsim.kernel.acceptance import DraftLuck, outcome
 from batchsim.kernel.decode import DecodeGroup
@@ -13,7 +13,11 @@ from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.protocols import CostModel, HasLanes, LaneCosts
 from batchsim.kernel.types import Batch, Sequence, StepResult
 
-Line = Callable[[Batch], tuple[float, float] | None]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Times = Callable[[Batch, NDArray[np.int64]], NDArray[np.int64] | None]
 
 _ENDED = 1 << 62  # tokens that nobody reaches: the length of a sequence whose last token is in flight
 
@@ -34,7 +38,7 @@ class SimExecutor:
         self.luck = luck
         self._lanes: LaneCosts | None = cast(HasLanes, cost).lanes() if loop.is_ahead else None
         self.duration_ns = cost.step_ns if self._lanes is None else self._lanes.device_ns
-        self._decode_line: Line | None = getattr(cost if self._lanes is None else self._lanes, "decode_line", None)
+        self._decode_times: Times | None = getattr(cost if self._lanes is None else self._lanes, "decode_times", None)
         self._hosted: Batch | None = None  # the last one asked for, of so many decodes, and its host part
         self._hosted_decodes, self._host_ns = 0, (0, 0)
         self._targets: dict[Sequence, int] = {}
@@ -73,12 +77,10 @@ class SimExecutor:
             heappop(ends)
         return 0
 
-    def decode_line(self, batch: Batch) -> tuple[float, float] | None:
-        """(a, b), none negative, such that steps like the decode-only `batch` take the device int(a + b · context) ns;
-        None where that is not known."""
-        if self._decode_line is None or batch.pad_decode_rows or batch.pad_context_tokens:
-            return None
-        return self._decode_line(batch)
+    def decode_times(self, batch: Batch, contexts: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """ns that steps like the decode-only `batch`, without padding, take the device at `contexts`, which grow, or at
+        the first of them; None where the cost model times them one by one."""
+        return None if self._decode_times is None else self._decode_times(batch, contexts)
 
     def execute(self, batch: Batch) -> StepResult:
         if batch.preempted and self._ended:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from batchsim.drive.fleet.fleet_records import EngineLife
 from batchsim.kernel.record import FINISHED, MISSING, PRUNED
+from batchsim.metrics.digest import PIECE_STEPS
 from batchsim.metrics.histogram import Histogram
 from batchsim.metrics.latencies import LATENCIES
 from batchsim.metrics.measure import judged_requests, latencies_ns
@@ -56,15 +56,8 @@ def step_minutes(lives: Sequence[EngineLife], num_blocks: Sequence[int]) -> Colu
     for life in lives:
         if life.replica == MISSING or not life.records.num_steps:
             continue
-        steps = replace(life.records).step_columns  # not held by the life, which stays packed
-        minutes = steps["start_ns"] // MINUTE_NS
-        first, ns = int(minutes[0]), steps["duration_ns"]
-        used = (1 - steps["free_blocks"] / num_blocks[life.replica]) * ns
-        each = (np.ones(len(ns)), ns, steps["num_waiting"] * ns, steps["num_running"] * ns, used)
-        totals = np.stack([np.bincount(minutes - first, weights) for weights in each], axis=1)
-        for minute in np.flatnonzero(totals[:, 0]):
-            key = first + int(minute), life.replica
-            sums[key] = sums.get(key, np.zeros(len(each))) + totals[minute]
+        for _, piece in life.records.pieces(PIECE_STEPS, 0):
+            _add_steps(sums, piece.step_columns, life.replica, num_blocks[life.replica])
     keys = sorted(sums)
     count, busy_ns, waiting, running, utilisation = np.array([sums[key] for key in keys]).reshape(-1, 5).T
     length = np.maximum(busy_ns, 1)
@@ -77,6 +70,21 @@ def step_minutes(lives: Sequence[EngineLife], num_blocks: Sequence[int]) -> Colu
         "num_running": running / length,
         "kv_utilisation": utilisation / length,
     }
+
+
+def _add_steps(
+    sums: dict[tuple[int, int], NDArray[np.float64]], steps: Mapping[str, NDArray[Any]], replica: int, num_blocks: int
+) -> None:
+    """Adds to `sums`, by minute and replica, how many steps began, how long they took, and by that time who waited, who
+    ran and which share of the blocks was in use."""
+    minutes = steps["start_ns"] // MINUTE_NS
+    first, ns = int(minutes[0]), steps["duration_ns"]
+    used = (1 - steps["free_blocks"] / num_blocks) * ns
+    each = (np.ones(len(ns)), ns, steps["num_waiting"] * ns, steps["num_running"] * ns, used)
+    totals = np.stack([np.bincount(minutes - first, weights) for weights in each], axis=1)
+    for minute in np.flatnonzero(totals[:, 0]):
+        key = first + int(minute), replica
+        sums[key] = sums.get(key, np.zeros(len(each))) + totals[minute]
 
 
 def histograms(inputs: PointInputs) -> Columns:

@@ -16,6 +16,10 @@ from batchsim.metrics.gaps import token_gaps
 from batchsim.metrics.histogram import Histogram
 from batchsim.metrics.step_totals import StepFacts, StepTotals, step_totals, summed
 
+PIECE_STEPS = 1 << 16
+"""Steps of an engine that are unpacked at once, about."""
+_BEHIND = 1 << 10  # steps before a piece that may overlap its first one, or have been processed as it was called
+
 
 @dataclass(frozen=True)
 class Digest:
@@ -60,11 +64,14 @@ def digested(
         done = (requests["outcome"] == FINISHED) & (sent_ns >= window_ns[0]) & (sent_ns <= window_ns[1])
         if life.replica == MISSING:  # the router, where nothing finishes
             continue
-        facts = facts_of(EngineLife(life.replica, records))
-        by_replica.setdefault(life.replica, []).append(step_totals(records, facts, span_ns).packed())
+        totals = [
+            step_totals(piece, facts_of(EngineLife(life.replica, piece)), span_ns, behind).packed()
+            for behind, piece in records.pieces(PIECE_STEPS, _BEHIND)
+        ]
+        by_replica.setdefault(life.replica, []).append(summed(totals).packed())
         if streams:
             gaps.add(*token_gaps(records, done))
-        for times in part_times(records, per_chunk_ns):
+        for times in part_times(replace(life.records), per_chunk_ns):
             part_ns[times.part] += int(times.ns[done[times.request]].sum())
     totals = {replica: summed(each).packed() for replica, each in sorted(by_replica.items())}
     return Digest(totals, gaps.found(), dict(part_ns))

@@ -20,6 +20,7 @@ Weighted = tuple[NDArray[np.float64], NDArray[np.int64]]
 
 _COUNTED = ("num_prefill_tokens", "num_decode_tokens", "pad_prefill_tokens", "pad_decode_rows", "swap_blocks")
 _COUNTED += ("num_decode", "num_chunks", "num_accepted_tokens")
+_READ = {*_COUNTED, "start_ns", "duration_ns", "free_blocks", "num_running", "context_tokens", "cached_tokens"}
 _PEAKS = {"flops": "peak_flops", "bytes": "memory_bandwidth"}
 """The term of a cost model's work, and what of a GPU bounds it."""
 
@@ -80,11 +81,13 @@ class StepTotals:
         return replace(self, utilisation=(values, weights))
 
 
-def step_totals(records: Records, facts: StepFacts, span_ns: tuple[int, int]) -> StepTotals:
-    """The totals of the steps of `records` within the span."""
-    steps, (start, end) = records.step_columns, span_ns
+def step_totals(records: Records, facts: StepFacts, span_ns: tuple[int, int], behind: int = 0) -> StepTotals:
+    """The totals of the steps of `records` within the span, but for the first `behind` of them, which are those of a
+    piece before."""
+    (start, end), mine, ahead = span_ns, slice(behind, None), len(records.lanes) > 0
+    steps = {name: column[mine] for name, column in records.step_columns.items() if name in _READ}
     starts, ends = steps["start_ns"], steps["start_ns"] + steps["duration_ns"]
-    alone_ns = np.maximum(starts, ends_before_ns(records))
+    alone_ns = np.maximum(starts, ends_before_ns(records)[mine])
     busy_ns = np.clip(np.minimum(ends, end) - np.maximum(alone_ns, start), 0, None)
     inside = (starts >= start) & (starts < end)
     num_steps = int(inside.sum())
@@ -93,8 +96,8 @@ def step_totals(records: Records, facts: StepFacts, span_ns: tuple[int, int]) ->
     known = (steps["num_chunks"] == 0) & (steps["num_decode"] > 0) & (steps["num_decode"] == steps["num_running"])
     tokens = (steps["context_tokens"] + steps["num_decode"])[known]  # the step's own tokens have their room already
     room = used[known].astype(np.int64) * facts.block_size
-    terms, ahead = facts.terms, len(records.lanes) > 0
-    waits_ns = host_waits_ns(records) if ahead else np.zeros(0, np.int64)
+    terms = None if facts.terms is None else {name: values[mine] for name, values in facts.terms.items()}
+    waits_ns = host_waits_ns(records)[mine] if ahead else np.zeros(0, np.int64)
     waited_ns = np.minimum(starts, end) - np.maximum(starts - waits_ns, start) if ahead else waits_ns
     return StepTotals(
         num_steps=num_steps,
@@ -104,19 +107,31 @@ def step_totals(records: Records, facts: StepFacts, span_ns: tuple[int, int]) ->
         if facts.max_num_seqs is None
         else float((steps["num_running"] / facts.max_num_seqs * busy_ns).sum()),
         utilisation_ns=float((utilisation * busy_ns).sum()),
-        utilisation=(utilisation, busy_ns),
+        utilisation=_weighted(used, facts.num_blocks, utilisation, busy_ns),
         utilisation_peak=float(utilisation[inside].max()) if num_steps else None,
         fragmentation_ns=float(((1 - tokens / np.maximum(room, 1)) * busy_ns[known]).sum()),
         known_ns=int(busy_ns[known].sum()),
         is_cached=bool(steps["cached_tokens"].any()),
-        joules=None if facts.watts is None else float(facts.watts @ busy_ns) / NS_PER_S,
+        joules=None if facts.watts is None else float(facts.watts[mine] @ busy_ns) / NS_PER_S,
         work=None if terms is None else {name: float(np.sum(values[inside])) for name, values in terms.items()},
         could=_could(facts, inside, np.maximum(ends - alone_ns, 0)[inside]),
         is_ahead=ahead,
         host_ns=int(waits_ns[inside].sum()) if ahead else 0,
         waited_ns=int(np.maximum(waited_ns, 0).sum()),
-        wasted_tokens=int(records.lanes["wasted_tokens"][inside].sum()) if ahead else 0,
+        wasted_tokens=int(records.lanes["wasted_tokens"][mine][inside].sum()) if ahead else 0,
     )
+
+
+def _weighted(
+    used: NDArray[np.int64], blocks: int | NDArray[np.int64], share: NDArray[np.float64], ns: NDArray[np.int64]
+) -> Weighted:
+    """The shares of a pool of `blocks` that were `used`, and for how long: each value once, where the pool is one."""
+    if isinstance(blocks, np.ndarray) or not len(used):
+        return share, ns
+    least = used.min()
+    held_ns = np.bincount(used - least, ns)
+    values = np.flatnonzero(held_ns)
+    return (values + least) / blocks, held_ns[values].astype(np.int64)
 
 
 def _could(facts: StepFacts, inside: NDArray[np.bool_], duration_ns: NDArray[np.int64]) -> dict[str, float | None]:

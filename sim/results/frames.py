@@ -5,6 +5,7 @@ Codes become categories and missing values null. The same records give the same 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -278,7 +279,7 @@ def _rows(frame: pd.DataFrame, dtype: np.dtype, texts: dict[str, int]) -> NDArra
 
 
 def _frame(
-    recorded: dict[str, NDArray[Any]],
+    recorded: Mapping[str, NDArray[Any]],
     replica: int | NDArray[np.int32],
     codes: dict[str, tuple[str, ...] | dict[int, str]],
 ) -> pd.DataFrame:

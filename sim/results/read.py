@@ -31,7 +31,7 @@ from batchsim.metrics.slo import parse_slo
 from batchsim.results.checksums import check_seal, read_checked
 from batchsim.results.frames import LANES, STAYS, no_steps, to_records
 from batchsim.results.landmarks import Landmarks, curve, marks
-from batchsim.results.minute_frames import MINUTES
+from batchsim.results.minute_frames import ENGINE_MINUTES, MINUTES
 from batchsim.results.point_files import has_table, read_point, read_table
 from batchsim.results.provenance import other_version
 
@@ -87,6 +87,10 @@ class Results:
         """A row a minute, replica and class of traffic, of a point of which minutes were kept; see
         `batchsim.results.minute_frames` for columns and units."""
         return self._table(MINUTES, policy, load, seed)
+
+    def engine_minutes(self, policy: str, load: float, seed: int) -> pd.DataFrame:
+        """A row a minute and replica with any step, of a point of which minutes were kept; as `minutes`."""
+        return self._table(ENGINE_MINUTES, policy, load, seed)
 
     def replicas(self) -> pd.DataFrame | None:
         """A row a policy, load, seed and replica; see `batchsim.metrics.replica_table`. None for runs of one engine."""
@@ -207,7 +211,13 @@ class Results:
         try:
             keep = self.keeps(policy)
             if keep != "all" and not has_table(folder, table):
-                enough = "requests" if table in ("requests", STAYS) else "minutes" if table == MINUTES else "all"
+                enough = (
+                    "requests"
+                    if table in ("requests", STAYS)
+                    else "minutes"
+                    if table in (MINUTES, ENGINE_MINUTES)
+                    else "all"
+                )
                 raise ScenarioError(
                     f"{folder}: its {table} were not kept, since the scenario says keep: {keep}. Run it again with"
                     f" --set keep={enough}."
@@ -273,6 +283,9 @@ def scenario_of(results: Results, policy: str) -> dict[str, Any]:
     *path, last = results.manifest["vary"]["key"].split(".")
     at = plain
     for key in path:
+        cost = at.get("cost")
+        if key == "deployment" and isinstance(cost, dict) and cost.get("kind") == key:
+            key = "cost"  # as which it stands in plain values
         at[key] = at = at.get(key) or {}
     at[last] = its["value"]
     return plain

@@ -1,7 +1,8 @@
 """A scenario: the YAML file, its checks, and the points it asks to run."""
 
 from batchsim.scenario.config import KvConfig, LoadConfig, Point, PolicySpec, Scenario
-from batchsim.scenario.load import changed, load_scenario, scenario_schema
+from batchsim.scenario.load import changed, load_scenario
+from batchsim.scenario.schema import scenario_schema
 
 __all__ = [
     "KvConfig",

@@ -14,8 +14,6 @@ from math import prod
 from pathlib import Path
 from typing import Any, ParamSpec
 
-from pydantic import TypeAdapter
-
 from batchsim.base.errors import ScenarioError, TraceError, bounded, nearest
 from batchsim.base.files import read_text, reason_text
 from batchsim.base.plain import texts_in
@@ -25,7 +23,6 @@ from batchsim.policies.named_policy import find_policy
 from batchsim.policies.registry import POLICIES
 from batchsim.scenario.check_values import check_values
 from batchsim.scenario.config import PolicySpec, Scenario, ScenarioFile
-from batchsim.scenario.described import describe
 from batchsim.scenario.device import device_of
 from batchsim.scenario.document import Document, read_document
 from batchsim.scenario.document import Path as Keys
@@ -133,31 +130,6 @@ def _variants(scenario: Scenario, document: Document) -> tuple[Scenario, ...]:
                 f" since none is stated. Write policies, like {{{own}: {{}}, {its}: {{}}}}."
             )
     return tuple(found)
-
-
-def scenario_schema() -> dict[str, Any]:
-    """The JSON schema of a scenario file, with the knobs of every policy under its `$defs`."""
-    schema = TypeAdapter(ScenarioFile).json_schema()
-    for kind, (config, _) in POLICIES.items():
-        policy = TypeAdapter(config).json_schema()
-        schema["$defs"] |= policy.pop("$defs", {})  # where "#/$defs/..." looks for them
-        schema["$defs"][f"policy {kind}"] = policy
-    describe(schema, [ScenarioFile, *(config for config, _ in POLICIES.values())])
-    for owner in (schema, *schema["$defs"].values()):
-        if {"cost", "kv"} <= {*owner.get("properties", ())} or "price" in owner.get("properties", ()):
-            _add_deployment(owner)
-    schema["required"].remove("policies")
-    del schema["$defs"]["DeploymentConfig"]["properties"]["kind"]
-    return schema
-
-
-def _add_deployment(owner: dict[str, Any]) -> None:
-    """Adds `deployment` to the schema of a mapping that has a `cost`: one of them where the cost is required."""
-    words = "In the place of `cost`: an engine on GPUs, whose step costs come from measured kernel tables"
-    owner["properties"]["deployment"] = {"$ref": "#/$defs/DeploymentConfig", "description": words}
-    if "cost" in owner.get("required", ()):
-        owner["required"].remove("cost")
-        owner["oneOf"] = [{"required": ["cost"]}, {"required": ["deployment"]}]
 
 
 def shipped_scenarios() -> list[str]:

@@ -143,10 +143,10 @@ class _Door(Clients):
             self._paced.sent_anew(request.id)
         super().retry(engine, lost, now_ns)
 
-    def tell(self, engine: Engine, events: Iterable[EngineEvent], now_ns: int) -> None:
+    def tell(self, engine: Engine, events: Iterable[EngineEvent], now_ns: int, phase: int) -> None:
         events = list(events)
         self._paced.told(engine, events, now_ns)
-        super().tell(engine, events, now_ns)
+        super().tell(engine, events, now_ns, phase)
 
 
 class Paced:

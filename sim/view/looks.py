@@ -3,8 +3,8 @@ one knob changed. Times are in seconds since the run began; a point is a number,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -12,41 +12,38 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsim.base.errors import ScenarioError
-from batchsim.base.units import NS_PER_S
+from batchsim.base.errors import BatchsimError, ScenarioError
+from batchsim.base.units import NS_PER_S, parse_duration_ns
 from batchsim.drive.fleet.fleet_records import by_engine
-from batchsim.explain.counterfactual import counterfactual
 from batchsim.kernel.record import FINISHED, Records
 from batchsim.metrics.latencies import LATENCIES
 from batchsim.metrics.table import METRICS
-from batchsim.policies.registry import POLICIES
 from batchsim.report.numbers import percent_text, rate_text, time_text
 from batchsim.report.page.run_charts import latency_charts, share_charts
 from batchsim.report.pictures.palette import OKABE_ITO, policy_styles
 from batchsim.report.reading import at_load, load_name, load_to_show, short_load, sweeps
 from batchsim.report.text.counterfactual_text import counterfactual_data
 from batchsim.report.text.story_text import story
-from batchsim.results.read import Results, blocks_by_replica, scenario_of, varied
+from batchsim.results.read import Results, blocks_by_replica, scenario_of
+from batchsim.view.kept import lacks, minutes_length, minutes_look
+from batchsim.view.lanes import KINDS, Lanes
 from batchsim.view.thinned import kept_rows
+from batchsim.view.what_if import changed, knobs
 
 MOST_ROWS = 3000
 """Rows of one answer at most: a chart has about 1,000 pixels across, and each may show a lowest and a highest value."""
 BY = tuple(name for name, latency in LATENCIES.items() if latency.of is not None)
 """The latencies that requests are shown by."""
-KNOBS = ("max_num_seqs", "max_num_batched_tokens")
 KIND_COLORS = {
     **dict(zip(("decode", "queued", "prefill", "recompute", "preempted", "sat_out"), OKABE_ITO, strict=False)),
     "swapped": OKABE_ITO[4],
     "response_held": OKABE_ITO[6],
 }
 """Colours of the chapters of a life; what is not in here is grey."""
-LOAD = "load"
-"""The knob that is no policy's: the load on the scenario's axis."""
-FACTORS = (0.1, 10.0)
-"""By how much a knob may be changed: a load ten times as high still ends while one waits."""
 _TABLE = 12  # requests that a table lists
 _KEPT = 3  # points whose records are held in memory
 _SHOWN = ("ttft_p50_s", "ttft_p99_s", "tpot_p99_s", "e2e_p99_s", "in_slo", "throughput_rps")
+_SHOWN += ("task_e2e_p50_s", "task_e2e_p99_s")
 
 
 class Point(NamedTuple):
@@ -66,6 +63,7 @@ class Looks:
     folders: Sequence[Path] = ()
     allow_code: bool = False
     _records: dict[int, Records] = field(default_factory=dict[int, Records])
+    _lanes: dict[tuple[int, int], Lanes] = field(default_factory=dict[tuple[int, int], Lanes])
     _reading: Lock = field(default_factory=Lock)
     _simulating: Lock = field(default_factory=Lock)
 
@@ -96,34 +94,53 @@ class Looks:
             "by": [[name, LATENCIES[name].title] for name in BY],
             "colors": list(OKABE_ITO),
             "kinds": KIND_COLORS,
+            "lanes": KINDS,
         }
 
     def point(self, number: int) -> dict[str, Any]:
-        """What is known of a point before its records are read closer: its metrics, its engines, its length."""
-        records, point = self.records(number), self._known(number)
-        row = self.results.points.iloc[number]
+        """What is known of a point before its records are read closer: its metrics, its engines, its length, and which
+        panels it `lacks`. `steps` is None where they were not kept."""
+        point, length = self._known(number), self._length(number)
+        row, lacking = self.results.points.iloc[number], lacks(self.results, point.policy)
+        if not length["replicas"] and length["steps"] is not None:
+            lacking |= dict.fromkeys(("timeline", "lanes"), "Not shown: no step ran, since no request was let in.")
         return {
             "point": number,
             "title": self._title(point),
-            "end_s": _end_ns(records) / NS_PER_S,
-            "requests": len(records.requests),
-            "steps": int(records.num_steps),
-            "replicas": sorted({replica for replica, _ in _engines(records)}),
+            "keep": self.results.keeps(point.policy),
+            "lacks": lacking,
+            **length,
             "unstable": bool(row["unstable"]),
             "bound_by": str(row["bound_by"]),
             "metrics": [[METRICS[name].heading, _text(name, float(row[name]))] for name in _SHOWN if name in row.index],
-            "knobs": self._knobs(point),
         }
+
+    def _length(self, number: int) -> dict[str, Any]:
+        point = self._known(number)
+        if self.results.keeps(point.policy) == "minutes":
+            return minutes_length(self.results, *point)
+        records = self.records(number)
+        return {
+            "end_s": _end_ns(records) / NS_PER_S,
+            "requests": len(records.requests),
+            "steps": int(records.num_steps) if self.results.keeps(point.policy) == "all" else None,
+            "replicas": sorted({replica for replica, _ in _engines(records)}),
+        }
+
+    def minutes(self, number: int, replica: int, window_s: tuple[float, float] | None) -> dict[str, Any]:
+        """The minutes of an engine, of a point of which these were kept: see `minutes_look`."""
+        if window_s is not None:
+            _window_ns(window_s, 0)
+        return minutes_look(self.results, self._known(number), replica, window_s, MOST_ROWS)
 
     def timeline(self, number: int, replica: int, window_s: tuple[float, float] | None) -> dict[str, Any]:
         """The steps of an engine that overlap a window, the whole run without one: columns of equal length.
 
         `exact`: all of them; else those that hold the extremes of each column (`kept_rows`), `of` so many.
         """
+        self._check(number, "timeline")
         records = self.records(number)
-        parts = [part.steps for its, part in _engines(records) if its == replica]
-        if not parts:
-            raise ScenarioError(f"replica {replica}: no step ran there. Choose another.")
+        parts = [part.steps for part in _parts(records, replica)]
         steps = parts[0] if len(parts) == 1 else np.concatenate(parts)
         start_ns, end_ns = _window_ns(window_s, _end_ns(records))
         seen = np.flatnonzero((steps["start_ns"] <= end_ns) & (steps["start_ns"] + steps["duration_ns"] >= start_ns))
@@ -148,9 +165,23 @@ class Looks:
             **found,
         }
 
+    def lanes(self, number: int, replica: int, window_s: tuple[float, float] | None, picked: int) -> dict[str, Any]:
+        """The requests that were at an engine in a window, as `Lanes.window` has them; -1 for nobody `picked`."""
+        self._check(number, "lanes")
+        records = self.records(number)
+        start_ns, end_ns = _window_ns(window_s, _end_ns(records))
+        with self._reading:
+            found = self._lanes.get((number, replica))
+            if found is None:
+                found = Lanes(_parts(records, replica), self._per_chunk_ns(self._known(number)))
+                self._lanes = {key: its for key, its in self._lanes.items() if key[0] in self._records}
+                self._lanes[number, replica] = found
+        return found.window(start_ns, end_ns, picked) | {"from_s": start_ns / NS_PER_S, "to_s": end_ns / NS_PER_S}
+
     def requests(self, number: int, by: str, window_s: tuple[float, float] | None) -> dict[str, Any]:
         """Requests sent in a window by one of their latencies: a point each, and the slowest as a list. Who did not
         finish has none and is counted as `others`."""
+        self._check(number, "requests")
         records = self.records(number)
         start_ns, end_ns = _window_ns(window_s, _end_ns(records))
         rows = records.requests
@@ -181,6 +212,7 @@ class Looks:
 
     def request(self, number: int, request: int) -> dict[str, Any]:
         """The life of one request, as `batchsim explain --request` has it."""
+        self._check(number, "life")
         point = self._known(number)
         return story(self.results, *point, request, self.records(number))
 
@@ -189,6 +221,8 @@ class Looks:
 
         An id is the same request where its prompt is as long at both; `unlike` counts those that are not.
         """
+        for each in (number, other):
+            self._check(each, "compare")
         seeds = [self._known(each).seed for each in (number, other)]
         if seeds[0] != seeds[1]:
             raise ScenarioError(
@@ -223,52 +257,49 @@ class Looks:
             "largest": [[int(ids[k]), float(here[k]), float(there[k])] for k in largest.tolist()],
         }
 
-    def changed(self, number: int, knob: str, factor: float) -> dict[str, Any]:
-        """A point simulated again with `factor` times a knob: what `counterfactual_data` has, and both sides' queues.
-
-        ScenarioError while another is simulated, for a knob that the point has not, or a factor outside FACTORS.
-        """
+    def knobs(self, number: int) -> dict[str, Any]:
+        """The knobs of a point, or in `why` why it cannot be simulated here."""
         point = self._known(number)
-        known = {each["name"]: each for each in self._knobs(point)}
-        if knob not in known:
-            raise ScenarioError(
-                f"{knob}: is no knob of {point.policy} here. Choose one of {', '.join(known) or 'none'}."
-            )
-        if not FACTORS[0] <= factor <= FACTORS[1]:
-            raise ScenarioError(f"{factor:g}: is not from {FACTORS[0]:g} to {FACTORS[1]:g}. Choose a smaller change.")
-        before = known[knob]["value"]
-        value = max(round(before * factor), 1) if known[knob]["whole"] else float(f"{before * factor:.4g}")
-        label = (varied(self.results, point.policy) or {"policy": point.policy})["policy"]
-        change = [] if knob == LOAD else [f"policies.{label}.{knob}={value}"]
+        try:
+            self._check(number, "change")
+            return {"knobs": knobs(self.results, point, self.folders, self.allow_code), "why": ""}
+        except BatchsimError as error:
+            return {"knobs": [], "why": str(error)}
+
+    def changed(self, number: int, factors: Mapping[str, float]) -> dict[str, Any]:
+        """A point simulated again with `factors` times its knobs, by key: what `counterfactual_data` has, and both
+        sides' queues. ScenarioError while another is simulated, and as `batchsim.view.what_if.changed` raises it.
+        """
+        self._check(number, "change")
         if not self._simulating.acquire(blocking=False):
             raise ScenarioError("a simulation runs already. Wait for its end.")
         try:
-            found = counterfactual(
-                self.results,
-                *point,
-                change,
-                folders=self.folders,
-                allow_code=self.allow_code,
-                other_load=float(value) if knob == LOAD else None,
-            )
+            found, said = changed(self.results, self._known(number), factors, self.folders, self.allow_code)
         finally:
             self._simulating.release()
         data = counterfactual_data(found)
         texts = {name: [_text(name, _number(x)) for x in both] for name, both in data["metrics"].items()}
         return data | {
-            "knob": knob,
-            "before": before,
-            "after": value,
+            "knobs": said,
             "texts": [[METRICS[name].heading, *both] for name, both in texts.items() if both != ["–", "–"]],
             "queues": [_queue(side.records) for side in (found.base, found.changed)],
         }
+
+    def _check(self, number: int, panel: str) -> None:
+        """ScenarioError where the point's run kept too little for a panel."""
+        line = lacks(self.results, self._known(number).policy).get(panel)
+        if line:
+            raise ScenarioError(line)
 
     def records(self, number: int) -> Records:
         """The records of a point, those asked for last being held in memory."""
         point = self._known(number)
         with self._reading:
             found = self._records.pop(number, None)
-            self._records[number] = self.results.records(*point) if found is None else found
+            if found is None:
+                only = self.results.keeps(point.policy) == "requests"
+                found = self.results.records(*point, requests_only=only)
+            self._records[number] = found
             while len(self._records) > _KEPT:
                 del self._records[next(iter(self._records))]
             return self._records[number]
@@ -278,6 +309,10 @@ class Looks:
         if not 0 <= number < len(points):
             raise ScenarioError(f"point {number}: there are {len(points)}, from 0 on. Choose one of them.")
         return points[number]
+
+    def _per_chunk_ns(self, point: Point) -> int:
+        frontend = scenario_of(self.results, point.policy)["workload"].get("frontend") or {}
+        return parse_duration_ns(frontend.get("per_chunk", "0s"))
 
     def _title(self, point: Point) -> str:
         return f"{point.policy} {at_load(load_name(self.results), point.load)}, seed {point.seed}"
@@ -293,27 +328,19 @@ class Looks:
             "color": colors[point.policy],
         }
 
-    def _knobs(self, point: Point) -> list[dict[str, Any]]:
-        """The knobs of a point that have a number: name, value, and whether it is whole."""
-        plain = scenario_of(self.results, point.policy)
-        label = (varied(self.results, point.policy) or {"policy": point.policy})["policy"]
-        stated = plain["policies"].get(label) or {}
-        axis, found = load_name(self.results), []
-        if axis and not self.results.manifest.get("live"):
-            found.append({"name": LOAD, "value": point.load, "whole": axis == "users"})
-        rows = self.results.points
-        kind = str(rows.loc[rows["policy"] == point.policy, "kind"].iloc[0])
-        for name in KNOBS:
-            value = stated.get(name, _default(kind, name))
-            if isinstance(value, int) and not isinstance(value, bool):
-                found.append({"name": name, "value": value, "whole": True})
-        return found
-
 
 def _engines(records: Records) -> list[tuple[int, Records]]:
     """The replicas that ran steps, with the records of each time they were started, in the order of time."""
     found = [(engine.replica, engine.records) for engine in by_engine(records) if engine.records.num_steps]
     return sorted(found, key=lambda each: (each[0], int(each[1].steps["start_ns"][0])))
+
+
+def _parts(records: Records, replica: int) -> list[Records]:
+    """The records of a replica, one of each time it was started. ScenarioError where no step ran there."""
+    parts = [part for its, part in _engines(records) if its == replica]
+    if not parts:
+        raise ScenarioError(f"replica {replica}: no step ran there. Choose another.")
+    return parts
 
 
 def _end_ns(records: Records) -> int:
@@ -332,19 +359,13 @@ def _window_ns(window_s: tuple[float, float] | None, end_ns: int) -> tuple[int, 
 
 def _queue(records: Records) -> dict[str, list[float]]:
     """Requests waiting, over all engines' steps in the order of time, thinned."""
-    steps = np.concatenate([part.steps for _, part in _engines(records)])
+    steps = np.concatenate([records.steps[:0], *(part.steps for _, part in _engines(records))])
     steps = steps[np.argsort(steps["start_ns"], kind="stable")]
     kept = kept_rows([steps["num_waiting"]], MOST_ROWS // 2)
     return {
         "start_s": (steps["start_ns"][kept] / NS_PER_S).tolist(),
         "waiting": steps["num_waiting"][kept].tolist(),
     }
-
-
-def _default(kind: str, name: str) -> Any:
-    """The default of a policy's knob; None where it has none, or is the user's own."""
-    config = POLICIES[kind][0] if kind in POLICIES else None
-    return next((each.default for each in fields(config) if each.name == name), None) if config else None
 
 
 def _number(value: float | None) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import socket
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,7 +25,7 @@ from batchsim.view.looks import BY, Looks
 
 ADDRESS = "127.0.0.1"
 MOST_BYTES = 4096
-"""Of a body: that of a simulation has three short values."""
+"""Of a body: that of a simulation has a number for each of some knobs."""
 _IDLE_S = 30  # a connection that says nothing for so long is closed
 _HTML, _SCRIPT, _STYLE = (f"text/{kind}; charset=utf-8" for kind in ("html", "javascript", "css"))
 _JSON = "application/json; charset=utf-8"
@@ -47,6 +48,7 @@ _FILES: dict[str, tuple[str, Callable[[], str]]] = {
     "/view.css": (_STYLE, lambda: asset("uPlot.min.css") + _own("view.css")),
     "/uPlot.js": (_SCRIPT, lambda: f"/*\n{asset('uPlot.LICENSE')}*/\n{asset('uPlot.iife.min.js')}"),
     "/charts.js": (_SCRIPT, lambda: asset("charts.js")),
+    "/lanes.js": (_SCRIPT, lambda: _own("lanes.js")),
     "/view.js": (_SCRIPT, lambda: _own("view.js")),
 }
 
@@ -75,6 +77,13 @@ class Asked:
             raise ScenarioError(f"{name}: {str(value)[:40]!r} is no whole number of 64 bits. Give one.")
         return found
 
+    def numbers(self, name: str) -> dict[str, float]:
+        """An object of numbers, by name."""
+        value = self._left.pop(name, None)
+        if not isinstance(value, dict) or not all(key.isprintable() and len(key) <= 100 for key in value):
+            raise ScenarioError(f"{name}: {str(value)[:40]!r} is no object of numbers by name. Give one.")
+        return {key: Asked(value).number(key) for key in value}
+
     def number(self, name: str) -> float:
         value = self._left.pop(name, None)
         try:
@@ -85,11 +94,10 @@ class Asked:
             raise ScenarioError(f"{name}: {str(value)[:40]!r} is no number below 1e9. Give one.")
         return found
 
-    def word(self, name: str, known: tuple[str, ...] | None = None) -> str:
+    def word(self, name: str, known: tuple[str, ...]) -> str:
         value = self._left.pop(name, None)
-        if not isinstance(value, str) or (known is not None and value not in known):
-            listed = f" Write one of {', '.join(known)}." if known else " Give one."
-            raise ScenarioError(f"{name}: {str(value)[:40]!r} is not known.{listed}")
+        if not isinstance(value, str) or value not in known:
+            raise ScenarioError(f"{name}: {str(value)[:40]!r} is not known. Write one of {', '.join(known)}.")
         return value
 
     def window(self) -> tuple[float, float] | None:
@@ -106,6 +114,17 @@ Answer = Callable[[], dict[str, Any]]
 def _timeline(looks: Looks, asked: Asked) -> Answer:
     number, replica, window = asked.whole("point"), asked.whole("replica", 0), asked.window()
     return lambda: looks.timeline(number, replica, window)
+
+
+def _minutes(looks: Looks, asked: Asked) -> Answer:
+    number, replica, window = asked.whole("point"), asked.whole("replica", 0), asked.window()
+    return lambda: looks.minutes(number, replica, window)
+
+
+def _lanes(looks: Looks, asked: Asked) -> Answer:
+    number, replica, picked = asked.whole("point"), asked.whole("replica", 0), asked.whole("request", -1)
+    window = asked.window()
+    return lambda: looks.lanes(number, replica, window, picked)
 
 
 def _requests(looks: Looks, asked: Asked) -> Answer:
@@ -128,20 +147,45 @@ def _compare(looks: Looks, asked: Asked) -> Answer:
     return lambda: looks.compare(number, other, by)
 
 
+def _knobs(looks: Looks, asked: Asked) -> Answer:
+    number = asked.whole("point")
+    return lambda: looks.knobs(number)
+
+
 def _changed(looks: Looks, asked: Asked) -> Answer:
-    number, knob, factor = asked.whole("point"), asked.word("knob"), asked.number("factor")
-    return lambda: looks.changed(number, knob, factor)
+    number, factors = asked.whole("point"), asked.numbers("factors")
+    return lambda: looks.changed(number, factors)
 
 
 _LOOKS: dict[str, Callable[[Looks, Asked], Answer]] = {
     "/curves": lambda looks, asked: looks.curves,
     "/point": _point,
     "/timeline": _timeline,
+    "/minutes": _minutes,
+    "/lanes": _lanes,
     "/requests": _requests,
     "/request": _request,
     "/compare": _compare,
+    "/knobs": _knobs,
 }
 _SIMULATIONS = {"/counterfactual": _changed}
+
+
+def check_port(port: int) -> None:
+    """ScenarioError where a ViewServer could not listen at `port`, asked before the work whose result it is to show."""
+    with socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+        try:
+            tried.bind((ADDRESS, port))
+            tried.listen()  # one who listens there already may let others bind
+        except OSError as error:
+            raise _taken(port, error) from None
+
+
+def _taken(port: int, error: OSError) -> ScenarioError:
+    return ScenarioError(
+        f"--port {port}: cannot be listened at: {error.strerror}. Give another, or 0 for any free one."
+    )
 
 
 class ViewServer(ThreadingHTTPServer):
@@ -155,9 +199,7 @@ class ViewServer(ThreadingHTTPServer):
         try:
             super().__init__((ADDRESS, port), _Handler)
         except OSError as error:
-            raise ScenarioError(
-                f"--port {port}: cannot be listened at: {error.strerror}. Give another, or 0 for any free one."
-            ) from None
+            raise _taken(port, error) from None
 
     @property
     def address(self) -> str:

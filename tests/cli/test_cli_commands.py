@@ -17,6 +17,7 @@ import yaml
 from tiny_scenario import REPLAY, TINY, batchsim, changed, listing
 
 from batchsim.cli import app, calibrate_app, trace_app
+from batchsim.cli.init import SCHEMA_BEGINS
 from batchsim.results.read import load_results
 from batchsim.scenario import load_scenario
 from batchsim.scenario.point import Setup
@@ -213,12 +214,26 @@ def test_init_writes_what_runs(here: Path, args: list[str]) -> None:
     """The scenario has its header and is accepted; a model larger than one GPU gets as many as it needs."""
     done("init", "-o", "n.yaml", *args)
     text = Path("n.yaml").read_text()
-    assert text.startswith("# Question: ")
+    assert text.startswith("# yaml-language-server: $schema=batchsim.schema.json\n# Question: ")
+    assert Path("batchsim.schema.json").read_text() == done("schema")
     assert "\n# Source: " in text and "\n# Expect: " in text
     assert ("tp: 2" in text) == ("llama-3.1-70b" in args)
     Setup.of(load_scenario("n.yaml"))
     if not args:
         table("n.yaml", "--set", "load.mean_rate=[1/s]", "--set", "seeds=1")
+
+
+def test_init_keeps_what_is_no_schema(here: Path) -> None:
+    """A file of its name that is another stays, one of another version is written anew; --no-schema writes none."""
+    done("init", "-o", "n.yaml", "--no-schema", "--engine", "vllm")
+    assert not Path("batchsim.schema.json").exists() and Path("n.yaml").read_text().startswith("# Question: ")
+    Path("batchsim.schema.json").write_text("mine")
+    refused = batchsim("init", "-o", "m.yaml")
+    assert refused.exit_code == 2 and "no schema of a scenario" in refused.stderr and not Path("m.yaml").exists()
+    assert Path("batchsim.schema.json").read_text() == "mine"
+    Path("batchsim.schema.json").write_bytes(SCHEMA_BEGINS + b',\n "old": 1\n}\n')
+    done("init", "-o", "m.yaml", "--engine", "vllm")
+    assert Path("batchsim.schema.json").read_text() == done("schema")
 
 
 def test_init_from_a_trace(here: Path) -> None:
@@ -341,7 +356,7 @@ def test_schema_covers_scenario_and_policies() -> None:
     assert {"model", "workload", "slo"} == set(schema["required"])
     assert {"required": ["deployment"]} in schema["oneOf"]
     assert schema["additionalProperties"] is False
-    assert "max_num_seqs" in schema["$defs"]["policy continuous"]["properties"]
+    assert "max_num_seqs" in schema["$defs"]["policy_continuous"]["properties"]
 
 
 def test_conform_says_which_recording_differs(here: Path) -> None:

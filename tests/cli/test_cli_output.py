@@ -37,6 +37,25 @@ def test_a_full_stdout_is_one_line(args: list[str], monkeypatch: pytest.MonkeyPa
     )
 
 
+@pytest.mark.parametrize("args", SPOKEN, ids=" ".join)
+def test_a_closed_stdout_is_one_line(args: list[str], monkeypatch: pytest.MonkeyPatch, capfd) -> None:
+    """As `>&-` leaves it: nothing that is printed could be seen, so nothing is begun."""
+    monkeypatch.setattr(sys, "stdout", None)
+    assert called(args) == 2
+    assert capfd.readouterr().err == ("stdout: is closed. Send it somewhere, /dev/null if nothing is to be seen.\n")
+
+
+@pytest.mark.parametrize("args", [["run", "bursty"], ["policies"], ["init"]], ids=" ".join)
+def test_a_folder_that_is_gone_is_one_line(args: list[str], tmp_path: Path, monkeypatch, capfd) -> None:
+    """One that was removed after a shell went into it."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert called(args) == 2
+    told = capfd.readouterr()
+    assert told.out == "" and told.err.startswith("the current folder: ") and told.err.count("\n") == 1
+
+
 def test_a_full_stderr_costs_the_line_and_not_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where neither takes a word, the code still says it."""
     with open("/dev/full", "w") as full:

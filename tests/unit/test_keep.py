@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
 from batchsim.base.errors import ScenarioError
@@ -18,6 +20,7 @@ from batchsim.results.keep import measured_point
 from batchsim.results.point_files import read_table
 from batchsim.results.read import POINTS, REPLICAS, Results
 from batchsim.scenario import load_scenario
+from batchsim.scenario.load import changed
 from batchsim.scenario.point import Setup, simulate_point
 from tests.unit.test_replicas import LIKE, MIXED, SCALER, SCENARIO, ran
 
@@ -59,6 +62,28 @@ def test_figures_are_those_of_all_rows(tmp_path: Path, replicas: str, more: list
     tables = [pd.read_csv(each.path / REPLICAS).drop(columns="point") for each in (fewer, every)]
     pd.testing.assert_frame_equal(*tables, rtol=1e-9)
     assert fewer.manifest["outcomes"] == every.manifest["outcomes"] and lacking(fewer) and not lacking(every)
+
+
+@pytest.mark.parametrize("policy", [VLLM, "policies={vllm: {max_num_seqs: 8, async_scheduling: false}}"])
+def test_steps_are_taken_piece_by_piece(tmp_path: Path, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose steps are packed in many chunks and digested in pieces comes to what it comes to in one."""
+    path = tmp_path / "pieces.yaml"
+    path.write_text(SCENARIO + LIKE, encoding="utf-8")
+    setup = Setup.of(changed(load_scenario(str(path)), ["seeds=1", "keep=minutes", policy]))
+    point = setup.scenario.points()[0]
+    whole = measured_point(setup, simulate_point(setup, point), "a")
+    monkeypatch.setattr("batchsim.kernel.journal.PACK_BYTES", 3000)
+    monkeypatch.setattr("batchsim.metrics.digest.PIECE_STEPS", 50)
+    monkeypatch.setattr("batchsim.metrics.by_minute.PIECE_STEPS", 50)
+    run = simulate_point(setup, point)
+    assert len(list(run.lives[0].records.pieces(50, 7))) > 3
+    pieces = measured_point(setup, run, "a")
+    for name, value in whole.result["values"].items():
+        mine = pieces.result["values"][name]
+        assert mine == value if value is None else mine == pytest.approx(value, rel=1e-12), name
+    for name, table in whole.tables.items():
+        mine, theirs = (pq.read_table(BytesIO(each)).to_pandas() for each in (pieces.tables[name], table))
+        pd.testing.assert_frame_equal(mine, theirs, rtol=1e-12)
 
 
 def test_minutes_and_histograms_are_of_the_requests(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Steps take 10 ns with the stated cost, or a line in the context with the rooflin
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from batchsim.kernel.types import Arrival, Batch, Idle, Request
 from batchsim.policies.families.continuous import Continuous, ContinuousConfig
 from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
-from tests.unit.engine import Requests, arrival, engine
+from tests.unit.engine import Constant, Requests, arrival, engine
 
 LINE = build_cost(RooflineConfig("h200"), load_model("llama-3.1-8b"))
 PLAIN = VllmConfig(async_scheduling=False, enable_prefix_caching=False, max_num_seqs=8)
@@ -38,6 +39,21 @@ class Asked(Vllm):
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
         self.calls += 1
         return super().schedule(now_ns, drain)
+
+
+class Beside(Constant):
+    """A step takes the device 10 ns; the host takes 3 to launch it and 2 for its results."""
+
+    def lanes(self) -> Beside:
+        return self
+
+    device_ns = Constant.step_ns
+
+    def stages_ns(self, batch: Batch) -> tuple[int, ...]:
+        return (self.step_ns(batch),)
+
+    def host_ns(self, batch: Batch | None) -> tuple[int, int]:
+        return 3, 2
 
 
 class Odd:
@@ -58,14 +74,19 @@ class Hesitant(Asked):
 
 def fleet(
     *arrivals: Arrival, policy: type[Asked] = Asked, blocks: int = 1000, line: bool = False, leap: bool = True,
-    failures: tuple[Failure, ...] = (),
+    failures: tuple[Failure, ...] = (), ahead: bool = False,
 ) -> tuple[FleetRun, list[int]]:  # fmt: skip
     """Two replicas by id: what they recorded, and how often the scheduler of each was asked."""
     schedulers: list[Asked] = []
 
     def new_engine(replica: int) -> EngineCore:
         kv = CountingKV(blocks, 4)
-        schedulers.append(policy(PLAIN, PolicyContext(kv, 1000)))
+        config = replace(PLAIN, async_scheduling=ahead)
+        loop = config.traits.loop
+        schedulers.append(policy(config, PolicyContext(kv, 1000, loop=loop)))
+        if ahead:
+            executor = SimExecutor(Beside(), 1000, loop)
+            return EngineCore(schedulers[-1], executor, Recorder(), max_model_len=1000, loop=loop)
         if not line:
             return engine(schedulers[-1])
         return EngineCore(schedulers[-1], SimExecutor(LINE, 1000), Recorder(), max_model_len=1000)
@@ -83,7 +104,7 @@ def fleet(
 
 
 def same(one: FleetRun, other: FleetRun) -> None:
-    for table in ("requests", "steps", "states"):
+    for table in ("requests", "steps", "states", "lanes"):
         assert getattr(one.records, table).tobytes() == getattr(other.records, table).tobytes(), table
     assert one.spans == other.spans
 
@@ -121,6 +142,26 @@ def test_a_failure_finds_the_steps_done_that_began_before_it(line: bool) -> None
     same(
         fleet(*stream, failures=(failure,), line=line)[0], fleet(*stream, failures=(failure,), line=line, leap=False)[0]
     )
+
+
+@pytest.mark.parametrize("blocks", [51, 52, 53, 60, 1000])
+def test_an_engine_that_is_ahead_is_cut_as_it_would_have_been_asked(blocks: int) -> None:
+    """Whoever comes does so in every phase of a step: before the scheduler is called for one, between that and its
+    launch, as the step before it ends."""
+    for at_ns in range(90, 115):
+        stream = [*STREAM[:2], arrival(2, at_ns, 4, 2), arrival(4, 402, 4, 30), arrival(5, at_ns + 3, 4, 40)]
+        leaping, (calls, _) = fleet(*stream, blocks=blocks, ahead=True)
+        stepping, (asked, _) = fleet(*stream, blocks=blocks, ahead=True, leap=False)
+        same(leaping, stepping)
+        assert calls < asked / 2
+
+
+def test_a_step_is_not_launched_by_an_engine_that_fails_between_call_and_launch() -> None:
+    """A replica that fails at every instant of two steps leaves what it does without leaps."""
+    for at_ns in range(500, 530):
+        failure = Failure(0, at_ns, 10)
+        leaping, _ = fleet(*STREAM, failures=(failure,), ahead=True)
+        same(leaping, fleet(*STREAM, failures=(failure,), ahead=True, leap=False)[0])
 
 
 def test_a_scheduler_with_a_repeat_of_its_own_is_not_planned_for() -> None:

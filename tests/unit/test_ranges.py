@@ -137,7 +137,7 @@ def _config(name: str) -> Any:
 def test_the_schema_states_the_ranges() -> None:
     """`batchsim schema` gives bounds for plain numbers, and in words for those with a unit."""
     schema = scenario_schema()["$defs"]
-    seqs = schema["policy continuous"]["properties"]["max_num_seqs"]
+    seqs = schema["policy_continuous"]["properties"]["max_num_seqs"]["anyOf"][0]
     assert (seqs["minimum"], seqs["maximum"]) == (1, INT32_MAX)
     assert schema["Constant"]["properties"]["step"]["description"].endswith("; from 1ns to 3,600s")
 

@@ -26,7 +26,7 @@ from batchsim.kernel.record import (
     Recorder,
     Records,
     _format,
-    pack_decodes,
+    decode_rows,
     pack_step,
 )
 from batchsim.kernel.types import Arrival, Batch, Request
@@ -46,8 +46,9 @@ def test_the_arrays_have_the_columns_of_the_schema(
 
 def test_the_row_of_a_step_of_decodes_is_that_of_any_step() -> None:
     """What it is not given is 0."""
-    row = pack_step(1, 2, 3, 0, 0, 4, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 6, 7, 8, 0, 0, 0)
-    assert pack_decodes(1, 2, 3, 4, 5, 6, 7, 8) == row
+    rows = [pack_step(1 + i, 2, 3, 0, 0, 4, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 6 - i, 7, 8, 0, 0, 0) for i in (0, 1)]
+    start_ns, two, three, free = (np.array(each) for each in ((1, 2), (2, 2), (3, 3), (6, 5)))
+    assert decode_rows(start_ns, two, three, 4, free, 7, 8) == b"".join(rows)
 
 
 def test_rows_come_back_as_written() -> None:

@@ -8,10 +8,10 @@ from dataclasses import fields
 from typing import Any
 
 from batchsim.policies.registry import POLICIES
+from batchsim.scenario import scenario_schema
 from batchsim.scenario.config import ScenarioFile
 from batchsim.scenario.described import classes_in, words_for
 from batchsim.scenario.key_words import KEY_WORDS
-from batchsim.scenario.load import scenario_schema
 
 ROOTS = [ScenarioFile, *(config for config, _ in POLICIES.values())]
 CLASSES = [found for root in ROOTS for found in classes_in(root)]
@@ -43,7 +43,7 @@ def test_words_come_from_the_class_and_its_range_follows() -> None:
     assert keys["HpaConfig", "cold_start"] == "From the start of a replica until it takes requests; from 0s to a year"
     assert keys["LlamaCppConfig", "n_ubatch"] == KEY_WORDS["LlamaCppConfig.n_ubatch"]
     assert keys["RampArrivals", "kind"].startswith("The kind: The rate grows in a straight line")
-    assert keys["ScenarioFile", "deployment"].startswith("In the place of `cost`")
+    assert keys["batchsim scenario", "deployment"].startswith("In the place of `cost`")
 
 
 def test_no_words_are_of_a_key_that_is_not_there() -> None:

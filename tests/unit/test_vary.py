@@ -74,6 +74,18 @@ def test_a_value_gives_what_the_scenario_with_that_value_gives(tmp_path: Path) -
     )
 
 
+def test_a_deployment_that_is_varied_is_simulated_again(tmp_path: Path) -> None:
+    """With its value: half the time of every step ends requests sooner."""
+    short = ["workload.duration=10s", "workload.warmup=0s", "load={mean_rate: [2/s]}", "seeds=1"]
+    results = run_scenario(load_scenario("deployment", overrides=short), out=tmp_path)
+    policy = str(results.points["policy"].iloc[-1])
+    assert scenario_of(results, policy)["cost"]["kv"] == "fp8" and "deployment" not in scenario_of(results, policy)
+    found = counterfactual(results, policy, 2.0, 0, ["cost_factor=0.5"])
+    assert found.rerun == "" and found.changed.records.num_steps > 0
+    ends = [side.records.requests["delivered_ns"].sum() for side in (found.base, found.changed)]
+    assert ends[1] < ends[0]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("vary", "same"),

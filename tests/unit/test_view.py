@@ -107,15 +107,10 @@ def test_curves_name_the_point_of_every_value(looks: Looks, port: int) -> None:
     assert found["first"] in range(4)
 
 
-def test_a_point_says_its_metrics_and_knobs(looks: Looks, port: int) -> None:
-    """The knobs are the load and what the policy has, with the point's values."""
+def test_a_point_says_its_metrics(looks: Looks, port: int) -> None:
+    """Beside how much there is of it."""
     _, found, _ = ask(port, "/point?point=1")
     assert found["requests"] == 40 and found["replicas"] == [0]
-    assert found["knobs"] == [
-        {"name": "load", "value": looks.results.points["load"][1], "whole": False},
-        {"name": "max_num_seqs", "value": 4, "whole": True},
-        {"name": "max_num_batched_tokens", "value": 256, "whole": True},
-    ]
     assert dict(found["metrics"])["ttft p99"].endswith("s")
 
 
@@ -180,17 +175,6 @@ def test_two_points_are_compared_request_by_request(looks: Looks, port: int) -> 
     assert abs(found["largest"][0][2] - found["largest"][0][1]) == max(map(abs, change.values()))
 
 
-def test_a_changed_knob_is_simulated(looks: Looks, port: int) -> None:
-    """Of a policy: the same requests, so misses are compared; the load: others, so they are not."""
-    status, found = post(port, {"point": 0, "knob": "max_num_seqs", "factor": 2})
-    assert status == 200 and (found["before"], found["after"]) == (4, 8) and found["shared"] == 40
-    assert found["changes"] == [{"key": "policies.continuous.max_num_seqs", "before": 4, "after": 8}]
-    status, more = post(port, {"point": 0, "knob": "load", "factor": 4.0})
-    assert status == 200 and more["after"] == 4 * more["before"] and more["vanish"] is None
-    assert max(more["queues"][1]["waiting"]) > max(more["queues"][0]["waiting"])
-    assert max(more["queues"][0]["waiting"]) == looks.results.steps(*looks.points()[0])["num_waiting"].max()
-
-
 @pytest.mark.parametrize(
     ("path", "status", "text"),
     [
@@ -226,7 +210,7 @@ def test_other_hosts_and_origins_are_refused(port: int) -> None:
     for host in ("evil.example", f"evil.example:{port}", "127.0.0.1", f"127.0.0.1:{port + 1}", ""):
         assert ask(port, "/curves", Host=host)[0] == 403
     assert ask(port, "/", Host=f"localhost:{port}")[0] == ask(port, "/", Host=own)[0] == 200
-    body = {"point": 0, "knob": "max_num_seqs", "factor": 1.5}
+    body = {"point": 0, "factors": {"cost_factor": 1.5}}
     assert post(port, body, Origin="http://evil.example")[0] == post(port, body, Origin="null")[0] == 403
     assert post(port, body, Content_Type="text/plain")[0] == 415
     assert ask(port, "/curves", {}, "PUT")[0] == ask(port, "/curves", {}, "DELETE")[0] == 501
@@ -240,11 +224,14 @@ def test_other_hosts_and_origins_are_refused(port: int) -> None:
         (b"\xff", 400, "no JSON"),
         (b"[" * 4000, 400, "no JSON"),
         ([], 400, "no JSON object"),
-        ({"point": 0, "knob": "kv.tokens", "factor": 2}, 400, "no knob of continuous"),
-        ({"point": 0, "knob": "load", "factor": 1e6}, 400, "not from 0.1 to 10"),
-        ({"point": 0, "knob": "load", "factor": [2]}, 400, "no number"),
-        ({"point": 0.5, "knob": "load", "factor": 2}, 400, "no whole number"),
-        ({"point": 0, "knob": "load", "factor": 2, "x": 1}, 400, "x: is not asked for"),
+        ({"point": 0, "factors": {"seeds": 2}}, 400, "no knob of continuous"),
+        ({"point": 0, "factors": {"load": 1e6}}, 400, "not from 0.1 to 10"),
+        ({"point": 0, "factors": {"load": [2]}}, 400, "no number"),
+        ({"point": 0, "factors": {"a\nb": 2}}, 400, "no object of numbers"),
+        ({"point": 0, "factors": [2]}, 400, "no object of numbers"),
+        ({"point": 0, "factors": {}}, 400, "Move a slider"),
+        ({"point": 0.5, "factors": {"load": 2}}, 400, "no whole number"),
+        ({"point": 0, "factors": {"load": 2}, "x": 1}, 400, "x: is not asked for"),
         (b" " * 5000, 413, "4096"),
     ],
 )
@@ -257,7 +244,7 @@ def test_a_simulation_that_cannot_be_asked_for(port: int, body: Any, status: int
 def test_one_simulation_at_a_time(looks: Looks) -> None:
     """A second is told so, and the first is not disturbed."""
     with looks._simulating, pytest.raises(ScenarioError, match="runs already"):
-        looks.changed(0, "max_num_seqs", 2)
+        looks.changed(0, {"cost_factor": 2.0})
 
 
 def test_only_points_of_one_seed_are_compared(looks: Looks, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,19 +90,70 @@ def test_a_request_tells_its_life_and_leads_to_who_stood_in_its_way(tab: Page, u
     tab.until(f"document.getElementById('request-title').textContent === 'Request {heads[k]}'")
 
 
+def test_a_lane_is_clicked_or_chosen_by_keys(tab: Page, url: str, looks: Looks) -> None:
+    """The first and the last lane are of the first and the last request; the life leads back to its stretch of time."""
+    opened(tab, url)
+    tab.until("document.querySelector('#lanes canvas')")
+    over = "document.querySelector('#lanes .u-over')"
+    for share, number in ((0.01, 0), (0.99, 39)):
+        tab.click(over, (0.5, share))
+        tab.until(f"document.getElementById('request-title').textContent === 'Request {number}'")
+    whole = text(tab, "window")
+    tab.click("document.getElementById('its-time')")
+    tab.until(f"document.getElementById('window').textContent !== {whole!r}")
+    tab.until("document.activeElement.id === 'lanes'")
+    assert "request 39" in text(tab, "lanes-keys")
+    tab.call("Input.dispatchKeyEvent", type="keyDown", key="0")
+    tab.until(f"document.getElementById('window').textContent === {whole!r}")
+    tab.until("document.getElementById('lanes-said').textContent.includes('all 40')")
+    for key in ("ArrowDown", "ArrowDown", "Enter"):
+        tab.call("Input.dispatchKeyEvent", type="keyDown", key=key)
+    tab.until("document.getElementById('request-title').textContent === 'Request 1'")
+
+
 def test_points_are_compared_and_a_knob_is_changed(tab: Page, url: str) -> None:
     """The counts are of all requests; the knob's numbers are before and after."""
     opened(tab, url)
     tab.click("document.getElementById('pair')")
     tab.until("document.querySelector('#pairs canvas')")
     assert text(tab, "compared").startswith("TTFT of 40 requests.")
-    tab.run("document.getElementById('knob').value = 'max_num_seqs', document.getElementById('knob').onchange()")
-    tab.click("document.getElementById('factor')", (0.75, 0.5))
+    tab.until("document.querySelectorAll('#knobs input').length === 5")
+    assert tab.run("document.getElementById('simulate').disabled")
+    for key in ("policies.continuous.max_num_seqs", "cost_factor"):
+        tab.click(f"document.getElementById('knob-{key}')", (0.75, 0.5))
     tab.until("!document.getElementById('simulate').disabled")
-    said = text(tab, "value")
+    moved = tab.run("[...document.querySelectorAll('#knobs output.moved')].map((each) => each.textContent)")
+    assert len(moved) == 2
     tab.click("document.getElementById('simulate')")
     tab.until("document.querySelector('#queues canvas')")
-    assert text(tab, "changed").startswith(f"max_num_seqs {said}: ") and text(tab, "error") == ""
+    assert text(tab, "changed").startswith(f"max_num_seqs {moved[0]}, cost_factor {moved[1]}")
+    assert text(tab, "error") == ""
+    tab.click("document.getElementById('reset')")
+    tab.until("document.getElementById('simulate').disabled")
+
+
+def test_the_browser_blocks_nothing_and_fetches_nothing_from_elsewhere(tab: Page, url: str) -> None:
+    """Nothing that the page does is against its own policy, and every request goes to its server."""
+    noted = (
+        "window.blocked = []; addEventListener('securitypolicyviolation', (e) => blocked.push(e.violatedDirective));"
+    )
+    added = tab.call("Page.addScriptToEvaluateOnNewDocument", source=noted)["identifier"]
+    opened(tab, url)
+    tab.click("document.querySelector('#slowest button')")
+    tab.until("document.getElementById('sentence').textContent && document.querySelector('#lanes canvas')")
+    tab.call("Page.removeScriptToEvaluateOnNewDocument", identifier=added)
+    assert tab.run("blocked") == []
+    fetched = tab.run("performance.getEntriesByType('resource').map((each) => each.name)")
+    assert len(fetched) > 8 and all(name.startswith(url) for name in fetched)
+
+
+def test_times_of_one_step_late_in_a_run_are_told_apart(tab: Page, url: str) -> None:
+    """Its two ends, which differ in milliseconds after seconds."""
+    opened(tab, url)
+    tab.click("document.getElementById('one')")
+    tab.until("/all [123] steps/.test(document.getElementById('window').textContent)")
+    start, _, end = text(tab, "window").partition(":")[0].partition(" to ")
+    assert start.endswith(" s") and end.endswith(" s") and 0.005 < float(end[:-2]) - float(start[:-2]) < 0.1
 
 
 @pytest.mark.parametrize("width", [390, 1280])

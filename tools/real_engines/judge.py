@@ -6,7 +6,7 @@ Each is measured several times with the same requests at the same times. Bounds:
 or twice the spread of the repeats (`spread` of `validate --against`, half their range), whichever is more, throughput
 within THROUGHPUT; TTFT is said. A sentinel, the engine's own decoding of one request after another while it has nothing
 else to do, is read before and after the calibration, and after each load: where the mean of the readings
-beside the loads differs from that of the two beside the calibration by more than MOVED, the machine was another one
+beside the loads differs from that of those beside the calibration by more than MOVED, the machine was another one
 than that calibrated, and nothing is judged; nor where the calibrator's own sentinel moved by more; nor where the
 client, which has a core to itself on a quiet machine, got none for more than STALLED of the time of a load.
 """
@@ -32,7 +32,8 @@ from tools.real_engines.engines import Engine, serving, version
 from tools.real_engines.experiment import IDLE, STALLED, Asker, calibrate
 
 LATENCY, THROUGHPUT, MOVED = 0.10, 0.05, 0.05
-AT_CALIBRATION = 2  # readings of the sentinel before and after the calibration
+AT_CALIBRATION = 6  # readings of the sentinel, half of them before the calibration and half after it
+WARM_UP_S = 60.0  # of work before the first reading: a machine that has rested is quicker than it will be
 MIX, OTHER_MIX = ((64, 256), (16, 64)), ((300, 600), (8, 32))
 """Lengths in tokens of prompts and answers, each drawn evenly."""
 RATES = {"light": (MIX, 0.4), "heavy": (MIX, 0.65), "other-mix": (OTHER_MIX, 0.5)}
@@ -141,13 +142,15 @@ def judge(engine: Engine, out: Path, *, minutes: float, seconds: float, repeats:
         say(f"{version(engine)} on {server.url}")
         ask = Asker(engine, server, out / "measured")
         ask.measure(replace(IDLE, name="warm-up"))
-        sentinel_s = [ask.idle_step_s(0)]
+        warm_up = ask.load_at("heavy", *RATES["heavy"], WARM_UP_S, seed=11)
+        ask.measure(replace(warm_up, name="warm-up-heavy"))
         loads = [ask.load_at(name, mix, share, seconds, seed=11) for name, (mix, share) in RATES.items()]
+        sentinel_s = [ask.idle_step_s(number) for number in range(AT_CALIBRATION // 2)]
         rates = ", ".join(f"{load.name} {load.rate_rps:.3g}/s" for load in loads)
-        say(f"idle decode step {1e3 * sentinel_s[0]:.3f} ms; to be predicted: {rates}")
+        say(f"idle decode step {1e3 * statistics.mean(sentinel_s):.3f} ms; to be predicted: {rates}")
         calibrate(server, engine.slots, scenario, out, minutes)
         say(f"calibrated: {out / 'mine.json'}")
-        sentinel_s.append(ask.idle_step_s(1))
+        sentinel_s += [ask.idle_step_s(number) for number in range(AT_CALIBRATION // 2, AT_CALIBRATION)]
         files: dict[str, list[Path]] = {load.name: [] for load in loads}
         for repeat in range(repeats):
             for load in loads:

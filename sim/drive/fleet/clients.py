@@ -69,6 +69,7 @@ class Clients:
         self.pruned: set[int] = set()  # ids of requests given up for others
         self.recorder = Recorder()  # of requests that end at the router
         self._knock: simpy.Event | None = None
+        self._told: list[tuple[int, int, int, int, Engine, Iterable[EngineEvent]]] = []  # when, phase, replica, order
 
     def start(self) -> None:
         """Starts the router and the arrivals known in advance."""
@@ -100,8 +101,24 @@ class Clients:
             knock, self._knock = self._knock, None
             knock.succeed()
 
-    def tell(self, engine: Engine, events: Iterable[EngineEvent], now_ns: int) -> None:
-        """Tells router and clients which requests `engine` has ended."""
+    def tell(self, engine: Engine, events: Iterable[EngineEvent], now_ns: int, phase: int) -> None:
+        """Tells router and clients which requests `engine` has ended, in that `phase` of the instant.
+
+        Where the next arrival is known, nobody asks before that, and engines may be ahead: it is then told by `hear`.
+        """
+        self._told.append((now_ns, phase, engine.slot.number, len(self._told), engine, events))
+        if not self.fleet.plans or self.next_known_ns == inf:
+            self.hear()
+
+    def hear(self) -> None:
+        """Passes on what was told, in the order of time."""
+        if not self._told:
+            return
+        told, self._told = sorted(self._told), []
+        for now_ns, _, _, _, engine, events in told:
+            self._hear(engine, events, now_ns)
+
+    def _hear(self, engine: Engine, events: Iterable[EngineEvent], now_ns: int) -> None:
         for event in events:
             if isinstance(event, Ended):
                 self.router.answered(event.request, "both", engine.slot.number)
@@ -131,6 +148,7 @@ class Clients:
                 yield self._knock
             yield Phase(self.fleet.env, ROUTE)
             now_ns = int(self.fleet.env.now)
+            self.hear()
             while self.pending:
                 request_id = heappop(self.pending)[1]
                 if self.gate is None:

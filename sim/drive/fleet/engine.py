@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import simpy
 
-from batchsim.drive.fleet.fleet_plan import DRAINING
+from batchsim.drive.fleet.fleet_plan import DRAINING, UP
 from batchsim.drive.fleet.fleet_records import work_of_steps
 from batchsim.drive.fleet.scaling.autoscaler import EngineLoad, EngineWork
 from batchsim.drive.instant import ENTER, LAND, SETTLE, Busy, Launch, crank
@@ -15,7 +15,7 @@ from batchsim.drive.simulate import Phase
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import EngineEvent
 from batchsim.kernel.leaps import leap, leap_ahead
-from batchsim.kernel.planned_leap import PlannedLeap, plan_leap
+from batchsim.kernel.planned_leap import PlannedAhead, PlannedLeap, plan_ahead, plan_leap
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Batch, Idle
 
@@ -52,8 +52,10 @@ class Engine:
         self.wake: simpy.Event | None = None
         self.asked_to_drain = False
         self._counted_steps = 0  # whose work was told
-        self._plan: PlannedLeap | None = None  # of steps not done yet, though the engine waits for the last one's end
+        self._plan: PlannedLeap | PlannedAhead | None = None  # of steps not done yet, though their end is waited for
         self._end: simpy.Event | None = None  # of the steps it waits for
+        self._reached_ns = 0  # when the steps that were planned are over, or launched
+        self._phase = END  # of the instant at which it acts
 
     def load(self) -> EngineLoad:
         """What the engine's metrics say now."""
@@ -80,17 +82,17 @@ class Engine:
     def carry_out(self) -> None:
         """Does the steps that are planned, all of which have begun by now."""
         if self._plan is not None:
-            self._plan.carry_out()
+            self._reached_ns = self._plan.carry_out()
             self._plan = None
 
     def cut(self, now_ns: int) -> None:
-        """Does the steps that are planned and start before `now_ns`, and no others: the engine acts when they end."""
+        """Does the steps that are planned and would have begun before `now_ns`, and no others."""
         plan, old, env = self._plan, self._end, self.fleet.env
         if plan is None or old is None:
             return
-        self._plan, end_ns = None, plan.carry_out(now_ns)
-        if end_ns < plan.end_ns:
-            self._end = env.timeout(end_ns - now_ns)
+        self._plan, self._reached_ns = None, plan.carry_out(now_ns)
+        if self._reached_ns < plan.end_ns:
+            self._end = env.timeout(max(self._reached_ns - now_ns, 0))
             self._end.callbacks, old.callbacks = old.callbacks, []  # who waited for the old one waits for this
 
     def is_over(self) -> bool:
@@ -103,43 +105,73 @@ class Engine:
         return self.asked_to_drain
 
     def tell(self, events: Iterable[EngineEvent], now_ns: int) -> None:
-        """Tells router and clients what happened in this engine."""
-        self.fleet.clients.tell(self, events, now_ns)
+        """Tells router and clients what happened in this engine, where they may be behind when they are at it."""
+        self.fleet.clients.tell(self, events, now_ns, self._phase)
 
     def process(self) -> Steps:
-        """Waits for what the loop names, in the phases of the instant, until the replica is gone."""
+        """Waits for what the loop names, in the phases of the instant, until the replica is gone.
+
+        The engine's own time, `now_ns`, may be ahead of all others' while nobody can come to it before.
+        """
         env, number = self.fleet.env, self.slot.number
         loop = crank(self.core, self, drains=self.drains, settles=True)
-        wait = next(loop)
+        wait, now_ns, alone_ns = next(loop), int(env.now), self._alone_until_ns
         while True:
-            now_ns = int(env.now)
             if isinstance(wait, Batch):
-                self._end = env.timeout(self._execute(wait, now_ns) - now_ns)
-                yield self._end
+                end_ns = self._execute(wait, now_ns)
+                if end_ns >= alone_ns:
+                    self._end = env.timeout(end_ns - int(env.now))
+                    yield self._end
+                    self.carry_out()
+                    end_ns = int(env.now)
+                    if env.peek() <= end_ns:
+                        yield Phase(env, END + number)
+                    alone_ns = self._alone_until_ns
                 self.carry_out()
-                now_ns = int(env.now)
-                if env.peek() <= now_ns:
-                    yield Phase(env, END + number)
+                now_ns, self._phase = end_ns, END
             elif isinstance(wait, Launch):
-                if wait.batch is not None and (launched_ns := self._launch(wait.batch, now_ns)) > now_ns:
-                    yield env.timeout(launched_ns - now_ns)
+                if wait.batch is not None:
+                    self._reached_ns = self._launch(wait.batch, now_ns)
+                    if self._reached_ns > now_ns and self._reached_ns >= alone_ns:
+                        self._end = env.timeout(self._reached_ns - int(env.now))
+                        yield self._end
+                        alone_ns = self._alone_until_ns
+                    self.carry_out()
+                    now_ns = self._reached_ns
             elif isinstance(wait, Busy):
-                yield env.timeout(wait.until_ns - now_ns)
-                if wait.work == "process" and env.peek() <= wait.until_ns:
-                    yield Phase(env, END + number)
+                now_ns = wait.until_ns
+                if now_ns >= alone_ns:
+                    yield env.timeout(now_ns - int(env.now))
+                    if wait.work == "process" and env.peek() <= now_ns:
+                        yield Phase(env, END + number)
+                    alone_ns = self._alone_until_ns
+                self._phase = END
             elif wait is LAND:
-                yield env.timeout(max(self.core.in_flight.steps[0].end_ns - now_ns, 0))
+                now_ns = max(now_ns, self.core.in_flight.steps[0].end_ns)
+                if now_ns >= alone_ns and now_ns > env.now:
+                    yield env.timeout(now_ns - int(env.now))
+                    alone_ns = self._alone_until_ns
             elif wait is ENTER or wait is SETTLE:
-                if env.peek() <= now_ns:
-                    yield Phase(env, (ENTER_PHASE if wait is ENTER else SCHEDULE) + number)
+                self._phase = ENTER_PHASE if wait is ENTER else SCHEDULE
+                if now_ns >= alone_ns and env.peek() <= now_ns:
+                    yield Phase(env, self._phase + number)
+                    alone_ns = self._alone_until_ns
             else:
                 if not isinstance(wait, Idle):
                     self._through()
                 if self.alive:
-                    yield from self._rest(wait if isinstance(wait, Idle) else None, now_ns)
+                    yield from self._rest(wait if isinstance(wait, Idle) else None)
+                    now_ns, alone_ns = max(now_ns, int(env.now)), self._alone_until_ns
             if not self.alive:
                 return
-            wait = loop.send(int(env.now))
+            wait = loop.send(now_ns)
+
+    @property
+    def _alone_until_ns(self) -> int:
+        """The time in ns before which nobody comes to this engine, and what it tells is not asked for: its own time may
+        run ahead of all others' up to there."""
+        fleet = self.fleet
+        return fleet.foreseen_ns if self.slot.state == UP else int(fleet.env.now)
 
     def _execute(self, batch: Batch, now_ns: int) -> int:
         """Runs the step, and after it identical ones up to the next event; returns the end of the last in ns."""
@@ -155,10 +187,14 @@ class Engine:
 
     def _launch(self, batch: Batch, now_ns: int) -> int:
         """Launches the step, and after it identical ones; returns when the host is through with that, in ns."""
-        core = self.core
+        core, fleet = self.core, self.fleet
         core.execute(batch, now_ns)
-        if not self.fleet.leap or core.loop.stages > 1:
+        if not fleet.leap or core.loop.stages > 1:
             return now_ns
+        if fleet.plans:
+            self._plan = plan_ahead(core, self.executor, batch, now_ns, self._own_horizon_ns())
+            if self._plan is not None:
+                return self._plan.end_ns
         # Who is answered is told when it is time: other engines and routers are not ahead of it.
         return leap_ahead(core, self.executor, batch, now_ns, self._horizon_ns, None, None)
 
@@ -178,7 +214,7 @@ class Engine:
             self.fleet.retire(self.slot)
         self.fleet.check_done()
 
-    def _rest(self, idle: Idle | None, now_ns: int) -> Steps:
+    def _rest(self, idle: Idle | None) -> Steps:
         """Waits until the next arrival, or the time of `idle`."""
         self.wake = self.fleet.env.event()
         self.fleet.rouse_undrained()
@@ -187,5 +223,5 @@ class Engine:
         if idle is None or idle.until_ns is None:
             yield self.wake
         else:
-            yield self.wake | self.fleet.env.timeout(idle.until_ns - now_ns)
+            yield self.wake | self.fleet.env.timeout(max(idle.until_ns - int(self.fleet.env.now), 0))
             self.wake = None

@@ -194,6 +194,15 @@ class Fleet:
         return min(self.clients.next_known_ns, self.next_control_ns)
 
     @property
+    def foreseen_ns(self) -> int:
+        """The time in ns before which no request comes to an engine and nothing becomes of a replica; the present where
+        nobody knows."""
+        clients = self.clients
+        if not self.plans or clients.pending or clients.next_known_ns == inf:
+            return int(self.env.now)
+        return int(min(clients.next_known_ns, self.next_control_ns))
+
+    @property
     def next_control_ns(self) -> float:
         """The time in ns at which something next becomes of a replica, or is looked at."""
         return self.control_ns[0] if self.control_ns else inf
@@ -214,6 +223,7 @@ class Fleet:
         heappop(self.control_ns)
         for engine in self._living:
             engine.carry_out()
+        self.clients.hear()
         act()
         self.rouse_undrained()
 
@@ -253,7 +263,7 @@ class Fleet:
             lost = engine.core.fail(now_ns, REPLICA_FAILED)
             events = engine.core.take_events()
             if self.plan.lost == "fail":
-                self.clients.tell(engine, events, now_ns)
+                self.clients.tell(engine, events, now_ns, CONTROL)
             else:
                 self.clients.retry(engine, [arrival.request for arrival in lost], now_ns)
             self.check_done()

@@ -8,7 +8,7 @@ import numpy as np
 
 from batchsim.base.units import NS_PER_S
 from batchsim.drive.fleet.fleet_plan import HELD, UP
-from batchsim.metrics.latencies import LATENCIES
+from batchsim.metrics.latencies import LATENCIES, TASK_E2E
 from batchsim.report.page.charts import Chart, ChartAxis, Series
 from batchsim.report.pictures.curve_lines import log_ends
 from batchsim.report.pictures.fleet_picture import counted
@@ -37,13 +37,17 @@ def share_charts(results: Results) -> list[Chart]:
 
 
 def latency_charts(results: Results) -> list[Chart]:
-    """P99 latencies against load, without loads at which the queue grows, and the SLO's bound where it has one."""
+    """P99 latencies against load, of tasks too, without loads at which the queue grows, and the SLO's bound where it
+    has one."""
     found = []
-    for name in ("ttft", "tpot", "norm_latency"):
+    titles = {name: LATENCIES[name].title for name in ("ttft", "tpot", "norm_latency")}
+    if f"{TASK_E2E}_p99_s" in results.summary:
+        titles[TASK_E2E] = "E2E of tasks"
+    for name, title in titles.items():
         lines = _lines(results, f"{name}_p99_s", PolicyCurve.stable)
         bounds = slo_bounds(results, name, "p99")
-        axis = ChartAxis(LATENCIES[name].title, "seconds", "log")
-        found.append(Chart(f"P99 {LATENCIES[name].title}", _loads(results), axis, lines, min(bounds, default=None)))
+        axis = ChartAxis(title, "seconds", "log")
+        found.append(Chart(f"P99 {title}", _loads(results), axis, lines, min(bounds, default=None)))
     return found
 
 

@@ -11,11 +11,17 @@
     const parts = [1, 3, 5].map((i) => parseInt(color.slice(i, i + 2), 16)), share = Math.max(...parts) ? 0.33 : 0.9;
     return `#${parts.map((part) => Math.round(part + share * (255 - part)).toString(16).padStart(2, "0")).join("")}`;
   };
-  const state = { all: null, point: null, replica: 0, window: null, by: "ttft", asked: {} };
+  const state = { all: null, point: null, replica: 0, window: null, by: "ttft", asked: {}, errors: {}, knobs: [], picked: null, way: new Set(), chosen: null };
 
   // ---- asking
 
-  function fail(text) { $("error").textContent = text; $("error").hidden = !text; }
+  // What went wrong stands until a question of the same kind is answered.
+  function fail(kind, text) {
+    state.errors[kind] = text;
+    const said = Object.values(state.errors).find(Boolean) || "";
+    $("error").textContent = said;
+    $("error").hidden = !said;
+  }
 
   // The answer, or null where a newer question of the same kind was asked meanwhile, or it was refused.
   async function ask(kind, parameters, body) {
@@ -29,7 +35,7 @@
       found = { error: "batchsim view has ended. Start it again." };
     }
     if (mine !== state.asked[kind]) return null;
-    fail(found.error || "");
+    fail(kind, found.error || "");
     return found.error ? null : found;
   }
 
@@ -57,6 +63,9 @@
     table.replaceChildren(head, body);
   }
 
+  // What opens a request: a link where its life can be told.
+  const opens = (id) => ("life" in state.point.lacks ? String(id) : link(id, () => openRequest(id)));
+
   function link(text, go) {
     const made = document.createElement("button");
     made.type = "button";
@@ -80,13 +89,29 @@
 
   const drawn = new Map(); // by the element that holds them: how to draw each again
 
+  // Times so far apart, all in one unit and with the digits that tell them apart: 300.0012 s at a step of 0.2 ms.
+  function clock(at, step) {
+    const most = Math.max(...at.map(Math.abs)), whole = (of) => Math.abs(step / of - Math.round(step / of)) < 1e-6;
+    const [unit, name] = most >= 7200 && whole(360) ? [3600, "h"] : most >= 120 && whole(6) ? [60, "min"]
+      : [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]].find(([unit]) => most >= unit) || [1, "s"];
+    const digits = Math.min(12, Math.max(0, Math.ceil(-Math.log10(step / unit) - 1e-6)));
+    return at.map((v) => `${Number((v / unit).toFixed(digits)).toLocaleString("en", { maximumFractionDigits: digits })} ${name}`);
+  }
+
+  // The ends of a window, with digits for a hundredth of it.
+  const ends = (from, to) => clock([from, to], to > from ? 10 ** Math.floor(Math.log10((to - from) / 100)) : 1).join(" to ");
+
   function axis(label, kind, across, log) {
     const made = {
       label, stroke: css("--ink"), grid: { stroke: css("--grid"), width: 1 }, ticks: { stroke: css("--line"), width: 1 },
       font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif", size: across ? 44 : 66, labelSize: 20,
-      values: (u, at) => at.map((v) => (v == null ? "" : kind === "seconds" && !log ? window.batchsim.tick(v) : WRITE[kind](v))),
+      values: (u, at) => at.map((v) => (v == null || kind === "none" ? "" : WRITE[kind](v))),
     };
-    if (kind === "seconds" && !log) made.incrs = window.batchsim.steps;
+    if (kind === "seconds" && !log) {
+      made.incrs = window.batchsim.steps;
+      made.values = (u, at) => clock(at, at.length > 1 ? at[1] - at[0] : 1);
+    }
+    if (across && kind === "seconds") made.space = (u, i, min, max, wide) => (wide < 360 ? 62 : 84);
     return made;
   }
 
@@ -154,6 +179,7 @@
           ctx.lineTo(u.valToPos(high, "x", true), u.valToPos(high, "y", true));
           ctx.stroke();
         }
+        if (spec.painted) spec.painted(u);
         ctx.setLineDash([]);
         ctx.lineWidth = 2 * dot;
         spec.lines.forEach((line, k) => (line.crosses || []).forEach((cross, i) => {
@@ -172,9 +198,10 @@
         width, height: spec.height || Math.round(Math.max(220, Math.min(320, width * 0.55))), series,
         scales: {
           x: { time: false, ...scaleOf(spec.x.log), range: spec.x.range ? () => spec.x.range : across },
-          y: { ...scaleOf(spec.y.log), range: spec.y.range ? () => spec.y.range : range(spec.y.log) },
+          y: { ...scaleOf(spec.y.log), dir: spec.painted ? -1 : 1, range: spec.y.range ? () => spec.y.range : range(spec.y.log) },
         },
         axes: [axis(spec.x.label, spec.x.kind, true, spec.x.log), axis(spec.y.label, spec.y.kind, false, spec.y.log)],
+        legend: { show: !spec.painted },
         cursor: {
           drag: { x: true, y: false, setScale: !spec.zoomed, dist: 6 }, points: { size: 8 },
           sync: spec.group ? { key: spec.group, scales: ["x", null] } : undefined,
@@ -193,10 +220,11 @@
       let down = null;
       plot.over.addEventListener("mousedown", (event) => { down = [event.clientX, event.clientY]; });
       plot.over.addEventListener("click", (event) => {
-        if (!spec.picked || (down && Math.hypot(event.clientX - down[0], event.clientY - down[1]) > 5)) return;
+        if (!(spec.picked || spec.at) || (down && Math.hypot(event.clientX - down[0], event.clientY - down[1]) > 5)) return;
         const box = plot.over.getBoundingClientRect();
-        pick(plot, event.clientX - box.left, event.clientY - box.top);
+        (spec.at || pick)(plot, event.clientX - box.left, event.clientY - box.top);
       });
+      if (spec.over) plot.over.addEventListener("mousemove", () => spec.over(plot, plot.cursor.left, plot.cursor.top));
     };
     // The value nearest to a click, by pixels, over all lines shown; a cross at the top stands for a value that is none.
     const pick = (u, left, top) => {
@@ -214,7 +242,8 @@
       if (best) spec.picked(...best);
     };
     redraw();
-    new ResizeObserver(() => { if (figure.clientWidth && Math.max(240, Math.floor(figure.clientWidth)) !== width) redraw(); }).observe(figure);
+    const fit = () => { if (figure.clientWidth && Math.max(240, Math.floor(figure.clientWidth)) !== width) redraw(); };
+    new ResizeObserver(() => requestAnimationFrame(fit)).observe(figure);
     const list = drawn.get(holder) || [];
     list.push(redraw);
     drawn.set(holder, list);
@@ -259,13 +288,14 @@
   async function openPoint(number, scroll) {
     const found = await ask("point", { point: number });
     if (!found) return;
-    Object.assign(state, { point: found, replica: found.replicas[0] || 0, window: null });
+    Object.assign(state, { point: found, replica: found.replicas[0] || 0, window: null, picked: null, way: new Set(), chosen: null });
     for (const id of ["point", "compare", "change"]) $(id).hidden = false;
     $("request").hidden = true;
     $("pick").value = number;
     $("replicas").hidden = found.replicas.length < 2;
     options($("replica"), found.replicas.map((replica) => [replica, replica]), state.replica);
-    const facts = [["requests", found.requests.toLocaleString("en")], ["steps", found.steps.toLocaleString("en")], ["length", WRITE.seconds(found.end_s)]];
+    const steps = found.steps == null ? [] : [["steps", found.steps.toLocaleString("en")]];
+    const facts = [["requests", found.requests.toLocaleString("en")], ...steps, ["length", WRITE.seconds(found.end_s)]];
     if (found.unstable) facts.push(["the queue", "grows"]);
     $("metrics").replaceChildren(...[...facts, ...found.metrics].map(([name, text]) => {
       const made = document.createElement("span"), value = document.createElement("b");
@@ -277,17 +307,49 @@
     const like = others.find((each) => each.load === here.load) || others[0];
     options($("other"), others.map((each) => [each.point, each.title]), like && like.point);
     $("compare").hidden = !others.length;
-    options($("knob"), found.knobs.map((knob) => [knob.name, knob.name]));
-    $("change").hidden = !found.knobs.length;
-    slid();
+    for (const id of ["out", "back", "on", "one", "whole"]) $(id).hidden = "timeline" in found.lacks;
+    $("by-number").hidden = "life" in found.lacks;
+    $("one").hidden ||= found.keep !== "all";
+    for (const [panel, id] of [["compare", "compare-how"], ["change", "change-how"], ["requests", "requests-how"]]) $(id).hidden = panel in found.lacks;
     for (const id of ["queues", "pairs"]) clear($(id));
     for (const id of ["beside", "largest"]) $(id).replaceChildren();
-    for (const id of ["changed", "compared"]) $(id).textContent = "";
-    await look();
+    for (const [panel, id] of [["change", "changed"], ["compare", "compared"]]) $(id).textContent = found.lacks[panel] || "";
+    await Promise.all([look(), knobs()]);
     if (scroll) $("point").scrollIntoView({ behavior: "instant" });
   }
 
-  const look = () => Promise.all([timeline(), requests()]);
+  // A panel that has nothing to show says in its place why, and what to do.
+  function lacking(panel, ...emptied) {
+    const line = state.point.lacks[panel];
+    if (!line) return false;
+    for (const id of emptied) clear($(id));
+    const said = document.createElement("p");
+    said.textContent = line;
+    $(emptied[0]).append(said);
+    return true;
+  }
+
+  const look = () => Promise.all([state.point.keep === "minutes" ? minutes() : timeline(), requests(), lanes()]);
+
+  async function minutes() {
+    const found = await ask("minutes", { point: state.point.point, replica: state.replica, ...inWindow() });
+    if (!found) return;
+    const shown = found.exact ? `all ${found.of.toLocaleString("en")} minutes` : `${found.start_s.length.toLocaleString("en")} of ${found.of.toLocaleString("en")} minutes, with every highest and lowest`;
+    $("window").textContent = `${ends(found.from_s, found.to_s)}: ${shown}, which were kept in the place of steps`;
+    const x = { label: "time since the start of the run", kind: "seconds", range: [found.from_s, found.to_s] };
+    const last = found.start_s.length - 1; // the last minute has a length too
+    const common = { xs: last < 0 ? [] : [...found.start_s, found.start_s[last] + 60], x, group: "time", zoomed: zoom };
+    clear($("timeline"));
+    const line = (label, k, y, more) => ({ label, color: state.all.colors[k], y: last < 0 ? [] : [...y, y[last]], stepped: true, ...more });
+    chart($("timeline"), { ...common, caption: "Requests running and waiting, mean of each minute", y: { label: "requests", kind: "number" },
+      lines: [line("running", 0, found.running), line("waiting", 1, found.waiting)] });
+    chart($("timeline"), { ...common, caption: "KV blocks in use, mean of each minute", y: { label: "share of the pool", kind: "share" },
+      lines: [line("in use", 2, found.kv_share, { fill: true })] });
+    chart($("timeline"), { ...common, caption: "Requests sent and finished each minute", y: { label: "requests", kind: "number" },
+      lines: [line("sent", 0, found.sent), line("finished", 2, found.finished)] });
+    chart($("timeline"), { ...common, caption: "Share within the SLO, and of the time that steps ran", y: { label: "share", kind: "share", range: [0, 1.05] },
+      lines: [line("within the SLO", 3, found.within), line("busy", 5, found.busy)] });
+  }
 
   async function zoom(window) {
     const end = state.point.end_s;
@@ -300,11 +362,12 @@
   }
 
   async function timeline() {
+    if (lacking("timeline", "timeline")) { $("window").textContent = ""; return; }
     const found = await ask("timeline", { point: state.point.point, replica: state.replica, ...inWindow() });
     if (!found) return;
     state.steps = found;
     const shown = found.exact ? `all ${found.of.toLocaleString("en")} steps` : `${found.start_s.length.toLocaleString("en")} of ${found.of.toLocaleString("en")} steps, with every highest and lowest`;
-    $("window").textContent = `${WRITE.seconds(found.from_s)} to ${WRITE.seconds(found.to_s)}: ${shown}`;
+    $("window").textContent = `${ends(found.from_s, found.to_s)}: ${shown}`;
     const x = { label: "time since the start of the run", kind: "seconds", range: [found.from_s, found.to_s] };
     const from = found.exact ? "" : ", thinned";
     const common = { xs: found.start_s, x, group: "time", zoomed: zoom };
@@ -320,51 +383,127 @@
       lines: [line("all", 0, found.tokens), line("of prompts", 1, found.prefill_tokens)] });
   }
 
+  // ---- lanes
+
+  const words = (name) => name.replaceAll("_", " ");
+  const colorOf = (what) => state.all.kinds[what] || "#7F7F7F";
+
+  function named(what) {
+    const made = document.createElement("span"), key = document.createElement("span");
+    key.className = "key";
+    key.style.background = paint(colorOf(what));
+    made.append(key, words(what));
+    return made;
+  }
+
+  async function lanes() {
+    if (lacking("lanes", "lanes")) {
+      state.lanes = null;
+      for (const id of ["lanes-said", "lanes-keys", "lane"]) $(id).textContent = "";
+      return;
+    }
+    const its = state.picked == null ? {} : { request: state.picked };
+    const found = await ask("lanes", { point: state.point.point, replica: state.replica, ...its, ...inWindow() });
+    if (!found) return;
+    state.lanes = found;
+    state.chosen = null;
+    const many = (n) => n.toLocaleString("en"), all = found.id.length === found.of;
+    const which = all ? `all ${many(found.of)} requests that were there` : `${many(found.id.length)} of ${many(found.of)} requests, first those whose state changes in it, evenly spread; zoom in to see others`;
+    const brief = found.shortest_s ? ` Spans shorter than ${WRITE.seconds(found.shortest_s)} are left blank.` : "";
+    $("lanes-said").textContent = found.of ? `In the order in which they came: ${which}.${brief} Click a lane for the request's life; with the keyboard ↑ ↓ choose one and Enter opens it.` : "No request was there in this window.";
+    clear($("lanes"));
+    $("lane").textContent = "";
+    keyed();
+    if (!found.id.length) return;
+    const drawing = window.batchsim.lanes(found, state.all.lanes.map((what) => ({ color: colorOf(what) })), paint, css, () => state);
+    chart($("lanes"), {
+      caption: "What each request was doing", xs: [found.from_s, found.to_s], lines: [{ label: "lane", color: "#000000", dots: true, y: [null, null] }],
+      x: { label: "time since the start of the run", kind: "seconds", range: [found.from_s, found.to_s] }, y: { label: "requests", kind: "none", range: drawing.range },
+      group: "time", zoomed: zoom, height: drawing.height, painted: drawing.painted,
+      at: (u, left, top) => { const hit = drawing.at(u, left, top); if (hit) openRequest(hit.id); },
+      over: (u, left, top) => { const hit = drawing.at(u, left, top); if (hit) tell(hit.id, hit.span); },
+    });
+  }
+
+  // What the colours and frames of the lanes mean.
+  function keyed() {
+    const kinds = [...new Set(state.lanes.kind)].sort((a, b) => a - b).map((kind) => named(state.all.lanes[kind]));
+    const frame = (color, text) => {
+      const made = named(text);
+      Object.assign(made.firstChild.style, { background: "none", border: `2px solid var(${color})` });
+      return made;
+    };
+    if (state.picked != null) kinds.push(frame("--ink", `request ${state.picked}`));
+    if (state.way.size) kinds.push(frame("--bad", "stood in its way"));
+    $("lanes-keys").replaceChildren(...kinds);
+  }
+
+  function tell(id, span) {
+    const found = state.lanes;
+    const way = span != null && found.blocker[span] >= 0 ? `, for request ${found.blocker[span]}` : "";
+    const what = span == null ? "" : `: ${words(state.all.lanes[found.kind[span]])} for ${WRITE.seconds(found.end_s[span] - found.start_s[span])}, from ${WRITE.seconds(found.start_s[span])} on${way}`;
+    $("lane").textContent = `request ${id}${what}`;
+  }
+
+  // Draws the lanes again where what is marked has changed.
+  function remark() {
+    if (!state.lanes) return;
+    keyed();
+    for (const redraw of drawn.get($("lanes")) || []) redraw();
+  }
+
+  function choose(by) {
+    const found = state.lanes, last = found ? found.id.length - 1 : -1;
+    if (last < 0) return;
+    state.chosen = state.chosen == null ? (by > 0 ? 0 : last) : Math.max(0, Math.min(last, state.chosen + by));
+    const [from, to] = span(), time = (from + to) / 2, id = found.id[state.chosen];
+    const its = found.lane.findIndex((lane, i) => lane === state.chosen && found.start_s[i] <= time && time < found.end_s[i]);
+    tell(id, its < 0 ? null : its);
+    remark();
+  }
+
+  // ---- requests
+
   async function requests() {
+    if (lacking("requests", "requests", "slowest")) { $("counted").textContent = ""; return; }
     const found = await ask("requests", { point: state.point.point, by: state.by, ...inWindow() });
     if (!found) return;
     const [from, to] = state.window || [0, state.point.end_s];
     const count = found.exact ? `${found.of.toLocaleString("en")}` : `${found.id.length.toLocaleString("en")} of ${found.of.toLocaleString("en")}, with every highest and lowest`;
-    $("counted").textContent = `Sent in this window: ${count}${found.others ? `; ${found.others.toLocaleString("en")} more have no ${found.by}` : ""}. Click one to see its life.`;
+    $("counted").textContent = `Sent in this window: ${count}${found.others ? `; ${found.others.toLocaleString("en")} more have no ${found.by}` : ""}. ${state.point.lacks.life ? `Lives are ${state.point.lacks.life[0].toLowerCase()}${state.point.lacks.life.slice(1)}` : "Click one to see its life."}`;
     clear($("requests"));
     const log = found.value_s.length > 0 && found.value_s.every((v) => v > 0);
     chart($("requests"), {
       caption: `${found.by} of each request`, xs: found.sent_s, zoomed: zoom,
       lines: [{ label: found.by, color: state.all.colors[0], dots: true, y: found.value_s }],
       x: { label: "sent", kind: "seconds", range: [from, to] }, y: { label: found.by, kind: "seconds", log },
-      picked: (i) => openRequest(found.id[i]),
+      picked: "life" in state.point.lacks ? null : (i) => openRequest(found.id[i]),
     });
     fill($("slowest"), ["request", found.by, "sent", "prompt tokens", "output tokens", "preempted"], found.slowest.map((row) => [
-      link(row.request_id, () => openRequest(row.request_id)), WRITE.seconds(row.value_s), WRITE.seconds(row.sent_s),
+      opens(row.request_id), WRITE.seconds(row.value_s), WRITE.seconds(row.sent_s),
       String(row.prompt_tokens), String(row.output_tokens), String(row.num_preemptions)]));
   }
 
   // ---- a request
 
-  const words = (name) => name.replaceAll("_", " ");
-
   async function openRequest(number) {
     const found = await ask("request", { point: state.point.point, id: number });
     if (!found) return;
+    state.life = found;
+    state.picked = found.request_id;
+    state.way = new Set(found.chapters.flatMap((chapter) => [chapter.head, chapter.blocker]).filter((id) => id != null));
+    if (state.lanes && !state.lanes.id.includes(state.picked)) lanes(); else remark();
     $("request").hidden = false;
     $("request-title").textContent = `Request ${number}`;
     $("sentence").textContent = found.sentence;
     const kinds = [...new Set(found.chapters.map((chapter) => chapter.what))];
-    const color = (what) => state.all.kinds[what] || "#7F7F7F";
     $("life").replaceChildren(...found.chapters.map((chapter) => {
       const made = document.createElement("span");
       made.style.flex = `${Math.max(chapter.end_ns - chapter.start_ns, 1) / Math.max(found.e2e_ns, 1)} 1 0`;
-      made.style.background = paint(color(chapter.what));
+      made.style.background = paint(colorOf(chapter.what));
       made.title = `${words(chapter.what)}, ${WRITE.seconds((chapter.end_ns - chapter.start_ns) / 1e9)}`;
       return made;
     }));
-    const named = (what) => {
-      const made = document.createElement("span"), key = document.createElement("span");
-      key.className = "key";
-      key.style.background = paint(color(what));
-      made.append(key, words(what));
-      return made;
-    };
     fill($("parts"), ["where the time went", "time", "share"], found.parts.map((part) => [
       words(part.part), WRITE.seconds(part.ns / 1e9), WRITE.share(found.e2e_ns ? part.ns / found.e2e_ns : 0)]));
     const most = 100, shown = [...found.chapters];
@@ -394,32 +533,61 @@
       caption: `${found.by}, request by request: above the line is slower in ${there}`, xs: found.here_s, diagonal: true, height: 380,
       lines: [{ label: there, color: state.all.colors[0], dots: true, y: found.there_s }],
       x: { label: here, kind: "seconds", log, range: both }, y: { label: there, kind: "seconds", log, range: both },
-      picked: (i) => openRequest(found.id[i]),
+      picked: "life" in state.point.lacks ? null : (i) => openRequest(found.id[i]),
     });
     fill($("largest"), ["largest changes", here, there], found.largest.map(([id, a, b]) => [
-      link(id, () => openRequest(id)), WRITE.seconds(a), WRITE.seconds(b)]));
+      opens(id), WRITE.seconds(a), WRITE.seconds(b)]));
   }
 
   // ---- one change
 
-  // The slider is in octaves: from a quarter to four times.
-  const factor = () => 2 ** Number($("factor").value);
+  // The sliders are in octaves: from a quarter to four times.
+  const moved = () => state.knobs.filter((knob) => Number(knob.slider.value) !== 0);
+
+  async function knobs() {
+    state.knobs = [];
+    $("knobs").replaceChildren();
+    $("change-how").hidden = true;
+    if ("change" in state.point.lacks) return;
+    const found = await ask("knobs", { point: state.point.point });
+    if (!found) return;
+    $("changed").textContent = found.why && `Not simulated here: ${found.why}`;
+    $("change-how").hidden = !!found.why;
+    for (const knob of found.knobs) {
+      const label = document.createElement("label"), slider = document.createElement("input"), value = document.createElement("output");
+      Object.assign(slider, { type: "range", min: -2, max: 2, step: 0.05, value: 0, id: `knob-${knob.key}` });
+      Object.assign(label, { textContent: knob.name, htmlFor: slider.id });
+      slider.oninput = slid;
+      slider.ondblclick = () => { slider.value = 0; slid(); };
+      $("knobs").append(label, slider, value);
+      state.knobs.push({ ...knob, slider, output: value });
+    }
+    slid();
+  }
 
   function slid() {
-    const knob = state.point.knobs.find((each) => each.name === $("knob").value);
-    if (!knob) return;
-    $("value").textContent = `${WRITE.number(knob.value)} → ${WRITE.number(knob.whole ? Math.max(1, Math.round(knob.value * factor())) : knob.value * factor())}`;
-    $("simulate").disabled = Number($("factor").value) === 0;
+    for (const { value, unit, whole, slider, output } of state.knobs) {
+      const octaves = Number(slider.value), after = value * 2 ** octaves;
+      const written = `${WRITE.number(whole ? Math.max(1, Math.round(after)) : after)}${unit}`;
+      output.textContent = octaves ? `${WRITE.number(value)}${unit} → ${written}` : written;
+      output.className = octaves ? "moved" : "";
+      slider.setAttribute("aria-valuetext", written);
+    }
+    $("simulate").disabled = !moved().length || state.simulating;
+    $("reset").disabled = !moved().length;
   }
 
   async function simulate() {
+    state.simulating = true;
     $("running").textContent = "simulating …";
-    $("simulate").disabled = true;
-    const found = await ask("counterfactual", null, { point: state.point.point, knob: $("knob").value, factor: factor() });
+    slid();
+    const factors = Object.fromEntries(moved().map(({ key, slider }) => [key, 2 ** Number(slider.value)]));
+    const found = await ask("counterfactual", null, { point: state.point.point, factors });
+    state.simulating = false;
     $("running").textContent = "";
     slid();
     if (!found) return;
-    const change = `${found.knob} ${WRITE.number(found.before)} → ${WRITE.number(found.after)}`;
+    const change = found.knobs.map(({ name, before, after }) => `${name} ${before} → ${after}`).join(", ");
     const misses = `${found.misses[0].toLocaleString("en")} SLO misses before, ${found.misses[1].toLocaleString("en")} after`;
     const each = found.no_effect ? "no request's times changed" : found.vanish ? `${found.vanish.length.toLocaleString("en")} vanish, ${found.appear.length.toLocaleString("en")} appear` : "the requests differ, so no two are compared";
     $("changed").textContent = `${change}: ${misses}; ${each}.${found.rerun ? ` The results were ${found.rerun}; the unchanged point was simulated for this.` : ""}`;
@@ -449,23 +617,41 @@
     return zoom([a + far, b + far]);
   };
   $("pick").onchange = () => openPoint(Number($("pick").value), false);
-  $("replica").onchange = () => { state.replica = Number($("replica").value); timeline(); };
+  $("replica").onchange = () => { state.replica = Number($("replica").value); look(); };
   $("by").onchange = () => { state.by = $("by").value; requests(); };
   $("whole").onclick = () => zoom(null);
   $("out").onclick = () => wide(4);
   $("back").onclick = () => shift(-0.5);
   $("on").onclick = () => shift(0.5);
   $("one").onclick = () => {
+    if (!state.steps) return;
     const [a, b] = span(), { start_s: starts, step_s: lengths } = state.steps;
     let k = starts.findIndex((start) => start >= (a + b) / 2);
     if (k < 0) k = starts.length - 1;
     if (k >= 0) zoom([starts[k], starts[k] + lengths[k]]);
   };
+  const keys = {
+    ArrowLeft: () => shift(-0.25), ArrowRight: () => shift(0.25), "+": () => wide(0.5), "=": () => wide(0.5), "-": () => wide(2), 0: () => zoom(null),
+    ArrowUp: () => choose(-1), ArrowDown: () => choose(1), Enter: () => { if (state.chosen != null) openRequest(state.lanes.id[state.chosen]); },
+  };
+  for (const [id, mine] of [["timeline", /^(ArrowLeft|ArrowRight|[-+=0])$/], ["lanes", /./]]) {
+    $(id).tabIndex = 0;
+    $(id).onkeydown = (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey || event.target !== $(id) || !mine.test(event.key) || !keys[event.key]) return;
+      event.preventDefault();
+      keys[event.key]();
+    };
+  }
+  $("its-time").onclick = async () => {
+    const { sent_ns: sent, e2e_ns: long } = state.life;
+    await zoom([(sent - long * 0.05) / 1e9, (sent + Math.max(long, 1) * 1.05) / 1e9]);
+    $("lanes").scrollIntoView({ block: "center", behavior: "instant" });
+    $("lanes").focus({ preventScroll: true });
+  };
   $("go").onclick = () => openRequest($("id").value);
   $("id").onkeydown = (event) => { if (event.key === "Enter") $("go").click(); };
   $("pair").onclick = compare;
-  $("knob").onchange = slid;
-  $("factor").oninput = slid;
+  $("reset").onclick = () => { for (const { slider } of state.knobs) slider.value = 0; slid(); };
   $("simulate").onclick = simulate;
   curves();
 })();

@@ -124,14 +124,14 @@ class Vllm:
         batch.again()
         return True
 
-    def is_steady(self, batch: Batch) -> bool:
+    def _is_steady(self, batch: Batch) -> bool:
         if batch.chunks or batch.preempted or self._pipelined or self._grows is None:
             return False
         cache = self.cache
         return cache is None or not (cache.is_shared or (self.waiting and not self.config.enable_chunked_prefill))
 
     def foreseen(self, batch: Batch) -> list[dict[Sequence, None]] | None:
-        if batch.drafting is not None or not self.is_steady(batch):
+        if batch.drafting is not None or not self._is_steady(batch):
             return None
         return None if self._blocked is not None and self._cache_may_turn() else self.group.due_in_turn()
 
@@ -143,7 +143,7 @@ class Vllm:
         return self.group.blocks_due() + len(batch.sampled) <= self.kv.num_free
 
     def repeat_by(self, batch: Batch, num_steps: int, due: list[Sequence]) -> None:
-        assert self._grows is not None, "it is steady"
+        assert self._grows is not None, "it is foreseen"
         self._grows.grow_by(due)
         batch.again_by(num_steps)
 

@@ -1,0 +1,357 @@
+"""The JSON schema of a scenario file, as an editor needs it: what each key is, its default, and examples of it.
+
+Descriptions come from the docstrings of the configs (`described`), defaults from their fields, examples from the
+scenarios that come with batchsim; for keys that none of these writes, from the range of the key's type.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields
+from importlib import resources
+from typing import Any, get_args
+
+from pydantic import TypeAdapter
+
+from batchsim.base.plain import to_plain
+from batchsim.base.units import (
+    NS_PER_S,
+    Bandwidth,
+    Flops,
+    PricePerHour,
+    PricePerKwh,
+    Quantity,
+    Rate,
+    Share,
+    Size,
+)
+from batchsim.policies.registry import POLICIES
+from batchsim.scenario.config import ScenarioFile
+from batchsim.scenario.described import classes_in, describe
+from batchsim.scenario.document import TEXTS, read_document
+
+Node = dict[str, Any]
+SHIPPED = "batchsim.scenarios"
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"  # a name, which nobody fetches
+_MOST_EXAMPLES = 3
+_MOST_LETTERS = 160  # of an example; a longer one is given where there is no shorter
+_SHORT = {
+    "cost": "one name: a profile, or a GPU for its roofline",
+    "router": "its kind alone",
+    "frontend": "the name of an engine",
+}
+"""Keys that may be one word in the place of a mapping."""
+_OWN = {("ReplicasConfig", "router"), ("ReplicasConfig", "autoscaler"), ("PlanConfig", "router")}
+_OWN |= {("WorkloadConfig", "arrivals")}
+"""Keys, with their owner, whose kind may be a class of the user's own, with knobs of its own."""
+EXAMPLES: dict[str, list[Any]] = {
+    "Columns.prompt": ["prompt_tokens"],
+    "Columns.output": ["output_tokens"],
+    "Columns.arrival": ["timestamp"],
+    "Columns.hash_ids": ["hash_ids"],
+    "Columns.acceptance": ["acceptance_rate"],
+    "Columns.request_class": ["type"],
+    "Columns.priority": ["priority"],
+    "Columns.tenant": ["user"],
+    "Columns.session": ["session_id"],
+    "Columns.turn": ["turn"],
+    "Columns.id": ["request_id"],
+    "Columns.parent": ["parent_id"],
+    "Columns.delay": ["delay"],
+    "Columns.deadline": ["timeout"],
+    "Columns.status": ["status"],
+    "Columns.ttft": ["ttft"],
+    "Columns.e2e": ["latency"],
+    "Columns.task": ["task_id"],
+    "DrafterConfig.model": ["drafter/config.json"],
+    "KvConfig.log": ["startup.log"],
+    "Own.kind": ["own_router:Sticky"],
+    "TraceConfig.reader": ["own_reader:OwnReader"],
+    "TraceConfig.rows": [[0, 10000]],
+    "TraceConfig.time": [["10min", "30min"]],
+    "DecodingConfig.decoding_type": ["Eagle", "MTP", "NGram"],
+}
+"""Examples of keys that no shipped scenario writes and whose types have none, by CLASS.KEY."""
+_UNITS = (("h", 3600 * NS_PER_S), ("min", 60 * NS_PER_S), ("s", NS_PER_S), ("ms", 10**6), ("us", 1000), ("ns", 1))
+
+
+def scenario_schema() -> Node:
+    """The JSON schema of a scenario file, with the knobs of every policy under its `$defs`."""
+    schema = TypeAdapter(ScenarioFile).json_schema()
+    configs = {kind: config for kind, (config, _) in POLICIES.items()}
+    for kind, config in configs.items():
+        policy = TypeAdapter(config).json_schema()
+        schema["$defs"] |= policy.pop("$defs", {})  # where "#/$defs/..." looks for them
+        schema["$defs"][f"policy_{kind}"] = policy
+    roots = [ScenarioFile, *configs.values()]
+    describe(schema, roots)
+    _add_defaults(schema, roots)
+    for owner in (schema, *schema["$defs"].values()):
+        own = {*owner.get("properties", ())}
+        if "cost" in own and own & {"kv", "price"}:
+            _add_deployment(owner)
+    schema["required"].remove("policies")
+    del schema["$defs"]["DeploymentConfig"]["properties"]["kind"]
+    _add_short_forms(schema)
+    _add_policies(schema)
+    _add_examples(schema)
+    return {"$schema": _DIALECT, "title": "batchsim scenario"} | {k: v for k, v in schema.items() if k != "title"}
+
+
+def schema_text() -> str:
+    """The schema as the text of a file."""
+    return json.dumps(scenario_schema(), indent=1, ensure_ascii=False) + "\n"
+
+
+# ---- what files may say
+
+
+def _add_deployment(owner: Node) -> None:
+    """Adds `deployment` to the schema of a mapping that has a `cost`: one of them where the cost is required."""
+    words = "In the place of `cost`: an engine on GPUs, whose step costs come from measured kernel tables"
+    owner["properties"]["deployment"] = {"$ref": "#/$defs/DeploymentConfig", "description": words}
+    if "cost" in owner.get("required", ()):
+        owner["required"].remove("cost")
+        owner["oneOf"] = [{"required": ["cost"]}, {"required": ["deployment"]}]
+
+
+def _add_short_forms(schema: Node) -> None:
+    """What is written in short, and is written out before the configs see it (`long_forms`)."""
+    for owner in _mappings(schema):
+        for name, its in owner["properties"].items():
+            if name in _SHORT and its.get("type") != "string":
+                kept = {key: its.pop(key) for key in ("description", "default", "title") if key in its}
+                long = dict(its)
+                its.clear()
+                its |= {"anyOf": [{"type": "string", "description": _SHORT[name]}, long], **kept}
+            if (owner.get("title"), name) in _OWN:
+                kept = {key: its.pop(key) for key in ("description", "default", "title") if key in its}
+                known = dict(its)
+                its.clear()
+                its |= {"anyOf": [known, {"$ref": "#/$defs/own"}], **kept}
+            if name in TEXTS and its.get("type") == "string":
+                its["type"] = ["string", "number"]
+    schema["$defs"]["own"] = {
+        "type": "object",
+        "title": "Own",
+        "description": "A class of your own, with its knobs (--allow-code)",
+        "properties": {"kind": {"type": "string", "pattern": ":", "description": "The kind: `module:Class`"}},
+        "required": ["kind"],
+    }
+    words = "In the place of `tokens`: an engine's start-up log, from whose lines they are read"
+    schema["$defs"]["KvConfig"]["properties"]["log"] = {"type": "string", "description": words, "default": None}
+
+
+def _add_policies(schema: Node) -> None:
+    """The knobs of a policy whose label is its kind; each may be a list of values, of which the best is kept."""
+    its = schema["properties"]["policies"]
+    its["properties"] = {}
+    for kind in POLICIES:
+        policy = schema["$defs"][f"policy_{kind}"]
+        for name, knob in policy["properties"].items():
+            kept = {key: knob.pop(key) for key in ("description", "default", "title", "examples") if key in knob}
+            one = dict(knob)
+            best = {"$ref": "#/$defs/best_of"}
+            knob.clear()
+            knob |= {"anyOf": [one, best], **kept} if name != "kind" else {**one, **kept}
+        own = {"$ref": f"#/$defs/policy_{kind}", "not": {"required": ["kind"]}}
+        other = {"type": "object", "required": ["kind"]}
+        its["properties"][kind] = {
+            "anyOf": [own, other, {"type": "null"}],
+            "description": f"The policy {kind}, or by `kind` another under this label",
+            "default": None,
+        }
+    schema["$defs"]["best_of"] = {
+        "type": "object",
+        "description": "A knob with several values, of which the best at each load is kept",
+        "properties": {"best_of": {"type": "array", "minItems": 1, "description": "The values that are tried"}},
+        "required": ["best_of"],
+        "additionalProperties": False,
+    }
+
+
+# ---- defaults
+
+
+def _add_defaults(schema: Node, roots: list[type]) -> None:
+    """Adds the defaults that fields make anew each time; pydantic states the others."""
+    classes = {found.__name__: found for root in roots for found in classes_in(root)}
+    for owner in _mappings(schema):
+        kind = classes.get(str(owner.get("title")))
+        for field in fields(kind) if kind is not None else ():
+            its = owner["properties"].get(field.name)
+            if its is None or "default" in its or field.default_factory is MISSING:
+                continue
+            made = field.default_factory()
+            its["default"] = {} if isinstance(made, dict) or made == _bare(made) else to_plain(made)
+    for owner in _mappings(schema):
+        for its in owner["properties"].values():
+            if its.get("default") is not None:
+                its["default"] = _as_written(schema, its, its["default"])
+
+
+def _as_written(schema: Node, node: Node, value: Any) -> Any:
+    """A config's value as a scenario writes it: quantities with their units."""
+    for each in _branches(schema, node):
+        own = each.get("properties", {})
+        if each.get("type") == "string" and isinstance(value, int | float) and not isinstance(value, bool):
+            return _WRITERS[each["examples"][0]](value)
+        if isinstance(value, dict) and own and set(value) <= set(own):
+            return {name: _as_written(schema, own[name], part) for name, part in value.items()}
+        if isinstance(value, list | tuple) and isinstance(each.get("items"), dict):
+            return [_as_written(schema, each["items"], part) for part in value]
+    return value
+
+
+def _duration(ns: float) -> str:
+    """A time as a scenario writes it, exactly, in the largest unit in which it is whole."""
+    unit, scale = next((each for each in _UNITS if ns and ns % each[1] == 0), ("s", NS_PER_S))
+    return f"{round(ns) // scale}{unit}"
+
+
+def _quantities() -> dict[str, Callable[[float], str]]:
+    """How each quantity is written, by the example that its type has."""
+    found: dict[str, Callable[[float], str]] = {}
+    for kind in (Rate, Size, Bandwidth, Flops, PricePerHour, PricePerKwh, Share):
+        quantity = next(each for each in get_args(kind) if isinstance(each, Quantity))
+        found[quantity.example] = _short_number(quantity)
+    return found | {"50ms": _duration}
+
+
+def _short_number(quantity: Quantity) -> Callable[[float], str]:
+    """`quantity.write`, without the fraction of a whole number, and of whole GB with that unit."""
+    whole = re.compile(r"\.0(?=[^0-9])")
+    return lambda value: whole.sub("", quantity.write(value)).replace("000000000B", "GB")
+
+
+def _bare(made: Any) -> Any:
+    """Such a config as `{}` gives; None where some of its fields are required."""
+    try:
+        return type(made)()
+    except TypeError:
+        return None
+
+
+_WRITERS = _quantities()
+
+
+# ---- examples
+
+
+def _add_examples(schema: Node) -> None:
+    """Gives each key up to three examples, short ones if there are. KeyError for a key that has none."""
+    found: dict[int, list[Any]] = {}
+    for document in shipped_documents():
+        _collect(schema, schema, document, found)
+    owners = [(str(owner.get("title")), owner["properties"].items()) for owner in _mappings(schema)]
+    keys = [(f"{owner}.{name}", its) for owner, own in owners for name, its in own]
+    for title, its in keys:
+        seen = found.get(id(its), [])
+        short = [value for value in seen if len(json.dumps(value)) <= _MOST_LETTERS]
+        default = [] if its.get("default") in (None, {}, [], 0, "0s", "0B", True, False, "") else [its["default"]]
+        known = short[:_MOST_EXAMPLES] or seen[:1] or EXAMPLES.get(title)
+        if known := known or _words(schema, its, of="enum") or default or _words(schema, its):
+            its["examples"] = known
+    for title, its in keys:
+        if "examples" not in its:
+            its["examples"] = [_of_type(schema, its, title)]
+
+
+def shipped_documents() -> Iterator[Any]:
+    """The plain values of every scenario that comes with batchsim, as they are written."""
+    for item in sorted(resources.files(SHIPPED).iterdir(), key=lambda item: item.name):
+        if item.name.endswith(".yaml"):
+            yield read_document(item.read_text(encoding="utf-8"), item.name).value
+
+
+def _collect(schema: Node, node: Node, value: Any, found: dict[int, list[Any]]) -> None:
+    """Notes in `found`, by the identity of a key's schema, its values in `value`, which `node` describes."""
+    if isinstance(value, list):
+        for part in value:
+            for each in _branches(schema, node):
+                if isinstance(each.get("items"), dict):
+                    _collect(schema, each["items"], part, found)
+        return
+    if not isinstance(value, dict):
+        return
+    for each in _branches(schema, node):
+        own, more = each.get("properties", {}), each.get("additionalProperties")
+        if isinstance(own.get("kind"), dict) and own["kind"].get("const", value.get("kind")) != value.get("kind"):
+            continue
+        if each is schema["$defs"].get("own") and ":" not in str(value.get("kind")):
+            continue
+        if own and more is False and not set(value) <= set(own):
+            continue
+        for key, part in value.items():
+            its = own.get(key)
+            if its is not None:
+                values = found.setdefault(id(its), [])
+                if part is not None and part not in values:
+                    values.append(part)
+                _collect(schema, its, part, found)
+            elif isinstance(more, dict):
+                _collect(schema, more, part, found)
+
+
+def _branches(schema: Node, node: Node) -> Iterator[Node]:
+    """The mappings that `node` may be, references followed."""
+    if "$ref" in node:
+        yield from _branches(schema, schema["$defs"][node["$ref"].removeprefix("#/$defs/")])
+        return
+    yield node
+    for key in ("anyOf", "oneOf"):
+        for each in node.get(key, ()):
+            yield from _branches(schema, each)
+
+
+def _words(schema: Node, its: Node, of: str = "") -> list[Any]:
+    """The examples that the type of a key states, or its first words; or only those `of` one of both."""
+    for each in _branches(schema, its):
+        for key in (of,) if of else ("examples", "enum"):
+            if each.get(key):
+                return list(each[key][:_MOST_EXAMPLES])
+        if each.get("type") == "boolean" and not of:
+            return [True, False]
+    return []
+
+
+def _of_type(schema: Node, node: Node, title: str, depth: int = 6) -> Any:
+    """A value that `node` takes, `title` being its key: its default, the least of its range, or the least that a
+    mapping needs. KeyError for a text, which can be anything."""
+    if node.get("default") not in (None, {}, []):
+        return node["default"]
+    if given := node.get("examples") or EXAMPLES.get(title) or _words(schema, node):
+        return given[0]
+    for each in _branches(schema, node):
+        kind = each.get("type")
+        if "const" in each:
+            return each["const"]
+        if "exclusiveMinimum" in each:
+            return each["exclusiveMinimum"] + 1
+        if "minimum" in each:
+            return each["minimum"]
+        if kind == "array" and depth:
+            return [_of_type(schema, each["items"], title, depth - 1)]
+        if kind == "object" and each.get("properties") and depth:
+            own, owner = each["properties"], each.get("title")
+            names = each.get("required") or list(own)[:1]
+            if "kind" in own and "const" in own["kind"]:
+                names = dict.fromkeys(["kind", *names])
+            return {name: _of_type(schema, own[name], f"{owner}.{name}", depth - 1) for name in names}
+        if kind == "object" and isinstance(each.get("additionalProperties"), dict) and depth:
+            return {"name": _of_type(schema, each["additionalProperties"], title, depth - 1)}
+    raise KeyError(f"{title}: no example is known; write one into EXAMPLES")
+
+
+def _mappings(node: Any) -> Iterator[Node]:
+    """Every mapping with properties, however deep."""
+    if isinstance(node, dict):
+        if isinstance(node.get("properties"), dict):
+            yield node
+        for part in node.values():
+            yield from _mappings(part)
+    elif isinstance(node, list):
+        for part in node:
+            yield from _mappings(part)
