@@ -29,7 +29,7 @@ from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Request
 from batchsim.policies.named_policy import find_policy
 from batchsim.workload.build import BuiltWorkload, build_workload, known_requests
-from batchsim.workload.predictors import PredictorConfig, build_predictor
+from batchsim.workload.predictors import OwnPredictor, PredictorConfig, build_predictor
 from batchsim.workload.traces.trace_rows import HashIds, TraceRows
 from batchsim.workload.workload_config import WorkloadConfig
 
@@ -53,7 +53,7 @@ class ResolvedPolicy:
     kind: str
     config: Any
     variant: str = ""
-    predictor: PredictorConfig | None = None
+    predictor: PredictorConfig | OwnPredictor | None = None
 
     @property
     def name(self) -> str:

@@ -28,6 +28,7 @@ from batchsim.cost import draft_sources
 from batchsim.scenario import Point, PolicySpec
 from batchsim.scenario.own_code import own_kinds
 from batchsim.scenario.point import Setup
+from batchsim.workload.predictors import OwnPredictor
 
 PROVENANCE = ("machine", "python", "packages", "code", "commit")
 """The keys of `provenance`: how a result was made, nothing of what it is."""
@@ -65,6 +66,8 @@ def point_hash(common: dict[str, Any], point: Point) -> str:
 def spec_identity(spec: PolicySpec) -> list[Any]:
     """What determines how a policy acts, and how its points are called."""
     predictor = None if spec.predictor is None else asdict(spec.predictor)
+    if isinstance(spec.predictor, OwnPredictor):
+        predictor = [predictor, spec.predictor.kind, _source_hash(type(spec.predictor))]
     return [spec.kind, _source_hash(spec.policy), spec.knobs, predictor, spec.label, spec.variant]
 
 

@@ -28,7 +28,7 @@ from batchsim.scenario.document import Document, read_document
 from batchsim.scenario.document import Path as Keys
 from batchsim.scenario.fitted_config import take_fits
 from batchsim.scenario.long_forms import costs, lengthen, name_policy, override, place_files, read_logs
-from batchsim.scenario.own_code import check_reader, own_configs, stand_ins, with_own
+from batchsim.scenario.own_code import check_reader, own_configs, own_predictor, stand_ins, with_own
 from batchsim.scenario.replaced import check_replaced
 from batchsim.workload.build import apply_load, classes_of_rows
 from batchsim.workload.predictors import PredictorConfig
@@ -260,7 +260,9 @@ def _specs(label: str, document: Document, allow_code: bool, device: Device | No
     config_type, policy = _policy(kind, where, allow_code)
     predictor = entry.pop("predictor", None)
     if predictor is not None:
-        predictor = check_values(PredictorConfig, predictor, document, (*path, "predictor"))
+        place = (*path, "predictor")
+        own = own_predictor(predictor, document, place, allow_code=allow_code)
+        predictor = own or check_values(PredictorConfig, predictor, document, place)
     choices = {}
     for knob, value in entry.items():
         if isinstance(value, dict) and set(value) == {"best_of"}:

@@ -1,5 +1,5 @@
-"""A user's own router, autoscaler and arrivals, `kind: "module:Class"`, the class being the config that builds it; and
-trace reader."""
+"""A user's own router, autoscaler, arrivals and length predictor, `kind: "module:Class"`, the class being the config
+that builds it; and trace reader."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from batchsim.policies.named_policy import check_allowed, own_code
 from batchsim.scenario.check_values import check_values
 from batchsim.scenario.config import ScenarioFile
 from batchsim.scenario.document import Document
+from batchsim.scenario.document import Path as Keys
+from batchsim.workload.predictors import OwnPredictor
 from batchsim.workload.processes import OwnArrivals
 from batchsim.workload.traces.own_reader import reader_class
 from batchsim.workload.traces.trace_config import TraceConfig
@@ -29,6 +31,7 @@ _PLACES: dict[Place, type] = {
 }
 """Where a scenario may name a class of the user's, and what that derives from."""
 _METHODS = {"router": ("build", "(self, seed)"), "arrivals": ("times_s", "(self, random)")}
+_METHODS["predictor"] = ("predicted_tokens", "(self, request, true_tokens, random)")
 """What such a class must define, with its signature; `build(self)` unless said here."""
 
 
@@ -41,17 +44,28 @@ def own_configs(document: Document, *, allow_code: bool) -> dict[Place, Any]:
     for path, base in _PLACES.items():
         owner = document.value.get(path[0])
         entry = owner.get(path[1]) if isinstance(owner, dict) else None
-        kind = entry.get("kind") if isinstance(entry, dict) else None
-        if not isinstance(entry, dict) or not isinstance(kind, str) or ":" not in kind:
-            continue
-        try:
-            check_allowed(kind, allow_code=allow_code)
-            with own_code(path[1], kind):
-                config = _config_class(kind, path[1], base)
-        except ScenarioError as error:
-            raise ScenarioError(f"{document.where((*path, 'kind'))}: {error}") from None
-        found[path] = check_values(config, {key: entry[key] for key in entry if key != "kind"}, document, path)
+        if (config := _own_config(entry, document, path, base, allow_code=allow_code)) is not None:
+            found[path] = config
     return found
+
+
+def own_predictor(entry: object, document: Document, path: Keys, *, allow_code: bool) -> OwnPredictor | None:
+    """The predictor of the user's own that `entry`, at `path`, names; None for one of ours. Errors of `own_configs`."""
+    return _own_config(entry, document, path, OwnPredictor, allow_code=allow_code)
+
+
+def _own_config(entry: object, document: Document, path: Keys, base: type, *, allow_code: bool) -> Any:
+    kind = entry.get("kind") if isinstance(entry, dict) else None
+    if not isinstance(entry, dict) or not isinstance(kind, str) or ":" not in kind:
+        return None
+    what = str(path[-1])
+    try:
+        check_allowed(kind, allow_code=allow_code)
+        with own_code(what, kind):
+            config = _config_class(kind, what, base)
+    except ScenarioError as error:
+        raise ScenarioError(f"{document.where((*path, 'kind'))}: {error}") from None
+    return check_values(config, {key: entry[key] for key in entry if key != "kind"}, document, path)
 
 
 def check_reader(document: Document, trace: TraceConfig | None, *, allow_code: bool) -> None:

@@ -7,12 +7,14 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from batchsim.base.ranges import Config, Range
+from batchsim.base.errors import ScenarioError
+from batchsim.base.ranges import INT32_MAX, Config, Range
 from batchsim.kernel.protocols import LengthPredictor
 from batchsim.kernel.types import Request
 from batchsim.workload.build import BuiltWorkload
 from batchsim.workload.tagged import ByKind
 from batchsim.workload.traces.random_stream import random_stream
+from batchsim.workload.traces.values import shown
 
 NOISE_BLOCK = 8192  # request ids whose noise is drawn at once
 
@@ -37,6 +39,21 @@ class ClassMeanConfig(Config):
     """Predicts the mean true output of the request's class."""
 
     kind: Literal["class_mean"] = "class_mean"
+
+
+@dataclass(frozen=True)
+class OwnPredictor(Config):
+    """What a predictor of a user's own derives from: `kind: "module:Class"` names the dataclass."""
+
+    @property
+    def kind(self) -> str:
+        """Its name in tables."""
+        return type(self).__name__
+
+    def predicted_tokens(self, request: Request, true_tokens: int, random: np.random.Generator) -> int:
+        """The predicted output of `request` in tokens, at least 1, asked once a request; chance is of `random` alone,
+        which every request has of its own. `true_tokens` is the true output, for a model of a predictor's errors."""
+        raise NotImplementedError
 
 
 PredictorConfig = Annotated[OracleConfig | NoisyConfig | ClassMeanConfig, ByKind()]
@@ -85,8 +102,42 @@ class ClassMean:
         return self._means[request.request_class]
 
 
-def build_predictor(config: PredictorConfig, workload: BuiltWorkload) -> LengthPredictor:
+class Own:
+    """The predictor of an OwnPredictor. ScenarioError for whatever it raises, and for what is no number of tokens."""
+
+    def __init__(self, config: OwnPredictor, workload: BuiltWorkload) -> None:
+        self.name = config.kind
+        self._config = config
+        self._true = workload.true_output_tokens
+        self._seed = workload.seed
+        self._known: dict[int, int] = {}  # by request id
+
+    def predict(self, request: Request) -> int:
+        found = self._known.get(request.id)
+        if found is None:
+            found = self._known[request.id] = self._asked(request)
+        return found
+
+    def _asked(self, request: Request) -> int:
+        random = random_stream(self._seed, "own length prediction", block=request.id)
+        where = f"{self.name}.predicted_tokens"
+        try:
+            found = self._config.predicted_tokens(request, self._true(request), random)
+        except (Exception, SystemExit) as error:  # a user's code may raise anything
+            said = f"{type(error).__name__}: {shown(str(error))}"
+            raise ScenarioError(f"{where} fails for request {request.id}: {said}. Correct it.") from error
+        if isinstance(found, bool) or not isinstance(found, int | np.integer) or not 1 <= found <= INT32_MAX:
+            raise ScenarioError(
+                f"{where} gives {shown(found)} for request {request.id}. Return a whole number of tokens from 1 to"
+                f" {INT32_MAX:,}."
+            )
+        return int(found)
+
+
+def build_predictor(config: PredictorConfig | OwnPredictor, workload: BuiltWorkload) -> LengthPredictor:
     """The predictor that `config` asks for, of the requests of `workload`."""
+    if isinstance(config, OwnPredictor):
+        return Own(config, workload)
     if isinstance(config, NoisyConfig):
         return Noisy(config, workload)
     return Oracle(workload) if isinstance(config, OracleConfig) else ClassMean(workload)

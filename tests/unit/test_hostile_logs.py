@@ -57,6 +57,9 @@ QWEN = {
     "hash_ids": [1, 2],
 }
 AIPERF = {"session_id": "s", "timestamp": 0, "input_length": 20, "output_length": 5}
+CALL = {"t": 0, "type": "n", "in": 20, "out": 5, "hash_ids": [1, 2]}
+WEKA: dict[str, Any] = {"id": "a", "block_size": 16, "hash_id_scope": "local", "requests": [CALL]}
+JOB = {"request_id": 0, "type": "text", "input_length": 5, "output_length": 5, "duration": 5}
 SERVING = {"session_id": "s", "arrival_time_ns": 5, "sub_requests": [{"input_toks": 9, "output_toks": 2}]}
 LITE = {
     "startTime": "2025-01-01T00:00:00Z",
@@ -74,6 +77,14 @@ TOO_WIDE = "1" * 25
 
 def lines(*records: Any) -> bytes:
     return "".join(json.dumps(each) + "\n" for each in records).encode()
+
+
+def deep_agents() -> list[dict[str, Any]]:
+    """Sub-agents that start sub-agents, 30 levels."""
+    calls: list[dict[str, Any]] = [CALL]
+    for _ in range(30):
+        calls = [{"t": 0, "type": "subagent", "status": "completed", "requests": calls}]
+    return calls
 
 
 def second(first: dict[str, Any], **changes: Any) -> bytes:
@@ -224,6 +235,38 @@ CASES: dict[str, tuple[Any, dict[str, Any], str]] = {
     "spans without scopes": (lines({"resourceSpans": [{"scopeSpans": 5}]}), {}, ":1: scopeSpans 5 is no list"),
     "an end before the start": (second(LITE, endTime="2024-01-01T00:00:02Z"), {}, ":2: endTime is before startTime"),
     "completion tokens of null": (second(LITE, completion_tokens=None), {}, ":2: output_tokens is missing"),
+    "a conversation told twice": (lines(WEKA, WEKA), {}, ":2: id 'a' is that of an earlier conversation"),
+    "a conversation without a name": (second(WEKA, id=5), {}, ":2: id 5 is no name"),
+    "a scope of neither kind": (lines(WEKA | {"hash_id_scope": "all"}), {}, ":1: hash_id_scope 'all' is neither"),
+    "blocks of no size": (lines(WEKA | {"block_size": 0}), {}, ": block_size 0 is no number of tokens"),
+    "blocks of two sizes": (second(WEKA, id="b", block_size=64), {}, ":2: block_size 64 is not the first's, 16"),
+    "a conversation that is a number": (second(WEKA, id="b", requests=5), {}, ":2: requests 5 is no list of calls"),
+    "a call of no kind": (second(WEKA, id="b", requests=[CALL | {"type": "x"}]), {}, ":2: type 'x' is none of n, s"),
+    "a call before its conversation": (second(WEKA, id="b", requests=[CALL | {"t": -1}]), {}, ":2: t -1 is negative"),
+    "a call of half a block": (
+        second(WEKA, id="b", requests=[CALL | {"hash_ids": [1, "x"]}]),
+        {},
+        ":2: hash_ids [1, 'x']",
+    ),
+    "a call without an answer": (second(WEKA, id="b", requests=[{"t": 0, "in": 5}]), {}, ":2: out is missing"),
+    "an answer of NaN": (second(WEKA, id="b", requests=[CALL | {"api_time": float("nan")}]), {}, ":2: "),
+    "sub-agents without end": (second(WEKA, id="b", requests=deep_agents()), {}, ":2: sub-agents stand in each other"),
+    "a conversation in ms": (lines(WEKA), {"time_unit": "ms"}, ": looks like WEKA in another unit"),
+    "hashes without answers": (
+        lines({"request_id": 0, "type": "text", "input_length": 20, "hash_ids": [1, 2]}),
+        {},
+        ": looks like a content-hash trace of ServeGen",
+    ),
+    "a batch job without an answer": (
+        lines(JOB, {"request_id": 1, "input_length": 5, "duration": 5}),
+        {},
+        ":2: 'output_length' is missing",
+    ),
+    "a session's call as recorded": (
+        lines(SERVING | {"sub_requests": [{"input_toks": 9, "output_toks": 2}] * 2}),
+        {"replay": "as_recorded"},
+        ":1: its time is told by the answer before it alone",
+    ),
     # ---- Parquet
     "a null in Parquet": (lambda: parquet({"ts": [0, 1], "in": [5, None], "out": [1, 1]}), MAPPED, " row 2: in is"),
     "texts in Parquet": (lambda: parquet({"ts": [0], "in": ["five"], "out": [1]}), MAPPED, " row 1: in 'five' is not"),

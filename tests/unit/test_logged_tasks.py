@@ -89,6 +89,17 @@ def test_tasks_that_a_cut_goes_through_are_counted(tmp_path: Path) -> None:
     assert "1 tasks have rows on both sides of the cut by trace.time: measured by those that are kept" in sliced
 
 
+@pytest.mark.parametrize(("first", "stop", "cut"), [(0, 2, 2), (0, 3, 1), (1, 5, 1), (0, 5, 0), (3, 4, 0)])
+def test_tasks_that_a_choice_of_rows_goes_through_are_counted(tmp_path: Path, first: int, stop: int, cut: int) -> None:
+    """Rows of a are the first and third, of b the second and last; a row left out that cannot be read is of neither."""
+    (tmp_path / "log.csv").write_text(f"{LOG}400,x\n")
+    columns = Columns("in", "out", "ts", task="run")
+    rows = read_trace(TraceConfig("log.csv", columns=columns, time_unit="ms", rows=(first, stop)), tmp_path)
+    said = [note for note in rows.notes if "both sides of the cut" in note]
+    note = f"{cut:,} tasks have rows on both sides of the cut by trace.rows: measured by those that are kept"
+    assert said == ([note] if cut else [])
+
+
 @pytest.mark.parametrize(
     ("overrides", "blamed"),
     [

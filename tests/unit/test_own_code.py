@@ -9,9 +9,10 @@ import pytest
 
 from batchsim.base.errors import ScenarioError, TraceError
 from batchsim.results.heading import heading
-from batchsim.results.provenance import identity
+from batchsim.results.provenance import identity, spec_identity
 from batchsim.scenario import Scenario, load_scenario
 from batchsim.scenario.point import Setup, simulate_point
+from batchsim.workload.predictors import build_predictor
 from batchsim.workload.traces.own_reader import own_records
 from tests.unit.test_replicas import SCENARIO
 
@@ -31,7 +32,9 @@ def loaded(folder: Path, replicas: str, *, allow_code: bool = True) -> Scenario:
     return load_scenario(str(path), overrides=["workload.duration=6s"], allow_code=allow_code)
 
 
-@pytest.mark.parametrize("name", ["own_router.py", "own_autoscaler.py", "own_arrivals.py", "own_reader.py"])
+@pytest.mark.parametrize(
+    "name", ["own_router.py", "own_autoscaler.py", "own_arrivals.py", "own_reader.py", "own_predictor.py"]
+)
 def test_an_example_is_at_most_40_lines(name: str) -> None:
     """To be read at a glance."""
     assert len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) <= 40
@@ -162,6 +165,73 @@ def test_own_arrivals_that_break_the_protocol_are_one_line(
         setup.workload(8.0, 0)
     with pytest.raises(ScenarioError, match="has no times_s"):
         arrivals_of(tmp_path, f'{{kind: "{name}:Nothing", mean_rate: 8/s}}')
+
+
+GUESSER = """
+from batchsim.workload.predictors import OwnPredictor
+from dataclasses import dataclass
+@dataclass(frozen=True)
+class Mine(OwnPredictor):
+    def predicted_tokens(self, request, true_tokens, random):
+        {body}
+@dataclass(frozen=True)
+class Nothing(OwnPredictor):
+    pass
+"""
+
+
+def predicting(folder: Path, predictor: str, *, allow_code: bool = True) -> Setup:
+    path = folder / "some.yaml"
+    path.write_text(SCENARIO, encoding="utf-8")
+    policy = "policies={sjf: {kind: preemptive, waiting_order: sjf, max_num_seqs: 4, by: recompute,"
+    changes = [f"{policy} max_num_batched_tokens: 512, predictor: {predictor}}}}}", "workload.duration=6s"]
+    return Setup.of(load_scenario(str(path), overrides=changes, allow_code=allow_code))
+
+
+def test_a_predictor_of_one_s_own_predicts(tmp_path: Path) -> None:
+    """The end of the range that holds the true output where it is always right, that of the range beside it where it
+    never is; the same when asked again, and results know its file."""
+    for right, expected in ((1.0, 64), (0.0, 256)):
+        setup = predicting(tmp_path, f'{{kind: "own_predictor:Classifier", right: {right}}}')
+        spec, workload = setup.scenario.points()[0].spec, setup.workload(8.0, 0)
+        assert spec.predictor is not None
+        predictor = build_predictor(spec.predictor, workload)
+        request = next(each.request for each in workload.arrivals() if workload.true_output_tokens(each.request) <= 64)
+        assert predictor.predict(request) == predictor.predict(request) == expected
+        assert spec.name == "sjf (Classifier lengths)"
+        assert spec_identity(spec)[3][2] is not None
+        assert len(simulate_point(setup, setup.scenario.points()[0]).records.requests)
+    with pytest.raises(ScenarioError, match="is code of its own"):
+        predicting(tmp_path, '{kind: "own_predictor:Classifier", right: 1}', allow_code=False)
+    with pytest.raises(ScenarioError, match=re.escape("right is 1.5")):
+        predicting(tmp_path, '{kind: "own_predictor:Classifier", right: 1.5}')
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return float('nan')", "Mine.predicted_tokens gives nan for request "),
+        ("return 0", "Mine.predicted_tokens gives 0 for request "),
+        ("return -3", "Mine.predicted_tokens gives -3 for request "),
+        ("return None", "Mine.predicted_tokens gives None for request "),
+        ("return True", "Mine.predicted_tokens gives True for request "),
+        ("return 1 / 0", "Mine.predicted_tokens fails for request "),
+        ("raise SystemExit(3)", "Mine.predicted_tokens fails for request "),
+    ],
+)
+def test_a_predictor_that_breaks_the_protocol_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, said: str
+) -> None:
+    """No whole number, none of tokens, or an error; and a class that predicts nothing."""
+    name = f"guesser_{abs(hash(body))}"
+    (tmp_path / f"{name}.py").write_text(GUESSER.format(body=body), encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    setup = predicting(tmp_path, f'{{kind: "{name}:Mine"}}')
+    with pytest.raises(ScenarioError, match=re.escape(said)) as raised:
+        simulate_point(setup, setup.scenario.points()[0])
+    assert "\n" not in str(raised.value)
+    with pytest.raises(ScenarioError, match=re.escape("has no predicted_tokens. Write def predicted_tokens(self, ")):
+        predicting(tmp_path, f'{{kind: "{name}:Nothing"}}')
 
 
 WRONG = {

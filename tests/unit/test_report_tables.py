@@ -195,6 +195,19 @@ def test_highest_loads_name_every_policy_and_the_holes():
     assert "preemptive 16 (but not 4)" in line
 
 
+def test_where_all_queues_grow_the_least_bad_row_is_named():
+    """The largest share within the SLO decides, then completions; silent as soon as one row is stable or alone."""
+    results = sample_results()
+    for policy, in_slo, done in (("static", 0.02, 9.0), ("dynamic", 0.03, 4.0), ("continuous", 0.03, 5.0)):
+        set_value(results, policy, 20.0, unstable=True, in_slo=in_slo, throughput_rps=done)
+    set_value(results, "preemptive", 20.0, unstable=True, in_slo=0.0, throughput_rps=99.0)
+    (line,) = [line for line in report(results, 20.0).splitlines() if "least bad" in line]
+    assert line == "the queue grows in every row of the table; least bad: continuous, 3.0 % in SLO, 5.0 requests/s done"
+    set_value(results, "preemptive", 20.0, unstable=False)
+    assert "least bad" not in report(results, 20.0)
+    assert "least bad" not in report(sample_results({"static": FOUR["static"]}), 20.0)
+
+
 def test_growing_queues_are_warned_of():
     """The load from which the queue grows is named; where a higher load is stable again, each growing one is."""
     results = sample_results()

@@ -94,7 +94,6 @@ def test_mapping_reads_other_tools(
         ("sharegpt_style.json", "ShareGPT", "count their tokens"),
         ("splitwise_sim_style.csv", "splitwise-sim", "prompt: prompt_size"),
         ("vllm_custom_style.jsonl", "vLLM custom", "count their tokens"),
-        ("weka_style.jsonl", "WEKA", "one line per request"),
     ],
 )
 def test_known_formats_without_reader_are_named(name: str, message: str, advice: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from batchsim.base.errors import TraceError
+from batchsim.workload.replayed_sessions import links_of
 from batchsim.workload.traces import TraceConfig, read_trace
 from batchsim.workload.traces.trace_rows import TraceRows
 
@@ -93,6 +94,51 @@ def test_requests_logged_by_litellm(tmp_path: Path) -> None:
     assert table(rows) == [(0, 10, 20), (1000 * MS, 10, 20)]
     assert rows.labels["ttft"].tolist() == [250 * MS, -1]
     assert rows.labels["e2e"].tolist() == [2000 * MS, 1000 * MS]
+
+
+def test_conversations_of_weka_are_trees_of_calls() -> None:
+    """A call waits for the answer before it and for the sub-agents in between that were not launched to run beside it;
+    the ids of one conversation's blocks are no other's."""
+    rows = read_trace(TraceConfig("weka_style.jsonl"), SAMPLES)
+    assert rows.format == "WEKA"
+    assert table(rows) == [
+        (0, 200, 30),
+        (500 * MS, 128, 3),
+        (2500 * MS, 70, 5),
+        (2600 * MS, 64, 8),
+        (4250 * MS, 330, 12),
+        (9000 * MS, 128, 4),
+    ]
+    links = links_of(rows)
+    assert links.parents == ((), (), (0,), (0,), (0, 2), (1,))
+    assert links.wait_ns.tolist() == [-1, -1, 500 * MS, 600 * MS, 750 * MS, 1500 * MS]
+    assert rows.labels["task"].tolist() == [0, 1, 0, 0, 0, 1]
+    assert rows.labels["ttft"].tolist() == [-1, -1, 250 * MS, -1, -1, -1]
+    assert rows.hash_ids is not None and rows.hash_ids.block_tokens == 64
+    assert rows.hash_ids.reused_share == pytest.approx(5 / 14)
+
+
+def test_conversations_of_weka_may_share_their_blocks(tmp_path: Path) -> None:
+    """Equal ids of scope global are one block in all conversations."""
+    lines = [json.loads(line) for line in (SAMPLES / "weka_style.jsonl").read_text().splitlines()]
+    rows = read(tmp_path, [each | {"hash_id_scope": "global"} for each in lines])
+    assert rows.hash_ids is not None and rows.hash_ids.reused_share == pytest.approx(7 / 14)
+
+
+def test_nested_forms_as_recorded() -> None:
+    """Calls with times of their own are sent at these and wait for nothing; a call that has none is refused."""
+    rows = read_trace(TraceConfig("weka_style.jsonl", replay="as_recorded"), SAMPLES)
+    assert rows.arrival_ns is not None and rows.arrival_ns[-1] == 9000 * MS and not rows.linked
+    for name, line in (("llmservingsim_style.jsonl", 2), ("aiperf_multiturn_style.jsonl", 2)):
+        with pytest.raises(TraceError, match=rf":{line}: its time is told by the answer before it alone"):
+            read_trace(TraceConfig(name, replay="as_recorded"), SAMPLES)
+
+
+def test_a_batch_job_of_servegen_is_lengths_only() -> None:
+    """Its rows have no arrivals, and its traces of hashes no outputs."""
+    rows = read_trace(TraceConfig("servegen_offline_style.jsonl"), SAMPLES)
+    assert (rows.format, rows.arrival_ns) == ("ServeGen offline", None)
+    assert (rows.prompt_tokens.tolist(), rows.output_tokens.tolist()) == ([61, 54], [2370, 2031])
 
 
 @pytest.mark.parametrize(

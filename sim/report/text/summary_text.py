@@ -102,6 +102,7 @@ def report(results: Results, load: float | None = None) -> str:
     first, parts = paired_parts(results, shown) if shown is not None and alike else ("", [])
     tables += [listed(first, parts)] if parts else []
     tables += curve_table(results) if is_auto(results) else [highest_loads(results)]
+    tables += least_bad(results, rows)
     lines = [*head, *notes, *tables, *precision_lines(results), *warnings(results, shown)]
     return "\n".join(fit(line) for text in lines for line in text.split("\n"))
 
@@ -241,6 +242,19 @@ def highest_loads(results: Results) -> str:
         parts.append(f"{sweep.name} {good[-1]:g}{but}")
     what = {"mean_rate": "rate", "users": "number of users"}.get(load_name(results), "load")
     return listed(f"highest {what} tested that meets {objective}:", parts)
+
+
+def least_bad(results: Results, rows: list[tuple[PolicyCurve, int]]) -> list[str]:
+    """A line where the queue grows in every one of several rows of the table: of which the largest share of requests
+    met the SLO, and of those with the same share the ones that completed most; else none."""
+    if len(rows) < 2 or not all(sweep.unstable[i] and not sweep.failed[i] for sweep, i in rows):
+        return []
+    scores = [(float(sweep.values("in_slo")[i]), float(sweep.values("throughput_rps")[i])) for sweep, i in rows]
+    share, rate = max(scores)
+    best = [sweep.name for (sweep, _), score in zip(rows, scores, strict=True) if score == (share, rate)]
+    alike = "all alike" if len(best) == len(rows) else " and ".join(best)
+    shown = f"{percent_text(share)} in SLO, {rate_text(rate)} requests/s done"
+    return [f"the queue grows in every row of the table; least bad: {alike}, {shown}"]
 
 
 def warnings(results: Results, load: float | None) -> list[str]:

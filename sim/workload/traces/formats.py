@@ -13,6 +13,7 @@ from batchsim.workload.traces import nested
 from batchsim.workload.traces.nested import Flatten
 from batchsim.workload.traces.trace_config import WAITS, Columns, TimeUnit, TraceConfig
 from batchsim.workload.traces.trace_file import TraceSource
+from batchsim.workload.traces.weka import is_weka
 
 
 @dataclass(frozen=True)
@@ -88,10 +89,7 @@ def _mapping_advice(arrival: str, prompt: str, output: str, unit: str) -> str:
 
 
 _TEXTS = "It holds texts: count their tokens first and write prompt and output lengths as columns."
-_WEKA = (
-    "Flatten it to one line per request with an arrival of its own and hash_ids told apart between conversations, and"
-    " read that by mapping with hash_id_block_size: 64."
-)
+_HASHES = "It tells no output lengths, so nothing says how long an answer takes: add output_length to its rows."
 _RATES = "It holds rates, not requests: write arrivals: {kind: gamma, ...} with its rate and CV instead."
 
 # Known formats without a reader: name, the columns that tell them, and what to do instead.
@@ -150,7 +148,7 @@ def _with_hash_ids(source: TraceSource, config: TraceConfig, layout: Layout) -> 
     if config.prefix == "ignore":
         return replace(layout, columns=replace(columns, hash_ids=None))
     if columns.hash_ids is not None:
-        return replace(layout, hash_block_tokens=size)
+        return replace(layout, hash_block_tokens=size or layout.hash_block_tokens)
     format_ = _FORMATS.get("mooncake" if layout.format == "timestamp" else layout.format)
     usual = None if format_ is None else format_.hash_block_tokens
     if config.columns is None and usual is not None and "hash_ids" in source.names:
@@ -204,10 +202,12 @@ def _recognised(source: TraceSource, config: TraceConfig) -> Layout:
         reason = f"{listed} {columns.prompt}, {columns.output} and no arrived_at"
         lengths = Columns(prompt=columns.prompt, output=columns.output)
         return Layout("vidur", lengths, _unit(source, config, "vidur", None), reason)
-    form = nested.form_of(source.first, names) if source.container.startswith("JSON") else None
-    if form is not None and config.time_unit in (None, "ns") and config.replay != "as_recorded":
-        flat, flatten = nested.FLAT, form.flatten
-        return Layout(form.name, flat, "ns", f"{listed} {form.told_by}", duration_unit="ns", flatten=flatten)
+    if (form := _nested_form(source, names)) is not None and config.time_unit in (None, "ns"):
+        told, size = f"{listed} {form.told_by}", form.block_tokens
+        return Layout(form.name, form.columns, "ns", told, False, size, duration_unit="ns", flatten=form.flatten)
+    if {"request_id", "input_length", "output_length", "duration"} <= names and "timestamp" not in names:
+        told = f"{listed} request_id, input_length, output_length, duration; a batch job, which has no arrivals"
+        return Layout("ServeGen offline", Columns(prompt="input_length", output="output_length"), None, told)
     _refuse_known(source)
     if {"chat_id", "parent_chat_id", "timestamp", "input_length"} <= names:
         unit = _unit(source, config, "qwen", "s")
@@ -215,6 +215,13 @@ def _recognised(source: TraceSource, config: TraceConfig) -> Layout:
     if {"timestamp", "input_length"} <= names:
         return _timestamp_family(source, config)
     raise _unknown(source)
+
+
+def _nested_form(source: TraceSource, names: set[str]) -> nested.Form | None:
+    try:
+        return nested.form_of(source.first, names) if source.container.startswith("JSON") else None
+    except ValueError as error:
+        raise TraceError(f"{source.path}: {error}. Correct its first record.") from None
 
 
 def _timestamp_family(source: TraceSource, config: TraceConfig) -> Layout:
@@ -232,9 +239,10 @@ def _refuse_known(source: TraceSource) -> None:
     """TraceError if `source` is of a known format that holds no requests with lengths, or needs a mapping."""
     names, first = set(source.names), source.first
     known = next(((name, advice) for name, needed, advice in _KNOWN if needed <= names), None)
-    lists = [value for value in first.values() if isinstance(value, list) and value]
-    if any(isinstance(items[0], dict) and {"t", "in", "out"} <= set(items[0]) for items in lists):
-        known = ("WEKA", _WEKA)
+    if is_weka(first):
+        known = ("WEKA in another unit", "Its times are seconds: drop time_unit.")
+    elif {"request_id", "input_length", "hash_ids"} <= names and not {"timestamp", "output_length"} & names:
+        known = ("a content-hash trace of ServeGen", _HASHES)
     elif isinstance(first.get("prompt"), str):
         known = ("a vLLM custom data set", _TEXTS)
     elif "text_input" in names and "input_length" not in names:

@@ -1,7 +1,7 @@
 """Logs of which a record is no row: sessions with their calls, spans with attributes, later turns without a time.
 
 Source: the field names of aiperf's and LLMServingSim's own loaders, of OpenTelemetry's semantic conventions for
-generative AI with OTLP's JSON, and of LiteLLM's request log.
+generative AI with OTLP's JSON, and of LiteLLM's request log; of WEKA's see `weka.py`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from batchsim.base.ranges import INT32_MAX
+from batchsim.workload.traces import weka
 from batchsim.workload.traces.trace_config import Columns
 from batchsim.workload.traces.trace_file import Row, record_of
 from batchsim.workload.traces.values import clock_reader, shown, token_reader
@@ -34,15 +36,21 @@ _INPUT, _OUTPUT = "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens"
 
 @dataclass(frozen=True)
 class Form:
-    """A nested form: its name, what tells it, and what makes its `Flatten`, anew for every reading of a file."""
+    """A nested form: its name, what tells it, and what makes its `Flatten`, anew for every reading of a file.
+
+    `columns` are those of its rows, with times in ns; `block_tokens` the tokens of a hash id, None where it has none.
+    """
 
     name: str
     told_by: str
     flatten: Callable[[], Flatten]
+    columns: Columns = FLAT
+    block_tokens: int | None = None
 
 
 def form_of(first: Mapping[str, object], names: set[str]) -> Form | None:
-    """The form of a file whose first record is `first`; None for records that are rows."""
+    """The form of a file whose first record is `first`; None for records that are rows. ValueError where it lacks what
+    its form needs."""
     if "arrival_time_ns" in names and ("sub_requests" in names or {"input_toks", "output_toks"} <= names):
         return Form("LLMServingSim", "arrival_time_ns, sub_requests or input_toks", lambda: _llm_serving_sim)
     if (
@@ -55,14 +63,27 @@ def form_of(first: Mapping[str, object], names: set[str]) -> Form | None:
         return Form("OpenTelemetry", "gen_ai spans", lambda: _spans)
     if {"startTime", "endTime", "prompt_tokens", "completion_tokens"} <= names:
         return Form("LiteLLM", "startTime, endTime, prompt_tokens, completion_tokens", _LiteLlm)
+    if weka.is_weka(first):
+        size = first.get("block_size")
+        if type(size) is not int or not 0 < size <= INT32_MAX:
+            raise ValueError(f"block_size {shown(size)} is no number of tokens")
+        told = "requests with t, in, out; seconds, each conversation from 0, since nothing tells when it began"
+        return Form("WEKA", told, lambda: weka.Weka(size), weka.COLUMNS, size)
     return None
 
 
-def flattened(lines: Iterable[Row], flatten: Flatten) -> Iterator[Row]:
-    """The rows of records; a record that cannot be read stays as its error, for the reader to report with its place."""
+def flattened(lines: Iterable[Row], flatten: Flatten, *, as_recorded: bool = False) -> Iterator[Row]:
+    """The rows of records; a record that cannot be read stays as its error, for the reader to report with its place.
+
+    With `as_recorded` so does one with a row that tells no time of its own, only when it came after an answer.
+    """
     for number, raw in lines:
         try:
             rows = list(flatten(record_of(raw)))
+            if as_recorded and not all(row.get("timed", True) for row in rows):
+                raise ValueError(
+                    "its time is told by the answer before it alone; it has none as_recorded, so leave trace.replay out"
+                )
         except ValueError as error:
             yield number, error
             continue
@@ -95,7 +116,7 @@ def _llm_serving_sim(record: Mapping[str, Any]) -> Iterator[Flat]:
     for call in calls:
         session = _needed(record, "session_id")
         lengths = _needed(call, "input_toks"), _needed(call, "output_toks")
-        yield _flat(start_ns, *lengths, session, delay_ns=delay, task=session)
+        yield _flat(start_ns, *lengths, session, delay_ns=delay, task=session, timed=delay is None)
         delay = call.get("tool_duration_ns", 0)
 
 
@@ -121,7 +142,8 @@ class _Aiperf:
             raise ValueError("timestamp is missing, and it is no later turn of a session with a delay")
         if session is not None:
             self._before[str(session)] = arrival_ns, tokens + own + output
-        yield _flat(arrival_ns, tokens + own, output, session, delay_ns=delay_ns)
+        timed = record.get("timestamp") is not None
+        yield _flat(arrival_ns, tokens + own, output, session, delay_ns=delay_ns, timed=timed)
 
 
 def _spans(record: Mapping[str, Any]) -> Iterator[Flat]:

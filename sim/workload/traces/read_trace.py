@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from pathlib import Path
@@ -13,12 +14,12 @@ from batchsim.base.errors import TraceError
 from batchsim.base.units import MAX_TIME_NS, NS_PER_S, format_duration
 from batchsim.workload.traces.apart import rows_apart
 from batchsim.workload.traces.formats import UNUSED, Layout, lay_out
-from batchsim.workload.traces.labels import Labels
+from batchsim.workload.traces.labels import NOT_TOLD, Labels
 from batchsim.workload.traces.nested import flattened
 from batchsim.workload.traces.scale import spread
 from batchsim.workload.traces.trace_config import TraceConfig
 from batchsim.workload.traces.trace_file import TraceSource, open_source, reading, rows
-from batchsim.workload.traces.trace_rows import HashIds, Ints, TraceRows, cut_tasks, has_tasks
+from batchsim.workload.traces.trace_rows import HashIds, Ints, TraceRows, cut_note, cut_tasks, has_tasks
 from batchsim.workload.traces.values import UNIT_NS, clock_reader, hash_id_reader, share_reader, token_reader
 
 
@@ -53,10 +54,11 @@ def read_trace(config: TraceConfig, base: Path, seed: int = 0, *, tolerant: bool
         layout = lay_out(source, config)
         loaded = _load(source, layout, config)
     _check_not_empty(source, config, loaded)
-    notes = [f"read as {layout.format}: {layout.reason}", *_load_notes(source, layout, loaded)]
+    notes = [f"read as {layout.format}: {layout.reason}", *_load_notes(source, layout, loaded, config)]
     if config.rows is not None and loaded.seen < config.rows[1] - config.rows[0]:
         notes.append(f"rows [{config.rows[0]}, {config.rows[1]}] asked, the file ends after {loaded.seen:,} of them")
     trace = _in_file_order(loaded, layout, config)
+    notes += _cut_by_rows(source, layout, config, trace)
     if layout.columns.arrival is None:
         if config.time is not None or config.jitter:
             raise TraceError(f"{source.path}: has no arrival times to slice or to jitter. Drop trace.time and jitter.")
@@ -101,6 +103,24 @@ def _in_file_order(loaded: _Loaded, layout: Layout, config: TraceConfig) -> Trac
     return replace(trace, labels=labels, texts=loaded.labels.texts())
 
 
+def _cut_by_rows(source: TraceSource, layout: Layout, config: TraceConfig, trace: TraceRows) -> list[str]:
+    """A note on the tasks of which `trace.rows` leaves out some rows, found in another reading of the file."""
+    if config.rows is None or layout.columns.task is None or "task" not in trace.labels:
+        return []
+    kept = {trace.texts["task"][code] for code in np.unique(trace.labels["task"]).tolist() if code != NOT_TOLD}
+    left_out: set[str] = set()
+    with reading(source.path):
+        lines, decode = rows(source, [layout.columns.prompt, layout.columns.task])
+        if layout.flatten is not None:
+            lines = flattened(lines, layout.flatten())
+        for index, (_, raw) in enumerate(lines):
+            if config.rows[0] <= index < config.rows[1]:
+                continue
+            with suppress(ValueError):  # a row that cannot be read is of no task, and nobody asked for it
+                left_out.add(str(decode(raw)[1]).strip())
+    return cut_note(len(kept & left_out), "trace.rows")
+
+
 def _hash_notes(trace: TraceRows) -> list[str]:
     """A note on how much of their prompts the rows share, where the trace has hash ids."""
     if trace.hash_ids is None:
@@ -129,7 +149,7 @@ def _load(source: TraceSource, layout: Layout, config: TraceConfig) -> _Loaded:
     loaded = _Loaded(labels=Labels.of(columns, config, layout.duration_unit))
     lines, decode = rows(source, names)
     if layout.flatten is not None:
-        lines = flattened(lines, layout.flatten())
+        lines = flattened(lines, layout.flatten(), as_recorded=config.replay == "as_recorded")
     start, stop = config.rows if config.rows is not None else (0, None)
     for number, raw in islice(lines, start, stop):
         loaded.seen += 1
@@ -194,7 +214,7 @@ def _check_not_empty(source: TraceSource, config: TraceConfig, loaded: _Loaded) 
     )
 
 
-def _load_notes(source: TraceSource, layout: Layout, loaded: _Loaded) -> list[str]:
+def _load_notes(source: TraceSource, layout: Layout, loaded: _Loaded, config: TraceConfig) -> list[str]:
     notes = []
     if loaded.broken:
         notes.append(f"{loaded.broken:,} of {loaded.seen:,} rows dropped as broken, the first {loaded.first_broken}")
@@ -205,7 +225,7 @@ def _load_notes(source: TraceSource, layout: Layout, loaded: _Loaded) -> list[st
     notes += loaded.labels.notes(loaded.seen)
     columns = layout.columns
     used = {getattr(columns, each.name) for each in fields(columns)}
-    if layout.flatten is not None:
+    if layout.flatten is not None and config.replay != "as_recorded":
         used.add("session_id")  # which nested forms read as their session
     notes += [f"{name} not used: {what}" for name, what in UNUSED.items() if name in source.names and name not in used]
     return notes

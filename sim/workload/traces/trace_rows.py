@@ -133,4 +133,9 @@ def cut_tasks(rows: TraceRows, count: int, by: str, start: int = 0) -> list[str]
         return []
     kept = np.isin(np.arange(len(rows)), np.arange(start, start + count))
     cut = len(np.intersect1d(task[kept & (task >= 0)], task[~kept]))
+    return cut_note(cut, by)
+
+
+def cut_note(cut: int, by: str) -> list[str]:
+    """A note on `cut` tasks of which a cut by `by` keeps some rows and not others; none of none."""
     return [f"{cut:,} tasks have rows on both sides of the cut by {by}: measured by those that are kept"] if cut else []
