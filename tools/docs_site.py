@@ -29,12 +29,15 @@ from batchsim.scenario import scenario_schema
 
 ROOT = Path(__file__).parents[1]
 _LINK = re.compile(r"(?P<text>!?\[[^\]]*\])\(\.\./(?P<path>[^)#]+)\)")
+_TUTORIALS = "tutorials/"  # whose links by `../` are to pages of docs: they name no files of the clone
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pictures that pages show, and the reference."""
     pictures: set[str] = set()
     for page in files.documentation_pages():
+        if page.src_uri.startswith(_TUTORIALS):
+            continue
         found = (match["path"] for match in _LINK.finditer(page.content_string))
         pictures |= {path for path in found if path.endswith(".png")}
     for path in sorted(pictures):
@@ -50,7 +53,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """`markdown` with links to files of the clone as the site has them."""
-    del page, config, files
+    del config, files
+    if page.file.src_uri.startswith(_TUTORIALS):
+        return markdown
     return _LINK.sub(_on_site, markdown)
 
 
