@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -253,6 +255,25 @@ def test_only_points_of_one_seed_are_compared(looks: Looks, monkeypatch: pytest.
     monkeypatch.setattr(looks, "points", lambda: [points[0], points[1]._replace(seed=1)])
     with pytest.raises(ScenarioError, match="seeds 0 and 1 draw other requests"):
         looks.compare(0, 1, "ttft")
+
+
+def test_an_address_that_cannot_be_read_is_one_line(port: int, capfd: pytest.CaptureFixture[str]) -> None:
+    """An IPv6 address without its end, which a library on the other side would not send."""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as link:
+        link.sendall(f"GET http://[::1/ HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+        with link.makefile("rb") as answer:
+            assert b'{"error":"the address cannot be read. Open /."}' in answer.read()
+    assert capfd.readouterr().err == ""
+
+
+def test_clients_that_go_leave_no_traceback(port: int, capfd: pytest.CaptureFixture[str]) -> None:
+    """Some of those that reset their connection at once are gone before the answer; the server goes on."""
+    question = f"GET /curves HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode()
+    for _ in range(100):
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as link:
+            link.sendall(question)
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing resets
+    assert ask(port, "/")[0] == 200 and capfd.readouterr().err == ""
 
 
 def test_a_taken_port_is_said(looks: Looks, port: int) -> None:
