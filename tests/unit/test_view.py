@@ -6,6 +6,8 @@ import http.client
 import json
 import socket
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -288,6 +290,13 @@ def test_the_page_loads_nothing_from_elsewhere(port: int) -> None:
     assert status == 200 and "default-src 'none'" in headers["content-security-policy"] and "http" not in text
     for name in ("view.css", "uPlot.js", "charts.js", "view.js"):
         assert f'"/{name}"' in text and ask(port, f"/{name}")[0] == 200
+
+
+def test_the_page_waits_for_no_library_that_draws() -> None:
+    """Loading one takes about as long as all else together until the first picture."""
+    code = "import sys, batchsim.view.view_server; print('matplotlib' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "False\n"
 
 
 def test_a_folder_without_results_is_one_line(tmp_path: Path) -> None:
