@@ -45,6 +45,11 @@ _HEAD += ("machine", "packages", "commit", "code")
 _NEEDED = (*_HEAD, "scenario", "outcomes", "details", "num_blocks", "identical_seeds", "points_run", "points_reused")
 _NEEDED += ("files", "sha256")
 _KEYS = ("policy", "load")  # of every table
+_COLUMNS = {
+    SUMMARY: (*_KEYS, "kind", "label", "variant", "num_seeds", "failed", "unstable", "bound_by", "few"),
+    POINTS_TABLE: (*_KEYS, "kind", "label", "variant", "seed", "point", "unstable", "bound_by", "few", "cohort"),
+}
+"""What is read of the tables that every run has, whatever metrics its version knew."""
 _MAY_BE = ("vary", "precision")
 _TEXT = {"policy", "kind", "label", "variant", "few", "load_name", "point", "bound_by", "vary_key", "group"}
 
@@ -363,8 +368,8 @@ def _read_csv(folder: Path, name: str, manifest: dict[str, Any]) -> pd.DataFrame
         frame = _numbers(pd.read_csv(io.BytesIO(data), dtype=dtypes, keep_default_na=False))
         if frame.empty:
             raise ValueError("it has no rows")
-        if missing := [column for column in _KEYS if column not in frame]:
-            raise ValueError(f"it has no column {', '.join(missing)}")
+        if missing := [column for column in _COLUMNS.get(name, _KEYS) if column not in frame]:
+            raise ValueError(f"it has no column {', '.join(missing)}, so another version of batchsim wrote it")
         return frame
     except (OSError, ValueError) as error:
         raise ScenarioError(f"{folder / name}: cannot be read: {reason_text(error)}. Run the scenario again.") from None

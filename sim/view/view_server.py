@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import socket
+import sys
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -201,6 +202,11 @@ class ViewServer(ThreadingHTTPServer):
         except OSError as error:
             raise _taken(port, error) from None
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing of a client that has gone, as when the page asked for something else meanwhile; else a traceback."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
     @property
     def address(self) -> str:
         return f"http://{ADDRESS}:{self.server_address[1]}/"
@@ -232,10 +238,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        try:
-            self.wfile.write(body)
-        except (BrokenPipeError, ConnectionResetError):  # the page asked for something else meanwhile
-            self.close_connection = True
+        self.wfile.write(body)
 
     def _check_host(self) -> None:
         port = self.server.server_address[1]
@@ -247,7 +250,10 @@ class _Handler(BaseHTTPRequestHandler):
             raise RefusedError(HTTPStatus.FORBIDDEN, f"Origin: is another page's. Open {self.server.address}.")
 
     def _get(self) -> tuple[str, bytes]:
-        parts = urlsplit(self.path)
+        try:
+            parts = urlsplit(self.path)
+        except ValueError:
+            raise RefusedError(HTTPStatus.BAD_REQUEST, "the address cannot be read. Open /.") from None
         if parts.path in _FILES and not parts.query:
             kind, text = _FILES[parts.path]
             return kind, text().encode()

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from resealed import reseal
 from tiny_scenario import batchsim
@@ -70,3 +71,23 @@ def test_a_column_that_the_tables_lack_is_named(copied: Path) -> None:
     result = batchsim("explain", copied)
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.stderr
     assert "has no column slo_margin: another version" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "command", [["explain"], ["explain", "--slo"], ["timeline", "--policy", "continuous"], ["view"]]
+)
+@pytest.mark.parametrize(
+    ("table", "column"), [("points.csv", "seed"), ("points.csv", "cohort"), ("summary.csv", "kind")]
+)
+def test_a_column_that_every_run_has_is_missed_by_name(
+    copied: Path, command: list[str], table: str, column: str
+) -> None:
+    """Whatever the command: no KeyError, and none begins."""
+    frame = pd.read_csv(copied / table, dtype=str, keep_default_na=False)
+    frame.drop(columns=column).to_csv(copied / table, index=False)
+    reseal(copied.parent)
+    result = batchsim(command[0], copied, *command[1:])
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.stderr
+    assert (
+        f"{table}: cannot be read: it has no column {column}, so another version of batchsim wrote it." in result.stderr
+    )

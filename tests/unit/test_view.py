@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
+import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -255,6 +259,25 @@ def test_only_points_of_one_seed_are_compared(looks: Looks, monkeypatch: pytest.
         looks.compare(0, 1, "ttft")
 
 
+def test_an_address_that_cannot_be_read_is_one_line(port: int, capfd: pytest.CaptureFixture[str]) -> None:
+    """An IPv6 address without its end, which a library on the other side would not send."""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as link:
+        link.sendall(f"GET http://[::1/ HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+        with link.makefile("rb") as answer:
+            assert b'{"error":"the address cannot be read. Open /."}' in answer.read()
+    assert capfd.readouterr().err == ""
+
+
+def test_clients_that_go_leave_no_traceback(port: int, capfd: pytest.CaptureFixture[str]) -> None:
+    """Some of those that reset their connection at once are gone before the answer; the server goes on."""
+    question = f"GET /curves HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode()
+    for _ in range(100):
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as link:
+            link.sendall(question)
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing resets
+    assert ask(port, "/")[0] == 200 and capfd.readouterr().err == ""
+
+
 def test_a_taken_port_is_said(looks: Looks, port: int) -> None:
     """With what to do."""
     with pytest.raises(ScenarioError, match=rf"^--port {port}: cannot be listened at: .* Give another"):
@@ -267,6 +290,13 @@ def test_the_page_loads_nothing_from_elsewhere(port: int) -> None:
     assert status == 200 and "default-src 'none'" in headers["content-security-policy"] and "http" not in text
     for name in ("view.css", "uPlot.js", "charts.js", "view.js"):
         assert f'"/{name}"' in text and ask(port, f"/{name}")[0] == 200
+
+
+def test_the_page_waits_for_no_library_that_draws() -> None:
+    """Loading one takes about as long as all else together until the first picture."""
+    code = "import sys, batchsim.view.view_server; print('matplotlib' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "False\n"
 
 
 def test_a_folder_without_results_is_one_line(tmp_path: Path) -> None:

@@ -147,6 +147,18 @@ def test_the_browser_blocks_nothing_and_fetches_nothing_from_elsewhere(tab: Page
     assert len(fetched) > 8 and all(name.startswith(url) for name in fetched)
 
 
+def test_a_window_in_which_nobody_was_sent_says_so(tab: Page, url: str) -> None:
+    """No empty chart stands there; the whole run brings it back."""
+    opened(tab, url)
+    tab.click("document.getElementById('one')")
+    tab.until("/^(No request|None of)/.test(document.getElementById('counted').textContent)")
+    assert tab.run("document.querySelector('#requests canvas') === null && !document.querySelector('#slowest button')")
+    tab.until("document.querySelector('#lanes canvas')")
+    assert tab.run("document.querySelector('#lanes .u-over').clientHeight") >= 24
+    tab.click("document.getElementById('whole')")
+    tab.until("document.querySelector('#requests canvas') && document.querySelector('#slowest button')")
+
+
 def test_times_of_one_step_late_in_a_run_are_told_apart(tab: Page, url: str) -> None:
     """Its two ends, which differ in milliseconds after seconds."""
     opened(tab, url)

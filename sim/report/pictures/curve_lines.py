@@ -69,12 +69,6 @@ def draw_line(ax: Axes, x: Floats, y: Floats, style: PolicyStyle, weak: Flags, d
         )
 
 
-def log_ends(y: Floats, half: Floats) -> tuple[Floats, Floats]:
-    """(low, high) of intervals on a logarithmic axis: up to `y` + `half`, and down by the same factor, since one that
-    reached 0 or below would have no lower end there."""
-    return y - half * (y / (y + half)), y + half  # in this form rounding puts no lower end above `y`
-
-
 def draw_error_bars(
     ax: Axes, x: Floats, y: Floats, x_half: Floats, y_ends: tuple[Floats, Floats], style: PolicyStyle
 ) -> None:

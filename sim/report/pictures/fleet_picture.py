@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from batchsim.base.units import NS_PER_S, format_duration, parse_price_per_h
 from batchsim.drive.fleet.fleet_plan import HELD, UP, ReplicaSpan
 from batchsim.explain.causes import Objectives
+from batchsim.report.drawn_values import counted
 from batchsim.report.pictures.palette import policy_styles
 from batchsim.report.pictures.style import GREY, figure, frame, house_style, remark, save
 from batchsim.report.reading import Floats, at_load, check_load, load_name, sweeps, sweeps_at
@@ -98,15 +99,6 @@ def draw_kept(ax: Axes, share: Floats | None, scenario: Mapping[str, Any], edges
     ax.set_ylim(-0.04, 1.04)
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f} %"))
     ax.set_ylabel("within SLO")
-
-
-def counted(spans: Sequence[ReplicaSpan], states: Collection[str], edges_ns: Floats) -> Floats:
-    """How many replicas were in one of `states`, as an average over each interval of `edges_ns`."""
-    total = np.zeros(len(edges_ns) - 1)
-    for span in spans:
-        if span.state in states:
-            total += np.diff(np.clip(edges_ns, span.start_ns, span.end_ns))
-    return total / np.diff(edges_ns)
 
 
 def cost_text(spans: Sequence[ReplicaSpan], price: str | None) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
+from batchsim.report.drawn_values import GPU, USER, log_ends
 from batchsim.report.pictures.curve_lines import (
     CROSS,
     NORMALISED,
@@ -18,7 +19,6 @@ from batchsim.report.pictures.curve_lines import (
     hidden_under,
     label_loads,
     latency_limits,
-    log_ends,
     numbers_mark,
     styled_sweeps,
     wide_mark,
@@ -37,7 +37,6 @@ from batchsim.report.pictures.style import (
 from batchsim.report.reading import column, sweeps
 from batchsim.results.read import Results
 
-USER, GPU = "user_tokens_per_s_p50", "output_tokens_per_s_per_gpu"
 _TAIL = "norm_latency_p99_s"
 
 

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from batchsim.metrics.latencies import LATENCIES
 from batchsim.report.drafting import draft_curves
+from batchsim.report.drawn_values import log_ends
 from batchsim.report.pictures import closeup
 from batchsim.report.pictures.curve_lines import (
     CROSS,
@@ -25,7 +26,6 @@ from batchsim.report.pictures.curve_lines import (
     draw_line,
     hidden_under,
     latency_limits,
-    log_ends,
     styled_sweeps,
     wide_mark,
 )

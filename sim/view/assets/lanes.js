@@ -2,7 +2,7 @@
 // what the chart needs: its size, how it is painted, and what lies at a place.
 "use strict";
 window.batchsim.lanes = (found, kinds, paint, css, marked) => {
-  const count = Math.max(found.id.length, 1), tall = Math.max(4, Math.min(16, Math.round(640 / count)));
+  const count = Math.max(found.id.length, 1), tall = Math.max(4, Math.min(20, Math.round(640 / count)));
   const spans = found.id.map(() => []);
   found.lane.forEach((lane, i) => spans[lane].push(i));
 
@@ -40,5 +40,5 @@ window.batchsim.lanes = (found, kinds, paint, css, marked) => {
     return { lane, id: found.id[lane], span: span === undefined ? null : span };
   }
 
-  return { height: 70 + count * tall, range: [0, count], painted, at };
+  return { height: 88 + Math.max(32, count * tall), range: [0, count], painted, at };
 };

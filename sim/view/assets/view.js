@@ -370,9 +370,10 @@
     $("window").textContent = `${ends(found.from_s, found.to_s)}: ${shown}`;
     const x = { label: "time since the start of the run", kind: "seconds", range: [found.from_s, found.to_s] };
     const from = found.exact ? "" : ", thinned";
-    const common = { xs: found.start_s, x, group: "time", zoomed: zoom };
+    const last = found.start_s.length - 1; // the last step has a length too
+    const common = { xs: last < 0 ? [] : [...found.start_s, found.start_s[last] + found.step_s[last]], x, group: "time", zoomed: zoom };
     clear($("timeline"));
-    const line = (label, k, y, more) => ({ label, color: state.all.colors[k], y, stepped: true, ...more });
+    const line = (label, k, y, more) => ({ label, color: state.all.colors[k], y: last < 0 ? [] : [...y, y[last]], stepped: true, ...more });
     chart($("timeline"), { ...common, caption: `Requests running and waiting${from}`, y: { label: "requests", kind: "number" },
       lines: [line("running", 0, found.running), line("waiting", 1, found.waiting)] });
     chart($("timeline"), { ...common, caption: `KV blocks in use${from}`, y: { label: "share of the pool", kind: "share" },
@@ -408,7 +409,7 @@
     state.lanes = found;
     state.chosen = null;
     const many = (n) => n.toLocaleString("en"), all = found.id.length === found.of;
-    const which = all ? `all ${many(found.of)} requests that were there` : `${many(found.id.length)} of ${many(found.of)} requests, first those whose state changes in it, evenly spread; zoom in to see others`;
+    const which = all ? (found.of === 1 ? "the one request that was there" : `all ${many(found.of)} requests that were there`) : `${many(found.id.length)} of ${many(found.of)} requests, first those whose state changes in it, evenly spread; zoom in to see others`;
     const brief = found.shortest_s ? ` Spans shorter than ${WRITE.seconds(found.shortest_s)} are left blank.` : "";
     $("lanes-said").textContent = found.of ? `In the order in which they came: ${which}.${brief} Click a lane for the request's life; with the keyboard ↑ ↓ choose one and Enter opens it.` : "No request was there in this window.";
     clear($("lanes"));
@@ -472,6 +473,11 @@
     const count = found.exact ? `${found.of.toLocaleString("en")}` : `${found.id.length.toLocaleString("en")} of ${found.of.toLocaleString("en")}, with every highest and lowest`;
     $("counted").textContent = `Sent in this window: ${count}${found.others ? `; ${found.others.toLocaleString("en")} more have no ${found.by}` : ""}. ${state.point.lacks.life ? `Lives are ${state.point.lacks.life[0].toLowerCase()}${state.point.lacks.life.slice(1)}` : "Click one to see its life."}`;
     clear($("requests"));
+    if (!found.of) {
+      $("counted").textContent = found.others ? `None of the ${found.others.toLocaleString("en")} requests sent in this window has a ${found.by}.` : "No request was sent in this window.";
+      $("slowest").replaceChildren();
+      return;
+    }
     const log = found.value_s.length > 0 && found.value_s.every((v) => v > 0);
     chart($("requests"), {
       caption: `${found.by} of each request`, xs: found.sent_s, zoomed: zoom,
