@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from report_samples import FOUR, NUM_BLOCKS, SEVEN, sample_results
 
+from batchsim.report.drawn_values import log_ends
 from batchsim.report.pictures import closeup, plots
-from batchsim.report.pictures.curve_lines import log_ends
 from batchsim.report.pictures.frontier_picture import draw_throughput_latency, pareto
 from batchsim.report.pictures.palette import policy_styles
 from batchsim.report.pictures.slo_share_picture import draw_slo_share
