@@ -155,7 +155,7 @@ def policy_page(kind: str) -> Iterator[str]:
     yield f"Source: `{path}.py`, class `{policy.__name__}`.\n"
     yield f"![Running and waiting sequences, and KV in use, of {kind} over time](policy-{kind}.png)\n"
     yield "*Sixty requests in bursts on an engine with 6,000 tokens of KV memory, steps of 10 ms and more: invented.*\n"
-    properties = scenario_schema()["$defs"][f"policy {kind}"].get("properties", {})
+    properties = scenario_schema()["$defs"][f"policy_{kind}"].get("properties", {})
     if rows := [(key, value) for key, value in properties.items() if key != "kind"]:
         yield "## Knobs\n"
         yield from ("| knob | | default | |", "|---|---|---|---|")
