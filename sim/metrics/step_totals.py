@@ -85,7 +85,7 @@ def step_totals(records: Records, facts: StepFacts, span_ns: tuple[int, int], be
     """The totals of the steps of `records` within the span, but for the first `behind` of them, which are those of a
     piece before."""
     (start, end), mine, ahead = span_ns, slice(behind, None), len(records.lanes) > 0
-    steps = {name: column[mine] for name, column in records.step_columns.items() if name in _READ}
+    steps = {name: records.step_columns[name][mine] for name in _READ}
     starts, ends = steps["start_ns"], steps["start_ns"] + steps["duration_ns"]
     alone_ns = np.maximum(starts, ends_before_ns(records)[mine])
     busy_ns = np.clip(np.minimum(ends, end) - np.maximum(alone_ns, start), 0, None)

@@ -216,16 +216,10 @@ class Results:
         try:
             keep = self.keeps(policy)
             if keep != "all" and not has_table(folder, table):
-                enough = (
-                    "requests"
-                    if table in ("requests", STAYS)
-                    else "minutes"
-                    if table in (MINUTES, ENGINE_MINUTES)
-                    else "all"
-                )
+                enough = {"requests": "requests", STAYS: "requests", MINUTES: "minutes", ENGINE_MINUTES: "minutes"}
                 raise ScenarioError(
                     f"{folder}: its {table} were not kept, since the scenario says keep: {keep}. Run it again with"
-                    f" --set keep={enough}."
+                    f" --set keep={enough.get(table, 'all')}."
                 )
             return read_table(folder, table)
         except (OSError, ValueError) as error:

@@ -19,7 +19,7 @@ def describe(schema: dict[str, Any], roots: list[type]) -> None:
     """Adds to the keys of `schema`, made of the dataclasses `roots`, what they are; where a key's type has a
     description, its range, that follows. KeyError for a key that neither its class nor `KEY_WORDS` says anything of."""
     classes = {found.__name__: found for root in roots for found in classes_in(root)}
-    for owner in _mappings(schema):
+    for owner in mappings(schema):
         kind = classes.get(str(owner.get("title")))
         names = [field.name for field in fields(kind)] if kind is not None else []
         for name, its in owner["properties"].items():
@@ -53,13 +53,13 @@ def classes_in(kind: Any, seen: dict[type, None] | None = None) -> dict[type, No
     return seen
 
 
-def _mappings(node: Any) -> Iterator[dict[str, Any]]:
+def mappings(node: Any) -> Iterator[dict[str, Any]]:
     """Every mapping with properties, however deep."""
     if isinstance(node, dict):
         if isinstance(node.get("properties"), dict):
             yield node
         for part in node.values():
-            yield from _mappings(part)
+            yield from mappings(part)
     elif isinstance(node, list):
         for part in node:
-            yield from _mappings(part)
+            yield from mappings(part)

@@ -29,7 +29,7 @@ from batchsim.base.units import (
 )
 from batchsim.policies.registry import POLICIES
 from batchsim.scenario.config import ScenarioFile
-from batchsim.scenario.described import classes_in, describe
+from batchsim.scenario.described import classes_in, describe, mappings
 from batchsim.scenario.document import TEXTS, read_document
 
 Node = dict[str, Any]
@@ -119,7 +119,7 @@ def _add_deployment(owner: Node) -> None:
 
 def _add_short_forms(schema: Node) -> None:
     """What is written in short, and is written out before the configs see it (`long_forms`)."""
-    for owner in _mappings(schema):
+    for owner in mappings(schema):
         for name, its in owner["properties"].items():
             if name in _SHORT and its.get("type") != "string":
                 kept = {key: its.pop(key) for key in ("description", "default", "title") if key in its}
@@ -178,7 +178,7 @@ def _add_policies(schema: Node) -> None:
 def _add_defaults(schema: Node, roots: list[type]) -> None:
     """Adds the defaults that fields make anew each time; pydantic states the others."""
     classes = {found.__name__: found for root in roots for found in classes_in(root)}
-    for owner in _mappings(schema):
+    for owner in mappings(schema):
         kind = classes.get(str(owner.get("title")))
         for field in fields(kind) if kind is not None else ():
             its = owner["properties"].get(field.name)
@@ -186,7 +186,7 @@ def _add_defaults(schema: Node, roots: list[type]) -> None:
                 continue
             made = field.default_factory()
             its["default"] = {} if isinstance(made, dict) or made == _bare(made) else to_plain(made)
-    for owner in _mappings(schema):
+    for owner in mappings(schema):
         for its in owner["properties"].values():
             if its.get("default") is not None:
                 its["default"] = _as_written(schema, its, its["default"])
@@ -245,7 +245,7 @@ def _add_examples(schema: Node) -> None:
     found: dict[int, list[Any]] = {}
     for document in shipped_documents():
         _collect(schema, schema, document, found)
-    owners = [(str(owner.get("title")), owner["properties"].items()) for owner in _mappings(schema)]
+    owners = [(str(owner.get("title")), owner["properties"].items()) for owner in mappings(schema)]
     keys = [(f"{owner}.{name}", its) for owner, own in owners for name, its in own]
     for title, its in keys:
         seen = found.get(id(its), [])
@@ -343,15 +343,3 @@ def _of_type(schema: Node, node: Node, title: str, depth: int = 6) -> Any:
         if kind == "object" and isinstance(each.get("additionalProperties"), dict) and depth:
             return {"name": _of_type(schema, each["additionalProperties"], title, depth - 1)}
     raise KeyError(f"{title}: no example is known; write one into EXAMPLES")
-
-
-def _mappings(node: Any) -> Iterator[Node]:
-    """Every mapping with properties, however deep."""
-    if isinstance(node, dict):
-        if isinstance(node.get("properties"), dict):
-            yield node
-        for part in node.values():
-            yield from _mappings(part)
-    elif isinstance(node, list):
-        for part in node:
-            yield from _mappings(part)
