@@ -132,6 +132,12 @@ def format_duration(ns: float) -> str:
     return f"{ns:.0f} ns"
 
 
+def clock_text(ns: int) -> str:
+    """A time since the start as a clock shows it, `13:42:07`: whole hours, minutes and seconds that have passed."""
+    seconds = ns // NS_PER_S
+    return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+
+
 def _years(ns: float) -> str:
     years = ns // YEAR_NS if isinstance(ns, int) else ns / YEAR_NS
     return number_text(years) if abs(years) >= 1000 else f"{ns / YEAR_NS:.3g}"

@@ -9,7 +9,7 @@ from batchsim.cost.lanes import HostPart, Lanes
 from batchsim.cost.profile import Hull, Profile
 from batchsim.cost.work import Columns, Terms
 from batchsim.deployment.deployment import Deployment
-from batchsim.kernel.protocols import CostModel, StepEstimator
+from batchsim.kernel.protocols import CostModel, DecodeLine, StepEstimator
 from batchsim.kernel.types import Batch
 
 
@@ -20,9 +20,9 @@ class Cost(CostModel, StepEstimator, Protocol):
     property where it knows better.
     """
 
-    def decode_line(self, batch: Batch) -> tuple[float, float] | None:
-        """(a, b), none negative, such that `step_ns` of the decode-only step `batch`, without padding, drafts and
-        swaps, is int(a + b · context) at every context of its sequences; None where it is no such line."""
+    def decode_line(self, batch: Batch) -> DecodeLine | None:
+        """On which line `step_ns` of the steps lies that repeat the decode-only step `batch`, which has no padding,
+        drafts or swaps; None where it is not known to."""
         return None
 
     @property

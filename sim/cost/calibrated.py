@@ -34,6 +34,7 @@ from batchsim.cost.work import (
     useful_flops_bytes,
 )
 from batchsim.deployment.deployment import Deployment
+from batchsim.kernel.protocols import DecodeLine
 from batchsim.kernel.types import Batch
 
 Floats = NDArray[np.float64]
@@ -121,6 +122,19 @@ class Calibrated(Cost):
         if batch.swap_out or batch.swap_in:
             ns += self.swap_ns(swap_blocks(batch))
         return int(ns) or 1
+
+    def decode_line(self, batch: Batch) -> DecodeLine | None:
+        rows, context = batch.num_decode, batch.context_tokens
+        if not self.extrapolate and context > self.profile.hull.max_context * rows:
+            return None
+        _, last, alone, per_token, least, _ = self._find(rows, context)
+        ns = alone + per_token * context
+        if ns < 1 or per_token < 0 or last < context:
+            return None
+        if ns >= least:
+            return alone, per_token, last
+        below = context + (least - ns) / per_token - 1 if per_token else last  # that floor, for sure
+        return least, 0.0, min(last, max(below, context))
 
     def recompute_ns(self, num_tokens: int) -> int:
         """ns of computing the first `num_tokens` of one sequence and nothing else, in as many steps as that takes with

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -14,6 +15,7 @@ from batchsim.cost.cost_error import Unknown
 from batchsim.cost.drafter_config import DraftersConfig
 from batchsim.cost.work import TIME_TERMS, Columns, Terms, padded_work, swap_blocks
 from batchsim.deployment.model import ModelSpec
+from batchsim.kernel.protocols import DecodeLine
 from batchsim.kernel.types import Batch
 
 STATED = Unknown("step times are stated")
@@ -38,6 +40,9 @@ class Constant(Cost, Config):
 
     def step_ns(self, batch: Batch) -> int:
         return self.step
+
+    def decode_line(self, batch: Batch) -> DecodeLine:
+        return self.step, 0, inf
 
     def recompute_ns(self, num_tokens: int) -> int:
         return self.step
@@ -92,6 +97,10 @@ class Linear(Cost, Config):
         if batch.swap_out or batch.swap_in:
             ns += self.swap_ns(swap_blocks(batch))
         return ns
+
+    def decode_line(self, batch: Batch) -> DecodeLine:
+        alone = self.base + (self.per_token + self.per_sequence) * batch.num_decode
+        return alone, self.per_context_token, inf
 
     def recompute_ns(self, num_tokens: int) -> int:
         """ns of a step that computes `num_tokens` of one sequence and nothing else."""

@@ -22,7 +22,7 @@ Simplified: no tile steps in T; L2 hits are not modelled; a decode's and a chunk
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass, replace
-from math import sqrt
+from math import inf, sqrt
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -50,6 +50,7 @@ from batchsim.deployment.catalog import load_gpu
 from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.model import GpuSpec, ModelSpec
 from batchsim.deployment.quantisation import ELEMENT_BYTES, Quantisation
+from batchsim.kernel.protocols import DecodeLine
 from batchsim.kernel.types import Batch
 
 KERNELS = "kernel part"  # what was compared where both matmuls and attention were
@@ -293,8 +294,8 @@ class Roofline(Cost):
             ns += self.swap_ns(swap_blocks(batch))
         return int(ns)
 
-    def decode_line(self, batch: Batch) -> tuple[float, float]:
-        return self._decode_ns.get(batch.num_decode) or self._alone_ns(batch.num_decode), self._context_ns
+    def decode_line(self, batch: Batch) -> DecodeLine:
+        return self._decode_ns.get(batch.num_decode) or self._alone_ns(batch.num_decode), self._context_ns, inf
 
     def _alone_ns(self, rows: int) -> float:
         """ns of a step of `rows` decodes but for their context, on which nothing else depends."""

@@ -7,7 +7,7 @@ whatever number of hops. Between events it may leap over identical steps.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 import simpy
@@ -33,13 +33,17 @@ class Phase(simpy.Event):
         env.schedule(self, EventPriority(priority), delay)
 
 
-def simulate(core: EngineCore, workload: Workload, *, leap: bool = True) -> int:
+Pulse = Callable[[int], None]
+"""Called with the time in ns of every arrival, for those who want to know how far a simulation is."""
+
+
+def simulate(core: EngineCore, workload: Workload, *, leap: bool = True, pulse: Pulse | None = None) -> int:
     """Runs `workload` through `core`, whose executor is a SimExecutor, to its end; returns that time in ns.
 
     `leap=False` makes every step a SimPy event of its own; the records are the same.
     """
     env = simpy.Environment()
-    run = _Run(env, core, workload, leap)
+    run = _Run(env, core, workload, leap, pulse)
     run.send(workload.arrivals())
     env.run(until=env.process(run.engine()))
     return run.end_ns
@@ -48,7 +52,7 @@ def simulate(core: EngineCore, workload: Workload, *, leap: bool = True) -> int:
 class _Run:
     """The processes of one simulation and what they share."""
 
-    def __init__(self, env: simpy.Environment, core: EngineCore, workload: Workload, leaps: bool) -> None:
+    def __init__(self, env: simpy.Environment, core: EngineCore, workload: Workload, leaps: bool, pulse: Pulse | None) -> None:
         if not isinstance(core.executor, SimExecutor):
             raise TypeError(f"simulate needs a SimExecutor, not {type(core.executor).__name__}")
         self.env = env
@@ -56,6 +60,7 @@ class _Run:
         self.workload = workload
         self.executor = core.executor
         self.leaps = leaps
+        self.pulse = pulse
         self.streams = 0  # arrival streams not at their end
         self.wake: simpy.Event | None = None
         self.end_ns = 0
@@ -72,6 +77,8 @@ class _Run:
             if delay_ns > 0:
                 yield env.timeout(delay_ns)
             self.core.submit(arrival)
+            if self.pulse is not None:
+                self.pulse(arrival.request.arrival_ns)
             if self.wake is not None:
                 wake, self.wake = self.wake, None
                 wake.succeed()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import chain, cycle
+from math import inf
 
 from batchsim.base.units import MAX_TIME_NS
 from batchsim.kernel.core import EngineCore
@@ -45,6 +46,47 @@ def leap(core: EngineCore, executor: SimExecutor, batch: Batch, end_ns: int, hor
         )  # fmt: skip
         end_ns += duration_ns
     return end_ns
+
+
+def quiet_until_ns(core: EngineCore, executor: SimExecutor, batch: Batch, now_ns: int) -> int | None:
+    """A time in ns up to which the engine, if nobody comes to it, does nothing but repeat `batch`, just executed, or
+    launched at `now_ns` by an engine that is ahead: nobody ends, and nobody outside can tell. None if not known.
+
+    It is as late as can be told without simulating the steps, by the line on which the cost model says that they lie.
+    """
+    steps, group, foreseeing = core.in_flight.steps, batch.decodes, core.foreseeing
+    if group is None or foreseeing is None or batch.chunks or core.has_arrivals or core.tells_tokens:
+        return None
+    latest, num_decode = steps[-1], batch.num_decode
+    if latest.finished or not num_decode or (core.loop.is_ahead and not _is_even(core)):
+        return None
+    count = executor.quiet_steps(batch)
+    line = executor.decode_line(batch) if count else None
+    if line is None or (due := foreseeing.foreseen(batch)) is None:
+        return None
+    alone_ns, token_ns, last = line
+    context = batch.context_tokens
+    if (last - context) / num_decode < count:
+        count = int((last - context) // num_decode)
+    if taken := sum(map(len, due)):  # KV blocks in a turn of all
+        count = min(count, core.scheduler.kv.num_free // taken * len(due))
+    if count <= 0:
+        return None
+    work_ns = count * (alone_ns + token_ns * context) + token_ns * num_decode * (count * (count + 1) // 2)
+    if alone_ns != int(alone_ns) or token_ns != int(token_ns):
+        work_ns -= count  # each step is rounded down
+    until_ns, timer_ns = latest.end_ns + int(work_ns), core.next_timer_ns
+    if core.loop.is_ahead:
+        until_ns = max(until_ns, now_ns + count * sum(executor.host_ns(batch)))
+    return min(until_ns, MAX_TIME_NS if timer_ns is None else timer_ns)
+
+
+def _is_even(core: EngineCore) -> bool:
+    """Whether two steps are in flight, of the same decodes, and the older one ends nobody."""
+    if len(core.in_flight.steps) != 2:
+        return False
+    oldest, latest = core.in_flight.steps
+    return oldest.batch.decodes is latest.batch.decodes and not (oldest.finished or oldest.batch.chunks)
 
 
 def leap_ahead(
@@ -164,15 +206,16 @@ def _launch_on(core: EngineCore, executor: SimExecutor, batch: Batch, called_ns:
     asked_ns, launched_ns, last_asked_ns, now_ns = recorder.take_last_lanes()
     oldest_ns, steady, line = latest_ns, core.steady, None
     if quiet and not ended and steady is not None and steady.is_steady(batch):
-        line = executor.decode_line(batch)
+        line = executor.decode_line(batch)  # which holds the step that `repeat` has granted
     if line is not None and steady is not None:
-        alone_ns, token_ns = line
+        alone_ns, token_ns, last = line
         context, free, count = batch.context_tokens - num_decode, kv.num_free, 0
+        most = quiet if last == inf else min(quiet, int((last - context) // num_decode))
         taken: list[Sequence] = []
         turns = cycle(group.due_in_turn())
         next(turns)  # whose blocks `repeat` has taken
         for due in chain(_NOBODY_DUE, turns):
-            if called_ns >= horizon_ns or count == quiet:
+            if called_ns >= horizon_ns or count == most:
                 break
             if due:
                 if len(due) > free:

@@ -122,16 +122,12 @@ class Steady(Protocol):
 
 
 class Foreseeing(Protocol):
-    """What a scheduler may offer besides, for steps to be planned that a request may yet come in between."""
+    """What a scheduler may offer besides, for engines to sleep over steps that a request may yet come in between."""
 
     def foreseen(self, batch: Batch) -> list[dict[Sequence, None]] | None:
         """Who needs one more KV block for the step after the decode-only `batch`, just executed, for that behind it and
         so on, round and round; None where `repeat` could say no for lack of anything but such blocks, or would change
-        anything but them and `batch`."""
-        ...
-
-    def repeat_by(self, batch: Batch, num_steps: int, due: list[Sequence]) -> None:
-        """As `Steady.repeat_by`."""
+        anything but them and `batch`, or where `schedule` minds whether it is to drain."""
         ...
 
 
@@ -168,6 +164,11 @@ class Executor(Protocol):
         """ns of the host to launch `batch` and to process its results, where these are predicted; zeros where the host
         does work. None: a call that scheduled nothing. Asked by loops that are ahead."""
         ...
+
+
+DecodeLine = tuple[float, float, float]
+"""(a, b, last): a step of decodes takes int(a + b · context) ns, at least 1, at every total context in tokens from the
+present one up to `last`; `b` is not negative."""
 
 
 class CostModel(Protocol):

@@ -10,10 +10,10 @@ from batchsim.kernel.acceptance import DraftLuck, outcome
 from batchsim.kernel.decode import DecodeGroup
 from batchsim.kernel.draft_group import DraftGroup, Verified
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
-from batchsim.kernel.protocols import CostModel, HasLanes, LaneCosts
+from batchsim.kernel.protocols import CostModel, DecodeLine, HasLanes, LaneCosts
 from batchsim.kernel.types import Batch, Sequence, StepResult
 
-Line = Callable[[Batch], tuple[float, float] | None]
+Line = Callable[[Batch], DecodeLine | None]
 
 _ENDED = 1 << 62  # tokens that nobody reaches: the length of a sequence whose last token is in flight
 
@@ -73,10 +73,10 @@ class SimExecutor:
             heappop(ends)
         return 0
 
-    def decode_line(self, batch: Batch) -> tuple[float, float] | None:
-        """(a, b), none negative, such that steps like the decode-only `batch` take the device int(a + b · context) ns;
-        None where that is not known."""
-        if self._decode_line is None or batch.pad_decode_rows or batch.pad_context_tokens:
+    def decode_line(self, batch: Batch) -> DecodeLine | None:
+        """On which line the steps lie for which the decode-only `batch` occupies the device when it is repeated; None
+        where that is not known."""
+        if self._decode_line is None or batch.pad_decode_rows or batch.pad_context_tokens or batch.num_passes:
             return None
         return self._decode_line(batch)
 

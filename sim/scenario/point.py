@@ -16,7 +16,7 @@ from batchsim.drive.fleet.fleet_plan import ReplicaSpan
 from batchsim.drive.fleet.fleet_records import EngineLife
 from batchsim.drive.fleet.simulate_fleet import simulate_fleet
 from batchsim.drive.resolved import Resolved, ResolvedPolicy
-from batchsim.drive.simulate import simulate
+from batchsim.drive.simulate import Pulse, simulate
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import KVBlockManager
 from batchsim.kernel.policy_config import PolicyConfig
@@ -229,19 +229,19 @@ class Run:
     lives: tuple[EngineLife, ...] = ()
 
 
-def simulate_point(setup: Setup, point: Point) -> Run:
+def simulate_point(setup: Setup, point: Point, pulse: Pulse | None = None) -> Run:
     """Simulates one point to the end of its last request. `spans` of the run: what each replica was doing when."""
     workload = setup.workload(point.load, point.seed)
     if setup.groups:
-        return _simulate_fleet(setup, point, workload)
+        return _simulate_fleet(setup, point, workload, pulse)
     core = setup.engine(point.spec, workload)
-    end_ns = simulate(core, workload)
+    end_ns = simulate(core, workload, pulse=pulse)
     core.check_returned()
     records, keep = core.recorder.records(), setup.scenario.file.keep
     return Run(point, workload, records, core.scheduler.streams, end_ns, workload.window_ns, keep=keep)
 
 
-def _simulate_fleet(setup: Setup, point: Point, workload: BuiltWorkload) -> Run:
+def _simulate_fleet(setup: Setup, point: Point, workload: BuiltWorkload, pulse: Pulse | None) -> Run:
     config = setup.scenario.file.replicas
     assert config is not None, "a setup has groups only with replicas"
     cores: list[EngineCore] = []
@@ -260,6 +260,7 @@ def _simulate_fleet(setup: Setup, point: Point, workload: BuiltWorkload) -> Run:
         stop_ns=None if drain_ns is None else end_ns + drain_ns,
         until_ns=end_ns,
         join=(keep := setup.scenario.file.keep) == "all",
+        pulse=pulse,
     )
     for core in cores:
         core.check_returned()

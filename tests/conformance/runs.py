@@ -15,7 +15,7 @@ from batchsim.drive.live import VirtualClock, live
 from batchsim.drive.simulate import simulate
 from batchsim.kernel.acceptance import DrawnLuck
 from batchsim.kernel.core import EngineCore
-from batchsim.kernel.protocols import PolicyContext, Scheduler
+from batchsim.kernel.protocols import DecodeLine, PolicyContext, Scheduler
 from batchsim.kernel.record import Recorder
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.tokens import Segment, TokenIds, output_stream, prompt_stream
@@ -52,8 +52,10 @@ class TokenCost:
             + self.per_swapped_block_ns * swapped
         )
 
-    def decode_line(self, batch: Batch) -> tuple[int, int]:
-        return self.base_ns + self.per_token_ns * batch.num_decode, self.per_context_ns
+    def decode_line(self, batch: Batch) -> DecodeLine:
+        """In pieces of a thousand tokens, so that leaps meet their ends."""
+        alone_ns = self.base_ns + self.per_token_ns * batch.num_decode
+        return alone_ns, self.per_context_ns, batch.context_tokens // 1000 * 1000 + 999
 
     def lanes(self) -> TokenCost:
         return self

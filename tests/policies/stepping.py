@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from batchsim.kernel.acceptance import DraftLuck, DrawnLuck
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.kv_blocks import CountingKV, TableKV
-from batchsim.kernel.protocols import CostModel, PolicyContext
+from batchsim.kernel.protocols import CostModel, DecodeLine, PolicyContext
 from batchsim.kernel.record import PREEMPTED, SWAPPED, Recorder, Records
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Arrival, Batch, Idle, Request
@@ -38,8 +39,8 @@ class HostCost(LinearCost):
     def device_ns(self, batch: Batch) -> int:
         return self.step_ns(batch)
 
-    def decode_line(self, batch: Batch) -> tuple[float, float]:
-        return 10 + 2 * batch.num_decode, 0.0
+    def decode_line(self, batch: Batch) -> DecodeLine:
+        return 10 + 2 * batch.num_decode, 0.0, inf
 
     def stages_ns(self, batch: Batch) -> tuple[int, ...]:
         return (self.step_ns(batch),)

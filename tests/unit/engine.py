@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import inf
 
 from batchsim.drive.live import VirtualClock, live
 from batchsim.drive.simulate import simulate
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import CountingKV, TableKV
-from batchsim.kernel.protocols import PolicyContext, Scheduler, Workload
+from batchsim.kernel.protocols import DecodeLine, PolicyContext, Scheduler, Workload
 from batchsim.kernel.record import OUTCOME_NAMES, Recorder, Records
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Arrival, Batch, Request
@@ -30,6 +31,9 @@ class Constant:
 
     def step_ns(self, batch: Batch) -> int:
         return STEP_NS
+
+    def decode_line(self, batch: Batch) -> DecodeLine:
+        return STEP_NS, 0, inf
 
 
 class Requests:

@@ -20,6 +20,7 @@ from batchsim.cost.profile import EngineSetup, HostTerm, StatedHost, load_profil
 from batchsim.cost.roofline import HOST_LINK_SHARE
 from batchsim.cost.work import TIME_TERMS, columns_of
 from batchsim.deployment.catalog import GPUS, MODELS
+from batchsim.kernel.types import Batch
 from batchsim.scenario import load_scenario
 from batchsim.scenario.point import Setup
 from tests.unit.test_cost import BATCHES, step
@@ -76,6 +77,31 @@ def test_padding_is_read_by_rows_of_padding_and_few_others(pad_rows: int, pad_co
     longer = Calibrated(replace(PROFILE, costs=exact), extrapolate=True, max_model_len=5_001)
     attention = COSTS.decode_attention.at(few, (1_100 + pad_context) / few)[0]
     assert longer.step_ns(batch) == int(1.02 * (5e6 + few[0] * 1e5 + attention) + host)
+
+
+@pytest.mark.parametrize("cost", [MINE, *VARIANTS.values()], ids=["within its hull", *VARIANTS])
+def test_decodes_are_on_a_line_up_to_the_next_piece_of_the_curve(cost: Calibrated) -> None:
+    """To the nanosecond at the first context of each piece, in its midst and at its end; beyond it another one goes on,
+    to the edge of what was measured."""
+    for rows in (1, 3, 40):
+        context, pieces = rows, 0
+        while context <= rows * 5_000 and (line := cost.decode_line(decodes(rows, context))) is not None:
+            alone_ns, token_ns, last = line
+            assert last >= context
+            end = int(min(last, rows * 9_000))
+            for each in (context, (context + end) // 2, end):
+                assert int(alone_ns + token_ns * each) == cost.step_ns(decodes(rows, each))
+            context, pieces = end + 1, pieces + 1
+        assert pieces >= (2 if cost is VARIANTS["shipped"] else 1)
+        if cost is MINE:
+            assert context == PROFILE.hull.max_context * rows + 1
+
+
+def decodes(rows: int, context: int) -> Batch:
+    """A step of so many decodes with so much context in all."""
+    batch = step([1] * rows)
+    batch.context_tokens = context
+    return batch
 
 
 def test_a_step_with_chunks_is_launched_op_by_op() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import astuple, fields, replace
 from itertools import pairwise
+from math import inf
 
 import numpy as np
 import pytest
@@ -120,13 +121,14 @@ def test_the_features_of_a_step_times_the_terms_are_its_time(cost: Fitted) -> No
     assert found == pytest.approx([cost.step_ns(batch) for batch in BATCHES.values()], abs=3)
 
 
-def test_a_step_of_decodes_is_on_its_line_at_every_context() -> None:
+@pytest.mark.parametrize("context", [1, 17, 1000, 99_999])
+def test_a_step_of_decodes_is_on_its_line_at_every_context(context: int) -> None:
     """To the nanosecond; so is the device's part of it. A cost that does not say so has no line."""
-    for cost in (ROOFLINE, ROOFLINE.lanes()):
-        alone_ns, token_ns = cost.decode_line(step([5, 6, 7])) or (0, 0)
-        for context in (1, 17, 1000, 99_999):
-            assert int(alone_ns + token_ns * 3 * context) == cost.step_ns(step([context] * 3))
-    assert LINEAR.decode_line(step([5])) is None
+    for cost in (ROOFLINE, ROOFLINE.lanes(), LINEAR, Constant(7)):
+        alone_ns, token_ns, last = cost.decode_line(step([5, 6, 7])) or (0, 0, 0)
+        assert int(alone_ns + token_ns * 3 * context) == cost.step_ns(step([context] * 3))
+        assert last == inf
+    assert FREE_FIT.decode_line(step([5])) is None
 
 
 def test_draft_tokens_are_rows_of_their_sequence_that_read_its_keys_once() -> None:

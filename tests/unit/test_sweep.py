@@ -91,6 +91,18 @@ def test_only_the_failed_points_are_tried_again(tmp_path: Path) -> None:
     assert said == ["mine at 200, seed 0", "mine at 200, seed 1"]
 
 
+@pytest.mark.parametrize("replicas", ["null", "{count: 2, router: round_robin}"])
+def test_a_long_point_says_about_every_minute_how_far_it_is(tmp_path: Path, replicas: str) -> None:
+    """Where it runs in this process; 1,000 requests at 4 a second are some four minutes."""
+    said: list[tuple[int, int, str]] = []
+    path = tmp_path / "s.yaml"
+    path.write_text(SCENARIO.replace("requests: 60", "requests: 1000").split("  mine:")[0] + "load: {mean_rate: [4/s]}\n")
+    made = load_scenario(str(path), overrides=[f"replicas={replicas}", "slo=ttft<1s @ 99%", "seeds=1"])
+    run_scenario(made, out=tmp_path, progress=lambda *each: said.append(each))
+    assert [text for *_, text in said[:3]] == [f"continuous at 4, seed 0, 0:0{n}:00 simulated" for n in (1, 2, 3)]
+    assert {done for done, *_ in said[:-1]} == {0} and said[-1] == (1, 1, "continuous at 4, seed 0")
+
+
 @pytest.mark.parametrize("jobs", [0, -1, "2", 2**63])
 def test_a_number_of_processes_is_one_that_a_machine_has(tmp_path: Path, jobs: Any) -> None:
     """Another is refused in one line, before anything is written."""

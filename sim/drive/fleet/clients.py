@@ -92,6 +92,8 @@ class Clients:
         if delay_ns > 0:
             yield self.fleet.env.timeout(delay_ns)
         self.in_flight[arrival.request.id] = InFlight(arrival)
+        if self.fleet.pulse is not None:
+            self.fleet.pulse(arrival.request.arrival_ns)
         self._submit(arrival.request.arrival_ns, arrival.request.id)
 
     def _submit(self, since_ns: int, request_id: int) -> None:

@@ -14,8 +14,7 @@ from batchsim.drive.instant import ENTER, LAND, SETTLE, Busy, Launch, crank
 from batchsim.drive.simulate import Phase
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import EngineEvent
-from batchsim.kernel.leaps import leap, leap_ahead
-from batchsim.kernel.planned_leap import PlannedLeap, plan_leap
+from batchsim.kernel.leaps import leap, leap_ahead, quiet_until_ns
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Batch, Idle
 
@@ -52,8 +51,9 @@ class Engine:
         self.wake: simpy.Event | None = None
         self.asked_to_drain = False
         self._counted_steps = 0  # whose work was told
-        self._plan: PlannedLeap | None = None  # of steps not done yet, though the engine waits for the last one's end
-        self._end: simpy.Event | None = None  # of the steps it waits for
+        self._asleep: Batch | None = None  # whose repeats are not simulated yet, since nobody hears of them
+        self._alarm: simpy.Event | None = None  # before which it need not wake
+        self._reached_ns = 0  # the end of the last step that was simulated, or ahead of results of its launch
 
     def load(self) -> EngineLoad:
         """What the engine's metrics say now."""
@@ -77,21 +77,15 @@ class Engine:
             wake, self.wake = self.wake, None
             wake.succeed()
 
-    def carry_out(self) -> None:
-        """Does the steps that are planned, all of which have begun by now."""
-        if self._plan is not None:
-            self._plan.carry_out()
-            self._plan = None
-
     def cut(self, now_ns: int) -> None:
-        """Does the steps that are planned and start before `now_ns`, and no others: the engine acts when they end."""
-        plan, old, env = self._plan, self._end, self.fleet.env
-        if plan is None or old is None:
+        """Wakes the engine if it sleeps over steps alike, and simulates those that come before `now_ns`: somebody comes
+        to it, or looks."""
+        batch, old, env = self._asleep, self._alarm, self.fleet.env
+        if batch is None or old is None:
             return
-        self._plan, end_ns = None, plan.carry_out(now_ns)
-        if end_ns < plan.end_ns:
-            self._end = env.timeout(end_ns - now_ns)
-            self._end.callbacks, old.callbacks = old.callbacks, []  # who waited for the old one waits for this
+        self._leap(batch, now_ns)
+        self._alarm = env.timeout(0)
+        self._alarm.callbacks, old.callbacks = old.callbacks, []  # who waited for the old one waits for this
 
     def is_over(self) -> bool:
         """Whether no arrival will come unless some engine answers something."""
@@ -107,69 +101,87 @@ class Engine:
         self.fleet.clients.tell(self, events, now_ns)
 
     def process(self) -> Steps:
-        """Waits for what the loop names, in the phases of the instant, until the replica is gone."""
-        env, number = self.fleet.env, self.slot.number
+        """Waits for what the loop names, in the phases of the instant, until the replica is gone.
+
+        `now_ns`, the engine's own time, may run ahead of SimPy's while nobody else has anything due, and is behind it
+        where somebody has come to the engine as it slept: up to then nobody hears of what it does.
+        """
+        env = self.fleet.env
         loop = crank(self.core, self, drains=self.drains, settles=True)
-        wait = next(loop)
+        wait, now_ns = next(loop), int(env.now)
         while True:
-            now_ns = int(env.now)
             if isinstance(wait, Batch):
-                self._end = env.timeout(self._execute(wait, now_ns) - now_ns)
-                yield self._end
-                self.carry_out()
-                now_ns = int(env.now)
-                if env.peek() <= now_ns:
-                    yield Phase(env, END + number)
+                self._reached_ns = self.core.execute(wait, now_ns)
+                yield from self._go_on(wait)
+                now_ns = self._reached_ns
+                yield from self._reach(now_ns, END)
             elif isinstance(wait, Launch):
-                if wait.batch is not None and (launched_ns := self._launch(wait.batch, now_ns)) > now_ns:
-                    yield env.timeout(launched_ns - now_ns)
+                if wait.batch is not None:
+                    self.core.execute(wait.batch, now_ns)
+                    self._reached_ns = now_ns
+                    if self.core.loop.stages == 1:
+                        yield from self._go_on(wait.batch)
+                        now_ns = self._reached_ns
+                        yield from self._reach(now_ns)
             elif isinstance(wait, Busy):
-                yield env.timeout(wait.until_ns - now_ns)
-                if wait.work == "process" and env.peek() <= wait.until_ns:
-                    yield Phase(env, END + number)
+                now_ns = wait.until_ns
+                yield from self._reach(now_ns, END if wait.work == "process" else None)
             elif wait is LAND:
-                yield env.timeout(max(self.core.in_flight.steps[0].end_ns - now_ns, 0))
+                now_ns = max(now_ns, self.core.in_flight.steps[0].end_ns)
+                yield from self._reach(now_ns)
             elif wait is ENTER or wait is SETTLE:
-                if env.peek() <= now_ns:
-                    yield Phase(env, (ENTER_PHASE if wait is ENTER else SCHEDULE) + number)
+                yield from self._reach(now_ns, ENTER_PHASE if wait is ENTER else SCHEDULE)
             else:
+                if now_ns > env.now:
+                    yield env.timeout(now_ns - int(env.now))
                 if not isinstance(wait, Idle):
                     self._through()
                 if self.alive:
                     yield from self._rest(wait if isinstance(wait, Idle) else None, now_ns)
+                    now_ns = max(now_ns, int(env.now))
             if not self.alive:
                 return
-            wait = loop.send(int(env.now))
+            wait = loop.send(now_ns)
 
-    def _execute(self, batch: Batch, now_ns: int) -> int:
-        """Runs the step, and after it identical ones up to the next event; returns the end of the last in ns."""
-        core, fleet = self.core, self.fleet
-        end_ns = core.execute(batch, now_ns)
+    def _reach(self, time_ns: int, phase: int | None = None) -> Steps:
+        """Waits until `time_ns`, in ns, and for the engine's turn in the `phase` of that instant, unless nobody else
+        acts up to then or the engine is behind."""
+        env = self.fleet.env
+        if time_ns < env.now or (self.fleet.plans and env.peek() > time_ns):
+            return
+        if time_ns > env.now:
+            yield env.timeout(time_ns - int(env.now))
+        if phase is not None and env.peek() <= time_ns:
+            yield Phase(env, phase + self.slot.number)
+
+    def _go_on(self, batch: Batch) -> Steps:
+        """Simulates steps like `batch`, just executed, up to the next event; sleeps while nobody can hear of them."""
+        fleet, env = self.fleet, self.fleet.env
         if not fleet.leap:
-            return end_ns
-        if fleet.plans:
-            self._plan = plan_leap(core, self.executor, batch, end_ns, self._own_horizon_ns())
-            if self._plan is not None:
-                return self._plan.end_ns
-        return leap(core, self.executor, batch, end_ns, self._horizon_ns())
+            return
+        if fleet.plans and self._reached_ns >= env.now:
+            until_ns = quiet_until_ns(self.core, self.executor, batch, self._reached_ns)
+            if until_ns is not None and until_ns > self._horizon_ns():
+                self._asleep, self._alarm = batch, env.timeout(until_ns - int(env.now))
+                yield self._alarm
+        if self.alive and (self._asleep is batch or self._alarm is None):
+            self._leap(batch, self._horizon_ns())
+        self._alarm = None
 
-    def _launch(self, batch: Batch, now_ns: int) -> int:
-        """Launches the step, and after it identical ones; returns when the host is through with that, in ns."""
-        core = self.core
-        core.execute(batch, now_ns)
-        if not self.fleet.leap or core.loop.stages > 1:
-            return now_ns
-        # Who is answered is told when it is time: other engines and routers are not ahead of it.
-        return leap_ahead(core, self.executor, batch, now_ns, self._horizon_ns, None, None)
+    def _leap(self, batch: Batch, horizon_ns: float) -> None:
+        """Simulates steps like `batch`, the latest, that come before `horizon_ns`."""
+        core, self._asleep = self.core, None
+        if core.loop.is_ahead:
+            # Who is answered is told when it is time: other engines and routers are not ahead of it.
+            self._reached_ns = leap_ahead(core, self.executor, batch, self._reached_ns, lambda: horizon_ns, None, None)
+        else:
+            self._reached_ns = leap(core, self.executor, batch, self._reached_ns, horizon_ns)
 
     def _horizon_ns(self) -> float:
-        """When something next happens besides what this engine does, in ns."""
-        timer_ns, horizon_ns = self.core.next_timer_ns, self.fleet.horizon_ns()
-        return horizon_ns if timer_ns is None else min(horizon_ns, timer_ns)
-
-    def _own_horizon_ns(self) -> float:
-        """When something next happens that this engine must know of, but for arrivals sent to it, in ns."""
-        timer_ns, horizon_ns = self.core.next_timer_ns, self.fleet.next_control_ns
+        """When something next happens besides what this engine does, in ns; the present if the engine is behind."""
+        env, timer_ns, horizon_ns = self.fleet.env, self.core.next_timer_ns, self.fleet.horizon_ns()
+        if self._reached_ns < env.now:
+            horizon_ns = env.now
         return horizon_ns if timer_ns is None else min(horizon_ns, timer_ns)
 
     def _through(self) -> None:

@@ -25,7 +25,7 @@ from batchsim.drive.fleet.fleet_records import EngineLife, merged, without_steps
 from batchsim.drive.fleet.look import Look
 from batchsim.drive.fleet.routers.router import ForgetsReplicas, ReadsLoads, Router, SeesFirstTokens
 from batchsim.drive.fleet.scaling.autoscaler import EngineLoad
-from batchsim.drive.simulate import Phase
+from batchsim.drive.simulate import Phase, Pulse
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.protocols import Workload
 from batchsim.kernel.record import MISSING, REPLICA_FAILED, Records
@@ -58,6 +58,7 @@ def simulate_fleet(
     until_ns: int = 0,
     leap: bool = True,
     join: bool = True,
+    pulse: Pulse | None = None,
 ) -> FleetRun:
     """Runs `workload` through the replicas of `plan`, each a `new_engine(replica)` on a SimExecutor, to its end.
 
@@ -67,7 +68,7 @@ def simulate_fleet(
     states of each engine apart: joined, those of a long run are in memory several times.
     """
     env = simpy.Environment()
-    fleet = Fleet(env, new_engine, router, plan, workload, feeds_back, stop_ns, leap)
+    fleet = Fleet(env, new_engine, router, plan, workload, feeds_back, stop_ns, leap, pulse)
     fleet.start()
     env.run(until=fleet.done)
     end_ns = int(env.now)
@@ -97,8 +98,10 @@ class Fleet:
         feeds_back: bool,
         stop_ns: int | None,
         leap: bool,
+        pulse: Pulse | None = None,
     ) -> None:
         self.env = env
+        self.pulse = pulse
         self.new_engine = new_engine
         self.plan = plan
         self.feeds_back = feeds_back or plan.admission is not None  # an answer lets in who waits at the gate
@@ -202,18 +205,16 @@ class Fleet:
 
     def at(self, time_ns: int, act: Callable[[], None]) -> None:
         """Has `act` called at `time_ns`, between the ends of steps and the dispatch of arrivals."""
-        for engine in self._living:
-            engine.cut(int(self.env.now))  # it planned without knowing of this
         heappush(self.control_ns, time_ns)
         self.env.process(self._control(time_ns, act))
 
     def _control(self, time_ns: int, act: Callable[[], None]) -> Steps:
         if time_ns > self.env.now:
             yield self.env.timeout(time_ns - self.env.now)
+        for engine in self._living:
+            engine.cut(int(self.env.now))
         yield Phase(self.env, CONTROL)
         heappop(self.control_ns)
-        for engine in self._living:
-            engine.carry_out()
         act()
         self.rouse_undrained()
 
@@ -310,6 +311,7 @@ class Fleet:
     def prune(self, request_id: int, now_ns: int) -> None:
         """Tells every engine that a request is given up since another has succeeded."""
         for engine in self._living:
+            engine.cut(now_ns)
             engine.core.prune(request_id, now_ns)
             engine.rouse()
 

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 from batchsim.base.errors import BatchsimError, CalibrationError, NobodyToMeasure, ScenarioError, TraceError
 from batchsim.base.files import writing
 from batchsim.base.ranges import MAX_JOBS
+from batchsim.base.units import NS_PER_S, clock_text
 from batchsim.results.failed import Failed, points_failed
 from batchsim.results.keep import measured_point
 from batchsim.results.point_files import PackedPoint, read_point, remove_unfinished, write_point
@@ -33,7 +34,7 @@ from batchsim.study.sweep.ray_pool import run_on_ray
 from batchsim.study.sweep.size import Limits, check_size
 
 Progress = Callable[[int, int, str], None]
-"""Called with points done, points in all, and what was done last."""
+"""Called with points done, points in all, and what was done last, or how far the only point at work is."""
 
 _OF_THE_SCENARIO = (ScenarioError, TraceError, CalibrationError)
 """Errors of the scenario, which every point would have: they end the sweep at once."""
@@ -131,19 +132,25 @@ class Sweep:
             done |= {i: kept for i, task in enumerate(tasks) if (kept := read_point(points / task.name))}
         self.reused += len(done)
         todo = [i for i in range(len(tasks)) if i not in done]
-        for number, result in self._execute([tasks[i] for i in todo]):
+
+        def tell(task: Task, now_ns: int) -> None:
+            assert self.progress is not None
+            self.progress(len(done), len(tasks), f"{_named(task.point)}, {clock_text(now_ns)} simulated")
+
+        for number, result in self._execute([tasks[i] for i in todo], None if self.progress is None else tell):
             i = todo[number]
             if isinstance(result, Failed) and result.nobody and not may_be_empty:
                 raise NobodyToMeasure(result.reason)
             done[i] = self._keep(points, tasks[i], result)
             if self.progress is not None:
-                point = tasks[i].point
-                self.progress(len(done), len(tasks), f"{point.spec.name} at {point.load:g}, seed {point.seed}")
+                self.progress(len(done), len(tasks), _named(tasks[i].point))
         return [done[i] for i in range(len(tasks))]
 
-    def _execute(self, tasks: Sequence[Task]) -> Iterator[tuple[int, PackedPoint | Failed | Killed]]:
+    def _execute(
+        self, tasks: Sequence[Task], tell: Callable[[Task, int], None] | None
+    ) -> Iterator[tuple[int, PackedPoint | Failed | Killed]]:
         if not tasks or self.ray is None:
-            return run_all(run_point, tasks, self.jobs)
+            return run_all(run_point, tasks, self.jobs, here=partial(run_point, tell=tell))
         return run_on_ray(run_point, tasks, self.ray)
 
     def _keep(self, points: Path, task: Task, result: PackedPoint | Failed | Killed) -> dict[str, Any] | Failed:
@@ -170,11 +177,26 @@ def _tasks(wanted: Sequence[tuple[Setup, Point]], *, carry: bool) -> list[Task]:
     return tasks
 
 
-def run_point(task: Task) -> PackedPoint | Failed:
-    """One point, simulated and measured by a worker; Failed if it failed. Raises what is wrong with the scenario."""
+def _named(point: Point) -> str:
+    return f"{point.spec.name} at {point.load:g}, seed {point.seed}"
+
+
+def run_point(task: Task, tell: Callable[[Task, int], None] | None = None) -> PackedPoint | Failed:
+    """One point, simulated and measured by a worker; Failed if it failed. Raises what is wrong with the scenario.
+
+    `tell` is called about once a simulated minute, with the time in ns that the simulation has reached.
+    """
     setup, point, name = _unpickled(task.setup, task.inputs), task.point, task.name
+    due_ns = 60 * NS_PER_S
+
+    def pulse(now_ns: int) -> None:
+        nonlocal due_ns
+        if tell is not None and now_ns >= due_ns:
+            due_ns = now_ns + 60 * NS_PER_S
+            tell(task, now_ns)
+
     try:
-        return measured_point(setup, simulate_point(setup, point), name)
+        return measured_point(setup, simulate_point(setup, point, None if tell is None else pulse), name)
     except NobodyToMeasure as error:
         return Failed.of(point, name, str(error), nobody=True)
     except _OF_THE_SCENARIO:

@@ -29,15 +29,17 @@ class Killed:
     how: str
 
 
-def run_all(function: Callable[[T], R], tasks: Sequence[T], jobs: int) -> Iterator[tuple[int, R | Killed]]:
-    """Yields (index of the task, result) as tasks end; in this process with one job or one task.
+def run_all(
+    function: Callable[[T], R], tasks: Sequence[T], jobs: int, *, here: Callable[[T], R] | None = None
+) -> Iterator[tuple[int, R | Killed]]:
+    """Yields (index of the task, result) as tasks end; in this process with one job or one task, by `here` if given.
 
     A task whose worker is killed, as the system does where memory is short, runs once more alone after all others.
     What `function` raises ends everything and is raised here.
     """
     if jobs == 1 or len(tasks) <= 1:
         for i, task in enumerate(tasks):
-            yield i, function(task)
+            yield i, (here or function)(task)
         return
     suspects: list[int] = []
     for i, result in _run(function, dict(enumerate(tasks)), jobs):

@@ -1,4 +1,4 @@
-"""Leaps of several engines that only who comes to them ends: how often schedulers are asked, and that nothing shows.
+"""Engines of a fleet that sleep until somebody comes to them: how often schedulers are asked, and that nothing shows.
 
 Steps take 10 ns with the stated cost, or a line in the context with the roofline.
 """
@@ -126,11 +126,12 @@ def test_only_who_comes_to_an_engine_ends_its_leap() -> None:
 
 @pytest.mark.parametrize("line", [False, True])
 @pytest.mark.parametrize("blocks", [51, 52, 53, 60, 1000])
-def test_plans_leave_the_records_of_stepping(line: bool, blocks: int) -> None:
-    """Whether a plan is cut between two boundaries, at one, in its first step or twice at once, or blocks run out."""
+@pytest.mark.parametrize("ahead", [False, True])
+def test_sleeping_leaves_the_records_of_stepping(line: bool, blocks: int, ahead: bool) -> None:
+    """Whether somebody comes between two boundaries, at one, in the first step or twice at once, or blocks run out."""
     stream = SLOW if line else STREAM
-    leaping, (calls, _) = fleet(*stream, blocks=blocks, line=line)
-    stepping, (asked, _) = fleet(*stream, blocks=blocks, line=line, leap=False)
+    leaping, (calls, _) = fleet(*stream, blocks=blocks, line=line, ahead=ahead)
+    stepping, (asked, _) = fleet(*stream, blocks=blocks, line=line, ahead=ahead, leap=False)
     same(leaping, stepping)
     assert calls < asked / 2
 
@@ -152,7 +153,7 @@ def test_a_step_is_not_launched_by_an_engine_that_fails_between_call_and_launch(
         same(leaping, fleet(*STREAM, failures=(failure,), ahead=True, leap=False)[0])
 
 
-def test_a_scheduler_with_a_repeat_of_its_own_is_not_planned_for() -> None:
+def test_a_scheduler_with_a_repeat_of_its_own_is_asked_every_step() -> None:
     leaping, (calls, _) = fleet(*STREAM, policy=Hesitant)
     stepping, (asked, _) = fleet(*STREAM, policy=Hesitant, leap=False)
     same(leaping, stepping)
@@ -160,7 +161,7 @@ def test_a_scheduler_with_a_repeat_of_its_own_is_not_planned_for() -> None:
 
 
 def test_the_continuous_family_takes_no_blocks_as_it_decodes() -> None:
-    """All are reserved: the free blocks of planned steps are those of the first."""
+    """All are reserved: the free blocks of steps alike are those of the first."""
 
     def new_engine(replica: int) -> EngineCore:
         config = ContinuousConfig(max_num_seqs=8, max_num_batched_tokens=64)
