@@ -106,65 +106,70 @@ class Engine:
         `now_ns`, the engine's own time, may run ahead of SimPy's while nobody else has anything due, and is behind it
         where somebody has come to the engine as it slept: up to then nobody hears of what it does.
         """
-        env = self.fleet.env
+        env, peek, runs_ahead = self.fleet.env, self.fleet.env.peek, self.fleet.plans
         loop = crank(self.core, self, drains=self.drains, settles=True)
         wait, now_ns = next(loop), int(env.now)
         while True:
-            if isinstance(wait, Batch):
-                self._reached_ns = self.core.execute(wait, now_ns)
-                yield from self._go_on(wait)
-                now_ns = self._reached_ns
-                yield from self._reach(now_ns, END)
-            elif isinstance(wait, Launch):
-                if wait.batch is not None:
-                    self.core.execute(wait.batch, now_ns)
-                    self._reached_ns = now_ns
-                    if self.core.loop.stages == 1:
-                        yield from self._go_on(wait.batch)
-                        now_ns = self._reached_ns
-                        yield from self._reach(now_ns)
-            elif isinstance(wait, Busy):
+            kind, phase = type(wait), None
+            if kind is Busy:
                 now_ns = wait.until_ns
-                yield from self._reach(now_ns, END if wait.work == "process" else None)
+                if wait.work == "process":
+                    phase = END
+            elif wait is ENTER:
+                phase = ENTER_PHASE
+            elif wait is SETTLE:
+                phase = SCHEDULE
             elif wait is LAND:
                 now_ns = max(now_ns, self.core.in_flight.steps[0].end_ns)
-                yield from self._reach(now_ns)
-            elif wait is ENTER or wait is SETTLE:
-                yield from self._reach(now_ns, ENTER_PHASE if wait is ENTER else SCHEDULE)
+            elif kind is Launch:
+                if (batch := wait.batch) is not None:
+                    self.core.execute(batch, now_ns)
+                    self._reached_ns = now_ns
+                    if self.core.loop.stages == 1 and self.fleet.leap:
+                        if self._falls_asleep(batch):
+                            yield self._alarm
+                        self._go_on(batch)
+                        now_ns = self._reached_ns
+            elif kind is Batch:
+                self._reached_ns = self.core.execute(wait, now_ns)
+                if self.fleet.leap:
+                    if self._falls_asleep(wait):
+                        yield self._alarm
+                    self._go_on(wait)
+                now_ns, phase = self._reached_ns, END
             else:
                 if now_ns > env.now:
                     yield env.timeout(now_ns - int(env.now))
-                if not isinstance(wait, Idle):
+                if kind is not Idle:
                     self._through()
                 if self.alive:
-                    yield from self._rest(wait if isinstance(wait, Idle) else None, now_ns)
+                    yield from self._rest(wait if kind is Idle else None, now_ns)
                     now_ns = max(now_ns, int(env.now))
+            # While nobody else acts up to then, or the engine is behind, nobody need wait.
+            if now_ns >= env.now and not (runs_ahead and peek() > now_ns):
+                if now_ns > env.now:
+                    yield env.timeout(now_ns - int(env.now))
+                if phase is not None and peek() <= now_ns:
+                    yield Phase(env, phase + self.slot.number)
             if not self.alive:
                 return
             wait = loop.send(now_ns)
 
-    def _reach(self, time_ns: int, phase: int | None = None) -> Steps:
-        """Waits until `time_ns`, in ns, and for the engine's turn in the `phase` of that instant, unless nobody else
-        acts up to then or the engine is behind."""
-        env = self.fleet.env
-        if time_ns < env.now or (self.fleet.plans and env.peek() > time_ns):
-            return
-        if time_ns > env.now:
-            yield env.timeout(time_ns - int(env.now))
-        if phase is not None and env.peek() <= time_ns:
-            yield Phase(env, phase + self.slot.number)
+    def _falls_asleep(self, batch: Batch) -> bool:
+        """Whether nobody can hear of the steps that follow `batch`, just executed and repeated by them, before
+        something happens elsewhere: then the engine need not wake before its alarm."""
+        fleet = self.fleet
+        if not fleet.plans or self._reached_ns < fleet.env.now:
+            return False
+        until_ns = quiet_until_ns(self.core, self.executor, batch, self._reached_ns)
+        if until_ns is None or until_ns <= fleet.horizon_ns():
+            return False
+        self._asleep, self._alarm = batch, fleet.env.timeout(until_ns - int(fleet.env.now))
+        return True
 
-    def _go_on(self, batch: Batch) -> Steps:
-        """Simulates steps like `batch`, just executed, up to the next event; sleeps while nobody can hear of them."""
-        fleet, env = self.fleet, self.fleet.env
-        if not fleet.leap:
-            return
-        if fleet.plans and self._reached_ns >= env.now:
-            until_ns = quiet_until_ns(self.core, self.executor, batch, self._reached_ns)
-            if until_ns is not None and until_ns > self._horizon_ns():
-                self._asleep, self._alarm = batch, env.timeout(until_ns - int(env.now))
-                yield self._alarm
-        if self.alive and (self._asleep is batch or self._alarm is None):
+    def _go_on(self, batch: Batch) -> None:
+        """Simulates steps like `batch`, just executed, up to the next event, unless that was done to wake it."""
+        if self.alive and (self._alarm is None or self._asleep is batch):
             self._leap(batch, self._horizon_ns())
         self._alarm = None
 
