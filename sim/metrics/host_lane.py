@@ -32,7 +32,10 @@ def host_waits_ns(records: Records) -> Int:
     before_ns = ends_before_ns(records)
     for mine in _engines(records):
         lanes = records.lanes[mine]
-        straight = np.isin(lanes["called_ns"], lanes["processed_ns"])  # from the results of a step to the call
+        called_ns, processed_ns = lanes["called_ns"], lanes["processed_ns"].copy()
+        processed_ns[processed_ns == MISSING] = np.iinfo(np.int64).max  # the last ones; results come in order
+        at = np.minimum(np.searchsorted(processed_ns, called_ns), len(mine) - 1)
+        straight = processed_ns[at] == called_ns  # from the results of a step to the call
         since_ns = np.where(straight, before_ns[mine], np.maximum(before_ns[mine], lanes["called_ns"]))
         found[mine] = np.maximum(records.step_columns["start_ns"][mine] - since_ns, 0)
     return found
