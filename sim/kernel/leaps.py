@@ -48,45 +48,69 @@ def leap(core: EngineCore, executor: SimExecutor, batch: Batch, end_ns: int, hor
     return end_ns
 
 
-def quiet_until_ns(core: EngineCore, executor: SimExecutor, batch: Batch, now_ns: int) -> int | None:
-    """A time in ns up to which the engine, if nobody comes to it, does nothing but repeat `batch`, just executed, or
-    launched at `now_ns` by an engine that is ahead: nobody ends, and nobody outside can tell. None if not known.
+def quiet_until_ns(core: EngineCore, executor: SimExecutor, now_ns: int) -> int | None:
+    """A time in ns before which nobody outside hears of the engine, if nobody comes to it: its steps repeat the latest,
+    and nobody ends. None if that is not known. `now_ns`: the end of the latest step, or of its launch by an engine that
+    is ahead.
 
     It is as late as can be told without simulating the steps, by the line on which the cost model says that they lie.
     """
-    steps, group, foreseeing = core.in_flight.steps, batch.decodes, core.foreseeing
-    if group is None or foreseeing is None or batch.chunks or core.has_arrivals or core.tells_tokens:
+    steps, foreseeing = core.in_flight.steps, core.foreseeing
+    if foreseeing is None or core.has_arrivals or core.tells_tokens:
         return None
-    latest, num_decode = steps[-1], batch.num_decode
-    if latest.finished or not num_decode or (core.loop.is_ahead and not _is_even(core)):
+    latest, timer_ns = steps[-1], core.next_timer_ns
+    batch, latest_ns = latest.batch, now_ns
+    if latest.finished or batch.decodes is None:
         return None
-    count = executor.quiet_steps(batch)
-    line = executor.decode_line(batch) if count else None
-    if line is None or (due := foreseeing.foreseen(batch)) is None:
-        return None
-    alone_ns, token_ns, last = line
-    context = batch.context_tokens
-    if (last - context) / num_decode < count:
-        count = int((last - context) // num_decode)
-    if taken := sum(map(len, due)):  # KV blocks in a turn of all
-        count = min(count, core.scheduler.kv.num_free // taken * len(due))
-    if count <= 0:
-        return None
-    work_ns = count * (alone_ns + token_ns * context) + token_ns * num_decode * (count * (count + 1) // 2)
-    if alone_ns != int(alone_ns) or token_ns != int(token_ns):
-        work_ns -= count  # each step is rounded down
-    until_ns, timer_ns = latest.end_ns + int(work_ns), core.next_timer_ns
     if core.loop.is_ahead:
-        until_ns = max(until_ns, now_ns + count * sum(executor.host_ns(batch)))
+        if not _is_quiet(core):
+            return None
+        latest_ns = latest.end_ns
+    if batch.chunks:
+        steady = core.steady
+        if not core.loop.is_ahead or steady is None or not steady.is_followed_by_decodes(batch):
+            return None
+        until_ns = latest_ns
+    else:
+        count = _most_steps(core, executor, batch)
+        if count <= 0:
+            return None
+        alone_ns, token_ns, _ = executor.decode_line(batch) or _NO_LINE
+        context, num_decode = batch.context_tokens, batch.num_decode
+        work_ns = count * (alone_ns + token_ns * context) + token_ns * num_decode * (count * (count + 1) // 2)
+        if alone_ns != int(alone_ns) or token_ns != int(token_ns):
+            work_ns -= count  # each step is rounded down
+        until_ns = latest_ns + int(work_ns)
+        if core.loop.is_ahead:
+            until_ns = max(until_ns, now_ns + (count - 1) * sum(executor.host_ns(batch)))
     return min(until_ns, MAX_TIME_NS if timer_ns is None else timer_ns)
 
 
-def _is_even(core: EngineCore) -> bool:
-    """Whether two steps are in flight, of the same decodes, and the older one ends nobody."""
-    if len(core.in_flight.steps) != 2:
+def _most_steps(core: EngineCore, executor: SimExecutor, batch: Batch) -> int:
+    """How many steps like `batch` are certain: up to the first one that ends somebody, as long as the line lasts on
+    which they lie, and the KV blocks."""
+    foreseeing, line = core.foreseeing, executor.decode_line(batch)
+    if line is None or not batch.num_decode or foreseeing is None or (due := foreseeing.foreseen(batch)) is None:
+        return 0
+    count, last = executor.quiet_steps(batch) + 1, line[2]
+    if (last - batch.context_tokens) / batch.num_decode < count:
+        count = int((last - batch.context_tokens) // batch.num_decode)
+    if taken := sum(map(len, due)):  # KV blocks in a turn of all
+        count = min(count, core.scheduler.kv.num_free // taken * len(due))
+    return count
+
+
+def _is_quiet(core: EngineCore) -> bool:
+    """Whether two steps are in flight, and the older one ends nobody and gives nobody a token who waits for it."""
+    steps = core.in_flight.steps
+    if len(steps) != 2 or core.recorder.num_processed < 0 or steps[1].landing is not None:
         return False
-    oldest, latest = core.in_flight.steps
-    return oldest.batch.decodes is latest.batch.decodes and not (oldest.finished or oldest.batch.chunks)
+    oldest, latest = steps
+    if oldest.finished:
+        return False
+    if oldest.batch.chunks or latest.batch.chunks:
+        return not core.scheduler.num_waiting and core.journal.first_tokens is None
+    return oldest.batch.decodes is latest.batch.decodes
 
 
 def leap_ahead(
@@ -103,7 +127,7 @@ def leap_ahead(
 
     Where nobody waits, the oldest step may have prompts, or end somebody and `tell` of it (None: it may not): it lands,
     even if the scheduler then has to be asked, so that one step is in flight. Where the last prompts end with `batch`
-    the scheduler is asked for the decodes that follow; `drains`: whether to drain then (None: it may not be asked).
+    the scheduler is asked for the decodes that follow; `drains`: whether to drain then (None: it is not to).
     Returns until when the host was at work, in ns.
     """
     flight, group, scheduler = core.in_flight, batch.decodes, core.scheduler
@@ -114,8 +138,6 @@ def leap_ahead(
     if core.recorder.num_processed < 0 or core.has_arrivals or steps[1].landing is not None:
         return now_ns
     if batch.chunks:
-        if tell is None or drains is None:
-            return now_ns
         now_ns = _decode_on(core, executor, batch, now_ns, horizon, tell, drains)
         if steps[-1].batch is batch:
             return now_ns
@@ -165,8 +187,8 @@ def _decode_on(
     batch: Batch,
     now_ns: int,
     horizon: Callable[[], float],
-    tell: Tell,
-    drains: Callable[[], bool],
+    tell: Tell | None,
+    drains: Callable[[], bool] | None,
 ) -> int:
     """Lands the step before `batch`, with which the last prompts end, and launches the decodes that follow, where they
     surely do. Returns until when the host was at work, in ns; `batch` is then still the latest step if they do not, or
@@ -175,14 +197,15 @@ def _decode_on(
     called_ns = max(now_ns, oldest.end_ns) + oldest.process_ns
     if called_ns >= horizon() or steady is None or not steady.is_followed_by_decodes(batch):
         return now_ns
-    if latest.finished and _ends_by_length(core, latest.finished):
+    if (latest.finished and _ends_by_length(core, latest.finished)) or (oldest.finished and tell is None):
         return now_ns
     events = core.complete(called_ns)
     if events:
+        assert tell is not None, events
         tell(events, called_ns)
         if core.has_arrivals or called_ns >= horizon():
             return called_ns
-    decodes = core.schedule(called_ns, drains())
+    decodes = core.schedule(called_ns, drains is not None and drains())
     assert type(decodes) is Batch, decodes
     now_ns = called_ns + executor.host_ns(decodes)[0]
     core.execute(decodes, now_ns)
@@ -275,6 +298,7 @@ def _launch_on(core: EngineCore, executor: SimExecutor, batch: Batch, called_ns:
     return now_ns
 
 
+_NO_LINE = 0.0, 0.0, 0.0
 _NOBODY: list[Sequence] = []
 _NOBODY_DUE: tuple[tuple[Sequence, ...], ...] = ((),)
 

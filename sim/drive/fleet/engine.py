@@ -51,7 +51,7 @@ class Engine:
         self.wake: simpy.Event | None = None
         self.asked_to_drain = False
         self._counted_steps = 0  # whose work was told
-        self._asleep: Batch | None = None  # whose repeats are not simulated yet, since nobody hears of them
+        self._is_asleep = False  # over steps that are not simulated yet, since nobody hears of them
         self._alarm: simpy.Event | None = None  # before which it need not wake
         self._reached_ns = 0  # the end of the last step that was simulated, or ahead of results of its launch
 
@@ -80,10 +80,10 @@ class Engine:
     def cut(self, now_ns: int) -> None:
         """Wakes the engine if it sleeps over steps alike, and simulates those that come before `now_ns`: somebody comes
         to it, or looks."""
-        batch, old, env = self._asleep, self._alarm, self.fleet.env
-        if batch is None or old is None:
+        old, env = self._alarm, self.fleet.env
+        if old is None or not self._is_asleep:
             return
-        self._leap(batch, now_ns)
+        self._leap(now_ns)
         self._alarm = env.timeout(0)
         self._alarm.callbacks, old.callbacks = old.callbacks, []  # who waited for the old one waits for this
 
@@ -122,20 +122,16 @@ class Engine:
             elif wait is LAND:
                 now_ns = max(now_ns, self.core.in_flight.steps[0].end_ns)
             elif kind is Launch:
-                if (batch := wait.batch) is not None:
-                    self.core.execute(batch, now_ns)
+                if wait.batch is not None:
+                    self.core.execute(wait.batch, now_ns)
                     self._reached_ns = now_ns
-                    if self.core.loop.stages == 1 and self.fleet.leap:
-                        if self._falls_asleep(batch):
-                            yield self._alarm
-                        self._go_on(batch)
+                    if self.fleet.leap and self.core.loop.stages == 1:
+                        yield from self._go_on()
                         now_ns = self._reached_ns
             elif kind is Batch:
                 self._reached_ns = self.core.execute(wait, now_ns)
                 if self.fleet.leap:
-                    if self._falls_asleep(wait):
-                        yield self._alarm
-                    self._go_on(wait)
+                    yield from self._go_on()
                 now_ns, phase = self._reached_ns, END
             else:
                 if now_ns > env.now:
@@ -155,27 +151,41 @@ class Engine:
                 return
             wait = loop.send(now_ns)
 
-    def _falls_asleep(self, batch: Batch) -> bool:
-        """Whether nobody can hear of the steps that follow `batch`, just executed and repeated by them, before
-        something happens elsewhere: then the engine need not wake before its alarm."""
-        fleet = self.fleet
-        if not fleet.plans or self._reached_ns < fleet.env.now:
-            return False
-        until_ns = quiet_until_ns(self.core, self.executor, batch, self._reached_ns)
-        if until_ns is None or until_ns <= fleet.horizon_ns():
-            return False
-        self._asleep, self._alarm = batch, fleet.env.timeout(until_ns - int(fleet.env.now))
-        return True
+    def _go_on(self) -> Steps:
+        """Simulates steps like the latest, just executed, up to the next event; sleeps while nobody hears of them."""
+        has_leapt = False
+        while True:
+            if (alarm_ns := self._alarm_ns()) is not None:
+                self._is_asleep, self._alarm = True, self.fleet.env.timeout(alarm_ns - int(self.fleet.env.now))
+                yield self._alarm
+                if not self.alive:
+                    return
+                if self._is_asleep:  # nobody came
+                    self._leap(self._horizon_ns())
+            elif has_leapt:
+                return
+            else:
+                self._leap(self._horizon_ns())
+            has_leapt = True
 
-    def _go_on(self, batch: Batch) -> None:
-        """Simulates steps like `batch`, just executed, up to the next event, unless that was done to wake it."""
-        if self.alive and (self._alarm is None or self._asleep is batch):
-            self._leap(batch, self._horizon_ns())
-        self._alarm = None
+    def _alarm_ns(self) -> int | None:
+        """The time in ns before which the engine need not wake, unless somebody comes; None where it is to go on, as
+        somebody may hear of it before something happens elsewhere, or it is behind."""
+        fleet, core, due_ns = self.fleet, self.core, self._reached_ns
+        if not fleet.plans:
+            return None
+        if core.loop.is_ahead:
+            oldest = core.in_flight.steps[0]
+            due_ns = max(due_ns, oldest.end_ns) + oldest.process_ns
+        if due_ns <= fleet.env.now:
+            return None
+        until_ns = quiet_until_ns(core, self.executor, self._reached_ns)
+        return None if until_ns is None or until_ns <= fleet.horizon_ns() else until_ns
 
-    def _leap(self, batch: Batch, horizon_ns: float) -> None:
-        """Simulates steps like `batch`, the latest, that come before `horizon_ns`."""
-        core, self._asleep = self.core, None
+    def _leap(self, horizon_ns: float) -> None:
+        """Simulates steps like the latest that come before `horizon_ns`."""
+        core, self._is_asleep = self.core, False
+        batch = core.in_flight.steps[-1].batch
         if core.loop.is_ahead:
             # Who is answered is told when it is time: other engines and routers are not ahead of it.
             self._reached_ns = leap_ahead(core, self.executor, batch, self._reached_ns, lambda: horizon_ns, None, None)
