@@ -125,9 +125,12 @@ class Calibrated(Cost):
 
     def decode_line(self, batch: Batch) -> DecodeLine | None:
         rows, context = batch.num_decode, batch.context_tokens
-        if not self.extrapolate and context > self.profile.hull.max_context * rows:
-            return None
-        _, last, alone, per_token, least, _ = self._find(rows, context)
+        segment = self._latest.get(rows)
+        if segment is None or context > segment[1] or context < segment[0]:
+            if not self.extrapolate and context > self.profile.hull.max_context * rows:
+                return None
+            segment = self._find(rows, context)
+        _, last, alone, per_token, least, _ = segment
         ns = alone + per_token * context
         if ns < 1 or per_token < 0 or last < context:
             return None
@@ -171,9 +174,11 @@ class Calibrated(Cost):
         tokens, costs = prefill + pad, self.profile.costs
         if not self.extrapolate:
             longest = max(longest, tokens // chunks) if pad else longest
-            self._check(rows + chunks, self.profile.hull.max_sequences, *_SEQUENCES)
-            self._check(rows + tokens, self.profile.hull.max_tokens, *_TOKENS)
-            self._check(longest, self.profile.hull.max_chunk_context, *_CHUNK)
+            hull = self.profile.hull
+            if rows + chunks > hull.max_sequences or rows + tokens > hull.max_tokens or longest > hull.max_chunk_context:
+                self._check(rows + chunks, hull.max_sequences, *_SEQUENCES)
+                self._check(rows + tokens, hull.max_tokens, *_TOKENS)
+                self._check(longest, hull.max_chunk_context, *_CHUNK)
         chunk = self._chunk_attention(chunks, tokens, padded_pairs(pairs, chunks, prefill, pad))
         kernel = costs.in_situ * chunk + attention + self._matmuls(rows + tokens, rows + chunks)
         alone = 0.0 if rows else costs.prefill_ns
@@ -214,9 +219,11 @@ class Calibrated(Cost):
         """The segment for `key` decodes that holds a total `context` in tokens. ExtrapolationError outside the hull."""
         rows, reads = (key, key) if isinstance(key, int) else key
         if not self.extrapolate:
-            self._check(rows, self.profile.hull.max_sequences, *_DECODES)
-            self._check(rows, self.profile.hull.max_tokens, *_TOKENS)
-            self._check(context / reads, self.profile.hull.max_context, *_CONTEXT)
+            hull = self.profile.hull
+            if rows > hull.max_sequences or rows > hull.max_tokens or context > hull.max_context * reads:
+                self._check(rows, hull.max_sequences, *_DECODES)
+                self._check(rows, hull.max_tokens, *_TOKENS)
+                self._check(context / reads, hull.max_context, *_CONTEXT)
         return self._segments.find(key, context)
 
     def _check(self, asked: float, limit: float, what: str, option: str) -> None:

@@ -58,45 +58,45 @@ def quiet_until_ns(core: EngineCore, executor: SimExecutor, now_ns: int) -> int 
     steps, foreseeing = core.in_flight.steps, core.foreseeing
     if foreseeing is None or core.has_arrivals or core.tells_tokens:
         return None
-    latest, timer_ns = steps[-1], core.next_timer_ns
+    latest, timer_ns, is_ahead = steps[-1], core.next_timer_ns, core.loop.is_ahead
     batch, latest_ns = latest.batch, now_ns
     if latest.finished or batch.decodes is None:
         return None
-    if core.loop.is_ahead:
+    if is_ahead:
         if not _is_quiet(core):
             return None
         latest_ns = latest.end_ns
     if batch.chunks:
         steady = core.steady
-        if not core.loop.is_ahead or steady is None or not steady.is_followed_by_decodes(batch):
+        if not is_ahead or steady is None or not steady.is_followed_by_decodes(batch):
             return None
         until_ns = latest_ns
     else:
-        count = _most_steps(core, executor, batch)
-        if count <= 0:
+        line = executor.decode_line(batch)
+        if line is None or (count := _most_steps(core, executor, batch, line[2])) <= 0:
             return None
-        alone_ns, token_ns, _ = executor.decode_line(batch) or _NO_LINE
+        alone_ns, token_ns, _ = line
         context, num_decode = batch.context_tokens, batch.num_decode
         work_ns = count * (alone_ns + token_ns * context) + token_ns * num_decode * (count * (count + 1) // 2)
         if alone_ns != int(alone_ns) or token_ns != int(token_ns):
             work_ns -= count  # each step is rounded down
         until_ns = latest_ns + int(work_ns)
-        if core.loop.is_ahead:
+        if is_ahead:
             until_ns = max(until_ns, now_ns + (count - 1) * sum(executor.host_ns(batch)))
     return min(until_ns, MAX_TIME_NS if timer_ns is None else timer_ns)
 
 
-def _most_steps(core: EngineCore, executor: SimExecutor, batch: Batch) -> int:
-    """How many steps like `batch` are certain: up to the first one that ends somebody, as long as the line lasts on
-    which they lie, and the KV blocks."""
-    foreseeing, line = core.foreseeing, executor.decode_line(batch)
-    if line is None or not batch.num_decode or foreseeing is None or (due := foreseeing.foreseen(batch)) is None:
+def _most_steps(core: EngineCore, executor: SimExecutor, batch: Batch, last: float) -> int:
+    """How many steps like `batch` are certain: up to the first one that ends somebody, while the total context in tokens
+    is no more than `last`, and as long as there are KV blocks."""
+    foreseeing, count = core.foreseeing, executor.quiet_steps(batch) + 1
+    if not batch.num_decode or foreseeing is None or (due := foreseeing.foreseen(batch)) is None:
         return 0
-    count, last = executor.quiet_steps(batch) + 1, line[2]
     if (last - batch.context_tokens) / batch.num_decode < count:
         count = int((last - batch.context_tokens) // batch.num_decode)
-    if taken := sum(map(len, due)):  # KV blocks in a turn of all
-        count = min(count, core.scheduler.kv.num_free // taken * len(due))
+    free = core.scheduler.kv.num_free
+    if free < count * batch.num_decode and (taken := sum(map(len, due))):  # KV blocks in a turn of all
+        count = min(count, free // taken * len(due))
     return count
 
 
@@ -298,7 +298,6 @@ def _launch_on(core: EngineCore, executor: SimExecutor, batch: Batch, called_ns:
     return now_ns
 
 
-_NO_LINE = 0.0, 0.0, 0.0
 _NOBODY: list[Sequence] = []
 _NOBODY_DUE: tuple[tuple[Sequence, ...], ...] = ((),)
 

@@ -48,6 +48,7 @@ class Engine:
         self.core = core
         self.executor = core.executor
         self.alive = True
+        self._is_ahead = core.loop.is_ahead
         self.wake: simpy.Event | None = None
         self.asked_to_drain = False
         self._counted_steps = 0  # whose work was told
@@ -174,7 +175,7 @@ class Engine:
         fleet, core, due_ns = self.fleet, self.core, self._reached_ns
         if not fleet.plans:
             return None
-        if core.loop.is_ahead:
+        if self._is_ahead:
             oldest = core.in_flight.steps[0]
             due_ns = max(due_ns, oldest.end_ns) + oldest.process_ns
         if due_ns <= fleet.env.now:
@@ -186,7 +187,7 @@ class Engine:
         """Simulates steps like the latest that come before `horizon_ns`."""
         core, self._is_asleep = self.core, False
         batch = core.in_flight.steps[-1].batch
-        if core.loop.is_ahead:
+        if self._is_ahead:
             # Who is answered is told when it is time: other engines and routers are not ahead of it.
             self._reached_ns = leap_ahead(core, self.executor, batch, self._reached_ns, lambda: horizon_ns, None, None)
         else:
