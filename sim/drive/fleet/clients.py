@@ -77,24 +77,39 @@ class Clients:
         self.fleet.env.process(self._known(self.workload.arrivals()))
 
     def _known(self, arrivals: Iterator[Arrival]) -> Steps:
-        for arrival in arrivals:
+        arrival = next(arrivals, None)
+        while arrival is not None:
             self.next_known_ns = arrival.request.arrival_ns
-            yield from self._arrive(arrival)
+            yield from self._wait_for(arrival)
+            following = next(arrivals, None)
+            if following is not None and self._is_alone(following):
+                self.next_known_ns = following.request.arrival_ns
+                self._dispatch(arrival.request.id, arrival.request.arrival_ns)
+            else:
+                self._submit(arrival.request.arrival_ns, arrival.request.id)
+            arrival = following
         self.next_known_ns = inf
         self.streams -= 1
 
+    def _is_alone(self, following: Arrival) -> bool:
+        """Whether nothing else happens at this instant, so that who has arrived, with `following` next, need not wait
+        for the router's turn."""
+        env = self.fleet.env
+        alone = self.gate is None and not self.pending and self._knock is not None
+        return alone and following.request.arrival_ns > env.now and env.peek() > env.now
+
     def _following(self, arrival: Arrival) -> Steps:
-        yield from self._arrive(arrival)
+        yield from self._wait_for(arrival)
+        self._submit(arrival.request.arrival_ns, arrival.request.id)
         self.streams -= 1
 
-    def _arrive(self, arrival: Arrival) -> Steps:
+    def _wait_for(self, arrival: Arrival) -> Steps:
         delay_ns = arrival.request.arrival_ns - self.fleet.env.now
         if delay_ns > 0:
             yield self.fleet.env.timeout(delay_ns)
         self.in_flight[arrival.request.id] = InFlight(arrival)
         if self.fleet.pulse is not None:
             self.fleet.pulse(arrival.request.arrival_ns)
-        self._submit(arrival.request.arrival_ns, arrival.request.id)
 
     def _submit(self, since_ns: int, request_id: int) -> None:
         heappush(self.pending, (since_ns, request_id))

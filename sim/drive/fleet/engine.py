@@ -173,7 +173,7 @@ class Engine:
         """The time in ns before which the engine need not wake, unless somebody comes; None where it is to go on, as
         somebody may hear of it before something happens elsewhere, or it is behind."""
         fleet, core, due_ns = self.fleet, self.core, self._reached_ns
-        if not fleet.plans:
+        if not fleet.plans or core.has_arrivals:
             return None
         if self._is_ahead:
             oldest = core.in_flight.steps[0]
