@@ -50,7 +50,6 @@ from batchsim.deployment.catalog import load_gpu
 from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.model import GpuSpec, ModelSpec
 from batchsim.deployment.quantisation import ELEMENT_BYTES, Quantisation
-from batchsim.kernel.protocols import DecodeLine
 from batchsim.kernel.types import Batch
 
 KERNELS = "kernel part"  # what was compared where both matmuls and attention were
@@ -294,7 +293,7 @@ class Roofline(Cost):
             ns += self.swap_ns(swap_blocks(batch))
         return int(ns)
 
-    def decode_line(self, batch: Batch) -> DecodeLine:
+    def decode_line(self, batch: Batch) -> tuple[float, float, float]:
         return self._decode_ns.get(batch.num_decode) or self._alone_ns(batch.num_decode), self._context_ns, inf
 
     def _alone_ns(self, rows: int) -> float:
