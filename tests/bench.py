@@ -359,7 +359,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--traces", type=Path, default=os.environ.get("BATCHSIM_TRACES"), help=f"holds {TRACE}")
     parser.add_argument("--out", type=Path, default=Path("results/bench.json"))
-    parser.add_argument("--row", choices=[*ROWS, *POINTS, DAY, SWEEP], help="run one row here and print its repeats as JSON")
+    parser.add_argument(
+        "--row", choices=[*ROWS, *POINTS, DAY, SWEEP], help="run one row here and print its repeats as JSON"
+    )
     options = parser.parse_args()
     for needed in (TRACE, MOONCAKE):
         if options.traces is None or not (Path(options.traces) / needed).exists():
@@ -419,8 +421,8 @@ def main() -> None:
     day = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     print(
         f"day, s of CPU: simulated {day['simulate_s']:.1f}, measured {day['measure_s']:.1f}, written"
-        f" {day['write_s']:.1f}; {day['requests']:,} requests, {day['steps']:,} steps, up to {day['replicas']} replicas,"
-        f" peak RSS {day['peak_rss_mb']:,.0f} MB; less than 60 s and 1,500 MB are wanted"
+        f" {day['write_s']:.1f}; {day['requests']:,} requests, {day['steps']:,} steps, up to {day['replicas']}"
+        f" replicas, peak RSS {day['peak_rss_mb']:,.0f} MB; less than 60 s and 1,500 MB are wanted"
     )
     rows.append({"name": DAY, **day})
     command = [sys.executable, __file__, "--row", SWEEP, "--traces", str(options.traces)]

@@ -175,7 +175,11 @@ class Calibrated(Cost):
         if not self.extrapolate:
             longest = max(longest, tokens // chunks) if pad else longest
             hull = self.profile.hull
-            if rows + chunks > hull.max_sequences or rows + tokens > hull.max_tokens or longest > hull.max_chunk_context:
+            if (
+                rows + chunks > hull.max_sequences
+                or rows + tokens > hull.max_tokens
+                or longest > hull.max_chunk_context
+            ):
                 self._check(rows + chunks, hull.max_sequences, *_SEQUENCES)
                 self._check(rows + tokens, hull.max_tokens, *_TOKENS)
                 self._check(longest, hull.max_chunk_context, *_CHUNK)

@@ -52,7 +52,9 @@ def simulate(core: EngineCore, workload: Workload, *, leap: bool = True, pulse: 
 class _Run:
     """The processes of one simulation and what they share."""
 
-    def __init__(self, env: simpy.Environment, core: EngineCore, workload: Workload, leaps: bool, pulse: Pulse | None) -> None:
+    def __init__(
+        self, env: simpy.Environment, core: EngineCore, workload: Workload, leaps: bool, pulse: Pulse | None
+    ) -> None:
         if not isinstance(core.executor, SimExecutor):
             raise TypeError(f"simulate needs a SimExecutor, not {type(core.executor).__name__}")
         self.env = env

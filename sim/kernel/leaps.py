@@ -87,8 +87,8 @@ def quiet_until_ns(core: EngineCore, executor: SimExecutor, now_ns: int) -> int 
 
 
 def _most_steps(core: EngineCore, executor: SimExecutor, batch: Batch, last: float) -> int:
-    """How many steps like `batch` are certain: up to the first one that ends somebody, while the total context in tokens
-    is no more than `last`, and as long as there are KV blocks."""
+    """How many steps like `batch` are certain: up to the first one that ends somebody, while the total context in
+    tokens is no more than `last`, and as long as there are KV blocks."""
     foreseeing, count = core.foreseeing, executor.quiet_steps(batch) + 1
     if not batch.num_decode or foreseeing is None or (due := foreseeing.foreseen(batch)) is None:
         return 0

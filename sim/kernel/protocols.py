@@ -111,9 +111,9 @@ class Steady(Protocol):
         ...
 
     def is_followed_by_decodes(self, batch: Batch) -> bool:
-        """Whether `schedule`, if asked next, returns a step of decodes alone, to drain or not: nobody waits, the last prompts end with
-        `batch`, and there are KV blocks for one more token of everybody. Who asks has seen that none of `batch` ends by
-        the length of its output."""
+        """Whether `schedule`, if asked next, returns a step of decodes alone, to drain or not: nobody waits, the last
+        prompts end with `batch`, and there are KV blocks for one more token of everybody. Who asks has seen that none
+        of `batch` ends by the length of its output."""
         ...
 
     def repeat_by(self, batch: Batch, num_steps: int, due: list[Sequence]) -> None:

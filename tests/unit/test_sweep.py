@@ -96,7 +96,9 @@ def test_a_long_point_says_about_every_minute_how_far_it_is(tmp_path: Path, repl
     """Where it runs in this process; 1,000 requests at 4 a second are some four minutes."""
     said: list[tuple[int, int, str]] = []
     path = tmp_path / "s.yaml"
-    path.write_text(SCENARIO.replace("requests: 60", "requests: 1000").split("  mine:")[0] + "load: {mean_rate: [4/s]}\n")
+    path.write_text(
+        SCENARIO.replace("requests: 60", "requests: 1000").split("  mine:")[0] + "load: {mean_rate: [4/s]}\n"
+    )
     made = load_scenario(str(path), overrides=[f"replicas={replicas}", "slo=ttft<1s @ 99%", "seeds=1"])
     run_scenario(made, out=tmp_path, progress=lambda *each: said.append(each))
     assert [text for *_, text in said[:3]] == [f"continuous at 4, seed 0, 0:0{n}:00 simulated" for n in (1, 2, 3)]

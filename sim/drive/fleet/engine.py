@@ -111,8 +111,8 @@ class Engine:
         loop = crank(self.core, self, drains=self.drains, settles=True)
         wait, now_ns = next(loop), int(env.now)
         while True:
-            kind, phase = type(wait), None
-            if kind is Busy:
+            phase: int | None = None
+            if isinstance(wait, Busy):
                 now_ns = wait.until_ns
                 if wait.work == "process":
                     phase = END
@@ -122,14 +122,14 @@ class Engine:
                 phase = SCHEDULE
             elif wait is LAND:
                 now_ns = max(now_ns, self.core.in_flight.steps[0].end_ns)
-            elif kind is Launch:
+            elif isinstance(wait, Launch):
                 if wait.batch is not None:
                     self.core.execute(wait.batch, now_ns)
                     self._reached_ns = now_ns
                     if self.fleet.leap and self.core.loop.stages == 1:
                         yield from self._go_on()
                         now_ns = self._reached_ns
-            elif kind is Batch:
+            elif isinstance(wait, Batch):
                 self._reached_ns = self.core.execute(wait, now_ns)
                 if self.fleet.leap:
                     yield from self._go_on()
@@ -137,10 +137,10 @@ class Engine:
             else:
                 if now_ns > env.now:
                     yield env.timeout(now_ns - int(env.now))
-                if kind is not Idle:
+                if not isinstance(wait, Idle):
                     self._through()
                 if self.alive:
-                    yield from self._rest(wait if kind is Idle else None, now_ns)
+                    yield from self._rest(wait if isinstance(wait, Idle) else None, now_ns)
                     now_ns = max(now_ns, int(env.now))
             # While nobody else acts up to then, or the engine is behind, nobody need wait.
             if now_ns >= env.now and not (runs_ahead and peek() > now_ns):
