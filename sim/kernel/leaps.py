@@ -90,7 +90,7 @@ def _most_steps(core: EngineCore, executor: SimExecutor, batch: Batch, last: flo
     """How many steps like `batch` are certain: up to the first one that ends somebody, while the total context in
     tokens is no more than `last`, and as long as there are KV blocks."""
     foreseeing, count = core.foreseeing, executor.quiet_steps(batch) + 1
-    if not batch.num_decode or foreseeing is None or (due := foreseeing.foreseen(batch)) is None:
+    if foreseeing is None or (due := foreseeing.foreseen(batch)) is None:
         return 0
     if (last - batch.context_tokens) / batch.num_decode < count:
         count = int((last - batch.context_tokens) // batch.num_decode)

@@ -76,7 +76,9 @@ class SimExecutor:
     def decode_line(self, batch: Batch) -> DecodeLine | None:
         """On which line the steps lie for which the decode-only `batch` occupies the device when it is repeated; None
         where that is not known."""
-        if self._decode_line is None or batch.pad_decode_rows or batch.pad_context_tokens or batch.num_passes:
+        if self._decode_line is None or not batch.num_decode:
+            return None
+        if batch.pad_decode_rows or batch.pad_context_tokens or batch.num_passes:
             return None
         return self._decode_line(batch)
 

@@ -20,6 +20,7 @@ from batchsim.cost.profile import EngineSetup, HostTerm, StatedHost, load_profil
 from batchsim.cost.roofline import HOST_LINK_SHARE
 from batchsim.cost.work import TIME_TERMS, columns_of
 from batchsim.deployment.catalog import GPUS, MODELS
+from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Batch
 from batchsim.scenario import load_scenario
 from batchsim.scenario.point import Setup
@@ -96,6 +97,12 @@ def test_decodes_are_on_a_line_up_to_the_next_piece_of_the_curve(cost: Calibrate
         if cost is MINE:
             assert context == PROFILE.hull.max_context * rows + 1
     assert pieces > 3 or cost is not VARIANTS["shipped"]
+
+
+def test_a_step_without_decodes_is_on_no_line() -> None:
+    """As where all were preempted: there is no context to divide by a number of rows."""
+    assert SimExecutor(FREE, 1_000).decode_line(decodes(0, 0)) is None
+    assert SimExecutor(FREE, 1_000).decode_line(decodes(1, 1)) == FREE.decode_line(decodes(1, 1))
 
 
 def decodes(rows: int, context: int) -> Batch:

@@ -113,9 +113,7 @@ def check_round_trip(scenario: Scenario) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [name for name in shipped_scenarios() if name not in ("day", "replicas")]
-)  # of one engine
+@pytest.mark.parametrize("name", sorted({*shipped_scenarios()} - {"day", "replicas"}))  # those of one engine
 def test_shipped_scenarios_run_from_their_json_as_in_simulation(name: str) -> None:
     """resolve, JSON and live in virtual time leave the records of simulate, bit for bit, for every policy."""
     if ("azure" in name or "mooncake" in name) and TRACES is None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from batchsim.base.units import (
     Quantity,
+    clock_text,
     format_duration,
     parse_bandwidth,
     parse_bytes,
@@ -112,3 +113,10 @@ def test_a_validator_gets_parser_and_schema() -> None:
     assert core["function"]["function"]("2us") == 2_000
     assert core["schema"] == {"type": "int"}
     assert quantity.__get_pydantic_json_schema__(None, None) == {"type": "string", "examples": ["50ms"]}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0:00:00"), (59.999, "0:00:59"), (49_327, "13:42:07"), (90_000, "25:00:00")]
+)
+def test_a_clock_shows_what_has_passed(seconds: float, text: str) -> None:
+    assert clock_text(int(seconds * 10**9)) == text

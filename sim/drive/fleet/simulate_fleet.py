@@ -111,7 +111,7 @@ class Fleet:
         self.router = router
         gate = None if plan.admission is None else plan.admission.build()
         self.clients = Clients(self, router, workload, gate)
-        # Whether an engine may plan beyond the next arrival: nobody looks at it but who comes to it.
+        # Whether an engine may sleep beyond the next arrival: nobody looks at it but who comes to it.
         self.plans = leap and not self.feeds_back and not self.clients.shows_loads
         self.slots = [Slot(number) for number in range(plan.most)]
         self.up: list[int] = []
