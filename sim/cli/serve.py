@@ -81,7 +81,7 @@ def serve(
         paced, host=host, port=port, speed=speed, api_key=api_key, faults=faults, drain_s=drain_s, ready=ready
     )
     records, spans = paced.close(end_ns)
-    if not paced.arrivals_sent:
+    if not paced.num_sent:
         told = f": {faults.num_errors} got an error on demand" if faults.num_errors else ""
         typer.echo(f"no request came to an engine, so there are no results{told}", err=True)
         return

@@ -103,7 +103,7 @@ def _most_steps(core: EngineCore, executor: SimExecutor, batch: Batch, last: flo
 def _is_quiet(core: EngineCore) -> bool:
     """Whether two steps are in flight, and the older one ends nobody and gives nobody a token who waits for it."""
     steps = core.in_flight.steps
-    if len(steps) != 2 or core.recorder.num_processed < 0 or steps[1].landing is not None:
+    if len(steps) != 2 or steps[1].landing is not None:
         return False
     oldest, latest = steps
     if oldest.finished:
@@ -134,8 +134,8 @@ def leap_ahead(
     steps = flight.steps
     if len(steps) != 2 or group is None or core.tells_tokens:
         return now_ns
-    # The row of the oldest may be drained. What came during the launch enters next.
-    if core.recorder.num_processed < 0 or core.has_arrivals or steps[1].landing is not None:
+    # What came during the launch enters next.
+    if core.has_arrivals or steps[1].landing is not None:
         return now_ns
     if batch.chunks:
         now_ns = _decode_on(core, executor, batch, now_ns, horizon, tell, drains)

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -244,6 +244,18 @@ class Records:
         return cls(read["requests"], read["steps"], read["states"], texts, details, lanes=read["lanes"])
 
 
+class Spool(Protocol):
+    """Where a recorder puts rows for which it has no memory to spare, as bytes by the name of their table."""
+
+    def put(self, table: str, rows: bytes | bytearray) -> None:
+        """Adds rows behind those of `table` that are there."""
+        ...
+
+    def rows(self, table: str, first_byte: int = 0) -> bytearray:
+        """The rows of `table` that are there, from `first_byte` on."""
+        ...
+
+
 class Recorder:
     """Collects rows as packed bytes. `text(s)` gives the code that stands for a string in a code column."""
 
@@ -253,9 +265,11 @@ class Recorder:
         self._states = bytearray()
         self._requests = bytearray()
         self.lane_rows = bytearray()  # of LANE_COLUMNS, a row for each of step_rows or none
-        self.num_processed = 0  # of these rows, the first ones; below 0 where rows in flight were drained
+        self.num_processed = 0  # of these rows, the first ones
         self._codes: dict[str, int] = {"": 0}
         self.details: dict[str, str] = {}
+        self._spool: Spool | None = None
+        self._spilled = {"requests": 0, "steps": 0}  # rows there
 
     def text(self, text: str) -> int:
         return self._codes.setdefault(text, len(self._codes))
@@ -312,8 +326,7 @@ class Recorder:
 
     def processed(self, now_ns: int, wasted_tokens: int) -> None:
         """Notes that the oldest step not processed yet is so at `now_ns`."""
-        if self.num_processed >= 0:
-            _PROCESSED.pack_into(self.lane_rows, self.num_processed * LANE_BYTES + PROCESSED_AT, now_ns, wasted_tokens)
+        _PROCESSED.pack_into(self.lane_rows, self.num_processed * LANE_BYTES + PROCESSED_AT, now_ns, wasted_tokens)
         self.num_processed += 1
 
     def cut_last_steps(self, count: int, now_ns: int) -> None:
@@ -353,47 +366,72 @@ class Recorder:
 
     def requests_from(self, first: int) -> NDArray[np.void]:
         """A copy of the rows of requests from the `first`-th on, in the order in which they ended."""
-        return np.frombuffer(bytes(self._requests[first * _REQUEST.size :]), REQUEST_DTYPE)
+        at = max(first - self._spilled["requests"], 0) * _REQUEST.size
+        return self._with_spilled("requests", first, np.frombuffer(bytes(self._requests[at:]), REQUEST_DTYPE))
 
     def __len__(self) -> int:
         """Number of rows of requests."""
-        return len(self._requests) // _REQUEST.size
+        return self._spilled["requests"] + len(self._requests) // _REQUEST.size
 
     @property
     def num_steps(self) -> int:
-        return sum(count for count, _ in self._packed) + len(self.step_rows) // _STEP.size
+        return self._spilled["steps"] + sum(count for count, _ in self._packed) + len(self.step_rows) // _STEP.size
 
     def steps_from(self, first: int) -> NDArray[np.void]:
         """A copy of the rows of steps from number `first` on."""
+        own = max(first - self._spilled["steps"], 0)
         num_packed = sum(count for count, _ in self._packed)
-        last = np.frombuffer(bytes(self.step_rows[max(first - num_packed, 0) * _STEP.size :]), STEP_DTYPE)
-        return last if first >= num_packed else PackedRows(self._packed, last).rows()[first:]
+        last = np.frombuffer(bytes(self.step_rows[max(own - num_packed, 0) * _STEP.size :]), STEP_DTYPE)
+        rows = last if own >= num_packed else PackedRows(self._packed, last).rows()[own:]
+        return self._with_spilled("steps", first, rows)
 
-    def drain(self) -> Records:
-        """The tables so far, which this recorder then forgets: an engine that runs on for days need not grow.
+    def _with_spilled(self, table: str, first: int, own: NDArray[np.void]) -> NDArray[np.void]:
+        """The rows of `table` in the spool from number `first` on, then `own`."""
+        if self._spool is None or first >= self._spilled[table]:
+            return own
+        spilled = self._spool.rows(table, first * own.dtype.itemsize)
+        return np.concatenate((np.frombuffer(spilled, own.dtype), own))
 
-        The codes of texts stay what they are, and `texts` holds all of them.
-        """
-        drained = self.records()
-        self.step_rows, self._states, self._requests, self._packed = bytearray(), bytearray(), bytearray(), []
-        # What is in flight has its row among the drained, and is never said to be processed.
-        self.num_processed -= len(self.lane_rows) // _LANE.size
-        self.lane_rows = bytearray()
-        self.details = {}
-        return drained
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the rows, those of packed steps aside."""
+        return sum(map(len, (self.step_rows, self._states, self._requests, self.lane_rows)))
+
+    def spill(self, spool: Spool, num_in_flight: int) -> None:
+        """Moves the rows to `spool`, but for those of the last `num_in_flight` steps, which may change yet: an engine
+        that runs on for days need not grow. `records` reads them again."""
+        size = len(self.step_rows) - num_in_flight * _STEP.size
+        steps = PackedRows(self._packed, np.frombuffer(self.step_rows[:size], STEP_DTYPE)).rows()
+        lanes = max(len(self.lane_rows) - num_in_flight * _LANE.size, 0)
+        spool.put("requests", self._requests)
+        spool.put("steps", steps.tobytes())
+        spool.put("states", self._states)
+        spool.put("lanes", self.lane_rows[:lanes])
+        self._spool = spool
+        self._spilled["requests"] += len(self._requests) // _REQUEST.size
+        self._spilled["steps"] += len(steps)
+        self._requests, self._states, self._packed = bytearray(), bytearray(), []
+        del self.step_rows[:size], self.lane_rows[:lanes]
+        self.num_processed -= lanes // _LANE.size
 
     def records(self) -> Records:
-        """The tables. They share this recorder's memory: nothing can be recorded after this call."""
-        requests = np.frombuffer(self._requests, REQUEST_DTYPE)
+        """The tables. They may share this recorder's memory: nothing can be recorded while they are there."""
+        requests = np.frombuffer(self._all("requests", self._requests), REQUEST_DTYPE)
         order = np.argsort(requests["request_id"], kind="stable")
         for name in REQUEST_DTYPE.names or ():  # in place, a column at a time: a million rows are 170 MB
             requests[name] = requests[name][order]
-        steps = np.frombuffer(self.step_rows, STEP_DTYPE)
+        steps, chunks = np.frombuffer(self.step_rows, STEP_DTYPE), self._packed
+        if self._spool is not None and self._spilled["steps"]:
+            chunks = [packed(np.frombuffer(self._spool.rows("steps"), STEP_DTYPE)), *chunks]
         return Records(
             requests=requests,
-            step_rows=PackedRows(self._packed, steps) if self._packed else steps,
-            states=np.frombuffer(self._states, STATE_DTYPE),
+            step_rows=PackedRows(chunks, steps) if chunks else steps,
+            states=np.frombuffer(self._all("states", self._states), STATE_DTYPE),
             texts=tuple(self._codes),
             details=dict(self.details),
-            lanes=np.frombuffer(self.lane_rows, LANE_DTYPE),
+            lanes=np.frombuffer(self._all("lanes", self.lane_rows), LANE_DTYPE),
         )
+
+    def _all(self, table: str, own: bytearray) -> bytearray:
+        """All rows of a table: those in the spool, then its `own`."""
+        return own if self._spool is None else self._spool.rows(table) + own

@@ -54,11 +54,11 @@ def keep_served(
     met which of the `faults`; one that got an error on demand is in no table, as no engine saw it. ScenarioError
     where `out` cannot be written, or nothing was received.
     """
-    if not paced.arrivals_sent:
+    if not paced.num_sent:
         raise ScenarioError("nothing was received, so there is nothing to keep. Send a request.")
     scenario, spec = paced.setup.scenario, paced.spec
     home = out / f"{scenario.name}-served"
-    name = short_hash([identity(paced.setup), spec.name, paced.seed, len(paced.arrivals_sent), time.time_ns()])
+    name = short_hash([identity(paced.setup), spec.name, paced.seed, paced.num_sent, time.time_ns()])
     with writing(out, "Give another folder with --out."):
         (home / RECEIVED).mkdir(parents=True, exist_ok=True)
         table = home / RECEIVED / f"{name}.csv"
@@ -86,7 +86,7 @@ def table_so_far(paced: Paced) -> str:
 
 
 def _run(paced: Paced, records: Records, spans: tuple[ReplicaSpan, ...]) -> Run:
-    workload = received(paced.setup, paced.arrivals_sent).workload(1.0, 0)
+    workload = received(paced.setup, records).workload(1.0, 0)
     point = Point(paced.spec, 1.0, 0)
     return Run(point, workload, records, _streams(paced), paced.now_ns, (0, _last_ns(records)), spans)
 

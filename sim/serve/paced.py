@@ -27,9 +27,12 @@ from batchsim.scenario import PolicySpec
 from batchsim.scenario.point import Setup
 from batchsim.serve.metrics import Life, Metrics, Tally
 from batchsim.serve.received import unplayed
+from batchsim.serve.spooled import Spooled
 
 STOPPED = "server_stopped"
 """The reason of requests that were open when the server ended."""
+SPILL_BYTES = 1 << 22
+"""Bytes of an engine's rows beyond which they go to disk: a server's memory does not grow with what it has answered."""
 _OF_LIFE = tuple(field.name for field in fields(Life) if field.name != "by_length")
 
 
@@ -49,10 +52,11 @@ class Asked:
 class Answer:
     """What has come of a request so far: `num_tokens` delivered, and once it has ended its `outcome` and `reason`.
 
-    `told` is called whenever more has come.
+    `arrival` is how it was sent; `told` is called whenever more has come.
     """
 
     __slots__ = (
+        "arrival",
         "asked",
         "attempt",
         "cached_tokens",
@@ -61,15 +65,14 @@ class Answer:
         "last_token_ns",
         "num_made",
         "num_tokens",
-        "number",
         "outcome",
         "reason",
         "sent_ns",
         "told",
     )
 
-    def __init__(self, number: int, asked: Asked, sent_ns: int, told: Callable[[Answer], None]) -> None:
-        self.number = number
+    def __init__(self, arrival: Arrival, asked: Asked, sent_ns: int, told: Callable[[Answer], None]) -> None:
+        self.arrival = arrival
         self.asked = asked
         self.sent_ns = sent_ns
         self.told = told
@@ -79,6 +82,11 @@ class Answer:
         self.reason = ""
         self.last_token_ns = -1
         self.has_row = False  # its end is in the records, and may be on its way to who asked
+
+    @property
+    def number(self) -> int:
+        """The number of the request, from 0, in the order of sending."""
+        return self.arrival.request.id
 
 
 @dataclass(slots=True)
@@ -150,12 +158,14 @@ class _Door(Clients):
 
 
 class Paced:
-    """The engines of `setup` under `spec`, run as far as `run_to` says.
+    """The engines of `setup` under `spec`, run as far as `run_to` says. Rows beyond `spill_bytes` each are on disk.
 
     ScenarioError where the policy needs to know of its requests what only a simulation knows.
     """
 
-    def __init__(self, setup: Setup, spec: PolicySpec, metrics: Metrics, seed: int = 0) -> None:
+    def __init__(
+        self, setup: Setup, spec: PolicySpec, metrics: Metrics, seed: int = 0, spill_bytes: int = SPILL_BYTES
+    ) -> None:
         if spec.predictor is not None:
             raise ScenarioError(
                 f"{spec.name}: predicts lengths, and nobody knows those of an endpoint's answers. Choose another."
@@ -166,9 +176,11 @@ class Paced:
         self.caches = bool(spec.config.traits.prefix_cache)
         self._num_rows: dict[Recorder, int] = {}  # rows of requests of each engine that were read
         self.seed = seed
+        self._spill_bytes = spill_bytes
         self.now_ns = -1
-        self.answers: dict[int, Answer] = {}
-        self.arrivals_sent: list[Arrival] = []
+        self.answers: dict[int, Answer] = {}  # that were not told their end yet
+        self.num_sent = 0
+        self._spools: dict[Recorder, Spooled] = {}
         playing = unplayed(setup)
         self._frontend = playing.resolved.workload.frontend
         workload = playing.workload(1.0, 0)
@@ -210,7 +222,7 @@ class Paced:
     def send(self, asked: Asked, now_ns: int, told: Callable[[Answer], None]) -> Answer:
         """Sends a request at `now_ns`, or right after the instant handled last; `told` hears what becomes of it."""
         sent_ns = max(now_ns, self.now_ns + 1)
-        number, frontend = len(self.arrivals_sent), self._frontend
+        number, frontend = self.num_sent, self._frontend
         request = Request(
             id=number,
             arrival_ns=sent_ns + frontend.request + frontend.per_prompt_token * asked.prompt_tokens,
@@ -222,8 +234,8 @@ class Paced:
             ignore_eos=asked.ignore_eos,
         )
         arrival = Arrival(request, asked.output_tokens, None, None if request.arrival_ns == sent_ns else sent_ns)
-        self.arrivals_sent.append(arrival)
-        answer = self.answers[number] = Answer(number, asked, sent_ns, told)
+        self.num_sent += 1
+        answer = self.answers[number] = Answer(arrival, asked, sent_ns, told)
         self.door.send(arrival)
         return answer
 
@@ -245,9 +257,9 @@ class Paced:
         for engine in (engines := self.engines()):
             engine.core.fail(now_ns, STOPPED)
             ended |= {event.request.id for event in engine.core.take_events()}
-        # on their way, or at the router
-        for number in [n for n, answer in self.answers.items() if n not in ended and not answer.has_row]:
-            arrival = self.arrivals_sent[number]
+        # or at the router
+        on_their_way = [answer for n, answer in self.answers.items() if n not in ended and not answer.has_row]
+        for arrival in (answer.arrival for answer in on_their_way):
             if self.setup.groups:
                 self.door.recorder.unserved(arrival, now_ns, UNFINISHED, STOPPED)
             else:
@@ -299,6 +311,7 @@ class Paced:
         self._count(tally, news.values(), now_ns)
         if any(its.outcome is not None for its in news.values()):
             self._count_ends(tally, engine.core.recorder, now_ns)
+            self._spill(engine.core)
         if not streams:  # a whole response at its end
             for its in news.values():
                 its.answer.held += its.num_tokens
@@ -339,6 +352,14 @@ class Paced:
             tally.end(life, now_ns - int(row["sent_ns"]), self.caches)
             if (answer := self.answers.get(int(row["request_id"]))) is not None:
                 answer.cached_tokens, answer.has_row = life.cached_tokens, True
+
+    def _spill(self, core: EngineCore) -> None:
+        """Puts an engine's rows on disk where they are many."""
+        recorder = core.recorder
+        if recorder.num_bytes > self._spill_bytes:
+            if recorder not in self._spools:
+                self._spools[recorder] = Spooled()
+            recorder.spill(self._spools[recorder], len(core.in_flight.steps))
 
     def _deliver(self, news: Iterable[_News]) -> None:
         for its in news:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from batchsim.check.validation.replay import playing
-from batchsim.kernel.types import Arrival
+from batchsim.kernel.record import Records
 from batchsim.scenario.point import Setup
 from batchsim.workload.request_columns import RequestSampler
 from batchsim.workload.traces.trace_config import RateScale, TraceConfig
@@ -43,13 +42,13 @@ class AnswerLengths:
         return int(self.tokens[number % len(self.tokens)])
 
 
-def received(setup: Setup, arrivals: Sequence[Arrival]) -> Setup:
-    """`setup` whose workload is `arrivals`, by their ids, at their times of sending."""
-    requests = [arrival.request for arrival in arrivals]
-    sent_ns = [a.request.arrival_ns if a.sent_ns is None else a.sent_ns for a in arrivals]
-    columns = (sent_ns, [r.prompt_tokens for r in requests], [r.max_output_tokens for r in requests])
-    times, prompt, output = (np.array(column, np.int64) for column in columns)
-    return _playing(setup, TraceRows(times, prompt, output, SOURCE, SOURCE))
+def received(setup: Setup, records: Records) -> Setup:
+    """`setup` whose workload is the requests of `records`, by their ids, at their times of sending."""
+    rows = records.requests
+    sent_ns, prompt, output = (
+        rows[name].astype(np.int64) for name in ("sent_ns", "prompt_tokens", "max_output_tokens")
+    )
+    return _playing(setup, TraceRows(sent_ns, prompt, output, SOURCE, SOURCE))
 
 
 def unplayed(setup: Setup) -> Setup:

@@ -228,7 +228,7 @@ class Server:
             if (stall_ns := self.faults.stall_ns) is not None:
                 asyncio.get_running_loop().call_later(stall_ns / self.speed / NS_PER_S, exchange.resume)
         for choice in exchange.choices:
-            number = len(self.paced.arrivals_sent)
+            number = self.paced.num_sent
             output = asked.max_tokens
             if not asked.ignore_eos:
                 output = min(max(self._lengths.of_request(number), asked.min_tokens, 1), output)
@@ -305,7 +305,7 @@ class Server:
 
     def _results(self, request: HttpRequest, reply: Connection) -> None:
         """The requests that have ended, as CSV that `batchsim validate --against` reads. ApiError 404 before any."""
-        if not self.paced.arrivals_sent:
+        if not self.paced.num_sent:
             raise ApiError(404, "no request has come yet, so there are no results")
         reply.answer(200, table_so_far(self.paced).encode(), "text/csv; charset=utf-8")
 

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from batchsim.scenario import load_scenario
 from batchsim.scenario.point import Setup
 from batchsim.serve.metrics import Metrics, Names
-from batchsim.serve.paced import Paced
+from batchsim.serve.paced import SPILL_BYTES, Paced
 
 SCENARIO = """\
 model: llama-3.1-8b
@@ -39,6 +39,7 @@ def setup_of(policy: str, more: str = "", workload: str = "") -> Setup:
         return Setup.of(load_scenario(str(path)))
 
 
-def paced_of(setup: Setup, names: Names = "vllm") -> Paced:
+def paced_of(setup: Setup, names: Names = "vllm", spill_bytes: int = SPILL_BYTES) -> Paced:
     """The engines of the one policy of `setup`, whose model is called m."""
-    return Paced(setup, setup.scenario.specs[0], Metrics(names, "m", setup.max_model_len))
+    metrics = Metrics(names, "m", setup.max_model_len)
+    return Paced(setup, setup.scenario.specs[0], metrics, spill_bytes=spill_bytes)

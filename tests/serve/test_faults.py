@@ -102,7 +102,7 @@ def test_errors_reach_no_engine() -> None:
     errors = sum(text.startswith(b"HTTP/1.1 500 ") and b"on demand" in text for text in found)
     assert 0 < errors < 20
     assert server.faults.num_errors == errors
-    assert len(server.paced.arrivals_sent) == 20 - errors
+    assert server.paced.num_sent == 20 - errors
 
 
 def test_a_stalled_stream_has_its_first_piece_and_no_more() -> None:

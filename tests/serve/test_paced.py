@@ -12,7 +12,7 @@ from batchsim.drive.fleet.simulate_fleet import simulate_fleet
 from batchsim.drive.simulate import simulate
 from batchsim.kernel.record import CANCELLED, FINISHED, UNFINISHED
 from batchsim.kernel.types import Arrival, Request
-from batchsim.serve.paced import Answer, Asked, Paced
+from batchsim.serve.paced import SPILL_BYTES, Answer, Asked, Paced
 from batchsim.serve.received import unplayed
 from tests.serve.served import paced_of, setup_of
 
@@ -54,22 +54,26 @@ def served(paced: Paced, count: int, seed: int = 1) -> list[Answer]:
     return answers
 
 
+@pytest.mark.parametrize("spill_bytes", [SPILL_BYTES, 500])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_records_are_those_of_a_simulation_of_the_same_arrivals(policy: str) -> None:
-    """However seldom the clock was looked at, steps and requests are what `run` makes of the same arrivals."""
+def test_records_are_those_of_a_simulation_of_the_same_arrivals(policy: str, spill_bytes: int) -> None:
+    """However seldom the clock was looked at, and whether rows were put on disk or not, steps and requests are what
+    `run` makes of the same arrivals."""
     setup = setup_of(POLICIES[policy])
-    paced = paced_of(setup)
-    served(paced, 120)
+    paced = paced_of(setup, spill_bytes=spill_bytes)
+    sent = served(paced, 120)
     records, _ = paced.close(paced.now_ns)
     playing = unplayed(setup)
     core = playing.engine(setup.scenario.specs[0], playing.workload(1.0, 0))
-    simulate(core, Sent(paced.arrivals_sent))
+    simulate(core, Sent([answer.arrival for answer in sent]))
     simulated = core.recorder.records()
     assert len(records.requests) == 120
     for name in records.requests.dtype.names or ():
         np.testing.assert_array_equal(records.requests[name], simulated.requests[name], name)
     for name in records.steps.dtype.names or ():
         np.testing.assert_array_equal(records.steps[name], simulated.steps[name], name)
+    np.testing.assert_array_equal(records.states, simulated.states)
+    np.testing.assert_array_equal(records.lanes, simulated.lanes)
 
 
 def test_replicas_behind_a_router_are_those_of_a_simulation() -> None:
@@ -77,7 +81,7 @@ def test_replicas_behind_a_router_are_those_of_a_simulation() -> None:
     setup = setup_of(POLICIES["continuous"], "replicas: {count: 3, router: shortest_queue}")
     spec = setup.scenario.specs[0]
     paced = paced_of(setup)
-    served(paced, 150)
+    sent = served(paced, 150)
     records, spans = paced.close(paced.now_ns)
     playing = unplayed(setup)
     workload = playing.workload(1.0, 0)
@@ -87,7 +91,7 @@ def test_replicas_behind_a_router_are_those_of_a_simulation() -> None:
         lambda replica: playing.group_of(replica).setup.engine(spec, workload),
         config.chosen_router.build(0),
         config.plan,
-        Sent(paced.arrivals_sent),
+        Sent([answer.arrival for answer in sent]),
         feeds_back=False,
     )
     assert records.replicas is not None and fleet.records.replicas is not None
@@ -141,14 +145,15 @@ def test_one_sent_at_an_instant_already_handled_comes_after_it() -> None:
     a simulation of the same arrivals."""
     setup = setup_of(POLICIES["continuous"])
     paced = paced_of(setup)
+    sent: list[Answer] = []
     for now_ns in (0, 10_000_001):
         paced.run_to(now_ns)
-        paced.send(Asked(10, 3, 3), now_ns, lambda answer: None)
+        sent.append(paced.send(Asked(10, 3, 3), now_ns, lambda answer: None))
     paced.run_to(60_000_000)
     records, _ = paced.close(60_000_000)
     playing = unplayed(setup)
     core = playing.engine(setup.scenario.specs[0], playing.workload(1.0, 0))
-    simulate(core, Sent(paced.arrivals_sent))
+    simulate(core, Sent([answer.arrival for answer in sent]))
     assert records.requests["scheduled_ns"].tolist() == [1, 20_000_001]
     assert core.recorder.records().requests["scheduled_ns"].tolist() == [1, 20_000_001]
 

@@ -175,7 +175,7 @@ def test_what_is_no_request_is_refused_with_a_reason() -> None:
 
     async def use(client: Client) -> list[tuple[int, Any]]:
         found = [await client.call("POST", COMPLETIONS, body) for body, _ in bad]
-        assert not client.server.paced.arrivals_sent
+        assert not client.server.paced.num_sent
         return [(status, json.loads(text)) for status, _, text in found]
 
     for (body, word), (status, text) in zip(bad, ask(use), strict=True):
@@ -315,8 +315,8 @@ def test_a_request_is_sent_when_it_came() -> None:
         body = b'{"prompt": [1], "max_tokens": 2}'
         request = HttpRequest("POST", COMPLETIONS, {}, body, came_ns)
         client.server.handle(request, Connection(client.server))
-        (arrival,) = client.server.paced.arrivals_sent
-        return arrival.request.arrival_ns, then_ns
+        (answer,) = client.server.paced.answers.values()
+        return answer.arrival.request.arrival_ns, then_ns
 
     sent_ns, then_ns = ask(use)
     assert 0 < sent_ns <= then_ns

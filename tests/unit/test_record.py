@@ -13,6 +13,7 @@ import pytest
 from batchsim.kernel.journal import Journal
 from batchsim.kernel.record import (
     BLOCKED,
+    LANE_DTYPE,
     MISSING,
     OUTCOME_NAMES,
     REQUEST_COLUMNS,
@@ -30,6 +31,7 @@ from batchsim.kernel.record import (
     pack_step,
 )
 from batchsim.kernel.types import Arrival, Batch, Request
+from batchsim.serve.spooled import Spooled
 
 
 @pytest.mark.parametrize(
@@ -175,35 +177,41 @@ def test_a_step_cut_short_ends_when_it_was_cut() -> None:
     assert steps[1].item() == (110, 3, *range(2, len(STEP_COLUMNS)))
 
 
-def test_a_step_in_flight_is_drained_once_and_its_row_stays_unprocessed() -> None:
-    """The next step's row is the first of the rest, and what is processed then is its own."""
-    recorder = Recorder()
-    recorder.launched(1, 2)
-    recorder.launched(3, 4)
-    recorder.processed(5, 0)
-    first = recorder.drain()
-    recorder.launched(6, 7)
-    recorder.processed(8, 0)
-    recorder.processed(9, 2)
-    assert [row.tolist() for row in first.lanes] == [(1, 2, 5, 0), (3, 4, MISSING, 0)]
-    assert [row.tolist() for row in recorder.drain().lanes] == [(6, 7, 9, 2)]
+def _full(recorder: Recorder, number: int) -> None:
+    """Writes a row of each table, of a step that has begun, after the one before it has been processed."""
+    recorder.launched(number, number + 1)
+    recorder.step_rows += pack_step(*range(number, number + len(STEP_COLUMNS)))
+    if number:
+        recorder.processed(number + 2, number)
+    recorder.state(number, 7, BLOCKED, f"why {number % 3}")
+    recorder.request(1000 - number, *range(1, len(REQUEST_COLUMNS)))
 
 
-def test_what_was_drained_is_forgotten() -> None:
-    """Rows and details come out once, in the tables of their time; the codes of texts hold on."""
-    recorder = Recorder()
-    recorder.step_rows += pack_step(*range(len(STEP_COLUMNS)))
-    recorder.state(5, 7, BLOCKED, "first")
-    recorder.details["first"] = "1 of 2"
-    drained = recorder.drain()
-    recorder.state(6, 7, BLOCKED, "second")
-    recorder.state(7, 7, BLOCKED, "first")
-    rest = recorder.drain()
-    assert (len(drained.steps), len(drained.states), drained.details) == (1, 1, {"first": "1 of 2"})
-    assert (len(rest.steps), rest.states["time_ns"].tolist(), rest.details) == (0, [6, 7], {})
-    assert [rest.texts[code] for code in rest.states["reason"]] == ["second", "first"]
-    assert drained.states["time_ns"].tolist() == [5]
-    assert len(recorder.records().states) == 0
+def test_what_was_spilled_is_read_as_if_it_had_stayed() -> None:
+    """Tables, counts and rows from any number on are equal, with steps in flight and packed ones; the memory is not."""
+    spool = Spooled()
+    kept, spilling = Recorder(), Recorder()
+    for number in range(40):
+        for recorder in (kept, spilling):
+            _full(recorder, number)
+        if number % 8 == 4:
+            spilling.pack_steps()
+        if number % 10 == 9:
+            spilling.spill(spool, 1)
+            assert spilling.num_bytes == STEP_DTYPE.itemsize + LANE_DTYPE.itemsize
+        spilling.amend(1, "free_blocks", 5)
+        kept.amend(1, "free_blocks", 5)
+        assert (len(spilling), spilling.num_steps) == (len(kept), kept.num_steps) == (number + 1,) * 2
+    _full(kept, 40)
+    _full(spilling, 40)
+    for first in (0, 1, 15, 39, 40, 41):
+        assert spilling.requests_from(first).tolist() == kept.requests_from(first).tolist()
+        assert spilling.steps_from(first).tolist() == kept.steps_from(first).tolist()
+    for _ in range(2):  # reading changes nothing
+        found, expected = spilling.records(), kept.records()
+        for name in ("requests", "steps", "states", "lanes"):
+            assert getattr(found, name).tolist() == getattr(expected, name).tolist(), name
+        assert (found.texts, found.details) == (expected.texts, expected.details)
 
 
 def test_steps_that_are_packed_are_read_as_they_were_written() -> None:
@@ -224,7 +232,6 @@ def test_steps_that_are_packed_are_read_as_they_were_written() -> None:
     assert records.num_steps == len(rows) and records.steps.tolist() == rows and records.steps is records.steps
     for at, (name, column) in enumerate(records.step_columns.items()):
         assert column.dtype == STEP_DTYPE[name] and column.tolist() == [row[at] for row in rows]
-    assert recorder.drain().num_steps == len(rows) and recorder.num_steps == 0
 
 
 def test_many_steps_take_little_memory_while_they_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
