@@ -51,6 +51,7 @@ class Lanes:
         self.decode_line = self.cost.decode_line
         self._host = cost.host_part
         self._stages = stages
+        self._of_decodes: dict[int, tuple[float, int]] = {}  # by rows of a step of decodes: its head, its transfer
 
     def host_ns(self, batch: Batch | None) -> tuple[int, int]:
         """ns of the host before the launch of `batch` and after its end; zeros for a call that scheduled nothing."""
@@ -72,9 +73,14 @@ class Lanes:
     def stages_ns(self, batch: Batch) -> tuple[int, ...]:
         """ns of the step `batch` in each stage, the transfer to the next one included."""
         cost, stages = self.cost, self._stages
-        rows = batch.num_decode_tokens + batch.pad_decode_rows + len(batch.chunks) + batch.pad_prefill_rows
-        head_ns = cost.head_ns(rows)
+        rows = batch.num_decode_tokens + batch.pad_decode_rows
+        if batch.chunks or batch.pad_prefill_tokens or batch.pad_prefill_rows:
+            tokens = rows + batch.num_prefill_tokens + batch.pad_prefill_tokens
+            head_ns = cost.head_ns(rows + len(batch.chunks) + batch.pad_prefill_rows)
+            between = int(cost.transfer_ns(tokens))
+        elif rows in self._of_decodes:
+            head_ns, between = self._of_decodes[rows]
+        else:
+            head_ns, between = self._of_decodes[rows] = cost.head_ns(rows), int(cost.transfer_ns(rows))
         each = int((cost.step_ns(batch) - head_ns) / stages)
-        tokens = batch.num_decode_tokens + batch.pad_decode_rows + batch.num_prefill_tokens + batch.pad_prefill_tokens
-        between = int(cost.transfer_ns(tokens))
         return ((each + between or 1),) * (stages - 1) + (int(each + head_ns) or 1,)

@@ -6,7 +6,6 @@ answered may send at this instant; the scheduler is asked. Drivers differ in how
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from enum import Enum
 from typing import Literal, NamedTuple, Protocol
@@ -135,7 +134,7 @@ def _batch_queue(core: EngineCore, driver: Driver, drains: Callable[[], bool], s
     Source: vllm/v1/engine/core.py of the 0.33.0 wheel, `step_with_batch_queue` and `_process_engine_step`.
     """
     executor, depth, nap_ns = core.executor, core.loop.depth, core.loop.nap_ns
-    queue: deque[bool] = deque()  # the calls in flight: whether each had something to run
+    queue = core.in_flight.calls
     untold = False  # whether someone has ended since the scheduler was last asked, which asks it once more
     while True:
         now_ns = yield ENTER

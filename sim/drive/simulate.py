@@ -17,6 +17,7 @@ from batchsim.drive.instant import ENTER, LAND, THROUGH, Busy, Launch, crank
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import Ended, EngineEvent, each_arrival, pruned_by
 from batchsim.kernel.leaps import leap, leap_ahead
+from batchsim.kernel.pipeline_leaps import leap_calls
 from batchsim.kernel.protocols import Workload
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Arrival, Batch, Idle
@@ -102,11 +103,13 @@ class _Run:
 
     def engine(self) -> Generator[simpy.Event, Any, None]:
         """Waits for what the loop names. SimPy's `now` stays an integer because all delays are."""
-        env = self.env
+        env, pipelined = self.env, self.leaps and self.core.loop.stages > 1
         loop = crank(self.core, self)
         wait, now_ns = next(loop), 0
         while wait is not THROUGH:
             if wait is ENTER:
+                if pipelined:
+                    now_ns = leap_calls(self.core, self.executor, now_ns, self._horizon_ns())
                 if env.peek() <= now_ns:
                     yield Phase(env, delay=now_ns - env.now)
             elif type(wait) is Batch:

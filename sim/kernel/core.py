@@ -22,7 +22,7 @@ from batchsim.kernel.events import Cancelled, Ended, EngineEvent, Finished, Hand
 from batchsim.kernel.handover import Handover
 from batchsim.kernel.in_flight import LaunchedStep, StepsInFlight
 from batchsim.kernel.journal import ENDED, Journal, Reasons
-from batchsim.kernel.protocols import Executor, Scheduler, Steady, foreseeing
+from batchsim.kernel.protocols import Executor, Scheduler, Steady, foreseeing, turning
 from batchsim.kernel.record import CAP_CUT, OUTCOME_NAMES, Recorder
 from batchsim.kernel.types import IDLE, Arrival, Batch, Idle, Sequence, StepResult
 
@@ -62,6 +62,7 @@ class EngineCore:
         self.loop = loop
         self._ahead = loop.is_ahead
         self.steady: Steady | None = cast(Steady, scheduler) if hasattr(scheduler, "is_steady") else None
+        self.turning = turning(scheduler)
         self.foreseeing = foreseeing(scheduler)
         self.events: list[EngineEvent] = []  # what happened and was not returned yet
         self._inbox: list[tuple[int, int, Arrival]] = []

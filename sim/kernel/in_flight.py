@@ -71,13 +71,15 @@ class LaunchedStep:
 class StepsInFlight:
     """The steps in flight of one engine, oldest first, and when each stage of its device is free again.
 
-    `called_ns`: when its scheduler was last asked.
+    `called_ns`: when its scheduler was last asked. `calls`: of a batch queue, the calls of the scheduler that were not
+    processed yet, oldest first: whether each had something to run.
     """
 
-    __slots__ = ("_finishing", "_free_ns", "called_ns", "steps")
+    __slots__ = ("_finishing", "_free_ns", "called_ns", "calls", "steps")
 
     def __init__(self, loop: EngineLoop) -> None:
         self.steps: deque[LaunchedStep] = deque()
+        self.calls: deque[bool] = deque()
         self.called_ns = 0
         self._free_ns = [0] * loop.stages
         self._finishing: dict[Sequence, int] = {}  # output tokens with the last one, which is in flight
@@ -87,22 +89,29 @@ class StepsInFlight:
 
         Its results will take the host `process_ns`. It goes through the stages behind the step before it.
         """
-        free_ns = self._free_ns
-        start_ns = end_ns = max(now_ns, free_ns[0])
         if result.stages_ns is None:
+            free_ns = self._free_ns
+            start_ns = max(now_ns, free_ns[0])
             end_ns = free_ns[0] = start_ns + result.duration_ns
         else:
-            for stage, duration_ns in enumerate(result.stages_ns):
-                if free_ns[stage] > end_ns:
-                    end_ns = free_ns[stage]
-                end_ns += duration_ns
-                free_ns[stage] = end_ns
+            start_ns, end_ns = self.through_stages(now_ns, result.stages_ns)
         step = LaunchedStep(batch, result.finished, end_ns, process_ns)
         self.steps.append(step)
         if result.finished:
             self.note_last(result.finished)
         if result.landing is not None:
             step.landing, step.launched_ns = result.landing, now_ns
+        return start_ns, end_ns
+
+    def through_stages(self, now_ns: int, stages_ns: tuple[int, ...]) -> tuple[int, int]:
+        """Sends a step launched at `now_ns` through the stages, so many ns in each; returns its start and end in ns."""
+        free_ns = self._free_ns
+        start_ns = end_ns = max(now_ns, free_ns[0])
+        for stage, duration_ns in enumerate(stages_ns):
+            if free_ns[stage] > end_ns:
+                end_ns = free_ns[stage]
+            end_ns += duration_ns
+            free_ns[stage] = end_ns
         return start_ns, end_ns
 
     def note_last(self, finished: list[Sequence]) -> None:

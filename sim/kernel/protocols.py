@@ -10,6 +10,7 @@ from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.types import Arrival, Batch, Event, Idle, Request, Sequence, StepResult
 
 if TYPE_CHECKING:
+    from batchsim.kernel.decode import DecodeGroup
     from batchsim.kernel.kv_blocks import KVBlockManager
 
 
@@ -121,6 +122,28 @@ class Steady(Protocol):
         ...
 
 
+class Turning(Protocol):
+    """What a scheduler of a pipeline may offer besides, for leaps over its calls: in each some decode in their turn."""
+
+    def is_turning(self) -> bool:
+        """Whether each call of `schedule` goes on to return the decodes of one group alone, or nothing if that is
+        empty, round `next_groups`, while nobody arrives, joins a group, leaves one or ends, and `turn` says yes."""
+        ...
+
+    def next_groups(self) -> list[DecodeGroup]:
+        """Whose turn it is in the next call, in the one behind it and so on, until it is theirs again."""
+        ...
+
+    def turn(self, group: DecodeGroup) -> bool:
+        """Takes the KV blocks for one more step of `group`, whose turn it is; False leaves all unchanged, and is always
+        a correct answer."""
+        ...
+
+    def turned(self, calls: int, batches: list[Batch]) -> None:
+        """Commits so many calls, for which `turn` has said yes; `batches` are still in flight of them."""
+        ...
+
+
 class Foreseeing(Protocol):
     """What a scheduler may offer besides, for engines to sleep over steps that a request may yet come in between."""
 
@@ -133,12 +156,22 @@ class Foreseeing(Protocol):
 
 def foreseeing(scheduler: Scheduler) -> Foreseeing | None:
     """`scheduler` if it foresees its own steps: not by a class whose `repeat` its own class has replaced."""
+    return cast(Foreseeing, scheduler) if _holds(scheduler, "foreseen", "repeat") else None
+
+
+def turning(scheduler: Scheduler) -> Turning | None:
+    """`scheduler` if it offers its turns: not by a class whose `schedule` its own class has replaced."""
+    return cast(Turning, scheduler) if _holds(scheduler, "is_turning", "schedule") else None
+
+
+def _holds(scheduler: Scheduler, what: str, of: str) -> bool:
+    """Whether `scheduler` has the method `what`, and no class below the one that has it replaces the method `of`."""
     for kind in type(scheduler).__mro__:
-        if "foreseen" in vars(kind):
-            return cast(Foreseeing, scheduler)
-        if "repeat" in vars(kind):
-            return None
-    return None
+        if what in vars(kind):
+            return True
+        if of in vars(kind):
+            return False
+    return False
 
 
 class Executor(Protocol):

@@ -82,6 +82,11 @@ class SimExecutor:
             return None
         return self._decode_line(batch)
 
+    def stages_ns(self, batch: Batch) -> tuple[int, ...]:
+        """ns of the step `batch` in each stage of the pipeline. Only where the loop is ahead."""
+        assert self._lanes is not None, self.loop
+        return self._lanes.stages_ns(batch)
+
     def execute(self, batch: Batch) -> StepResult:
         if batch.preempted and self._ended:
             self._take_back(batch.preempted)
@@ -117,7 +122,7 @@ class SimExecutor:
             self._ended[seq], self._targets[seq] = self._targets[seq], _ENDED
         if self.loop.stages == 1:
             return StepResult(self.duration_ns(batch), finished, verified)
-        stages_ns = self._lanes.stages_ns(batch)
+        stages_ns = self.stages_ns(batch)
         return StepResult(sum(stages_ns), finished, verified, stages_ns)
 
     def _take_back(self, preempted: Iterable[Sequence]) -> None:

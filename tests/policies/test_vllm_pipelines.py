@@ -43,15 +43,16 @@ class Stages:
 
 
 def pipeline(arrivals: list[Arrival], stages: int, blocks: int = 100, nap_ns: int = 0, **knobs: Any) -> Run:
-    """The run, the same under both drivers; without vLLM's sleep unless `nap_ns` says so."""
+    """The run, stepping; the same with leaps and under both drivers. Without vLLM's sleep unless `nap_ns` says so."""
     config = VllmConfig(**{"enable_prefix_caching": False, "max_num_seqs": 8, **knobs})
     loop = replace(config.traits.loop.over(stages), nap_ns=nap_ns)
-    first, other = (
+    first, *others = (
         run(Vllm, config, arrivals, blocks=blocks, kv=CountingKV, cost=Stages(stages), loop=loop, how=how)
-        for how in ("leap", "live")
+        for how in ("step", "leap", "live")
     )
-    for table in ("requests", "steps", "states", "lanes"):
-        assert getattr(first.records, table).tobytes() == getattr(other.records, table).tobytes()
+    for other in others:
+        for table in ("requests", "steps", "states", "lanes"):
+            assert getattr(first.records, table).tobytes() == getattr(other.records, table).tobytes()
     return first
 
 

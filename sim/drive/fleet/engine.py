@@ -15,6 +15,7 @@ from batchsim.drive.simulate import Phase
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import EngineEvent
 from batchsim.kernel.leaps import leap, leap_ahead, quiet_until_ns
+from batchsim.kernel.pipeline_leaps import leap_calls
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Batch, Idle
 
@@ -108,6 +109,7 @@ class Engine:
         where somebody has come to the engine as it slept: up to then nobody hears of what it does.
         """
         env, peek, runs_ahead = self.fleet.env, self.fleet.env.peek, self.fleet.plans
+        pipelined = self.fleet.leap and self.core.loop.stages > 1
         loop = crank(self.core, self, drains=self.drains, settles=True)
         wait, now_ns = next(loop), int(env.now)
         while True:
@@ -117,6 +119,9 @@ class Engine:
                 if wait.work == "process":
                     phase = END
             elif wait is ENTER:
+                if pipelined:
+                    self._reached_ns = now_ns
+                    now_ns = leap_calls(self.core, self.executor, now_ns, self._horizon_ns())
                 phase = ENTER_PHASE
             elif wait is SETTLE:
                 phase = SCHEDULE

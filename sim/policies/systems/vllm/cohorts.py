@@ -32,14 +32,23 @@ class Cohorts:
         """Those who may decode in this call."""
         return self._groups[0]
 
-    def turn(self) -> DecodeGroup:
-        """Begins the next call of the scheduler; returns its group."""
-        self._groups.rotate(-1)
+    def next_groups(self) -> list[DecodeGroup]:
+        """Those who may decode in the next call, in the one behind it and so on."""
+        first, *others = self._groups
+        return [*others, first]
+
+    def turn(self, calls: int = 1) -> DecodeGroup:
+        """Begins the next call of the scheduler, or the last of so many; returns its group."""
+        self._groups.rotate(-calls)
         return self._groups[0]
 
     def expect(self, seq: Sequence, group: DecodeGroup, tokens: int) -> None:
         """Takes note that `seq`, which joins `group` now, reaches its cap of output with so many more tokens."""
         self._caps.setdefault((group, group.step + tokens), []).append((seq, seq.epoch))
+
+    def has_caps(self, group: DecodeGroup) -> bool:
+        """Whether anybody has been expected to have reached the cap with the steps that `group` has made."""
+        return (group, group.step) in self._caps
 
     def at_their_caps(self) -> list[Sequence]:
         """The members of this call's group whose tokens in flight are the last that they may have."""

@@ -147,6 +147,26 @@ class Vllm:
         self._grows.grow_by(due)
         batch.again_by(num_steps)
 
+    def is_turning(self) -> bool:
+        if self.partial or self.stalled or self._last is not None or self._cohorts.stale:
+            return False
+        if not self.waiting:
+            return self._blocked is None
+        # A head that waits for a slot does so until somebody ends.
+        waits = self._blocked == (self.waiting.head(), "no_slot") and len(self.running) >= self._slots
+        return waits and self._step_tokens > len(self.running)
+
+    def next_groups(self) -> list[DecodeGroup]:
+        return self._cohorts.next_groups()
+
+    def turn(self, group: DecodeGroup) -> bool:
+        return not self._cohorts.has_caps(group) and self.kv.grow_group(group)
+
+    def turned(self, calls: int, batches: list[Batch]) -> None:
+        self.group = self._cohorts.turn(calls)
+        for batch in batches:
+            self._cohorts.launched(batch)
+
     def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
         if self._pipelined:
             self._cohorts.landed(batch)
