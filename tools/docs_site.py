@@ -21,6 +21,7 @@ import typer.main
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from mkdocs.utils import get_relative_url
 
 import batchsim
 from batchsim.cli import app
@@ -29,6 +30,7 @@ from batchsim.scenario import scenario_schema
 
 ROOT = Path(__file__).parents[1]
 _LINK = re.compile(r"(?P<text>!?\[[^\]]*\])\(\.\./(?P<path>[^)#]+)\)")
+_FETCHED = "https://unpkg.com/iframe-worker/shim"
 _TUTORIALS = "tutorials/"  # whose links by `../` are to pages of docs: they name no files of the clone
 
 
@@ -57,6 +59,18 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if page.file.src_uri.startswith(_TUTORIALS):
         return markdown
     return _LINK.sub(_on_site, markdown)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """`output` with our script in the place of one that the offline plugin fetches from elsewhere."""
+    del config
+    return output.replace(_FETCHED, get_relative_url("site.js", page.url))
+
+
+def on_post_template(output_content: str, template_name: str, config: MkDocsConfig) -> str:
+    """The page for addresses that do not exist, which a server shows, alike."""
+    del template_name, config
+    return output_content.replace(_FETCHED, "/site.js")
 
 
 def _on_site(match: re.Match[str]) -> str:
