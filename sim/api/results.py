@@ -62,7 +62,7 @@ class Results(read.Results):
             (points["load"], "load", "loads"),
             (points["seed"], "seed", "seeds"),
         )
-        size = " × ".join(f"{n} {one if n == 1 else many}" for column, one, many in counts for n in [column.nunique()])
+        size = " × ".join(f"{n} {one if n == 1 else many}" for column, one, many in counts for n in [len(set(column))])
         return f"<Results {self.path}: {size}; summary, points, requests(policy, load, seed), plot, explain()>"
 
     def requests(self, policy: str, load: float, seed: int = 0) -> pd.DataFrame:
