@@ -1,6 +1,6 @@
 """Pictures of every page of the built site, to be looked at, and what is wider than its page.
 
-    make docs && python -m tools.site_pictures build/site FOLDER
+    make docs && python -m tests.docs.site_pictures build/site FOLDER
 
 Takes each page at 1280 and 390 pixels, in light and dark, in a headless Chromium.
 """
@@ -52,5 +52,5 @@ def main(site: Path, out: Path) -> int:
 
 if __name__ == "__main__":
     if len(sys.argv) != 3:
-        sys.exit("python -m tools.site_pictures SITE FOLDER")
+        sys.exit("python -m tests.docs.site_pictures SITE FOLDER")
     sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))
