@@ -44,7 +44,7 @@ def plan(
     max_memory: option.MaxMemory = None,
     as_json: option.Json = False,
 ) -> None:
-    """Find the cheapest group of replicas that holds a traffic, and write a report of it.
+    """Find the cheapest group of replicas that keeps the SLO under the traffic of a plan, and write a report of it.
 
     Example: batchsim plan plan -o my-plan --set plan.target.rate=40/s
     """
