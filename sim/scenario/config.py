@@ -231,6 +231,11 @@ class Scenario:
     allow_code: bool = False
     device: Device | None = None
 
+    def __repr__(self) -> str:
+        policies = ", ".join(self.file.policies)
+        loads = ", ".join(f"{load:g}" for load in self.loads) or "found"
+        return f"<Scenario {self.name}: {policies}; {self.load_name or 'load'} {loads}; {self.file.slo}>"
+
     @contextmanager
     def at(self, key: str) -> Iterator[None]:
         """A context whose errors begin with the place, `file:line`, of `key`, a top key or `policies.LABEL`."""

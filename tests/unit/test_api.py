@@ -115,6 +115,8 @@ def test_capacity_finds_what_two_places_carry(tmp_path: Path) -> None:
         for slo in (None, "ttft<500ms @ 90%")
     ]
     assert 0 < loads[0] < loads[1] < 18.2
+    study = batchsim.capacity(one, only_rates=True, precision="20%", max_seeds=3, out=tmp_path)
+    assert repr(study).startswith(f"<CapacityStudy scenario: continuous {loads[0]:.3g}; ") and "\n" not in repr(study)
 
 
 def test_words_of_options_are_checked_as_the_commands_check_them(tmp_path: Path) -> None:
@@ -178,3 +180,12 @@ def test_results_are_told_in_a_line(results: batchsim.Results) -> None:
     """Where they are, how large they are, and what to ask: not their tables."""
     told = repr(results)
     assert told.startswith(f"<Results {results.path}: 2 policies × 2 loads × 1 seed; ") and "\n" not in told
+
+
+def test_a_scenario_is_told_in_a_line() -> None:
+    """Its policies, loads and SLO; where it lists no loads they are to be found."""
+    assert repr(batchsim.Scenario(TINY, name="tiny")) == (
+        "<Scenario tiny: continuous, static; mean_rate 1, 30; ttft<50ms @ 90%>"
+    )
+    found = batchsim.Scenario(TINY | {"load": {"mean_rate": "auto"}})
+    assert "; mean_rate found; " in repr(found)
