@@ -23,6 +23,19 @@ from batchsim.base.version import VERSION
 if TYPE_CHECKING:
     from batchsim.api.results import Results, load_results
     from batchsim.api.studies import capacity, plan, run
+    from batchsim.api.typed import (
+        ClosedLoop,
+        Constant,
+        Diurnal,
+        Gamma,
+        Kv,
+        Load,
+        OnOff,
+        Poisson,
+        Replicas,
+        Weibull,
+        Workload,
+    )
     from batchsim.report.pictures.capacity_picture import capacity_picture
     from batchsim.report.pictures.causes_picture import causes_picture as misses_picture
     from batchsim.report.pictures.closeup import latency_cdf, timeline
@@ -32,11 +45,8 @@ if TYPE_CHECKING:
     from batchsim.report.text.story_text import story as life
     from batchsim.report.text.story_text import story_text as life_text
     from batchsim.scenario import load_scenario
-    from batchsim.scenario.config import LoadConfig as Load
     from batchsim.scenario.deployment_config import DeploymentConfig as Deployment
-    from batchsim.scenario.kv_config import KvConfig as Kv
     from batchsim.scenario.made import scenario as Scenario  # noqa: N812 - it is called as one calls a class
-    from batchsim.scenario.replicas_config import ReplicasConfig as Replicas
     from batchsim.study.capacity.find import find_capacities
     from batchsim.study.curves.precision import Precision
     from batchsim.study.curves.run import run_scenario
@@ -45,14 +55,7 @@ if TYPE_CHECKING:
     from batchsim.workload.laws import FixedTokens as Fixed
     from batchsim.workload.laws import LognormalTokens as Lognormal
     from batchsim.workload.laws import UniformTokens as Uniform
-    from batchsim.workload.processes import ConstantArrivals as Constant
-    from batchsim.workload.processes import DiurnalArrivals as Diurnal
-    from batchsim.workload.processes import GammaArrivals as Gamma
-    from batchsim.workload.processes import OnOffArrivals as OnOff
-    from batchsim.workload.processes import PoissonArrivals as Poisson
-    from batchsim.workload.processes import WeibullArrivals as Weibull
-    from batchsim.workload.workload_config import AllAtOnce, ClosedLoop, Lengths
-    from batchsim.workload.workload_config import WorkloadConfig as Workload
+    from batchsim.workload.workload_config import AllAtOnce, Lengths
 
 __version__ = VERSION
 

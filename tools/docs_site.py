@@ -21,14 +21,17 @@ import typer.main
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from mkdocs.utils import get_relative_url
 
 import batchsim
+from batchsim.api import typed
 from batchsim.cli import app
 from batchsim.policies.registry import POLICIES
 from batchsim.scenario import scenario_schema
 
 ROOT = Path(__file__).parents[1]
 _LINK = re.compile(r"(?P<text>!?\[[^\]]*\])\(\.\./(?P<path>[^)#]+)\)")
+_FETCHED = "https://unpkg.com/iframe-worker/shim"
 _TUTORIALS = "tutorials/"  # whose links by `../` are to pages of docs: they name no files of the clone
 
 
@@ -57,6 +60,18 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if page.file.src_uri.startswith(_TUTORIALS):
         return markdown
     return _LINK.sub(_on_site, markdown)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """`output` with our script in the place of one that the offline plugin fetches from elsewhere."""
+    del config
+    return output.replace(_FETCHED, get_relative_url("site.js", page.url))
+
+
+def on_post_template(output_content: str, template_name: str, config: MkDocsConfig) -> str:
+    """The page for addresses that do not exist, which a server shows, alike."""
+    del template_name, config
+    return output_content.replace(_FETCHED, "/site.js")
 
 
 def _on_site(match: re.Match[str]) -> str:
@@ -212,10 +227,11 @@ _NEEDED: dict[str, dict[str, Any]] = {
 def python_names() -> Iterator[str]:
     """Lines of a page on every public name, with its signature and docstring."""
     yield "# Python names\n\nMade from the docstrings of `import batchsim`.\n"
+    yield '`Rate` is a text, `"8/s"`, or requests a second; `Time` `"50ms"` or ns; `Share` `"99%"` or a fraction.\n'
     for name in batchsim.__all__:
         thing = getattr(batchsim, name)
         yield f"## batchsim.{name}\n"
-        yield f"```python\n{name}{_signature(thing)}\n```\n"
+        yield f"```python\n{name}{_signature(getattr(typed, name, thing))}\n```\n"
         yield (inspect.getdoc(thing) or "") + "\n"
         if inspect.isclass(thing):
             for each, member in vars(thing).items():
@@ -225,14 +241,29 @@ def python_names() -> Iterator[str]:
                     yield (inspect.getdoc(member) or "") + "\n"
 
 
+class _Words(str):
+    """An annotation that a signature shows without quotes."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 def _signature(thing: Any) -> str:
     """How `thing` is called, an argument a line where it has many."""
     try:
         signature = inspect.signature(thing)
     except (TypeError, ValueError):
         return "(...)"
-    text = str(signature)
+    plain = [
+        each.replace(annotation=_Words(each.annotation)) if isinstance(each.annotation, str) else each
+        for each in signature.parameters.values()
+    ]
+    returned = signature.return_annotation
+    made = returned in (inspect.Signature.empty, None, "None") and inspect.isclass(thing)
+    end = inspect.Signature.empty if made else _Words(returned) if isinstance(returned, str) else returned
+    text = str(signature.replace(parameters=plain, return_annotation=end)).replace("= Ellipsis", "= ...")
     if len(text) <= 100:
         return text
-    parts = ",\n    ".join(str(each) for each in signature.parameters.values())
-    return f"(\n    {parts},\n)"
+    inside, closing = text[1:].rsplit(")", 1)
+    names = "|".join(re.escape(each.name) for each in plain)
+    return "(\n    " + re.sub(rf", (?=(?:\*|/|{names})(?:,|:|=|$))", ",\n    ", inside) + f",\n){closing}"

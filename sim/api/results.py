@@ -55,7 +55,17 @@ class Results(read.Results):
     def plot(self) -> Plots:
         return Plots(self)
 
-    def requests(self, policy: str, load: float, seed: int) -> pd.DataFrame:
+    def __repr__(self) -> str:
+        points = self.points
+        counts = (
+            (points["policy"], "policy", "policies"),
+            (points["load"], "load", "loads"),
+            (points["seed"], "seed", "seeds"),
+        )
+        size = " × ".join(f"{n} {one if n == 1 else many}" for column, one, many in counts for n in [len(set(column))])
+        return f"<Results {self.path}: {size}; summary, points, requests(policy, load, seed), plot, explain()>"
+
+    def requests(self, policy: str, load: float, seed: int = 0) -> pd.DataFrame:
         """A row a request; `batchsim.results.frames.COLUMN_DOCS` says what columns are. Beside these, in seconds, null
         unless it finished: `ttft_s`, `tpot_s`, `e2e_s`, `queue_time_s`, `norm_latency_s` (`tpot_s` also where answers
         come whole or of one token); and `unstable`, whether the queue of the point grows."""

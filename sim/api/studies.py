@@ -76,6 +76,13 @@ def capacity(
     `slo` replaces the scenario's. Probes lie in `out` and are reused. ScenarioError where there is nothing to search.
     """
     asked = _single(_of(scenario), "capacity")
+    labels = list(asked.file.policies)
+    if isinstance(policies, str):
+        raise ScenarioError(f"policies: is the text {policies!r}. Write a list: policies=[{policies!r}].")
+    if unknown := [name for name in policies if name not in labels]:
+        raise ScenarioError(f"policies: {unknown[0]!r} is none of {asked.name}. Write one of {', '.join(labels)}.")
+    _check_range("max_seeds", max_seeds, 3, 10_000)
+    _check_range("max_probes", max_probes, 5, 1_000)
     if slo is not None:
         asked = changed(asked, [f"slo={json.dumps(slo)}"])
     share = capacity_share(precision, "precision")
@@ -91,6 +98,11 @@ def capacity_share(text: str, name: str) -> float:
     if not 0.002 <= share <= 0.5:
         raise ScenarioError(f"{name}: {text} is not from 0.2% to 50%. Write for example 3%.")
     return share
+
+
+def _check_range(name: str, value: object, low: int, high: int) -> None:
+    if not isinstance(value, int) or not low <= value <= high:
+        raise ScenarioError(f"{name}: {value!r} is no whole number from {low} to {high:,}. Write one.")
 
 
 def plan(

@@ -189,6 +189,11 @@ def time_text(ns: float) -> str:
     return format_duration(ns).replace(" ", "") if ns else "0s"
 
 
+def two_digits(number: float) -> str:
+    """`0.012`, `7.5`, `700`: to two significant digits, as `.2g` has them but for its exponent from 100 on."""
+    return f"{float(f'{number:.2g}'):g}"
+
+
 def percent(share: float) -> str:
     """A share as a scenario writes it: `99%`."""
     return f"{number_text(100 * share)}%"

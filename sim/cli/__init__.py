@@ -76,7 +76,9 @@ for command in (
 ):
     app.command()(command)
 
-trace_app = typer.Typer(help="Looks at request traces.", no_args_is_help=True, rich_markup_mode=None)
+trace_app = typer.Typer(
+    help="Look at request traces, and fit laws to them.", no_args_is_help=True, rich_markup_mode=None
+)
 trace_app.command()(inspect)
 trace_app.command()(fit)
 app.add_typer(trace_app, name="trace")

@@ -13,7 +13,7 @@ import typer
 from batchsim.base.errors import CalibrationError
 from batchsim.base.files import write_text, writing
 from batchsim.base.ranges import INT32_MAX
-from batchsim.cli import option
+from batchsim.cli import complete, option
 from batchsim.cli.bench import calibrate_bench
 from batchsim.cli.common import OneLineGroup, check_output, one_line_errors, require_torch
 from batchsim.cli.live import check_overwrite
@@ -50,7 +50,7 @@ class _Group(OneLineGroup):
 
 calibrate_app = typer.Typer(
     cls=_Group,
-    help="Measures step costs on this machine, and looks at profiles.",
+    help="Measure what steps cost, here or on a server, or fit it to benchmarks; show profiles.",
     invoke_without_command=True,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -187,7 +187,9 @@ def _check_given(context: typer.Context, way: str) -> None:
 @calibrate_app.command()
 @one_line_errors
 def show(
-    profile: Annotated[str, typer.Argument(help="A profile's file, or the name of a shipped one.")],
+    profile: Annotated[
+        str, typer.Argument(help="A profile's file, or the name of a shipped one.", autocompletion=complete.profiles)
+    ],
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Where to draw it, a .png.")] = None,
 ) -> None:
     """Print a profile, and draw it with -o: measured against fitted, what is left over, the curves.

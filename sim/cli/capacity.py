@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from batchsim.base.ranges import MAX_POINTS
-from batchsim.cli import option
+from batchsim.cli import complete, option
 from batchsim.cli.common import limits_of, one_line_errors, print_json, progress_bar, read_scenario, where_points_run
 
 
@@ -17,16 +17,27 @@ from batchsim.cli.common import limits_of, one_line_errors, print_json, progress
 def capacity(
     scenario: option.Scenario,
     slo: Annotated[str | None, typer.Option(help="The objective, in place of the scenario's.")] = None,
-    policy: Annotated[list[str] | None, typer.Option(metavar="LABEL", help="One policy, several times.")] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LABEL",
+            help="A policy's label; all by default. Repeatable.",
+            autocompletion=complete.policies,
+        ),
+    ] = None,
     jobs: option.Jobs = None,
     executor: option.Executor = "local",
     address: option.Address = None,
     out: option.Out = Path("results"),
     set_: option.Set = None,
-    precision: Annotated[str, typer.Option(help="Half of the interval that is narrow enough.")] = "3%",
-    max_seeds: Annotated[int, typer.Option(min=3, max=10_000, help="Seeds of a probe at most.")] = 32,
-    max_probes: Annotated[int, typer.Option(min=5, max=1000, help="Loads that a policy is tried at, at most.")] = 40,
-    only_rates: Annotated[bool, typer.Option("--only-rates", help="Leave out what would change them.")] = False,
+    precision: Annotated[
+        str, typer.Option(help="Add seeds until half the interval is this share of the capacity.")
+    ] = "3%",
+    max_seeds: Annotated[int, typer.Option(min=3, max=10_000, help="Most seeds of a load.")] = 32,
+    max_probes: Annotated[int, typer.Option(min=5, max=1000, help="Most loads at which a policy is tried.")] = 40,
+    only_rates: Annotated[
+        bool, typer.Option("--only-rates", help="Only find the loads, not the changes that would raise them.")
+    ] = False,
     html: option.Html = False,
     traces: option.Traces = None,
     allow_code: option.AllowCode = False,

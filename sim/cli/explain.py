@@ -23,10 +23,10 @@ PICTURE = "slo_causes.png"
 def explain(
     results: option.Results,
     request: Annotated[
-        int | None, typer.Option(help="Tell this request's life: it is the same under every policy.")
+        int | None, typer.Option(help="Tell the life of the request with this number, under every policy.")
     ] = None,
     slo: Annotated[bool, typer.Option("--slo", help="Count the causes of all SLO misses, and draw them.")] = False,
-    policy: Annotated[str | None, typer.Option(help="A label of the scenario; all by default.")] = None,
+    policy: Annotated[str | None, typer.Option(help="A policy's label; all by default.")] = None,
     load: Annotated[float | None, typer.Option(help="A tested load; the one of the table by default.")] = None,
     seed: Annotated[int | None, typer.Option(help="Which repetition; --slo takes all by default, else 0.")] = None,
     slowest: Annotated[

@@ -9,7 +9,7 @@ import typer
 
 from batchsim.base.errors import CalibrationError, ScenarioError
 from batchsim.base.files import write_text, writing
-from batchsim.cli import option
+from batchsim.cli import complete, option
 from batchsim.cli.common import check_output, check_replaceable, one_line_errors, read_scenario
 from batchsim.cli.traces import trace_config
 
@@ -34,11 +34,22 @@ def init(
     time_unit: option.TimeUnit = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Catalog name, Hugging Face id, or path of a config.json.", show_default=_MODEL),
+        typer.Option(
+            help="Catalog name, Hugging Face id, or path of a config.json.",
+            show_default=_MODEL,
+            autocompletion=complete.models,
+        ),
     ] = None,
-    gpu: Annotated[str | None, typer.Option(help="Catalog name of the GPU.", show_default=_GPU)] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="Catalog name of the GPU.", show_default=_GPU, autocompletion=complete.gpus),
+    ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="Write a deployment of vllm (with --tp alone), sglang or tensorrt_llm.")
+        str | None,
+        typer.Option(
+            help="Write a deployment of vllm, the default with --tp, of sglang or tensorrt_llm.",
+            autocompletion=complete.engines,
+        ),
     ] = None,
     tp: _Degree = None,
     from_vllm: _Line = None,

@@ -12,7 +12,7 @@ import typer
 from batchsim.base.errors import BatchsimError, ScenarioError
 from batchsim.base.files import TABLE_BYTES, read_json, write_text, writing
 from batchsim.base.ranges import INT32_MAX
-from batchsim.cli import option
+from batchsim.cli import complete, option
 from batchsim.cli.common import (
     check_loads,
     check_out,
@@ -38,7 +38,12 @@ INTERRUPTED_EXIT = 130
 @one_line_errors
 def live(
     scenario: option.Scenario,
-    policy: Annotated[str, typer.Option(help="A label of the scenario; with best_of, one variant's whole name.")],
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="A policy's label; with best_of, one variant's whole name.", autocompletion=complete.policies
+        ),
+    ],
     device: Annotated[str, typer.Option(help="cpu or cuda.")],
     load: Annotated[
         float | None, typer.Option(help="A value on the load axis; needed where there are several.")
@@ -47,12 +52,14 @@ def live(
     set_: option.Set = None,
     weights: Annotated[Path | None, typer.Option(help="Hugging Face folder with weights; else random ones.")] = None,
     temperature: Annotated[float, typer.Option(min=0, max=100, help="0 takes the likeliest token.")] = 0.0,
-    prompts: Annotated[Path | None, typer.Option(help="Text, a prompt a line; else random tokens.")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="A text file with a prompt on each line; else random tokens.")
+    ] = None,
     out: option.Out = Path("results"),
     attempts: Annotated[int, typer.Option(min=1, max=1000, help="Runs at most, while the load source was late.")] = 1,
     graphs: Annotated[
         bool | None,
-        typer.Option("--graphs/--no-graphs", help="CUDA graphs for decode steps; by default as the profile's."),
+        typer.Option("--graphs/--no-graphs", help="CUDA graphs for decode steps; by default as in the profile."),
     ] = None,
     traces: option.Traces = None,
     allow_code: option.AllowCode = False,

@@ -8,12 +8,17 @@ from typing import Annotated, Literal
 import typer
 
 from batchsim.base.ranges import MAX_JOBS
+from batchsim.cli import complete
 
-Scenario = Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped scenario.")]
+Scenario = Annotated[
+    str, typer.Argument(help="A YAML file, or the name of a shipped scenario.", autocompletion=complete.scenarios)
+]
 Results = Annotated[Path, typer.Argument(help="The folder that `batchsim run` or `live` printed.")]
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY.KEY=VALUE", help="Change a key.")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY.KEY=VALUE", help="Change a key of the scenario. Repeatable.")
+]
 Out = Annotated[Path, typer.Option(help="Folder for results.")]
-Html = Annotated[bool, typer.Option("--html", help="Write a page of it too, report.html, which opens anywhere.")]
+Html = Annotated[bool, typer.Option("--html", help="Also write report.html, one file that any browser opens.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Traces = Annotated[
     Path | None,
@@ -38,7 +43,7 @@ MaxMemory = Annotated[
     str | None,
     typer.Option(
         metavar="SIZE",
-        help="Memory that the simulations of a time may need by an estimate, like 32GB.",
+        help="Memory that simulations side by side may need, by estimate, like 32GB.",
         show_default="this machine's",
     ),
 ]
@@ -53,6 +58,6 @@ Address = Annotated[
     ),
 ]
 AllowCode = Annotated[
-    bool, typer.Option("--allow-code", help="Let the scenario import and run policies of its own, module:Class.")
+    bool, typer.Option("--allow-code", help="Let the scenario import and run code of its own, module:Class.")
 ]
 Format = Annotated[str, typer.Option("--format", help="The format, where it cannot be told from the file.")]

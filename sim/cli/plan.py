@@ -10,7 +10,7 @@ import typer
 from batchsim.base.errors import ScenarioError
 from batchsim.base.files import writing
 from batchsim.base.ranges import MAX_POINTS
-from batchsim.cli import option
+from batchsim.cli import complete, option
 from batchsim.cli.common import (
     check_out,
     limits_of,
@@ -24,7 +24,12 @@ from batchsim.cli.common import (
 
 @one_line_errors
 def plan(
-    scenario: Annotated[str, typer.Argument(help="A YAML file with a plan, or the name of a shipped scenario.")],
+    scenario: Annotated[
+        str,
+        typer.Argument(
+            help="A YAML file with a plan, or the name of a shipped scenario.", autocompletion=complete.scenarios
+        ),
+    ],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder of the report; results/SCENARIO/plan by default.")
     ] = None,
@@ -39,7 +44,7 @@ def plan(
     max_memory: option.MaxMemory = None,
     as_json: option.Json = False,
 ) -> None:
-    """Find the cheapest group of replicas that holds a traffic, and write a report of it.
+    """Find the cheapest group of replicas that keeps the SLO under the traffic of a plan, and write a report of it.
 
     Example: batchsim plan plan -o my-plan --set plan.target.rate=40/s
     """

@@ -11,28 +11,35 @@ import typer
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.ranges import INT32_MAX
-from batchsim.cli import option
+from batchsim.cli import complete, option
 from batchsim.cli.common import check_out, one_line_errors, read_scenario
 
 
 @one_line_errors
 def serve(
     scenario: option.Scenario,
-    policy: Annotated[str | None, typer.Option(help="A label of the scenario; may be left out if it has one.")] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="A policy's label; may be left out where there is one policy.", autocompletion=complete.policies
+        ),
+    ] = None,
     engine: Annotated[Literal["simulated"], typer.Option(help="What answers.")] = "simulated",
     host: Annotated[
         str, typer.Option(help="The address to listen at; others than 127.0.0.1 need --api-key.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0: any free one.")] = 8000,
-    speed: Annotated[float, typer.Option(min=0.001, max=1000, help="Simulated seconds in a second.")] = 1.0,
+    speed: Annotated[float, typer.Option(min=0.001, max=1000, help="Simulated seconds that pass in a second.")] = 1.0,
     model: Annotated[str | None, typer.Option("--served-model-name", help="The model's name to clients.")] = None,
-    metrics_names: Annotated[Literal["vllm", "sglang"], typer.Option(help="Whose names /metrics has.")] = "vllm",
+    metrics_names: Annotated[
+        Literal["vllm", "sglang"], typer.Option(help="Whose names the metrics at /metrics have.")
+    ] = "vllm",
     api_key: Annotated[str, typer.Option(envvar="BATCHSIM_API_KEY", help="What clients must show.")] = "",
     drain_s: Annotated[
         float, typer.Option("--drain", min=0, max=3600, help="Seconds for open requests at the end.")
     ] = 30.0,
     seed: Annotated[
-        int, typer.Option(min=0, max=INT32_MAX, help="Of the answers' lengths, a router's draws and faults.")
+        int, typer.Option(min=0, max=INT32_MAX, help="For the lengths of answers, a router's draws and faults.")
     ] = 0,
     fault: Annotated[
         list[str] | None,

@@ -21,14 +21,18 @@ if TYPE_CHECKING:
 @one_line_errors
 def timeline(
     results: option.Results,
-    policy: Annotated[str | None, typer.Option(help="A label of the scenario; may be left out if it has one.")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="A policy's label; may be left out where there is one policy.")
+    ] = None,
     load: Annotated[float | None, typer.Option(help="A tested load; the one of the table by default.")] = None,
     seed: Annotated[int, typer.Option(help="Which repetition.")] = 0,
-    replica: Annotated[int | None, typer.Option(help="Which of several replicas: a trace is of one.")] = None,
+    replica: Annotated[int | None, typer.Option(help="Which of several replicas: the file is of one.")] = None,
     start: Annotated[str, typer.Option("--from", help="Where to begin, like 10s.")] = "0s",
-    end: Annotated[str | None, typer.Option("--to", help="Where to stop, like 12s; the end of the run.")] = None,
+    end: Annotated[
+        str | None, typer.Option("--to", help="Where to stop, like 12s; by default the end of the run.")
+    ] = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="The file to write; one that ends in .gz is packed.")
+        Path, typer.Option("--output", "-o", help="The file to write; one that ends in .gz is compressed.")
     ] = Path("trace.json"),
 ) -> None:
     """Write a run as a trace of steps, requests, queue and KV use, to be opened at ui.perfetto.dev.

@@ -59,6 +59,9 @@ def trace_config(file: Path, format_: str, columns: str | None, time_unit: str |
     from batchsim.workload.traces import Columns, TraceConfig
     from batchsim.workload.traces.trace_config import FormatName, TimeUnit
 
+    there = file.expanduser()
+    if there.is_dir() or not there.exists():
+        raise ScenarioError(f"{file}: {'not a' if there.is_dir() else 'no such'} file. Give the file of a trace.")
     for flag, value, known in (("--format", format_, FormatName), ("--time-unit", time_unit, TimeUnit)):
         if value is not None and value not in get_args(known):
             raise ScenarioError(f"{flag} {value}: not known. Write one of {', '.join(get_args(known))}.")

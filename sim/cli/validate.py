@@ -12,7 +12,7 @@ import typer
 from batchsim.base.errors import BatchsimError, ScenarioError
 from batchsim.base.files import write_text, writing
 from batchsim.base.ranges import INT32_MAX
-from batchsim.cli import option
+from batchsim.cli import complete, option
 from batchsim.cli.against import against as compare_files
 from batchsim.cli.common import check_loads, check_out, check_output, one_line_errors, read_scenario, require_torch
 from batchsim.cli.live import INTERRUPTED_EXIT, kv_blocks, load_runner, prepare_machine
@@ -29,27 +29,34 @@ if TYPE_CHECKING:
 def validate(
     scenario: option.Scenario,
     device: Annotated[str, typer.Option(help="Where the model runs: cpu or cuda.")] = "cpu",
-    policy: Annotated[list[str] | None, typer.Option(help="A policy's label; all by default. Repeatable.")] = None,
-    at: Annotated[str | None, typer.Option(metavar="50%,80%", help="Loads as shares of each saturation.")] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(help="A policy's label; all by default. Repeatable.", autocompletion=complete.policies),
+    ] = None,
+    at: Annotated[
+        str | None, typer.Option(metavar="50%,80%", help="Loads as shares of each policy's saturation.")
+    ] = None,
     loads: Annotated[str | None, typer.Option(metavar="2,4", help="Loads on the scenario's own axis.")] = None,
     repeats: Annotated[int, typer.Option(min=1, max=1000, help="Live runs of every point, for their spread.")] = 3,
     seed: Annotated[int, typer.Option(min=0, max=INT32_MAX, help="Which draw of the requests.")] = 0,
     set_: option.Set = None,
     from_: Annotated[
-        Path | None, typer.Option("--from", metavar="DIR", help="Judge the live runs saved there; runs nothing.")
+        Path | None, typer.Option("--from", metavar="DIR", help="Judge the live runs saved there; nothing runs live.")
     ] = None,
     against: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="A measured run of a real engine to compare with; runs nothing. Repeatable."),
+        typer.Option(
+            metavar="FILE", help="A measured run of a real engine to compare with; nothing runs live. Repeatable."
+        ),
     ] = None,
     part: Annotated[
         list[str] | None,
         typer.Option(help="Of --against: the runs whose name holds this; all by default. Repeatable."),
     ] = None,
     shift: Annotated[
-        bool, typer.Option(help="Of --against: also by which load it is off; 17 simulations a run.")
+        bool, typer.Option(help="Of --against: find also by how much load the simulation is off; 17 simulations a run.")
     ] = True,
-    name: Annotated[str | None, typer.Option(help="Of the files; the scenario's by default.")] = None,
+    name: Annotated[str | None, typer.Option(help="NAME of the files written; the scenario's by default.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for validation-NAME.*")] = Path("results/reference"),
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the JSON here.")] = None,
     traces: option.Traces = None,

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.ranges import Config, Range
-from batchsim.base.units import format_duration
+from batchsim.base.units import format_duration, two_digits
 from batchsim.cost.base import Cost
 from batchsim.cost.cost_error import CostError, Unknown, symmetric
 from batchsim.cost.drafter_config import DraftersConfig
@@ -159,7 +159,7 @@ class Fitted(Cost):
         return found | {"flops": parts["flops"], "bytes": parts["bytes"]}
 
     def describe(self) -> str:
-        held = "" if self.tpot_error is None else f", mean TPOT ±{100 * self.tpot_error:.2g} % claimed"
+        held = "" if self.tpot_error is None else f", mean TPOT ±{two_digits(100 * self.tpot_error)} % claimed"
         return f"cost: fitted to {self.words or 'measured runs'}{held}: {self.terms}"
 
     def sources(self) -> list[str]:

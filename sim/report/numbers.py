@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from batchsim.base.units import two_digits
+
 DASH = "–"
 
 
@@ -29,7 +31,7 @@ def time_text(seconds: float, ci: float) -> str:
 
 def per_token_text(seconds: float) -> str:
     """`0.012`: seconds per token to two digits, without the interval, which pictures show."""
-    return DASH if math.isnan(seconds) else f"{float(f'{seconds:.2g}'):g}"
+    return DASH if math.isnan(seconds) else two_digits(seconds)
 
 
 def percent_text(share: float) -> str:

@@ -15,7 +15,7 @@ from batchsim.policies.evidence import FOLLOWED
 from batchsim.policies.registry import POLICIES
 from batchsim.policies.systems.sglang.speculative_args import METHODS
 from batchsim.policies.systems.tensorrt_llm.decoding_config import by_names_of_vllm
-from batchsim.results.read import Results, scenario_of, varied
+from batchsim.results.read import Results, check_number, scenario_of, varied
 
 SAME_COSTS = "same step costs for all: this compares schedulers, not engines"
 
@@ -231,6 +231,7 @@ def load_to_show(results: Results, policy: str | None = None) -> float:
 def check_load(results: Results, load: float, policy: str | None = None) -> None:
     """Raises ScenarioError unless the run has points at `load`, of `policy` where one is named."""
     loads = tested_loads(results)
+    check_number(results.path, load, loads)
     own = next((sweep for sweep in sweeps(results) if sweep.policy == policy), None)
     if own is not None and load in loads and not own.tested(load):
         raise ScenarioError(

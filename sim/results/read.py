@@ -13,8 +13,9 @@ from __future__ import annotations
 import io
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -68,15 +69,15 @@ class Results:
     manifest: dict[str, Any]
     scenario: dict[str, Any]
 
-    def requests(self, policy: str, load: float, seed: int) -> pd.DataFrame:
+    def requests(self, policy: str, load: float, seed: int = 0) -> pd.DataFrame:
         """A row a request; see `batchsim.results.frames.COLUMN_DOCS` for columns and units."""
         return self._table("requests", policy, load, seed)
 
-    def steps(self, policy: str, load: float, seed: int) -> pd.DataFrame:
+    def steps(self, policy: str, load: float, seed: int = 0) -> pd.DataFrame:
         """A row an engine step."""
         return self._table("steps", policy, load, seed)
 
-    def states(self, policy: str, load: float, seed: int) -> pd.DataFrame:
+    def states(self, policy: str, load: float, seed: int = 0) -> pd.DataFrame:
         """A row a change of a request's state, or of what blocks the head of the queue."""
         return self._table("states", policy, load, seed)
 
@@ -233,6 +234,7 @@ class Results:
     def _rows(self, policy: str, load: float, seed: int | None = None) -> pd.DataFrame:
         """The rows of `points` of a policy and load, of one seed if given. ScenarioError if there are none."""
         points = self.points
+        check_number(self.path, load, points["load"].unique())
         wanted = (points["policy"] == policy) & (points["load"] == load)
         found = points.loc[wanted if seed is None else wanted & (points["seed"] == seed)]
         if found.empty:
@@ -304,6 +306,13 @@ def blocks_by_replica(results: Results, policy: str) -> list[int]:
     mine = table[table["policy"] == policy]
     blocks = {int(replica): int(count) for replica, count in zip(mine["replica"], mine["num_blocks"], strict=True)}
     return [blocks[replica] for replica in sorted(blocks)]
+
+
+def check_number(path: Path, load: object, tested: Iterable[float]) -> None:
+    """Raises ScenarioError unless `load` is a number, as the loads `tested` in the results at `path` are."""
+    if not isinstance(load, Real) or isinstance(load, bool):
+        known = ", ".join(f"{x:g}" for x in sorted(tested))
+        raise ScenarioError(f"{path}: load {load!r} is no number. Tested are {known}; write one without its unit.")
 
 
 def load_results(path: Path | str) -> Results:

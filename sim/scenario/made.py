@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,13 @@ def scenario(
         "keep": keep,
     }
     given = {key: value for key, value in keys.items() if value is not None}
+    if isinstance(overrides, str):
+        raise ScenarioError(f"Scenario: overrides is the text {overrides!r}. Write a list: overrides=[{overrides!r}].")
+    if is_dataclass(workload) and not isinstance(workload, WorkloadConfig):
+        raise ScenarioError(
+            f"Scenario: workload is {workload!r} alone. Write batchsim.Workload of it, with lengths, output_cap and"
+            " duration."
+        )
     if source is not None and given:
         raise ScenarioError(
             f"Scenario: {', '.join(given)} beside {'a mapping' if isinstance(source, Mapping) else source}, which has"

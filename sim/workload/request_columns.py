@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from batchsim.base.units import two_digits
 from batchsim.kernel.tokens import TokenIds
 from batchsim.kernel.types import Arrival, Request
 from batchsim.workload.laws import DrawnTokens, draw_tokens
@@ -361,7 +362,7 @@ class RequestSampler:
                     if share := float((tokens != drawn)[chosen].mean()):
                         asked = law.mean_tokens * (self._prompt_scale if side == "prompt" else 1)
                         yield (
-                            f"{side} lengths{of_class}: {100 * share:.2g} % clipped to the law's limits; mean"
+                            f"{side} lengths{of_class}: {two_digits(100 * share)} % clipped to the law's limits; mean"
                             f" {tokens[chosen].mean():,.1f} instead of {drawn[chosen].mean():,.1f}"
                             f" (asked {asked:,.1f})"
                         )

@@ -300,7 +300,7 @@ ARGUMENTS = {
     "explain_traces_nowhere": (["explain", ".", "--traces", "nowhere"], "no such folder to look for traces in"),
     "validate_name_a_path": (["validate", "s.yaml", "--name", "../x"], "--name ../x: is the name of files in --out"),
     "explain_of_nothing": (["explain", "nowhere"], "holds no results"),
-    "inspect_nothing": (["trace", "inspect", "no.csv"], "no such file"),
+    "inspect_nothing": (["trace", "inspect", "no.csv"], "no.csv: no such file. Give the file of a trace."),
     "inspect_folder": (["trace", "inspect", "."], "not a file"),
     "inspect_scenario": (["trace", "inspect", "s.yaml"], "no known format", "columns"),
     "inspect_unknown_format": (["trace", "inspect", "s.yaml", "--format", "csv"], "--format csv", "azure"),
@@ -335,6 +335,7 @@ ARGUMENTS = {
     "init_of_no_flag": (["init", "-o", "n.yaml", "--from-trtllm", "trtllm-serve m x"], "is the value of no flag"),
     "show_of_nothing": (["show", "nowhere.yaml"], "nowhere.yaml: no such scenario"),
     "init_in_no_folder": (["init", "-o", "no/n.yaml"], "cannot be written"),
+    "inspect_a_folder": (["trace", "inspect", "."], ".: not a file. Give the file of a trace."),
     "init_missing_trace": (["init", "-o", "n.yaml", "--trace", "no.csv"], "no such file"),
     "set_of_a_loaded_rate": (
         ["run", "s.yaml", "--set", "workload.arrivals.mean_rate=9/s"],

@@ -115,6 +115,8 @@ def test_capacity_finds_what_two_places_carry(tmp_path: Path) -> None:
         for slo in (None, "ttft<500ms @ 90%")
     ]
     assert 0 < loads[0] < loads[1] < 18.2
+    study = batchsim.capacity(one, only_rates=True, precision="20%", max_seeds=3, out=tmp_path)
+    assert repr(study).startswith(f"<CapacityStudy scenario: continuous {loads[0]:.3g}; ") and "\n" not in repr(study)
 
 
 def test_words_of_options_are_checked_as_the_commands_check_them(tmp_path: Path) -> None:
@@ -127,3 +129,63 @@ def test_words_of_options_are_checked_as_the_commands_check_them(tmp_path: Path)
         batchsim.plan(TINY | {"vary": {"kv.tokens": [1000, 2000]}}, out=tmp_path)
     with pytest.raises(ScenarioError, match="plan"):
         batchsim.plan(TINY, out=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"policies": "static"}, "policies: is the text 'static'. Write a list: policies=['static']."),
+        ({"policies": ["vllm"]}, "policies: 'vllm' is none of scenario. Write one of continuous, static."),
+        ({"max_seeds": 2}, "max_seeds: 2 is no whole number from 3 to 10,000. Write one."),
+        ({"max_probes": "9"}, "max_probes: '9' is no whole number from 5 to 1,000. Write one."),
+    ],
+)
+def test_capacity_refuses_by_the_name_of_the_argument(asked: dict[str, Any], said: str, tmp_path: Path) -> None:
+    """And not by the option's, before it simulates anything."""
+    with pytest.raises(ScenarioError) as found:
+        batchsim.capacity(TINY, out=tmp_path, **asked)
+    assert str(found.value) == said
+    assert not list(tmp_path.iterdir())
+
+
+def test_arrivals_alone_and_overrides_in_one_text_are_refused_with_what_to_write() -> None:
+    poisson: Any = batchsim.Poisson("8/s")
+    with pytest.raises(
+        ScenarioError, match=r"^Scenario: workload is PoissonArrivals.* alone\. Write batchsim\.Workload"
+    ):
+        batchsim.Scenario(model="llama-3.1-8b", workload=poisson)
+    with pytest.raises(ScenarioError, match=r"Write a list: overrides=\['seeds=1'\]\.$"):
+        batchsim.Scenario("chat", overrides="seeds=1")
+    one: Any = "4/s"
+    with pytest.raises(ValueError, match=r"^mean_rate: '4/s' is one text\. Write a list of them, or auto"):
+        batchsim.Load(mean_rate=one)
+
+
+def test_the_first_seed_is_meant_where_none_is_named(results: batchsim.Results) -> None:
+    for name in ("requests", "steps", "states"):
+        table = getattr(results, name)
+        assert table("continuous", 1.0).equals(table("continuous", 1.0, 0))
+
+
+def test_a_load_that_is_no_number_is_refused_by_every_question(results: batchsim.Results) -> None:
+    load: Any = "1/s"
+    for ask in (lambda: results.requests("static", load), lambda: results.plot.timeline(load)):
+        with pytest.raises(
+            ScenarioError, match=r"load '1/s' is no number\. Tested are 1, 30; write one without its unit"
+        ):
+            ask()
+
+
+def test_results_are_told_in_a_line(results: batchsim.Results) -> None:
+    """Where they are, how large they are, and what to ask: not their tables."""
+    told = repr(results)
+    assert told.startswith(f"<Results {results.path}: 2 policies × 2 loads × 1 seed; ") and "\n" not in told
+
+
+def test_a_scenario_is_told_in_a_line() -> None:
+    """Its policies, loads and SLO; where it lists no loads they are to be found."""
+    assert repr(batchsim.Scenario(TINY, name="tiny")) == (
+        "<Scenario tiny: continuous, static; mean_rate 1, 30; ttft<50ms @ 90%>"
+    )
+    found = batchsim.Scenario(TINY | {"load": {"mean_rate": "auto"}})
+    assert "; mean_rate found; " in repr(found)

@@ -17,6 +17,7 @@ from batchsim.base.units import (
     parse_duration_ns,
     parse_rate_rps,
     parse_share,
+    two_digits,
 )
 
 GOOD = [
@@ -120,3 +121,10 @@ def test_a_validator_gets_parser_and_schema() -> None:
 )
 def test_a_clock_shows_what_has_passed(seconds: float, text: str) -> None:
     assert clock_text(int(seconds * 10**9)) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0.01234, "0.012"), (7.5, "7.5"), (99.6, "100"), (100, "100"), (698.2, "700"), (0, "0")]
+)
+def test_two_digits_have_no_exponent_from_100_on(number: float, text: str) -> None:
+    assert two_digits(number) == text

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from batchsim.base.units import NS_PER_S, format_duration, parse_duration_ns
+from batchsim.base.units import NS_PER_S, format_duration, parse_duration_ns, two_digits
 from batchsim.metrics.table import METRICS
 from batchsim.report.numbers import DASH, rounded
 from batchsim.report.reading import column, load_name, num_seeds, sweeps
@@ -42,7 +42,7 @@ def difference_text(mean: float | None, half_width: float | None, no_difference:
     size = max(abs(mean), 0.0 if half_width is None else half)
     unit, scale = ("s", 1) if size >= 1 else ("ms", 1e3)
     if no_difference:
-        return "the same" if half == 0 else f"no difference (± {half * scale:.2g} {unit})"
+        return "the same" if half == 0 else f"no difference (± {two_digits(half * scale)} {unit})"
     return f"{'+' if mean > 0 else '−'}{rounded(abs(mean), half, scale)} {unit}"
 
 
@@ -69,7 +69,7 @@ def precision_lines(results: Results) -> list[str]:
         for point in budget:  # a mean of 0 has no share
             share = point["half_width_share"]
             where = f"{point['policy']} at {point['load']:g}" if name else str(point["policy"])
-            missed.append(f"{where} {DASH if share is None else f'±{100 * share:.2g} %'}")
+            missed.append(f"{where} {DASH if share is None else f'±{two_digits(100 * share)} %'}")
         seeds = max(point["num_seeds"] for point in budget)
         lines.append(f"! not within it with all {seeds} seeds: {', '.join(missed)}. Set --max-seeds, or a longer run")
     return lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from batchsim.base.units import format_duration
+from batchsim.base.units import format_duration, two_digits
 from batchsim.fit.engine_fit import EngineFit
 from batchsim.fit.held_out import LoadError
 from batchsim.fit.identify import LARGER, Term
@@ -58,7 +58,7 @@ def report(found: EngineFit) -> str:
         for term in found.known.terms
         if not term.identified and term.name not in paired
     ]
-    claimed = ", ".join(f"{_FIGURES[name]} ±{100 * share:.2g} %" for name, share in found.claims.items())
+    claimed = ", ".join(f"{_FIGURES[name]} ±{two_digits(100 * share)} %" for name, share in found.claims.items())
     parts = [
         text,
         *aligned(terms, left=(0, 1, -1), close=True),

@@ -95,6 +95,14 @@ class CapacityStudy:
     poisson: ChangedCapacity | None
     changes: list[ChangedCapacity]
 
+    def __repr__(self) -> str:
+        loads = ", ".join(
+            f"{its.name} {'–' if its.found.load is None else f'{its.found.load:.3g}'}" for its in self.policies
+        )
+        return (
+            f"<CapacityStudy {self.scenario.name}: {loads}; policies, differences, changes; capacity_text() tells it>"
+        )
+
     @property
     def best(self) -> PolicyCapacity | None:
         """The policy with the highest capacity, the first of equals."""

@@ -263,7 +263,8 @@ def _unknown(source: TraceSource) -> TraceError:
         return TraceError(f"{source.path}: {found}")
     return TraceError(
         f"{source.path}: no known format: {source.container} with the columns {source.listing()}. Write columns:"
-        " {arrival: ..., prompt: ..., output: ...} and time_unit."
+        " {arrival: ..., prompt: ..., output: ...} and time_unit, to a command"
+        " --columns arrival=...,prompt=...,output=... and --time-unit."
     )
 
 

@@ -1,0 +1,43 @@
+"""What a shell is told when it asks for the end of a word, as by the script that --install-completion writes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def offered(*words: str) -> list[str]:
+    """The lines that bash is given for the last of the words."""
+    line = " ".join(("batchsim", *words))
+    asked = {"_BATCHSIM_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words))}
+    done = subprocess.run(
+        [sys.executable, "-c", "from batchsim.cli import app; app(prog_name='batchsim')"],
+        env={**os.environ, **asked},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (("run", "bu"), ["bursty"]),
+        (("plan", "plan-"), ["plan-azure-conv"]),
+        (("capacity", "bursty", "--policy", "c"), ["continuous"]),
+        (("serve", "no-such", "--policy", ""), []),
+        (("init", "--gpu", "h200"), ["h200", "h200_sxm"]),
+        (("init", "--engine", ""), ["vllm", "sglang", "tensorrt_llm"]),
+        (("init", "--model", "llama-3.1-8"), ["llama-3.1-8b"]),
+        (("calibrate", "show", "h200-llama"), ["h200-llama-3.1-8b-aiconfigurator"]),
+        (("run", "./bu"), []),  # so that the shell offers files
+    ],
+)
+def test_a_shell_is_offered_the_names_that_batchsim_knows(words: tuple[str, ...], names: list[str]) -> None:
+    assert offered(*words) == names
