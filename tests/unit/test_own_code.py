@@ -33,7 +33,8 @@ def loaded(folder: Path, replicas: str, *, allow_code: bool = True) -> Scenario:
 
 
 @pytest.mark.parametrize(
-    "name", ["own_router.py", "own_autoscaler.py", "own_arrivals.py", "own_reader.py", "own_predictor.py"]
+    "name",
+    ["own_router.py", "own_autoscaler.py", "own_arrivals.py", "own_reader.py", "own_predictor.py", "own_cost.py"],
 )
 def test_an_example_is_at_most_40_lines(name: str) -> None:
     """To be read at a glance."""
