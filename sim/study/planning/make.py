@@ -141,7 +141,8 @@ def _check(demand: Demand) -> None:
     check_planned(scenario)
     if scenario.file.workload.tasks is not None:
         raise ScenarioError(
-            f"{scenario.source}: a plan is of requests that are sent by themselves. Drop workload.tasks."
+            f"{scenario.source}: a plan is of requests that are sent by themselves. Drop workload.tasks, or ask what"
+            " rate of tasks one engine sustains: batchsim capacity."
         )
     if scenario.file.replicas is not None:
         raise ScenarioError(
