@@ -97,7 +97,7 @@ def test_explain_counts_tasks_and_requests_apart(tmp_path: Path) -> None:
     results = run_scenario(scenario, out=tmp_path / "results")
     found = causes(results, ["vllm"], 1.0, [0])
     assert [(row["counted"], row["missed"], row["offered"]) for row in found] == [("requests", 18, 18), ("tasks", 3, 3)]
-    titles = [ax.get_title() for ax in p99_vs_qps_figure(results).axes]
+    titles = [ax.get_title(loc="left") for ax in p99_vs_qps_figure(results).axes]
     assert [title for title in titles if "tasks" in title] == ["P99 E2E of tasks", "P50 E2E of tasks"]
     text = causes_text(results, found, 1.0, 1)
     assert "18 of 18 requests missed (100 %)" in text and "vllm: 3 of 3 tasks missed (100 %)" in text
