@@ -89,7 +89,7 @@ def _points(book: Book) -> int:
 
 
 def check(scenario: Scenario, draws: int, jobs: int, first: int = 0) -> int:
-    """How many of the draws from `first` on agree: on the group, or on its price where others of that price hold too."""
+    """How many of the draws from `first` on agree: on the group, or on its price where others of it hold too."""
     space, agreed = space_of(scenario), 0
     demand = demand_of(scenario)
     typer.echo(
