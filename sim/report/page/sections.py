@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from batchsim.report.page.cells import Cell, Tables, cell, heading
 from batchsim.report.page.charts import Chart
 from batchsim.report.page.plan_charts import day_charts, latency_charts, slo_charts
+from batchsim.study.planning.make import GROWN
 
 Sentence = list[str | Cell]
 
@@ -66,7 +67,8 @@ EVIDENCE = (
     "engine_busy_share",
 )
 NOT_HELD = ("gpu", "policy", "saturation_rps", "why_not")
-WHAT_IF = ("gpu", "policy", "replicas", "change", "shown", "attainment", "margin_low", "replicas_needed", "note")
+WHAT_IF = ("gpu", "policy", "replicas", "change", "shown", "attainment", "margin_low", "replicas_needed")
+WHAT_IF += ("cost_per_month_needed", "note")
 TRAFFIC = ("part", "rate_rps", "share_of_peak", "attainment", "replicas_enough", "cost_per_1m_output_tokens")
 GROWTH = ("month", "peak_rps", "replicas", "cost_per_month", "how")
 CLASSES = (
@@ -199,11 +201,12 @@ def _of(pictures: dict[str, str], *names: str) -> list[tuple[str, str]]:
     return [(name, pictures[name]) for name in names if name in pictures]
 
 
-# ---- the three sentences
+# ---- the sentences
 
 
 def recommendation(tables: Tables, currency: str) -> list[Sentence]:
-    """What to buy at which price; what it was shown to hold; how uncertain that is. One sentence if nothing holds."""
+    """What to buy at which price; what it was shown to hold; how uncertain that is; what growth would take, where that
+    is known. One sentence if nothing holds."""
     if "recommendation" not in tables:
         return [["No configuration holds this traffic within the SLO: the table below says what keeps each from it."]]
     chosen = tables["recommendation"][0]
@@ -235,7 +238,22 @@ def recommendation(tables: Tables, currency: str) -> list[Sentence]:
         second += ["; one replica less gives ", of("one_less"), f" and {is_}", of("one_less_shown")]
         second += [" (its margin from ", of("one_less_margin_low")]
         second += [", of ", of("one_less_class"), ")"] if row["one_less_class"] else [")"]
-    return [[*first, "."], [*second, "."], [*_uncertainty(tables, index), "."]]
+    return [[*first, "."], [*second, "."], [*_uncertainty(tables, index), "."], *_grown(tables, index, currency)]
+
+
+def _grown(tables: Tables, index: int, currency: str) -> list[Sentence]:
+    """What the recommended kind of replica would take of more traffic: a sentence, or none where it was not tried."""
+    chosen = tables["configurations"][index]
+    for i, row in enumerate(tables.get("what_if", [])):
+        mine = (row["gpu"], row["policy"], row["change"]) == (chosen["gpu"], chosen["policy"], GROWN)
+        if not mine or row["replicas_needed"] is None:
+            continue
+        change, needed, cost = (
+            cell(tables, "what_if", i, name) for name in ("change", "replicas_needed", "cost_per_month_needed")
+        )
+        engines = "replica" if row["replicas_needed"] == 1 else "replicas"
+        return [["With ", change, " it would take ", needed, f" {engines}, {currency} ", cost, " a month."]]
+    return []
 
 
 def _uncertainty(tables: Tables, index: int) -> Sentence:
