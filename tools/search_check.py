@@ -115,7 +115,7 @@ def check(scenario: Scenario, draws: int, jobs: int, first: int = 0) -> int:
 
 @app.command()
 def main(
-    scenario: str = "search",
+    scenario: Annotated[str, typer.Argument(help="A scenario whose plan searches.")] = "search",
     set_: Annotated[list[str] | None, typer.Option("--set", help="Changes a key.")] = None,
     draws: Annotated[int, typer.Option(min=1, help="Draws of the requests.")] = 10,
     first: Annotated[int, typer.Option(min=0, help="The first draw.")] = 0,

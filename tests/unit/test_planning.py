@@ -154,6 +154,8 @@ def test_the_report_says_what_growth_would_take(replay: Scenario, tmp_path: Path
     grown |= {"replicas_needed": 7, "cost_per_month_needed": 7e4}
     said = [sentence_text(sentence) for sentence in recommendation(tables, "$")]
     assert said[3] == "With 30 % more traffic it would take 7 replicas, $ 70,000 a month."
+    grown["replicas_needed"] = grown["replicas"]
+    assert sentence_text(recommendation(tables, "$")[3]) == "With 30 % more traffic it would take no more."
     grown["replicas_needed"] = None
     assert len(recommendation(tables, "$")) == 3
 

@@ -251,6 +251,8 @@ def _grown(tables: Tables, index: int, currency: str) -> list[Sentence]:
         change, needed, cost = (
             cell(tables, "what_if", i, name) for name in ("change", "replicas_needed", "cost_per_month_needed")
         )
+        if row["replicas_needed"] == row["replicas"]:
+            return [["With ", change, " it would take no more."]]
         engines = "replica" if row["replicas_needed"] == 1 else "replicas"
         return [["With ", change, " it would take ", needed, f" {engines}, {currency} ", cost, " a month."]]
     return []
