@@ -9,6 +9,8 @@ from batchsim.report.page.charts import Chart
 from batchsim.report.page.plan_charts import day_charts, latency_charts, slo_charts
 from batchsim.study.planning.make import GROWN
 
+NO_BREAK = "\u00a0"
+"""Between a currency and its amount, which are to stay in one line of a page."""
 Sentence = list[str | Cell]
 
 
@@ -222,10 +224,15 @@ def recommendation(tables: Tables, currency: str) -> list[Sentence]:
     row = tables["configurations"][index]
     engines = "replica" if row["replicas"] == 1 else "replicas"
     first: Sentence = ["Run ", of("replicas"), f" {engines} on ", of("gpu"), " under ", of("policy"), " behind "]
-    first += [of("router", "recommendation"), f": {currency} ", of("cost_per_month"), f" a month, {currency} "]
+    first += [
+        of("router", "recommendation"),
+        f": {currency}{NO_BREAK}",
+        of("cost_per_month"),
+        f" a month, {currency}{NO_BREAK}",
+    ]
     first += [of("cost_per_1m_output_tokens"), " per million output tokens"]
     if chosen["next_cost_per_month"] is not None:
-        first += [f" (the next best: {currency} ", of("next_cost_per_month", "recommendation"), " a month)"]
+        first += [f" (the next best: {currency}{NO_BREAK}", of("next_cost_per_month", "recommendation"), " a month)"]
     second: Sentence = ["In the busiest window (", of("window", "recommendation"), ") ", of("attainment")]
     second += [" of requests meet ", of("slo", "recommendation")]
     holds = "the same replica holds" if row["replicas"] == 1 else "the same replicas hold"
@@ -254,7 +261,7 @@ def _grown(tables: Tables, index: int, currency: str) -> list[Sentence]:
         if row["replicas_needed"] == row["replicas"]:
             return [["With ", change, " it would take no more."]]
         engines = "replica" if row["replicas_needed"] == 1 else "replicas"
-        return [["With ", change, " it would take ", needed, f" {engines}, {currency} ", cost, " a month."]]
+        return [["With ", change, " it would take ", needed, f" {engines}, {currency}{NO_BREAK}", cost, " a month."]]
     return []
 
 
