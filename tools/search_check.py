@@ -1,11 +1,12 @@
 """Does the search of a plan find what looking at everything finds?
 
-    python -m tools.search_check [SCENARIO] [--set KEY=VALUE ...] [--draws 10] [--jobs 2]
+    python -m tools.search_check [SCENARIO] [--set KEY=VALUE ...] [--draws 10] [--first 0] [--jobs 2]
 
 For each draw of the requests (other seeds, none in two draws) it runs the plan's search, then decides every
 configuration with all seeds on the whole window, from one replica up, until it holds or costs more than the cheapest
 that does. It prints both winners, what they cost and how many requests either simulated, and exits with 1 where fewer
-than 9 of 10 draws agree. Without a scenario: the shipped `search` with 60 configurations and a window of a minute.
+than 9 of 10 draws agree; `--first` goes on from a draw. Without a scenario: the shipped `search` with 60 configurations
+and a window of a minute.
 """
 
 from __future__ import annotations
@@ -87,14 +88,14 @@ def _points(book: Book) -> int:
     return sum(len(by_seed) for by_seed in book.results.values())
 
 
-def check(scenario: Scenario, draws: int, jobs: int) -> int:
-    """How many draws agree: on the group, or on its price where other groups of that price hold too."""
+def check(scenario: Scenario, draws: int, jobs: int, first: int = 0) -> int:
+    """How many of the draws from `first` on agree: on the group, or on its price where others of it hold too."""
     space, agreed = space_of(scenario), 0
     demand = demand_of(scenario)
     typer.echo(
         f"{len(space.groups)} configurations, {scenario.file.seeds} seeds a draw, window {demand.plan.window / 1e9:g} s"
     )
-    for draw in range(draws):
+    for draw in range(first, first + draws):
         winners: list[Winner] = []
         for find in (searched, exhaustive):
             with tempfile.TemporaryDirectory() as folder:  # the two share nothing
@@ -114,15 +115,16 @@ def check(scenario: Scenario, draws: int, jobs: int) -> int:
 
 @app.command()
 def main(
-    scenario: str = "search",
+    scenario: Annotated[str, typer.Argument(help="A scenario whose plan searches.")] = "search",
     set_: Annotated[list[str] | None, typer.Option("--set", help="Changes a key.")] = None,
     draws: Annotated[int, typer.Option(min=1, help="Draws of the requests.")] = 10,
+    first: Annotated[int, typer.Option(min=0, help="The first draw.")] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
 ) -> None:
     """Compares the search with looking at everything."""
     changes = [*(SIXTY if scenario == "search" else ()), *(set_ or [])]
     loaded = load_scenario(scenario, overrides=changes)
-    if check(loaded, draws, jobs) < AGREED * draws:
+    if check(loaded, draws, jobs, first) < AGREED * draws:
         raise typer.Exit(1)
 
 

@@ -18,6 +18,8 @@ NS_PER_S = 1_000_000_000
 YEAR_NS = 365 * 24 * 3600 * NS_PER_S
 MAX_TIME_NS = 2**62
 """146 years: sums of two such times still fit 64 bits."""
+MAX_STEP_NS = 3600 * NS_PER_S
+"""An hour: longer than any step of any engine."""
 
 _TIME_NS = {
     "ns": 1,
@@ -203,7 +205,7 @@ Duration = Annotated[int, Quantity(parse_duration_ns, "50ms", _exactly("ns")), R
 """Nanoseconds, written `50ms`."""
 PositiveDuration = Annotated[Duration, Range(1, YEAR_NS, show=time_text)]
 """Nanoseconds, at least 1."""
-StepDuration = Annotated[Duration, Range(1, 3600 * NS_PER_S, show=time_text)]
+StepDuration = Annotated[Duration, Range(1, MAX_STEP_NS, show=time_text)]
 """Nanoseconds that a whole step takes, at most an hour."""
 HostDuration = Annotated[Duration, Range(0, 3600 * NS_PER_S, show=time_text)]
 """Nanoseconds that the host takes beside a step's kernels."""

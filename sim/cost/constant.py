@@ -13,7 +13,7 @@ from batchsim.base.units import PartDuration, StepDuration, format_duration
 from batchsim.cost.base import Cost
 from batchsim.cost.cost_error import Unknown
 from batchsim.cost.drafter_config import DraftersConfig
-from batchsim.cost.work import TIME_TERMS, Columns, Terms, padded_work, swap_blocks
+from batchsim.cost.work import Columns, Terms, all_terms, padded_work, swap_blocks
 from batchsim.deployment.model import ModelSpec
 from batchsim.kernel.protocols import DecodeLine
 from batchsim.kernel.types import Batch
@@ -53,7 +53,7 @@ class Constant(Cost, Config):
     def explain(self, columns: Columns) -> Terms:
         """The whole time of each step under `other`; `flops` and `bytes` are zero, since nothing is known of them."""
         other = np.full(len(columns["num_decode"]), float(self.step))
-        return _all_terms(columns, {"other": other})
+        return all_terms(columns, {"other": other})
 
     def describe(self) -> str:
         return f"cost: constant, {format_duration(self.step)} a step"
@@ -118,7 +118,7 @@ class Linear(Cost, Config):
             "swap": self.per_swapped_block * columns["swap_blocks"] * 1.0,
             "other": self.base + self.per_sequence * work.sequences * 1.0,
         }
-        return _all_terms(columns, known)
+        return all_terms(columns, known)
 
     def describe(self) -> str:
         return (
@@ -133,9 +133,3 @@ class Linear(Cost, Config):
     @property
     def error(self) -> Unknown:
         return STATED
-
-
-def _all_terms(columns: Columns, known: Terms) -> Terms:
-    """Every term that `Cost.explain` promises, an element a step, zero where not in `known`."""
-    zeros = np.zeros(len(columns["num_decode"]))
-    return {name: known.get(name, zeros) for name in (*TIME_TERMS, "flops", "bytes")}

@@ -16,21 +16,28 @@ from batchsim.kernel.types import Batch
 Columns = Mapping[str, NDArray[Any]]
 Terms = dict[str, NDArray[np.float64]]
 
-WORK_COLUMNS = (
-    "num_decode",
-    "num_decode_tokens",
-    "num_prefill_tokens",
-    "num_chunks",
-    "context_tokens",
-    "prefill_pairs",
-    "pad_prefill_tokens",
-    "pad_prefill_rows",
-    "pad_decode_rows",
-    "pad_context_tokens",
-    "swap_blocks",
-    "num_passes",
-    "num_wide_passes",
-)
+
+class StepWork(NamedTuple):
+    """The work of one step, as its record has it: decoding sequences and their tokens, drafts included; tokens of
+    prompts and how many sequences they are of; context tokens that decodes read; query-key pairs of prompts; padding;
+    blocks swapped; passes, where a step is split into several, and those of them that are wide."""
+
+    num_decode: int = 0
+    num_decode_tokens: int = 0
+    num_prefill_tokens: int = 0
+    num_chunks: int = 0
+    context_tokens: int = 0
+    prefill_pairs: int = 0
+    pad_prefill_tokens: int = 0
+    pad_prefill_rows: int = 0
+    pad_decode_rows: int = 0
+    pad_context_tokens: int = 0
+    swap_blocks: int = 0
+    num_passes: int = 0
+    num_wide_passes: int = 0
+
+
+WORK_COLUMNS = StepWork._fields
 """The columns of a step record that say how much work the step had: the keys of `Columns`."""
 
 TIME_TERMS = ("weights", "kv_reads", "matmul", "attention", "host", "swap", "other", "draft")
@@ -107,24 +114,34 @@ def chunk_rows(columns: Columns) -> NDArray[np.int64]:
     return columns["num_chunks"] + columns["pad_prefill_rows"]
 
 
+def work_of_step(batch: Batch) -> StepWork:
+    """The work of the step `batch`. O(its chunks and swaps)."""
+    return StepWork(
+        num_decode=batch.num_decode,
+        num_decode_tokens=batch.num_decode_tokens,
+        num_prefill_tokens=batch.num_prefill_tokens,
+        num_chunks=len(batch.chunks),
+        context_tokens=batch.context_tokens,
+        prefill_pairs=prefill_pairs(batch),
+        pad_prefill_tokens=batch.pad_prefill_tokens,
+        pad_prefill_rows=batch.pad_prefill_rows,
+        pad_decode_rows=batch.pad_decode_rows,
+        pad_context_tokens=batch.pad_context_tokens,
+        swap_blocks=swap_blocks(batch),
+        num_passes=batch.num_passes,
+        num_wide_passes=batch.num_wide_passes,
+    )
+
+
 def columns_of(batch: Batch) -> Columns:
     """The row a recorder would write of `batch`, as columns of length 1."""
-    row = {
-        "num_decode": batch.num_decode,
-        "num_decode_tokens": batch.num_decode_tokens,
-        "num_prefill_tokens": batch.num_prefill_tokens,
-        "num_chunks": len(batch.chunks),
-        "context_tokens": batch.context_tokens,
-        "prefill_pairs": prefill_pairs(batch),
-        "pad_prefill_tokens": batch.pad_prefill_tokens,
-        "pad_prefill_rows": batch.pad_prefill_rows,
-        "pad_decode_rows": batch.pad_decode_rows,
-        "pad_context_tokens": batch.pad_context_tokens,
-        "swap_blocks": swap_blocks(batch),
-        "num_passes": batch.num_passes,
-        "num_wide_passes": batch.num_wide_passes,
-    }
-    return {name: np.array([value], dtype=np.int64) for name, value in row.items()}
+    return {name: np.array([value], dtype=np.int64) for name, value in work_of_step(batch)._asdict().items()}
+
+
+def all_terms(columns: Columns, known: Terms) -> Terms:
+    """Every term that `Cost.explain` promises, an element a step, zero where not in `known`."""
+    zeros = np.zeros(len(columns["num_decode"]))
+    return {name: known.get(name, zeros) for name in (*TIME_TERMS, "flops", "bytes")}
 
 
 def useful_work(columns: Columns) -> Work:

@@ -17,7 +17,7 @@ the percentile. A bound on itl is of gaps, not of requests, and has none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,7 @@ from batchsim.base.errors import ScenarioError
 from batchsim.base.units import parse_duration_ns
 from batchsim.kernel.record import FINISHED, OUTCOME_NAMES, PRUNED, REJECTED, REPLICA_FAILED, Records
 from batchsim.metrics.attribution import PARTS, part_times
-from batchsim.metrics.latencies import LATENCIES, STREAMED, values_ns
+from batchsim.metrics.latencies import LATENCIES, STREAMED, TASK_E2E, values_ns
 from batchsim.metrics.lives import Int
 from batchsim.metrics.point_inputs import of_class
 from batchsim.metrics.slo import Bound, Slo, parse_slo
@@ -56,23 +56,35 @@ class Objectives:
     @classmethod
     def of(cls, scenario: Mapping[str, Any]) -> Objectives:
         """The objectives that a scenario's plain values state. ScenarioError if none of them bounds single requests."""
+        found = cls.stated(scenario)
+        if not found.judges_requests:
+            of_tasks = [slo for slo in (found.slo, *found.class_slos.values()) if slo.of_tasks]
+            if of_tasks:
+                raise ScenarioError(
+                    f"slo '{of_tasks[0]}': bounds tasks, and what is looked at here are requests. Run the scenario"
+                    " again with a bound on these, like --set 'slo=ttft<1s @ 95%'."
+                )
+            raise ScenarioError(f"slo '{found.slo}': bounds gaps between tokens, and no request misses it. Bound tpot.")
+        return found
+
+    @classmethod
+    def stated(cls, scenario: Mapping[str, Any]) -> Objectives:
+        """The objectives that a scenario's plain values state, whatever they bound."""
         workload = scenario["workload"]
         classes = workload.get("classes") or {}
         own = {name: parse_slo(entry["slo"]) for name, entry in classes.items() if (entry or {}).get("slo")}
-        found = cls(
+        return cls(
             parse_slo(scenario["slo"]),
             own,
             tuple(classes),
             parse_duration_ns(workload.get("warmup", "0s")),
             parse_duration_ns((workload.get("frontend") or {}).get("per_chunk", "0s")),
         )
-        if of_tasks := [slo for slo in (found.slo, *own.values()) if slo.of_tasks]:
-            raise ScenarioError(
-                f"slo '{of_tasks[0]}': bounds tasks, and what is explained are misses of requests. Bound ttft, say."
-            )
-        if not any(_of_requests(slo) for slo in (found.slo, *own.values())):
-            raise ScenarioError(f"slo '{found.slo}': bounds gaps between tokens, and no request misses it. Bound tpot.")
-        return found
+
+    @property
+    def judges_requests(self) -> bool:
+        """Whether any of them bounds single requests."""
+        return any(_of_requests(slo) for slo in (self.slo, *self.class_slos.values()))
 
     def groups(self, records: Records) -> list[tuple[tuple[Bound, ...], Flags]]:
         """Each objective's bounds on requests, and a mask of the requests that it judges."""
@@ -103,7 +115,7 @@ def slo_misses(records: Records, objectives: Objectives) -> pd.DataFrame:
     `cause_ns` is the time of the cause that counts; 0 for a cause that is no time.
     """
     requests = records.requests
-    names, before, after = _parts(records, objectives.per_chunk_ns)
+    names, before, after = part_sides(records, objectives.per_chunk_ns)
     names.append(WHOLE_RESPONSE)
     rows: list[tuple[Any, ...]] = []
     values, whole = _values_ns(requests), _is_whole(requests)
@@ -125,29 +137,35 @@ def slo_misses(records: Records, objectives: Objectives) -> pd.DataFrame:
             time_ns = _time_that_counts(bound.metric, names, before[i], after[i], bool(whole[i]))
             cause, ns = _cause(names, time_ns, bound, int(requests["output_tokens"][i]))
             rows.append((i, bound.metric, cause, ns, round(value), bound.limit_ns))
-    for i in np.flatnonzero(cohort & ~finished):
-        outcome, reason = OUTCOME_NAMES[int(requests["outcome"][i])], records.texts[requests["reason"][i]]
-        life_ns = before[i] + after[i]
-        if requests["outcome"][i] == REJECTED or reason == REPLICA_FAILED or not life_ns.any():
-            rows.append((i, outcome, f"{outcome}:{reason}", 0, None, None))
-        else:
-            rows.append((i, outcome, names[int(life_ns.argmax())], int(life_ns.max()), None, None))
+    rows += [
+        (i, *unfinished_cause(records, int(i), names, before[i] + after[i]), None, None)
+        for i in np.flatnonzero(cohort & ~finished)
+    ]
     rows.sort(key=lambda row: row[0])
-    at = np.array([row[0] for row in rows], dtype=np.int64)
-    frame = pd.DataFrame(
-        {
-            "request_id": requests["request_id"][at],
-            "request_class": [records.texts[code] for code in requests["request_class"][at]],
-            **{name: [row[k] for row in rows] for k, name in ((1, "metric"), (2, "cause"), (3, "cause_ns"))},
-        }
+    ids, texts, classes = requests["request_id"], records.texts, requests["request_class"]
+    return misses_frame([(int(ids[row[0]]), texts[classes[row[0]]], *row[1:]) for row in rows])
+
+
+def unfinished_cause(records: Records, row: int, names: Sequence[str], life_ns: Int) -> tuple[str, str, int]:
+    """Outcome, cause and its ns of the request of a `row`, which did not finish; `life_ns` is its life by `names`."""
+    request = records.requests[row]
+    outcome, reason = OUTCOME_NAMES[int(request["outcome"])], records.texts[request["reason"]]
+    if request["outcome"] == REJECTED or reason == REPLICA_FAILED or not life_ns.any():
+        return outcome, f"{outcome}:{reason}", 0
+    return outcome, names[int(life_ns.argmax())], int(life_ns.max())
+
+
+def misses_frame(rows: Sequence[tuple[Any, ...]]) -> pd.DataFrame:
+    """The rows of misses, as `slo_misses` returns them."""
+    kinds = {"request_id": "int64", "request_class": "object", "metric": "object", "cause": "object"}
+    kinds |= {"cause_ns": "int64", "value_ns": "Int64", "limit_ns": "Int64"}
+    return pd.DataFrame(
+        {name: pd.array([row[k] for row in rows], dtype=kind) for k, (name, kind) in enumerate(kinds.items())}
     )
-    for k, name in ((4, "value_ns"), (5, "limit_ns")):
-        frame[name] = pd.array([row[k] for row in rows], dtype="Int64")
-    return frame
 
 
 def _of_requests(slo: Slo) -> tuple[Bound, ...]:
-    return tuple(bound for bound in slo.bounds if bound.metric != "itl")
+    return tuple(bound for bound in slo.bounds if bound.metric not in ("itl", TASK_E2E))
 
 
 def _is_whole(requests: NDArray[np.void]) -> Flags:
@@ -166,7 +184,7 @@ def _values_ns(requests: NDArray[np.void]) -> dict[str, NDArray[np.float64]]:
     return values
 
 
-def _parts(records: Records, per_chunk_ns: int) -> tuple[list[str], Int, Int]:
+def part_sides(records: Records, per_chunk_ns: int) -> tuple[list[str], Int, Int]:
     """The parts' names in the order of PARTS; ns before, and ns after, the first token, both (requests, parts)."""
     found = sorted(
         part_times(records, per_chunk_ns), key=lambda times: (PARTS.index(times.part.split(":")[0]), times.part)

@@ -18,6 +18,7 @@ from batchsim.check.validation.replay import Replay, replay
 from batchsim.cost import Cost, Free, Linear, Scaled
 from batchsim.cost.constant import Constant
 from batchsim.cost.fitted import TERMS, Fitted, StepTerms
+from batchsim.cost.own_cost import OwnCost
 from batchsim.fit.held_out import LoadError, claims_of, load_error, mean_lengths, short_names
 from batchsim.fit.identify import Identified, identify
 from batchsim.fit.solve import Case, Solved, error_of, simulate_all, solve, with_fit
@@ -183,6 +184,11 @@ def _check(setup: Setup, runs: Sequence[MeasuredRun]) -> None:
         )
     if scenario.cost.kind == "fitted":
         raise ScenarioError(f"{scenario.places['cost']}: cost is a fit already. Name the kernel, or {{kind: free}}.")
+    if isinstance(scenario.cost, OwnCost):
+        raise ScenarioError(
+            f"{scenario.places['cost']}: cost {scenario.cost.kind} is code of its own, which no fit's file could hold."
+            " Name a kernel of batchsim's, or {kind: free}."
+        )
     if scenario.cost.draft is not None:
         raise ScenarioError(f"{scenario.places['cost']}: cost.draft: drafting is not fitted. Leave it out.")
     models = sorted({run.model for run in runs if run.model})

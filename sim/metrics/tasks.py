@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsim.kernel.record import FINISHED, PRUNED
+from batchsim.kernel.record import FINISHED, PRUNED, Records
 from batchsim.metrics.point_inputs import PointInputs
 
 
@@ -25,12 +25,18 @@ class TaskLives(NamedTuple):
 def task_lives(inputs: PointInputs) -> TaskLives:
     """The tasks of a run whose requests are parts of tasks."""
     assert inputs.task_of is not None, "asked of a run with tasks"
-    rows = np.flatnonzero(inputs.task_of[inputs.records.requests["request_id"]] >= 0)
-    requests = inputs.records.requests[rows]
-    task = inputs.task_of[requests["request_id"]]
     prunable = np.zeros(len(inputs.task_of), bool) if inputs.prunable is None else inputs.prunable
-    size = np.bincount(inputs.task_of[inputs.task_of >= 0])
-    needed = np.bincount(inputs.task_of[~prunable & (inputs.task_of >= 0)], minlength=len(size))
+    return lives_of(inputs.records, inputs.task_of, prunable)
+
+
+def lives_of(records: Records, task_of: NDArray[np.int64], prunable: NDArray[np.bool_]) -> TaskLives:
+    """The tasks of recorded requests. By request id: the number of its task, -1 of one that is of none, and whether it
+    may be pruned."""
+    rows = np.flatnonzero(task_of[records.requests["request_id"]] >= 0)
+    requests = records.requests[rows]
+    task = task_of[requests["request_id"]]
+    size = np.bincount(task_of[task_of >= 0])
+    needed = np.bincount(task_of[~prunable & (task_of >= 0)], minlength=len(size))
     order = np.lexsort((requests["request_id"], requests["sent_ns"], task))
     numbers, begin = np.unique(task[order], return_index=True)
     first = order[begin]

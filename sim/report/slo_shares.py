@@ -14,13 +14,18 @@ from batchsim.results.read import Results
 
 @dataclass(frozen=True)
 class SloShare:
-    """A share of requests within an objective: column `metric` of the summary, the `objective` as text, and the share
-    that it asks for, `target`, from 0 to 1. `request_class` is empty where it is of all requests."""
+    """A share of requests, or tasks, within an objective: column `metric` of the summary, the `objective` as text, and
+    the share that it asks for, `target`, from 0 to 1. `request_class` is empty where it is of all requests."""
 
     metric: str
     objective: str
     target: float
     request_class: str = ""
+
+    @property
+    def counted(self) -> str:
+        """What it is a share of: requests, or tasks."""
+        return "tasks" if parse_slo(self.objective).of_tasks else "requests"
 
 
 def slo_shares(results: Results) -> list[SloShare]:

@@ -52,8 +52,8 @@ def load_scenario(
     """The scenario at a path, or shipped under a name; `overrides` are texts like `seeds=1` or `policies.x.y=2`.
 
     A relative trace path is looked for beside the scenario, then in the current folder, then in `trace_folders`.
-    Policies, routers and autoscalers named `module:Class` are imported, which runs their module, with `allow_code`
-    alone. Raises ScenarioError in one line: where, what, what to do.
+    Policies, costs, routers and autoscalers named `module:Class` are imported, which runs their module, with
+    `allow_code` alone. Raises ScenarioError in one line: where, what, what to do.
     """
     for each in trace_folders:
         if not each.is_dir():

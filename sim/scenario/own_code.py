@@ -1,5 +1,5 @@
-"""A user's own router, autoscaler, arrivals and length predictor, `kind: "module:Class"`, the class being the config
-that builds it; and trace reader."""
+"""A user's own cost, router, autoscaler, arrivals and length predictor, `kind: "module:Class"`, the class being the
+config that builds it; and trace reader."""
 
 from __future__ import annotations
 
@@ -11,39 +11,43 @@ from typing import Any
 
 from batchsim.base.errors import ScenarioError, TraceError
 from batchsim.base.ranges import Config
+from batchsim.cost.own_cost import OwnCost
 from batchsim.drive.fleet.scaling.autoscaler import AutoscalerConfig
 from batchsim.policies.named_policy import check_allowed, own_code
 from batchsim.scenario.check_values import check_values
 from batchsim.scenario.config import ScenarioFile
 from batchsim.scenario.document import Document
 from batchsim.scenario.document import Path as Keys
+from batchsim.scenario.long_forms import costs
 from batchsim.workload.predictors import OwnPredictor
 from batchsim.workload.processes import OwnArrivals
 from batchsim.workload.traces.own_reader import reader_class
 from batchsim.workload.traces.trace_config import TraceConfig
 
-Place = tuple[str, str]
-_PLACES: dict[Place, type] = {
+_PLACES: dict[Keys, type] = {
     ("replicas", "router"): Config,
     ("replicas", "autoscaler"): AutoscalerConfig,
     ("plan", "router"): Config,
     ("workload", "arrivals"): OwnArrivals,
 }
-"""Where a scenario may name a class of the user's, and what that derives from."""
+"""Where a scenario may name a class of the user's, and what that derives from; wherever it has a cost, an OwnCost."""
 _METHODS = {"router": ("build", "(self, seed)"), "arrivals": ("times_s", "(self, random)")}
+_METHODS["cost"] = ("step_ns", "(self, step)")
 _METHODS["predictor"] = ("predicted_tokens", "(self, request, true_tokens, random)")
 """What such a class must define, with its signature; `build(self)` unless said here."""
 
 
-def own_configs(document: Document, *, allow_code: bool) -> dict[Place, Any]:
+def own_configs(document: Document, *, allow_code: bool) -> dict[Keys, Any]:
     """The configs of the user's own classes that a scenario names, by place; importing them runs their modules.
 
     ScenarioError unless `allow_code`, and for a class that is no such config.
     """
     found = {}
-    for path, base in _PLACES.items():
-        owner = document.value.get(path[0])
-        entry = owner.get(path[1]) if isinstance(owner, dict) else None
+    places = {(*path, "cost"): OwnCost for path, _ in costs(document.value)}
+    for path, base in (_PLACES | places).items():
+        entry: Any = document.value
+        for key in path:
+            entry = entry.get(key) if isinstance(entry, dict) else None
         if (config := _own_config(entry, document, path, base, allow_code=allow_code)) is not None:
             found[path] = config
     return found
@@ -94,36 +98,57 @@ def _config_class(kind: str, what: str, base: type) -> type:
     return config
 
 
-def stand_ins(plain: dict[str, Any], own: Mapping[Place, Any]) -> dict[str, Any]:
+def stand_ins(plain: dict[str, Any], own: Mapping[Keys, Any]) -> dict[str, Any]:
     """`plain` with kinds of ours in the places of `own` ones, which no validator of ours knows."""
     if not own:
         return plain
     plain = copy.deepcopy(plain)
-    for (block, key), config in own.items():
-        plain[block][key] = {"kind": "round_robin"}
-        if isinstance(config, OwnArrivals):
-            plain[block][key] = {"kind": "poisson", "mean_rate": f"{config.mean_rate!r}/s"}
-        if isinstance(config, AutoscalerConfig):
-            ends = {"min": config.min, "max": config.max, "surge": config.surge}
-            times = {"every": f"{config.every}ns", "cold_start": f"{config.cold_start}ns", "scale_down_delay": "0s"}
-            plain[block][key] = {"kind": "queue_per_replica", "above": 1, "below": 0, **ends, **times}
+    for (*above, key), config in own.items():
+        owner: Any = plain
+        for each in above:
+            owner = owner[each]
+        owner[key] = _stand_in(config)
     return plain
 
 
-def with_own(file: ScenarioFile, own: Mapping[Place, Any]) -> ScenarioFile:
+def _stand_in(config: Any) -> dict[str, Any]:
+    """What a scenario could write for a kind of ours in the place of a user's own `config`."""
+    if isinstance(config, OwnCost):
+        return {"kind": "constant", "step": "1ms"}
+    if isinstance(config, OwnArrivals):
+        return {"kind": "poisson", "mean_rate": f"{config.mean_rate!r}/s"}
+    if isinstance(config, AutoscalerConfig):
+        ends = {"min": config.min, "max": config.max, "surge": config.surge}
+        times = {"every": f"{config.every}ns", "cold_start": f"{config.cold_start}ns", "scale_down_delay": "0s"}
+        return {"kind": "queue_per_replica", "above": 1, "below": 0, **ends, **times}
+    return {"kind": "round_robin"}
+
+
+def with_own(file: ScenarioFile, own: Mapping[Keys, Any]) -> ScenarioFile:
     """`file` with the user's own configs in their places."""
-    for (block, key), config in own.items():
-        file = replace(file, **{block: replace(getattr(file, block), **{key: config})})
+    for path, config in own.items():
+        file = _placed(file, path, config)
     return file
 
 
+def _placed(owner: Any, path: Keys, config: Any) -> Any:
+    """`owner`, a dataclass or a mapping, with `config` at `path` below it."""
+    key = str(path[0])
+    if isinstance(owner, dict):
+        return owner | {key: _placed(owner[key], path[1:], config) if path[1:] else config}
+    return replace(owner, **{key: _placed(getattr(owner, key), path[1:], config) if path[1:] else config})
+
+
 def own_kinds(file: ScenarioFile) -> Iterator[type]:
-    """The classes of router, autoscaler, arrivals and trace reader that a scenario names, where these are the user's
-    own."""
+    """The classes of costs, router, autoscaler, arrivals and trace reader that a scenario names, where these are the
+    user's own."""
     trace = file.workload.trace
     if trace is not None and trace.reader is not None:
         yield reader_class(trace.reader)
-    found = [file.workload.arrivals]
-    found += [] if file.replicas is None else [file.replicas.router, file.replicas.autoscaler]
-    found += [] if file.plan is None else [file.plan.router]
+    found: list[Any] = [file.workload.arrivals, file.cost]
+    if file.replicas is not None:
+        found += [file.replicas.router, file.replicas.autoscaler]
+        found += [group.cost for group in (file.replicas.groups or {}).values()]
+    if file.plan is not None:
+        found += [file.plan.router, *(offer.cost for offer in file.plan.gpus.values())]
     yield from (type(config) for config in found if not type(config).__module__.startswith(("batchsim.", "builtins")))

@@ -164,6 +164,11 @@ CALLS = {
         ["{runs}", "--set", "replicas={count: 2, router: random}", "--scenario", "{free}", "-o", "{out}"],
         "replicas cannot be fitted",
     ),
+    "a cost of one's own": (
+        ["{runs}", "--allow-code", "--set", "cost={kind: 'own_cost:Throttled', base: 8ms, per_token: 1us, above: 9}",
+         "--scenario", "{free}", "-o", "{out}"],
+        "cost Throttled is code of its own",
+    ),
     "two policies": (
         ["{runs}", "--set", "policies.static={batch_size: 4}", "--scenario", "{free}", "-o", "{out}"],
         "has 2 policies (vllm, static)",
@@ -182,8 +187,9 @@ def test_options_of_bench_need_its_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_bad_call_is_one_line(folder: Path, tmp_path: Path, name: str) -> None:
+def test_a_bad_call_is_one_line(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Exit 2, and nothing written."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
     words, message = CALLS[name]
     (tmp_path / "empty").mkdir()
     places = {"runs": folder / "runs", "free": folder / "free.yaml", "out": tmp_path / "mine.json"}

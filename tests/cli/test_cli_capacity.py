@@ -261,3 +261,30 @@ def test_what_is_no_scenario_and_no_load_is_told_where_it_stands(tmp_path, name,
     """One line, which begins with the option where an option is to blame."""
     found = batchsim("capacity", name, *options, "--out", tmp_path)
     assert found.exit_code == 2 and says in found.stderr and found.stderr.count("\n") == 1
+
+
+TASKS = SCENARIO.partition("policies:")[0].replace(
+    "on_off, mean_rate: 20/s, on: 1s, off: 1s", "poisson, mean_rate: 20/s"
+)
+TASKS = (
+    TASKS.partition("  lengths:")[0]
+    + """\
+  tasks:
+    stages:
+      - {prompt: {kind: fixed, tokens: 100}, output: {kind: uniform, min: 2, max: 12}}
+      - {fan_out: 3, prompt: {kind: fixed, tokens: 20}, output: {kind: uniform, min: 2, max: 12}, wait: 300ms}
+  output_cap: 16
+  duration: 20s
+policies: {continuous: {max_num_seqs: 2, max_num_batched_tokens: 512}}
+slo: task_e2e<600ms @ 90%
+seeds: 2
+"""
+)
+
+
+@pytest.mark.slow
+def test_the_capacity_for_tasks_names_what_they_wait_for(tmp_path):
+    """Two slots for four requests a task: beyond it tasks miss their bound since their requests queue."""
+    done = _call(tmp_path, "--only-rates", "--max-seeds", 3, "--max-probes", 6, text=TASKS)
+    assert done.exit_code == 0, done.stderr
+    assert "objective: task_e2e<600ms @ 90%" in done.stdout and "task_e2e: queueing for a slot" in done.stdout

@@ -124,7 +124,8 @@ def test_the_smallest_group_holds_and_one_less_does_not(planned: tuple[Path, Any
     assert best["cost_per_month"] == min(row["cost_per_month"] for row in held)
     prices = {"small": 1.0, "big": 2.5}
     assert all(row["cost_per_month"] == row["replicas"] * prices[row["gpu"]] * 730 for row in held)
-    assert len(planned[1]["recommendation"]) == 3
+    said = planned[1]["recommendation"]
+    assert len(said) == 4 and said[3].startswith("With 30 % more traffic it would take ")
 
 
 def test_every_number_of_the_page_is_a_cell_of_a_csv(planned: tuple[Path, Any]) -> None:

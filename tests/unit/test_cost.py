@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from itertools import pairwise
 from math import inf
 
@@ -14,8 +14,9 @@ from batchsim.base.ranges import Config
 from batchsim.cost import COSTS, Constant, Cost, HostCost, Linear, Roofline, RooflineConfig, build_cost
 from batchsim.cost.cost_error import Unknown
 from batchsim.cost.fitted import Fitted, StepTerms
+from batchsim.cost.own_cost import OwnCost
 from batchsim.cost.roofline import KernelCosts
-from batchsim.cost.work import TIME_TERMS, columns_of, prefill_pairs, work_columns
+from batchsim.cost.work import TIME_TERMS, StepWork, columns_of, prefill_pairs, work_columns
 from batchsim.deployment.catalog import GPUS, MODELS
 from batchsim.deployment.deployment import Deployment
 from batchsim.kernel.decode import DecodeGroup
@@ -25,6 +26,24 @@ from batchsim.kernel.types import Batch, Request, Sequence
 LLAMA, H200 = MODELS["llama-3.1-8b"], GPUS["h200"]
 ROOFLINE = Roofline(LLAMA, H200)
 LINEAR = Linear(base=1_000_000, per_token=20_000, per_sequence=5_000, per_context_token=30, per_swapped_block=40_000)
+
+
+@dataclass(frozen=True)
+class EveryColumn(OwnCost):
+    """A cost of one's own that reads all the work of a step."""
+
+    def step_ns(self, step: StepWork) -> int:
+        return 1 + sum((i + 1) * value for i, value in enumerate(step))
+
+
+class OneForAll(OwnCost):
+    """The less for a swap, which no estimate says to take time back."""
+
+    def step_ns(self, step: StepWork) -> int:
+        return 9 - step.swap_blocks
+
+
+OWN = EveryColumn().build(LLAMA)
 FREE_FIT = Fitted(None, StepTerms(0, 8e6, 90_000, 60_000, 60.5, 3.25, 0.4))
 KERNEL_FIT = Fitted(ROOFLINE.without_host(), StepTerms(1.25, 1.5e6, 17_000, 6_500, 0, 4.5, 0))
 STAIRS_FIT = Fitted(None, StepTerms(base=8e6, sequence=9e4, rows_2=3e6, rows_4=5e5, rows_8=7e5, further_pass=2e6))
@@ -94,8 +113,8 @@ BATCHES = {
 @pytest.mark.parametrize("name", BATCHES)
 @pytest.mark.parametrize(
     "cost",
-    [ROOFLINE, Roofline(LLAMA, H200, tp=4), Constant(10_000_000), LINEAR, FREE_FIT, KERNEL_FIT, STAIRS_FIT],
-    ids=["roofline", "tp4", "const", "lin", "free fit", "kernel fit", "stairs fit"],
+    [ROOFLINE, Roofline(LLAMA, H200, tp=4), Constant(10_000_000), LINEAR, OWN, FREE_FIT, KERNEL_FIT, STAIRS_FIT],
+    ids=["roofline", "tp4", "const", "lin", "own", "free fit", "kernel fit", "stairs fit"],
 )
 def test_the_explained_parts_add_up_to_the_step(cost: Cost, name: str) -> None:
     """`explain` on a recorded row and `step_ns` on the batch tell the same duration."""
@@ -103,6 +122,13 @@ def test_the_explained_parts_add_up_to_the_step(cost: Cost, name: str) -> None:
     terms = cost.explain(columns_of(batch))
     assert abs(sum(terms[term][0] for term in TIME_TERMS) - cost.step_ns(batch)) <= 2
     assert min(terms[term][0] for term in terms) >= 0
+
+
+def test_a_cost_of_one_s_own_estimates_by_the_steps_that_it_is_asked_for() -> None:
+    """A chunk of 10 tokens: 3 · 10 + 4 · 1 + 6 · 55 + 1; a swapped block adds 11 to a step, one that adds none 0."""
+    assert OWN.recompute_ns(10) == 30 + 4 + 330 + 1
+    assert OWN.swap_ns(7) == 77
+    assert OneForAll().build(LLAMA).swap_ns(7) == 0
 
 
 def test_kernels_see_the_passes_of_a_step_that_is_split() -> None:

@@ -34,7 +34,7 @@ def loaded(folder: Path, replicas: str, *, allow_code: bool = True) -> Scenario:
 
 @pytest.mark.parametrize(
     "name",
-    ["own_router.py", "own_autoscaler.py", "own_arrivals.py", "own_policy.py", "own_reader.py", "own_predictor.py"],
+    [f"own_{what}.py" for what in ("router", "autoscaler", "arrivals", "policy", "reader", "predictor", "cost")],
 )
 def test_an_example_is_at_most_40_lines(name: str) -> None:
     """To be read at a glance."""

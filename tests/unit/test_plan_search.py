@@ -21,6 +21,7 @@ from batchsim.study.planning.probe import Ask, Book, GpuGroup, GroupProbe, Obser
 from batchsim.study.planning.searched import hopeless
 from batchsim.study.planning.space import space_of
 from batchsim.study.sweep.points import Sweep
+from tools import search_check
 
 SEARCHED = """\
 model: llama-3.1-8b
@@ -192,3 +193,9 @@ def test_a_plan_that_searches_ends_with_command_and_manifest(searched: Scenario,
     frontier = tables["pareto"]
     assert all(one["cost_per_month"] < two["cost_per_month"] for one, two in pairwise(frontier))
     assert all(one["attainment"] < two["attainment"] for one, two in pairwise(frontier))
+
+
+def test_the_check_of_the_search_takes_its_scenario_as_an_argument() -> None:
+    """As its docstring calls it; it was taken for an option."""
+    with pytest.raises(ScenarioError, match=r"nowhere\.yaml: no such scenario"):
+        search_check.app(["nowhere.yaml", "--draws", "1"], standalone_mode=False)

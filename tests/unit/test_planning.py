@@ -21,7 +21,7 @@ from batchsim.study.planning.assumptions import assumptions
 from batchsim.study.planning.batches import batch_attainments
 from batchsim.study.planning.demand import Variation, demand_of
 from batchsim.study.planning.fleet_search import ONE_SEED_DECIDES, smallest
-from batchsim.study.planning.make import make_plan
+from batchsim.study.planning.make import GROWN, make_plan
 from batchsim.study.planning.money import (
     cost_per_month,
     energy_kwh,
@@ -140,6 +140,24 @@ def test_without_room_above_the_target_the_report_says_so(replay: Scenario, tmp_
         chosen["headroom"] = headroom
         assert said in sentence_text(recommendation(tables, "$")[1])
     assert "too few" in [row["what"] for row in tables["assumptions"]]
+    assumed = {row["what"]: row["assumed"] for row in tables["assumptions"]}
+    assert all(said == "its defaults" or said[0] == "{" for what, said in assumed.items() if what.startswith("policy "))
+
+
+def test_the_report_says_what_growth_would_take(replay: Scenario, tmp_path: Path) -> None:
+    """The number of replicas that holds 30 % more, at their price; nothing where no number does."""
+    tables = plan_tables(replay, out=tmp_path / "results")
+    (grown,) = (row for row in tables["what_if"] if row["change"] == GROWN)
+    (chosen,) = (row for row in tables["configurations"] if row["holds"])
+    each = chosen["cost_per_month"] / chosen["replicas"]
+    assert grown["cost_per_month_needed"] == pytest.approx(each * grown["replicas_needed"])
+    grown |= {"replicas_needed": 7, "cost_per_month_needed": 7e4}
+    said = [sentence_text(sentence) for sentence in recommendation(tables, "$")]
+    assert said[3] == "With 30 % more traffic it would take 7 replicas, $ 70,000 a month."
+    grown["replicas_needed"] = grown["replicas"]
+    assert sentence_text(recommendation(tables, "$")[3]) == "With 30 % more traffic it would take no more."
+    grown["replicas_needed"] = None
+    assert len(recommendation(tables, "$")) == 3
 
 
 def test_a_plan_ends_with_the_command_of_the_deployment_that_it_recommends(replay: Scenario, tmp_path: Path) -> None:

@@ -86,6 +86,7 @@ VALID = [
     "policies: {a: {kind: vllm, max_num_seqs: 8}, vllm: {kind: static, batch_size: 4, max_wait: 1s}, sglang: null}",
     "replicas: {count: 2, router: {kind: 'my_router:Sticky', knob: 3}}",
     "replicas: {count: 2, router: least_tokens}",
+    "cost: {kind: 'my_cost:Steps', knob: 3}",
     "kv: {log: startup.log}",
 ]
 

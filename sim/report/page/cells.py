@@ -68,7 +68,7 @@ def margin(value: float) -> str:
 
 
 def signed(value: float) -> str:
-    return f"{100 * value:+.3g} %".replace("-", "−")
+    return f"{100 * value:+.3g} %".replace("-", "−") if value else "0 %"
 
 
 @dataclass(frozen=True)
@@ -144,6 +144,7 @@ COLUMNS: dict[str, Column] = {
     "why_not": Column("why none holds"),
     "change": Column("what if"),
     "replicas_needed": Column("replicas it would take", number, "replicas that hold under the change"),
+    "cost_per_month_needed": Column("cost a month then", money, "price of that many replicas"),
     "note": Column("note"),
     "ttft_p99_s": Column("TTFT p99", seconds, "time to first token that all but a hundredth of the requests undercut"),
     "tpot_p99_s": Column("TPOT p99", seconds, "time per output token after the first, likewise"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from batchsim.report.markdown import escaped, markdown_table
 from batchsim.report.page.cells import Cell
-from batchsim.report.page.sections import Section, Sentence, TableView
+from batchsim.report.page.sections import NO_BREAK, Section, Sentence, TableView
 
 
 def markdown(name: str, sections: list[Section], files: list[str]) -> str:
@@ -23,7 +23,8 @@ def markdown(name: str, sections: list[Section], files: list[str]) -> str:
 
 
 def sentence_text(sentence: Sentence) -> str:
-    return "".join(part.text if isinstance(part, Cell) else part for part in sentence)
+    text = "".join(part.text if isinstance(part, Cell) else part for part in sentence)
+    return text.replace(NO_BREAK, " ")
 
 
 def _table(view: TableView) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 
 from batchsim.base.units import NS_PER_S
 from batchsim.drive.fleet.fleet_plan import HELD, UP
-from batchsim.metrics.latencies import LATENCIES, TASK_E2E
+from batchsim.metrics.latencies import LATENCIES, TASK_E2E, TASK_TITLE
 from batchsim.report.drawn_values import GPU, USER, counted, log_ends
 from batchsim.report.page.charts import Chart, ChartAxis, Series
 from batchsim.report.pictures.palette import policy_styles
@@ -21,10 +21,10 @@ from batchsim.results.read import Results
 def share_charts(results: Results) -> list[Chart]:
     """The share of requests within the SLO against load, of each class where classes have objectives of their own; the
     margin where the objective is of no share of the requests."""
-    axis = ChartAxis("requests within the SLO", "share", "nines")
     found = []
     for each in slo_shares(results):
         caption = f"{each.request_class}: {each.objective}" if each.request_class else each.objective
+        axis = ChartAxis(f"{each.counted} within the SLO", "share", "nines")
         lines = _lines(results, each.metric, PolicyCurve.values)
         found.append(Chart(caption, _loads(results), axis, lines, each.target))
     if found or np.isnan(column(results.summary, "slo_margin")).all():
@@ -40,7 +40,7 @@ def latency_charts(results: Results) -> list[Chart]:
     found = []
     titles = {name: LATENCIES[name].title for name in ("ttft", "tpot", "norm_latency")}
     if f"{TASK_E2E}_p99_s" in results.summary:
-        titles[TASK_E2E] = "E2E of tasks"
+        titles[TASK_E2E] = TASK_TITLE
     for name, title in titles.items():
         lines = _lines(results, f"{name}_p99_s", PolicyCurve.stable)
         bounds = slo_bounds(results, name, "p99")

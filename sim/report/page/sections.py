@@ -7,7 +7,10 @@ from dataclasses import dataclass, field, replace
 from batchsim.report.page.cells import Cell, Tables, cell, heading
 from batchsim.report.page.charts import Chart
 from batchsim.report.page.plan_charts import day_charts, latency_charts, slo_charts
+from batchsim.study.planning.make import GROWN
 
+NO_BREAK = "\u00a0"
+"""Between a currency and its amount, which are to stay in one line of a page."""
 Sentence = list[str | Cell]
 
 
@@ -66,7 +69,8 @@ EVIDENCE = (
     "engine_busy_share",
 )
 NOT_HELD = ("gpu", "policy", "saturation_rps", "why_not")
-WHAT_IF = ("gpu", "policy", "replicas", "change", "shown", "attainment", "margin_low", "replicas_needed", "note")
+WHAT_IF = ("gpu", "policy", "replicas", "change", "shown", "attainment", "margin_low", "replicas_needed")
+WHAT_IF += ("cost_per_month_needed", "note")
 TRAFFIC = ("part", "rate_rps", "share_of_peak", "attainment", "replicas_enough", "cost_per_1m_output_tokens")
 GROWTH = ("month", "peak_rps", "replicas", "cost_per_month", "how")
 CLASSES = (
@@ -199,11 +203,12 @@ def _of(pictures: dict[str, str], *names: str) -> list[tuple[str, str]]:
     return [(name, pictures[name]) for name in names if name in pictures]
 
 
-# ---- the three sentences
+# ---- the sentences
 
 
 def recommendation(tables: Tables, currency: str) -> list[Sentence]:
-    """What to buy at which price; what it was shown to hold; how uncertain that is. One sentence if nothing holds."""
+    """What to buy at which price; what it was shown to hold; how uncertain that is; what growth would take, where that
+    is known. One sentence if nothing holds."""
     if "recommendation" not in tables:
         return [["No configuration holds this traffic within the SLO: the table below says what keeps each from it."]]
     chosen = tables["recommendation"][0]
@@ -219,10 +224,15 @@ def recommendation(tables: Tables, currency: str) -> list[Sentence]:
     row = tables["configurations"][index]
     engines = "replica" if row["replicas"] == 1 else "replicas"
     first: Sentence = ["Run ", of("replicas"), f" {engines} on ", of("gpu"), " under ", of("policy"), " behind "]
-    first += [of("router", "recommendation"), f": {currency} ", of("cost_per_month"), f" a month, {currency} "]
+    first += [
+        of("router", "recommendation"),
+        f": {currency}{NO_BREAK}",
+        of("cost_per_month"),
+        f" a month, {currency}{NO_BREAK}",
+    ]
     first += [of("cost_per_1m_output_tokens"), " per million output tokens"]
     if chosen["next_cost_per_month"] is not None:
-        first += [f" (the next best: {currency} ", of("next_cost_per_month", "recommendation"), " a month)"]
+        first += [f" (the next best: {currency}{NO_BREAK}", of("next_cost_per_month", "recommendation"), " a month)"]
     second: Sentence = ["In the busiest window (", of("window", "recommendation"), ") ", of("attainment")]
     second += [" of requests meet ", of("slo", "recommendation")]
     holds = "the same replica holds" if row["replicas"] == 1 else "the same replicas hold"
@@ -235,7 +245,24 @@ def recommendation(tables: Tables, currency: str) -> list[Sentence]:
         second += ["; one replica less gives ", of("one_less"), f" and {is_}", of("one_less_shown")]
         second += [" (its margin from ", of("one_less_margin_low")]
         second += [", of ", of("one_less_class"), ")"] if row["one_less_class"] else [")"]
-    return [[*first, "."], [*second, "."], [*_uncertainty(tables, index), "."]]
+    return [[*first, "."], [*second, "."], [*_uncertainty(tables, index), "."], *_grown(tables, index, currency)]
+
+
+def _grown(tables: Tables, index: int, currency: str) -> list[Sentence]:
+    """What the recommended kind of replica would take of more traffic: a sentence, or none where it was not tried."""
+    chosen = tables["configurations"][index]
+    for i, row in enumerate(tables.get("what_if", [])):
+        mine = (row["gpu"], row["policy"], row["change"]) == (chosen["gpu"], chosen["policy"], GROWN)
+        if not mine or row["replicas_needed"] is None:
+            continue
+        change, needed, cost = (
+            cell(tables, "what_if", i, name) for name in ("change", "replicas_needed", "cost_per_month_needed")
+        )
+        if row["replicas_needed"] == row["replicas"]:
+            return [["With ", change, " it would take no more."]]
+        engines = "replica" if row["replicas_needed"] == 1 else "replicas"
+        return [["With ", change, " it would take ", needed, f" {engines}, {currency}{NO_BREAK}", cost, " a month."]]
+    return []
 
 
 def _uncertainty(tables: Tables, index: int) -> Sentence:

@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
+from batchsim.explain.task_causes import BETWEEN
 from batchsim.metrics.attribution import PARTS
 from batchsim.report.pictures.style import GREY, figure, frame, house_style, save
 from batchsim.report.reading import at_load, load_name
@@ -31,8 +32,9 @@ _COLORS = {
     "host_gap": "#7F7F7F",
     "frontend": "#BDBDBD",
     "failover": "#5B3A8C",
+    BETWEEN: "#A6CEE3",
 }
-_KINDS = [*PARTS, "whole_response", "rejected"]  # the order of segments
+_KINDS = [*PARTS, BETWEEN, "whole_response", "rejected"]  # the order of segments
 _PALER = 0.38  # toward white with each further reason of a kind
 _OTHERS = "fewer"
 _LEAST = 0.01  # of a bar of misses: causes smaller in all bars are added up in the picture
@@ -60,14 +62,15 @@ def causes_picture(results: Results, found: list[dict[str, Any]], load: float, n
         # Room for the figures beside the bars.
         shares.set_xlim(0, max(1.0, *(130 * one["missed"] / one["offered"] for one in found)))
         shares.set_xticks([tick for tick in shares.get_xticks() if 0 <= tick <= 100])
-        shares.set_xlabel("offered requests that missed the SLO (%)")
+        counted = " and ".join(dict.fromkeys(one["counted"] for one in found))
+        shares.set_xlabel(f"offered {counted} that missed the SLO (%)")
         makeup.set_xlim(0, 100)
         makeup.set_xlabel("of the misses (%)")
         seeds = "1 seed" if num_seeds == 1 else f"{num_seeds} seeds together"
         frame(
             fig,
             results,
-            f"Why requests missed the SLO {at_load(load_name(results), load)}",
+            f"Why {counted} missed the SLO {at_load(load_name(results), load)}",
             f"measured at: {results.manifest['measured_at']} · {seeds} · SLO: {results.manifest['objective']}"
             " · one cause a miss: the largest part of the time that counts for the bound exceeded most; own work only"
             " where that alone is too long",

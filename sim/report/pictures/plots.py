@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from batchsim.metrics.latencies import LATENCIES
+from batchsim.metrics.latencies import LATENCIES, TASK_E2E, TASK_TITLE
 from batchsim.report.drafting import draft_curves
 from batchsim.report.drawn_values import log_ends
 from batchsim.report.pictures import closeup
@@ -54,30 +54,32 @@ from batchsim.results.read import Results
 
 VARY, DRAFTING, FLEET = "vary.png", "drafting.png", "fleet.png"
 _NEED_ROWS = {"requests": ("timeline.png",), "minutes": ("timeline.png", "latency_cdf.png")}
-SHOWN = ("ttft", "tpot", "norm_latency")
+SHOWN = {name: LATENCIES[name].title for name in ("ttft", "tpot", "norm_latency")}
 
 
 def p99_vs_qps(results: Results, path: Path | str) -> None:
-    """Writes P99 (top) and P50 (bottom) of TTFT, TPOT and normalised latency against the offered load."""
+    """Writes P99 (top) and P50 (bottom) of TTFT, TPOT, normalised latency and, where there are tasks, their E2E against
+    the offered load."""
     with house_style():
         save(p99_vs_qps_figure(results), path)
 
 
 def p99_vs_qps_figure(results: Results) -> Figure:
     """The figure that `p99_vs_qps` writes."""
+    shown = SHOWN | ({TASK_E2E: TASK_TITLE} if f"{TASK_E2E}_p99_s" in results.summary else {})
     with house_style():
         below = height_inch(results) if has_lanes(results) else 0.0
-        fig = figure(13.0, 7.6 + below)
-        grid = fig.add_gridspec(2 + bool(below), len(SHOWN), height_ratios=[3.2, 3.2, *([below] if below else [])])
-        axes: Any = grid[:2, :].subgridspec(2, len(SHOWN)).subplots(sharex=True)
+        fig = figure(13.0 / len(SHOWN) * len(shown), 7.6 + below)
+        grid = fig.add_gridspec(2 + bool(below), 1, height_ratios=[3.2, 3.2, *([below] if below else [])])
+        axes: Any = grid[:2, :].subgridspec(2, len(shown)).subplots(sharex=True)
         if below:
             draw_lanes(fig.add_subplot(grid[2, :]), results)
-        for column, name in enumerate(SHOWN):
+        for column, (name, title) in enumerate(shown.items()):
             limits = latency_limits(results, [f"{name}_p99_s", f"{name}_p50_s"], slo_bounds(results, name))
             for row, percentile in enumerate(("p99", "p50")):
                 ax = axes[row, column]
                 draw_latency(ax, results, f"{name}_{percentile}_s", limits)
-                ax.set_title(f"{percentile.upper()} {LATENCIES[name].title}")
+                ax.set_title(f"{percentile.upper()} {title}")
                 ax.set_xlabel(ax.get_xlabel() if row == 1 else "")
         frame(
             fig,

@@ -53,7 +53,7 @@ def draw_slo_share(ax: Axes, results: Results, share: SloShare) -> None:
     load_axis(ax, results)
     nines_axis(ax.yaxis)
     ax.set_ylim(-0.06, nines(1.0) + 0.1)
-    ax.set_ylabel("requests within the SLO")
+    ax.set_ylabel(f"{share.counted} within the SLO")
     ax.set_title(f"{share.request_class}: {share.objective}" if share.request_class else share.objective)
     ax.axhline(nines(share.target), color="black", linewidth=1, linestyle=(0, (6, 3)), zorder=1.5)
     drawn = styled_sweeps(results)

@@ -21,6 +21,7 @@ from batchsim.study.capacity.study import AT_SHARE, QUICK
 _CAUSES = {
     "queued:batch_window": "waiting for a full batch",
     "queued:batch_running": "waiting for the running batch",
+    "between_requests": "tools between its requests",
     "queued:no_slot": "queueing for a slot",
     "queued:kv_blocks": "queueing for KV memory",
     "queued:preemption": "queueing for KV memory",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,48 +12,64 @@ import pandas as pd
 from batchsim.base.errors import ScenarioError
 from batchsim.base.units import format_duration
 from batchsim.explain.causes import NEVER_LET_IN, Objectives, slo_misses
+from batchsim.explain.task_causes import TaskObjectives, task_misses
 from batchsim.report.layout import fit
 from batchsim.report.reading import at_load, load_name, sweeps_at
 from batchsim.results.read import Results, scenario_of
 
 
 def causes(results: Results, policies: Sequence[str], load: float, seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """A row for each policy and request class: requests offered and missed, and the `causes` of the misses.
+    """A row for each policy and request class: how many of `counted`, requests or tasks, were offered and missed, and
+    the `causes` of the misses. Tasks follow on requests where both are bounded.
 
     A cause has metric, cause, misses and median_ns (of the time blamed). Counts are summed over `seeds`; the most
-    frequent cause comes first. ScenarioError for an objective that judges no request.
+    frequent cause comes first. ScenarioError for an objective that judges neither.
     """
     if not seeds:
         raise ScenarioError(f"{results.path}: the misses of no seed were asked for. Give at least one, like [0].")
     names = {s.policy: s.labels[s.index(load)] for s in sweeps_at(results, load)}
     found = []
     for policy in policies:
-        missed, offered = [], {}
-        objectives = Objectives.of(scenario_of(results, policy))
-        for seed in seeds:
-            records = results.records(policy, load, seed)
-            cohort = records.requests[objectives.cohort(records)]
-            for code, count in zip(*np.unique(cohort["request_class"], return_counts=True), strict=True):
-                request_class = records.texts[code]
-                offered[request_class] = offered.get(request_class, 0) + int(count)
-            missed.append(slo_misses(records, objectives))
-            lost = _never_let_in(results, policy, load, seed, len(cohort))
-            if lost:
-                offered["?" if objectives.class_names else ""] = lost + offered.get("", 0)
-                missed.append(_lost_frame(lost, "?" if objectives.class_names else ""))
-        every = pd.concat(missed, ignore_index=True)
-        order = [name for name in ("", *objectives.class_names, "?") if name in offered]
-        found += [
-            {
-                "policy": policy,
-                "label": names[policy],
-                "request_class": request_class,
-                "offered": offered[request_class],
-            }
-            | _counted(every.loc[every["request_class"] == request_class])
-            for request_class in order
-        ]
+        scenario = scenario_of(results, policy)
+        of_tasks = TaskObjectives.of(scenario)
+        head = {"policy": policy, "label": names[policy]}
+        if of_tasks is None or of_tasks.stated.judges_requests:
+            found += [head | row for row in _of_requests(results, policy, load, seeds, Objectives.of(scenario))]
+        if of_tasks is not None:
+            every = [task_misses(results.records(policy, load, seed), of_tasks) for seed in seeds]
+            judged = sum((Counter(counts) for _, counts in every), Counter[str]())
+            misses = pd.concat([frame for frame, _ in every], ignore_index=True)
+            found += [head | row for row in _by_class(misses, judged, sorted(judged), "tasks")]
     return found
+
+
+def _of_requests(
+    results: Results, policy: str, load: float, seeds: Sequence[int], objectives: Objectives
+) -> list[dict[str, Any]]:
+    """The rows of the requests of a policy."""
+    missed, offered = [], Counter[str]()
+    for seed in seeds:
+        records = results.records(policy, load, seed)
+        cohort = records.requests[objectives.cohort(records)]
+        for code, count in zip(*np.unique(cohort["request_class"], return_counts=True), strict=True):
+            offered[records.texts[code]] += int(count)
+        missed.append(slo_misses(records, objectives))
+        lost = _never_let_in(results, policy, load, seed, len(cohort))
+        if lost:
+            offered["?" if objectives.class_names else ""] = lost + offered.get("", 0)
+            missed.append(_lost_frame(lost, "?" if objectives.class_names else ""))
+    order = [name for name in ("", *objectives.class_names, "?") if name in offered]
+    return _by_class(pd.concat(missed, ignore_index=True), offered, order, "requests")
+
+
+def _by_class(
+    misses: pd.DataFrame, offered: Mapping[str, int], order: Sequence[str], counted: str
+) -> list[dict[str, Any]]:
+    return [
+        {"request_class": name, "counted": counted, "offered": offered[name]}
+        | _counted(misses.loc[misses["request_class"] == name])
+        for name in order
+    ]
 
 
 def _never_let_in(results: Results, policy: str, load: float, seed: int, known: int) -> int:
@@ -93,7 +110,8 @@ def causes_text(results: Results, found: list[dict[str, Any]], load: float, num_
         request_class = f", class {one['request_class']}" if one["request_class"] else ""
         share = 100 * one["missed"] / one["offered"]
         lines.append(
-            f"{one['label']}{request_class}: {one['missed']:,} of {one['offered']:,} requests missed ({share:.3g} %)"
+            f"{one['label']}{request_class}: {one['missed']:,} of {one['offered']:,} {one['counted']} missed"
+            f" ({share:.3g} %)"
         )
         for row in one["causes"]:
             of_misses = f"{100 * row['misses'] / one['missed']:.0f} %"

@@ -16,6 +16,7 @@ import numpy as np
 from batchsim.base.errors import BatchsimError, ScenarioError
 from batchsim.base.units import NS_PER_S
 from batchsim.explain.causes import Objectives, slo_misses
+from batchsim.explain.task_causes import TaskObjectives, task_misses
 from batchsim.metrics.slo import parse_slo
 from batchsim.results.failed import Failed, points_failed
 from batchsim.results.frames import to_records
@@ -279,18 +280,21 @@ def ratio(found: PolicySearch, base: PolicySearch) -> float | None:
 
 
 def misses(case: PolicySearch, load: float, home: Any) -> Counter[tuple[str, str]]:
-    """Misses by (metric of the bound, cause) over the first seeds of a load; empty where no request misses by
-    itself."""
+    """Misses by (metric of the bound, cause) over the first seeds of a load, of requests and tasks; empty where none
+    misses by itself."""
     counted: Counter[tuple[str, str]] = Counter()
-    try:
-        objectives = Objectives.of(case.setup.scenario.plain)
-    except ScenarioError:
-        return counted  # gaps between tokens alone are bounded
+    scenario = case.setup.scenario.plain
+    stated, of_tasks = Objectives.stated(scenario), TaskObjectives.of(scenario)
+    if not stated.judges_requests and of_tasks is None:
+        return counted  # gaps between tokens alone are bounded, or tasks of a log
     for seed in case.measured(load)[:REASON_SEEDS]:
         folder = home / POINTS / case.results[load, seed]["point"]
         tables = [read_table(folder, name) for name in ("requests", "steps", "states")]
-        found = slo_misses(to_records(*tables), objectives)
-        counted.update(zip(found["metric"], found["cause"], strict=True))
+        records = to_records(*tables)
+        frames = [slo_misses(records, stated)] if stated.judges_requests else []
+        frames += [] if of_tasks is None else [task_misses(records, of_tasks)[0]]
+        for found in frames:
+            counted.update(zip(found["metric"], found["cause"], strict=True))
     return counted
 
 

@@ -74,7 +74,7 @@ def assumptions(planned: Planned) -> list[dict[str, Any]]:
         price = f"{plan.currency} {plan.energy_price:g} a kWh: the scenario's number"
         rows.append(("price of energy", f"{price}, on top of the prices of GPUs, for the energy of steps alone"))
     for label, knobs in scenario.plain["policies"].items():
-        rows.append((f"policy {label}", json.dumps(knobs or {}, ensure_ascii=False)))
+        rows.append((f"policy {label}", json.dumps(knobs, ensure_ascii=False) if knobs else "its defaults"))
     rows += [
         ("seeds", ", ".join(str(seed) for seed in planned.book.seeds(PLANNED))),
         ("changed by --set", "; ".join(scenario.overrides) or "nothing"),

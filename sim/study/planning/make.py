@@ -24,8 +24,9 @@ from batchsim.study.sweep import overload
 from batchsim.study.sweep.points import Sweep
 from batchsim.workload.open_loop import OpenWorkload
 
+GROWN = "30 % more traffic"
 WHAT_IFS = {
-    "30 % more traffic": Variation(traffic=1.3),
+    GROWN: Variation(traffic=1.3),
     "bursts of twice the dispersion": Variation(dispersion=2),
     "prompts 1.5 times as long": Variation(prompts=1.5),
 }
@@ -34,7 +35,7 @@ LONG = 20_000
 
 TURNED = {
     "30 % less traffic": Variation(traffic=0.7),
-    "30 % more traffic": Variation(traffic=1.3),
+    GROWN: Variation(traffic=1.3),
     "limits of the SLO × 0.8": Variation(slo=0.8),
     "limits of the SLO × 1.25": Variation(slo=1.25),
 }
@@ -141,7 +142,8 @@ def _check(demand: Demand) -> None:
     check_planned(scenario)
     if scenario.file.workload.tasks is not None:
         raise ScenarioError(
-            f"{scenario.source}: a plan is of requests that are sent by themselves. Drop workload.tasks."
+            f"{scenario.source}: a plan is of requests that are sent by themselves. Drop workload.tasks, or ask what"
+            " rate of tasks one engine sustains: batchsim capacity."
         )
     if scenario.file.replicas is not None:
         raise ScenarioError(

@@ -61,16 +61,16 @@ def _what_if(planned: Planned) -> list[Row]:
                 answer = planned.changed[index, name]
                 probe = planned.book.probe(Ask(group, change))
                 needed = replicas_of(answer) if isinstance(answer, Found) else None
-                row = _what_if_row(group, name, probe, needed)
+                row = _what_if_row(planned, group, name, probe, needed)
                 if isinstance(answer, Found) and needed is None and not row["note"]:
                     row["note"] = f"none of up to {planned.demand.plan.max_replicas} holds"
                 rows.append(row)
         if fails is not None:
-            rows.append(_what_if_row(group, ONE_DOWN, fails, group.replicas + 1))
+            rows.append(_what_if_row(planned, group, ONE_DOWN, fails, group.replicas + 1))
     return rows
 
 
-def _what_if_row(group: GpuGroup, name: str, probe: GroupProbe, needed: int | None) -> Row:
+def _what_if_row(planned: Planned, group: GpuGroup, name: str, probe: GroupProbe, needed: int | None) -> Row:
     return {
         "gpu": group.gpu,
         "policy": group.name,
@@ -82,6 +82,7 @@ def _what_if_row(group: GpuGroup, name: str, probe: GroupProbe, needed: int | No
         "margin_low": probe.margin.low,
         "ttft_p99_s": probe.mean("ttft_p99_s"),
         "replicas_needed": needed,
+        "cost_per_month_needed": None if needed is None else cost_per_month(planned.book.offer(group), needed),
         "note": probe.failed,
     }
 

@@ -85,7 +85,8 @@
         label: s.label, stroke: s.color, width: s.joined ? 2 : 0, dash: s.dashed ? [6, 4] : undefined, spanGaps: true,
         points: { show: true, size: 7, fill: s.color, stroke: s.color },
         value: (u, v, i, k) => {
-          if (k == null || v == null) return "–";
+          if (k == null) return "";
+          if (v == null) return "–";
           const value = WRITE[chart.y.kind](raw.get(xs[k]));
           return k === u.cursor.idx ? value : `${value} at ${writeX(data[0][k])}`;
         },
