@@ -106,7 +106,7 @@ class _Door(Clients):
     def __init__(self, paced: Paced, fleet: Fleet) -> None:
         super().__init__(fleet, fleet.clients.router, paced)
         self._paced = paced
-        self.cancelled: set[int] = set()
+        self.cancelled: set[int] = set()  # given up, and not ended yet
 
     def begin(self) -> None:
         """Lets no engine believe that nobody will come, until `close`."""
@@ -129,6 +129,8 @@ class _Door(Clients):
             yield env.timeout(now_ns - env.now)
         if request_id in self.held:
             self._give_up(self.in_flight[request_id], CANCELLED, "client_cancel")
+            return
+        if request_id not in self._paced.answers:
             return
         self.cancelled.add(request_id)  # for one that is on its way to an engine yet
         for engine in self._paced.engines():
@@ -370,5 +372,6 @@ class Paced:
             if its.outcome is not None:
                 answer.outcome, answer.reason = its.outcome, its.reason
                 del self.answers[answer.number]
+                self.door.cancelled.discard(answer.number)
             if its.num_tokens or its.outcome is not None:
                 answer.told(answer)
