@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from batchsim.kernel.record import CANCELLED, FINISHED, REJECTED
+from batchsim.serve.answers import Answer
 from batchsim.serve.api_error import ApiError
 from batchsim.serve.body import CompletionRequest, Prompt
 from batchsim.serve.connection import Connection
-from batchsim.serve.paced import Answer
 from batchsim.serve.words import Words
 
 EVENTS = "text/event-stream; charset=utf-8"
@@ -25,6 +25,10 @@ class Engines(Protocol):
     """What an exchange asks of who made it."""
 
     words: Words
+
+    def tokens(self, answer: Answer, start: int, end: int) -> list[int]:
+        """The ids of output tokens `start` to `end` - 1 of an answer."""
+        ...
 
     def cancel(self, answer: Answer) -> None:
         """Gives up an answer."""
@@ -47,7 +51,7 @@ class Choice:
         self.before = b""  # the first part of each of its pieces, up to the token
         self.num_tokens = self.num_sent = 0
         self.finish_reason: str | None = None
-        self.stop_reason: str | None = None
+        self.stop_reason: str | int | None = None
 
 
 class Exchange:
@@ -101,13 +105,14 @@ class Exchange:
         if self._over or choice.finish_reason is not None:
             return
         choice.num_tokens = answer.num_tokens
-        if self.request.stop:
+        if self.request.stop or self.request.stop_token_ids:
             self._cut_at_stop(choice, answer)
         if answer.outcome is not None and choice.finish_reason is None:
             if answer.outcome != FINISHED:
                 self._fail(answer)
                 return
-            choice.finish_reason = "length" if choice.num_tokens >= answer.asked.max_output_tokens else "stop"
+            by_length = choice.num_tokens >= answer.asked.max_output_tokens and not answer.by_eos
+            choice.finish_reason = "length" if by_length else "stop"
         if self.request.stream:
             if not self._waits:
                 self._push(choice)
@@ -126,14 +131,19 @@ class Exchange:
             self.reply.answer(error.status, error.body(), headers=error.headers)
 
     def _cut_at_stop(self, choice: Choice, answer: Answer) -> None:
-        """Ends a choice where its text has one of the stop strings, as its client asked; the engine is told."""
+        """Ends a choice where its text has one of the stop strings, or at a stop token, as its client asked; the engine
+        is told."""
         if answer.num_tokens <= choice.num_sent:
             return
-        words, longest = self.engines.words, max(map(len, self.request.stop))
+        words, longest = self.engines.words, max(map(len, self.request.stop), default=0)
         start = max(choice.num_sent - longest, 0)
         for end in range(max(choice.num_sent, self.request.min_tokens) + 1, answer.num_tokens + 1):
-            text = words.decode(words.generated(answer.number, start, end))
-            found = next((stop for stop in self.request.stop if stop in text), None)
+            text = words.decode(self.engines.tokens(answer, start, end))
+            found: str | int | None = next((stop for stop in self.request.stop if stop in text), None)
+            if self.request.stop_token_ids and (last := self.engines.tokens(answer, end - 1, end)[0]) in (
+                self.request.stop_token_ids
+            ):
+                found = last
             if found is not None:
                 choice.num_tokens, choice.finish_reason, choice.stop_reason = end, "stop", found
                 self.engines.cancel(answer)
@@ -162,14 +172,14 @@ class Exchange:
             return
         if end - start == 1 and start and choice.finish_reason is None and not self._says_more:
             choice.num_sent = end
-            (id_,) = self.engines.words.generated(answer.number, start, end)
+            (id_,) = self.engines.tokens(answer, start, end)
             self.reply.write(b"%b%d%b" % (choice.before, id_, self._after))
             return
         if not self._begun:
             self._begun = True
             self.reply.begin(EVENTS)
         first = start == 0
-        ids = self.engines.words.generated(answer.number, start, end)
+        ids = self.engines.tokens(answer, start, end)
         text = self._text(choice, start, end, ids)
         more = ""
         if request.return_token_ids:
@@ -210,7 +220,7 @@ class Exchange:
 
     def _text(self, choice: Choice, start: int, end: int, ids: list[int]) -> str:
         text = self.engines.words.decode(ids)
-        if choice.stop_reason is not None and choice.stop_reason in text:
+        if isinstance(choice.stop_reason, str) and choice.stop_reason in text:
             text = text[: text.index(choice.stop_reason)]
         if self.request.echo and start == 0:
             text = self.engines.words.decode(choice.prompt.ids) + text
@@ -232,7 +242,7 @@ class Exchange:
 
     def _choice(self, choice: Choice) -> dict[str, Any]:
         assert choice.answer is not None
-        ids = self.engines.words.generated(choice.answer.number, 0, choice.num_tokens)
+        ids = self.engines.tokens(choice.answer, 0, choice.num_tokens)
         text = self._text(choice, 0, choice.num_tokens, ids)
         found: dict[str, Any] = {"index": choice.index}
         if self.request.is_chat:

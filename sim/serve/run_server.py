@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import select
 import selectors
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 
 from batchsim.base.errors import ScenarioError
 from batchsim.serve.faults import Faults
+from batchsim.serve.live_engine import LiveEngine
 from batchsim.serve.paced import Paced
 from batchsim.serve.server import Server
 
@@ -44,7 +46,7 @@ def event_loop() -> asyncio.AbstractEventLoop:
 
 
 def run_server(
-    paced: Paced,
+    paced: Paced | LiveEngine,
     *,
     host: str,
     port: int,
@@ -91,5 +93,10 @@ def run_server(
             raise server.failure
         return server.now_ns, server.started_unix_ns
 
-    with asyncio.Runner(loop_factory=event_loop) as runner:
-        return runner.run(serve())
+    gc.collect()
+    gc.freeze()  # a pass over all that is there by now would make tokens late
+    try:
+        with asyncio.Runner(loop_factory=event_loop) as runner:
+            return runner.run(serve())
+    finally:
+        gc.unfreeze()

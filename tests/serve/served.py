@@ -7,8 +7,9 @@ from tempfile import TemporaryDirectory
 
 from batchsim.scenario import load_scenario
 from batchsim.scenario.point import Setup
+from batchsim.serve.answers import SPILL_BYTES
 from batchsim.serve.metrics import Metrics, Names
-from batchsim.serve.paced import SPILL_BYTES, Paced
+from batchsim.serve.paced import Paced
 
 SCENARIO = """\
 model: llama-3.1-8b

@@ -12,8 +12,8 @@ pytest.importorskip("h11", reason="batchsim serve needs h11")
 
 from batchsim.base.errors import ScenarioError
 from batchsim.kernel.record import FINISHED
+from batchsim.serve.answers import Asked
 from batchsim.serve.faults import Faults, read_faults
-from batchsim.serve.paced import Asked
 from batchsim.serve.server import Server
 from tests.serve.served import paced_of, setup_of
 from tests.serve.test_server import COMPLETIONS, CONTINUOUS, Client
