@@ -26,8 +26,8 @@ class Engines(Protocol):
 
     words: Words
 
-    def tokens(self, answer: Answer, start: int, end: int) -> list[int]:
-        """The ids of output tokens `start` to `end` - 1 of an answer."""
+    def tokens(self, answer: Answer | None, start: int, end: int) -> list[int]:
+        """The ids of output tokens `start` to `end` - 1 of an answer; none of one that no engine was asked for."""
         ...
 
     def cancel(self, answer: Answer) -> None:
@@ -93,6 +93,15 @@ class Exchange:
             if choice.answer is not None:
                 self.engines.cancel(choice.answer)
 
+    def abort(self) -> None:
+        """Ends what has not ended as aborted: the engines fall asleep."""
+        for choice in self.choices:
+            if choice.finish_reason is None and not self._over:
+                choice.finish_reason = "abort"
+                if choice.answer is not None:
+                    self.engines.cancel(choice.answer)
+                self._pass_on(choice)
+
     def _end(self) -> None:
         self._over = True
         self.ended()
@@ -113,6 +122,10 @@ class Exchange:
                 return
             by_length = choice.num_tokens >= answer.asked.max_output_tokens and not answer.by_eos
             choice.finish_reason = "length" if by_length else "stop"
+        self._pass_on(choice)
+
+    def _pass_on(self, choice: Choice) -> None:
+        """Sends what has come of a choice, or the whole answer once it is there."""
         if self.request.stream:
             if not self._waits:
                 self._push(choice)
@@ -168,9 +181,9 @@ class Exchange:
     def _push(self, choice: Choice) -> None:
         """Sends what has come of a choice and was not sent yet, in one piece."""
         start, end, answer, request = choice.num_sent, choice.num_tokens, choice.answer, self.request
-        if self.reply.is_gone or answer is None or start < 0 or (start == end and choice.finish_reason is None):
+        if self.reply.is_gone or start < 0 or (start == end and choice.finish_reason is None):
             return
-        if end - start == 1 and start and choice.finish_reason is None and not self._says_more:
+        if end - start == 1 and start and answer is not None and choice.finish_reason is None and not self._says_more:
             choice.num_sent = end
             (id_,) = self.engines.tokens(answer, start, end)
             self.reply.write(b"%b%d%b" % (choice.before, id_, self._after))
@@ -241,7 +254,6 @@ class Exchange:
         return json.dumps(found).encode()
 
     def _choice(self, choice: Choice) -> dict[str, Any]:
-        assert choice.answer is not None
         ids = self.engines.tokens(choice.answer, 0, choice.num_tokens)
         text = self._text(choice, 0, choice.num_tokens, ids)
         found: dict[str, Any] = {"index": choice.index}

@@ -229,8 +229,12 @@ class LiveEngine(Answers):
         found = None if self._started is None else self._started.mail.call(act)
         return act() if found is None else found.result()
 
-    def send(self, asked: Asked, now_ns: int, told: Callable[[Answer], None]) -> Answer:
-        """Sends a request that came at `now_ns`; `told` hears what becomes of it, in this thread."""
+    def send(self, asked: Asked, now_ns: int, told: Callable[[Answer], None], came_ns: int | None = None) -> Answer:
+        """Sends a request at `now_ns`; `told` hears what becomes of it, in this thread.
+
+        `came_ns`: when its client sent it, if it has waited for the engine to wake.
+        """
+        sent_ns = now_ns if came_ns is None else min(came_ns, now_ns)
         number = self.num_sent
         request = Request(
             id=number,
@@ -242,9 +246,9 @@ class LiveEngine(Answers):
             tokens=asked.tokens,
             ignore_eos=asked.ignore_eos,
         )
-        arrival = Arrival(request, asked.output_tokens)
+        arrival = Arrival(request, asked.output_tokens, None, None if sent_ns == now_ns else sent_ns)
         self.num_sent += 1
-        answer = self.answers[number] = Answer(arrival, asked, now_ns, told)
+        answer = self.answers[number] = Answer(arrival, asked, sent_ns, told)
         self._prompts.put(number, asked.ids)
         self.running.mail.send(arrival)
         return answer

@@ -150,13 +150,17 @@ class Paced(Answers):
             env.step()
         self.now_ns = max(self.now_ns, now_ns)
 
-    def send(self, asked: Asked, now_ns: int, told: Callable[[Answer], None]) -> Answer:
-        """Sends a request at `now_ns`, or right after the instant handled last; `told` hears what becomes of it."""
-        sent_ns = max(now_ns, self.now_ns + 1)
+    def send(self, asked: Asked, now_ns: int, told: Callable[[Answer], None], came_ns: int | None = None) -> Answer:
+        """Sends a request at `now_ns`, or right after the instant handled last; `told` hears what becomes of it.
+
+        `came_ns`: when its client sent it, if it has waited for the engines to wake.
+        """
+        now_ns = max(now_ns, self.now_ns + 1)
+        sent_ns = now_ns if came_ns is None else min(came_ns, now_ns)
         number, frontend = self.num_sent, self._frontend
         request = Request(
             id=number,
-            arrival_ns=sent_ns + frontend.request + frontend.per_prompt_token * asked.prompt_tokens,
+            arrival_ns=now_ns + frontend.request + frontend.per_prompt_token * asked.prompt_tokens,
             prompt_tokens=asked.prompt_tokens,
             max_output_tokens=asked.max_output_tokens,
             priority=asked.priority,

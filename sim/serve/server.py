@@ -25,6 +25,7 @@ from batchsim.serve.known_texts import KnownTexts
 from batchsim.serve.live_engine import LiveEngine
 from batchsim.serve.paced import Paced
 from batchsim.serve.received import AnswerLengths
+from batchsim.serve.sleeping import Sleep, asked_sleep, asked_tags
 from batchsim.serve.words import Words
 
 Route = Callable[[HttpRequest, Connection], None]
@@ -57,6 +58,7 @@ class Server:
         self._listener: asyncio.Server | None = None
         self._count = 0
         self._texts = KnownTexts()
+        self._sleep = Sleep()
         self._routes: dict[tuple[str, str], Route] = {
             ("POST", "/v1/completions"): lambda request, reply: self._complete(request, reply, chat=False),
             ("POST", "/v1/chat/completions"): lambda request, reply: self._complete(request, reply, chat=True),
@@ -69,8 +71,8 @@ class Server:
             ("POST", "/detokenize"): self._detokenize,
             ("POST", "/reset_prefix_cache"): self._reset_prefix_cache,
             ("GET", "/is_sleeping"): self._is_sleeping,
-            ("POST", "/sleep"): self._sleep,
-            ("POST", "/wake_up"): self._sleep,
+            ("POST", "/sleep"): self._fall_asleep,
+            ("POST", "/wake_up"): self._wake_up,
             ("GET", "/batchsim/results"): self._results,
         }
 
@@ -91,6 +93,8 @@ class Server:
             self._listener.close()
         for connection in list(self.connections):
             connection.close_idle()
+        for send in self._sleep.wake([]):  # nobody would wake them any more
+            send()
         self.paced.drain()
         self._pacer.arm()
         self._check_drained()
@@ -166,8 +170,7 @@ class Server:
         asked = completion(parse_json(request.body), self.words, self.max_model_len, chat=chat, real=real)
         if asked.model and asked.model != self.model:
             raise ApiError(404, f"The model `{asked.model[:200]}` does not exist.", "model")
-        if self.is_draining or self._pacer.is_broken:
-            raise ApiError(503, "the server is shutting down", retry_after_s=1)
+        self._check_up()
         self._count += 1
         if self.faults.errs(self._count):
             raise ApiError(500, "an error on demand")
@@ -179,6 +182,20 @@ class Server:
             exchange.is_stalled = True
             if (stall_ns := self.faults.stall_ns) is not None:
                 asyncio.get_running_loop().call_later(stall_ns / self.speed / NS_PER_S, exchange.resume)
+        came_ns = self._pacer.at(request.came_ns)
+        if self._sleep.level is None:
+            self._send(exchange, came_ns)
+        else:
+            self._sleep.held[id] = lambda: self._send(exchange, self.now_ns, came_ns)
+
+    def _check_up(self) -> None:
+        """ApiError 503 at the end."""
+        if self.is_draining or self._pacer.is_broken:
+            raise ApiError(503, "the server is shutting down", retry_after_s=1)
+
+    def _send(self, exchange: Exchange, now_ns: int, came_ns: int | None = None) -> None:
+        """Sends the requests of an exchange to the engines at `now_ns`; `came_ns`: when it came, if it has waited."""
+        asked = exchange.request
         for choice in exchange.choices:
             number = self.paced.num_sent
             output: int | None = asked.max_tokens
@@ -196,20 +213,29 @@ class Server:
                 self._texts.of(choice.prompt.ids) if self.paced.caches else None,
                 choice.prompt.ids,
             )
-            choice.answer = self.paced.send(its, self._pacer.at(request.came_ns), exchange.listener(choice))
+            choice.answer = self.paced.send(its, now_ns, exchange.listener(choice), came_ns)
         self._pacer.arm()
 
     def _ended(self, id: str) -> None:
         exchange = self.exchanges.pop(id)
+        self._sleep.held.pop(id, None)
         for choice in exchange.choices:
             answer = choice.answer
             if answer is not None and answer.asked.tokens is not None and choice.num_tokens:
                 output = self.tokens(answer, 0, choice.num_tokens)
                 self._texts.answered(choice.prompt.ids, answer.asked.tokens, answer.number, output)
+        self._check_idle()
         self._check_drained()
 
-    def tokens(self, answer: Answer, start: int, end: int) -> list[int]:
+    def _check_idle(self) -> None:
+        """Tells who waits for all to be answered before a sleep; what came since waits for the end of it."""
+        if len(self.exchanges) == len(self._sleep.held):
+            self._sleep.settle()
+
+    def tokens(self, answer: Answer | None, start: int, end: int) -> list[int]:
         """The ids of output tokens `start` to `end` - 1: a model's, or those that stand for a simulated one's."""
+        if answer is None:
+            return []
         return self.words.generated(answer.number, start, end) if self._lengths is not None else answer.ids[start:end]
 
     def cancel(self, answer: Answer) -> None:
@@ -239,7 +265,7 @@ class Server:
         reply.answer(200, json.dumps({"version": f"batchsim {VERSION}"}).encode())
 
     def _metrics(self, request: HttpRequest, reply: Connection) -> None:
-        text = self.paced.metrics.text(self.paced.cores())
+        text = self.paced.metrics.text(self.paced.cores(), self._sleep.level, len(self._sleep.held))
         reply.answer(200, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
 
     def _tokenize(self, request: HttpRequest, reply: Connection) -> None:
@@ -256,10 +282,24 @@ class Server:
         reply.answer(200, b"")
 
     def _is_sleeping(self, request: HttpRequest, reply: Connection) -> None:
-        reply.answer(200, b'{"is_sleeping": false}')
+        reply.answer(200, json.dumps({"is_sleeping": self._sleep.level is not None}).encode())
 
-    def _sleep(self, request: HttpRequest, reply: Connection) -> None:
-        raise ApiError(501, "sleep and wake_up are not simulated: the engines are always awake.")
+    def _fall_asleep(self, request: HttpRequest, reply: Connection) -> None:
+        level, mode = asked_sleep(request.query)
+        self._check_up()
+        self._sleep.begin(level)
+        if level:
+            self._texts.forget()  # the KV cache is gone
+        self._sleep.when_begun(lambda: reply.answer(200, b""))
+        if mode == "abort":
+            for exchange in list(self.exchanges.values()):
+                exchange.abort()
+        self._check_idle()
+
+    def _wake_up(self, request: HttpRequest, reply: Connection) -> None:
+        for send in self._sleep.wake(asked_tags(request.query)):
+            send()
+        reply.answer(200, b"")
 
     def _results(self, request: HttpRequest, reply: Connection) -> None:
         """The requests that have ended, as CSV that `batchsim validate --against` reads. ApiError 404 before any."""

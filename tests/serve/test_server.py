@@ -297,16 +297,6 @@ def test_results_so_far_hold_the_requests_that_have_ended(more: str) -> None:
     assert [row.split(",")[3:] for row in rows] == [["3", "4", "4", "ok"], ["5", "4", "4", "ok"]]
 
 
-def test_engines_do_not_sleep_and_say_so() -> None:
-    """/sleep and /wake_up are refused, and nobody is told that they had an effect."""
-
-    async def use(client: Client) -> list[int]:
-        assert (await client.json("/is_sleeping")) == {"is_sleeping": False}
-        return [(await client.call("POST", path, {}))[0] for path in ("/sleep", "/wake_up")]
-
-    assert ask(use) == [501, 501]
-
-
 def test_a_request_is_sent_when_it_came() -> None:
     """The time to read a request is none of its latency: it is sent when its last bytes came, however long ago."""
 
