@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from batchsim.kernel.record import CANCELLED, FINISHED, REJECTED
@@ -28,6 +29,10 @@ class Engines(Protocol):
 
     def tokens(self, answer: Answer | None, start: int, end: int) -> list[int]:
         """The ids of output tokens `start` to `end` - 1 of an answer; none of one that no engine was asked for."""
+        ...
+
+    def token(self, answer: Answer, place: int) -> int:
+        """The id of output token `place` of an answer."""
         ...
 
     def cancel(self, answer: Answer) -> None:
@@ -78,7 +83,9 @@ class Exchange:
         opening, closing = ('"delta": {"content": " ', '"}') if request.is_chat else ('"text": " ', '"')
         for choice in self.choices:
             choice.before = f"{self._head}{choice.index}, {opening}".encode()
-        self._says_more = request.return_token_ids or request.continuous_usage  # pieces hold more than their text
+        says_more = request.return_token_ids or request.continuous_usage  # pieces hold more than their text
+        # One token and nothing else, which most pieces are, goes by a short way.
+        self._is_plain = request.stream and not (says_more or request.stop or request.stop_token_ids)
         self._after = f'{closing}, "logprobs": null, "finish_reason": null, "stop_reason": null}}]}}\n\n'.encode()
         reply.hung_up = self.give_up
         if request.stream:
@@ -108,10 +115,22 @@ class Exchange:
 
     def listener(self, choice: Choice) -> Callable[[Answer], None]:
         """What to call when more has come of a choice."""
-        return lambda answer: self._told(choice, answer)
+        return partial(self._told, choice)
 
     def _told(self, choice: Choice, answer: Answer) -> None:
         if self._over or choice.finish_reason is not None:
+            return
+        num_sent = choice.num_sent
+        if (
+            self._is_plain
+            and answer.outcome is None
+            and answer.num_tokens - num_sent == 1
+            and num_sent
+            and not self.reply.is_paused
+            and not self.is_stalled
+        ):
+            choice.num_tokens = choice.num_sent = num_sent + 1
+            self.reply.write(b"%b%d%b" % (choice.before, self.engines.token(answer, num_sent), self._after))
             return
         choice.num_tokens = answer.num_tokens
         if self.request.stop or self.request.stop_token_ids:
@@ -182,11 +201,6 @@ class Exchange:
         """Sends what has come of a choice and was not sent yet, in one piece."""
         start, end, answer, request = choice.num_sent, choice.num_tokens, choice.answer, self.request
         if self.reply.is_gone or start < 0 or (start == end and choice.finish_reason is None):
-            return
-        if end - start == 1 and start and answer is not None and choice.finish_reason is None and not self._says_more:
-            choice.num_sent = end
-            (id_,) = self.engines.tokens(answer, start, end)
-            self.reply.write(b"%b%d%b" % (choice.before, id_, self._after))
             return
         if not self._begun:
             self._begun = True

@@ -74,9 +74,9 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
+    def observe(self, value: float, count: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += count
+        self.sum += value * count
 
     def samples(self, name: str, labels: Labels) -> Iterator[str]:
         """The lines of the histogram, buckets cumulative."""
@@ -125,9 +125,9 @@ class Tally:
         self.ttft.observe(ttft_ns / NS_PER_S)
         self.prompt_tokens += prompt_tokens
 
-    def next_token(self, gap_ns: int) -> None:
-        """Counts a step that brought a request one or more tokens after its first."""
-        self.itl.observe(gap_ns / NS_PER_S)
+    def next_tokens(self, gap_ns: int, requests: int) -> None:
+        """Counts a step that brought so many requests one or more tokens after their first."""
+        self.itl.observe(gap_ns / NS_PER_S, requests)
 
     def step(self, num_tokens: int, output_tokens: int) -> None:
         """Counts a step that brought `output_tokens`, and with the prompts that it completed so many tokens in all."""

@@ -18,7 +18,7 @@ from batchsim.drive.fleet.fleet_records import merged
 from batchsim.drive.fleet.routing import RoundRobinConfig
 from batchsim.drive.fleet.simulate_fleet import Fleet
 from batchsim.kernel.core import EngineCore
-from batchsim.kernel.events import EngineEvent
+from batchsim.kernel.events import EngineEvent, Tokens
 from batchsim.kernel.record import CANCELLED, UNFINISHED, Records
 from batchsim.kernel.types import Arrival, Request
 from batchsim.scenario import PolicySpec
@@ -229,9 +229,13 @@ class Paced(Answers):
 
     def told(self, engine: Engine, events: list[EngineEvent], now_ns: int) -> None:
         """Counts what an engine did at `now_ns`, and passes it on to who asked."""
+        per_chunk_ns, streams = self._frontend.per_chunk, engine.core.scheduler.streams
+        tokens = [event for event in events if type(event) is Tokens]
+        if streams and not per_chunk_ns and len(tokens) == len(events):
+            self.pass_on(engine.slot.number, tokens, now_ns)
+            return
         heard = self.hear(engine.core, events)
-        news = self.count(engine.slot.number, *heard, now_ns, engine.core.scheduler.streams)
-        per_chunk_ns = self._frontend.per_chunk
+        news = self.count(engine.slot.number, *heard, now_ns, streams)
         if not per_chunk_ns:
             self.deliver(news)
         elif news:

@@ -238,6 +238,10 @@ class Server:
             return []
         return self.words.generated(answer.number, start, end) if self._lengths is not None else answer.ids[start:end]
 
+    def token(self, answer: Answer, place: int) -> int:
+        """The id of output token `place` of an answer."""
+        return answer.ids[place] if self._lengths is None else self.words.generated_one(answer.number, place)
+
     def cancel(self, answer: Answer) -> None:
         self.paced.cancel(answer, self.now_ns)
         self._pacer.arm()

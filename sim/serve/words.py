@@ -35,6 +35,10 @@ class Words:
         size, first = self.vocab_size, number * _START
         return [(first + j * _STRIDE) % size for j in range(start, end)]
 
+    def generated_one(self, number: int, place: int) -> int:
+        """The id of output token `place` of answer `number`."""
+        return (number * _START + place * _STRIDE) % self.vocab_size
+
     def _id(self, word: str) -> int:
         if word.isascii() and word.isdigit() and len(word) < 10 and (number := int(word)) < self.vocab_size:
             return number
