@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 import typer
 
-from tests.serve.served import SCENARIO
+from tests.serve.served import scenario_of
 from tests.serve.test_abuse import post
 
 GOOD = post(b'{"prompt": [1, 2, 3], "ignore_eos": true, "max_tokens": 4}')
@@ -53,7 +53,7 @@ def main(requests: int = 100_000, clients: int = 50) -> None:
         probe.close()
         path = Path(folder) / "memory.yaml"
         policy = "continuous: {max_num_seqs: 64, max_num_batched_tokens: 512}"
-        path.write_text(SCENARIO.format(policy=policy, more="", workload=""))
+        path.write_text(scenario_of(policy))
         options = [f"--port={port}", "--speed=1000", f"--out={folder}"]
         command = [sys.executable, "-m", "batchsim", "serve", str(path), *options]
         server = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
