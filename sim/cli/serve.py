@@ -93,7 +93,8 @@ def serve(
         paced, text = Paced(setup, spec, metrics, seed), setup.cost_text
 
     def ready(port: int) -> None:
-        typer.echo(f"http://{host}:{port}/v1  {name}: {spec.name} on {text}", err=True)
+        address = f"[{host}]" if ":" in host else host
+        typer.echo(f"http://{address}:{port}/v1  {name}: {spec.name} on {text}", err=True)
 
     end_ns, started_unix_ns = run_server(
         paced, host=host, port=port, speed=speed, api_key=api_key, faults=faults, drain_s=drain_s, ready=ready

@@ -58,7 +58,15 @@ def test_a_port_in_use_is_one_line(scenario: Path, tmp_path: Path) -> None:
         other.listen()
         port = other.getsockname()[1]
         done = batchsim("serve", scenario, "--policy", "static", "--port", port, "--out", tmp_path)
-    assert done.exit_code == 2 and f"--port {port}: " in done.stderr and done.stderr.count("\n") == 1
+    told = f"--port {port}: Address already in use at 127.0.0.1. Give another.\n"
+    assert (done.exit_code, done.stderr) == (2, told)
+
+
+def test_an_address_of_another_machine_is_one_line(scenario: Path, tmp_path: Path) -> None:
+    """An address that is not this machine's is the mistake that is told, not the port. 192.0.2.1 is nobody's."""
+    options = ["--policy", "static", "--host", "192.0.2.1", "--api-key", "k", "--out", tmp_path]
+    done = batchsim("serve", scenario, *options)
+    assert done.exit_code == 2 and done.stderr.startswith("--host 192.0.2.1: ") and done.stderr.count("\n") == 1
 
 
 @pytest.mark.slow

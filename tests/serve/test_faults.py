@@ -35,6 +35,7 @@ def test_faults_are_read_as_written() -> None:
         ("error p=0.1 for=5s", "is none"),
         ("error p=0.1 p=0.2", "is none"),
         ("error p=2", "at most 1"),
+        ("error p=much", "p is 'much', no number"),
         ("error p=0", "above 0"),
         ("error p=nan", "above 0"),
         ("error p=x", "float"),
