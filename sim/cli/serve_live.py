@@ -26,6 +26,7 @@ def live_engine(
     only be simulated.
     """
     require_torch("serve --engine live")
+    from batchsim.calibrate.prompts import TOKENIZER, ModelTexts
     from batchsim.calibrate.serving import ServingEngine
     from batchsim.calibrate.session import made_on, step_limits_up_to
     from batchsim.serve.live_engine import LiveEngine, SentPrompts
@@ -43,9 +44,11 @@ def live_engine(
     chosen = resolved.find(spec.name)
     if weights is not None:
         check_weights(weights, setup.model)
+    folder = weights or Path(setup.resolved.model_path)
+    texts = ModelTexts(folder, setup.model.vocab_size) if (folder / TOKENIZER).is_file() else None
     limits = [step_limits_up_to((chosen,), resolved.max_model_len)]
     runner = load_runner(resolved, limits, device=device, weights=weights, graphs=graphs)
     prompts = SentPrompts()
     nothing = unplayed(setup).resolved.built_workload(1.0, 0)
     engine = ServingEngine(resolved, chosen, runner, nothing, prompts, setup.cost)
-    return LiveEngine(setup, spec, metrics, engine, prompts, seed), made_on(runner)
+    return LiveEngine(setup, spec, metrics, engine, prompts, seed, texts=texts), made_on(runner)

@@ -9,7 +9,7 @@ from typing import Any
 
 from batchsim.base.errors import shown
 from batchsim.serve.api_error import ApiError
-from batchsim.serve.words import Words
+from batchsim.serve.words import Texts
 
 MAX_CHOICES = 128
 DEFAULT_MAX_TOKENS = 16
@@ -140,7 +140,7 @@ class Body:
 
 
 def completion(
-    values: Mapping[str, Any], words: Words, max_model_len: int, *, chat: bool, real: bool = False
+    values: Mapping[str, Any], words: Texts, max_model_len: int, *, chat: bool, real: bool = False
 ) -> CompletionRequest:
     """The request in `values`, of /v1/chat/completions if `chat`, else of /v1/completions. ApiError 400 for none, and
     for one that a simulated engine, or a `real` one, would answer otherwise than is asked."""
@@ -258,7 +258,7 @@ def _stop_token_ids(value: Any) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _prompts(value: Any, words: Words) -> list[Prompt]:
+def _prompts(value: Any, words: Texts) -> list[Prompt]:
     """One prompt: a text or a list of ids; or several: a list of these."""
     if isinstance(value, list) and value and not isinstance(value[0], int):
         if len(value) > MAX_CHOICES:
@@ -267,7 +267,7 @@ def _prompts(value: Any, words: Words) -> list[Prompt]:
     return [_prompt(value, words)]
 
 
-def _prompt(value: Any, words: Words) -> Prompt:
+def _prompt(value: Any, words: Texts) -> Prompt:
     if isinstance(value, str):
         ids = words.encode(value)
     elif isinstance(value, list) and all(type(one) is int for one in value):
@@ -284,7 +284,7 @@ def _prompt(value: Any, words: Words) -> Prompt:
     return Prompt(ids)
 
 
-def _chat_prompt(body: Body, words: Words) -> Prompt:
+def _chat_prompt(body: Body, words: Texts) -> Prompt:
     """The prompt that messages make: a mark of who speaks before each, and one before the answer."""
     messages = body.raw("messages")
     if not isinstance(messages, list) or not messages:

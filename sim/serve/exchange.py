@@ -16,7 +16,7 @@ from batchsim.serve.answers import Answer
 from batchsim.serve.api_error import ApiError
 from batchsim.serve.body import CompletionRequest, Prompt
 from batchsim.serve.connection import Connection
-from batchsim.serve.words import Words
+from batchsim.serve.words import Texts
 
 EVENTS = "text/event-stream; charset=utf-8"
 _DONE = b"data: [DONE]\n\n"
@@ -25,7 +25,7 @@ _DONE = b"data: [DONE]\n\n"
 class Engines(Protocol):
     """What an exchange asks of who made it."""
 
-    words: Words
+    words: Texts
 
     def tokens(self, answer: Answer | None, start: int, end: int) -> list[int]:
         """The ids of output tokens `start` to `end` - 1 of an answer; none of one that no engine was asked for."""
@@ -47,7 +47,18 @@ class Engines(Protocol):
 class Choice:
     """One answer of a request: what of it the client has, and how it ended."""
 
-    __slots__ = ("answer", "before", "finish_reason", "index", "num_sent", "num_tokens", "prompt", "stop_reason")
+    __slots__ = (
+        "answer",
+        "before",
+        "context",
+        "finish_reason",
+        "index",
+        "num_sent",
+        "num_tokens",
+        "num_told",
+        "prompt",
+        "stop_reason",
+    )
 
     def __init__(self, index: int, prompt: Prompt) -> None:
         self.index = index
@@ -55,6 +66,9 @@ class Choice:
         self.answer: Answer | None = None
         self.before = b""  # the first part of each of its pieces, up to the token
         self.num_tokens = self.num_sent = 0
+        self.context = self.num_told = (
+            0  # tokens whose text was sent, and of them the last that what follows is read with
+        )
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
 
@@ -85,7 +99,8 @@ class Exchange:
             choice.before = f"{self._head}{choice.index}, {opening}".encode()
         says_more = request.return_token_ids or request.continuous_usage  # pieces hold more than their text
         # One token and nothing else, which most pieces are, goes by a short way.
-        self._is_plain = request.stream and not (says_more or request.stop or request.stop_token_ids)
+        cut = request.stop or request.stop_token_ids
+        self._is_plain = request.stream and engines.words.stands_alone and not (says_more or cut)
         self._after = f'{closing}, "logprobs": null, "finish_reason": null, "stop_reason": null}}]}}\n\n'.encode()
         reply.hung_up = self.give_up
         if request.stream:
@@ -168,7 +183,7 @@ class Exchange:
         if answer.num_tokens <= choice.num_sent:
             return
         words, longest = self.engines.words, max(map(len, self.request.stop), default=0)
-        start = max(choice.num_sent - longest, 0)
+        start = max(choice.num_sent - longest, 0) if words.stands_alone else 0
         for end in range(max(choice.num_sent, self.request.min_tokens) + 1, answer.num_tokens + 1):
             text = words.decode(self.engines.tokens(answer, start, end))
             found: str | int | None = next((stop for stop in self.request.stop if stop in text), None)
@@ -207,7 +222,7 @@ class Exchange:
             self.reply.begin(EVENTS)
         first = start == 0
         ids = self.engines.tokens(answer, start, end)
-        text = self._text(choice, start, end, ids)
+        text = self._text(choice, start, self._new_text(choice, ids, end))
         more = ""
         if request.return_token_ids:
             prompt_ids = json.dumps(choice.prompt.ids) if first else "null"
@@ -245,8 +260,20 @@ class Exchange:
         head = self._head.partition(', "choices"')[0]
         return f'{head}, "choices": [], "usage": {json.dumps(self._usage())}}}\n\n'.encode() + _DONE
 
-    def _text(self, choice: Choice, start: int, end: int, ids: list[int]) -> str:
-        text = self.engines.words.decode(ids)
+    def _new_text(self, choice: Choice, ids: list[int], end: int) -> str:
+        """The text that `ids`, the tokens up to `end`, add to what was sent. Half a letter waits for its other half."""
+        words, answer = self.engines.words, choice.answer
+        if words.stands_alone:
+            return words.decode(ids)
+        text = words.decode(self.engines.tokens(answer, choice.context, end))
+        if text.endswith("\ufffd") and choice.finish_reason is None:
+            return ""
+        told = words.decode(self.engines.tokens(answer, choice.context, choice.num_told))
+        choice.context, choice.num_told = choice.num_told, end
+        return text[len(told) :]
+
+    def _text(self, choice: Choice, start: int, text: str) -> str:
+        """`text` from token `start` on as the client gets it: up to where it stops, behind the prompt's if asked."""
         if isinstance(choice.stop_reason, str) and choice.stop_reason in text:
             text = text[: text.index(choice.stop_reason)]
         if self.request.echo and start == 0:
@@ -269,7 +296,7 @@ class Exchange:
 
     def _choice(self, choice: Choice) -> dict[str, Any]:
         ids = self.engines.tokens(choice.answer, 0, choice.num_tokens)
-        text = self._text(choice, 0, choice.num_tokens, ids)
+        text = self._text(choice, 0, self.engines.words.decode(ids))
         found: dict[str, Any] = {"index": choice.index}
         if self.request.is_chat:
             found["message"] = {"role": "assistant", "content": text}

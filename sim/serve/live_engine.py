@@ -31,6 +31,7 @@ from batchsim.scenario import PolicySpec
 from batchsim.scenario.point import Setup
 from batchsim.serve.answers import SPILL_BYTES, STOPPED, Answer, Answers, Asked, End, News
 from batchsim.serve.metrics import Metrics
+from batchsim.serve.words import Texts
 
 T = TypeVar("T")
 
@@ -186,7 +187,7 @@ class _Mailbox:
 class LiveEngine(Answers):
     """The engine `real` under `spec`, whose model reads `prompts`; runs from `pacer` to `close`.
 
-    What it needs of a `Pacer` it is itself: time is this machine's, and nobody need drive it.
+    `texts` is the model's tokenizer; None: it has none.
     """
 
     def __init__(
@@ -198,9 +199,11 @@ class LiveEngine(Answers):
         prompts: SentPrompts,
         seed: int = 0,
         spill_bytes: int = SPILL_BYTES,
+        texts: Texts | None = None,
     ) -> None:
         super().__init__(setup, spec, metrics, seed, spill_bytes)
         self.real = real
+        self.texts = texts
         self.eos = frozenset(real.eos_token_ids)
         self._core = real.core
         self._core.tells_tokens = True

@@ -26,7 +26,7 @@ from batchsim.serve.live_engine import LiveEngine
 from batchsim.serve.paced import Paced
 from batchsim.serve.received import AnswerLengths
 from batchsim.serve.sleeping import Sleep, asked_sleep, asked_tags
-from batchsim.serve.words import Words
+from batchsim.serve.words import Texts, Words
 
 Route = Callable[[HttpRequest, Connection], None]
 
@@ -43,7 +43,8 @@ class Server:
 
     def __post_init__(self) -> None:
         setup = self.paced.setup
-        self.words = Words(setup.model.vocab_size)
+        self._ids = Words(setup.model.vocab_size)  # those of simulated answers
+        self.words: Texts = (self.paced.texts if isinstance(self.paced, LiveEngine) else None) or self._ids
         self.max_model_len = setup.max_model_len
         self.model = self.paced.metrics.model
         self.connections: set[Connection] = set()
@@ -236,11 +237,11 @@ class Server:
         """The ids of output tokens `start` to `end` - 1: a model's, or those that stand for a simulated one's."""
         if answer is None:
             return []
-        return self.words.generated(answer.number, start, end) if self._lengths is not None else answer.ids[start:end]
+        return self._ids.generated(answer.number, start, end) if self._lengths is not None else answer.ids[start:end]
 
     def token(self, answer: Answer, place: int) -> int:
         """The id of output token `place` of an answer."""
-        return answer.ids[place] if self._lengths is None else self.words.generated_one(answer.number, place)
+        return answer.ids[place] if self._lengths is None else self._ids.generated_one(answer.number, place)
 
     def cancel(self, answer: Answer) -> None:
         self.paced.cancel(answer, self.now_ns)

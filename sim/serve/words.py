@@ -7,13 +7,31 @@ next prompt is the same tokens again.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol
 from zlib import crc32
 
 _STRIDE, _START = 104_729, 7_919  # primes, so that answers differ and seldom repeat a token
 
 
+class Texts(Protocol):
+    """Text as tokens of a vocabulary of `vocab_size`, and back. `stands_alone`: the text of several tokens is that of
+    each, one behind the other."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def stands_alone(self) -> bool: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: Iterable[int]) -> str: ...
+
+
 class Words:
     """Words as tokens of a vocabulary of `vocab_size`."""
+
+    stands_alone = True
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size

@@ -142,6 +142,49 @@ def test_text_is_words_that_stand_for_tokens(llama: Model) -> None:
     assert chat["usage"]["prompt_tokens"] == 4 and len(chat["choices"][0]["message"]["content"].split()) == 3
 
 
+def _bytes_tokenizer(folder: Path) -> Any:
+    """Writes a tokenizer whose tokens are bytes, so that a letter may take several."""
+    tokenizers = pytest.importorskip("tokenizers")
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    made = tokenizers.Tokenizer(tokenizers.models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.save(str(folder / "tokenizer.json"))
+    return made
+
+
+def test_text_is_the_tokenizers_where_there_is_one(tmp_path: Path) -> None:
+    """With a tokenizer.json beside the weights a text is its tokens, and an answer's text is that of its tokens, the
+    same streamed, where half a letter waits for the rest; a stop string ends it."""
+    model = Model(tmp_path, checkpoint("llama", tmp_path, vocab_size=256))
+    tokenizer = _bytes_tokenizer(tmp_path)
+    for number in range(20):  # to an answer with whole letters and halves
+        prompt = f"caf\u00e9 \u4e2d {number}"
+        expects = tokenizer.decode(model.greedy(tokenizer.encode(prompt).ids, 60))
+        letter = next((letter for letter in expects[5:] if letter not in expects[:5]), "\ufffd")
+        if letter != "\ufffd" and "\ufffd" in expects:
+            break
+
+    async def use(client: Client) -> Any:
+        body = {"prompt": prompt, "max_tokens": 60, "ignore_eos": True}
+        whole = await client.json(COMPLETIONS, body)
+        pieces = await client.events(COMPLETIONS, body)
+        cut = await client.json(COMPLETIONS, body | {"stop": letter})
+        back = await client.json("/tokenize", {"prompt": prompt})
+        return (
+            whole,
+            "".join(piece["choices"][0]["text"] for piece in pieces),
+            cut["choices"][0],
+            letter,
+            back["tokens"],
+        )
+
+    whole, streamed, cut, letter, tokens = ask(built(model), use)
+    assert whole["usage"]["prompt_tokens"] == len(prompt.encode()) and tokens == tokenizer.encode(prompt).ids
+    assert whole["choices"][0]["text"] == streamed == expects
+    assert cut["text"] == expects.partition(letter)[0] and cut["stop_reason"] == letter
+
+
 def test_a_cancelled_stream_frees_its_blocks(llama: Model) -> None:
     """Its client gone, a request leaves the engine with the step that runs; its KV is free, its row says who ended it,
     and neither prompt nor tokens are kept."""
