@@ -54,7 +54,7 @@ class RandomPrompts:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The `tokenizers.Tokenizer` in `folder`. ScenarioError where there is none, CalibrationError without the library."""
+    """The `tokenizers.Tokenizer` in `folder`. ScenarioError without one, CalibrationError without the library."""
     try:
         from tokenizers import Tokenizer
     except ImportError:
