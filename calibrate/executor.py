@@ -7,7 +7,7 @@ returns which sequences are done.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableSequence
 from dataclasses import replace
 from functools import partial
 
@@ -62,7 +62,7 @@ class TorchExecutor:
         self.max_model_len = max_model_len
         self.sampling = sampling
         self.prompts = RandomPrompts(runner.spec.vocab_size) if prompts is None else prompts
-        self.times: list[StepTimes] = []
+        self.times: MutableSequence[StepTimes] = []
         self._eos = np.array(runner.eos_token_ids, dtype=np.int64)
         self._drafter = None if lookup is None else Drafter(lookup, max_model_len, self._eos)
         self._lives: dict[Sequence, LiveSequence] = {}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,8 @@ from batchsim.base.errors import CalibrationError, ScenarioError
 from batchsim.base.files import TEXT_BYTES, check_regular, read_text, reason_text
 from batchsim.kernel.tokens import output_stream
 from batchsim.kernel.types import Request
+
+TOKENIZER = "tokenizer.json"
 
 Answers = Mapping[int, Sequence[int]]
 """Outputs of ended requests, by the number of the token stream that each output is."""
@@ -51,6 +53,46 @@ class RandomPrompts:
         return np.random.default_rng([self.seed, key]).integers(0, self.vocab_size, num_tokens)
 
 
+def load_tokenizer(folder: Path) -> Any:
+    """The `tokenizers.Tokenizer` in `folder`. ScenarioError without one, CalibrationError without the library."""
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise CalibrationError("text prompts need the tokenizers library. pip install tokenizers") from None
+    file = folder / TOKENIZER
+    if not file.is_file():
+        raise ScenarioError(f"{file}: no such file. Text prompts need the model's folder with its {TOKENIZER}.")
+    try:
+        check_regular(file, TEXT_BYTES)
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing more special
+        raise ScenarioError(f"{file}: is no tokenizer: {reason_text(error)}. Download it again.") from None
+
+
+class ModelTexts:
+    """Text as tokens and back, as the tokenizer of the model in `folder` has it. Errors as `load_tokenizer`, and
+    ScenarioError for a tokenizer of more tokens than the model's `vocab_size`."""
+
+    stands_alone = False
+    """The text of several tokens is not that of each: a letter may take several."""
+
+    def __init__(self, folder: Path, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self._tokenizer = load_tokenizer(folder)
+        if (size := self._tokenizer.get_vocab_size()) > vocab_size:
+            raise ScenarioError(
+                f"{folder / TOKENIZER}: has {size} tokens, the model has {vocab_size}. Give the model's own."
+            )
+
+    def encode(self, text: str) -> list[int]:
+        """The token ids of `text`, with those that begin and end it, where the tokenizer has such."""
+        return self._tokenizer.encode(text).ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of the tokens `ids`, without special ones."""
+        return self._tokenizer.decode(list(ids))
+
+
 class TextPrompts:
     """Lines of a text file in turn, by request id; a line is repeated or cut to the request's prompt length.
 
@@ -58,29 +100,18 @@ class TextPrompts:
     """
 
     def __init__(self, texts: Path, folder: Path) -> None:
-        try:
-            from tokenizers import Tokenizer
-        except ImportError:
-            raise CalibrationError("text prompts need the tokenizers library. pip install tokenizers") from None
-        file = folder / "tokenizer.json"
-        if not file.is_file():
-            raise ScenarioError(f"{file}: no such file. Text prompts need the model's folder with its tokenizer.json.")
+        tokenizer = load_tokenizer(folder)
         try:
             lines = [line for line in read_text(texts).splitlines() if line.strip()]
         except (OSError, ValueError) as error:
             raise ScenarioError(
                 f"{texts}: cannot be read as text: {reason_text(error)}. Give one prompt a line."
             ) from None
-        try:
-            check_regular(file, TEXT_BYTES)
-            tokenizer = Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises nothing more special
-            raise ScenarioError(f"{file}: is no tokenizer: {reason_text(error)}. Download it again.") from None
         self._lines = [np.array(e.ids, dtype=np.int64) for e in tokenizer.encode_batch(lines) if e.ids]
         if not self._lines:
             raise ScenarioError(f"{texts}: holds no text. Give one prompt a line.")
         self._largest = max(int(line.max()) for line in self._lines)
-        self._tokenizer = file
+        self._tokenizer = folder / TOKENIZER
 
     def check(self, vocab_size: int) -> None:
         """ScenarioError if a token id of the prompts is outside the model's vocabulary."""

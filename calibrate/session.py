@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ from batchsim.kv.choice import new_kv
 from batchsim.workload.build import BuiltWorkload, known_requests
 
 if TYPE_CHECKING:
+    from batchsim.calibrate.executor import TorchExecutor
     from batchsim.calibrate.prompts import Prompts
     from batchsim.calibrate.runner import ModelRunner
     from batchsim.calibrate.sampling import Sampling
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from batchsim.cost import Cost
     from batchsim.cost.profile import Profile
     from batchsim.drive.resolved import Resolved, ResolvedPolicy
+
+E = TypeVar("E", bound="TorchExecutor")
 
 FORMAT = "batchsim-live"
 VERSION = 3
@@ -144,19 +147,9 @@ def run_live(
     _check_runner(resolved, runner)
     made = made_on(runner) | _made_of(resolved, policy, sampling)
     workload = resolved.built_workload(load, seed)
-    num_blocks = resolved.num_blocks or runner.num_blocks
-    kv = new_kv(policy.config, num_blocks, resolved.block_size, resolved.num_swap_blocks, ids=True)
-    traits = policy.config.traits
-    executor = TorchExecutor(
-        runner,
-        kv,
-        max_model_len=resolved.max_model_len,
-        sampling=sampling,
-        prompts=prompts,
-        loop=traits.loop,
-        lookup=None if traits.speculation is None else traits.speculation.lookup,
+    executor, core = new_core(
+        TorchExecutor, resolved, policy, runner, workload, sampling=sampling, prompts=prompts, estimator=estimator
     )
-    core = resolved.engine(policy, workload, kv, executor, estimator)
     warm_up(runner)
     drifts = [] if sentinel is None else [sentinel.drift(runner)]
     with settled_memory():
@@ -180,6 +173,37 @@ def run_live(
         error=run.error,
         made=made | {name: [drift[i] for drift in known] for i, name in enumerate(names)},
     )
+
+
+def new_core(
+    make: type[E],
+    resolved: Resolved,
+    policy: ResolvedPolicy,
+    runner: ModelRunner,
+    workload: BuiltWorkload,
+    *,
+    sampling: Sampling,
+    prompts: Prompts | None,
+    estimator: StepEstimator | None,
+) -> tuple[E, EngineCore]:
+    """A new executor of the class `make` on `runner`, and an engine of `policy` on it, for a run of `workload`.
+
+    ScenarioError if the runner's model is another one or its memory too small.
+    """
+    _check_runner(resolved, runner)
+    num_blocks = resolved.num_blocks or runner.num_blocks
+    kv = new_kv(policy.config, num_blocks, resolved.block_size, resolved.num_swap_blocks, ids=True)
+    traits = policy.config.traits
+    executor = make(
+        runner,
+        kv,
+        max_model_len=resolved.max_model_len,
+        sampling=sampling,
+        prompts=prompts,
+        loop=traits.loop,
+        lookup=None if traits.speculation is None else traits.speculation.lookup,
+    )
+    return executor, resolved.engine(policy, workload, kv, executor, estimator)
 
 
 def predict(
@@ -238,6 +262,11 @@ def step_limits(resolved: Resolved, policies: tuple[ResolvedPolicy, ...], load: 
     if (listed := known_requests(workload)) is not None:
         requests = listed.requests
         longest = min(longest, int((requests.prompt_tokens + requests.max_output_tokens).max()))
+    return step_limits_up_to(policies, longest)
+
+
+def step_limits_up_to(policies: tuple[ResolvedPolicy, ...], longest: int) -> tuple[int, int]:
+    """As `step_limits`, for requests of up to `longest` tokens of prompt and answer."""
     sequences = tokens = 1
     for policy in policies:
         policy.check_can_be_real()

@@ -7,8 +7,9 @@ records are kept; parsing and writing are rows of their own. A block
 operation is a KV block taken by a request, found in a cache or not, or given back; repeats after preemptions are not
 counted. `point-1x` is one point of `azure-conv` as sweeps do them: simulated, measured, written; `point-imported` and
 `point-tables` are the same at the costs of two profiles of one model and GPU, one made of the shapes of single kernels,
-one of a deployment: where a profile came from is to make no difference. `day` is the shipped scenario of that name, in
-seconds of CPU and once. The last line is of a
+one of a deployment: where a profile came from is to make no difference. `serve` is what a server spends on a token of
+many streams, `tests/serve/token_cost.py`. `day` is the shipped scenario of that name, in seconds of CPU and once. The
+last line is of a
 whole sweep, points written, on one process and on two: 4 policies × 10 loads × 5 seeds of `chat` with 2,000 requests
 each. It runs on one and on two in turn, beside bare timeouts in one process and in two:
 how much more two processes can do is the machine's. The medians of both are printed. A row of `COMPARED` is to run at
@@ -417,6 +418,13 @@ def main() -> None:
     for name, (other, least) in COMPARED.items():
         by_steps = f" ({steps[name] / steps[other]:.2f} by steps)" if name in steps else ""
         print(f"{name}: {shares[name] / shares[other]:.2f} of {other}{by_steps}; no less than {least:g} is wanted")
+    command = [sys.executable, "-m", "tests.serve.token_cost", "--json"]
+    served = _medians(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+    print(
+        f"serve: {served['us_per_token']:.1f} µs of CPU a token of many streams, beside writing it to its socket;"
+        f" {served['share_of_simpy']:.4f} tokens per bare timeout"
+    )
+    rows.append({"name": "serve", **served})
     command = [sys.executable, __file__, "--row", DAY, "--traces", str(options.traces)]
     day = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     print(

@@ -88,7 +88,7 @@ def live(
     point = Point(loaded.specs[resolved.policies.index(chosen)], _load(loaded, load), seed)
     sampling = Sampling(temperature=temperature, seed=seed)
     if weights is not None:
-        _check_weights(weights, setup.model)
+        check_weights(weights, setup.model)
     check_out(out)
     texts = _prompts(prompts, weights or Path(loaded.model_path), setup.model.vocab_size)
     limits = [step_limits(resolved, (chosen,), point.load, seed)]
@@ -221,7 +221,7 @@ def _load(scenario: Scenario, load: float | None) -> float:
     return load
 
 
-def _check_weights(folder: Path, model: ModelSpec) -> None:
+def check_weights(folder: Path, model: ModelSpec) -> None:
     """ScenarioError unless the Hugging Face `folder` is of a model of the same shape as `model`."""
     from batchsim.deployment.catalog import load_model
 

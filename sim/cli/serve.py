@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -13,6 +13,9 @@ from batchsim.base.errors import ScenarioError
 from batchsim.base.ranges import INT32_MAX
 from batchsim.cli import complete, option
 from batchsim.cli.common import check_out, one_line_errors, read_scenario
+
+if TYPE_CHECKING:
+    from batchsim.serve.live_engine import LiveEngine
 
 
 @one_line_errors
@@ -24,7 +27,13 @@ def serve(
             help="A policy's label; may be left out where there is one policy.", autocompletion=complete.policies
         ),
     ] = None,
-    engine: Annotated[Literal["simulated"], typer.Option(help="What answers.")] = "simulated",
+    engine: Annotated[
+        Literal["simulated", "live"], typer.Option(help="What answers: a simulation, or the real model.")
+    ] = "simulated",
+    device: Annotated[str | None, typer.Option(help="Of a live engine: cpu or cuda; by default cpu.")] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="Of a live engine: Hugging Face folder with weights; else random ones.")
+    ] = None,
     host: Annotated[
         str, typer.Option(help="The address to listen at; others than 127.0.0.1 need --api-key.")
     ] = "127.0.0.1",
@@ -50,7 +59,7 @@ def serve(
     traces: option.Traces = None,
     allow_code: option.AllowCode = False,
 ) -> None:
-    """Serve a scenario's engines over HTTP as vLLM does, in real time, without a GPU.
+    """Serve a scenario's engines over HTTP as vLLM does, in real time, without a GPU or on the real model.
 
     SIGTERM or Ctrl-C ends it: open requests are answered first. Example: batchsim serve my.yaml --policy vllm
     """
@@ -67,6 +76,7 @@ def serve(
 
     if not api_key and not _is_local(host):
         raise ScenarioError(f"--host {host}: others could use the server. Add --api-key, or listen at 127.0.0.1.")
+    _check_engine(engine, device, weights, speed)
     faults = read_faults(fault or [], seed)
     loaded = faults.failing(read_scenario(scenario, set_, traces, "serve", allow_code=allow_code))
     setup = Setup.of(loaded)
@@ -79,10 +89,19 @@ def serve(
         )
     check_out(out)
     name = model or setup.model.name
-    paced = Paced(setup, spec, Metrics(metrics_names, name, setup.max_model_len), seed)
+    metrics, made = Metrics(metrics_names, name, setup.max_model_len), None
+    paced: Paced | LiveEngine
+    if engine == "live":
+        from batchsim.cli.serve_live import live_engine
+
+        paced, made = live_engine(setup, spec, metrics, device=device or "cpu", weights=weights, seed=seed)
+        text = f"{device or 'cpu'}, weights {made['weights']}"
+    else:
+        paced, text = Paced(setup, spec, metrics, seed), setup.cost_text
 
     def ready(port: int) -> None:
-        typer.echo(f"http://{host}:{port}/v1  {name}: {spec.name} on {setup.cost_text}", err=True)
+        address = f"[{host}]" if ":" in host else host
+        typer.echo(f"http://{address}:{port}/v1  {name}: {spec.name} on {text}", err=True)
 
     end_ns, started_unix_ns = run_server(
         paced, host=host, port=port, speed=speed, api_key=api_key, faults=faults, drain_s=drain_s, ready=ready
@@ -92,11 +111,24 @@ def serve(
         told = f": {faults.num_errors} got an error on demand" if faults.num_errors else ""
         typer.echo(f"no request came to an engine, so there are no results{told}", err=True)
         return
-    results = keep_served(paced, records, spans, out, started_unix_ns=started_unix_ns, speed=speed, faults=faults)
+    results = keep_served(
+        paced, records, spans, out, started_unix_ns=started_unix_ns, speed=speed, faults=faults, made=made
+    )
     typer.echo(report(results))
     if faults.num_errors or faults.num_stalls:
         typer.echo(f"on demand: {faults.num_errors:,} errors, {faults.num_stalls:,} stalled streams")
     typer.echo(fit(f"{results.path}/  summary.csv"))
+
+
+def _check_engine(engine: str, device: str | None, weights: Path | None, speed: float) -> None:
+    """ScenarioError for options that the other engine has."""
+    if engine == "live":
+        if speed != 1:
+            raise ScenarioError(f"--speed {speed:g}: a model runs as fast as it does. Leave it out with --engine live.")
+        return
+    for name, value in (("device", device), ("weights", weights)):
+        if value is not None:
+            raise ScenarioError(f"--{name} {value}: a simulated engine has none. Add --engine live, or leave it out.")
 
 
 def _is_local(host: str) -> bool:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import signal
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from batchsim.base.errors import ExecutorError, PolicyError, SchedulerStalled
 from batchsim.base.units import format_duration
 from batchsim.drive.instant import ENTER, LAND, THROUGH, Busy, Launch, crank
-from batchsim.drive.source import Clock, Inline, LoadThread, Source, Traffic, VirtualClock, WallClock
+from batchsim.drive.source import Clock, Cut, Inline, LoadThread, Source, Traffic, VirtualClock, WallClock
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.protocols import Workload
 from batchsim.kernel.record import FINISHED, Records
@@ -42,7 +42,7 @@ results."""
 @dataclass(frozen=True)
 class LiveRun:
     """How a run ended: when, in ns, and the `reason` why it was cut, "" if it was not. `error` is what was raised then,
-    None for Ctrl-C.
+    None for Ctrl-C and for a source's Cut.
 
     `rested` are the indices of the steps before which nothing was to be run: the time since the step before them is
     not the host's.
@@ -56,10 +56,10 @@ class LiveRun:
 
 @dataclass
 class _Progress:
-    """Where the loop is: the steps so far that came after a rest, whether the next one will, and whether the device is
-    at work."""
+    """Where the loop is: the steps so far that came after a rest, if these are noted, whether the next one will, and
+    whether the device is at work."""
 
-    rested: list[int] = field(default_factory=list[int])
+    rested: list[int] | None
     rests: bool = False
     executing: bool = False
 
@@ -104,16 +104,27 @@ def live(core: EngineCore, workload: Workload, clock: Clock) -> LiveRun:
     nothing but the clock.
     """
     source: Source = LoadThread(workload, clock) if isinstance(clock, WallClock) else Inline(workload, clock)
-    progress = _Progress()
+    return live_from(core, source, clock)
+
+
+def live_from(core: EngineCore, source: Source, clock: Clock, *, notes_rests: bool = True) -> LiveRun:
+    """Runs what `source` brings until it is over, as `live` does, or until it raises Cut.
+
+    Without `notes_rests`, `rested` stays empty: a server that runs for days has no use for it.
+    """
+    progress = _Progress(rested=[] if notes_rests else None)
     try:
         with _CtrlC() as ctrl_c:
             end_ns = _run(core, source, clock, ctrl_c, progress)
-        return LiveRun(end_ns, tuple(progress.rested), "")
+        return LiveRun(end_ns, tuple(progress.rested or ()), "")
     except (Exception, KeyboardInterrupt) as cause:
         if not isinstance(clock, WallClock) and not isinstance(cause, ExecutorError | KeyboardInterrupt):
             raise
-        error = cause if isinstance(cause, Exception) else None
-        reason = INTERRUPTED if error is None else _reason(error, source, progress)
+        error = cause if isinstance(cause, Exception) and not isinstance(cause, Cut) else None
+        if isinstance(cause, Cut):
+            reason = cause.reason
+        else:
+            reason = INTERRUPTED if error is None else _reason(error, source, progress)
     finally:
         source.stop()
     if error is not None:
@@ -122,7 +133,7 @@ def live(core: EngineCore, workload: Workload, clock: Clock) -> LiveRun:
     end_ns = clock.now_ns()
     source.submit_rest(core)
     core.close(end_ns, reason)
-    return LiveRun(end_ns, tuple(progress.rested), reason, error)
+    return LiveRun(end_ns, tuple(progress.rested or ()), reason, error)
 
 
 def _reason(error: Exception, source: Source, progress: _Progress) -> str:
@@ -177,9 +188,9 @@ def _execute(core: EngineCore, batch: Batch, clock: Clock, progress: _Progress) 
     progress.executing = True
     end_ns = core.execute(batch, clock.now_ns())
     progress.executing = False
-    if progress.rests:
+    if progress.rests and progress.rested is not None:
         progress.rested.append(core.recorder.num_steps - 1)
-        progress.rests = False
+    progress.rests = False
     return end_ns
 
 

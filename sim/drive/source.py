@@ -52,14 +52,22 @@ class WallClock:
     """The monotonic clock of this machine, from its construction on."""
 
     def __init__(self) -> None:
-        self._start_ns = time.monotonic_ns()
+        self.start_ns = time.monotonic_ns()
 
     def now_ns(self) -> int:
-        return time.monotonic_ns() - self._start_ns
+        return time.monotonic_ns() - self.start_ns
 
     def sleep_until(self, ns: int) -> None:
         while (left_ns := ns - self.now_ns()) > 0:
             time.sleep(left_ns / 1e9)
+
+
+class Cut(Exception):  # noqa: N818  a wish, no error
+    """Raised by a source that wants the run cut; `reason` is that of what is open then."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class Source(Protocol):
@@ -72,7 +80,8 @@ class Source(Protocol):
     def failure(self) -> Exception | None: ...
 
     def hand_over(self, core: EngineCore) -> int:
-        """Submits to `core` what has arrived, and returns the time in ns, which is no earlier. Raises `failure`."""
+        """Submits to `core` what has arrived, and returns the time in ns, which is no earlier. Raises `failure`, or
+        Cut."""
         ...
 
     def is_over(self) -> bool:

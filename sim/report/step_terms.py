@@ -33,12 +33,15 @@ def step_terms(
     """ns of each recorded step by part of its time; empty where the parts are not known. `records` are of `policy`, and
     of one `replica` if there are several.
 
-    For a live run: `kernel` and `host`, as measured. For a simulated one the terms of its cost model, without the
-    host's part where the engine was ahead, and only if they sum to every recorded duration: after a change of profile
-    or catalog they would explain nothing. What a step of a pipeline waits between stages and on links is `other`.
+    For a live run: `kernel` and `host`, as measured; a server measures none. For a simulated one the terms of its cost
+    model, without the host's part where the engine was ahead, and only if they sum to every recorded duration: after a
+    change of profile or catalog they would explain nothing. What a step of a pipeline waits between stages and on links
+    is `other`.
     """
     live = results.manifest.get("live")
     if live is not None:
+        if "raw" not in live:
+            return {}
         return _measured(results.path.parent / live["raw"], live["raw_sha256"], records.num_steps)
     try:
         cost = _cost(results, records, policy, replica)

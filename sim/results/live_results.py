@@ -52,14 +52,11 @@ def keep_live(setup: Setup, point: Point, played: Kept, out: Path) -> Results:
         workload = setup.workload(point.load, point.seed)
         run = Run(point, workload, played.records, played.streams, played.end_ns, played.window_ns)
         check_cohort(run)
-        inputs = point_inputs(setup, run)
-        if setup.cost.profile is None or setup.cost.profile.origin != "measured":
-            # A cost of another executor explains nothing of these steps.
-            inputs = replace(inputs, cost_terms=None, step_watts=None, peak_flops=None, memory_bandwidth=None)
+        inputs = real_inputs(setup, run)
         result = keep_measured(run, _measured(played, inputs), home / POINTS / name)
         facts = {
-            "heading": _heading(setup, played.made),
-            "sources": [f"step times: measured in this run on {_machine(played.made)}"],
+            "heading": real_heading(setup, played.made),
+            "sources": [real_source(played.made)],
             "live": _live_facts(played, point) | {"raw": raw, "raw_sha256": file_hash(home / raw)},
             "wall_s": round(played.end_ns / NS_PER_S, 2),
         }
@@ -106,12 +103,25 @@ def _measured(played: Kept, inputs: PointInputs) -> Measured:
     return replace(found, values=found.values | shares | {"slo_met": None, "slo_margin": None})
 
 
+def real_inputs(setup: Setup, run: Run) -> PointInputs:
+    """What the metrics need to know of a run on a model, whose steps only a profile measured so explains."""
+    inputs = point_inputs(setup, run)
+    if setup.cost.profile is not None and setup.cost.profile.origin == "measured":
+        return inputs
+    return replace(inputs, cost_terms=None, step_watts=None, peak_flops=None, memory_bandwidth=None)
+
+
+def real_source(made: dict[str, Any]) -> str:
+    """Where step times come from that were measured in the run itself; `made` says on what it ran."""
+    return f"step times: measured in this run on {_machine(made)}"
+
+
 def _machine(made: dict[str, Any]) -> str:
     hardware = made["hardware"]
     return str(hardware.get("gpu") or f"cpu ({hardware['cpu']})")
 
 
-def _heading(setup: Setup, made: dict[str, Any]) -> str:
+def real_heading(setup: Setup, made: dict[str, Any]) -> str:
     """What ran where, in the place of the cost in a simulation's heading."""
     model, on = setup.model, f"live on {_machine(made)}, torch {made['software']['torch']}"
     dtype = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}[model.dtype]

@@ -1,1 +1,1 @@
-"""An OpenAI-compatible endpoint over the simulated engine, in real time."""
+"""An OpenAI-compatible endpoint over simulated engines or one on a model, in real time."""

@@ -9,21 +9,20 @@ from typing import Any
 
 from batchsim.base.errors import shown
 from batchsim.serve.api_error import ApiError
-from batchsim.serve.words import Words
+from batchsim.serve.words import Texts
 
 MAX_CHOICES = 128
 DEFAULT_MAX_TOKENS = 16
 """Tokens of a completion whose request does not say how many: as OpenAI and the engines have it."""
 _INT64 = 1 << 63
-_NO_LOGITS = "a simulated engine has no logits"
-_OWN_TEXT = "a simulated engine's text is its own"
+_NO_LOGITS = "there are no logits"
+_OWN_TEXT = "an answer's text is its own"
 _REFUSED = {
     "logprobs": _NO_LOGITS,
     "prompt_logprobs": _NO_LOGITS,
     "top_logprobs": _NO_LOGITS,
     "logit_bias": _NO_LOGITS,
     "use_beam_search": _NO_LOGITS,
-    "stop_token_ids": "stop takes texts",
     "bad_words": _OWN_TEXT,
     "allowed_token_ids": _OWN_TEXT,
     "tools": "no answer would call them",
@@ -40,7 +39,8 @@ _REFUSED = {
     "prompt_token_ids": "token ids are given as prompt",
     "truncate_prompt_tokens": "a prompt is taken whole",
 }
-"""What would change an answer and is not simulated, with why. Samplers, as temperature is, change no length or time."""
+"""What would change an answer and is not served, with why. Samplers, as temperature is, change no length or time of a
+simulated answer; a model's would be another one: see `_refuse_not_greedy`."""
 _ONLY: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"], []),
     "tool_choice": ("none", "auto"),
@@ -72,6 +72,7 @@ class CompletionRequest:
     min_tokens: int
     ignore_eos: bool
     stop: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
     stream: bool
     include_usage: bool
     continuous_usage: bool
@@ -138,10 +139,13 @@ class Body:
         return value
 
 
-def completion(values: Mapping[str, Any], words: Words, max_model_len: int, *, chat: bool) -> CompletionRequest:
-    """The request in `values`, of /v1/chat/completions if `chat`, else of /v1/completions. ApiError 400 for none."""
+def completion(
+    values: Mapping[str, Any], words: Texts, max_model_len: int, *, chat: bool, real: bool = False
+) -> CompletionRequest:
+    """The request in `values`, of /v1/chat/completions if `chat`, else of /v1/completions. ApiError 400 for none, and
+    for one that a simulated engine, or a `real` one, would answer otherwise than is asked."""
     body = Body(values)
-    _refuse_not_simulated(body)
+    _refuse_not_served(body)
     prompts = [_chat_prompt(body, words)] if chat else _prompts(body.raw("prompt"), words)
     longest = max(prompt.num_tokens for prompt in prompts)
     if longest >= max_model_len:
@@ -172,7 +176,12 @@ def completion(values: Mapping[str, Any], words: Words, max_model_len: int, *, c
     body.number("top_p", 0, 1)
     body.number("presence_penalty", -2, 2)
     body.number("frequency_penalty", -2, 2)
+    body.number("repetition_penalty", 0, 1e9)
     body.whole("seed", 0)
+    if real:
+        _refuse_not_greedy(body)
+    elif body.raw("stop_token_ids") not in (None, []):
+        raise ApiError(400, "stop_token_ids is not served: stop takes texts. Leave it out.", "stop_token_ids")
     include_usage = Body(options or {}).flag("include_usage")
     return CompletionRequest(
         model=body.text("model"),
@@ -183,6 +192,7 @@ def completion(values: Mapping[str, Any], words: Words, max_model_len: int, *, c
         min_tokens=body.whole("min_tokens", 0, low=0, high=max_tokens),
         ignore_eos=body.flag("ignore_eos"),
         stop=_stop(body.raw("stop")),
+        stop_token_ids=_stop_token_ids(body.raw("stop_token_ids")),
         stream=stream,
         include_usage=include_usage,
         continuous_usage=include_usage and Body(options or {}).flag("continuous_usage_stats"),
@@ -193,21 +203,43 @@ def completion(values: Mapping[str, Any], words: Words, max_model_len: int, *, c
     )
 
 
-def _refuse_not_simulated(body: Body) -> None:
+def _refuse_not_greedy(body: Body) -> None:
+    """ApiError 400 for what would have a model take another token than the likeliest."""
+    for name, plain in (
+        ("temperature", 0),
+        ("presence_penalty", 0),
+        ("frequency_penalty", 0),
+        ("repetition_penalty", 1),
+    ):
+        value = body.raw(name)
+        if value is not None and value != plain:
+            raise ApiError(
+                400,
+                f"{name} {shown(value)} is not served: the model's likeliest token is taken. Write {plain}, or leave it"
+                " out.",
+                name,
+            )
+    if body.whole("min_tokens", 0, low=0) and not body.flag("ignore_eos"):
+        raise ApiError(
+            400, "min_tokens is not served: the model ends its answers. Leave it out, or add ignore_eos.", "min_tokens"
+        )
+
+
+def _refuse_not_served(body: Body) -> None:
     """ApiError 400 for what would change the answer and does not here; what is switched off is no matter."""
     for name, why in _REFUSED.items():
         value = body.raw(name)
         asks = value is not None and value is not False and value not in ("", [], {})
         if asks and not (name == "top_logprobs" and value == 0):
-            raise ApiError(400, f"{name} is not simulated: {why}. Leave it out.", name)
+            raise ApiError(400, f"{name} is not served: {why}. Leave it out.", name)
     if body.raw("best_of") not in (None, 1, body.raw("n")):
-        raise ApiError(400, f"best_of is not simulated: {_NO_LOGITS}. Ask for n answers.", "best_of")
+        raise ApiError(400, f"best_of is not served: {_NO_LOGITS}. Ask for n answers.", "best_of")
     for name, plain in _ONLY.items():
         if body.raw(name) is not None and body.raw(name) not in plain:
-            raise ApiError(400, f"{name} is not simulated but for {shown(plain[0])}. Leave it out.", name)
+            raise ApiError(400, f"{name} is not served but for {shown(plain[0])}. Leave it out.", name)
     form = body.raw("response_format")
     if form is not None and form != {"type": "text"}:
-        raise ApiError(400, f"response_format is not simulated: {_OWN_TEXT}. Leave it out.", "response_format")
+        raise ApiError(400, f"response_format is not served: {_OWN_TEXT}. Leave it out.", "response_format")
 
 
 def _stop(value: Any) -> tuple[str, ...]:
@@ -219,7 +251,14 @@ def _stop(value: Any) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _prompts(value: Any, words: Words) -> list[Prompt]:
+def _stop_token_ids(value: Any) -> tuple[int, ...]:
+    ids = [] if value is None else value
+    if not isinstance(ids, list) or not all(type(one) is int for one in ids):
+        raise ApiError(400, f"stop_token_ids must be a list of token ids, not {shown(value)}", "stop_token_ids")
+    return tuple(ids)
+
+
+def _prompts(value: Any, words: Texts) -> list[Prompt]:
     """One prompt: a text or a list of ids; or several: a list of these."""
     if isinstance(value, list) and value and not isinstance(value[0], int):
         if len(value) > MAX_CHOICES:
@@ -228,7 +267,7 @@ def _prompts(value: Any, words: Words) -> list[Prompt]:
     return [_prompt(value, words)]
 
 
-def _prompt(value: Any, words: Words) -> Prompt:
+def _prompt(value: Any, words: Texts) -> Prompt:
     if isinstance(value, str):
         ids = words.encode(value)
     elif isinstance(value, list) and all(type(one) is int for one in value):
@@ -245,7 +284,7 @@ def _prompt(value: Any, words: Words) -> Prompt:
     return Prompt(ids)
 
 
-def _chat_prompt(body: Body, words: Words) -> Prompt:
+def _chat_prompt(body: Body, words: Texts) -> Prompt:
     """The prompt that messages make: a mark of who speaks before each, and one before the answer."""
     messages = body.raw("messages")
     if not isinstance(messages, list) or not messages:

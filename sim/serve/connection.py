@@ -36,14 +36,15 @@ class Limits:
 
 @dataclass(frozen=True)
 class HttpRequest:
-    """A request whole: method, path without the query, headers by lower-case name, body; and when the last of it came,
-    by this machine's monotonic clock in ns: reading it takes time that is not the engines'."""
+    """A request whole: method, path without the query, headers by lower-case name, body; when the last of it came, by
+    this machine's monotonic clock in ns: reading it takes time that is not the engines'; and the query."""
 
     method: str
     path: str
     headers: dict[str, str]
     body: bytes
     came_ns: int
+    query: str = ""
 
 
 class App(Protocol):
@@ -250,9 +251,9 @@ class Connection(asyncio.Protocol):
         self._stop_timer()
         self._busy, self._has_begun, self._is_head = True, False, request.method == b"HEAD"
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers}
-        path = request.target.decode("latin-1").partition("?")[0]
+        path, _, query = request.target.decode("latin-1").partition("?")
         body, self._body = bytes(self._body), bytearray()
-        self._app.handle(HttpRequest(request.method.decode("latin-1"), path, headers, body, self._came_ns), self)
+        self._app.handle(HttpRequest(request.method.decode("latin-1"), path, headers, body, self._came_ns, query), self)
 
     def _refuse(self, status: int, message: str) -> None:
         """Answers with an error of HTTP and closes."""

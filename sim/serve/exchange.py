@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from batchsim.kernel.record import CANCELLED, FINISHED, REJECTED
+from batchsim.serve.answers import Answer
 from batchsim.serve.api_error import ApiError
 from batchsim.serve.body import CompletionRequest, Prompt
 from batchsim.serve.connection import Connection
-from batchsim.serve.paced import Answer
-from batchsim.serve.words import Words
+from batchsim.serve.words import Texts
 
 EVENTS = "text/event-stream; charset=utf-8"
 _DONE = b"data: [DONE]\n\n"
@@ -24,7 +25,15 @@ _DONE = b"data: [DONE]\n\n"
 class Engines(Protocol):
     """What an exchange asks of who made it."""
 
-    words: Words
+    words: Texts
+
+    def tokens(self, answer: Answer | None, start: int, end: int) -> list[int]:
+        """The ids of output tokens `start` to `end` - 1 of an answer; none of one that no engine was asked for."""
+        ...
+
+    def token(self, answer: Answer, place: int) -> int:
+        """The id of output token `place` of an answer."""
+        ...
 
     def cancel(self, answer: Answer) -> None:
         """Gives up an answer."""
@@ -38,7 +47,18 @@ class Engines(Protocol):
 class Choice:
     """One answer of a request: what of it the client has, and how it ended."""
 
-    __slots__ = ("answer", "before", "finish_reason", "index", "num_sent", "num_tokens", "prompt", "stop_reason")
+    __slots__ = (
+        "answer",
+        "before",
+        "context",
+        "finish_reason",
+        "index",
+        "num_sent",
+        "num_tokens",
+        "num_told",
+        "prompt",
+        "stop_reason",
+    )
 
     def __init__(self, index: int, prompt: Prompt) -> None:
         self.index = index
@@ -46,8 +66,11 @@ class Choice:
         self.answer: Answer | None = None
         self.before = b""  # the first part of each of its pieces, up to the token
         self.num_tokens = self.num_sent = 0
+        self.context = self.num_told = (
+            0  # tokens whose text was sent, and of them the last that what follows is read with
+        )
         self.finish_reason: str | None = None
-        self.stop_reason: str | None = None
+        self.stop_reason: str | int | None = None
 
 
 class Exchange:
@@ -74,7 +97,10 @@ class Exchange:
         opening, closing = ('"delta": {"content": " ', '"}') if request.is_chat else ('"text": " ', '"')
         for choice in self.choices:
             choice.before = f"{self._head}{choice.index}, {opening}".encode()
-        self._says_more = request.return_token_ids or request.continuous_usage  # pieces hold more than their text
+        says_more = request.return_token_ids or request.continuous_usage  # pieces hold more than their text
+        # One token and nothing else, which most pieces are, goes by a short way.
+        cut = request.stop or request.stop_token_ids
+        self._is_plain = request.stream and engines.words.stands_alone and not (says_more or cut)
         self._after = f'{closing}, "logprobs": null, "finish_reason": null, "stop_reason": null}}]}}\n\n'.encode()
         reply.hung_up = self.give_up
         if request.stream:
@@ -89,25 +115,51 @@ class Exchange:
             if choice.answer is not None:
                 self.engines.cancel(choice.answer)
 
+    def abort(self) -> None:
+        """Ends what has not ended as aborted: the engines fall asleep."""
+        for choice in self.choices:
+            if choice.finish_reason is None and not self._over:
+                choice.finish_reason = "abort"
+                if choice.answer is not None:
+                    self.engines.cancel(choice.answer)
+                self._pass_on(choice)
+
     def _end(self) -> None:
         self._over = True
         self.ended()
 
     def listener(self, choice: Choice) -> Callable[[Answer], None]:
         """What to call when more has come of a choice."""
-        return lambda answer: self._told(choice, answer)
+        return partial(self._told, choice)
 
     def _told(self, choice: Choice, answer: Answer) -> None:
         if self._over or choice.finish_reason is not None:
             return
+        num_sent = choice.num_sent
+        if (
+            self._is_plain
+            and answer.outcome is None
+            and answer.num_tokens - num_sent == 1
+            and num_sent
+            and not self.reply.is_paused
+            and not self.is_stalled
+        ):
+            choice.num_tokens = choice.num_sent = num_sent + 1
+            self.reply.write(b"%b%d%b" % (choice.before, self.engines.token(answer, num_sent), self._after))
+            return
         choice.num_tokens = answer.num_tokens
-        if self.request.stop:
+        if self.request.stop or self.request.stop_token_ids:
             self._cut_at_stop(choice, answer)
         if answer.outcome is not None and choice.finish_reason is None:
             if answer.outcome != FINISHED:
                 self._fail(answer)
                 return
-            choice.finish_reason = "length" if choice.num_tokens >= answer.asked.max_output_tokens else "stop"
+            by_length = choice.num_tokens >= answer.asked.max_output_tokens and not answer.by_eos
+            choice.finish_reason = "length" if by_length else "stop"
+        self._pass_on(choice)
+
+    def _pass_on(self, choice: Choice) -> None:
+        """Sends what has come of a choice, or the whole answer once it is there."""
         if self.request.stream:
             if not self._waits:
                 self._push(choice)
@@ -126,14 +178,19 @@ class Exchange:
             self.reply.answer(error.status, error.body(), headers=error.headers)
 
     def _cut_at_stop(self, choice: Choice, answer: Answer) -> None:
-        """Ends a choice where its text has one of the stop strings, as its client asked; the engine is told."""
+        """Ends a choice where its text has one of the stop strings, or at a stop token, as its client asked; the engine
+        is told."""
         if answer.num_tokens <= choice.num_sent:
             return
-        words, longest = self.engines.words, max(map(len, self.request.stop))
-        start = max(choice.num_sent - longest, 0)
+        words, longest = self.engines.words, max(map(len, self.request.stop), default=0)
+        start = max(choice.num_sent - longest, 0) if words.stands_alone else 0
         for end in range(max(choice.num_sent, self.request.min_tokens) + 1, answer.num_tokens + 1):
-            text = words.decode(words.generated(answer.number, start, end))
-            found = next((stop for stop in self.request.stop if stop in text), None)
+            text = words.decode(self.engines.tokens(answer, start, end))
+            found: str | int | None = next((stop for stop in self.request.stop if stop in text), None)
+            if self.request.stop_token_ids and (last := self.engines.tokens(answer, end - 1, end)[0]) in (
+                self.request.stop_token_ids
+            ):
+                found = last
             if found is not None:
                 choice.num_tokens, choice.finish_reason, choice.stop_reason = end, "stop", found
                 self.engines.cancel(answer)
@@ -158,19 +215,14 @@ class Exchange:
     def _push(self, choice: Choice) -> None:
         """Sends what has come of a choice and was not sent yet, in one piece."""
         start, end, answer, request = choice.num_sent, choice.num_tokens, choice.answer, self.request
-        if self.reply.is_gone or answer is None or start < 0 or (start == end and choice.finish_reason is None):
-            return
-        if end - start == 1 and start and choice.finish_reason is None and not self._says_more:
-            choice.num_sent = end
-            (id_,) = self.engines.words.generated(answer.number, start, end)
-            self.reply.write(b"%b%d%b" % (choice.before, id_, self._after))
+        if self.reply.is_gone or start < 0 or (start == end and choice.finish_reason is None):
             return
         if not self._begun:
             self._begun = True
             self.reply.begin(EVENTS)
         first = start == 0
-        ids = self.engines.words.generated(answer.number, start, end)
-        text = self._text(choice, start, end, ids)
+        ids = self.engines.tokens(answer, start, end)
+        text = self._text(choice, start, self._new_text(choice, ids, end))
         more = ""
         if request.return_token_ids:
             prompt_ids = json.dumps(choice.prompt.ids) if first else "null"
@@ -208,9 +260,21 @@ class Exchange:
         head = self._head.partition(', "choices"')[0]
         return f'{head}, "choices": [], "usage": {json.dumps(self._usage())}}}\n\n'.encode() + _DONE
 
-    def _text(self, choice: Choice, start: int, end: int, ids: list[int]) -> str:
-        text = self.engines.words.decode(ids)
-        if choice.stop_reason is not None and choice.stop_reason in text:
+    def _new_text(self, choice: Choice, ids: list[int], end: int) -> str:
+        """The text that `ids`, the tokens up to `end`, add to what was sent. Half a letter waits for its other half."""
+        words, answer = self.engines.words, choice.answer
+        if words.stands_alone:
+            return words.decode(ids)
+        text = words.decode(self.engines.tokens(answer, choice.context, end))
+        if text.endswith("\ufffd") and choice.finish_reason is None:
+            return ""
+        told = words.decode(self.engines.tokens(answer, choice.context, choice.num_told))
+        choice.context, choice.num_told = choice.num_told, end
+        return text[len(told) :]
+
+    def _text(self, choice: Choice, start: int, text: str) -> str:
+        """`text` from token `start` on as the client gets it: up to where it stops, behind the prompt's if asked."""
+        if isinstance(choice.stop_reason, str) and choice.stop_reason in text:
             text = text[: text.index(choice.stop_reason)]
         if self.request.echo and start == 0:
             text = self.engines.words.decode(choice.prompt.ids) + text
@@ -231,9 +295,8 @@ class Exchange:
         return json.dumps(found).encode()
 
     def _choice(self, choice: Choice) -> dict[str, Any]:
-        assert choice.answer is not None
-        ids = self.engines.words.generated(choice.answer.number, 0, choice.num_tokens)
-        text = self._text(choice, 0, choice.num_tokens, ids)
+        ids = self.engines.tokens(choice.answer, 0, choice.num_tokens)
+        text = self._text(choice, 0, self.engines.words.decode(ids))
         found: dict[str, Any] = {"index": choice.index}
         if self.request.is_chat:
             found["message"] = {"role": "assistant", "content": text}

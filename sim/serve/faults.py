@@ -93,7 +93,10 @@ def _add(found: Faults, name: str, values: dict[str, str]) -> None:
         failure = {"replica": int(values["replica"]), "at": values["at"], "down_for": values.get("for", _NEVER)}
         found.failures.append(failure)
         return
-    share = float(values["p"])
+    try:
+        share = float(values["p"])
+    except ValueError:
+        raise ValueError(f"p is {shown(values['p'])}, no number. It must be above 0 and at most 1.") from None
     if not 0 < share <= 1:
         raise ValueError(f"p is {share:g}. It must be above 0 and at most 1.")
     setattr(found, name, share)

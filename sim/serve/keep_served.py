@@ -25,12 +25,14 @@ from batchsim.metrics.measure import measure
 from batchsim.metrics.replica_table import replica_table
 from batchsim.results.heading import heading
 from batchsim.results.keep import check_cohort, keep_run, pack_point, point_inputs
+from batchsim.results.live_results import real_heading, real_inputs, real_source
 from batchsim.results.point_files import write_point
 from batchsim.results.provenance import identity, short_hash
 from batchsim.results.read import POINTS, Results
 from batchsim.scenario import Point, changed
 from batchsim.scenario.point import Run, Setup
 from batchsim.serve.faults import Faults
+from batchsim.serve.live_engine import LiveEngine
 from batchsim.serve.paced import Paced
 from batchsim.serve.received import received
 
@@ -39,7 +41,7 @@ _COLUMNS = {"arrival": "sent_ns", "prompt": "prompt_tokens", "output": "max_toke
 
 
 def keep_served(
-    paced: Paced,
+    paced: Paced | LiveEngine,
     records: Records,
     spans: tuple[ReplicaSpan, ...],
     out: Path,
@@ -47,12 +49,14 @@ def keep_served(
     started_unix_ns: int = 0,
     speed: float = 1.0,
     faults: Faults | None = None,
+    made: dict[str, Any] | None = None,
 ) -> Results:
     """Writes what was received and what became of it, as `paced.close` returned it; returns these results.
 
     The manifest's `served` says when time 0 was, in ns since 1970, how fast simulated time went, and how many requests
-    met which of the `faults`; one that got an error on demand is in no table, as no engine saw it. ScenarioError
-    where `out` cannot be written, or nothing was received.
+    met which of the `faults`; one that got an error on demand is in no table, as no engine saw it. `made` says on what
+    a model ran, which is the manifest's `live`; None: the engines were simulated. ScenarioError where `out` cannot be
+    written, or nothing was received.
     """
     if not paced.num_sent:
         raise ScenarioError("nothing was received, so there is nothing to keep. Send a request.")
@@ -66,7 +70,7 @@ def keep_served(
         write_text(table, _table(run))
         check_cohort(run)
         kept = _kept(paced, table)
-        inputs = point_inputs(kept, run)
+        inputs = point_inputs(kept, run) if made is None else real_inputs(kept, run)
         packed = pack_point(run, measure(inputs), name, replica_table(inputs))
         write_point(packed, home / POINTS / name)
         served = {
@@ -76,30 +80,29 @@ def keep_served(
             "started_unix_ns": started_unix_ns,
             "faults": {"errors": faults.num_errors, "stalls": faults.num_stalls} if faults else {},
         }
-        facts: dict[str, Any] = {"heading": f"{heading(kept)} · served", "served": served}
+        first = heading(kept) if made is None else real_heading(kept, made)
+        facts: dict[str, Any] = {"heading": f"{first} · served", "served": served}
+        if made is not None:
+            facts |= {"sources": [real_source(made)], "live": made}
         return keep_run(kept, home, [packed.result], reused=0, facts=facts)
 
 
-def table_so_far(paced: Paced) -> str:
+def table_so_far(paced: Paced | LiveEngine) -> str:
     """The requests that have ended so far, as CSV: what the table of `keep_served` would hold of them."""
     return _table(_run(paced, paced.records(), ()))
 
 
-def _run(paced: Paced, records: Records, spans: tuple[ReplicaSpan, ...]) -> Run:
+def _run(paced: Paced | LiveEngine, records: Records, spans: tuple[ReplicaSpan, ...]) -> Run:
     workload = received(paced.setup, records).workload(1.0, 0)
     point = Point(paced.spec, 1.0, 0)
-    return Run(point, workload, records, _streams(paced), paced.now_ns, (0, _last_ns(records)), spans)
+    return Run(point, workload, records, paced.streams, paced.now_ns, (0, _last_ns(records)), spans)
 
 
 def _last_ns(records: Records) -> int:
     return int(records.requests["sent_ns"].max(initial=0))
 
 
-def _streams(paced: Paced) -> bool:
-    return all(engine.core.scheduler.streams for engine in paced.engines())
-
-
-def _kept(paced: Paced, table: Path) -> Setup:
+def _kept(paced: Paced | LiveEngine, table: Path) -> Setup:
     """The setup of the scenario whose workload is the trace `table`, under the one policy that ran."""
     spec = paced.spec
     trace = {"path": str(table), "columns": _COLUMNS, "time_unit": "ns"}

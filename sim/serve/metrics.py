@@ -74,9 +74,9 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
+    def observe(self, value: float, count: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += count
+        self.sum += value * count
 
     def samples(self, name: str, labels: Labels) -> Iterator[str]:
         """The lines of the histogram, buckets cumulative."""
@@ -125,9 +125,9 @@ class Tally:
         self.ttft.observe(ttft_ns / NS_PER_S)
         self.prompt_tokens += prompt_tokens
 
-    def next_token(self, gap_ns: int) -> None:
-        """Counts a step that brought a request one or more tokens after its first."""
-        self.itl.observe(gap_ns / NS_PER_S)
+    def next_tokens(self, gap_ns: int, requests: int) -> None:
+        """Counts a step that brought so many requests one or more tokens after their first."""
+        self.itl.observe(gap_ns / NS_PER_S, requests)
 
     def step(self, num_tokens: int, output_tokens: int) -> None:
         """Counts a step that brought `output_tokens`, and with the prompts that it completed so many tokens in all."""
@@ -174,15 +174,21 @@ class Metrics:
             self.by_replica[replica] = Tally(self.names, self.max_model_len)
         return self.by_replica[replica]
 
-    def text(self, engines: dict[int, EngineCore]) -> str:
-        """All of it in Prometheus' text form; `engines` are the replicas that are up."""
+    def text(self, engines: dict[int, EngineCore], sleep_level: int | None = None, num_held: int = 0) -> str:
+        """All of it in Prometheus' text form; `engines` are the replicas that are up.
+
+        `sleep_level`: None while they are awake. `num_held` requests wait for them to wake, which counts at the first.
+        """
         families = _Families()
+        first = min(engines, default=0)
         for replica in sorted({*self.by_replica, *engines}):
             tally, core = self.of(replica), engines.get(replica)
+            held = num_held if replica == first else 0
             if self.names == "vllm":
-                _vllm(families, tally, core, {"engine": str(replica), "model_name": self.model})
+                labels = {"engine": str(replica), "model_name": self.model}
+                _vllm(families, tally, core, labels, sleep_level, held)
             else:
-                _sglang(families, tally, core, {"model_name": self.model}, replica)
+                _sglang(families, tally, core, {"model_name": self.model}, replica, held)
         families.add("batchsim:lateness_seconds", "histogram", "Seconds from when a step ended to its tokens.")
         families.lines["batchsim:lateness_seconds"] += self.late.samples("batchsim:lateness_seconds", {})
         return families.text()
@@ -221,19 +227,21 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def _vllm(families: _Families, tally: Tally, core: EngineCore | None, labels: Labels) -> None:
+def _vllm(
+    families: _Families, tally: Tally, core: EngineCore | None, labels: Labels, sleep_level: int | None, held: int
+) -> None:
     gauge, counter, histogram = families.gauge, families.counter, families.histogram
     if core is not None:
         scheduler, kv = core.scheduler, core.scheduler.kv
-        waiting = core.num_waiting
+        waiting = core.num_waiting + held
         gauge("vllm:num_requests_running", "Requests in execution.", scheduler.num_running, labels)
         gauge("vllm:num_requests_waiting", "Requests that wait.", waiting, labels)
         for reason, count in (("capacity", waiting), ("deferred", 0)):
             name = "vllm:num_requests_waiting_by_reason"
             gauge(name, "Requests that wait, by reason.", count, labels | {"reason": reason})
-        for state, value in (("awake", 1), ("weights_offloaded", 0), ("discard_all", 0)):
+        for state, level in (("awake", None), ("weights_offloaded", 1), ("discard_all", 2)):
             name = "vllm:engine_sleep_state"
-            gauge(name, "1 for the state that the engine is in.", value, labels | {"sleep_state": state})
+            gauge(name, "1 for the state that the engine is in.", sleep_level == level, labels | {"sleep_state": state})
         gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use.", 1 - kv.num_free / kv.num_blocks, labels)
         config = {"block_size": str(kv.block_size), "num_gpu_blocks": str(kv.num_blocks), "engine": labels["engine"]}
         gauge("vllm:cache_config_info", "How the KV cache is made.", 1, config)
@@ -267,7 +275,7 @@ def _vllm(families: _Families, tally: Tally, core: EngineCore | None, labels: La
         histogram(f"vllm:{name}", text, its, labels)
 
 
-def _sglang(families: _Families, tally: Tally, core: EngineCore | None, model: Labels, replica: int) -> None:
+def _sglang(families: _Families, tally: Tally, core: EngineCore | None, model: Labels, replica: int, held: int) -> None:
     gauge, counter, histogram = families.gauge, families.counter, families.histogram
     ranks = {"engine_type": "unified", "tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0", "dp_rank": str(replica)}
     labels = model | ranks
@@ -275,7 +283,7 @@ def _sglang(families: _Families, tally: Tally, core: EngineCore | None, model: L
         scheduler, kv = core.scheduler, core.scheduler.kv
         used = (kv.num_blocks - kv.num_free) * kv.block_size
         gauge("sglang:num_running_reqs", "Requests that run.", scheduler.num_running, labels)
-        gauge("sglang:num_queue_reqs", "Requests that wait.", core.num_waiting, labels)
+        gauge("sglang:num_queue_reqs", "Requests that wait.", core.num_waiting + held, labels)
         gauge("sglang:token_usage", "Share of KV tokens in use.", 1 - kv.num_free / kv.num_blocks, labels)
         gauge("sglang:num_used_tokens", "KV tokens in use.", used, labels)
         hit_rate = tally.hits / tally.queries if tally.queries else 0.0

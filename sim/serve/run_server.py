@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import gc
+import os
 import select
 import selectors
 import signal
+import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,6 +17,7 @@ from typing import Any
 
 from batchsim.base.errors import ScenarioError
 from batchsim.serve.faults import Faults
+from batchsim.serve.live_engine import LiveEngine
 from batchsim.serve.paced import Paced
 from batchsim.serve.server import Server
 
@@ -43,8 +48,18 @@ def event_loop() -> asyncio.AbstractEventLoop:
     return asyncio.SelectorEventLoop(Exact())
 
 
+def _unbound(host: str, port: int, error: OSError) -> ScenarioError:
+    """The error that nothing can listen there, by what is wrong: the address or the port."""
+    if isinstance(error, socket.gaierror):
+        return ScenarioError(f"--host {host}: {error.strerror}. Give an address of this machine.")
+    what = os.strerror(error.errno) if error.errno else str(error)
+    if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+        return ScenarioError(f"--host {host}: {what}. Give an address of this machine.")
+    return ScenarioError(f"--port {port}: {what} at {host}. Give another.")
+
+
 def run_server(
-    paced: Paced,
+    paced: Paced | LiveEngine,
     *,
     host: str,
     port: int,
@@ -58,7 +73,7 @@ def run_server(
     that. `ready` is called with the port. Returns the simulated time at the end, in ns,
     and when it began, in ns since 1970.
 
-    ScenarioError where the port cannot be had. Raises what the engines raise.
+    ScenarioError where address or port cannot be had. Raises what the engines raise.
     """
 
     async def serve() -> tuple[int, int]:
@@ -67,7 +82,7 @@ def run_server(
         try:
             bound = await server.start(host, port)
         except OSError as error:
-            raise ScenarioError(f"--port {port}: {error.strerror} at {host}. Give another.") from None
+            raise _unbound(host, port, error) from None
         signalled = asyncio.Event()
 
         def on_signal() -> None:
@@ -91,5 +106,10 @@ def run_server(
             raise server.failure
         return server.now_ns, server.started_unix_ns
 
-    with asyncio.Runner(loop_factory=event_loop) as runner:
-        return runner.run(serve())
+    gc.collect()
+    gc.freeze()  # a pass over all that is there by now would make tokens late
+    try:
+        with asyncio.Runner(loop_factory=event_loop) as runner:
+            return runner.run(serve())
+    finally:
+        gc.unfreeze()

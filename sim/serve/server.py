@@ -1,7 +1,7 @@
-"""The server: which request goes where, and simulated engines kept at the pace of a clock.
+"""The server: which request goes where.
 
-All runs in one thread, engines too: a step's tokens go out in the order in which the engine made them, and what a
-request costs to read delays the engines by no more than that.
+All runs in one thread, simulated engines too: a step's tokens go out in the order in which the engine made them, and
+what a request costs to read delays the engines by no more than that. An engine on a model has a thread of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from batchsim.base.units import NS_PER_S
 from batchsim.base.version import VERSION
+from batchsim.serve.answers import Answer, Asked
 from batchsim.serve.api_error import ApiError
 from batchsim.serve.body import Body, completion, parse_json
 from batchsim.serve.connection import Connection, HttpRequest, Limits
@@ -21,70 +22,20 @@ from batchsim.serve.exchange import Exchange, rejection
 from batchsim.serve.faults import Faults
 from batchsim.serve.keep_served import table_so_far
 from batchsim.serve.known_texts import KnownTexts
-from batchsim.serve.paced import Answer, Asked, Paced
+from batchsim.serve.live_engine import LiveEngine
+from batchsim.serve.paced import Paced
 from batchsim.serve.received import AnswerLengths
-from batchsim.serve.words import Words
+from batchsim.serve.sleeping import Sleep, asked_sleep, asked_tags
+from batchsim.serve.words import Texts, Words
 
 Route = Callable[[HttpRequest, Connection], None]
-
-
-class Pacer:
-    """Keeps `paced` at the pace of this machine's monotonic clock, `speed` simulated seconds to each of its own."""
-
-    def __init__(self, paced: Paced, speed: float, failed: Callable[[Exception], None]) -> None:
-        self.paced = paced
-        self.speed = speed
-        self._failed = failed
-        self._loop = asyncio.get_running_loop()
-        self._start_ns = time.monotonic_ns()
-        self.started_unix_ns = time.time_ns()
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_ns = self._due_ns = 0.0
-        self.is_broken = False
-
-    def now_ns(self) -> int:
-        """The simulated time that it should be."""
-        return self.at(time.monotonic_ns())
-
-    def at(self, monotonic_ns: int) -> int:
-        """The simulated time at a time of the clock."""
-        return int((monotonic_ns - self._start_ns) * self.speed)
-
-    def arm(self) -> None:
-        """Has the engines run on when they next have something to do. After every change to them."""
-        next_ns = self.paced.next_ns
-        if self._timer is not None:
-            if next_ns == self._timer_ns:
-                return
-            self._timer.cancel()
-            self._timer = None
-        if next_ns == float("inf") or self.is_broken:
-            return
-        self._timer_ns = next_ns
-        now_ns = self.now_ns()
-        # What an arrival starts stands at the instant handled last, long ago if engines were idle: it is due now.
-        self._due_ns = max(next_ns, now_ns)
-        left_s = (self._due_ns - now_ns) / self.speed / NS_PER_S
-        self._timer = self._loop.call_later(left_s, self._tick)
-
-    def _tick(self) -> None:
-        self._timer = None
-        now_ns = self.now_ns()
-        self.paced.metrics.late.observe((now_ns - self._due_ns) / self.speed / NS_PER_S)
-        try:
-            self.paced.run_to(now_ns)
-        except Exception as error:
-            self.is_broken = True
-            self._failed(error)
-            return
-        self.arm()
 
 
 @dataclass
 class Server:
     """The endpoint of `paced`, in the form of OpenAI's and vLLM's, under the model's name in its metrics."""
 
-    paced: Paced
+    paced: Paced | LiveEngine
     speed: float = 1.0
     api_key: str = ""
     limits: Limits = field(default_factory=Limits)
@@ -92,7 +43,8 @@ class Server:
 
     def __post_init__(self) -> None:
         setup = self.paced.setup
-        self.words = Words(setup.model.vocab_size)
+        self._ids = Words(setup.model.vocab_size)  # those of simulated answers
+        self.words: Texts = (self.paced.texts if isinstance(self.paced, LiveEngine) else None) or self._ids
         self.max_model_len = setup.max_model_len
         self.model = self.paced.metrics.model
         self.connections: set[Connection] = set()
@@ -101,11 +53,13 @@ class Server:
         self.failure: Exception | None = None
         self.stopped = asyncio.Event()
         self.is_draining = False
-        self._lengths = AnswerLengths.of(setup, self.paced.seed)
-        self._pacer = Pacer(self.paced, self.speed, self._break_down)
+        # The lengths of answers that end by themselves are a model's to say, where there is one.
+        self._lengths = AnswerLengths.of(setup, self.paced.seed) if isinstance(self.paced, Paced) else None
+        self._pacer = self.paced.pacer(self.speed, self._break_down)
         self._listener: asyncio.Server | None = None
         self._count = 0
         self._texts = KnownTexts()
+        self._sleep = Sleep()
         self._routes: dict[tuple[str, str], Route] = {
             ("POST", "/v1/completions"): lambda request, reply: self._complete(request, reply, chat=False),
             ("POST", "/v1/chat/completions"): lambda request, reply: self._complete(request, reply, chat=True),
@@ -118,8 +72,8 @@ class Server:
             ("POST", "/detokenize"): self._detokenize,
             ("POST", "/reset_prefix_cache"): self._reset_prefix_cache,
             ("GET", "/is_sleeping"): self._is_sleeping,
-            ("POST", "/sleep"): self._sleep,
-            ("POST", "/wake_up"): self._sleep,
+            ("POST", "/sleep"): self._fall_asleep,
+            ("POST", "/wake_up"): self._wake_up,
             ("GET", "/batchsim/results"): self._results,
         }
 
@@ -140,6 +94,8 @@ class Server:
             self._listener.close()
         for connection in list(self.connections):
             connection.close_idle()
+        for send in self._sleep.wake([]):  # nobody would wake them any more
+            send()
         self.paced.drain()
         self._pacer.arm()
         self._check_drained()
@@ -211,11 +167,11 @@ class Server:
             raise ApiError(401, "Unauthorized")
 
     def _complete(self, request: HttpRequest, reply: Connection, *, chat: bool) -> None:
-        asked = completion(parse_json(request.body), self.words, self.max_model_len, chat=chat)
+        real = isinstance(self.paced, LiveEngine)
+        asked = completion(parse_json(request.body), self.words, self.max_model_len, chat=chat, real=real)
         if asked.model and asked.model != self.model:
             raise ApiError(404, f"The model `{asked.model[:200]}` does not exist.", "model")
-        if self.is_draining or self._pacer.is_broken:
-            raise ApiError(503, "the server is shutting down", retry_after_s=1)
+        self._check_up()
         self._count += 1
         if self.faults.errs(self._count):
             raise ApiError(500, "an error on demand")
@@ -227,11 +183,27 @@ class Server:
             exchange.is_stalled = True
             if (stall_ns := self.faults.stall_ns) is not None:
                 asyncio.get_running_loop().call_later(stall_ns / self.speed / NS_PER_S, exchange.resume)
+        came_ns = self._pacer.at(request.came_ns)
+        if self._sleep.level is None:
+            self._send(exchange, came_ns)
+        else:
+            self._sleep.held[id] = lambda: self._send(exchange, self.now_ns, came_ns)
+
+    def _check_up(self) -> None:
+        """ApiError 503 at the end."""
+        if self.is_draining or self._pacer.is_broken:
+            raise ApiError(503, "the server is shutting down", retry_after_s=1)
+
+    def _send(self, exchange: Exchange, now_ns: int, came_ns: int | None = None) -> None:
+        """Sends the requests of an exchange to the engines at `now_ns`; `came_ns`: when it came, if it has waited."""
+        asked = exchange.request
         for choice in exchange.choices:
             number = self.paced.num_sent
-            output = asked.max_tokens
+            output: int | None = asked.max_tokens
             if not asked.ignore_eos:
-                output = min(max(self._lengths.of_request(number), asked.min_tokens, 1), output)
+                output = None
+                if self._lengths is not None:
+                    output = min(max(self._lengths.of_request(number), asked.min_tokens, 1), asked.max_tokens)
             its = Asked(
                 choice.prompt.num_tokens,
                 asked.max_tokens,
@@ -240,25 +212,43 @@ class Server:
                 asked.priority,
                 asked.user,
                 self._texts.of(choice.prompt.ids) if self.paced.caches else None,
+                choice.prompt.ids,
             )
-            choice.answer = self.paced.send(its, self._pacer.at(request.came_ns), exchange.listener(choice))
+            choice.answer = self.paced.send(its, now_ns, exchange.listener(choice), came_ns)
         self._pacer.arm()
 
     def _ended(self, id: str) -> None:
         exchange = self.exchanges.pop(id)
+        self._sleep.held.pop(id, None)
         for choice in exchange.choices:
             answer = choice.answer
             if answer is not None and answer.asked.tokens is not None and choice.num_tokens:
-                output = self.words.generated(answer.number, 0, choice.num_tokens)
+                output = self.tokens(answer, 0, choice.num_tokens)
                 self._texts.answered(choice.prompt.ids, answer.asked.tokens, answer.number, output)
+        self._check_idle()
         self._check_drained()
+
+    def _check_idle(self) -> None:
+        """Tells who waits for all to be answered before a sleep; what came since waits for the end of it."""
+        if len(self.exchanges) == len(self._sleep.held):
+            self._sleep.settle()
+
+    def tokens(self, answer: Answer | None, start: int, end: int) -> list[int]:
+        """The ids of output tokens `start` to `end` - 1: a model's, or those that stand for a simulated one's."""
+        if answer is None:
+            return []
+        return self._ids.generated(answer.number, start, end) if self._lengths is not None else answer.ids[start:end]
+
+    def token(self, answer: Answer, place: int) -> int:
+        """The id of output token `place` of an answer."""
+        return answer.ids[place] if self._lengths is None else self._ids.generated_one(answer.number, place)
 
     def cancel(self, answer: Answer) -> None:
         self.paced.cancel(answer, self.now_ns)
         self._pacer.arm()
 
     def rejection(self, answer: Answer) -> ApiError:
-        details = [engine.core.recorder.details.get(answer.reason) for engine in self.paced.engines()]
+        details = [core.recorder.details.get(answer.reason) for core in self.paced.cores().values()]
         return rejection(answer, next((detail for detail in details if detail), "refused"))
 
     def _models(self, request: HttpRequest, reply: Connection) -> None:
@@ -280,8 +270,7 @@ class Server:
         reply.answer(200, json.dumps({"version": f"batchsim {VERSION}"}).encode())
 
     def _metrics(self, request: HttpRequest, reply: Connection) -> None:
-        engines = {engine.slot.number: engine.core for engine in self.paced.engines()}
-        text = self.paced.metrics.text(engines)
+        text = self.paced.metrics.text(self.paced.cores(), self._sleep.level, len(self._sleep.held))
         reply.answer(200, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
 
     def _tokenize(self, request: HttpRequest, reply: Connection) -> None:
@@ -298,16 +287,31 @@ class Server:
         reply.answer(200, b"")
 
     def _is_sleeping(self, request: HttpRequest, reply: Connection) -> None:
-        reply.answer(200, b'{"is_sleeping": false}')
+        reply.answer(200, json.dumps({"is_sleeping": self._sleep.level is not None}).encode())
 
-    def _sleep(self, request: HttpRequest, reply: Connection) -> None:
-        raise ApiError(501, "sleep and wake_up are not simulated: the engines are always awake.")
+    def _fall_asleep(self, request: HttpRequest, reply: Connection) -> None:
+        level, mode = asked_sleep(request.query)
+        self._check_up()
+        self._sleep.begin(level)
+        if level:
+            self._texts.forget()  # the KV cache is gone
+        self._sleep.when_begun(lambda: reply.answer(200, b""))
+        if mode == "abort":
+            for exchange in list(self.exchanges.values()):
+                exchange.abort()
+        self._check_idle()
+
+    def _wake_up(self, request: HttpRequest, reply: Connection) -> None:
+        for send in self._sleep.wake(asked_tags(request.query)):
+            send()
+        reply.answer(200, b"")
 
     def _results(self, request: HttpRequest, reply: Connection) -> None:
         """The requests that have ended, as CSV that `batchsim validate --against` reads. ApiError 404 before any."""
         if not self.paced.num_sent:
             raise ApiError(404, "no request has come yet, so there are no results")
-        reply.answer(200, table_so_far(self.paced).encode(), "text/csv; charset=utf-8")
+        text = self.paced.between_steps(lambda: table_so_far(self.paced))
+        reply.answer(200, text.encode(), "text/csv; charset=utf-8")
 
     def _detokenize(self, request: HttpRequest, reply: Connection) -> None:
         values = parse_json(request.body)

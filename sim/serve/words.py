@@ -7,13 +7,31 @@ next prompt is the same tokens again.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol
 from zlib import crc32
 
 _STRIDE, _START = 104_729, 7_919  # primes, so that answers differ and seldom repeat a token
 
 
+class Texts(Protocol):
+    """Text as tokens of a vocabulary of `vocab_size`, and back. `stands_alone`: the text of several tokens is that of
+    each, one behind the other."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def stands_alone(self) -> bool: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: Iterable[int]) -> str: ...
+
+
 class Words:
     """Words as tokens of a vocabulary of `vocab_size`."""
+
+    stands_alone = True
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -34,6 +52,10 @@ class Words:
         """The ids of output tokens `start` to `end` - 1 of answer `number`: the same whenever they are asked for."""
         size, first = self.vocab_size, number * _START
         return [(first + j * _STRIDE) % size for j in range(start, end)]
+
+    def generated_one(self, number: int, place: int) -> int:
+        """The id of output token `place` of answer `number`."""
+        return (number * _START + place * _STRIDE) % self.vocab_size
 
     def _id(self, word: str) -> int:
         if word.isascii() and word.isdigit() and len(word) < 10 and (number := int(word)) < self.vocab_size:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -31,12 +32,23 @@ def scenario(tmp_path: Path) -> Path:
         (["--policy", "sjf"], "has no policy sjf"),
         (["--host", "0.0.0.0"], "--host 0.0.0.0: others could use the server. Add --api-key"),
         (["--policy", "static", "--set", "policies.static.batch_size=0"], "batch_size"),
+        (["--policy", "static", "--device", "cpu"], "--device cpu: a simulated engine has none. Add --engine live"),
+        (["--policy", "static", "--weights", "w"], "--weights w: a simulated engine has none. Add --engine live"),
+        (["--policy", "static", "--engine", "live", "--speed", "2"], "--speed 2: a model runs as fast as it does."),
     ],
 )
 def test_what_cannot_be_served_is_one_line(arguments: list[str], message: str, scenario: Path) -> None:
     """Bad input ends with 2 and one line that says what to do."""
     done = batchsim("serve", scenario, *arguments)
     assert done.exit_code == 2 and message in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_without_torch_a_live_engine_says_what_to_install(scenario: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line with the command that installs it."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "torch" else find_spec(name))
+    done = batchsim("serve", scenario, "--policy", "continuous", "--engine", "live")
+    told = "batchsim serve --engine live: needs torch, which is not installed. pip install 'batchsim[live]'\n"
+    assert (done.exit_code, done.stdout, done.stderr) == (2, "", told)
 
 
 def test_a_port_in_use_is_one_line(scenario: Path, tmp_path: Path) -> None:
@@ -46,7 +58,15 @@ def test_a_port_in_use_is_one_line(scenario: Path, tmp_path: Path) -> None:
         other.listen()
         port = other.getsockname()[1]
         done = batchsim("serve", scenario, "--policy", "static", "--port", port, "--out", tmp_path)
-    assert done.exit_code == 2 and f"--port {port}: " in done.stderr and done.stderr.count("\n") == 1
+    told = f"--port {port}: Address already in use at 127.0.0.1. Give another.\n"
+    assert (done.exit_code, done.stderr) == (2, told)
+
+
+def test_an_address_of_another_machine_is_one_line(scenario: Path, tmp_path: Path) -> None:
+    """An address that is not this machine's is the mistake that is told, not the port. 192.0.2.1 is nobody's."""
+    options = ["--policy", "static", "--host", "192.0.2.1", "--api-key", "k", "--out", tmp_path]
+    done = batchsim("serve", scenario, *options)
+    assert done.exit_code == 2 and done.stderr.startswith("--host 192.0.2.1: ") and done.stderr.count("\n") == 1
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ import numpy as np
 import typer
 
 from batchsim.serve.run_server import event_loop
-from tests.serve.served import SCENARIO
+from tests.serve.served import scenario_of
 
 FIRSTS = "firsts.json"
 _PIECE = b'data: {"id": "cmpl-%08x", "choices": [{"index": 0, "text": " 104729"}]}\n\n'
@@ -139,8 +139,8 @@ def main(
     with TemporaryDirectory() as folder:
         path = Path(folder) / "late.yaml"
         policy = f"continuous: {{max_num_seqs: {streams}, max_num_batched_tokens: 8192}}"
-        text = SCENARIO.format(policy=policy, more="", workload="").replace("step: 10ms", f"step: {step_ms}ms")
-        path.write_text(text.replace("tokens: 16000", f"tokens: {streams * (tokens + 64)}"))
+        text = scenario_of(policy, tokens=streams * (tokens + 64))
+        path.write_text(text.replace("step: 10ms", f"step: {step_ms}ms"))
         serve = [sys.executable, "-m", "batchsim", "serve", str(path), "--port", str(port), f"--out={folder}/serve"]
         again = [sys.executable, "-m", "tests.serve.lateness", f"--step-ms={step_ms}", f"--seconds={seconds}"]
         found = {}

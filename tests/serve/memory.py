@@ -1,12 +1,13 @@
 """The memory of a server over many requests: `python -m tests.serve.memory --requests 100000`.
 
 The server runs in a process of its own, a thousand times faster than the clock; printed is its resident memory after
-each tenth of the requests. Every request leaves rows in the records, which may grow, and nothing else should.
+each tenth of the requests, and the most that it had by the end, when all rows are read again for the results folder.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 import typer
 
-from tests.serve.served import SCENARIO
+from tests.serve.served import scenario_of
 from tests.serve.test_abuse import post
 
 GOOD = post(b'{"prompt": [1, 2, 3], "ignore_eos": true, "max_tokens": 4}')
@@ -45,14 +46,14 @@ async def _use(port: int, count: int, clients: int) -> None:
 
 
 def main(requests: int = 100_000, clients: int = 50) -> None:
-    """Prints requests answered so far and the server's resident memory in MB."""
+    """Prints requests answered so far and the server's resident memory in MB; then the peak, its end included."""
     with TemporaryDirectory() as folder, socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
         probe.close()
         path = Path(folder) / "memory.yaml"
         policy = "continuous: {max_num_seqs: 64, max_num_batched_tokens: 512}"
-        path.write_text(SCENARIO.format(policy=policy, more="", workload=""))
+        path.write_text(scenario_of(policy))
         options = [f"--port={port}", "--speed=1000", f"--out={folder}"]
         command = [sys.executable, "-m", "batchsim", "serve", str(path), *options]
         server = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
@@ -63,9 +64,14 @@ def main(requests: int = 100_000, clients: int = 50) -> None:
             for tenth in range(1, 11):
                 asyncio.run(_use(port, requests // 10, clients))
                 print(f"{requests // 10 * tenth:>9,} requests {resident_mb(server.pid):8.1f} MB", flush=True)
+            server.terminate()
+            _, status, used = os.wait4(server.pid, 0)
+            server.returncode = os.waitstatus_to_exitcode(status)
+            print(f"{'the end':>18} {used.ru_maxrss * 1024 / 1e6:8.1f} MB at most, exit code {server.returncode}")
         finally:
-            server.kill()
-            server.wait()
+            if server.returncode is None:
+                server.kill()
+                server.wait()
 
 
 if __name__ == "__main__":

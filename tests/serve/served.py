@@ -7,13 +7,14 @@ from tempfile import TemporaryDirectory
 
 from batchsim.scenario import load_scenario
 from batchsim.scenario.point import Setup
+from batchsim.serve.answers import SPILL_BYTES
 from batchsim.serve.metrics import Metrics, Names
-from batchsim.serve.paced import SPILL_BYTES, Paced
+from batchsim.serve.paced import Paced
 
 SCENARIO = """\
 model: llama-3.1-8b
 cost: {{kind: constant, step: 10ms}}
-kv: {{tokens: 16000}}
+kv: {{tokens: {tokens}}}
 max_model_len: 4096
 workload:
   arrivals: {{kind: poisson, mean_rate: 20/s}}
@@ -31,11 +32,16 @@ seeds: 1
 """
 
 
-def setup_of(policy: str, more: str = "", workload: str = "") -> Setup:
+def scenario_of(policy: str, more: str = "", workload: str = "", tokens: int = 16000) -> str:
+    """The YAML of a scenario whose steps take 10 ms each, with KV memory for so many `tokens`."""
+    return SCENARIO.format(policy=policy, more=more, workload=workload, tokens=tokens)
+
+
+def setup_of(policy: str, more: str = "", workload: str = "", tokens: int = 16000) -> Setup:
     """The setup of a scenario whose steps take 10 ms each, under one policy."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "served.yaml"
-        path.write_text(SCENARIO.format(policy=policy, more=more, workload=workload))
+        path.write_text(scenario_of(policy, more, workload, tokens))
         return Setup.of(load_scenario(str(path)))
 
 

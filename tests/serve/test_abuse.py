@@ -54,8 +54,8 @@ HOSTILE: dict[str, tuple[bytes, bytes]] = {
 async def is_whole(client: Client) -> bool:
     """Whether a good request is answered, and nothing of others is left in server and engine."""
     found = await client.json(COMPLETIONS, {"prompt": [1], "max_tokens": 2, "ignore_eos": True})
-    (engine,) = client.server.paced.engines()
-    kv = engine.core.scheduler.kv
+    (core,) = client.server.paced.cores().values()
+    kv = core.scheduler.kv
     while client.server.exchanges or kv.num_free < kv.num_blocks:
         await asyncio.sleep(0)
     return found["usage"]["completion_tokens"] == 2 and not client.server.paced.answers

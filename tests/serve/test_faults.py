@@ -12,8 +12,8 @@ pytest.importorskip("h11", reason="batchsim serve needs h11")
 
 from batchsim.base.errors import ScenarioError
 from batchsim.kernel.record import FINISHED
+from batchsim.serve.answers import Asked
 from batchsim.serve.faults import Faults, read_faults
-from batchsim.serve.paced import Asked
 from batchsim.serve.server import Server
 from tests.serve.served import paced_of, setup_of
 from tests.serve.test_server import COMPLETIONS, CONTINUOUS, Client
@@ -37,7 +37,7 @@ def test_faults_are_read_as_written() -> None:
         ("error p=2", "at most 1"),
         ("error p=0", "above 0"),
         ("error p=nan", "above 0"),
-        ("error p=x", "float"),
+        ("error p=x", "no number"),
         ("stall p=0.1 for=5", "unit"),
         ("stall p=0.1 for=0s", "above 0"),
         ("replica=1", "is none"),

@@ -11,8 +11,9 @@ from batchsim.check.measured.read import read_measured
 from batchsim.drive.simulate import simulate
 from batchsim.scenario import changed
 from batchsim.scenario.point import Setup
+from batchsim.serve.answers import Asked
 from batchsim.serve.keep_served import keep_served
-from batchsim.serve.paced import Asked, Paced
+from batchsim.serve.paced import Paced
 from tests.serve.served import paced_of, setup_of
 
 CONTINUOUS = "continuous: {max_num_seqs: 8, max_num_batched_tokens: 512}"

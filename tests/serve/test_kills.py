@@ -16,7 +16,7 @@ pytest.importorskip("h11", reason="batchsim serve needs h11")
 
 from batchsim.kernel.record import CANCELLED, FINISHED
 from batchsim.serve.connection import Limits
-from tests.serve.served import SCENARIO
+from tests.serve.served import scenario_of
 from tests.serve.test_abuse import HOSTILE, SMALL, is_whole, post
 from tests.serve.test_server import Client, ask
 
@@ -103,7 +103,7 @@ def test_a_server_killed_amid_streams_tells_no_traceback(number: signal.Signals,
     """SIGTERM and SIGINT answer what is open and leave results and 0; after SIGKILL clients see the end at once."""
     scenario = tmp_path / "killed.yaml"
     policy = "continuous: {max_num_seqs: 8, max_num_batched_tokens: 512}"
-    scenario.write_text(SCENARIO.format(policy=policy, more="", workload=""))
+    scenario.write_text(scenario_of(policy))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])

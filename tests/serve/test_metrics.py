@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from batchsim.kernel.record import FINISHED, Records
+from batchsim.serve.answers import Asked
 from batchsim.serve.metrics import Histogram, Names, tokens_buckets
-from batchsim.serve.paced import Asked, Paced
+from batchsim.serve.paced import Paced
 from tests.serve.served import paced_of, setup_of
 
 CONTINUOUS = "continuous: {max_num_seqs: 8, max_num_batched_tokens: 512}"

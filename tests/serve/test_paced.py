@@ -12,7 +12,8 @@ from batchsim.drive.fleet.simulate_fleet import simulate_fleet
 from batchsim.drive.simulate import simulate
 from batchsim.kernel.record import CANCELLED, FINISHED, UNFINISHED
 from batchsim.kernel.types import Arrival, Request
-from batchsim.serve.paced import SPILL_BYTES, Answer, Asked, Paced
+from batchsim.serve.answers import SPILL_BYTES, Answer, Asked
+from batchsim.serve.paced import Paced
 from batchsim.serve.received import unplayed
 from tests.serve.served import paced_of, setup_of
 

@@ -167,7 +167,7 @@ def test_what_is_no_request_is_refused_with_a_reason() -> None:
         ({"prompt": [1], "model": "other"}, "does not exist"),
         ({"prompt": [1], "user": 7}, "user"),
         ({"prompt": [1], "logprobs": 0}, "no logits"),
-        ({"prompt": [1], "tools": [{}]}, "tools is not simulated"),
+        ({"prompt": [1], "tools": [{}]}, "tools is not served"),
         ({"prompt": [1], "best_of": 4, "n": 2}, "best_of"),
         ({"prompt": [1], "response_format": {"type": "json_object"}}, "response_format"),
         ({"prompt": [1], "stop_token_ids": [3]}, "stop takes texts"),
@@ -192,8 +192,8 @@ def test_who_hangs_up_frees_the_engine() -> None:
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
         await reader.readuntil(b'"finish_reason"')
         writer.close()
-        (engine,) = client.server.paced.engines()
-        kv = engine.core.scheduler.kv
+        (core,) = client.server.paced.cores().values()
+        kv = core.scheduler.kv
         while client.server.exchanges or kv.num_free < kv.num_blocks:
             await asyncio.sleep(0)
         return len(client.server.paced.answers), kv.num_free == kv.num_blocks
@@ -295,16 +295,6 @@ def test_results_so_far_hold_the_requests_that_have_ended(more: str) -> None:
     before, (head, *rows) = ask(use, more=more)
     assert before == 404 and head.startswith("sent_ns,ttft_ns,e2e_ns,")
     assert [row.split(",")[3:] for row in rows] == [["3", "4", "4", "ok"], ["5", "4", "4", "ok"]]
-
-
-def test_engines_do_not_sleep_and_say_so() -> None:
-    """/sleep and /wake_up are refused, and nobody is told that they had an effect."""
-
-    async def use(client: Client) -> list[int]:
-        assert (await client.json("/is_sleeping")) == {"is_sleeping": False}
-        return [(await client.call("POST", path, {}))[0] for path in ("/sleep", "/wake_up")]
-
-    assert ask(use) == [501, 501]
 
 
 def test_a_request_is_sent_when_it_came() -> None:

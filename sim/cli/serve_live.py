@@ -1,0 +1,54 @@
+"""`batchsim serve --engine live`: the endpoint answered by the real model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from batchsim.base.errors import ScenarioError
+from batchsim.cli.common import require_torch
+from batchsim.cli.live import check_weights, kv_blocks, load_runner, prepare_machine
+
+if TYPE_CHECKING:
+    from batchsim.scenario import PolicySpec
+    from batchsim.scenario.point import Setup
+    from batchsim.serve.live_engine import LiveEngine
+    from batchsim.serve.metrics import Metrics
+
+
+def live_engine(
+    setup: Setup, spec: PolicySpec, metrics: Metrics, *, device: str, weights: Path | None, seed: int
+) -> tuple[LiveEngine, dict[str, Any]]:
+    """The scenario's model on `device` behind the policy `spec`, and on what it runs, as JSON values.
+
+    CalibrationError or ScenarioError, one line, where torch, the device or the memory is not there, or the scenario can
+    only be simulated.
+    """
+    require_torch("serve --engine live")
+    from batchsim.calibrate.prompts import TOKENIZER, ModelTexts
+    from batchsim.calibrate.serving import ServingEngine
+    from batchsim.calibrate.session import made_on, step_limits_up_to
+    from batchsim.serve.live_engine import LiveEngine, SentPrompts
+    from batchsim.serve.received import unplayed
+    from batchsim.workload.workload_config import Frontend
+
+    setup.check_can_be_real()
+    if setup.resolved.workload.frontend != Frontend():
+        raise ScenarioError(
+            f"{setup.scenario.source}: workload.frontend delays requests, and here the way there is a real one. Remove"
+            " it: --set workload.frontend=null"
+        )
+    graphs = prepare_machine(setup, device)
+    resolved = replace(setup.resolved, num_blocks=kv_blocks(setup))
+    chosen = resolved.find(spec.name)
+    if weights is not None:
+        check_weights(weights, setup.model)
+    folder = weights or Path(setup.resolved.model_path)
+    texts = ModelTexts(folder, setup.model.vocab_size) if (folder / TOKENIZER).is_file() else None
+    limits = [step_limits_up_to((chosen,), resolved.max_model_len)]
+    runner = load_runner(resolved, limits, device=device, weights=weights, graphs=graphs)
+    prompts = SentPrompts()
+    nothing = unplayed(setup).resolved.built_workload(1.0, 0)
+    engine = ServingEngine(resolved, chosen, runner, nothing, prompts, setup.cost)
+    return LiveEngine(setup, spec, metrics, engine, prompts, seed, texts=texts), made_on(runner)

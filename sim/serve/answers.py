@@ -1,0 +1,279 @@
+"""The open answers of an endpoint: what its clients asked for, what of it has come, and the tallies of that.
+
+What an engine did is heard where the engine runs, and told where its clients are: that may be two threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+
+from batchsim.base.errors import ScenarioError
+from batchsim.kernel.core import EngineCore
+from batchsim.kernel.events import Ended, EngineEvent, Tokens
+from batchsim.kernel.record import Recorder
+from batchsim.kernel.tokens import TokenIds
+from batchsim.kernel.types import Arrival
+from batchsim.scenario import PolicySpec
+from batchsim.scenario.point import Setup
+from batchsim.serve.metrics import Life, Metrics, Tally
+from batchsim.serve.spooled import Spooled
+
+STOPPED = "server_stopped"
+"""The reason of requests that were open when the server ended."""
+SPILL_BYTES = 1 << 22
+"""Bytes of an engine's rows beyond which they go to disk: a server's memory does not grow with what it has answered."""
+_OF_LIFE = tuple(field.name for field in fields(Life) if field.name != "by_length")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a client asks of an engine; `output_tokens` is the length at which the answer ends by itself, None where a
+    model decides. `ids` are the prompt's tokens, where a model is to read them."""
+
+    prompt_tokens: int
+    max_output_tokens: int
+    output_tokens: int | None
+    ignore_eos: bool = False
+    priority: int = 0
+    tenant: str = ""
+    tokens: TokenIds | None = None
+    ids: Sequence[int] = ()
+
+
+class Answer:
+    """What has come of a request so far: `num_tokens` delivered, and once it has ended its `outcome` and `reason`.
+
+    `arrival` is how it was sent; `told` is called whenever more has come. `ids` are the tokens that a model has made,
+    delivered or not; `by_eos`: the last of them ended the answer.
+    """
+
+    __slots__ = (
+        "arrival",
+        "asked",
+        "attempt",
+        "by_eos",
+        "cached_tokens",
+        "has_row",
+        "held",
+        "ids",
+        "last_token_ns",
+        "num_made",
+        "num_tokens",
+        "outcome",
+        "reason",
+        "sent_ns",
+        "told",
+    )
+
+    def __init__(self, arrival: Arrival, asked: Asked, sent_ns: int, told: Callable[[Answer], None]) -> None:
+        self.arrival = arrival
+        self.asked = asked
+        self.sent_ns = sent_ns
+        self.told = told
+        self.num_tokens = self.cached_tokens = self.held = 0
+        self.attempt = self.num_made = 0  # sent anew so often after failures of replicas; tokens of this attempt
+        self.outcome: int | None = None
+        self.reason = ""
+        self.last_token_ns = -1
+        self.ids: list[int] = []
+        self.by_eos = False
+        self.has_row = False  # its end is in the records, and may be on its way to who asked
+
+    @property
+    def number(self) -> int:
+        """The number of the request, from 0, in the order of sending."""
+        return self.arrival.request.id
+
+
+@dataclass(slots=True)
+class News:
+    """What an instant brought of request `number`: so many tokens, `ids` if a model made them, and its end.
+
+    `answer` and `attempt` are noted where it is told.
+    """
+
+    number: int
+    num_tokens: int = 0
+    outcome: int | None = None
+    reason: str = ""
+    ids: Sequence[int] = ()
+    by_eos: bool = False
+    answer: Answer | None = None
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The row of a request that has ended, as the tallies need it."""
+
+    number: int
+    sent_ns: int
+    life: Life
+
+
+class Answers:
+    """The answers of engines under `spec`. Rows beyond `spill_bytes` of an engine are on disk.
+
+    ScenarioError where the policy needs to know of its requests what only a simulation knows.
+    """
+
+    def __init__(self, setup: Setup, spec: PolicySpec, metrics: Metrics, seed: int, spill_bytes: int) -> None:
+        if spec.predictor is not None:
+            raise ScenarioError(
+                f"{spec.name}: predicts lengths, and nobody knows those of an endpoint's answers. Choose another."
+            )
+        self.setup = setup
+        self.spec = spec
+        self.metrics = metrics
+        self.seed = seed
+        self.caches = bool(spec.config.traits.prefix_cache)
+        self.now_ns = -1
+        self.answers: dict[int, Answer] = {}  # that were not told their end yet
+        self.num_sent = 0
+        self._spill_bytes = spill_bytes
+        self._num_rows: dict[Recorder, int] = {}  # rows of requests of each engine that were read
+        self._spools: dict[Recorder, Spooled] = {}
+
+    def cores(self) -> dict[int, EngineCore]:
+        """The engines that are there, by the numbers of their replicas."""
+        raise NotImplementedError
+
+    @property
+    def streams(self) -> bool:
+        """Whether tokens go out as they come."""
+        return all(core.scheduler.streams for core in self.cores().values())
+
+    # ---- where an engine runs
+
+    def hear(self, core: EngineCore, events: Iterable[EngineEvent]) -> tuple[list[News], list[End]]:
+        """What `events` say of each request, and the rows of those that have ended. Many rows go to disk."""
+        news: dict[int, News] = {}
+        has_ended = False
+        for event in events:
+            number = event.request.id
+            its = news.get(number)
+            if its is None:
+                its = news[number] = News(number)
+            if type(event) is Tokens:
+                its.num_tokens += event.count
+            elif isinstance(event, Ended):
+                its.outcome, its.reason = event.outcome, event.reason
+                has_ended = True
+        ends: list[End] = []
+        if has_ended:
+            ends = self._ends(core.recorder)
+            self._spill(core)
+        return list(news.values()), ends
+
+    def _ends(self, recorder: Recorder) -> list[End]:
+        """The requests whose rows an engine has written since it was last asked."""
+        rows = recorder.requests_from(self._num_rows.get(recorder, 0))
+        self._num_rows[recorder] = len(recorder)
+        found: list[End] = []
+        for row in rows:
+            by_length = bool(row["output_tokens"] >= row["max_output_tokens"])
+            life = Life(by_length=by_length, **{name: int(row[name]) for name in _OF_LIFE})
+            found.append(End(int(row["request_id"]), int(row["sent_ns"]), life))
+        return found
+
+    def _spill(self, core: EngineCore) -> None:
+        """Puts an engine's rows on disk where they are many."""
+        recorder = core.recorder
+        if recorder.num_bytes > self._spill_bytes:
+            if recorder not in self._spools:
+                self._spools[recorder] = Spooled()
+            recorder.spill(self._spools[recorder], len(core.in_flight.steps))
+
+    # ---- where its clients are
+
+    def count(self, replica: int, news: Iterable[News], ends: Iterable[End], now_ns: int, streams: bool) -> list[News]:
+        """Counts what a replica's engine did at `now_ns`; returns the news of those who still listen, to be delivered.
+
+        An engine that does not stream has its tokens delivered with the end of the answer.
+        """
+        listening: list[News] = []
+        for its in news:
+            answer = self.answers.get(its.number)
+            if answer is not None:
+                its.answer, its.attempt = answer, answer.attempt
+                listening.append(its)
+        tally = self.metrics.of(replica)
+        self._count_tokens(tally, listening, now_ns)
+        for end in ends:
+            tally.end(end.life, now_ns - end.sent_ns, self.caches)
+            if (answer := self.answers.get(end.number)) is not None:
+                answer.cached_tokens, answer.has_row = end.life.cached_tokens, True
+        if not streams:
+            for its in listening:
+                assert its.answer is not None
+                its.answer.held += its.num_tokens
+                its.num_tokens = 0 if its.outcome is None else its.answer.held
+        return listening
+
+    def _count_tokens(self, tally: Tally, news: Iterable[News], now_ns: int) -> None:
+        output = prompts = 0
+        gaps: dict[int, int] = {}  # how many had their last token when: most in the same step
+        for its in news:
+            answer, count = its.answer, its.num_tokens
+            if not count or answer is None:
+                continue
+            output += count
+            last_ns = answer.last_token_ns
+            if last_ns < 0:
+                tally.first_token(now_ns - answer.sent_ns, answer.asked.prompt_tokens)
+                prompts += answer.asked.prompt_tokens
+            else:
+                gaps[last_ns] = gaps.get(last_ns, 0) + 1
+            answer.last_token_ns = now_ns
+        for last_ns, requests in gaps.items():
+            tally.next_tokens(now_ns - last_ns, requests)
+        if output:
+            tally.step(prompts + output, output)
+
+    def pass_on(self, replica: int, events: Iterable[Tokens], now_ns: int) -> None:
+        """Counts and tells at once what a step at `now_ns` brought that only brought tokens: what `hear`, `count` and
+        `deliver` do, in one loop, since at many streams most of a server's time goes there."""
+        gaps: dict[int, int] = {}
+        answers, tally, output, prompts = self.answers, self.metrics.of(replica), 0, 0
+        for event in events:
+            answer = answers.get(event.request.id)
+            if answer is None:
+                continue
+            count, last_ns = event.count, answer.last_token_ns
+            output += count
+            if last_ns < 0:
+                tally.first_token(now_ns - answer.sent_ns, answer.asked.prompt_tokens)
+                prompts += answer.asked.prompt_tokens
+            else:
+                gaps[last_ns] = gaps.get(last_ns, 0) + 1
+            answer.last_token_ns = now_ns
+            answer.num_made = made = answer.num_made + count
+            if made > answer.num_tokens:
+                answer.num_tokens = made
+            answer.told(answer)
+        for last_ns, requests in gaps.items():
+            tally.next_tokens(now_ns - last_ns, requests)
+        if output:
+            tally.step(prompts + output, output)
+
+    def deliver(self, news: Iterable[News]) -> None:
+        """Tells who asked what has come."""
+        for its in news:
+            answer, count = its.answer, its.num_tokens
+            assert answer is not None, "noted as it was counted"
+            if its.attempt == answer.attempt:  # else lost with its replica
+                answer.num_made = made = answer.num_made + count
+                if made > answer.num_tokens:
+                    answer.num_tokens = made
+            if its.ids:
+                answer.ids += its.ids
+            if its.outcome is not None:
+                answer.outcome, answer.reason, answer.by_eos = its.outcome, its.reason, its.by_eos
+                self._forget(answer)
+            if count or its.outcome is not None:
+                answer.told(answer)
+
+    def _forget(self, answer: Answer) -> None:
+        """Drops what is kept of an answer that has ended."""
+        del self.answers[answer.number]

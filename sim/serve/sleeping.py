@@ -1,0 +1,76 @@
+"""Sleep as vLLM has it: what is open is aborted or waited for, and what comes waits until the engines are woken.
+
+As `sleep`, `wake_up` and `pause_scheduler` of vllm/v1/engine/core.py have it. Falling asleep and waking take no time
+here: no weights are moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from urllib.parse import parse_qs
+
+from batchsim.base.errors import shown
+from batchsim.serve.api_error import ApiError
+
+_TAGS = {0: frozenset[str](), 1: frozenset({"weights", "kv_cache"}), 2: frozenset({"weights", "kv_cache"})}
+_KNOWN = ("weights", "kv_cache", "scheduling")
+
+
+class Sleep:
+    """Whether the engines sleep, and who waits for them.
+
+    `level`: that of the sleep, or of the one that begins once all is answered; None: awake. `held` are requests that
+    wait, as what sends them, by their ids, in the order of their coming.
+    """
+
+    def __init__(self) -> None:
+        self.level: int | None = None
+        self.held: dict[str, Callable[[], None]] = {}
+        self._tags: frozenset[str] = frozenset()  # of memory that is gone
+        self._told: list[Callable[[], None]] = []  # what answers who waits for the sleep to begin
+
+    def begin(self, level: int) -> None:
+        self.level, self._tags = level, _TAGS[level]
+
+    def when_begun(self, told: Callable[[], None]) -> None:
+        """Has `told` called by `settle`."""
+        self._told.append(told)
+
+    def settle(self) -> None:
+        """Tells who waited for all to be answered that it is."""
+        told, self._told = self._told, []
+        for each in told:
+            each()
+
+    def wake(self, tags: list[str]) -> list[Callable[[], None]]:
+        """Wakes what `tags` name, all without; returns what is to be sent then: nothing while some memory is gone.
+
+        ApiError 400 for a tag that there is not.
+        """
+        for tag in tags:
+            if tag not in _KNOWN:
+                raise ApiError(400, f"tags has {shown(tag)}, known are {', '.join(_KNOWN)}", "tags")
+        self._tags = self._tags - frozenset(tags) if tags else frozenset()
+        if self._tags:
+            return []
+        held, self.held, self.level = list(self.held.values()), {}, None
+        self.settle()
+        return held
+
+
+def asked_sleep(query: str) -> tuple[int, str]:
+    """(level, mode) of /sleep. ApiError 400 for others than vLLM's, and for mode `keep`."""
+    values = parse_qs(query, keep_blank_values=True)
+    level, mode = values.get("level", ["1"])[-1], values.get("mode", ["abort"])[-1]
+    if level not in ("0", "1", "2"):
+        raise ApiError(400, f"level must be 0, 1 or 2, not {shown(level)}", "level")
+    if mode == "keep":
+        raise ApiError(400, "mode keep is not served: a step cannot be halted. Write abort or wait.", "mode")
+    if mode not in ("abort", "wait"):
+        raise ApiError(400, f"mode must be abort or wait, not {shown(mode)}", "mode")
+    return int(level), mode
+
+
+def asked_tags(query: str) -> list[str]:
+    """The tags of /wake_up; none: all."""
+    return parse_qs(query, keep_blank_values=True).get("tags", [])
