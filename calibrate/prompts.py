@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.base.errors import CalibrationError, ScenarioError
-from batchsim.base.files import TEXT_BYTES, check_regular, read_text, reason_text
+from batchsim.base.files import read_text, reason_text
 from batchsim.kernel.tokens import output_stream
 from batchsim.kernel.types import Request
 
@@ -63,8 +63,7 @@ def load_tokenizer(folder: Path) -> Any:
     if not file.is_file():
         raise ScenarioError(f"{file}: no such file. Text prompts need the model's folder with its {TOKENIZER}.")
     try:
-        check_regular(file, TEXT_BYTES)
-        return Tokenizer.from_file(str(file))
+        return Tokenizer.from_str(read_text(file))
     except Exception as error:  # the library raises nothing more special
         raise ScenarioError(f"{file}: is no tokenizer: {reason_text(error)}. Download it again.") from None
 

@@ -230,14 +230,15 @@ def test_inspect_shows_each_class(tmp_path: Path) -> None:
     assert "class code: 1 rows, on average 900.0 prompt and 5.0 output tokens" in trace_text(figures)
 
 
-def test_columns_of_an_option_may_name_any_role() -> None:
+def test_columns_of_an_option_may_name_any_role(tmp_path: Path) -> None:
     """--columns takes whatever a scenario's columns take, and lists that where a name is none of it."""
-    config = trace_config(Path("log.csv"), "auto", "arrival=ts,prompt=in,output=out,request_class=kind", "s")
+    (log := tmp_path / "log.csv").touch()
+    config = trace_config(log, "auto", "arrival=ts,prompt=in,output=out,request_class=kind", "s")
     assert config.columns is not None and config.columns.request_class == "kind"
     with pytest.raises(
         ScenarioError, match=r"what else rows may tell is .*, session, status, task, tenant, ttft, turn"
     ):
-        trace_config(Path("log.csv"), "auto", "prompt=in,output=out,klass=kind", None)
+        trace_config(log, "auto", "prompt=in,output=out,klass=kind", None)
 
 
 def test_a_resolved_scenario_keeps_labels(tmp_path: Path) -> None:
