@@ -123,7 +123,10 @@ class Steady(Protocol):
 
 
 class Turning(Protocol):
-    """What a scheduler of a pipeline may offer besides, for leaps over its calls: in each some decode in their turn."""
+    """What a scheduler of a pipeline may offer besides, for leaps over its calls: in each some decode in their turn.
+
+    Of the steps of such a leap that are over within it `complete` is not told: nobody ended with them.
+    """
 
     def is_turning(self) -> bool:
         """Whether each call of `schedule` goes on to return the decodes of one group alone, or nothing if that is
@@ -160,16 +163,16 @@ def foreseeing(scheduler: Scheduler) -> Foreseeing | None:
 
 
 def turning(scheduler: Scheduler) -> Turning | None:
-    """`scheduler` if it offers its turns: not by a class whose `schedule` its own class has replaced."""
-    return cast(Turning, scheduler) if _holds(scheduler, "is_turning", "schedule") else None
+    """`scheduler` if it offers its turns: not by a class whose `schedule` or `complete` its own class has replaced."""
+    return cast(Turning, scheduler) if _holds(scheduler, "is_turning", "schedule", "complete") else None
 
 
-def _holds(scheduler: Scheduler, what: str, of: str) -> bool:
-    """Whether `scheduler` has the method `what`, and no class below the one that has it replaces the method `of`."""
+def _holds(scheduler: Scheduler, what: str, *of: str) -> bool:
+    """Whether `scheduler` has the method `what`, and no class below the one that has it replaces any `of` these."""
     for kind in type(scheduler).__mro__:
         if what in vars(kind):
             return True
-        if of in vars(kind):
+        if not vars(kind).keys().isdisjoint(of):
             return False
     return False
 

@@ -365,7 +365,8 @@ class Recorder:
         )
 
     def requests_from(self, first: int) -> NDArray[np.void]:
-        """A copy of the rows of requests from the `first`-th on, in the order in which they ended."""
+        """A copy of the rows of requests from the `first`-th on, in the order in which they ended since `records` was
+        last called; those of before are in order of their ids."""
         at = max(first - self._spilled["requests"], 0) * _REQUEST.size
         return self._with_spilled("requests", first, np.frombuffer(bytes(self._requests[at:]), REQUEST_DTYPE))
 
@@ -415,7 +416,8 @@ class Recorder:
         self.num_processed -= lanes // _LANE.size
 
     def records(self) -> Records:
-        """The tables. They may share this recorder's memory: nothing can be recorded while they are there."""
+        """The tables. They may share this recorder's memory, in which requests are put in order of their ids: nothing
+        can be recorded while they are there."""
         requests = np.frombuffer(self._all("requests", self._requests), REQUEST_DTYPE)
         order = np.argsort(requests["request_id"], kind="stable")
         for name in REQUEST_DTYPE.names or ():  # in place, a column at a time: a million rows are 170 MB

@@ -18,7 +18,7 @@ from batchsim.kernel.core import EngineCore
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import Recorder, Records
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import Batch
+from batchsim.kernel.types import Batch, Sequence
 from batchsim.kv.choice import new_kv
 from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
@@ -95,15 +95,25 @@ def test_the_scheduler_is_asked_where_somebody_joins_or_leaves(
     assert calls <= most < records.num_steps / 8
 
 
+class OwnSchedule(Vllm):
+    """It may return other batches than those of whose turn it is."""
+
+    def schedule(self, now_ns: int, drain: bool) -> Any:
+        return super().schedule(now_ns, drain)
+
+
+class OwnComplete(Vllm):
+    """It may do something with every step."""
+
+    def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
+        return super().complete(batch, finished, now_ns)
+
+
 @pytest.mark.parametrize("ahead", MODES)
-def test_a_policy_that_schedules_by_itself_is_always_asked(ahead: bool) -> None:
-    """A class derived from vLLM's may return other batches than those of whose turn it is."""
-
-    class Own(Vllm):
-        def schedule(self, now_ns: int, drain: bool) -> Any:
-            return super().schedule(now_ns, drain)
-
-    records, calls = leapt("0:4->50", 2, kind=Own, async_scheduling=ahead)
+@pytest.mark.parametrize("kind", [OwnSchedule, OwnComplete])
+def test_a_policy_derived_from_vllm_that_is_another_is_always_asked(kind: type[Vllm], ahead: bool) -> None:
+    """What it does by itself would be leapt over."""
+    records, calls = leapt("0:4->50", 2, kind=kind, async_scheduling=ahead)
     assert calls >= records.num_steps == 50
 
 

@@ -105,6 +105,15 @@ def test_explain_counts_tasks_and_requests_apart(tmp_path: Path) -> None:
     assert "18 of 18 requests missed (100 %)" in text and "vllm: 3 of 3 tasks missed (100 %)" in text
 
 
+def test_where_no_task_began_after_the_warm_up_a_line_says_so(tmp_path: Path) -> None:
+    """The last one begins at 2 s; requests of it come later."""
+    (tmp_path / "mine.yaml").write_text(SCENARIO)
+    scenario = load_scenario(str(tmp_path / "mine.yaml"), overrides=["workload.warmup=2020ms", LATE])
+    results = run_scenario(scenario, out=tmp_path / "results")
+    with pytest.raises(ScenarioError, match=r"nothing that the SLO bounds was measured .* shorten workload.warmup"):
+        causes(results, ["vllm"], 1.0, [0])
+
+
 def test_tasks_of_a_log_are_refused_in_one_line(tmp_path: Path) -> None:
     """Results do not say which request is of which task; the line says what to do."""
     plain = log_of(tmp_path, LOG, RUNS, "slo=task_e2e<350ms @ 50%").scenario.plain

@@ -23,7 +23,7 @@ def causes(results: Results, policies: Sequence[str], load: float, seeds: Sequen
     the `causes` of the misses. Tasks follow on requests where both are bounded.
 
     A cause has metric, cause, misses and median_ns (of the time blamed). Counts are summed over `seeds`; the most
-    frequent cause comes first. ScenarioError for an objective that judges neither.
+    frequent cause comes first. ScenarioError for an objective that judges neither, or where none was measured.
     """
     if not seeds:
         raise ScenarioError(f"{results.path}: the misses of no seed were asked for. Give at least one, like [0].")
@@ -40,6 +40,11 @@ def causes(results: Results, policies: Sequence[str], load: float, seeds: Sequen
             judged = sum((Counter(counts) for _, counts in every), Counter[str]())
             misses = pd.concat([frame for frame, _ in every], ignore_index=True)
             found += [head | row for row in _by_class(misses, judged, sorted(judged), "tasks")]
+    if not found:
+        raise ScenarioError(
+            f"{results.path}: nothing that the SLO bounds was measured {at_load(load_name(results), load)}: all of it"
+            " began within the warm-up, or none ended. Lengthen the run, or shorten workload.warmup."
+        )
     return found
 
 
