@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
+from traceback import clear_frames
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -116,6 +117,7 @@ class _Mailbox:
             try:
                 found.set_result(act())
             except Exception as error:
+                clear_frames(error.__traceback__)  # records in them would keep the recorder from growing
                 found.set_exception(error)
 
         with self._changed:

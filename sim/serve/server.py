@@ -308,9 +308,10 @@ class Server:
 
     def _results(self, request: HttpRequest, reply: Connection) -> None:
         """The requests that have ended, as CSV that `batchsim validate --against` reads. ApiError 404 before any."""
-        if not self.paced.num_sent:
-            raise ApiError(404, "no request has come yet, so there are no results")
-        text = self.paced.between_steps(lambda: table_so_far(self.paced))
+        text = self.paced.between_steps(lambda: table_so_far(self.paced)) if self.paced.num_sent else ""
+        if not text:
+            what = "ended" if self.paced.num_sent else "come"
+            raise ApiError(404, f"no request has {what} yet, so there are no results")
         reply.answer(200, text.encode(), "text/csv; charset=utf-8")
 
     def _detokenize(self, request: HttpRequest, reply: Connection) -> None:

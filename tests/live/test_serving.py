@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -205,6 +206,40 @@ def test_a_cancelled_stream_frees_its_blocks(llama: Model) -> None:
 
     assert ask(engine, use) == (0, [CANCELLED])
     assert engine.real.outputs == {} and engine.records().requests["output_tokens"][0] < 70
+
+
+async def _stream(client: Client, num_tokens: int) -> asyncio.StreamWriter:
+    """The connection of a request whose first token has come."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+    body = json.dumps({"prompt": [1, 2, 3], "max_tokens": num_tokens, "ignore_eos": True, "stream": True}).encode()
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    await reader.readuntil(b'"finish_reason"')
+    return writer
+
+
+def test_an_engine_outlives_a_look_at_its_records_that_fails(llama: Model) -> None:
+    """Results asked for while the only request is open are a 404; what raises with the records in hand is told to who
+    asked, and holds them no longer than that: the engine goes on to the end of its answers."""
+    engine = built(llama)
+
+    def fail() -> None:
+        records = engine.records()
+        raise ValueError(f"{len(records.requests)} rows")
+
+    async def use(client: Client) -> tuple[int, int, Exception | None]:
+        writer = await _stream(client, 90)
+        status, _, _ = await client.call("GET", "/batchsim/results")
+        gc.disable()  # what only a collection frees is not freed in time
+        try:
+            with pytest.raises(ValueError, match="0 rows"):
+                engine.between_steps(fail)
+            answer = await client.json(COMPLETIONS, {"prompt": [5], "max_tokens": 6, "ignore_eos": True})
+        finally:
+            gc.enable()
+        writer.close()
+        return status, answer["usage"]["completion_tokens"], client.server.failure
+
+    assert ask(engine, use) == (404, 6, None)
 
 
 def _eos(llama: Model, prompt: list[int], folder: Path) -> tuple[Model, list[int]]:

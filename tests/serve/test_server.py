@@ -310,3 +310,19 @@ def test_a_request_is_sent_when_it_came() -> None:
 
     sent_ns, then_ns = ask(use)
     assert 0 < sent_ns <= then_ns
+
+
+def test_results_before_any_request_has_ended() -> None:
+    """While the only request is open there is no row, which is a 404 that says so."""
+
+    async def use(client: Client) -> tuple[int, bytes]:
+        body = {"prompt": [1], "max_tokens": 3000, "ignore_eos": True}
+        answer = asyncio.ensure_future(client.json(COMPLETIONS, body))
+        while not client.server.paced.num_sent:
+            await asyncio.sleep(0)
+        status, _, text = await client.call("GET", "/batchsim/results")
+        answer.cancel()
+        return status, text
+
+    status, text = ask(use, speed=1)
+    assert status == 404 and b"no request has ended yet" in text
