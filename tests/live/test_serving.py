@@ -321,6 +321,68 @@ def test_at_the_end_what_is_open_is_unfinished_and_results_are_kept(llama: Model
     assert "live on cpu" in results.manifest["heading"] and results.manifest["live"]["device"] == "cpu"
 
 
+def test_what_is_open_when_the_server_closes_is_unfinished(llama: Model) -> None:
+    """The server hangs up on the clients of open streams, who are not said to have left: the engine is held until it
+    has, and then made to take what is in its mailbox. The run ends no sooner than its records do."""
+    engine = built(llama)
+    held, closed = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        held.set()
+        closed.wait(30)
+
+    async def use(client: Client) -> list[asyncio.StreamWriter]:
+        writers = [await _stream(client, 90) for _ in range(3)]
+        engine.running.mail.call(hold)
+        await asyncio.to_thread(held.wait, 30)
+        return writers
+
+    async def run() -> None:
+        server = Server(engine)
+        writers = await use(Client(server, await server.start("127.0.0.1", 0)))
+        server.close()
+        await asyncio.sleep(0)
+        closed.set()
+        engine.between_steps(lambda: None)  # the second turn of the mailbox: cancels, had there been any, are done
+        engine.close(0)
+        for writer in writers:
+            writer.close()
+
+    asyncio.run(run())
+    rows = engine.records().requests
+    assert rows["outcome"].tolist() == [UNFINISHED] * 3
+    assert engine.now_ns >= rows["ended_ns"].max()
+
+
+def test_records_are_read_once_the_engine_has_closed_them(llama: Model) -> None:
+    """Between its last step and its end an engine still writes rows: whoever asks for them then waits for the end."""
+    engine = built(llama)
+    stopped, go = threading.Event(), threading.Event()
+    close = engine.real.core.close
+
+    def closing(*args: Any) -> None:
+        stopped.set()
+        go.wait(30)
+        close(*args)
+
+    def act() -> int:
+        go.set()
+        return len(engine.records().requests)
+
+    async def use(client: Client) -> int:
+        writer = await _stream(client, 90)
+        thread, engine.real.core.close = engine.running.thread, closing
+        engine.running.mail.close()
+        await asyncio.to_thread(stopped.wait, 30)
+        join = thread.join
+        thread.join = lambda *of: (go.set(), join(*of))[1]
+        found = engine.between_steps(act)
+        writer.close()
+        return found
+
+    assert ask(engine, use) == 1
+
+
 def test_draining_answers_what_is_open(llama: Model) -> None:
     """After `drain` the answer at hand is whole, then the server has stopped and its engine's thread is at its end."""
     engine = built(llama)
