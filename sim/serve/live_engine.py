@@ -264,8 +264,10 @@ class LiveEngine(Answers):
         return answer
 
     def cancel(self, answer: Answer, now_ns: int) -> None:
-        """Gives up a request with the step that runs. One that has ended is left alone, and at the server's end all are:
-        it is not their clients who have left."""
+        """Gives up a request with the step that runs; one that has ended is left alone.
+
+        At the server's end all are: it is not their clients who have left.
+        """
         if answer.outcome is None and not self.running.is_broken:
             self.running.mail.cancel(answer.number)
 

@@ -322,31 +322,24 @@ def test_at_the_end_what_is_open_is_unfinished_and_results_are_kept(llama: Model
 
 
 def test_what_is_open_when_the_server_closes_is_unfinished(llama: Model) -> None:
-    """The server hangs up on the clients of open streams, who are not said to have left: the engine is held until it
-    has, and then made to take what is in its mailbox. The run ends no sooner than its records do."""
+    """The server hangs up on its clients, who are not said to have left. The engine is held until it has, then takes
+    what is in its mailbox and ends; the run ends no sooner than its records."""
     engine = built(llama)
-    held, closed = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        held.set()
-        closed.wait(30)
-
-    async def use(client: Client) -> list[asyncio.StreamWriter]:
-        writers = [await _stream(client, 90) for _ in range(3)]
-        engine.running.mail.call(hold)
-        await asyncio.to_thread(held.wait, 30)
-        return writers
+    closed = threading.Event()
 
     async def run() -> None:
         server = Server(engine)
-        writers = await use(Client(server, await server.start("127.0.0.1", 0)))
+        port = await server.start("127.0.0.1", 0)
+        engine.running.mail.call(lambda: closed.wait(30))
+        body = {"prompt": [1, 2, 3], "max_tokens": 9, "ignore_eos": True, "stream": True}
+        clients = [asyncio.ensure_future(Client(server, port).call("POST", COMPLETIONS, body)) for _ in range(3)]
+        while server.paced.num_sent < 3:
+            await asyncio.sleep(0)
         server.close()
-        await asyncio.sleep(0)
         closed.set()
-        engine.between_steps(lambda: None)  # the second turn of the mailbox: cancels, had there been any, are done
+        engine.between_steps(engine.running.mail.close)
         engine.close(0)
-        for writer in writers:
-            writer.close()
+        await asyncio.gather(*clients, return_exceptions=True)
 
     asyncio.run(run())
     rows = engine.records().requests
