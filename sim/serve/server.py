@@ -16,7 +16,7 @@ from batchsim.base.units import NS_PER_S
 from batchsim.base.version import VERSION
 from batchsim.serve.answers import Answer, Asked
 from batchsim.serve.api_error import ApiError
-from batchsim.serve.body import Body, completion, parse_json
+from batchsim.serve.body import Body, check_ids, completion, parse_json
 from batchsim.serve.connection import Connection, HttpRequest, Limits
 from batchsim.serve.exchange import Exchange, rejection
 from batchsim.serve.faults import Faults
@@ -319,4 +319,5 @@ class Server:
         ids = values.get("tokens")
         if not isinstance(ids, list) or not all(type(one) is int for one in ids):
             raise ApiError(400, "tokens must be a list of token ids", "tokens")
+        check_ids(ids, self.words, "tokens")
         reply.answer(200, json.dumps({"prompt": self.words.decode(ids)}).encode())

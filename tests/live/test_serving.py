@@ -17,10 +17,12 @@ pytest.importorskip("h11", reason="batchsim serve needs h11")
 torch = pytest.importorskip("torch", reason="the executor runs on torch: pip install 'batchsim[live]'")
 
 from batchsim.base.errors import ExecutorError
+from batchsim.calibrate.prompts import ModelTexts, TextPrompts
 from batchsim.calibrate.runner import ModelRunner, build_runner
 from batchsim.calibrate.serving import ServingEngine
 from batchsim.cli.serve_live import live_engine
 from batchsim.kernel.record import CANCELLED, FINISHED, UNFINISHED
+from batchsim.kernel.types import Request
 from batchsim.scenario import load_scenario
 from batchsim.scenario.point import Setup
 from batchsim.serve.keep_served import keep_served
@@ -184,6 +186,39 @@ def test_text_is_the_tokenizers_where_there_is_one(tmp_path: Path) -> None:
     assert whole["usage"]["prompt_tokens"] == len(prompt.encode()) and tokens == tokenizer.encode(prompt).ids
     assert whole["choices"][0]["text"] == streamed == expects
     assert cut["text"] == expects.partition(letter)[0] and cut["stop_reason"] == letter
+
+
+def test_a_tokenizer_takes_texts_whole(tmp_path: Path) -> None:
+    """A length to which its file would have texts cut or filled up is no matter."""
+    tokenizer = _bytes_tokenizer(tmp_path)
+    texts, whole = ["a b", "a longer text"], [[*tokenizer.encode(text).ids] for text in ("a b", "a longer text")]
+    tokenizer.enable_truncation(5)
+    tokenizer.enable_padding(length=20)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    made = ModelTexts(tmp_path, 256)
+    assert [made.encode(text) for text in texts] == whole
+    (tmp_path / "texts").write_text("\n".join(texts))
+    prompts = TextPrompts(tmp_path / "texts", tmp_path)
+    lengths = [len(ids) for ids in whole]
+    asked = [Request(id=i, arrival_ns=0, prompt_tokens=n, max_output_tokens=1) for i, n in enumerate(lengths)]
+    assert [prompts.ids(request, {}).tolist() for request in asked] == whole
+
+
+def test_what_a_tokenizer_cannot_take(tmp_path: Path) -> None:
+    """Half a letter is read as the mark of a lost one; ids outside the vocabulary have no text, which is a 400."""
+    model = Model(tmp_path, checkpoint("llama", tmp_path, vocab_size=256))
+    tokenizer = _bytes_tokenizer(tmp_path)
+
+    async def use(client: Client) -> tuple[Any, Any, list[tuple[int, bytes]]]:
+        half = await client.json("/tokenize", {"prompt": "\ud800 a\udc01 \U0001f600"})
+        answer = await client.json(COMPLETIONS, {"prompt": "\ud83d", "max_tokens": 2, "ignore_eos": True})
+        calls = [await client.call("POST", "/detokenize", {"tokens": [3, id_]}) for id_ in (-1, 256, 1 << 40, 1 << 70)]
+        return half["tokens"], answer["usage"]["completion_tokens"], [(status, text) for status, _, text in calls]
+
+    half, made, refused = ask(built(model), use)
+    assert half == tokenizer.encode("\ufffd a\ufffd \U0001f600").ids and made == 2
+    assert [status for status, _ in refused] == [400] * 4
+    assert b"Token id -1 is out of vocabulary" in refused[0][1] and b"Token id 256 " in refused[1][1]
 
 
 def test_a_cancelled_stream_frees_its_blocks(llama: Model) -> None:
