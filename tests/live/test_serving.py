@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 pytest.importorskip("h11", reason="batchsim serve needs h11")
 torch = pytest.importorskip("torch", reason="the executor runs on torch: pip install 'batchsim[live]'")
@@ -20,7 +22,8 @@ from batchsim.base.errors import ExecutorError
 from batchsim.calibrate.prompts import ModelTexts, TextPrompts
 from batchsim.calibrate.runner import ModelRunner, build_runner
 from batchsim.calibrate.serving import ServingEngine
-from batchsim.cli.serve_live import live_engine
+from batchsim.cli import app
+from batchsim.cli.serve_live import live_engine, model_folder, text_line
 from batchsim.kernel.record import CANCELLED, FINISHED, UNFINISHED
 from batchsim.kernel.types import Request
 from batchsim.scenario import load_scenario
@@ -186,6 +189,34 @@ def test_text_is_the_tokenizers_where_there_is_one(tmp_path: Path) -> None:
     assert whole["usage"]["prompt_tokens"] == len(prompt.encode()) and tokens == tokenizer.encode(prompt).ids
     assert whole["choices"][0]["text"] == streamed == expects
     assert cut["text"] == expects.partition(letter)[0] and cut["stop_reason"] == letter
+
+
+def test_the_start_says_where_words_stand_for_tokens(llama: Model, tmp_path: Path) -> None:
+    """Without a tokenizer.json beside the weights that are read, which may be others than the model's own."""
+    setup = llama.setup()
+    metrics = Metrics("vllm", "m", setup.max_model_len)
+    told: list[str] = []
+    for weights in (None, tmp_path, tmp_path):
+        engine, _ = live_engine(setup, setup.scenario.specs[0], metrics, device="cpu", weights=weights, seed=0)
+        told.append(text_line(engine, model_folder(setup, weights)))
+        if weights is None:
+            checkpoint("llama", tmp_path)
+        else:
+            _bytes_tokenizer(tmp_path)
+    words = "; text: words stand for tokens (no tokenizer.json in "
+    assert told == [f"{words}{llama.folder})", f"{words}{tmp_path})", ""]
+
+
+def test_a_port_in_use_is_told_before_the_model_is_built(llama: Model, tmp_path: Path) -> None:
+    """Weights that are not there would be told, too, but later."""
+    llama.setup()
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        options = ["--engine", "live", "--port", str(port), "--weights", str(tmp_path / "none"), "--out", str(tmp_path)]
+        done = CliRunner().invoke(app, ["serve", str(llama.folder / "mine.yaml"), *options])
+    assert (done.exit_code, done.stderr) == (2, f"--port {port}: Address already in use at 127.0.0.1. Give another.\n")
 
 
 def test_a_tokenizer_takes_texts_whole(tmp_path: Path) -> None:
