@@ -54,7 +54,10 @@ class RandomPrompts:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The `tokenizers.Tokenizer` in `folder`. ScenarioError without one, CalibrationError without the library."""
+    """The `tokenizers.Tokenizer` in `folder`, which takes texts whole, whatever lengths its file says.
+
+    ScenarioError without one, CalibrationError without the library.
+    """
     try:
         from tokenizers import Tokenizer
     except ImportError:
@@ -63,9 +66,12 @@ def load_tokenizer(folder: Path) -> Any:
     if not file.is_file():
         raise ScenarioError(f"{file}: no such file. Text prompts need the model's folder with its {TOKENIZER}.")
     try:
-        return Tokenizer.from_str(read_text(file))
+        tokenizer = Tokenizer.from_str(read_text(file))
     except Exception as error:  # the library raises nothing more special
         raise ScenarioError(f"{file}: is no tokenizer: {reason_text(error)}. Download it again.") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 class ModelTexts:
@@ -84,8 +90,12 @@ class ModelTexts:
             )
 
     def encode(self, text: str) -> list[int]:
-        """The token ids of `text`, with those that begin and end it, where the tokenizer has such."""
-        return self._tokenizer.encode(text).ids
+        """The token ids of `text`, with those that begin and end it, where the tokenizer has such.
+
+        Half a surrogate pair, as of an emoji cut in two, is read as U+FFFD: the tokenizer takes none.
+        """
+        whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return self._tokenizer.encode(whole).ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the tokens `ids`, without special ones."""

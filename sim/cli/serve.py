@@ -12,7 +12,7 @@ import typer
 from batchsim.base.errors import ScenarioError
 from batchsim.base.ranges import INT32_MAX
 from batchsim.cli import complete, option
-from batchsim.cli.common import check_out, one_line_errors, read_scenario
+from batchsim.cli.common import check_out, one_line_errors, read_scenario, require_torch
 
 if TYPE_CHECKING:
     from batchsim.serve.live_engine import LiveEngine
@@ -72,7 +72,7 @@ def serve(
     from batchsim.serve.keep_served import keep_served
     from batchsim.serve.metrics import Metrics
     from batchsim.serve.paced import Paced
-    from batchsim.serve.run_server import run_server
+    from batchsim.serve.run_server import check_address, run_server
 
     if not api_key and not _is_local(host):
         raise ScenarioError(f"--host {host}: others could use the server. Add --api-key, or listen at 127.0.0.1.")
@@ -92,10 +92,11 @@ def serve(
     metrics, made = Metrics(metrics_names, name, setup.max_model_len), None
     paced: Paced | LiveEngine
     if engine == "live":
-        from batchsim.cli.serve_live import live_engine
+        from batchsim.cli.serve_live import live_engine, model_folder, text_line
 
+        check_address(host, port)  # now, and not once the model is there
         paced, made = live_engine(setup, spec, metrics, device=device or "cpu", weights=weights, seed=seed)
-        text = f"{device or 'cpu'}, weights {made['weights']}"
+        text = f"{device or 'cpu'}, weights {made['weights']}{text_line(paced, model_folder(setup, weights))}"
     else:
         paced, text = Paced(setup, spec, metrics, seed), setup.cost_text
 
@@ -121,10 +122,11 @@ def serve(
 
 
 def _check_engine(engine: str, device: str | None, weights: Path | None, speed: float) -> None:
-    """ScenarioError for options that the other engine has."""
+    """ScenarioError for options that the other engine has, CalibrationError where a live one lacks torch."""
     if engine == "live":
         if speed != 1:
             raise ScenarioError(f"--speed {speed:g}: a model runs as fast as it does. Leave it out with --engine live.")
+        require_torch("serve --engine live")
         return
     for name, value in (("device", device), ("weights", weights)):
         if value is not None:

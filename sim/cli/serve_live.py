@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchsim.base.errors import ScenarioError
-from batchsim.cli.common import require_torch
 from batchsim.cli.live import check_weights, kv_blocks, load_runner, prepare_machine
 
 if TYPE_CHECKING:
@@ -22,10 +21,9 @@ def live_engine(
 ) -> tuple[LiveEngine, dict[str, Any]]:
     """The scenario's model on `device` behind the policy `spec`, and on what it runs, as JSON values.
 
-    CalibrationError or ScenarioError, one line, where torch, the device or the memory is not there, or the scenario can
-    only be simulated.
+    CalibrationError or ScenarioError, one line, where the device or the memory is not there, or the scenario can only
+    be simulated.
     """
-    require_torch("serve --engine live")
     from batchsim.calibrate.prompts import TOKENIZER, ModelTexts
     from batchsim.calibrate.serving import ServingEngine
     from batchsim.calibrate.session import made_on, step_limits_up_to
@@ -44,7 +42,7 @@ def live_engine(
     chosen = resolved.find(spec.name)
     if weights is not None:
         check_weights(weights, setup.model)
-    folder = weights or Path(setup.resolved.model_path)
+    folder = model_folder(setup, weights)
     texts = ModelTexts(folder, setup.model.vocab_size) if (folder / TOKENIZER).is_file() else None
     limits = [step_limits_up_to((chosen,), resolved.max_model_len)]
     runner = load_runner(resolved, limits, device=device, weights=weights, graphs=graphs)
@@ -52,3 +50,17 @@ def live_engine(
     nothing = unplayed(setup).resolved.built_workload(1.0, 0)
     engine = ServingEngine(resolved, chosen, runner, nothing, prompts, setup.cost)
     return LiveEngine(setup, spec, metrics, engine, prompts, seed, texts=texts), made_on(runner)
+
+
+def model_folder(setup: Setup, weights: Path | None) -> Path:
+    """Where the model's tokenizer would be: beside its weights."""
+    return weights or Path(setup.resolved.model_path)
+
+
+def text_line(engine: LiveEngine, folder: Path) -> str:
+    """What the start line says of text: "" where the model's tokenizer in `folder` reads and writes it."""
+    from batchsim.calibrate.prompts import TOKENIZER
+
+    if engine.texts is not None:
+        return ""
+    return f"; text: words stand for tokens (no {TOKENIZER} in {folder})"

@@ -267,14 +267,19 @@ def _prompts(value: Any, words: Texts) -> list[Prompt]:
     return [_prompt(value, words)]
 
 
+def check_ids(ids: list[int], words: Texts, name: str) -> None:
+    """ApiError 400 for a token id in the field `name` that is none of the vocabulary."""
+    if ids and not 0 <= min(ids) <= max(ids) < words.vocab_size:
+        bad = next(one for one in ids if not 0 <= one < words.vocab_size)
+        raise ApiError(400, f"Token id {shown(bad)} is out of vocabulary", name)
+
+
 def _prompt(value: Any, words: Texts) -> Prompt:
     if isinstance(value, str):
         ids = words.encode(value)
     elif isinstance(value, list) and all(type(one) is int for one in value):
         ids = value
-        if ids and not 0 <= min(ids) <= max(ids) < words.vocab_size:
-            bad = next(one for one in ids if not 0 <= one < words.vocab_size)
-            raise ApiError(400, f"Token id {shown(bad)} is out of vocabulary", "prompt")
+        check_ids(ids, words, "prompt")
     else:
         raise ApiError(
             400, f"prompt must be a string, a list of token ids, or a list of these, not {shown(value)}", "prompt"

@@ -16,6 +16,7 @@ from batchsim.serve.answers import Answer
 from batchsim.serve.api_error import ApiError
 from batchsim.serve.body import CompletionRequest, Prompt
 from batchsim.serve.connection import Connection
+from batchsim.serve.stops import RunningText, StopSearch
 from batchsim.serve.words import Texts
 
 EVENTS = "text/event-stream; charset=utf-8"
@@ -50,25 +51,26 @@ class Choice:
     __slots__ = (
         "answer",
         "before",
-        "context",
         "finish_reason",
         "index",
+        "num_cut",
         "num_sent",
         "num_tokens",
-        "num_told",
         "prompt",
         "stop_reason",
+        "stops",
+        "text",
     )
 
-    def __init__(self, index: int, prompt: Prompt) -> None:
+    def __init__(self, index: int, prompt: Prompt, stops: StopSearch | None) -> None:
         self.index = index
         self.prompt = prompt
         self.answer: Answer | None = None
         self.before = b""  # the first part of each of its pieces, up to the token
         self.num_tokens = self.num_sent = 0
-        self.context = self.num_told = (
-            0  # tokens whose text was sent, and of them the last that what follows is read with
-        )
+        self.num_cut = 0  # letters at the end of its text that are those of a stop string, or behind it
+        self.stops = stops
+        self.text = RunningText()
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
 
@@ -84,8 +86,14 @@ class Exchange:
         self.request = request
         self.reply = reply
         self.engines = engines
+        cut = request.stop or request.stop_token_ids
         self.choices = [
-            Choice(index, request.prompts[index // request.n]) for index in range(request.n * len(request.prompts))
+            Choice(
+                index,
+                request.prompts[index // request.n],
+                StopSearch(request.stop, request.stop_token_ids, request.min_tokens) if cut else None,
+            )
+            for index in range(request.n * len(request.prompts))
         ]
         self._begun = self._over = False
         self.is_stalled = False  # sends nothing after its first piece
@@ -99,7 +107,6 @@ class Exchange:
             choice.before = f"{self._head}{choice.index}, {opening}".encode()
         says_more = request.return_token_ids or request.continuous_usage  # pieces hold more than their text
         # One token and nothing else, which most pieces are, goes by a short way.
-        cut = request.stop or request.stop_token_ids
         self._is_plain = request.stream and engines.words.stands_alone and not (says_more or cut)
         self._after = f'{closing}, "logprobs": null, "finish_reason": null, "stop_reason": null}}]}}\n\n'.encode()
         reply.hung_up = self.give_up
@@ -148,8 +155,8 @@ class Exchange:
             self.reply.write(b"%b%d%b" % (choice.before, self.engines.token(answer, num_sent), self._after))
             return
         choice.num_tokens = answer.num_tokens
-        if self.request.stop or self.request.stop_token_ids:
-            self._cut_at_stop(choice, answer)
+        if choice.stops is not None:
+            self._cut_at_stop(choice, choice.stops, answer)
         if answer.outcome is not None and choice.finish_reason is None:
             if answer.outcome != FINISHED:
                 self._fail(answer)
@@ -177,24 +184,15 @@ class Exchange:
         else:
             self.reply.answer(error.status, error.body(), headers=error.headers)
 
-    def _cut_at_stop(self, choice: Choice, answer: Answer) -> None:
+    def _cut_at_stop(self, choice: Choice, stops: StopSearch, answer: Answer) -> None:
         """Ends a choice where its text has one of the stop strings, or at a stop token, as its client asked; the engine
         is told."""
-        if answer.num_tokens <= choice.num_sent:
-            return
-        words, longest = self.engines.words, max(map(len, self.request.stop), default=0)
-        start = max(choice.num_sent - longest, 0) if words.stands_alone else 0
-        for end in range(max(choice.num_sent, self.request.min_tokens) + 1, answer.num_tokens + 1):
-            text = words.decode(self.engines.tokens(answer, start, end))
-            found: str | int | None = next((stop for stop in self.request.stop if stop in text), None)
-            if self.request.stop_token_ids and (last := self.engines.tokens(answer, end - 1, end)[0]) in (
-                self.request.stop_token_ids
-            ):
-                found = last
-            if found is not None:
-                choice.num_tokens, choice.finish_reason, choice.stop_reason = end, "stop", found
-                self.engines.cancel(answer)
-                return
+        tokens, is_last = partial(self.engines.tokens, answer), answer.outcome is not None
+        found = stops.found(answer.num_tokens, self.engines.words, tokens, is_last=is_last)
+        if found is not None:
+            choice.num_tokens, choice.stop_reason, choice.num_cut = found
+            choice.finish_reason = "stop"
+            self.engines.cancel(answer)
 
     # ---- piece by piece
 
@@ -262,20 +260,14 @@ class Exchange:
 
     def _new_text(self, choice: Choice, ids: list[int], end: int) -> str:
         """The text that `ids`, the tokens up to `end`, add to what was sent. Half a letter waits for its other half."""
-        words, answer = self.engines.words, choice.answer
+        words, tokens = self.engines.words, partial(self.engines.tokens, choice.answer)
         if words.stands_alone:
             return words.decode(ids)
-        text = words.decode(self.engines.tokens(answer, choice.context, end))
-        if text.endswith("\ufffd") and choice.finish_reason is None:
-            return ""
-        told = words.decode(self.engines.tokens(answer, choice.context, choice.num_told))
-        choice.context, choice.num_told = choice.num_told, end
-        return text[len(told) :]
+        return choice.text.up_to(end, words, tokens, is_last=choice.finish_reason is not None)
 
     def _text(self, choice: Choice, start: int, text: str) -> str:
         """`text` from token `start` on as the client gets it: up to where it stops, behind the prompt's if asked."""
-        if isinstance(choice.stop_reason, str) and choice.stop_reason in text:
-            text = text[: text.index(choice.stop_reason)]
+        text = text[: max(len(text) - choice.num_cut, 0)]
         if self.request.echo and start == 0:
             text = self.engines.words.decode(choice.prompt.ids) + text
         return text

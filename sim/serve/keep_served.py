@@ -88,8 +88,9 @@ def keep_served(
 
 
 def table_so_far(paced: Paced | LiveEngine) -> str:
-    """The requests that have ended so far, as CSV: what the table of `keep_served` would hold of them."""
-    return _table(_run(paced, paced.records(), ()))
+    """The requests that have ended so far, as CSV, as in the table of `keep_served`; "" if none has."""
+    records = paced.records()
+    return _table(_run(paced, records, ())) if len(records.requests) else ""
 
 
 def _run(paced: Paced | LiveEngine, records: Records, spans: tuple[ReplicaSpan, ...]) -> Run:

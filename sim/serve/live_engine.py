@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
+from traceback import clear_frames
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -116,6 +117,7 @@ class _Mailbox:
             try:
                 found.set_result(act())
             except Exception as error:
+                clear_frames(error.__traceback__)  # records in them would keep the recorder from growing
                 found.set_exception(error)
 
         with self._changed:
@@ -229,8 +231,13 @@ class LiveEngine(Answers):
 
     def between_steps(self, act: Callable[[], T]) -> T:
         """What `act` returns, which reads the records: called between two steps, for which this waits."""
-        found = None if self._started is None else self._started.mail.call(act)
-        return act() if found is None else found.result()
+        if self._started is None:
+            return act()
+        found = self._started.mail.call(act)
+        if found is not None:
+            return found.result()
+        self._started.thread.join()  # it closes its records yet
+        return act()
 
     def send(self, asked: Asked, now_ns: int, told: Callable[[Answer], None], came_ns: int | None = None) -> Answer:
         """Sends a request at `now_ns`; `told` hears what becomes of it, in this thread.
@@ -257,8 +264,11 @@ class LiveEngine(Answers):
         return answer
 
     def cancel(self, answer: Answer, now_ns: int) -> None:
-        """Gives up a request with the step that runs; one that has ended is left alone."""
-        if answer.outcome is None:
+        """Gives up a request with the step that runs; one that has ended is left alone.
+
+        At the server's end all are: it is not their clients who have left.
+        """
+        if answer.outcome is None and not self.running.is_broken:
             self.running.mail.cancel(answer.number)
 
     def drain(self) -> None:
@@ -270,6 +280,7 @@ class LiveEngine(Answers):
         if self._started is not None:
             self._started.mail.close()
             self._started.thread.join()
+            now_ns = max(now_ns, self._started.end_ns)
         self.now_ns = max(now_ns, self.now_ns)
         return self.records(), ()
 
@@ -302,6 +313,7 @@ class Running:
 
     def __init__(self, engine: LiveEngine, failed: Callable[[Exception], None]) -> None:
         self.is_broken = False
+        self.end_ns = -1  # when the engine had closed its records, after its thread's end
         self._engine = engine
         self._failed = failed
         self._loop = asyncio.get_running_loop()
@@ -330,7 +342,8 @@ class Running:
         sys.setswitchinterval(SWITCH_S)  # who computes in Python lets the other thread go on
         try:
             self._engine.real.begin_thread()
-            error = live_from(self._engine.real.core, self.mail, self._clock, notes_rests=False).error
+            run = live_from(self._engine.real.core, self.mail, self._clock, notes_rests=False)
+            self.end_ns, error = run.end_ns, run.error
         except Exception as found:  # a bug, or the device: whoever asks is not to wait for ever
             self.mail.stop()
             error = found

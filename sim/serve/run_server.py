@@ -58,6 +58,19 @@ def _unbound(host: str, port: int, error: OSError) -> ScenarioError:
     return ScenarioError(f"--port {port}: {what} at {host}. Give another.")
 
 
+def check_address(host: str, port: int) -> None:
+    """ScenarioError where nothing can listen at `port` of `host`, as `run_server` would tell it: sooner."""
+
+    async def bind() -> None:
+        loop = asyncio.get_running_loop()
+        (await loop.create_server(asyncio.Protocol, host, port, start_serving=False)).close()
+
+    try:
+        asyncio.run(bind())
+    except OSError as error:
+        raise _unbound(host, port, error) from None
+
+
 def run_server(
     paced: Paced | LiveEngine,
     *,

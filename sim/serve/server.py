@@ -16,7 +16,7 @@ from batchsim.base.units import NS_PER_S
 from batchsim.base.version import VERSION
 from batchsim.serve.answers import Answer, Asked
 from batchsim.serve.api_error import ApiError
-from batchsim.serve.body import Body, completion, parse_json
+from batchsim.serve.body import Body, check_ids, completion, parse_json
 from batchsim.serve.connection import Connection, HttpRequest, Limits
 from batchsim.serve.exchange import Exchange, rejection
 from batchsim.serve.faults import Faults
@@ -308,9 +308,10 @@ class Server:
 
     def _results(self, request: HttpRequest, reply: Connection) -> None:
         """The requests that have ended, as CSV that `batchsim validate --against` reads. ApiError 404 before any."""
-        if not self.paced.num_sent:
-            raise ApiError(404, "no request has come yet, so there are no results")
-        text = self.paced.between_steps(lambda: table_so_far(self.paced))
+        text = self.paced.between_steps(lambda: table_so_far(self.paced)) if self.paced.num_sent else ""
+        if not text:
+            what = "ended" if self.paced.num_sent else "come"
+            raise ApiError(404, f"no request has {what} yet, so there are no results")
         reply.answer(200, text.encode(), "text/csv; charset=utf-8")
 
     def _detokenize(self, request: HttpRequest, reply: Connection) -> None:
@@ -318,4 +319,5 @@ class Server:
         ids = values.get("tokens")
         if not isinstance(ids, list) or not all(type(one) is int for one in ids):
             raise ApiError(400, "tokens must be a list of token ids", "tokens")
+        check_ids(ids, self.words, "tokens")
         reply.answer(200, json.dumps({"prompt": self.words.decode(ids)}).encode())

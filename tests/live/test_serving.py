@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
@@ -11,15 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 pytest.importorskip("h11", reason="batchsim serve needs h11")
 torch = pytest.importorskip("torch", reason="the executor runs on torch: pip install 'batchsim[live]'")
 
 from batchsim.base.errors import ExecutorError
+from batchsim.calibrate.prompts import ModelTexts, TextPrompts
 from batchsim.calibrate.runner import ModelRunner, build_runner
 from batchsim.calibrate.serving import ServingEngine
-from batchsim.cli.serve_live import live_engine
+from batchsim.cli import app
+from batchsim.cli.serve_live import live_engine, model_folder, text_line
 from batchsim.kernel.record import CANCELLED, FINISHED, UNFINISHED
+from batchsim.kernel.types import Request
 from batchsim.scenario import load_scenario
 from batchsim.scenario.point import Setup
 from batchsim.serve.keep_served import keep_served
@@ -185,6 +191,67 @@ def test_text_is_the_tokenizers_where_there_is_one(tmp_path: Path) -> None:
     assert cut["text"] == expects.partition(letter)[0] and cut["stop_reason"] == letter
 
 
+def test_the_start_says_where_words_stand_for_tokens(llama: Model, tmp_path: Path) -> None:
+    """Without a tokenizer.json beside the weights that are read, which may be others than the model's own."""
+    setup = llama.setup()
+    metrics = Metrics("vllm", "m", setup.max_model_len)
+    told: list[str] = []
+    for weights in (None, tmp_path, tmp_path):
+        engine, _ = live_engine(setup, setup.scenario.specs[0], metrics, device="cpu", weights=weights, seed=0)
+        told.append(text_line(engine, model_folder(setup, weights)))
+        if weights is None:
+            checkpoint("llama", tmp_path)
+        else:
+            _bytes_tokenizer(tmp_path)
+    words = "; text: words stand for tokens (no tokenizer.json in "
+    assert told == [f"{words}{llama.folder})", f"{words}{tmp_path})", ""]
+
+
+def test_a_port_in_use_is_told_before_the_model_is_built(llama: Model, tmp_path: Path) -> None:
+    """Weights that are not there would be told, too, but later."""
+    llama.setup()
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        options = ["--engine", "live", "--port", str(port), "--weights", str(tmp_path / "none"), "--out", str(tmp_path)]
+        done = CliRunner().invoke(app, ["serve", str(llama.folder / "mine.yaml"), *options])
+    assert (done.exit_code, done.stderr) == (2, f"--port {port}: Address already in use at 127.0.0.1. Give another.\n")
+
+
+def test_a_tokenizer_takes_texts_whole(tmp_path: Path) -> None:
+    """A length to which its file would have texts cut or filled up is no matter."""
+    tokenizer = _bytes_tokenizer(tmp_path)
+    texts, whole = ["a b", "a longer text"], [[*tokenizer.encode(text).ids] for text in ("a b", "a longer text")]
+    tokenizer.enable_truncation(5)
+    tokenizer.enable_padding(length=20)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    made = ModelTexts(tmp_path, 256)
+    assert [made.encode(text) for text in texts] == whole
+    (tmp_path / "texts").write_text("\n".join(texts))
+    prompts = TextPrompts(tmp_path / "texts", tmp_path)
+    lengths = [len(ids) for ids in whole]
+    asked = [Request(id=i, arrival_ns=0, prompt_tokens=n, max_output_tokens=1) for i, n in enumerate(lengths)]
+    assert [prompts.ids(request, {}).tolist() for request in asked] == whole
+
+
+def test_what_a_tokenizer_cannot_take(tmp_path: Path) -> None:
+    """Half a letter is read as the mark of a lost one; ids outside the vocabulary have no text, which is a 400."""
+    model = Model(tmp_path, checkpoint("llama", tmp_path, vocab_size=256))
+    tokenizer = _bytes_tokenizer(tmp_path)
+
+    async def use(client: Client) -> tuple[Any, Any, list[tuple[int, bytes]]]:
+        half = await client.json("/tokenize", {"prompt": "\ud800 a\udc01 \U0001f600"})
+        answer = await client.json(COMPLETIONS, {"prompt": "\ud83d", "max_tokens": 2, "ignore_eos": True})
+        calls = [await client.call("POST", "/detokenize", {"tokens": [3, id_]}) for id_ in (-1, 256, 1 << 40, 1 << 70)]
+        return half["tokens"], answer["usage"]["completion_tokens"], [(status, text) for status, _, text in calls]
+
+    half, made, refused = ask(built(model), use)
+    assert half == tokenizer.encode("\ufffd a\ufffd \U0001f600").ids and made == 2
+    assert [status for status, _ in refused] == [400] * 4
+    assert b"Token id -1 is out of vocabulary" in refused[0][1] and b"Token id 256 " in refused[1][1]
+
+
 def test_a_cancelled_stream_frees_its_blocks(llama: Model) -> None:
     """Its client gone, a request leaves the engine with the step that runs; its KV is free, its row says who ended it,
     and neither prompt nor tokens are kept."""
@@ -205,6 +272,40 @@ def test_a_cancelled_stream_frees_its_blocks(llama: Model) -> None:
 
     assert ask(engine, use) == (0, [CANCELLED])
     assert engine.real.outputs == {} and engine.records().requests["output_tokens"][0] < 70
+
+
+async def _stream(client: Client, num_tokens: int) -> asyncio.StreamWriter:
+    """The connection of a request whose first token has come."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+    body = json.dumps({"prompt": [1, 2, 3], "max_tokens": num_tokens, "ignore_eos": True, "stream": True}).encode()
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    await reader.readuntil(b'"finish_reason"')
+    return writer
+
+
+def test_an_engine_outlives_a_look_at_its_records_that_fails(llama: Model) -> None:
+    """Results asked for while the only request is open are a 404; what raises with the records in hand is told to who
+    asked, and holds them no longer than that: the engine goes on to the end of its answers."""
+    engine = built(llama)
+
+    def fail() -> None:
+        records = engine.records()
+        raise ValueError(f"{len(records.requests)} rows")
+
+    async def use(client: Client) -> tuple[int, int, Exception | None]:
+        writer = await _stream(client, 90)
+        status, _, _ = await client.call("GET", "/batchsim/results")
+        gc.disable()  # what only a collection frees is not freed in time
+        try:
+            with pytest.raises(ValueError, match="0 rows"):
+                engine.between_steps(fail)
+            answer = await client.json(COMPLETIONS, {"prompt": [5], "max_tokens": 6, "ignore_eos": True})
+        finally:
+            gc.enable()
+        writer.close()
+        return status, answer["usage"]["completion_tokens"], client.server.failure
+
+    assert ask(engine, use) == (404, 6, None)
 
 
 def _eos(llama: Model, prompt: list[int], folder: Path) -> tuple[Model, list[int]]:
@@ -284,6 +385,61 @@ def test_at_the_end_what_is_open_is_unfinished_and_results_are_kept(llama: Model
     assert records.requests["outcome"].tolist() == [FINISHED, UNFINISHED]
     assert records.details == {} and "server_stopped" in records.texts
     assert "live on cpu" in results.manifest["heading"] and results.manifest["live"]["device"] == "cpu"
+
+
+def test_what_is_open_when_the_server_closes_is_unfinished(llama: Model) -> None:
+    """The server hangs up on its clients, who are not said to have left. The engine is held until it has, then takes
+    what is in its mailbox and ends; the run ends no sooner than its records."""
+    engine = built(llama)
+    closed = threading.Event()
+
+    async def run() -> None:
+        server = Server(engine)
+        port = await server.start("127.0.0.1", 0)
+        engine.running.mail.call(lambda: closed.wait(30))
+        body = {"prompt": [1, 2, 3], "max_tokens": 9, "ignore_eos": True, "stream": True}
+        clients = [asyncio.ensure_future(Client(server, port).call("POST", COMPLETIONS, body)) for _ in range(3)]
+        while server.paced.num_sent < 3:
+            await asyncio.sleep(0)
+        server.close()
+        closed.set()
+        engine.between_steps(engine.running.mail.close)
+        engine.close(0)
+        await asyncio.gather(*clients, return_exceptions=True)
+
+    asyncio.run(run())
+    rows = engine.records().requests
+    assert rows["outcome"].tolist() == [UNFINISHED] * 3
+    assert engine.now_ns >= rows["ended_ns"].max()
+
+
+def test_records_are_read_once_the_engine_has_closed_them(llama: Model) -> None:
+    """Between its last step and its end an engine still writes rows: whoever asks for them then waits for the end."""
+    engine = built(llama)
+    stopped, go = threading.Event(), threading.Event()
+    close = engine.real.core.close
+
+    def closing(*args: Any) -> None:
+        stopped.set()
+        go.wait(30)
+        close(*args)
+
+    def act() -> int:
+        go.set()
+        return len(engine.records().requests)
+
+    async def use(client: Client) -> int:
+        writer = await _stream(client, 90)
+        thread, engine.real.core.close = engine.running.thread, closing
+        engine.running.mail.close()
+        await asyncio.to_thread(stopped.wait, 30)
+        join = thread.join
+        thread.join = lambda *of: (go.set(), join(*of))[1]
+        found = engine.between_steps(act)
+        writer.close()
+        return found
+
+    assert ask(engine, use) == 1
 
 
 def test_draining_answers_what_is_open(llama: Model) -> None:

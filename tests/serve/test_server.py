@@ -243,6 +243,27 @@ def test_pieces_read_the_same_with_ids_and_without(path: str, prompt: dict[str, 
         assert text.split()[0].isdigit() and text.startswith(" ") and len(text.split()) == 1
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_within_min_tokens_does_not_end_the_answer(stream: bool) -> None:
+    """One that stands there is left there; the answer ends at the first that ends behind them."""
+
+    async def use(client: Client) -> tuple[str, str]:
+        words = client.server.words
+        texts = [words.decode([id_]) for id_ in client.server.words.generated(0, 0, 60)]
+        digit = texts[0][1]
+        last = next(place for place in range(5, 60) if digit in texts[place])
+        asked = {"prompt": [1], "max_tokens": 60, "ignore_eos": True, "min_tokens": 5, "stop": [digit]}
+        if stream:
+            pieces = await client.events(COMPLETIONS, asked)
+            found = "".join(piece["choices"][0]["text"] for piece in pieces)
+        else:
+            found = (await client.json(COMPLETIONS, asked))["choices"][0]["text"]
+        return found, "".join(texts[:last]) + texts[last].partition(digit)[0]
+
+    found, expects = ask(use)
+    assert found == expects and len(found.split()) >= 5
+
+
 def test_a_stop_string_ends_the_answer_before_it() -> None:
     """The text ends where the string begins, the reason is `stop` and the engine makes no more tokens."""
 
@@ -310,3 +331,19 @@ def test_a_request_is_sent_when_it_came() -> None:
 
     sent_ns, then_ns = ask(use)
     assert 0 < sent_ns <= then_ns
+
+
+def test_results_before_any_request_has_ended() -> None:
+    """While the only request is open there is no row, which is a 404 that says so."""
+
+    async def use(client: Client) -> tuple[int, bytes]:
+        body = {"prompt": [1], "max_tokens": 3000, "ignore_eos": True}
+        answer = asyncio.ensure_future(client.json(COMPLETIONS, body))
+        while not client.server.paced.num_sent:
+            await asyncio.sleep(0)
+        status, _, text = await client.call("GET", "/batchsim/results")
+        answer.cancel()
+        return status, text
+
+    status, text = ask(use, speed=1)
+    assert status == 404 and b"no request has ended yet" in text
