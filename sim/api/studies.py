@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,28 +80,23 @@ def capacity(
         raise ScenarioError(f"policies: is the text {policies!r}. Write a list: policies=[{policies!r}].")
     if unknown := [name for name in policies if name not in labels]:
         raise ScenarioError(f"policies: {unknown[0]!r} is none of {asked.name}. Write one of {', '.join(labels)}.")
-    _check_range("max_seeds", max_seeds, 3, 10_000)
-    _check_range("max_probes", max_probes, 5, 1_000)
     if slo is not None:
         asked = changed(asked, [f"slo={json.dumps(slo)}"])
-    share = capacity_share(precision, "precision")
-    effort = Effort(precision=share, most=max_seeds, max_probes=max_probes)
-    effort = replace(effort, fewest=min(effort.fewest, max_seeds))
+    effort = capacity_effort(precision, max_seeds, max_probes)
     sweep = Sweep(Path(out) / asked.name, jobs=jobs, progress=progress, limits=limits)
     return find_capacities(asked, sweep, policies=list(policies), effort=effort, extras=not only_rates)
 
 
-def capacity_share(text: str, name: str) -> float:
-    """The precision of a capacity, written like "3%". ScenarioError, which begins with `name`, if it is none."""
-    share = _share(name, text)
+def capacity_effort(precision: str, max_seeds: int, max_probes: int, flag: str = "precision") -> Effort:
+    """How much a search for capacities tries; `precision` is written like "3%". ScenarioError for what is no such
+    number; of the precision it begins with `flag`."""
+    for name, value, low, high in (("max_seeds", max_seeds, 3, 10_000), ("max_probes", max_probes, 5, 1_000)):
+        if not isinstance(value, int) or not low <= value <= high:
+            raise ScenarioError(f"{name}: {value!r} is no whole number from {low} to {high:,}. Write one.")
+    share = _share(flag, precision)
     if not 0.002 <= share <= 0.5:
-        raise ScenarioError(f"{name}: {text} is not from 0.2% to 50%. Write for example 3%.")
-    return share
-
-
-def _check_range(name: str, value: object, low: int, high: int) -> None:
-    if not isinstance(value, int) or not low <= value <= high:
-        raise ScenarioError(f"{name}: {value!r} is no whole number from {low} to {high:,}. Write one.")
+        raise ScenarioError(f"{flag}: {precision} is not from 0.2% to 50%. Write for example 3%.")
+    return Effort(precision=share, most=max_seeds, max_probes=max_probes, fewest=min(Effort.fewest, max_seeds))
 
 
 def plan(

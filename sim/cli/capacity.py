@@ -52,23 +52,18 @@ def capacity(
     Examples: batchsim capacity bursty --policy continuous; batchsim capacity chat --slo 'ttft<2s & tpot<50ms @ 99%'
     --jobs 2 --json
     """
-    from dataclasses import replace
-
-    from batchsim.api.studies import capacity_share
+    from batchsim.api.studies import capacity_effort
     from batchsim.report.page.capacity_page import write_capacity_page
     from batchsim.report.pictures.capacity_picture import capacity_picture
     from batchsim.report.text.capacity_text import capacity_json, capacity_text
     from batchsim.report.text.summary_text import fit
     from batchsim.study.capacity.find import find_capacities
     from batchsim.study.capacity.keep_capacity import keep_capacity
-    from batchsim.study.capacity.search import Effort
     from batchsim.study.sweep.points import Sweep, keeping
 
     overrides = [*(set_ or []), *([f"slo={json.dumps(slo)}"] if slo is not None else [])]
     loaded = read_scenario(scenario, overrides, traces, "capacity", allow_code=allow_code)
-    share = capacity_share(precision, "--precision")
-    effort = Effort(precision=share, most=max_seeds, max_probes=max_probes)
-    effort = replace(effort, fewest=min(effort.fewest, max_seeds))
+    effort = capacity_effort(precision, max_seeds, max_probes, "--precision")
     where = where_points_run(jobs, executor, address)
     with progress_bar() as progress:
         sweep = Sweep(out / loaded.name, progress=progress, limits=limits_of(max_points, max_memory), **where)

@@ -40,11 +40,9 @@ def leap_calls(core: EngineCore, executor: SimExecutor, now_ns: int, horizon_ns:
     Writes the same rows as stepping would.
     """
     turning, flight, recorder = core.turning, core.in_flight, core.recorder
-    if turning is None or core.has_arrivals or not core.has_entered or core.tells_tokens or not turning.is_turning():
+    if turning is None or not _may_leap(core) or not turning.is_turning():
         return now_ns
     steps, calls, loop, kv = flight.steps, flight.calls, core.loop, core.scheduler.kv
-    if core.journal.first_tokens is not None and any(step.batch.sampled for step in steps):
-        return now_ns
     horizon_ns, depth, count = min(horizon_ns, MAX_TIME_NS), loop.depth, 0
     empty_ns, emptied_ns = executor.host_ns(None)
     known: dict[DecodeGroup, _Turns] = {}
@@ -102,6 +100,13 @@ def leap_calls(core: EngineCore, executor: SimExecutor, now_ns: int, horizon_ns:
         steps += launched
         turning.turned(count, [step.batch for step in launched])
     return now_ns
+
+
+def _may_leap(core: EngineCore) -> bool:
+    """Whether somebody is there, nobody is about to enter, and nobody waits for tokens that a leap would bring."""
+    if core.has_arrivals or not core.has_entered or core.tells_tokens:
+        return False
+    return core.journal.first_tokens is None or not any(step.batch.sampled for step in core.in_flight.steps)
 
 
 def _launched(core: EngineCore, flying: _Flying) -> LaunchedStep:

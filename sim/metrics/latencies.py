@@ -78,8 +78,11 @@ LATENCIES = {
 }
 """The latencies by name. One token, or a response delivered whole, has no tpot and no itl; all have a norm_latency."""
 
-TASK_E2E, TASK_TITLE = "task_e2e", "E2E of tasks"
-TASK_DOC = "from sending a task's first request to the last token of its last one"
+TASK_E2E, TASK_TITLE, TASK_DOC = (
+    "task_e2e",
+    "E2E of tasks",
+    "from sending a task's first request to the last token of its last one",
+)
 """The latency of a task, which has several requests: no row of theirs has it (`batchsim.metrics.tasks`)."""
 
 STREAMED = tuple(name for name, latency in LATENCIES.items() if latency.streamed and latency.of is not None)

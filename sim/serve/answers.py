@@ -13,7 +13,7 @@ from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import Ended, EngineEvent, Tokens
 from batchsim.kernel.record import Recorder
 from batchsim.kernel.tokens import TokenIds
-from batchsim.kernel.types import Arrival
+from batchsim.kernel.types import Arrival, Request
 from batchsim.scenario import PolicySpec
 from batchsim.scenario.point import Setup
 from batchsim.serve.metrics import Life, Metrics, Tally
@@ -85,6 +85,12 @@ class Answer:
         """The number of the request, from 0, in the order of sending."""
         return self.arrival.request.id
 
+    def gain(self, num_tokens: int) -> None:
+        """Adds tokens of this attempt; those that an attempt before it had made are not told again."""
+        self.num_made = made = self.num_made + num_tokens
+        if made > self.num_tokens:
+            self.num_tokens = made
+
 
 @dataclass(slots=True)
 class News:
@@ -110,6 +116,36 @@ class End:
     number: int
     sent_ns: int
     life: Life
+
+
+class _Counts:
+    """What a step at `now_ns` brought to clients, for a `tally`."""
+
+    __slots__ = ("gaps", "now_ns", "output", "prompts", "tally")
+
+    def __init__(self, tally: Tally, now_ns: int) -> None:
+        self.tally = tally
+        self.now_ns = now_ns
+        self.output = self.prompts = 0
+        self.gaps: dict[int, int] = {}  # how many had their last token when: most in the same step
+
+    def add(self, answer: Answer, num_tokens: int) -> None:
+        """Counts tokens of an answer."""
+        self.output += num_tokens
+        last_ns = answer.last_token_ns
+        if last_ns < 0:
+            self.tally.first_token(self.now_ns - answer.sent_ns, answer.asked.prompt_tokens)
+            self.prompts += answer.asked.prompt_tokens
+        else:
+            self.gaps[last_ns] = self.gaps.get(last_ns, 0) + 1
+        answer.last_token_ns = self.now_ns
+
+    def tell(self) -> None:
+        """Tells the tally of the whole step."""
+        for last_ns, requests in self.gaps.items():
+            self.tally.next_tokens(self.now_ns - last_ns, requests)
+        if self.output:
+            self.tally.step(self.prompts + self.output, self.output)
 
 
 class Answers:
@@ -187,6 +223,24 @@ class Answers:
 
     # ---- where its clients are
 
+    def begin(self, asked: Asked, arrival_ns: int, sent_ns: int, told: Callable[[Answer], None]) -> Answer:
+        """The answer to a request that its client sent at `sent_ns` and that arrives at the engines at `arrival_ns`;
+        `told` hears what becomes of it."""
+        request = Request(
+            id=self.num_sent,
+            arrival_ns=arrival_ns,
+            prompt_tokens=asked.prompt_tokens,
+            max_output_tokens=asked.max_output_tokens,
+            priority=asked.priority,
+            tenant=asked.tenant,
+            tokens=asked.tokens,
+            ignore_eos=asked.ignore_eos,
+        )
+        arrival = Arrival(request, asked.output_tokens, None, None if arrival_ns == sent_ns else sent_ns)
+        self.num_sent += 1
+        answer = self.answers[request.id] = Answer(arrival, asked, sent_ns, told)
+        return answer
+
     def count(self, replica: int, news: Iterable[News], ends: Iterable[End], now_ns: int, streams: bool) -> list[News]:
         """Counts what a replica's engine did at `now_ns`; returns the news of those who still listen, to be delivered.
 
@@ -199,7 +253,11 @@ class Answers:
                 its.answer, its.attempt = answer, answer.attempt
                 listening.append(its)
         tally = self.metrics.of(replica)
-        self._count_tokens(tally, listening, now_ns)
+        counts = _Counts(tally, now_ns)
+        for its in listening:
+            if its.num_tokens and its.answer is not None:
+                counts.add(its.answer, its.num_tokens)
+        counts.tell()
         for end in ends:
             tally.end(end.life, now_ns - end.sent_ns, self.caches)
             if (answer := self.answers.get(end.number)) is not None:
@@ -211,51 +269,17 @@ class Answers:
                 its.num_tokens = 0 if its.outcome is None else its.answer.held
         return listening
 
-    def _count_tokens(self, tally: Tally, news: Iterable[News], now_ns: int) -> None:
-        output = prompts = 0
-        gaps: dict[int, int] = {}  # how many had their last token when: most in the same step
-        for its in news:
-            answer, count = its.answer, its.num_tokens
-            if not count or answer is None:
-                continue
-            output += count
-            last_ns = answer.last_token_ns
-            if last_ns < 0:
-                tally.first_token(now_ns - answer.sent_ns, answer.asked.prompt_tokens)
-                prompts += answer.asked.prompt_tokens
-            else:
-                gaps[last_ns] = gaps.get(last_ns, 0) + 1
-            answer.last_token_ns = now_ns
-        for last_ns, requests in gaps.items():
-            tally.next_tokens(now_ns - last_ns, requests)
-        if output:
-            tally.step(prompts + output, output)
-
     def pass_on(self, replica: int, events: Iterable[Tokens], now_ns: int) -> None:
         """Counts and tells at once what a step at `now_ns` brought that only brought tokens: what `hear`, `count` and
         `deliver` do, in one loop, since at many streams most of a server's time goes there."""
-        gaps: dict[int, int] = {}
-        answers, tally, output, prompts = self.answers, self.metrics.of(replica), 0, 0
+        answers, counts = self.answers, _Counts(self.metrics.of(replica), now_ns)
         for event in events:
             answer = answers.get(event.request.id)
-            if answer is None:
-                continue
-            count, last_ns = event.count, answer.last_token_ns
-            output += count
-            if last_ns < 0:
-                tally.first_token(now_ns - answer.sent_ns, answer.asked.prompt_tokens)
-                prompts += answer.asked.prompt_tokens
-            else:
-                gaps[last_ns] = gaps.get(last_ns, 0) + 1
-            answer.last_token_ns = now_ns
-            answer.num_made = made = answer.num_made + count
-            if made > answer.num_tokens:
-                answer.num_tokens = made
-            answer.told(answer)
-        for last_ns, requests in gaps.items():
-            tally.next_tokens(now_ns - last_ns, requests)
-        if output:
-            tally.step(prompts + output, output)
+            if answer is not None:
+                counts.add(answer, event.count)
+                answer.gain(event.count)
+                answer.told(answer)
+        counts.tell()
 
     def deliver(self, news: Iterable[News]) -> None:
         """Tells who asked what has come."""
@@ -263,9 +287,7 @@ class Answers:
             answer, count = its.answer, its.num_tokens
             assert answer is not None, "noted as it was counted"
             if its.attempt == answer.attempt:  # else lost with its replica
-                answer.num_made = made = answer.num_made + count
-                if made > answer.num_tokens:
-                    answer.num_tokens = made
+                answer.gain(count)
             if its.ids:
                 answer.ids += its.ids
             if its.outcome is not None:

@@ -245,22 +245,9 @@ class LiveEngine(Answers):
         `came_ns`: when its client sent it, if it has waited for the engine to wake.
         """
         sent_ns = now_ns if came_ns is None else min(came_ns, now_ns)
-        number = self.num_sent
-        request = Request(
-            id=number,
-            arrival_ns=now_ns,
-            prompt_tokens=asked.prompt_tokens,
-            max_output_tokens=asked.max_output_tokens,
-            priority=asked.priority,
-            tenant=asked.tenant,
-            tokens=asked.tokens,
-            ignore_eos=asked.ignore_eos,
-        )
-        arrival = Arrival(request, asked.output_tokens, None, None if sent_ns == now_ns else sent_ns)
-        self.num_sent += 1
-        answer = self.answers[number] = Answer(arrival, asked, sent_ns, told)
-        self._prompts.put(number, asked.ids)
-        self.running.mail.send(arrival)
+        answer = self.begin(asked, now_ns, sent_ns, told)
+        self._prompts.put(answer.number, asked.ids)
+        self.running.mail.send(answer.arrival)
         return answer
 
     def cancel(self, answer: Answer, now_ns: int) -> None:

@@ -157,21 +157,10 @@ class Paced(Answers):
         """
         now_ns = max(now_ns, self.now_ns + 1)
         sent_ns = now_ns if came_ns is None else min(came_ns, now_ns)
-        number, frontend = self.num_sent, self._frontend
-        request = Request(
-            id=number,
-            arrival_ns=now_ns + frontend.request + frontend.per_prompt_token * asked.prompt_tokens,
-            prompt_tokens=asked.prompt_tokens,
-            max_output_tokens=asked.max_output_tokens,
-            priority=asked.priority,
-            tenant=asked.tenant,
-            tokens=asked.tokens,
-            ignore_eos=asked.ignore_eos,
-        )
-        arrival = Arrival(request, asked.output_tokens, None, None if request.arrival_ns == sent_ns else sent_ns)
-        self.num_sent += 1
-        answer = self.answers[number] = Answer(arrival, asked, sent_ns, told)
-        self.door.send(arrival)
+        frontend = self._frontend
+        arrival_ns = now_ns + frontend.request + frontend.per_prompt_token * asked.prompt_tokens
+        answer = self.begin(asked, arrival_ns, sent_ns, told)
+        self.door.send(answer.arrival)
         return answer
 
     def cancel(self, answer: Answer, now_ns: int) -> None:
