@@ -16,7 +16,8 @@ from simpy.events import EventPriority
 from batchsim.drive.instant import ENTER, LAND, THROUGH, Busy, Launch, crank
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import Ended, EngineEvent, each_arrival, pruned_by
-from batchsim.kernel.leaps import leap, leap_ahead
+from batchsim.kernel.leaps import leap
+from batchsim.kernel.leaps_ahead import leap_ahead
 from batchsim.kernel.pipeline_leaps import leap_calls
 from batchsim.kernel.protocols import Workload
 from batchsim.kernel.sim_executor import SimExecutor

@@ -255,7 +255,8 @@ class EngineCore:
         Returns what happened since events were last returned.
         """
         if self._ahead:
-            self.in_flight.wait_for(0, self.journal)
+            if self.in_flight.steps[0].landing is not None:
+                self.in_flight.wait_for(0, self.journal)
             step = self.in_flight.land(self.journal.lives)
             self.recorder.processed(now_ns, step.wasted_tokens)
         else:
@@ -438,8 +439,7 @@ class EngineCore:
         in_flight = self.in_flight
         undelivered = 0
         if in_flight.steps and not seq.num_wasted_tokens:
-            undelivered = in_flight.output_tokens_of(seq)
-            in_flight.waste(seq)
+            undelivered = in_flight.waste(seq)
         self.journal.end(seq, now_ns, ended.outcome, reason, streams=self.scheduler.streams, undelivered=undelivered)
         self.executor.end(seq)
         self.events.append(ended(seq.request, reason))

@@ -210,24 +210,24 @@ class StepsInFlight:
         flight.finished = ended
         return flight
 
-    def waste(self, seq: Sequence) -> None:
-        """Notes that what is in flight of `seq` is computed in vain."""
-        for flight, tokens, _ in self._rows(seq):
+    def waste(self, seq: Sequence) -> int:
+        """Notes that what is in flight of `seq` is computed in vain; returns how many of its output tokens are."""
+        undelivered = 0
+        for flight, tokens, outputs in self._rows(seq):
             flight.wasted_tokens += tokens
+            undelivered += outputs
+        return undelivered
 
     def lose(self, seq: Sequence) -> None:
         """Notes that nobody gets what is in flight of `seq`, which lives on: all of it is computed in vain."""
-        for flight, tokens, _ in list(self._rows(seq)):
+        for flight, tokens, _ in self._rows(seq):
             flight.wasted_tokens += tokens
             flight.lost |= {seq}
         self._finishing.pop(seq, None)
 
-    def output_tokens_of(self, seq: Sequence) -> int:
-        """How many of the output tokens of `seq` are in flight."""
-        return sum(outputs for _, _, outputs in self._rows(seq))
-
-    def _rows(self, seq: Sequence) -> Iterator[tuple[LaunchedStep, int, int]]:
+    def _rows(self, seq: Sequence) -> list[tuple[LaunchedStep, int, int]]:
         """The steps in flight that compute tokens of `seq`, with these tokens and its output tokens in them."""
+        found = list[tuple[LaunchedStep, int, int]]()
         group, last_step = seq.group, seq.left_step
         if group is None:
             group = seq.last_group
@@ -237,19 +237,21 @@ class StepsInFlight:
             if seq in flight.lost:
                 continue
             batch = flight.batch
-            tokens = sum(n for chunked, n in batch.chunks if chunked is seq)
+            tokens = sum([n for chunked, n in batch.chunks if chunked is seq]) if batch.chunks else 0
             drafting = batch.drafting
             if drafting is not None:
                 more = drafting.padding.get(seq, 0)
                 if tokens:
-                    yield flight, tokens + more, int(seq in batch.sampled) + (more if group is not None else 0)
+                    outputs = int(seq in batch.sampled) + (more if group is not None else 0)
+                    found.append((flight, tokens + more, outputs))
                 elif seq in drafting.sequences:
                     rows = int(drafting.rows[drafting.sequences.index(seq)])
-                    yield flight, rows, rows
+                    found.append((flight, rows, rows))
             elif tokens:
-                yield flight, tokens, int(seq in batch.sampled)
+                found.append((flight, tokens, int(seq in batch.sampled)))
             elif group is not None and batch.decodes is group and seq.joined_step < batch.group_step <= last_step:
-                yield flight, 1, 1
+                found.append((flight, 1, 1))
+        return found
 
 
 def _num_rejected(seq: Sequence) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -145,10 +146,6 @@ _STEP_PLACES = {
 }
 pack_lane = _LANE.pack
 pack_decodes = struct.Struct("<3q16x2i36x3i16x").pack  # a step of decodes, without padding: the columns that are not 0
-_TWO_LANES, _TWO_CALLS, _PROCESSED = map(struct.Struct, ("<8q", "<qq16xqq", "<qq"))
-LANE_BYTES = _LANE.size
-PROCESSED_AT = 16
-"""Bytes of a row of lanes, and the first of those that are filled in later: the columns from `processed_ns`."""
 PACK_BYTES = 1 << 23
 """Bytes of rows of steps beyond which the first half of them is packed, before the next step."""
 
@@ -264,8 +261,11 @@ class Recorder:
         self._packed: list[tuple[int, Chunk]] = []  # chunks of rows: how many, and their columns
         self._states = bytearray()
         self._requests = bytearray()
-        self.lane_rows = bytearray()  # of LANE_COLUMNS, a row for each of step_rows or none
-        self.num_processed = 0  # of these rows, the first ones
+        self.lane_rows = (
+            bytearray()
+        )  # of LANE_COLUMNS, packed by `pack_lane`: of the steps that were processed, or none
+        self.open_lanes: deque[tuple[int, int]] = deque()  # of those in flight, the first two columns, oldest first
+        self._last_processed = 0, 0
         self._codes: dict[str, int] = {"": 0}
         self.details: dict[str, str] = {}
         self._spool: Spool | None = None
@@ -289,8 +289,8 @@ class Recorder:
         self._requests += _REQUEST.pack(*row)
 
     def launched(self, called_ns: int, launched_ns: int) -> None:
-        """Writes the row of the host's part of the next step."""
-        self.lane_rows += pack_lane(called_ns, launched_ns, MISSING, 0)
+        """Notes the host's part of the next step."""
+        self.open_lanes.append((called_ns, launched_ns))
 
     def pack_steps(self) -> None:
         """Packs the first half of the rows of steps in `step_rows`: the last ones may change yet."""
@@ -299,24 +299,11 @@ class Recorder:
         self._packed.append(packed(rows))
         del self.step_rows[:size]
 
-    def take_last_lanes(self) -> tuple[int, int, int, int]:
-        """Takes out the last two rows of the host's part; returns, for each of these steps, when the scheduler was
-        asked and when the host was through with that, in ns."""
-        first = len(self.lane_rows) - 2 * LANE_BYTES
-        found: tuple[int, int, int, int] = _TWO_CALLS.unpack_from(self.lane_rows, first)
-        del self.lane_rows[first:]
-        return found
-
-    def put_last_lanes(self, first: tuple[int, int], second: tuple[int, int]) -> None:
-        """Writes the rows of the host's part of the two steps in flight, as `launched`, behind those processed."""
-        self.num_processed = len(self.lane_rows) // LANE_BYTES
-        self.lane_rows += _TWO_LANES.pack(*first, MISSING, 0, *second, MISSING, 0)
-
     def landed(self, back: int, launched_ns: int, start_ns: int, duration_ns: int) -> None:
         """Writes the times of the step `back` rows from the end, which is over now, if its row is still here."""
         if (at := len(self.step_rows) - back * _STEP.size) >= 0:
             struct.pack_into("<qq", self.step_rows, at, start_ns, duration_ns)
-            struct.pack_into("<q", self.lane_rows, len(self.lane_rows) - back * _LANE.size + 8, launched_ns)
+        self.open_lanes[-back] = self.open_lanes[-back][0], launched_ns
 
     def amend(self, back: int, column: str, value: int) -> None:
         """Writes what was not known of the step `back` rows from the end when its row was, if that is still here."""
@@ -325,9 +312,14 @@ class Recorder:
             struct.pack_into(place[0], self.step_rows, at + place[1], value)
 
     def processed(self, now_ns: int, wasted_tokens: int) -> None:
-        """Notes that the oldest step not processed yet is so at `now_ns`."""
-        _PROCESSED.pack_into(self.lane_rows, self.num_processed * LANE_BYTES + PROCESSED_AT, now_ns, wasted_tokens)
-        self.num_processed += 1
+        """Writes the row of the host's part of the oldest step in flight, which is processed at `now_ns`."""
+        self._last_processed = called_ns, launched_ns = self.open_lanes.popleft()
+        self.lane_rows += pack_lane(called_ns, launched_ns, now_ns, wasted_tokens)
+
+    def reopen(self) -> None:
+        """Takes back the last `processed`."""
+        del self.lane_rows[-_LANE.size :]
+        self.open_lanes.appendleft(self._last_processed)
 
     def cut_last_steps(self, count: int, now_ns: int) -> None:
         """Lets the last `count` steps end at `now_ns` at the latest, before their time; one not begun has no time."""
@@ -335,11 +327,17 @@ class Recorder:
             start_ns, duration_ns = struct.unpack_from("<qq", self.step_rows, at)
             start_ns = min(start_ns, now_ns)
             struct.pack_into("<qq", self.step_rows, at, start_ns, min(start_ns + duration_ns, now_ns) - start_ns)
+        self.lane_rows += self._open_lane_rows()
+        self.open_lanes.clear()
+
+    def _open_lane_rows(self) -> bytes:
+        return b"".join(pack_lane(called_ns, launched_ns, MISSING, 0) for called_ns, launched_ns in self.open_lanes)
 
     def drop_last_steps(self, count: int) -> None:
         """Forgets the last `count` steps, launched by a loop that is ahead, which the device failed."""
         del self.step_rows[len(self.step_rows) - count * _STEP.size :]
-        del self.lane_rows[len(self.lane_rows) - count * _LANE.size :]
+        for _ in range(count):
+            self.open_lanes.pop()
 
     def unserved(self, arrival: Arrival, now_ns: int, outcome: int, reason: str) -> None:
         """Writes the row of a request that ended at `now_ns` without having reached an engine."""
@@ -403,17 +401,15 @@ class Recorder:
         that runs on for days need not grow. `records` reads them again."""
         size = len(self.step_rows) - num_in_flight * _STEP.size
         steps = PackedRows(self._packed, np.frombuffer(self.step_rows[:size], STEP_DTYPE)).rows()
-        lanes = max(len(self.lane_rows) - num_in_flight * _LANE.size, 0)
         spool.put("requests", self._requests)
         spool.put("steps", steps.tobytes())
         spool.put("states", self._states)
-        spool.put("lanes", self.lane_rows[:lanes])
+        spool.put("lanes", self.lane_rows)
         self._spool = spool
         self._spilled["requests"] += len(self._requests) // _REQUEST.size
         self._spilled["steps"] += len(steps)
-        self._requests, self._states, self._packed = bytearray(), bytearray(), []
-        del self.step_rows[:size], self.lane_rows[:lanes]
-        self.num_processed -= lanes // _LANE.size
+        self._requests, self._states, self.lane_rows, self._packed = bytearray(), bytearray(), bytearray(), []
+        del self.step_rows[:size]
 
     def records(self) -> Records:
         """The tables. They may share this recorder's memory, in which requests are put in order of their ids: nothing
@@ -431,7 +427,7 @@ class Recorder:
             states=np.frombuffer(self._all("states", self._states), STATE_DTYPE),
             texts=tuple(self._codes),
             details=dict(self.details),
-            lanes=np.frombuffer(self._all("lanes", self.lane_rows), LANE_DTYPE),
+            lanes=np.frombuffer(self._all("lanes", self.lane_rows) + self._open_lane_rows(), LANE_DTYPE),
         )
 
     def _all(self, table: str, own: bytearray) -> bytearray:

@@ -103,11 +103,7 @@ class SimExecutor:
                 if seq.group is group:
                     end = group.step + self._targets[seq] - seq.num_output_tokens
                     heappush(ends, (end, seq.order, seq.epoch, seq))
-            after = group.step + 1
-            while ends and ends[0][0] <= after:
-                _, _, epoch, seq = heappop(ends)
-                if epoch == seq.epoch and seq.group is group:
-                    finished.append(seq)
+            self._pop_ended(group, group.step + 1, finished)
         for seq, n in batch.chunks:
             if (
                 seq.settled_computed_tokens + n == seq.num_tokens
@@ -124,6 +120,27 @@ class SimExecutor:
             return StepResult(self.duration_ns(batch), finished, verified)
         stages_ns = self.stages_ns(batch)
         return StepResult(sum(stages_ns), finished, verified, stages_ns)
+
+    def finish(self, batch: Batch) -> list[Sequence]:
+        """Whom the latest step of the steady `batch` finishes, its counters moved on already, in batch order: what
+        `execute` says before. Only where the loop is ahead."""
+        group = batch.decodes
+        assert group is not None
+        finished = list[Sequence]()
+        self._pop_ended(group, group.step, finished)
+        if len(finished) > 1:
+            finished = batch.in_order(finished)
+        for seq in finished:
+            self._ended[seq], self._targets[seq] = self._targets[seq], _ENDED
+        return finished
+
+    def _pop_ended(self, group: DecodeGroup, step: int, finished: list[Sequence]) -> None:
+        """Adds the members of `group` that end with its `step` to `finished`."""
+        ends = self._ends[group]
+        while ends and ends[0][0] <= step:
+            _, _, epoch, seq = heappop(ends)
+            if epoch == seq.epoch and seq.group is group:
+                finished.append(seq)
 
     def _take_back(self, preempted: Iterable[Sequence]) -> None:
         """Lets those of `preempted` whose last token was in flight, and is lost, go on to it again."""

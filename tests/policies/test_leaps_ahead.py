@@ -5,20 +5,52 @@ Times in ns with HostCost: a step is 10 on the GPU, 1 a prefill token, 2 a decod
 
 from __future__ import annotations
 
+import random
+from math import inf
 from typing import Any
 
 import pytest
 from stepping import HostCost, Run, run
 
+from batchsim.kernel.protocols import DecodeLine
 from batchsim.kernel.types import Batch, Sequence
 from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 
 
-def leapt(arrivals: str, *, policy: type[Vllm] = Vllm, blocks: int = 1000, **knobs: Any) -> Run:
+class DrawnCost(HostCost):
+    """A step lasts longer with its context, along a line that turns up at the `last` context; all of it drawn."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.alone_ns, self.per_row_ns = rng.choice([3.0, 10.5, 40.25]), rng.choice([0, 2])
+        self.token_ns, self.last = rng.choice([0.0, 0.125, 0.3]), rng.choice([40, 150, inf, inf])
+        self.launch_ns, self.process_ns = rng.choice([0, 1, 3, 30]), rng.choice([0, 2, 25])
+
+    def step_ns(self, batch: Batch) -> int:
+        alone_ns, token_ns, _ = self.decode_line(batch)
+        return int(alone_ns + token_ns * batch.context_tokens) + batch.num_prefill_tokens
+
+    def decode_line(self, batch: Batch) -> DecodeLine:
+        alone_ns = self.alone_ns + self.per_row_ns * batch.num_decode
+        if batch.context_tokens <= self.last:
+            return alone_ns, self.token_ns, self.last
+        return alone_ns, 2 * self.token_ns, inf
+
+    def host_ns(self, batch: Batch | None) -> tuple[int, int]:
+        return (self.launch_ns, self.process_ns)
+
+
+def leapt(
+    arrivals: str, *, policy: type[Vllm] = Vllm, blocks: int = 1000, cost: HostCost | None = None, **knobs: Any
+) -> Run:
     """The run with leaps; one that steps leaves the same records."""
     config = VllmConfig(async_scheduling=True, enable_prefix_caching=False, **{"max_num_seqs": 8, **knobs})
-    setting: dict[str, Any] = {"cost": HostCost(), "loop": config.traits.loop, "max_model_len": 1000, "blocks": blocks}
+    setting: dict[str, Any] = {
+        "cost": cost or HostCost(),
+        "loop": config.traits.loop,
+        "max_model_len": 1000,
+        "blocks": blocks,
+    }
     leaping, stepping = (run(policy, config, arrivals, how=how, **setting) for how in ("leap", "step"))
     for table in ("requests", "steps", "states", "lanes"):
         assert getattr(leaping.records, table).tobytes() == getattr(stepping.records, table).tobytes(), table
@@ -86,3 +118,27 @@ def test_the_decodes_behind_the_last_prompt_are_asked_for_within_the_leap(
 
     leapt(arrivals, policy=Noting, **knobs)
     assert answers == asked
+
+
+def _drawn(rng: random.Random) -> tuple[str, dict[str, Any]]:
+    """Arrivals, of whom some give up, and knobs."""
+    longest, gap, now_ns, arrivals = rng.choice([6, 60]), rng.choice([0, 9, 400, 2000]), 0, list[str]()
+    for _ in range(rng.randint(1, 9)):
+        now_ns += rng.randint(0, gap)
+        cap = rng.randint(1, longest)
+        cancel = f"c{now_ns + rng.randint(1, 900)}" if rng.random() < 0.2 else ""
+        arrivals.append(f"{now_ns}:{rng.randint(1, 30)}->{rng.randint(1, cap)}/{cap}{cancel}")
+    knobs = {
+        "max_num_seqs": rng.choice([2, 3, 8]),
+        "max_num_batched_tokens": rng.choice([8, 16, 64]),
+        "blocks": rng.choice([24, 30, 1000]),
+    }
+    return " ".join(arrivals), knobs
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_engines_leave_the_records_of_stepping(seed: int) -> None:
+    """Whether the host waits for the device, the device for the host, or the one and then the other."""
+    rng = random.Random(seed)
+    arrivals, knobs = _drawn(rng)
+    leapt(arrivals, cost=DrawnCost(rng), **knobs)

@@ -13,7 +13,6 @@ import pytest
 from batchsim.kernel.journal import Journal
 from batchsim.kernel.record import (
     BLOCKED,
-    LANE_DTYPE,
     MISSING,
     OUTCOME_NAMES,
     REQUEST_COLUMNS,
@@ -166,11 +165,17 @@ def test_one_that_reached_no_engine_has_its_request_and_no_times(sent_ns: int | 
 
 
 def test_a_step_cut_short_ends_when_it_was_cut() -> None:
-    """Of two steps the last one alone, and nothing of it but its duration."""
+    """Of two steps the last one alone, and nothing of it but its duration; nobody processes it."""
     recorder = Recorder()
     for start_ns in (100, 110):
         recorder.step_rows += pack_step(start_ns, 10, *range(2, len(STEP_COLUMNS)))
+        recorder.launched(start_ns - 2, start_ns - 1)
+    recorder.processed(111, 3)
     recorder.cut_last_steps(1, 113)
+    assert recorder.records().lanes.tolist() == [(98, 99, 111, 3), (108, 109, MISSING, 0)]
+    recorder.launched(120, 121)
+    recorder.processed(130, 0)
+    assert recorder.records().lanes[2].item() == (120, 121, 130, 0), "of the engine that came after"
     assert (len(recorder), recorder.num_steps) == (0, 2)
     steps = recorder.records().steps
     assert steps[0].item() == (100, 10, *range(2, len(STEP_COLUMNS)))
@@ -198,7 +203,7 @@ def test_what_was_spilled_is_read_as_if_it_had_stayed() -> None:
             spilling.pack_steps()
         if number % 10 == 9:
             spilling.spill(spool, 1)
-            assert spilling.num_bytes == STEP_DTYPE.itemsize + LANE_DTYPE.itemsize
+            assert spilling.num_bytes == STEP_DTYPE.itemsize
         spilling.amend(1, "free_blocks", 5)
         kept.amend(1, "free_blocks", 5)
         assert (len(spilling), spilling.num_steps) == (len(kept), kept.num_steps) == (number + 1,) * 2
@@ -212,6 +217,19 @@ def test_what_was_spilled_is_read_as_if_it_had_stayed() -> None:
         for name in ("requests", "steps", "states", "lanes"):
             assert getattr(found, name).tolist() == getattr(expected, name).tolist(), name
         assert (found.texts, found.details) == (expected.texts, expected.details)
+
+
+def test_a_step_in_flight_has_a_row_of_its_host_without_an_end() -> None:
+    """Before it is processed, and again where that is taken back."""
+    recorder = Recorder()
+    recorder.launched(1, 2)
+    recorder.launched(3, 4)
+    open_rows = [(1, 2, MISSING, 0), (3, 4, MISSING, 0)]
+    assert recorder.records().lanes.tolist() == open_rows
+    recorder.processed(5, 6)
+    assert recorder.records().lanes.tolist() == [(1, 2, 5, 6), open_rows[1]]
+    recorder.reopen()
+    assert recorder.records().lanes.tolist() == open_rows
 
 
 def test_steps_that_are_packed_are_read_as_they_were_written() -> None:

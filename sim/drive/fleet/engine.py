@@ -14,7 +14,8 @@ from batchsim.drive.instant import ENTER, LAND, SETTLE, Busy, Launch, crank
 from batchsim.drive.simulate import Phase
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import EngineEvent
-from batchsim.kernel.leaps import leap, leap_ahead, quiet_until_ns
+from batchsim.kernel.leaps import leap, quiet_until_ns
+from batchsim.kernel.leaps_ahead import leap_ahead
 from batchsim.kernel.pipeline_leaps import leap_calls
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Batch, Idle

@@ -1,0 +1,310 @@
+"""Leaps of an engine that schedules a step ahead, over steps alike: the same rows as stepping would write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain, cycle, islice
+from math import inf
+
+from batchsim.base.units import MAX_TIME_NS
+from batchsim.kernel.core import EngineCore
+from batchsim.kernel.events import EngineEvent
+from batchsim.kernel.protocols import DecodeLine
+from batchsim.kernel.record import STEP_DTYPE, pack_decodes, pack_lane, pack_step
+from batchsim.kernel.sim_executor import SimExecutor
+from batchsim.kernel.types import Batch, Sequence
+
+Tell = Callable[[list[EngineEvent], int], None]
+"""Passes on what happened, at a time in ns."""
+
+_NOBODY: list[Sequence] = []
+_NOBODY_DUE: tuple[tuple[Sequence, ...], ...] = ((),)
+
+
+def leap_ahead(
+    core: EngineCore,
+    executor: SimExecutor,
+    batch: Batch,
+    now_ns: int,
+    horizon: Callable[[], float],
+    tell: Tell | None,
+    drains: Callable[[], bool] | None,
+) -> int:
+    """Launches `batch` again and again, which the engine has just launched at `now_ns` while the step before it is in
+    flight: as long as the host is through with launches before the `horizon`, in ns.
+
+    Where nobody waits, the oldest step may have prompts, or end somebody and `tell` of it (None: it may not): it lands,
+    even if the scheduler then has to be asked, so that one step is in flight. Where the last prompts end with `batch`
+    the scheduler is asked for the decodes that follow; `drains`: whether to drain then (None: it is not to).
+    Returns until when the host was at work, in ns.
+    """
+    flight, group, scheduler = core.in_flight, batch.decodes, core.scheduler
+    steps = flight.steps
+    if len(steps) != 2 or group is None or core.tells_tokens:
+        return now_ns
+    # What came during the launch enters next.
+    if core.has_arrivals or steps[1].landing is not None:
+        return now_ns
+    if batch.chunks:
+        now_ns = _decode_on(core, executor, batch, now_ns, horizon, tell, drains)
+        if steps[-1].batch is batch:
+            return now_ns
+        batch = steps[-1].batch
+    elif not batch.num_decode:
+        return now_ns
+    host_ns = executor.host_ns(batch)
+    horizon_ns = _last_call_ns(host_ns[0], horizon)
+    while True:
+        oldest, latest = steps
+        called_ns = max(now_ns, oldest.end_ns) + oldest.process_ns
+        if called_ns >= horizon_ns or (latest.finished and _ends_by_length(core, latest.finished)):
+            return now_ns
+        finished = oldest.finished
+        if finished or oldest.batch.chunks:
+            if scheduler.num_waiting or (finished and tell is None):
+                return now_ns
+            if len(finished) >= len(group.members) and all(map(finished.__contains__, group.members)):
+                return now_ns  # nobody is left to go on
+            now_ns = called_ns
+            events = core.complete(now_ns)
+            if events:
+                assert tell is not None, events
+                tell(events, now_ns)
+                horizon_ns = _last_call_ns(host_ns[0], horizon)
+                if now_ns >= horizon_ns or core.has_arrivals:
+                    return now_ns
+            batch.regroup()
+            host_ns = executor.host_ns(batch)
+            if not scheduler.repeat(batch, now_ns):
+                return now_ns
+            flight.stand_in(oldest, group)
+            core.recorder.reopen()
+        elif oldest.batch.decodes is not group or not scheduler.repeat(batch, called_ns):
+            return now_ns
+        now_ns = _launch_on(core, executor, batch, called_ns, host_ns, horizon_ns)
+        if not oldest.finished:
+            return now_ns
+
+
+def _last_call_ns(launch_ns: int, horizon: Callable[[], float]) -> float:
+    """The time in ns before which the scheduler must be called for the host to be through with a launch, which takes it
+    so long, before the `horizon`: an engine that fails in between has not launched it."""
+    return min(horizon(), MAX_TIME_NS) - launch_ns
+
+
+def _decode_on(
+    core: EngineCore,
+    executor: SimExecutor,
+    batch: Batch,
+    now_ns: int,
+    horizon: Callable[[], float],
+    tell: Tell | None,
+    drains: Callable[[], bool] | None,
+) -> int:
+    """Lands the step before `batch`, with which the last prompts end, and launches the decodes that follow, where they
+    surely do. Returns until when the host was at work, in ns; `batch` is then still the latest step if they do not, or
+    something comes before."""
+    (oldest, latest), steady = core.in_flight.steps, core.steady
+    called_ns = max(now_ns, oldest.end_ns) + oldest.process_ns
+    if called_ns >= horizon() or steady is None or not steady.is_followed_by_decodes(batch):
+        return now_ns
+    if (latest.finished and _ends_by_length(core, latest.finished)) or (oldest.finished and tell is None):
+        return now_ns
+    events = core.complete(called_ns)
+    if events:
+        assert tell is not None, events
+        tell(events, called_ns)
+        if core.has_arrivals or called_ns >= horizon():
+            return called_ns
+    decodes = core.schedule(called_ns, drains is not None and drains())
+    assert type(decodes) is Batch, decodes
+    now_ns = called_ns + executor.host_ns(decodes)[0]
+    core.execute(decodes, now_ns)
+    return now_ns
+
+
+def _launch_on(
+    core: EngineCore,
+    executor: SimExecutor,
+    batch: Batch,
+    called_ns: int,
+    host_ns: tuple[int, int],
+    horizon_ns: float,
+) -> int:
+    """Launches `batch` once more as the oldest of two steps has landed at `called_ns`, and on, until one is the oldest
+    that ends somebody, the scheduler has to be asked or the `horizon_ns` is reached. Returns when it did so last."""
+    steady, quiet = core.steady, executor.quiet_steps(batch)
+    if quiet and steady is not None and not core.in_flight.steps[1].finished and steady.is_steady(batch):
+        line = executor.decode_line(batch)
+        if line is not None:
+            now_ns, called_ns = _launch_along(core, executor, batch, line, quiet, called_ns, host_ns, horizon_ns)
+            if called_ns >= horizon_ns or not core.scheduler.repeat(batch, called_ns):
+                return now_ns
+    return _launch_one_by_one(core, executor, batch, called_ns, host_ns, horizon_ns)
+
+
+def _launch_along(
+    core: EngineCore,
+    executor: SimExecutor,
+    batch: Batch,
+    line: DecodeLine,
+    quiet: int,
+    called_ns: int,
+    host_ns: tuple[int, int],
+    horizon_ns: float,
+) -> tuple[int, int]:
+    """As `_launch_on`, of a steady scheduler's steps that lie on `line`, the first `quiet` of which end nobody. Returns
+    when it did so last, and when the next may be asked for: at no time that there is if the scheduler has to be."""
+    (oldest, latest), group, recorder, scheduler = core.in_flight.steps, batch.decodes, core.recorder, core.scheduler
+    steady = core.steady
+    assert group is not None and steady is not None
+    alone_ns, token_ns, last = line
+    launch_ns, process_ns = host_ns
+    num_decode, rows, lanes, open_lanes = batch.num_decode, recorder.step_rows, recorder.lane_rows, recorder.open_lanes
+    waiting, running, free = scheduler.num_waiting, scheduler.num_running, scheduler.kv.num_free
+    context, count = batch.context_tokens - num_decode, 0
+    most = MAX_TIME_NS if last == inf else int((last - context) // num_decode)
+    # ns to process the oldest step in flight, and the one behind it
+    oldest_ns, latest_ns, through_ns, next_through_ns = 0, latest.end_ns, oldest.process_ns, latest.process_ns
+    ends, ended, is_over, is_busy = _NOBODY, _NOBODY, False, False  # by the oldest, by the latest step
+    # The row of the host's part of a step is written as the step has landed: where the next but one is launched.
+    wasted_tokens, next_wasted_tokens = oldest.wasted_tokens, latest.wasted_tokens
+    (asked_ns, launched_ns), (last_asked_ns, now_ns) = open_lanes
+    taken: list[Sequence] = []
+    turns = cycle(group.due_in_turn())
+    next(turns)  # whose blocks `repeat` has taken
+    turns = chain(_NOBODY_DUE, turns)
+    steps = islice(turns, min(quiet + 1, most))  # up to the one that ends somebody
+    while True:
+        for due in steps:
+            if called_ns >= horizon_ns:
+                break
+            if due:
+                if len(due) > free:
+                    break
+                free -= len(due)
+                taken += due
+            count += 1
+            lanes += pack_lane(asked_ns, launched_ns, called_ns, wasted_tokens)
+            wasted_tokens, next_wasted_tokens = next_wasted_tokens, 0
+            asked_ns, launched_ns, last_asked_ns = last_asked_ns, now_ns, called_ns
+            now_ns = called_ns + launch_ns
+            start_ns = now_ns if now_ns > latest_ns else latest_ns
+            through_ns, next_through_ns = next_through_ns, process_ns
+            called_ns = start_ns + through_ns
+            context += num_decode
+            duration_ns = int(alone_ns + token_ns * context)
+            rows += pack_decodes(start_ns, duration_ns, context, num_decode, num_decode, free, waiting, running)
+            oldest_ns, latest_ns = latest_ns, start_ns + duration_ns
+            if called_ns + launch_ns <= latest_ns and launch_ns + process_ns <= duration_ns and count > 1:
+                is_busy = True
+                break
+        if is_busy:
+            # Steps grow no shorter: from here on the device does not wait for the host, and all hosts' parts are alike.
+            first = len(rows)
+            for due in steps:
+                if called_ns >= horizon_ns:
+                    break
+                if due:
+                    if len(due) > free:
+                        break
+                    free -= len(due)
+                    taken += due
+                lanes += pack_lane(asked_ns, asked_ns + launch_ns, called_ns, 0)
+                asked_ns, last_asked_ns = last_asked_ns, called_ns
+                called_ns = latest_ns + process_ns
+                context += num_decode
+                duration_ns = int(alone_ns + token_ns * context)
+                rows += pack_decodes(latest_ns, duration_ns, context, num_decode, num_decode, free, waiting, running)
+                latest_ns += duration_ns
+            count += (len(rows) - first) // STEP_DTYPE.itemsize
+            launched_ns, now_ns = asked_ns + launch_ns, last_asked_ns + launch_ns
+            oldest_ns = called_ns - process_ns
+        if ended:
+            if count > quiet + 1:
+                ends, ended, is_over = ended, _NOBODY, True
+                group.advance_by(1)
+            break
+        group.advance_by(count)
+        if count <= quiet:
+            break
+        ended = executor.finish(batch)
+        core.in_flight.note_last(ended)
+        is_over = _ends_by_length(core, ended)
+        if is_over or count == most or not executor.quiet_steps(batch):
+            break
+        steps = islice(turns, 1)  # the one behind it
+    steady.repeat_by(batch, count - 1, taken)
+    open_lanes[0], open_lanes[1] = (asked_ns, launched_ns), (last_asked_ns, now_ns)
+    oldest.end_ns, oldest.process_ns, oldest.finished = oldest_ns, through_ns, ends
+    oldest.wasted_tokens, latest.wasted_tokens = wasted_tokens, next_wasted_tokens
+    latest.end_ns, latest.process_ns, latest.finished = latest_ns, process_ns, ended
+    core.in_flight.leapt(group.step)
+    return now_ns, MAX_TIME_NS if is_over else called_ns
+
+
+def _launch_one_by_one(
+    core: EngineCore,
+    executor: SimExecutor,
+    batch: Batch,
+    called_ns: int,
+    host_ns: tuple[int, int],
+    horizon_ns: float,
+) -> int:
+    """As `_launch_on`, of any scheduler's steps; it has granted the first of them."""
+    (oldest, latest), group, recorder, scheduler = core.in_flight.steps, batch.decodes, core.recorder, core.scheduler
+    assert group is not None
+    repeat, kv, step_ns, advance = scheduler.repeat, scheduler.kv, executor.duration_ns, group.advance
+    launch_ns, process_ns = host_ns
+    num_decode, pad_rows, rows, pack = batch.num_decode, batch.pad_decode_rows, recorder.step_rows, pack_step
+    waiting, running, quiet = scheduler.num_waiting, scheduler.num_running, executor.quiet_steps(batch)
+    oldest_ns, latest_ns, through_ns, next_through_ns = 0, latest.end_ns, oldest.process_ns, latest.process_ns
+    ends, ended = _NOBODY, latest.finished
+    lanes, open_lanes = recorder.lane_rows, recorder.open_lanes
+    wasted_tokens, next_wasted_tokens = oldest.wasted_tokens, latest.wasted_tokens
+    (asked_ns, launched_ns), (last_asked_ns, now_ns) = open_lanes
+    while True:
+        lanes += pack_lane(asked_ns, launched_ns, called_ns, wasted_tokens)
+        wasted_tokens, next_wasted_tokens = next_wasted_tokens, 0
+        asked_ns, launched_ns, last_asked_ns = last_asked_ns, now_ns, called_ns
+        now_ns = called_ns + launch_ns
+        start_ns = now_ns if now_ns > latest_ns else latest_ns
+        through_ns, next_through_ns = next_through_ns, process_ns
+        called_ns = start_ns + through_ns
+        if ended:
+            ends, ended = ended, _NOBODY
+        if quiet:
+            quiet -= 1
+            duration_ns = step_ns(batch)
+            advance()
+        else:
+            result = executor.execute(batch)
+            duration_ns, ended = result.duration_ns, result.finished
+            advance()
+            core.in_flight.note_last(ended)
+            quiet = executor.quiet_steps(batch)
+        # Columns in the order of STEP_COLUMNS; unrolled here as in `leap`.
+        rows += pack(
+            start_ns, duration_ns, batch.context_tokens, 0, batch.pad_context_tokens, num_decode,
+            num_decode, 0, 0, 0, 0, 0, 0, pad_rows, 0, 0, kv.num_free, waiting, running, 0, 0, 0,
+        )  # fmt: skip
+        oldest_ns, latest_ns = latest_ns, start_ns + duration_ns
+        if ends or (ended and _ends_by_length(core, ended)):
+            break
+        if called_ns >= horizon_ns or not repeat(batch, called_ns):
+            break
+    open_lanes[0], open_lanes[1] = (asked_ns, launched_ns), (last_asked_ns, now_ns)
+    oldest.end_ns, oldest.process_ns, oldest.finished = oldest_ns, through_ns, ends
+    oldest.wasted_tokens, latest.wasted_tokens = wasted_tokens, next_wasted_tokens
+    latest.end_ns, latest.process_ns, latest.finished = latest_ns, process_ns, ended
+    core.in_flight.leapt(group.step)
+    return now_ns
+
+
+def _ends_by_length(core: EngineCore, finished: list[Sequence]) -> bool:
+    """Whether the last token of any of `finished` is the last it may have, which a scheduler knows beforehand."""
+    for seq in finished:
+        request = seq.request
+        if seq.num_output_tokens >= min(seq.max_output_tokens, core.max_model_len - request.prompt_tokens):
+            return True
+    return False
