@@ -52,6 +52,7 @@ class Choice:
         "answer",
         "before",
         "finish_reason",
+        "held",
         "index",
         "num_cut",
         "num_sent",
@@ -70,6 +71,7 @@ class Choice:
         self.num_tokens = self.num_sent = 0
         self.num_cut = 0  # letters at the end of its text that are those of a stop string, or behind it
         self.stops = stops
+        self.held = ""  # the last letters of its text, not sent yet: a stop string may have begun with them
         self.text = RunningText()
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
@@ -220,7 +222,11 @@ class Exchange:
             self.reply.begin(EVENTS)
         first = start == 0
         ids = self.engines.tokens(answer, start, end)
-        text = self._text(choice, start, self._new_text(choice, ids, end))
+        text = choice.held + self._new_text(choice, ids, end)
+        if choice.stops is not None and choice.finish_reason is None:
+            at = max(len(text) - choice.stops.num_held, 0)
+            text, choice.held = text[:at], text[at:]
+        text = self._text(choice, start, text)
         more = ""
         if request.return_token_ids:
             prompt_ids = json.dumps(choice.prompt.ids) if first else "null"

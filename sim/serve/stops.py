@@ -32,14 +32,18 @@ class RunningText:
 
 
 class StopSearch:
-    """Looks for stop strings and stop tokens in an answer, behind its first `min_tokens` tokens: each token once."""
+    """Looks for stop strings and stop tokens in an answer, behind its first `min_tokens` tokens: each token once.
 
-    __slots__ = ("_ids", "_min_tokens", "_num_tokens", "_stops", "_tail", "_text")
+    `num_held`: the last letters of an answer that goes on in which a stop string may have begun.
+    """
+
+    __slots__ = ("_ids", "_min_tokens", "_num_tokens", "_stops", "_tail", "_text", "num_held")
 
     def __init__(self, stops: Sequence[str], ids: Sequence[int], min_tokens: int) -> None:
         self._stops = stops
         self._ids = ids
         self._min_tokens = min_tokens
+        self.num_held = max(map(len, stops), default=1) - 1
         self._num_tokens = 0  # that were looked at
         self._text = RunningText()
         self._tail = ""  # the last letters before what comes next, in which a stop string may have begun
@@ -59,6 +63,5 @@ class StopSearch:
                 for stop in self._stops:
                     if (at := text.find(stop, max(size - len(stop) + 1, 0))) >= 0:
                         return count, stop, len(text) - at
-            longest = max(map(len, self._stops), default=1)
-            self._tail = text[len(text) - longest + 1 :] if len(text) >= longest else text
+            self._tail = text[max(len(text) - self.num_held, 0) :]
         return None

@@ -281,6 +281,24 @@ def test_a_stop_string_ends_the_answer_before_it() -> None:
     assert len(choice["text"].split()) == 2 and choice["stop_reason"] not in choice["text"]
 
 
+@pytest.mark.parametrize("is_found", [True, False])
+def test_no_piece_has_the_beginning_of_a_stop_string_that_ends_in_a_later_one(is_found: bool) -> None:
+    """Letters with which one may have begun wait; they come once the next ones say that it has not."""
+
+    async def use(client: Client) -> tuple[list[str], list[str]]:
+        words = [client.server.words.decode([id_]) for id_ in client.server.words.generated(0, 0, 5)]
+        stop = words[2][2:] + words[3][:2] + ("" if is_found else "x")
+        asked = {"prompt": [1], "max_tokens": 5, "ignore_eos": True, "stop": [stop]}
+        pieces = [event["choices"][0] for event in await client.events(COMPLETIONS, asked)]
+        assert pieces[-1]["finish_reason"] == ("stop" if is_found else "length")
+        return [piece["text"] for piece in pieces], words
+
+    pieces, words = ask(use)
+    expects = "".join(words[:2]) + words[2][:2] if is_found else "".join(words)
+    assert "".join(pieces) == expects
+    assert all(expects.startswith("".join(pieces[: count + 1])) for count in range(len(pieces)))
+
+
 def test_what_is_switched_off_is_not_refused() -> None:
     """Clients send all fields with null, false or nothing in them; such a request is answered."""
     off = {"logprobs": False, "top_logprobs": 0, "tools": [], "best_of": 1, "response_format": {"type": "text"}}
