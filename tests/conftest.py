@@ -1,11 +1,36 @@
-"""How many random cases the tests draw that do not say so themselves: few in `make test`, more in `make test-all`."""
+"""How many random cases the tests draw that do not say so themselves: few in `make test`, more in `make test-all`. And
+which slow tests run where only a share of them is to: `--drawn 1/6:SEED`, as `.ci/run` has it for each commit.
+"""
 
 from __future__ import annotations
+
+import hashlib
+from fractions import Fraction
 
 import pytest
 from hypothesis import settings
 
 QUICK, THOROUGH = 3, 12
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--drawn", metavar="SHARE:SEED", help="of the slow tests this share alone (1/6), drawn by the seed"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    drawn: str | None = config.getoption("--drawn")
+    if drawn is None:
+        return
+    share, _, seed = drawn.partition(":")
+    below = int(Fraction(share) * (1 << 256))
+    kept, left = list[pytest.Item](), list[pytest.Item]()
+    for item in items:
+        number = int(hashlib.sha256(f"{seed} {item.nodeid}".encode()).hexdigest(), 16)
+        (kept if number < below or not item.get_closest_marker("slow") else left).append(item)
+    items[:] = kept
+    config.hook.pytest_deselected(items=left)
 
 
 def pytest_configure(config: pytest.Config) -> None:
