@@ -27,7 +27,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     below = int(Fraction(share) * (1 << 256))
     kept, left = list[pytest.Item](), list[pytest.Item]()
     for item in items:
-        number = int(hashlib.sha256(f"{seed} {item.nodeid}".encode()).hexdigest(), 16)
+        # The blocks of the docs go on from each other: all of them or none.
+        drawn_by = item.path.name if item.path.parent.name == "docs" else item.nodeid
+        number = int(hashlib.sha256(f"{seed} {drawn_by}".encode()).hexdigest(), 16)
         (kept if number < below or not item.get_closest_marker("slow") else left).append(item)
     items[:] = kept
     config.hook.pytest_deselected(items=left)
