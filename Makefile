@@ -18,7 +18,7 @@ NEED_TORCH := tests/live tests/cli/test_cli_live.py tests/cli/test_cli_validate.
 help:
 	@echo "make demo      set up, then simulate scenarios/bursty.yaml"
 	@echo "make demo-live the same plus torch: calibrate a tiny model here, run it live, compare with the simulation"
-	@echo "make test      set up, then the fast tests, under 2 minutes"
+	@echo "make test      set up, then the fast tests"
 	@echo "make test-all  every test that needs no GPU; installs torch and Ray"
 	@echo "make test-rest what of test-all make test has not run, but for what is judged by the clock; of the slow ones a share with DRAWN=1/6:seed, as .ci/run does"
 	@echo "make test-wheel is what pip installs whole? In an empty environment, from another folder"

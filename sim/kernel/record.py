@@ -261,9 +261,7 @@ class Recorder:
         self._packed: list[tuple[int, Chunk]] = []  # chunks of rows: how many, and their columns
         self._states = bytearray()
         self._requests = bytearray()
-        self.lane_rows = (
-            bytearray()
-        )  # of LANE_COLUMNS, packed by `pack_lane`: of the steps that were processed, or none
+        self.lane_rows = bytearray()  # of LANE_COLUMNS, packed by `pack_lane`: of the steps processed, or none
         self.open_lanes: deque[tuple[int, int]] = deque()  # of those in flight, the first two columns, oldest first
         self._last_processed = 0, 0
         self._codes: dict[str, int] = {"": 0}

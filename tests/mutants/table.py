@@ -46,7 +46,7 @@ TESTS = {
     "sim/kernel/core.py": ENGINE,
     "sim/kernel/chunks.py": ENGINE,
     "sim/kernel/in_flight.py": f"{ENGINE} {AHEAD} conformance/test_landing",
-    "sim/kernel/leaps.py": f"{ENGINE} unit/test_sleeping_engines",
+    "sim/kernel/leaps.py": f"{ENGINE} {AHEAD} unit/test_sleeping_engines",
     "sim/kernel/leaps_ahead.py": f"{ENGINE} {AHEAD} unit/test_sleeping_engines",
     "sim/kernel/pipeline_leaps.py": "policies/test_pipeline_leaps policies/test_vllm_pipelines",
     "sim/kernel/packed_rows.py": "unit/test_record unit/test_keep",
