@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
+from types import FunctionType, ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,11 +21,11 @@ from batchsim.kernel.draft_group import DraftGroup
 from batchsim.kernel.events import EngineEvent, Tokens
 from batchsim.kernel.journal import ENDED
 from batchsim.kernel.record import CANCELLED, CAP_CUT, FINISHED, MISSING, REJECTED, Records
-from batchsim.kernel.types import Batch, Idle
+from batchsim.kernel.types import Arrival, Batch, Idle, Request, Sequence
 from batchsim.metrics.attribution import attribute
 from batchsim.metrics.measure import token_gaps
 from batchsim.policies.registry import POLICIES
-from tests.conformance.runs import Case, Listed, built, cases
+from tests.conformance.runs import MS, Case, Listed, built, cases
 
 
 def random_cases(examples: int | None = None) -> settings:
@@ -101,6 +104,41 @@ def test_every_request_ends_once_and_all_memory_comes_back(kind: str, data: st.D
     kv = core.scheduler.kv
     assert (kv.num_free, kv.num_swap_free) == (kv.num_blocks, kv.num_swap_blocks)
     assert (core.scheduler.num_waiting, core.scheduler.num_running) == (0, 0)
+
+
+NEEDED: dict[str, dict[str, Any]] = {
+    "static": {"batch_size": 4},
+    "dynamic": {"max_batch_size": 4},
+    "continuous": {"max_num_seqs": 8, "max_num_batched_tokens": 64},
+    "preemptive": {"max_num_seqs": 8, "max_num_batched_tokens": 64},
+    "tf_serving": {"num_batch_threads": 1, "pad_variable_length_inputs": True},
+}
+
+
+@pytest.mark.parametrize("below_cap", [0, 300])
+@every_policy
+def test_who_has_ended_is_not_kept(kind: str, below_cap: int) -> None:
+    """Of 400 requests, which end at their cap or so many tokens below it, the engine holds few at the end: those whose
+    cap is looked for yet, say. An engine that serves for days must not grow."""
+    arrivals = tuple(
+        Arrival(Request(i, 20 * MS * i, 10 + i % 30, 5 + i % 17 + below_cap), 5 + i % 17) for i in range(400)
+    )
+    case = Case(kind, POLICIES[kind][0](**NEEDED.get(kind, {})), 200, 16, 60, Listed(arrivals))
+    for core in (case.simulate(), case.live()):
+        assert (core.recorder.records().requests["outcome"] == FINISHED).sum() == 400
+        assert sum(type(held) is Sequence for held in reachable(core)) < 40
+
+
+def reachable(root: object) -> Iterator[object]:
+    """All that `root` refers to, directly or not, as the garbage collector sees it; modules and classes aside."""
+    seen, unread = {id(root)}, [root]
+    while unread:
+        held = unread.pop()
+        yield held
+        for other in gc.get_referents(held):
+            if id(other) not in seen and not isinstance(other, (type, ModuleType, FunctionType)):
+                seen.add(id(other))
+                unread.append(other)
 
 
 @every_policy

@@ -23,7 +23,8 @@ class Cohorts:
 
     def __init__(self, stages: int, block_size: int) -> None:
         self._groups = deque(DecodeGroup(block_size) for _ in range(stages))
-        self._caps: dict[tuple[DecodeGroup, int], list[tuple[Sequence, int]]] = {}  # at which step of which group
+        self._caps: dict[tuple[DecodeGroup, int], dict[Sequence, None]] = {}  # at which step of a group
+        self._cap_of: dict[Sequence, tuple[DecodeGroup, int]] = {}  # the key there
         self._in_flight: deque[Batch] = deque()
         self.stale: dict[Sequence, Batch] = {}
 
@@ -44,17 +45,24 @@ class Cohorts:
 
     def expect(self, seq: Sequence, group: DecodeGroup, tokens: int) -> None:
         """Takes note that `seq`, which joins `group` now, reaches its cap of output with so many more tokens."""
-        self._caps.setdefault((group, group.step + tokens), []).append((seq, seq.epoch))
+        self._cap_of[seq] = key = group, group.step + tokens
+        self._caps.setdefault(key, {})[seq] = None
+
+    def left(self, seq: Sequence) -> None:
+        """Takes note that `seq`, of which the cap was expected, leaves its group: before the cap, or at it."""
+        key = self._cap_of.pop(seq)
+        del self._caps[key][seq]
+        if not self._caps[key]:
+            del self._caps[key]
 
     def has_caps(self, group: DecodeGroup) -> bool:
-        """Whether anybody has been expected to have reached the cap with the steps that `group` has made."""
+        """Whether any member of `group` has reached its cap with the steps that the group has made."""
         return (group, group.step) in self._caps
 
     def at_their_caps(self) -> list[Sequence]:
         """The members of this call's group whose tokens in flight are the last that they may have."""
         group = self._groups[0]
-        due = self._caps.pop((group, group.step), None)
-        return [seq for seq, epoch in due if seq.epoch == epoch] if due is not None else []
+        return list(self._caps.get((group, group.step), ()))
 
     def launched(self, batch: Batch) -> None:
         """Takes note that `batch` is in flight from now on."""

@@ -200,7 +200,7 @@ class Vllm:
             for seq in self._cohorts.at_their_caps():
                 if self.cache is None:
                     self.kv.allocate(seq, seq.num_computed_tokens)  # settles its count
-                self.group.leave(seq)
+                self._leave(seq, self.group)
                 self.ending[seq] = None
 
     def _decode_on(self, seq: Sequence) -> None:
@@ -212,6 +212,12 @@ class Vllm:
                 return
             self._cohorts.expect(seq, self.group, left)
         self.group.join(seq)
+
+    def _leave(self, seq: Sequence, group: DecodeGroup) -> None:
+        """Takes `seq` out of the group that it decodes in."""
+        group.leave(seq)
+        if self._ahead:
+            self._cohorts.left(seq)
 
     def _unknown(self, seq: Sequence) -> int:
         """How many of the tokens of `seq` are in flight."""
@@ -290,7 +296,7 @@ class Vllm:
             if seq.group is group and seq not in scheduled:
                 if self.cache is None or not self._ahead:
                     kv.allocate(seq, seq.num_computed_tokens)  # settles its count: it holds these blocks already
-                group.leave(seq)
+                self._leave(seq, group)
                 self.stalled[seq] = None
                 self.events.append(Event("sat_out", seq, "token_budget"))
         return [(seq, n) for seq, n in scheduled.items() if not self._decodes(seq)], left
@@ -323,7 +329,7 @@ class Vllm:
         else:
             self.cache.end(seq, unknown)
         if seq.group is not None:
-            seq.group.leave(seq)
+            self._leave(seq, seq.group)
         self.partial.pop(seq, None)
         self.stalled.pop(seq, None)
         self.ending.pop(seq, None)

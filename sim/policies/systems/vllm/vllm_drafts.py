@@ -14,6 +14,7 @@ structured outputs, pipelines and a number of drafts by batch size are not simul
 from __future__ import annotations
 
 from batchsim.base.errors import ScenarioError
+from batchsim.kernel.decode import DecodeGroup
 from batchsim.kernel.draft_group import DraftGroup, DraftRows
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence
@@ -245,6 +246,9 @@ class VllmWithDrafts(Vllm):
 
     def _decode_on(self, seq: Sequence) -> None:
         self.group.join(seq, self._drafts.pop(seq, 0))
+
+    def _leave(self, seq: Sequence, group: DecodeGroup) -> None:
+        group.leave(seq)  # whose cap nobody was to expect: it depends on what is accepted
 
     def _allocate(self, seq: Sequence, num_tokens: int) -> bool:
         room = self._room_for(num_tokens)
