@@ -51,14 +51,20 @@ class Lanes:
         self.decode_line = self.cost.decode_line
         self._host = cost.host_part
         self._stages = stages
+        self._host_of_decodes: dict[int, tuple[int, int]] = {}  # by rows of a step of decodes
         self._of_decodes: dict[int, tuple[float, int]] = {}  # by rows of a step of decodes: its head, its transfer
 
     def host_ns(self, batch: Batch | None) -> tuple[int, int]:
         """ns of the host before the launch of `batch` and after its end; zeros for a call that scheduled nothing."""
         if batch is None:
             return 0, 0
-        ns = self._host.ns(batch)
-        return ns // 2, ns - ns // 2
+        if batch.chunks or batch.pad_prefill_rows or batch.num_prefill_tokens:
+            return _halves(self._host.ns(batch))
+        rows = batch.num_decode + batch.pad_decode_rows
+        found = self._host_of_decodes.get(rows)
+        if found is None:
+            found = self._host_of_decodes[rows] = _halves(self._host.ns(batch))
+        return found
 
     def stages_of(self, columns: Columns) -> NDArray[np.int64]:
         """ns of each stage for recorded steps, a row a step, a column a stage: `stages_ns`, but for the rounding."""
@@ -84,3 +90,7 @@ class Lanes:
             head_ns, between = self._of_decodes[rows] = cost.head_ns(rows), int(cost.transfer_ns(rows))
         each = int((cost.step_ns(batch) - head_ns) / stages)
         return ((each + between or 1),) * (stages - 1) + (int(each + head_ns) or 1,)
+
+
+def _halves(ns: int) -> tuple[int, int]:
+    return ns // 2, ns - ns // 2

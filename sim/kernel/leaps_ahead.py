@@ -10,7 +10,7 @@ from batchsim.base.units import MAX_TIME_NS
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import EngineEvent
 from batchsim.kernel.protocols import DecodeLine
-from batchsim.kernel.record import STEP_DTYPE, pack_decodes, pack_lane, pack_step
+from batchsim.kernel.record import STEP_DTYPE, pack_decodes_others, pack_lane, pack_step, pack_times
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Batch, Sequence
 
@@ -162,6 +162,7 @@ def _launch_along(
     launch_ns, process_ns = host_ns
     num_decode, rows, lanes, open_lanes = batch.num_decode, recorder.step_rows, recorder.lane_rows, recorder.open_lanes
     waiting, running, free = scheduler.num_waiting, scheduler.num_running, scheduler.kv.num_free
+    others = pack_decodes_others(num_decode, num_decode, free, waiting, running)
     context, count = batch.context_tokens - num_decode, 0
     most = MAX_TIME_NS if last == inf else int((last - context) // num_decode)
     # ns to process the oldest step in flight, and the one behind it
@@ -184,6 +185,7 @@ def _launch_along(
                     break
                 free -= len(due)
                 taken += due
+                others = pack_decodes_others(num_decode, num_decode, free, waiting, running)
             count += 1
             lanes += pack_lane(asked_ns, launched_ns, called_ns, wasted_tokens)
             wasted_tokens, next_wasted_tokens = next_wasted_tokens, 0
@@ -194,7 +196,8 @@ def _launch_along(
             called_ns = start_ns + through_ns
             context += num_decode
             duration_ns = int(alone_ns + token_ns * context)
-            rows += pack_decodes(start_ns, duration_ns, context, num_decode, num_decode, free, waiting, running)
+            rows += pack_times(start_ns, duration_ns, context)
+            rows += others
             oldest_ns, latest_ns = latest_ns, start_ns + duration_ns
             if called_ns + launch_ns <= latest_ns and launch_ns + process_ns <= duration_ns and count > 1:
                 is_busy = True
@@ -210,12 +213,14 @@ def _launch_along(
                         break
                     free -= len(due)
                     taken += due
+                    others = pack_decodes_others(num_decode, num_decode, free, waiting, running)
                 lanes += pack_lane(asked_ns, asked_ns + launch_ns, called_ns, 0)
                 asked_ns, last_asked_ns = last_asked_ns, called_ns
                 called_ns = latest_ns + process_ns
                 context += num_decode
                 duration_ns = int(alone_ns + token_ns * context)
-                rows += pack_decodes(latest_ns, duration_ns, context, num_decode, num_decode, free, waiting, running)
+                rows += pack_times(latest_ns, duration_ns, context)
+                rows += others
                 latest_ns += duration_ns
             count += (len(rows) - first) // STEP_DTYPE.itemsize
             launched_ns, now_ns = asked_ns + launch_ns, last_asked_ns + launch_ns

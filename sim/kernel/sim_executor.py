@@ -35,8 +35,6 @@ class SimExecutor:
         self._lanes: LaneCosts | None = cast(HasLanes, cost).lanes() if loop.is_ahead else None
         self.duration_ns = cost.step_ns if self._lanes is None else self._lanes.device_ns
         self._decode_line: Line | None = getattr(cost if self._lanes is None else self._lanes, "decode_line", None)
-        self._hosted: Batch | None = None  # the last one asked for, of so many decodes, and its host part
-        self._hosted_decodes, self._host_ns = 0, (0, 0)
         self._targets: dict[Sequence, int] = {}
         self._ended: dict[Sequence, int] = {}  # with the last token in flight -> the true target
         self._ends: dict[DecodeGroup, list[tuple[int, int, int, Sequence]]] = {}  # (group step, order, epoch, sequence)
@@ -53,13 +51,7 @@ class SimExecutor:
         self._ended.pop(seq, None)
 
     def host_ns(self, batch: Batch | None) -> tuple[int, int]:
-        if self._lanes is None:
-            return 0, 0
-        if batch is None:
-            return self._lanes.host_ns(None)
-        if batch is not self._hosted or batch.num_decode != self._hosted_decodes:  # asked before and after the launch
-            self._hosted, self._hosted_decodes, self._host_ns = batch, batch.num_decode, self._lanes.host_ns(batch)
-        return self._host_ns
+        return (0, 0) if self._lanes is None else self._lanes.host_ns(batch)
 
     def quiet_steps(self, batch: Batch) -> int:
         group = batch.decodes
