@@ -54,7 +54,9 @@ def _room(
 
 ROOMS = {
     "base": _room(0, pure=True, impure="files"),
-    "kernel": _room(1, of_file="record:numpy acceptance:numpy draft_group:numpy packed_rows:numpy", pure=True),
+    "kernel": _room(
+        1, of_file="record:numpy acceptance:numpy draft_group:numpy packed_rows:numpy lane_rows:numpy", pure=True
+    ),
     "deployment": _room(1, pure=True),
     "workload.traces": _room(1, "numpy", inside="pyarrow"),
     "check.measured": _room(2, "numpy", pure=True),

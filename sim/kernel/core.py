@@ -234,7 +234,7 @@ class EngineCore:
         if self._ahead:
             start_ns, end_ns = self.in_flight.launch(batch, result, now_ns, self.executor.host_ns(batch)[1])
             duration_ns = end_ns - start_ns
-            self.recorder.launched(self.in_flight.called_ns, now_ns)
+            self.recorder.lanes.launched(self.in_flight.called_ns, now_ns)
         else:
             self.in_flight.steps.append(LaunchedStep(batch, result.finished, end_ns))
         if self.tells_tokens and group is not None:
@@ -258,7 +258,7 @@ class EngineCore:
             if self.in_flight.steps[0].landing is not None:
                 self.in_flight.wait_for(0, self.journal)
             step = self.in_flight.land(self.journal.lives)
-            self.recorder.processed(now_ns, step.wasted_tokens)
+            self.recorder.lanes.processed(now_ns, step.wasted_tokens)
         else:
             step = self.in_flight.steps.popleft()
         batch, finished = step.batch, step.finished

@@ -9,8 +9,9 @@ from math import inf
 from batchsim.base.units import MAX_TIME_NS
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import EngineEvent
+from batchsim.kernel.lane_rows import pack_lane
 from batchsim.kernel.protocols import DecodeLine
-from batchsim.kernel.record import STEP_DTYPE, pack_decodes_others, pack_lane, pack_step, pack_times
+from batchsim.kernel.record import STEP_DTYPE, pack_decodes_others, pack_step, pack_times
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Batch, Sequence
 
@@ -78,7 +79,7 @@ def leap_ahead(
             if not scheduler.repeat(batch, now_ns):
                 return now_ns
             flight.stand_in(oldest, group)
-            core.recorder.reopen()
+            core.recorder.lanes.reopen()
         elif oldest.batch.decodes is not group or not scheduler.repeat(batch, called_ns):
             return now_ns
         now_ns = _launch_on(core, executor, batch, called_ns, host_ns, horizon_ns)
@@ -160,7 +161,7 @@ def _launch_along(
     assert group is not None and steady is not None
     alone_ns, token_ns, last = line
     launch_ns, process_ns = host_ns
-    num_decode, rows, lanes, open_lanes = batch.num_decode, recorder.step_rows, recorder.lane_rows, recorder.open_lanes
+    num_decode, rows, lanes, open_lanes = batch.num_decode, recorder.step_rows, recorder.lanes.rows, recorder.lanes.open
     waiting, running, free = scheduler.num_waiting, scheduler.num_running, scheduler.kv.num_free
     others = pack_decodes_others(num_decode, num_decode, free, waiting, running)
     context, count = batch.context_tokens - num_decode, 0
@@ -199,11 +200,12 @@ def _launch_along(
             rows += pack_times(start_ns, duration_ns, context)
             rows += others
             oldest_ns, latest_ns = latest_ns, start_ns + duration_ns
-            if called_ns + launch_ns <= latest_ns and launch_ns + process_ns <= duration_ns and count > 1:
+            if called_ns + launch_ns <= latest_ns and launch_ns + process_ns <= duration_ns and count > 3:
                 is_busy = True
                 break
         if is_busy:
-            # Steps grow no shorter: from here on the device does not wait for the host, and all hosts' parts are alike.
+            # Steps grow no shorter: from here on the device does not wait for the host, and all hosts' parts are alike,
+            # as they are of the two steps in flight.
             first = len(rows)
             for due in steps:
                 if called_ns >= horizon_ns:
@@ -214,7 +216,6 @@ def _launch_along(
                     free -= len(due)
                     taken += due
                     others = pack_decodes_others(num_decode, num_decode, free, waiting, running)
-                lanes += pack_lane(asked_ns, asked_ns + launch_ns, called_ns, 0)
                 asked_ns, last_asked_ns = last_asked_ns, called_ns
                 called_ns = latest_ns + process_ns
                 context += num_decode
@@ -222,7 +223,9 @@ def _launch_along(
                 rows += pack_times(latest_ns, duration_ns, context)
                 rows += others
                 latest_ns += duration_ns
-            count += (len(rows) - first) // STEP_DTYPE.itemsize
+            busy = (len(rows) - first) // STEP_DTYPE.itemsize
+            recorder.lanes.alike(busy, launch_ns, process_ns)
+            count += busy
             launched_ns, now_ns = asked_ns + launch_ns, last_asked_ns + launch_ns
             oldest_ns = called_ns - process_ns
         if ended:
@@ -265,7 +268,7 @@ def _launch_one_by_one(
     waiting, running, quiet = scheduler.num_waiting, scheduler.num_running, executor.quiet_steps(batch)
     oldest_ns, latest_ns, through_ns, next_through_ns = 0, latest.end_ns, oldest.process_ns, latest.process_ns
     ends, ended = _NOBODY, latest.finished
-    lanes, open_lanes = recorder.lane_rows, recorder.open_lanes
+    lanes, open_lanes = recorder.lanes.rows, recorder.lanes.open
     wasted_tokens, next_wasted_tokens = oldest.wasted_tokens, latest.wasted_tokens
     (asked_ns, launched_ns), (last_asked_ns, now_ns) = open_lanes
     while True:

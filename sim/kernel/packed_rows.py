@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import Any
@@ -9,8 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+MISSING = -1
+"""What stands in a column where there is no value."""
 _BLOCK_ROWS = 4096
 Chunk = dict[str, NDArray[Any]]
+
+
+def row_format(columns: tuple[tuple[str, str], ...]) -> tuple[struct.Struct, np.dtype]:
+    """The packer of a row and the matching numpy dtype, little-endian and unpadded."""
+    kinds = {"q": "<i8", "i": "<i4"}
+    return struct.Struct("<" + "".join(kind for _, kind in columns)), np.dtype([(n, kinds[k]) for n, k in columns])
 
 
 def columns(rows: NDArray[np.void]) -> Chunk:

@@ -13,7 +13,8 @@ from batchsim.base.units import MAX_TIME_NS
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.decode import DecodeGroup
 from batchsim.kernel.in_flight import LaunchedStep
-from batchsim.kernel.record import pack_decodes, pack_lane
+from batchsim.kernel.lane_rows import pack_lane
+from batchsim.kernel.record import pack_decodes
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Batch
 
@@ -91,7 +92,7 @@ def leap_calls(core: EngineCore, executor: SimExecutor, now_ns: int, horizon_ns:
                 assert not events, events
             else:
                 _, _, asked_ns, ready_ns, *_ = flying.popleft()
-                recorder.lane_rows += pack_lane(asked_ns, ready_ns, through_ns, 0)
+                recorder.lanes.rows += pack_lane(asked_ns, ready_ns, through_ns, 0)
         count += 1
         now_ns = next_ns
     if count:
@@ -111,7 +112,7 @@ def _may_leap(core: EngineCore) -> bool:
 def _launched(core: EngineCore, flying: _Flying) -> LaunchedStep:
     """The step as it lies in flight, the row of its host's part written."""
     end_ns, process_ns, asked_ns, launched_ns, group, context_tokens, group_step = flying
-    core.recorder.launched(asked_ns, launched_ns)
+    core.recorder.lanes.launched(asked_ns, launched_ns)
     batch = Batch(group, [], 0)
     batch.context_tokens, batch.group_step = context_tokens, group_step
     return LaunchedStep(batch, [], end_ns, process_ns)

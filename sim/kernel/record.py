@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import struct
-from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,12 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsim.kernel.packed_rows import Chunk, LazyColumns, PackedRows, columns, packed
+from batchsim.kernel.lane_rows import LANE_DTYPE, LaneRows
+from batchsim.kernel.packed_rows import MISSING, Chunk, LazyColumns, PackedRows, columns, packed, row_format
 
 if TYPE_CHECKING:
     from batchsim.kernel.types import Arrival
-
-MISSING = -1
 
 # Request states, as the rows of the `states` table name them.
 PREFILL, RECOMPUTE, DECODE, SAT_OUT, PREEMPTED, SWAPPED, BLOCKED = range(1, 8)
@@ -61,12 +59,6 @@ STEP_COLUMNS = (
     ("num_wide_passes", "i"),  # of these passes, those of more than one token
 )
 STATE_COLUMNS = (("time_ns", "q"), ("request_id", "q"), ("state", "i"), ("reason", "i"), ("blocker", "q"))
-LANE_COLUMNS = (
-    ("called_ns", "q"),  # the scheduler was asked
-    ("launched_ns", "q"),  # the host was through with it; the device took it up at the step's start
-    ("processed_ns", "q"),  # the results were processed and tokens went out
-    ("wasted_tokens", "q"),  # computed of requests that had ended by then
-)
 REQUEST_COLUMNS = (
     ("request_id", "q"),
     ("request_class", "i"),
@@ -127,24 +119,16 @@ REPLICA_FAILED = "replica_failed"
 """The reason of requests that ended with their replica."""
 
 
-def _format(columns: tuple[tuple[str, str], ...]) -> tuple[struct.Struct, np.dtype]:
-    """The packer of a row and the matching numpy dtype, little-endian and unpadded."""
-    kinds = {"q": "<i8", "i": "<i4"}
-    return struct.Struct("<" + "".join(kind for _, kind in columns)), np.dtype([(n, kinds[k]) for n, k in columns])
-
-
-_STEP, STEP_DTYPE = _format(STEP_COLUMNS)
-_STATE, STATE_DTYPE = _format(STATE_COLUMNS)
-_REQUEST, REQUEST_DTYPE = _format(REQUEST_COLUMNS)
-_LANE, LANE_DTYPE = _format(LANE_COLUMNS)
-_, STAY_DTYPE = _format(STAY_COLUMNS)
+_STEP, STEP_DTYPE = row_format(STEP_COLUMNS)
+_STATE, STATE_DTYPE = row_format(STATE_COLUMNS)
+_REQUEST, REQUEST_DTYPE = row_format(REQUEST_COLUMNS)
+_, STAY_DTYPE = row_format(STAY_COLUMNS)
 _TABLES = {"requests": REQUEST_DTYPE, "steps": STEP_DTYPE, "states": STATE_DTYPE, "lanes": LANE_DTYPE}
 pack_step = _STEP.pack
 _STEP_PLACES = {
     name: (f"<{kind}", struct.calcsize("<" + "".join(before for _, before in STEP_COLUMNS[:i])))
     for i, (name, kind) in enumerate(STEP_COLUMNS)
 }
-pack_lane = _LANE.pack
 pack_decodes = struct.Struct("<3q16x2i36x3i16x").pack  # a step of decodes, without padding: the columns that are not 0
 pack_times = struct.Struct("<3q").pack  # the first three columns of a step
 pack_decodes_others = struct.Struct("<16x2i36x3i16x").pack  # those behind them, of a step of decodes
@@ -263,9 +247,7 @@ class Recorder:
         self._packed: list[tuple[int, Chunk]] = []  # chunks of rows: how many, and their columns
         self._states = bytearray()
         self._requests = bytearray()
-        self.lane_rows = bytearray()  # of LANE_COLUMNS, packed by `pack_lane`: of the steps processed, or none
-        self.open_lanes: deque[tuple[int, int]] = deque()  # of those in flight, the first two columns, oldest first
-        self._last_processed = 0, 0
+        self.lanes = LaneRows()  # of an engine that schedules ahead; of others it has none
         self._codes: dict[str, int] = {"": 0}
         self.details: dict[str, str] = {}
         self._spool: Spool | None = None
@@ -288,10 +270,6 @@ class Recorder:
         """Writes the row of a request, in the order of REQUEST_COLUMNS."""
         self._requests += _REQUEST.pack(*row)
 
-    def launched(self, called_ns: int, launched_ns: int) -> None:
-        """Notes the host's part of the next step."""
-        self.open_lanes.append((called_ns, launched_ns))
-
     def pack_steps(self) -> None:
         """Packs the first half of the rows of steps in `step_rows`: the last ones may change yet."""
         size = len(self.step_rows) // _STEP.size // 2 * _STEP.size
@@ -303,7 +281,7 @@ class Recorder:
         """Writes the times of the step `back` rows from the end, which is over now, if its row is still here."""
         if (at := len(self.step_rows) - back * _STEP.size) >= 0:
             struct.pack_into("<qq", self.step_rows, at, start_ns, duration_ns)
-        self.open_lanes[-back] = self.open_lanes[-back][0], launched_ns
+        self.lanes.landed(back, launched_ns)
 
     def amend(self, back: int, column: str, value: int) -> None:
         """Writes what was not known of the step `back` rows from the end when its row was, if that is still here."""
@@ -311,33 +289,18 @@ class Recorder:
             place = _STEP_PLACES[column]
             struct.pack_into(place[0], self.step_rows, at + place[1], value)
 
-    def processed(self, now_ns: int, wasted_tokens: int) -> None:
-        """Writes the row of the host's part of the oldest step in flight, which is processed at `now_ns`."""
-        self._last_processed = called_ns, launched_ns = self.open_lanes.popleft()
-        self.lane_rows += pack_lane(called_ns, launched_ns, now_ns, wasted_tokens)
-
-    def reopen(self) -> None:
-        """Takes back the last `processed`."""
-        del self.lane_rows[-_LANE.size :]
-        self.open_lanes.appendleft(self._last_processed)
-
     def cut_last_steps(self, count: int, now_ns: int) -> None:
         """Lets the last `count` steps end at `now_ns` at the latest, before their time; one not begun has no time."""
         for at in range(len(self.step_rows) - count * _STEP.size, len(self.step_rows), _STEP.size):
             start_ns, duration_ns = struct.unpack_from("<qq", self.step_rows, at)
             start_ns = min(start_ns, now_ns)
             struct.pack_into("<qq", self.step_rows, at, start_ns, min(start_ns + duration_ns, now_ns) - start_ns)
-        self.lane_rows += self._open_lane_rows()
-        self.open_lanes.clear()
-
-    def _open_lane_rows(self) -> bytes:
-        return b"".join(pack_lane(called_ns, launched_ns, MISSING, 0) for called_ns, launched_ns in self.open_lanes)
+        self.lanes.cut()
 
     def drop_last_steps(self, count: int) -> None:
         """Forgets the last `count` steps, launched by a loop that is ahead, which the device failed."""
         del self.step_rows[len(self.step_rows) - count * _STEP.size :]
-        for _ in range(count):
-            self.open_lanes.pop()
+        self.lanes.drop_last(count)
 
     def unserved(self, arrival: Arrival, now_ns: int, outcome: int, reason: str) -> None:
         """Writes the row of a request that ended at `now_ns` without having reached an engine."""
@@ -394,7 +357,7 @@ class Recorder:
     @property
     def num_bytes(self) -> int:
         """Memory of the rows, those of packed steps aside."""
-        return sum(map(len, (self.step_rows, self._states, self._requests, self.lane_rows)))
+        return sum(map(len, (self.step_rows, self._states, self._requests, self.lanes.rows)))
 
     def spill(self, spool: Spool, num_in_flight: int) -> None:
         """Moves the rows to `spool`, but for those of the last `num_in_flight` steps, which may change yet: an engine
@@ -404,11 +367,12 @@ class Recorder:
         spool.put("requests", self._requests)
         spool.put("steps", steps.tobytes())
         spool.put("states", self._states)
-        spool.put("lanes", self.lane_rows)
+        spool.put("lanes", self.lanes.written(self._starts_ns))
         self._spool = spool
         self._spilled["requests"] += len(self._requests) // _REQUEST.size
         self._spilled["steps"] += len(steps)
-        self._requests, self._states, self.lane_rows, self._packed = bytearray(), bytearray(), bytearray(), []
+        self._requests, self._states, self._packed = bytearray(), bytearray(), []
+        self.lanes.rows = bytearray()
         del self.step_rows[:size]
 
     def records(self) -> Records:
@@ -427,8 +391,14 @@ class Recorder:
             states=np.frombuffer(self._all("states", self._states), STATE_DTYPE),
             texts=tuple(self._codes),
             details=dict(self.details),
-            lanes=np.frombuffer(self._all("lanes", self.lane_rows) + self._open_lane_rows(), LANE_DTYPE),
+            lanes=np.frombuffer(
+                self._all("lanes", self.lanes.written(self._starts_ns)) + self.lanes.open_rows(), LANE_DTYPE
+            ),
         )
+
+    def _starts_ns(self) -> NDArray[np.int64]:
+        """When the steps began that are not in the spool, in ns."""
+        return PackedRows(self._packed, np.frombuffer(self.step_rows, STEP_DTYPE)).column("start_ns")
 
     def _all(self, table: str, own: bytearray) -> bytearray:
         """All rows of a table: those in the spool, then its `own`."""

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from batchsim.kernel.lane_rows import LANE_DTYPE
 from batchsim.kernel.record import (
-    LANE_DTYPE,
     MISSING,
     OUTCOME_NAMES,
     REQUEST_DTYPE,

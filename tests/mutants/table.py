@@ -49,6 +49,7 @@ TESTS = {
     "sim/kernel/leaps.py": f"{ENGINE} {AHEAD} unit/test_sleeping_engines",
     "sim/kernel/leaps_ahead.py": f"{ENGINE} {AHEAD} unit/test_sleeping_engines",
     "sim/kernel/pipeline_leaps.py": "policies/test_pipeline_leaps policies/test_vllm_pipelines",
+    "sim/kernel/lane_rows.py": f"{ENGINE} {AHEAD} unit/test_record unit/test_sleeping_engines",
     "sim/kernel/packed_rows.py": "unit/test_record unit/test_keep",
     "sim/kernel/sim_executor.py": ENGINE,
     "sim/kernel/decode.py": ENGINE,

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from batchsim.drive.live import VirtualClock, live
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import CountingKV, KVBlockManager
+from batchsim.kernel.lane_rows import LANE_DTYPE
 from batchsim.kernel.protocols import PolicyContext, Scheduler
 from batchsim.kernel.record import (
     FINISHED,
-    LANE_DTYPE,
     MISSING,
     REQUEST_DTYPE,
     STATE_DTYPE,

@@ -51,6 +51,12 @@ def test_sglang_cuts_prompts_by_the_gpus_memory(gib: float, stated: dict[str, An
     assert found.get("chunked_prefill_size") == tokens
 
 
+@pytest.mark.parametrize("stated", [{"max_num_seqs": 0}, {"max_num_batched_tokens": -1}, {"max_num_seqs": "many"}])
+def test_what_the_config_will_refuse_is_not_reckoned_with(stated: dict[str, Any]) -> None:
+    """The error is then of what was stated, not of a default made from that."""
+    assert VllmConfig.device_defaults(Device("any", 80 * GIB, 4096), stated) == {}
+
+
 def limits(found: Scenario) -> tuple[int, int]:
     """(max_num_batched_tokens, max_num_seqs) of the only policy."""
     (spec,) = found.specs

@@ -8,7 +8,8 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from batchsim.kernel.record import LANE_COLUMNS, MISSING, REQUEST_COLUMNS, STATE_COLUMNS, STEP_COLUMNS, Records
+from batchsim.kernel.lane_rows import LANE_COLUMNS
+from batchsim.kernel.record import MISSING, REQUEST_COLUMNS, STATE_COLUMNS, STEP_COLUMNS, Records
 from batchsim.results.frames import (
     COLUMN_DOCS,
     lanes_frame,

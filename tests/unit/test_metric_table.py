@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batchsim.kernel.record import LANE_DTYPE
+from batchsim.kernel.lane_rows import LANE_DTYPE
 from batchsim.metrics.latencies import LATENCIES, STREAMED
 from batchsim.metrics.measure import PERCENTILES, measure
 from batchsim.metrics.point_inputs import PointInputs

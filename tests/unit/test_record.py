@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from batchsim.kernel.journal import Journal
+from batchsim.kernel.packed_rows import row_format
 from batchsim.kernel.record import (
     BLOCKED,
     MISSING,
@@ -25,7 +26,6 @@ from batchsim.kernel.record import (
     UNFINISHED,
     Recorder,
     Records,
-    _format,
     pack_decodes,
     pack_decodes_others,
     pack_step,
@@ -107,7 +107,7 @@ def test_every_code_has_a_name() -> None:
 
 def test_a_packed_row_is_a_row_of_the_array() -> None:
     """8 bytes little-endian for q, 4 for i: what the packer writes, numpy reads under the same names."""
-    packer, dtype = _format((("time", "q"), ("count", "i")))
+    packer, dtype = row_format((("time", "q"), ("count", "i")))
     assert packer.pack(1, -2) == b"\1" + bytes(7) + b"\xfe\xff\xff\xff"
     (row,) = np.frombuffer(packer.pack(1 << 40, -2), dtype)
     assert (row["time"], row["count"]) == (1 << 40, -2)
@@ -119,7 +119,7 @@ def test_tables_come_back_from_their_arrays() -> None:
     recorder.step_rows += pack_step(*range(len(STEP_COLUMNS)))
     recorder.request(*range(len(REQUEST_COLUMNS)))
     recorder.state(5, 7, BLOCKED, "naïve")
-    recorder.launched(1, 2)
+    recorder.lanes.launched(1, 2)
     recorder.details["never_fits"] = "6 KV blocks"
     records = recorder.records()
     arrays = records.arrays()
@@ -172,12 +172,12 @@ def test_a_step_cut_short_ends_when_it_was_cut() -> None:
     recorder = Recorder()
     for start_ns in (100, 110):
         recorder.step_rows += pack_step(start_ns, 10, *range(2, len(STEP_COLUMNS)))
-        recorder.launched(start_ns - 2, start_ns - 1)
-    recorder.processed(111, 3)
+        recorder.lanes.launched(start_ns - 2, start_ns - 1)
+    recorder.lanes.processed(111, 3)
     recorder.cut_last_steps(1, 113)
     assert recorder.records().lanes.tolist() == [(98, 99, 111, 3), (108, 109, MISSING, 0)]
-    recorder.launched(120, 121)
-    recorder.processed(130, 0)
+    recorder.lanes.launched(120, 121)
+    recorder.lanes.processed(130, 0)
     assert recorder.records().lanes[2].item() == (120, 121, 130, 0), "of the engine that came after"
     assert (len(recorder), recorder.num_steps) == (0, 2)
     steps = recorder.records().steps
@@ -187,10 +187,10 @@ def test_a_step_cut_short_ends_when_it_was_cut() -> None:
 
 def _full(recorder: Recorder, number: int) -> None:
     """Writes a row of each table, of a step that has begun, after the one before it has been processed."""
-    recorder.launched(number, number + 1)
+    recorder.lanes.launched(number, number + 1)
     recorder.step_rows += pack_step(*range(number, number + len(STEP_COLUMNS)))
     if number:
-        recorder.processed(number + 2, number)
+        recorder.lanes.processed(number + 2, number)
     recorder.state(number, 7, BLOCKED, f"why {number % 3}")
     recorder.request(1000 - number, *range(1, len(REQUEST_COLUMNS)))
 
@@ -225,14 +225,49 @@ def test_what_was_spilled_is_read_as_if_it_had_stayed() -> None:
 def test_a_step_in_flight_has_a_row_of_its_host_without_an_end() -> None:
     """Before it is processed, and again where that is taken back."""
     recorder = Recorder()
-    recorder.launched(1, 2)
-    recorder.launched(3, 4)
+    recorder.lanes.launched(1, 2)
+    recorder.lanes.launched(3, 4)
     open_rows = [(1, 2, MISSING, 0), (3, 4, MISSING, 0)]
     assert recorder.records().lanes.tolist() == open_rows
-    recorder.processed(5, 6)
+    recorder.lanes.processed(5, 6)
     assert recorder.records().lanes.tolist() == [(1, 2, 5, 6), open_rows[1]]
-    recorder.reopen()
+    recorder.lanes.reopen()
     assert recorder.records().lanes.tolist() == open_rows
+
+
+@pytest.mark.parametrize("packs", [False, True])
+def test_the_hosts_part_of_steps_alike_follows_from_when_they_began(packs: bool) -> None:
+    """Each was asked for 3 ns after the one before began, launched 2 later and processed 3 after the one behind began:
+    before a spill and after it, with the steps packed or not. Rows of other steps stay as they are."""
+    recorder, spool = Recorder(), Spooled()
+    starts_ns = [0, 10, 21, 33, 46, 60, 75, 91]
+
+    def begin(*numbers: int) -> None:
+        for number in numbers:
+            recorder.step_rows += pack_step(starts_ns[number], 7, *range(2, len(STEP_COLUMNS)))
+
+    def process(now_ns: int) -> None:
+        recorder.lanes.launched(now_ns - 50, now_ns - 40)
+        recorder.lanes.processed(now_ns, 4)
+
+    begin(0, 1, 2, 3)
+    process(1000)
+    recorder.lanes.alike(2, 2, 3)
+    if packs:
+        recorder.pack_steps()
+    recorder.spill(spool, 1)
+    begin(4, 5, 6)
+    process(2000)
+    recorder.lanes.alike(1, 1, 6)
+    recorder.lanes.alike(1, 2, 3)
+    begin(7)
+    process(3000)
+    if packs:
+        recorder.pack_steps()
+    alike = [(3, 5, 24, 0), (13, 15, 36, 0)], [(39, 40, 66, 0), (49, 51, 78, 0)]
+    rows = [(950, 960, 1000, 4), *alike[0], (1950, 1960, 2000, 4), *alike[1], (2950, 2960, 3000, 4)]
+    for _ in range(2):  # reading changes nothing
+        assert recorder.records().lanes.tolist() == rows
 
 
 def test_steps_that_are_packed_are_read_as_they_were_written() -> None:

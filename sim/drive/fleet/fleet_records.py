@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from batchsim.kernel.lane_rows import LANE_DTYPE
 from batchsim.kernel.record import (
     HANDED_OVER,
-    LANE_DTYPE,
     MISSING,
     REPLICA_FAILED,
     STATE_DTYPE,
