@@ -19,12 +19,14 @@ from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 
 
 class DrawnCost(HostCost):
-    """A step lasts longer with its context, along a line that turns up at the `last` context; all of it drawn."""
+    """A step lasts longer with its context, along a line that turns up at the `last` context, and the host needs longer
+    for more decodes; all of it drawn."""
 
     def __init__(self, rng: random.Random) -> None:
         self.alone_ns, self.per_row_ns = rng.choice([3.0, 10.5, 40.25]), rng.choice([0, 2])
         self.token_ns, self.last = rng.choice([0.0, 0.125, 0.3]), rng.choice([40, 150, inf, inf])
         self.launch_ns, self.process_ns = rng.choice([0, 1, 3, 30]), rng.choice([0, 2, 25])
+        self.host_per_row_ns = rng.choice([0, 0, 1, 5])
 
     def step_ns(self, batch: Batch) -> int:
         alone_ns, token_ns, _ = self.decode_line(batch)
@@ -37,7 +39,8 @@ class DrawnCost(HostCost):
         return alone_ns, 2 * self.token_ns, inf
 
     def host_ns(self, batch: Batch | None) -> tuple[int, int]:
-        return (self.launch_ns, self.process_ns)
+        more_ns = 0 if batch is None else self.host_per_row_ns * batch.num_decode
+        return self.launch_ns + more_ns, self.process_ns + more_ns
 
 
 def leapt(
