@@ -79,11 +79,8 @@ class LaneRows:
         if self._alike:
             first, count, launch_ns, process_ns = np.frombuffer(self._alike, "<i8").reshape(-1, 4).T
             steps = np.arange(count.sum()) + np.repeat(first - np.cumsum(count) + count, count)
-            begun_ns, lanes, process_ns = (
-                starts_ns(),
-                np.frombuffer(self.rows, LANE_DTYPE),
-                np.repeat(process_ns, count),
-            )
+            begun_ns, process_ns = starts_ns(), np.repeat(process_ns, count)
+            lanes = np.frombuffer(self.rows, LANE_DTYPE)
             lanes["called_ns"][steps] = called_ns = begun_ns[steps - 1] + process_ns
             lanes["launched_ns"][steps] = called_ns + np.repeat(launch_ns, count)
             lanes["processed_ns"][steps] = begun_ns[steps + 1] + process_ns
