@@ -127,20 +127,20 @@ class TorchExecutor:
 
     def execute(self, batch: Batch) -> StepResult:
         """Runs one step. ExecutorError if the device fails, PolicyError for a batch that would spoil another's KV."""
-        called_ns = time.perf_counter_ns()
+        called_ns = time.monotonic_ns()
         step = self._prepared(batch)
         if self._thread is not None:
-            host_ns = time.perf_counter_ns() - called_ns
+            through_ns = time.monotonic_ns()
             self._in_flight = launched = self._thread.launch(step, self._in_flight)
-            return StepResult(0, [], landing=partial(self._land, launched, called_ns, host_ns))
+            return StepResult(0, [], landing=partial(self._land, launched, through_ns))
         step.run(self.runner, None)
         finished = self._emit(step)
         verified = None if step.drafted is None else step.drafted.verified(ahead=False)
-        duration_ns = max(time.perf_counter_ns() - called_ns, 1)
+        duration_ns = max(time.monotonic_ns() - called_ns, 1)
         self.times.append(StepTimes(step.kernel_ns, duration_ns - step.kernel_ns))
         return StepResult(duration_ns, finished, verified)
 
-    def _land(self, launched: LaunchedModelStep, called_ns: int, host_ns: int) -> Landed:
+    def _land(self, launched: LaunchedModelStep, through_ns: int) -> Landed:
         """Waits for the end of a step; says what came of it."""
         start_ns, end_ns = launched.times.result()
         if self._in_flight is launched:
@@ -149,9 +149,8 @@ class TorchExecutor:
         finished = self._emit(step)
         duration_ns = max(end_ns - start_ns, 1)
         self.times.append(StepTimes(step.kernel_ns, duration_ns - step.kernel_ns))
-        start_ns -= called_ns
         verified = None if step.drafted is None else step.drafted.verified(ahead=True)
-        return Landed(finished, (host_ns, start_ns, start_ns + duration_ns), verified)
+        return Landed(finished, (through_ns, start_ns, start_ns + duration_ns), verified)
 
     # ---- KV that moves
 

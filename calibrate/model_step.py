@@ -118,16 +118,16 @@ class DeviceThread:
         return LaunchedModelStep(step, self._pool.submit(self._run, step, before))
 
     def _run(self, step: ModelStep, before: LaunchedModelStep | None) -> tuple[int, int]:
-        start_ns = time.perf_counter_ns()
+        start_ns = time.monotonic_ns()
         if before is not None:
             before.times.result()  # where that failed, this one fails
         step.run(self._runner, None if before is None else before.step)
-        return start_ns, time.perf_counter_ns()
+        return start_ns, time.monotonic_ns()
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchedModelStep:
-    """A step that runs behind the host. `times`: its start and end by `time.perf_counter_ns`, once it is over."""
+    """A step that runs behind the host. `times`: its start and end by `time.monotonic_ns`, once it is over."""
 
     step: ModelStep
     times: Future[tuple[int, int]]

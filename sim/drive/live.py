@@ -113,6 +113,8 @@ def live_from(core: EngineCore, source: Source, clock: Clock, *, notes_rests: bo
     Without `notes_rests`, `rested` stays empty: a server that runs for days has no use for it.
     """
     progress = _Progress(rested=[] if notes_rests else None)
+    if isinstance(clock, WallClock):
+        core.in_flight.zero_ns = clock.start_ns
     try:
         with _CtrlC() as ctrl_c:
             end_ns = _run(core, source, clock, ctrl_c, progress)

@@ -25,8 +25,8 @@ class LaunchedStep:
     """One step in flight: its batch, whom it finishes, when it ends, and the tokens of it that are computed in vain.
 
     `process_ns`: the ns that the host will need for the step's results. `decodes`: the sequences that decode in it, for
-    drivers that are told of tokens. `landing`: waits for the device and says whom the step finished and when it ran,
-    for one launched at `launched_ns`; None once that is known. `lost`: the sequences that have not ended and whose
+    drivers that are told of tokens. `landing`: waits for the device and says whom the step finished and when it ran;
+    None once that is known. `lost`: the sequences that have not ended and whose
     tokens of this step are given up.
     """
 
@@ -36,7 +36,6 @@ class LaunchedStep:
         "end_ns",
         "finished",
         "landing",
-        "launched_ns",
         "lost",
         "process_ns",
         "wasted_tokens",
@@ -48,7 +47,6 @@ class LaunchedStep:
         self.finished = finished
         self.process_ns = process_ns
         self.landing: Callable[[], Landed] | None = None
-        self.launched_ns = 0
         self.lost: AbstractSet[Sequence] = _NOBODY
         self.wasted_tokens = 0
         self.decodes: Collection[Sequence] = ()
@@ -72,15 +70,17 @@ class StepsInFlight:
     """The steps in flight of one engine, oldest first, and when each stage of its device is free again.
 
     `called_ns`: when its scheduler was last asked. `calls`: of a batch queue, the calls of the scheduler that were not
-    processed yet, oldest first: whether each had something to run.
+    processed yet, oldest first: whether each had something to run. `zero_ns`: what the monotonic clock of this machine
+    says at time 0 of the run, for steps that run behind the host.
     """
 
-    __slots__ = ("_finishing", "_free_ns", "called_ns", "calls", "steps")
+    __slots__ = ("_finishing", "_free_ns", "called_ns", "calls", "steps", "zero_ns")
 
     def __init__(self, loop: EngineLoop) -> None:
         self.steps: deque[LaunchedStep] = deque()
         self.calls: deque[bool] = deque()
         self.called_ns = 0
+        self.zero_ns = 0
         self._free_ns = [0] * loop.stages
         self._finishing: dict[Sequence, int] = {}  # output tokens with the last one, which is in flight
 
@@ -99,8 +99,7 @@ class StepsInFlight:
         self.steps.append(step)
         if result.finished:
             self.note_last(result.finished)
-        if result.landing is not None:
-            step.landing, step.launched_ns = result.landing, now_ns
+        step.landing = result.landing
         return start_ns, end_ns
 
     def through_stages(self, now_ns: int, stages_ns: tuple[int, ...]) -> tuple[int, int]:
@@ -145,7 +144,7 @@ class StepsInFlight:
                 later = sum(outputs for step, _, outputs in self._rows(seq) if step is not flight)
                 self._finishing[seq] = seq.num_output_tokens - later - _num_rejected(seq)
             if landed.ran is not None:
-                launched_ns, start_ns, flight.end_ns = (flight.launched_ns + ns for ns in landed.ran)
+                launched_ns, start_ns, flight.end_ns = (ns - self.zero_ns for ns in landed.ran)
                 journal.recorder.landed(len(self.steps) - number, launched_ns, start_ns, flight.end_ns - start_ns)
         return flight.end_ns
 

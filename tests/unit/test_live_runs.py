@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections.abc import Iterator
+from functools import partial
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -18,10 +21,12 @@ from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import BLOCKED, FINISHED, MISSING, PREFILL, UNFINISHED, Recorder
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import Arrival, Batch, Idle, Request, StepResult
+from batchsim.kernel.types import Arrival, Batch, Idle, Landed, Request, StepResult
 from batchsim.metrics.attribution import attribute
 from batchsim.policies.families.gated import Gated, GatedConfig
 from batchsim.policies.registry import POLICIES
+from batchsim.policies.systems.vllm.vllm import Vllm
+from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 from tests.conformance.runs import built, cases
 from tests.unit.engine import MAX_MODEL_LEN, Constant, Requests, arrival, engine, outcomes, vllm
 from tests.unit.metrics_helpers import records_of
@@ -207,6 +212,36 @@ def test_arrivals_do_not_depend_on_how_late_the_engine_is():
     core = engine(vllm(CountingKV(100, 4), max_num_seqs=1))
     live(core, Requests(*due), WallClock())
     assert core.recorder.records().requests["arrival_ns"].tolist() == [1000 * i for i in range(50)]
+
+
+class Behind(SimExecutor):
+    """A device behind the host: tells, when a step lands, when it began and ended by the monotonic clock."""
+
+    def __init__(self) -> None:
+        super().__init__(Constant(), MAX_MODEL_LEN)
+        self.ran: list[tuple[int, int, int]] = []
+
+    def execute(self, batch: Batch) -> StepResult:
+        result = super().execute(batch)
+        through_ns = time.monotonic_ns()
+        free_ns = self.ran[-1][2] if self.ran else 0
+        begun_ns = max(through_ns, free_ns)
+        self.ran.append((through_ns, begun_ns, begun_ns + 100_000))
+        return StepResult(0, [], landing=partial(Landed, result.finished, self.ran[-1]))
+
+
+def test_steps_behind_the_host_are_on_record_when_the_device_ran_them():
+    """However long the host takes between its look at the clock and the device's, which differs from step to step."""
+    config = VllmConfig(enable_prefix_caching=False, max_num_seqs=4, max_num_batched_tokens=64)
+    loop = config.traits.loop
+    scheduler = Vllm(config, PolicyContext(CountingKV(100, 4), MAX_MODEL_LEN, loop=loop))
+    device, clock = Behind(), WallClock()
+    core = EngineCore(scheduler, device, Recorder(), max_model_len=MAX_MODEL_LEN, loop=loop)
+    live(core, Requests(*[arrival(i, 1000 * i, output=9) for i in range(8)]), clock)
+    records = core.recorder.records()
+    steps, lanes = records.steps, records.lanes
+    recorded = np.stack([lanes["launched_ns"], steps["start_ns"], steps["start_ns"] + steps["duration_ns"]], axis=1)
+    assert (recorded + clock.start_ns).tolist() == [list(ran) for ran in device.ran] != []
 
 
 class Creeping:
