@@ -12,9 +12,8 @@ many streams, `tests/serve/token_cost.py`. `day` is the shipped scenario of that
 last line is of a
 whole sweep, points written, on one process and on two: 4 policies × 10 loads × 5 seeds of `chat` with 2,000 requests
 each. It runs on one and on two in turn, beside bare timeouts in one process and in two:
-how much more two processes can do is the machine's. The medians of both are printed. A row of `COMPARED` is to run at
-no less than a share of another one of the same run; lines after the table say at which it does, and at which by steps
-instead of requests: an engine that schedules ahead makes other steps of the same requests.
+how much more two processes can do is the machine's. The medians of both are printed. Rows that are to do no less than a
+share of what another one does run in turn with that one, `tests/bench_pairs.py`.
 """
 
 from __future__ import annotations
@@ -192,13 +191,6 @@ ROWS = {
     "tf_serving": of_system("tf_serving", num_batch_threads=1, pad_variable_length_inputs=True),
     "ray_serve": of_system("ray_serve"),
 }
-
-COMPARED = {
-    "vllm-async": ("vllm", 0.9),
-    "steps-256-drafts": ("steps-256-vllm", 0.25),
-    "point-tables": ("point-imported", 0.9),
-}
-"""Rows whose share per bare timeout is to be, of that of the row named, no less than so much."""
 
 
 def block_operations(records: Records) -> int:
@@ -413,11 +405,11 @@ def main() -> None:
             f" {point['write_s']:.2f}; {point['share_of_simpy']:.4f} requests per bare timeout"
         )
         rows.append({"name": name, **point})
-    shares = {row["name"]: row["share_of_simpy"] for row in rows}
-    steps = {row["name"]: row["steps_per_s"] / row["simpy_per_s"] for row in rows if "steps" in row}
-    for name, (other, least) in COMPARED.items():
-        by_steps = f" ({steps[name] / steps[other]:.2f} by steps)" if name in steps else ""
-        print(f"{name}: {shares[name] / shares[other]:.2f} of {other}{by_steps}; no less than {least:g} is wanted")
+    command = [sys.executable, "-m", "tests.bench_pairs", "--traces", str(options.traces), "--json"]
+    pairs = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    for pair in map(json.loads, pairs):
+        print(pair["text"])
+        rows.append(pair)
     command = [sys.executable, "-m", "tests.serve.token_cost", "--json"]
     served = _medians(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
     print(

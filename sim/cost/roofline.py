@@ -281,8 +281,9 @@ class Roofline(Cost):
             prefill = batch.num_prefill_tokens
             pad = batch.pad_prefill_tokens
             pieces = len(chunks) + batch.pad_prefill_rows
-            pairs = padded_pairs(prefill_pairs(batch), pieces, prefill, pad)
-            pairs += draft_pairs(batch.num_decode, batch.num_decode_tokens, batch.context_tokens)
+            pairs = draft_pairs(batch.num_decode, batch.num_decode_tokens, batch.context_tokens)
+            if pieces:
+                pairs += padded_pairs(prefill_pairs(batch), pieces, prefill, pad)
             sequences = batch.num_decode + batch.pad_decode_rows + pieces
             ns = _step_ns(self._coefficients, rows + prefill + pad, rows + pieces, sequences, context, pairs, prefill)
         elif rows:

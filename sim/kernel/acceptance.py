@@ -130,8 +130,8 @@ class DrawnLuck:
         drawn, shifted = drawn.reshape(-1, width), shifted.reshape(-1, width)
         _mix(np.add(start[:, None], _STEPS[:width], drawn), shifted)
         of = self._shares if len(self._shares) == 1 else self._shares[group.luck & _CLASS]
-        right = np.zeros(drawn.shape, np.int8)
-        for share in of.T:
+        right = (drawn < of[:, :1]).view(np.int8)
+        for share in of.T[1:]:
             right += (drawn < share[:, None]).view(np.int8)
         table.right = table.memory(size)[0].view(np.int64)
         np.minimum(right.ravel(), group.most_rows - 1, out=table.right)

@@ -220,15 +220,16 @@ class DraftGroup(DecodeGroup):
         if not len(rows):
             self._places_due, self._tokens_due, self._num_due, self.num_rows = rows, self._block, 0, 0
             return
-        self.num_rows, self.most_rows = self.sum_and_least(rows)[0], MAX_GAIN
         if rows is self._same_rows:
-            self.most_rows = self._each
-            more = self.most_rows + lookahead
+            self.num_rows, self.most_rows = self._each * len(rows), self._each
+            more = self._each + lookahead
             if more <= self.block_size and self._is_short(more, max_model_len):
                 # The blocks held have room for what is computed, so that whoever needs any needs one.
                 due = (self.computed + np.array(more) > self.room).nonzero()[0]
                 self._places_due, self._tokens_due, self._num_due = due, self._block, len(due)
                 return
+        else:
+            self.num_rows, self.most_rows = int(np.add.reduce(rows)), MAX_GAIN
         tokens = (self.computed if base is None else base) + (rows + lookahead)
         due = (tokens > self.room).nonzero()[0]
         most = np.minimum(tokens[due], max_model_len)

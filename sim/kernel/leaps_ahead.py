@@ -11,13 +11,14 @@ from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import EngineEvent
 from batchsim.kernel.lane_rows import pack_lane
 from batchsim.kernel.protocols import DecodeLine
-from batchsim.kernel.record import STEP_DTYPE, pack_decodes_others, pack_step, pack_times
+from batchsim.kernel.record import STEP_DTYPE, pack_decodes_others, pack_step, pack_times, unpack_start
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Batch, Sequence
 
 Tell = Callable[[list[EngineEvent], int], None]
 """Passes on what happened, at a time in ns."""
 
+_ROW_BYTES = STEP_DTYPE.itemsize
 _NOBODY: list[Sequence] = []
 _NOBODY_DUE: tuple[tuple[Sequence, ...], ...] = ((),)
 
@@ -206,9 +207,9 @@ def _launch_along(
         if is_busy:
             # Steps grow no shorter: from here on the device does not wait for the host, and all hosts' parts are alike,
             # as they are of the two steps in flight.
-            first = len(rows)
+            first, horizon_start_ns = len(rows), horizon_ns - process_ns
             for due in steps:
-                if called_ns >= horizon_ns:
+                if start_ns >= horizon_start_ns:
                     break
                 if due:
                     if len(due) > free:
@@ -216,18 +217,21 @@ def _launch_along(
                     free -= len(due)
                     taken += due
                     others = pack_decodes_others(num_decode, num_decode, free, waiting, running)
-                asked_ns, last_asked_ns = last_asked_ns, called_ns
-                called_ns = latest_ns + process_ns
+                start_ns = latest_ns
                 context += num_decode
                 duration_ns = int(alone_ns + token_ns * context)
-                rows += pack_times(latest_ns, duration_ns, context)
+                rows += pack_times(start_ns, duration_ns, context)
                 rows += others
-                latest_ns += duration_ns
-            busy = (len(rows) - first) // STEP_DTYPE.itemsize
-            recorder.lanes.alike(busy, launch_ns, process_ns)
-            count += busy
-            launched_ns, now_ns = asked_ns + launch_ns, last_asked_ns + launch_ns
-            oldest_ns = called_ns - process_ns
+                latest_ns = start_ns + duration_ns
+            busy = (len(rows) - first) // _ROW_BYTES
+            if busy:
+                recorder.lanes.alike(busy, launch_ns, process_ns)
+                count += busy
+                asked_ns = unpack_start(rows, -3 * _ROW_BYTES)[0] + process_ns
+                last_asked_ns = unpack_start(rows, -2 * _ROW_BYTES)[0] + process_ns
+                called_ns = start_ns + process_ns
+                launched_ns, now_ns = asked_ns + launch_ns, last_asked_ns + launch_ns
+                oldest_ns = start_ns
         if ended:
             if count > quiet + 1:
                 ends, ended, is_over = ended, _NOBODY, True

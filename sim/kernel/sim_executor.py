@@ -14,6 +14,7 @@ from batchsim.kernel.protocols import CostModel, DecodeLine, HasLanes, LaneCosts
 from batchsim.kernel.types import Batch, Sequence, StepResult
 
 Line = Callable[[Batch], DecodeLine | None]
+HostNs = Callable[[Batch | None], tuple[int, int]]
 
 _ENDED = 1 << 62  # tokens that nobody reaches: the length of a sequence whose last token is in flight
 
@@ -34,6 +35,7 @@ class SimExecutor:
         self.luck = luck
         self._lanes: LaneCosts | None = cast(HasLanes, cost).lanes() if loop.is_ahead else None
         self.duration_ns = cost.step_ns if self._lanes is None else self._lanes.device_ns
+        self.host_ns: HostNs = _no_host if self._lanes is None else self._lanes.host_ns
         self._decode_line: Line | None = getattr(cost if self._lanes is None else self._lanes, "decode_line", None)
         self._targets: dict[Sequence, int] = {}
         self._ended: dict[Sequence, int] = {}  # with the last token in flight -> the true target
@@ -49,9 +51,6 @@ class SimExecutor:
     def end(self, seq: Sequence) -> None:
         self._targets.pop(seq, None)
         self._ended.pop(seq, None)
-
-    def host_ns(self, batch: Batch | None) -> tuple[int, int]:
-        return (0, 0) if self._lanes is None else self._lanes.host_ns(batch)
 
     def quiet_steps(self, batch: Batch) -> int:
         group = batch.decodes
@@ -161,3 +160,7 @@ class SimExecutor:
         if proposed is not None:
             verified.drafts, verified.first_drafts = proposed
         return verified
+
+
+def _no_host(batch: Batch | None) -> tuple[int, int]:
+    return 0, 0

@@ -1,0 +1,121 @@
+"""Rows of `make bench` against one another, each pair in one process and in turn, by CPU time.
+
+A row alone is compared with bare timeouts, whose pace on a shared machine moves on its own; what two rows take within
+seconds of each other moves together. The median of the turns' ratios is printed, with the least and the most of them,
+and the share that is wanted. An engine that schedules ahead makes other steps of the same requests, so that the ratio
+by steps stands beside that by requests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from batchsim.drive.simulate import simulate
+from batchsim.results.keep import measured_point
+from batchsim.results.point_files import write_point
+from batchsim.scenario import load_scenario
+from batchsim.scenario.point import Setup, simulate_point
+from tests.bench import POINT, POINTS, ROWS, engine
+
+PAIRS = {
+    "vllm-async": ("vllm", 0.9),
+    "steps-256-drafts": ("steps-256-vllm", 0.25),
+    "point-tables": ("point-imported", 0.9),
+}
+"""Rows that are to do, a second, no less than so much of what the row named does."""
+TURNS = 9
+
+Run = Callable[[], tuple[float, float]]
+"""Runs a row once; returns requests (or steps, for rows named so) and steps a second of CPU."""
+
+
+def of_engine(name: str, traces: Path) -> Run:
+    """The simulation alone of a row of ROWS."""
+    row = ROWS[name]
+
+    def run() -> tuple[float, float]:
+        workload, core = row.workload(traces), engine(row)
+        gc.collect()
+        start_s = time.process_time()
+        simulate(core, workload, leap=row.leap)
+        cpu_s = time.process_time() - start_s
+        records = core.recorder.records()
+        amount = len(records.requests) if row.what == "requests" else records.num_steps
+        return amount / cpu_s, records.num_steps / cpu_s
+
+    return run
+
+
+def of_point(name: str, traces: Path) -> Run:
+    """A point of POINTS simulated, measured and written."""
+    scenario = load_scenario("azure-conv", trace_folders=[traces], overrides=POINTS[name])
+    setup = Setup.of(scenario)
+    point = next(point for point in scenario.points() if point.spec.kind == "continuous")
+    setup.workload(point.load, point.seed)  # reads the trace
+
+    def run() -> tuple[float, float]:
+        gc.collect()
+        with tempfile.TemporaryDirectory() as folder:
+            start_s = time.process_time()
+            found = simulate_point(setup, point)
+            write_point(measured_point(setup, found, POINT), Path(folder) / name)
+            cpu_s = time.process_time() - start_s
+        return len(found.records.requests) / cpu_s, found.records.num_steps / cpu_s
+
+    return run
+
+
+def compared(name: str, other: str, traces: Path) -> dict[str, float]:
+    """What `name` does a second, divided by what `other` does: `ratio` by requests, `by_steps`, and the extremes."""
+    runs = [(of_point if row in POINTS else of_engine)(row, traces) for row in (name, other)]
+    ratios, by_steps = list[float](), list[float]()
+    for turn in range(TURNS):
+        order = (0, 1) if turn % 2 else (1, 0)
+        did = {number: runs[number]() for number in order}
+        ratios.append(did[0][0] / did[1][0])
+        by_steps.append(did[0][1] / did[1][1])
+    return {
+        "ratio": statistics.median(ratios),
+        "least": min(ratios),
+        "most": max(ratios),
+        "by_steps": statistics.median(by_steps),
+    }
+
+
+def main() -> None:
+    """Prints a line a pair, or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--traces", type=Path, default=os.environ.get("BATCHSIM_TRACES"))
+    parser.add_argument("--pair", choices=list(PAIRS), action="append", help="one of them alone")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    if options.traces is None:
+        parser.error("no folder of traces: give --traces, or set BATCHSIM_TRACES")
+    for name in options.pair or PAIRS:
+        other, wanted = PAIRS[name]
+        found = compared(name, other, options.traces)
+        if options.json:
+            print(json.dumps({"name": f"{name} of {other}", "wanted": wanted, **found, "text": line(name, found)}))
+        else:
+            print(line(name, found), flush=True)
+
+
+def line(name: str, found: dict[str, float]) -> str:
+    """What `compared` found of the pair `name`, in words."""
+    other, wanted = PAIRS[name]
+    return (
+        f"{name}: {found['ratio']:.2f} of {other} by the median of {TURNS} turns ({found['least']:.2f} to"
+        f" {found['most']:.2f}; {found['by_steps']:.2f} by steps); no less than {wanted:g} is wanted"
+    )
+
+
+if __name__ == "__main__":
+    main()
