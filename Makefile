@@ -29,7 +29,7 @@ help:
 	@echo "make real-clients installs openai, guidellm and aiperf, each into an environment of its own under .clients"
 	@echo "make bench     speed and memory: a table, and results/bench.json"
 	@echo "make docs      the documentation site, into build/site"
-	@echo "make lint      ruff, pyright and the site, as .ci/run does"
+	@echo "make lint      ruff, pyright, mypy for the accelerated wheel and the site, as .ci/run does"
 	@echo "make clean     remove the environment and the caches; results/ stays"
 
 $(RUNTIME): pyproject.toml constraints.txt
@@ -126,6 +126,7 @@ lint: $(TOOLS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/python tools/accelerated_wheel.py --check
 	$(BIN)/mkdocs build --quiet --strict
 
 docs: $(TOOLS)

@@ -74,7 +74,8 @@ def of_point(name: str, traces: Path) -> Run:
 
 
 def compared(name: str, other: str, traces: Path) -> dict[str, float]:
-    """What `name` does a second, divided by what `other` does: `ratio` by requests, `by_steps`, and the extremes."""
+    """What `name` does a second, divided by what `other` does: the median `ratio` of turns by what the rows are named
+    for, its extremes, and `by_steps`."""
     runs = [(of_point if row in POINTS else of_engine)(row, traces) for row in (name, other)]
     ratios, by_steps = list[float](), list[float]()
     for turn in range(TURNS):
@@ -111,9 +112,10 @@ def main() -> None:
 def line(name: str, found: dict[str, float]) -> str:
     """What `compared` found of the pair `name`, in words."""
     other, wanted = PAIRS[name]
+    steps = "" if found["by_steps"] == found["ratio"] else f"; {found['by_steps']:.2f} by steps"
     return (
         f"{name}: {found['ratio']:.2f} of {other} by the median of {TURNS} turns ({found['least']:.2f} to"
-        f" {found['most']:.2f}; {found['by_steps']:.2f} by steps); no less than {wanted:g} is wanted"
+        f" {found['most']:.2f}{steps}); no less than {wanted:g} is wanted"
     )
 
 

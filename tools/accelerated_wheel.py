@@ -1,6 +1,7 @@
 """Builds the accelerated wheel: batchsim with its hot packages compiled by mypyc, from the same sources.
 
     python tools/accelerated_wheel.py [FOLDER]      (as `make accelerated` does: with mypy, and with a C compiler)
+    python tools/accelerated_wheel.py --check       (as `make lint` does: only whether mypyc would take the sources)
 
 The wheel, in FOLDER or build/, is for this version of Python and this kind of machine. What is compiled is a copy of
 the sources in which mypyc is told more of classes (see `message`); the wheel holds the sources as they are beside it.
@@ -14,6 +15,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from mypy.api import run  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
 from mypyc.build import mypycify  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
 from setuptools import find_packages, setup
 
@@ -92,6 +94,7 @@ def message(source: str) -> str:
 
 
 def main() -> None:
+    checks = sys.argv[1:] == ["--check"]
     wheels = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build").resolve()
     shutil.rmtree(TREE, ignore_errors=True)
     for inside, folder in FOLDERS.items():
@@ -108,6 +111,9 @@ def main() -> None:
     sources = {path: source for path, source in sources.items() if not any(word in source for word in left)}
     for path, source in sources.items():
         path.write_text(message(source), encoding="utf-8")
+    if checks:
+        said, errors, code = run(["--config-file=mypy.ini", *map(str, sources)])
+        sys.exit(said + errors if code else None)
     compiled = mypycify(
         ["--config-file=mypy.ini", *map(str, sources)], opt_level="1", debug_level="0", group_name="batchsim"
     )
@@ -115,7 +121,7 @@ def main() -> None:
         path.write_text(source, encoding="utf-8")
     setup(
         packages=find_packages(include=["batchsim", "batchsim.*"]),
-        ext_modules=compiled,
+        ext_modules=compiled,  # pyright: ignore[reportArgumentType]  distutils has two classes of that name
         script_args=["--quiet", "bdist_wheel", "--dist-dir", str(wheels)],
     )
 

@@ -369,7 +369,7 @@ class Calibrated(Cost):
             return f"cost: kernel tables of {p.setup} ({p.made.get('from', 'unnamed')}{near}{host})"
         if p.origin == "imported":
             return f"cost: profile {p.name} (imported: {p.made.get('from', p.executor)}{host})"
-        found = [f"measured on {p.machine}", f"torch {p.software.get('torch')}", f"commit {p.software.get('commit')}"]
+        where = [f"measured on {p.machine}", f"torch {p.software.get('torch')}", f"commit {p.software.get('commit')}"]
         error = "no held-out steps"
         if p.held_out is not None:
             error = f"±{100 * p.held_out['p50']:.1f} % (median of {p.held_out['n']:,} held-out steps)"
@@ -378,7 +378,7 @@ class Calibrated(Cost):
             error = f"error unknown: {self.error.source}"
         if any(what.startswith(("block", "rounds")) for what in p.missing):
             error = f"PARTIAL, {len(p.missing)} things missing; {error}"
-        return f"cost: profile {p.name} ({', '.join(found)}; {error}{host})"
+        return f"cost: profile {p.name} ({', '.join(where)}; {error}{host})"
 
     @property
     def reach(self) -> Hull | None:

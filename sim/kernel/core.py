@@ -438,6 +438,7 @@ class EngineCore:
         """Ends the request of `seq` at this engine and adds the event, an `ended`."""
         in_flight = self.in_flight
         undelivered = 0
+        # Of who finished, `in_flight.land` has noted what is computed in vain.
         if in_flight.steps and ended is not Finished and not seq.num_wasted_tokens:
             undelivered = in_flight.waste(seq)
         self.journal.end(seq, now_ns, ended.outcome, reason, streams=self.scheduler.streams, undelivered=undelivered)

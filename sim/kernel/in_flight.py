@@ -26,8 +26,7 @@ class LaunchedStep:
 
     `process_ns`: the ns that the host will need for the step's results. `decodes`: the sequences that decode in it, for
     drivers that are told of tokens. `landing`: waits for the device and says whom the step finished and when it ran;
-    None once that is known. `lost`: the sequences that have not ended and whose
-    tokens of this step are given up.
+    None once that is known. `lost`: the sequences that have not ended and whose tokens of this step are given up.
     """
 
     __slots__ = (
@@ -71,7 +70,7 @@ class StepsInFlight:
 
     `called_ns`: when its scheduler was last asked. `calls`: of a batch queue, the calls of the scheduler that were not
     processed yet, oldest first: whether each had something to run. `zero_ns`: what the monotonic clock of this machine
-    says at time 0 of the run, for steps that run behind the host.
+    says at time 0 of a run by the wall clock, whose steps may run behind the host and tell when; None in other runs.
     """
 
     __slots__ = ("_finishing", "_free_ns", "called_ns", "calls", "steps", "zero_ns")
@@ -80,7 +79,7 @@ class StepsInFlight:
         self.steps: deque[LaunchedStep] = deque()
         self.calls: deque[bool] = deque()
         self.called_ns = 0
-        self.zero_ns = 0
+        self.zero_ns: int | None = None
         self._free_ns = [0] * loop.stages
         self._finishing: dict[Sequence, int] = {}  # output tokens with the last one, which is in flight
 
@@ -143,7 +142,7 @@ class StepsInFlight:
             for seq in landed.finished:
                 later = sum(outputs for step, _, outputs in self._rows(seq) if step is not flight)
                 self._finishing[seq] = seq.num_output_tokens - later - _num_rejected(seq)
-            if landed.ran is not None:
+            if landed.ran is not None and self.zero_ns is not None:
                 launched_ns, start_ns, flight.end_ns = (ns - self.zero_ns for ns in landed.ran)
                 journal.recorder.landed(len(self.steps) - number, launched_ns, start_ns, flight.end_ns - start_ns)
         return flight.end_ns

@@ -23,8 +23,8 @@ _ALIKE = struct.Struct("<4q")
 
 
 class LaneRows:
-    """A row for each step, in their order: `rows` of those processed, packed by `pack_lane`; `open` has the first two
-    columns of those in flight."""
+    """A row for each step, in their order: `rows` of those processed, packed by `pack_lane`, but that those of `alike`
+    are zeros until they are `written`; `open` has the first two columns of those in flight."""
 
     __slots__ = ("_alike", "_last", "open", "rows")
 

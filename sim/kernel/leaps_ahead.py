@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from itertools import chain, cycle, islice
 from math import inf
 
@@ -55,7 +55,7 @@ def leap_ahead(
     elif not batch.num_decode:
         return now_ns
     host_ns = executor.host_ns(batch)
-    horizon_ns = _last_call_ns(host_ns[0], horizon)
+    horizon_ns = _last_call_ns(host_ns[0], horizon())
     while True:
         oldest, latest = steps
         called_ns = max(now_ns, oldest.end_ns) + oldest.process_ns
@@ -72,7 +72,7 @@ def leap_ahead(
             if events:
                 assert tell is not None, events
                 tell(events, now_ns)
-                horizon_ns = _last_call_ns(host_ns[0], horizon)
+                horizon_ns = _last_call_ns(host_ns[0], horizon())
                 if now_ns >= horizon_ns or core.has_arrivals:
                     return now_ns
             batch.regroup()
@@ -88,10 +88,10 @@ def leap_ahead(
             return now_ns
 
 
-def _last_call_ns(launch_ns: int, horizon: Callable[[], float]) -> float:
+def _last_call_ns(launch_ns: int, horizon_ns: float) -> float:
     """The time in ns before which the scheduler must be called for the host to be through with a launch, which takes it
-    so long, before the `horizon`: an engine that fails in between has not launched it."""
-    return min(horizon(), MAX_TIME_NS) - launch_ns
+    so long, before the horizon: an engine that fails in between has not launched it."""
+    return min(horizon_ns, MAX_TIME_NS) - launch_ns
 
 
 def _decode_on(
@@ -106,9 +106,10 @@ def _decode_on(
     """Lands the step before `batch`, with which the last prompts end, and launches the decodes that follow, where they
     surely do. Returns until when the host was at work, in ns; `batch` is then still the latest step if they do not, or
     something comes before."""
-    (oldest, latest), steady = core.in_flight.steps, core.steady
+    (oldest, latest), steady, group = core.in_flight.steps, core.steady, batch.decodes
     called_ns = max(now_ns, oldest.end_ns) + oldest.process_ns
-    if called_ns >= horizon() or steady is None or not steady.is_followed_by_decodes(batch):
+    horizon_ns = horizon()
+    if called_ns >= horizon_ns or group is None or steady is None or not steady.is_followed_by_decodes(batch):
         return now_ns
     if (latest.finished and _ends_by_length(core, latest.finished)) or (oldest.finished and tell is None):
         return now_ns
@@ -116,11 +117,13 @@ def _decode_on(
     if events:
         assert tell is not None, events
         tell(events, called_ns)
-        if core.has_arrivals or called_ns >= horizon():
-            return called_ns
+        horizon_ns = horizon()
+    launch_ns = executor.launch_ns(len(group.members) + len(batch.sampled))
+    if core.has_arrivals or called_ns >= _last_call_ns(launch_ns, horizon_ns):
+        return called_ns
     decodes = core.schedule(called_ns, drains is not None and drains())
     assert type(decodes) is Batch, decodes
-    now_ns = called_ns + executor.host_ns(decodes)[0]
+    now_ns = called_ns + launch_ns
     core.execute(decodes, now_ns)
     return now_ns
 
@@ -174,7 +177,7 @@ def _launch_along(
     wasted_tokens, next_wasted_tokens = oldest.wasted_tokens, latest.wasted_tokens
     (asked_ns, launched_ns), (last_asked_ns, now_ns) = open_lanes
     taken: list[Sequence] = []
-    turns = cycle(group.due_in_turn())
+    turns: Iterator[Collection[Sequence]] = cycle(group.due_in_turn())
     next(turns)  # whose blocks `repeat` has taken
     turns = chain(_NOBODY_DUE, turns)
     steps = islice(turns, min(quiet + 1, most))  # up to the one that ends somebody

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
-from typing import cast
+from typing import Protocol, cast
 
 from batchsim.kernel.acceptance import DraftLuck, outcome
 from batchsim.kernel.decode import DecodeGroup
@@ -14,7 +14,13 @@ from batchsim.kernel.protocols import CostModel, DecodeLine, HasLanes, LaneCosts
 from batchsim.kernel.types import Batch, Sequence, StepResult
 
 Line = Callable[[Batch], DecodeLine | None]
-HostNs = Callable[[Batch | None], tuple[int, int]]
+
+
+class HostNs(Protocol):
+    """ns of the host before the launch of a step and after its end."""
+
+    def __call__(self, batch: Batch | None) -> tuple[int, int]: ...
+
 
 _ENDED = 1 << 62  # tokens that nobody reaches: the length of a sequence whose last token is in flight
 
@@ -37,6 +43,7 @@ class SimExecutor:
         self.duration_ns = cost.step_ns if self._lanes is None else self._lanes.device_ns
         self.host_ns: HostNs = _no_host if self._lanes is None else self._lanes.host_ns
         self._decode_line: Line | None = getattr(cost if self._lanes is None else self._lanes, "decode_line", None)
+        self._launch_ns: dict[int, int] = {}  # by rows of a step of decodes
         self._targets: dict[Sequence, int] = {}
         self._ended: dict[Sequence, int] = {}  # with the last token in flight -> the true target
         self._ends: dict[DecodeGroup, list[tuple[int, int, int, Sequence]]] = {}  # (group step, order, epoch, sequence)
@@ -51,6 +58,15 @@ class SimExecutor:
     def end(self, seq: Sequence) -> None:
         self._targets.pop(seq, None)
         self._ended.pop(seq, None)
+
+    def launch_ns(self, num_decode: int) -> int:
+        """ns of the host before the launch of a step of so many decodes."""
+        found = self._launch_ns.get(num_decode)
+        if found is None:
+            batch = Batch(None, [], 0)
+            batch.num_decode = batch.num_decode_tokens = num_decode
+            found = self._launch_ns[num_decode] = self.host_ns(batch)[0]
+        return found
 
     def quiet_steps(self, batch: Batch) -> int:
         group = batch.decodes

@@ -357,7 +357,8 @@ class Landed:
     """What is known of a step once it is over: which sequences produced their last token in it, in batch order.
 
     `ran`: when the host was through with its launch, and when the device began and ended it, in ns of this machine's
-    monotonic clock; None where `StepResult.duration_ns` has told the duration. `verified`: as `StepResult.verified`.
+    monotonic clock; None where `StepResult.duration_ns` has told the duration. It counts in runs by the wall clock
+    alone: in others a device's time is none. `verified`: as `StepResult.verified`.
     """
 
     finished: list[Sequence]

@@ -25,6 +25,7 @@ from batchsim.kernel.types import Arrival, Batch, Idle, Request, Sequence
 from batchsim.metrics.attribution import attribute
 from batchsim.metrics.measure import token_gaps
 from batchsim.policies.registry import POLICIES
+from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
 from tests.conformance.runs import MS, Case, Listed, built, cases
 
 
@@ -113,17 +114,22 @@ NEEDED: dict[str, dict[str, Any]] = {
     "preemptive": {"max_num_seqs": 8, "max_num_batched_tokens": 64},
     "tf_serving": {"num_batch_threads": 1, "pad_variable_length_inputs": True},
 }
+DRAFTS = {"speculative_config": SpeculativeConfig("eagle", 3, (0.8, 0.6, 0.45))}
 
 
 @pytest.mark.parametrize("below_cap", [0, 300])
-@every_policy
-def test_who_has_ended_is_not_kept(kind: str, below_cap: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "knobs"),
+    [*((kind, NEEDED.get(kind, {})) for kind in POLICIES), ("vllm", DRAFTS)],
+    ids=[*POLICIES, "drafts"],
+)
+def test_who_has_ended_is_not_kept(kind: str, knobs: dict[str, Any], below_cap: int) -> None:
     """Of 400 requests, which end at their cap or so many tokens below it, the engine holds few at the end: those whose
     cap is looked for yet, say. An engine that serves for days must not grow."""
     arrivals = tuple(
         Arrival(Request(i, 20 * MS * i, 10 + i % 30, 5 + i % 17 + below_cap), 5 + i % 17) for i in range(400)
     )
-    case = Case(kind, POLICIES[kind][0](**NEEDED.get(kind, {})), 200, 16, 60, Listed(arrivals))
+    case = Case(kind, POLICIES[kind][0](**knobs), 200, 16, 60, Listed(arrivals))
     for core in (case.simulate(), case.live()):
         assert (core.recorder.records().requests["outcome"] == FINISHED).sum() == 400
         assert sum(type(held) is Sequence for held in reachable(core)) < 40

@@ -237,8 +237,8 @@ def test_a_step_in_flight_has_a_row_of_its_host_without_an_end() -> None:
 
 @pytest.mark.parametrize("packs", [False, True])
 def test_the_hosts_part_of_steps_alike_follows_from_when_they_began(packs: bool) -> None:
-    """Each was asked for 3 ns after the one before began, launched 2 later and processed 3 after the one behind began:
-    before a spill and after it, with the steps packed or not. Rows of other steps stay as they are."""
+    """Each was asked for 3 ns (one: 6) after the one before began, launched 2 (1) later and processed 3 (6) after the
+    one behind began: before a spill and after it, with the steps packed or not. Rows of others stay as they are."""
     recorder, spool = Recorder(), Spooled()
     starts_ns = [0, 10, 21, 33, 46, 60, 75, 91]
 

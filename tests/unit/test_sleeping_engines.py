@@ -42,7 +42,10 @@ class Asked(Vllm):
 
 
 class Beside(Constant):
-    """A step takes the device 10 ns; the host takes 3 to launch it and 2 for its results."""
+    """A step takes the device 10 ns; the host takes `launch_ns` to launch it and 2 for its results."""
+
+    def __init__(self, launch_ns: int = 3) -> None:
+        self.launch_ns = launch_ns
 
     def lanes(self) -> Beside:
         return self
@@ -53,7 +56,7 @@ class Beside(Constant):
         return (self.step_ns(batch),)
 
     def host_ns(self, batch: Batch | None) -> tuple[int, int]:
-        return 3, 2
+        return self.launch_ns, 2
 
 
 class Odd:
@@ -74,7 +77,7 @@ class Hesitant(Asked):
 
 def fleet(
     *arrivals: Arrival, policy: type[Asked] = Asked, blocks: int = 1000, line: bool = False, leap: bool = True,
-    failures: tuple[Failure, ...] = (), ahead: bool = False,
+    failures: tuple[Failure, ...] = (), ahead: bool = False, launch_ns: int = 3,
 ) -> tuple[FleetRun, list[int]]:  # fmt: skip
     """Two replicas by id: what they recorded, and how often the scheduler of each was asked."""
     schedulers: list[Asked] = []
@@ -85,7 +88,7 @@ def fleet(
         loop = config.traits.loop
         schedulers.append(policy(config, PolicyContext(kv, 1000, loop=loop)))
         if ahead:
-            executor = SimExecutor(Beside(), 1000, loop)
+            executor = SimExecutor(Beside(launch_ns), 1000, loop)
             return EngineCore(schedulers[-1], executor, Recorder(), max_model_len=1000, loop=loop)
         if not line:
             return engine(schedulers[-1])
@@ -151,6 +154,25 @@ def test_a_step_is_not_launched_by_an_engine_that_fails_between_call_and_launch(
         failure = Failure(0, at_ns, 10)
         leaping, _ = fleet(*STREAM, failures=(failure,), ahead=True)
         same(leaping, fleet(*STREAM, failures=(failure,), ahead=True, leap=False)[0])
+
+
+@pytest.mark.parametrize("launch_ns", [3, 20])
+def test_nor_the_decodes_that_follow_the_last_prompts(launch_ns: int) -> None:
+    """At whatever instant a replica fails, also where somebody's prompt has just ended."""
+    lengths = [(0, 40), (0, 3), (95, 20), (96, 3), (120, 12)]
+    stream = [arrival(i, at_ns, 4, output) for i, (at_ns, output) in enumerate(lengths)]
+    for at_ns in range(1, 400):
+        failures = (Failure(0, at_ns, 10),)
+        leaping, _ = fleet(*stream, failures=failures, ahead=True, launch_ns=launch_ns)
+        same(leaping, fleet(*stream, failures=failures, ahead=True, leap=False, launch_ns=launch_ns)[0])
+
+
+def test_who_comes_at_the_instant_of_a_launch_is_not_leapt_over() -> None:
+    """An arrival at every instant of some steps, with which or without which somebody ends before the next."""
+    for at_ns in range(60):
+        for output in (1, 3):
+            stream = [arrival(0, 0, 4, 200), arrival(2, at_ns, 4, output)]
+            same(fleet(*stream, ahead=True)[0], fleet(*stream, ahead=True, leap=False)[0])
 
 
 def test_a_scheduler_with_a_repeat_of_its_own_is_asked_every_step() -> None:

@@ -194,6 +194,8 @@ class Fleet:
         """The time in ns up to which nothing can happen that an engine must know of at the end of a step."""
         if self.feeds_back:
             return self.env.peek()
+        if self.clients.pending:
+            return self.env.now  # who has come is sent to an engine within this instant
         return min(self.clients.next_known_ns, self.next_control_ns)
 
     @property
