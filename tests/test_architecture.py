@@ -106,7 +106,7 @@ ROOMS = {
         frozenset({"torch", "triton", "numpy", "scipy", "pandas", "matplotlib", "yaml", "typer", "rich"}),
         frozenset({"safetensors", "tokenizers", "pynvml"}),
         {
-            "accelerated_wheel": frozenset({"mypyc", "setuptools"}),
+            "accelerated_wheel": frozenset({"mypy", "mypyc", "setuptools"}),
             "kv_memory": frozenset({"aiconfigurator_core"}),
             "models": frozenset({"gguf"}),
             "llama_server": frozenset({"xllamacpp"}),

@@ -281,9 +281,8 @@ class Roofline(Cost):
             prefill = batch.num_prefill_tokens
             pad = batch.pad_prefill_tokens
             pieces = len(chunks) + batch.pad_prefill_rows
-            pairs = draft_pairs(batch.num_decode, batch.num_decode_tokens, batch.context_tokens)
-            if pieces:
-                pairs += padded_pairs(prefill_pairs(batch), pieces, prefill, pad)
+            pairs = padded_pairs(prefill_pairs(batch), pieces, prefill, pad) if pieces else 0
+            pairs += draft_pairs(batch.num_decode, batch.num_decode_tokens, batch.context_tokens)
             sequences = batch.num_decode + batch.pad_decode_rows + pieces
             ns = _step_ns(self._coefficients, rows + prefill + pad, rows + pieces, sequences, context, pairs, prefill)
         elif rows:
