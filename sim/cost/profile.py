@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field, fields
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -308,10 +309,20 @@ def profile_names(package: str = SHIPPED) -> list[str]:
 def load_profile(name_or_path: str | Path) -> Profile:
     """The shipped profile of that name, else the one in that file. CalibrationError, in one line, if there is none."""
     name = str(name_or_path)
-    path = Path(name)
     for package in (SHIPPED, TABLES):
         if name in profile_names(package):
-            path = Path(str(resources.files(package) / "profiles" / f"{name}.json"))
+            return _shipped(package, name)
+    return _read(name, Path(name))
+
+
+@cache
+def _shipped(package: str, name: str) -> Profile:
+    """A shipped profile, read once: a plan asks for the same one for hundreds of configurations."""
+    return _read(name, Path(str(resources.files(package) / "profiles" / f"{name}.json")))
+
+
+def _read(name: str, path: Path) -> Profile:
+    """The profile in the file `path`, which goes by `name`."""
     try:
         return Profile.from_json(read_text(path), str(path))
     except FileNotFoundError:
