@@ -13,14 +13,14 @@ from batchsim.metrics.intervals import Interval, half_width
 from batchsim.metrics.slo import parse_slo
 from batchsim.report.page.plan_markdown import sentence_text
 from batchsim.report.page.plan_text import plan_text
-from batchsim.report.page.sections import recommendation
+from batchsim.report.page.sections import recommendation, sections
 from batchsim.results.fleet_inputs import watts
 from batchsim.scenario import Scenario, load_scenario
 from batchsim.scenario.point import Setup
 from batchsim.study.planning.assumptions import assumptions
 from batchsim.study.planning.batches import batch_attainments
 from batchsim.study.planning.demand import Variation, demand_of
-from batchsim.study.planning.fleet_search import ONE_SEED_DECIDES, smallest
+from batchsim.study.planning.fleet_search import ONE_SEED_DECIDES, headroom, smallest
 from batchsim.study.planning.make import GROWN, make_plan
 from batchsim.study.planning.money import (
     cost_per_month,
@@ -136,8 +136,8 @@ def test_without_room_above_the_target_the_report_says_so(replay: Scenario, tmp_
     """Instead of more traffic by nothing; and what was not tried stands among the assumptions."""
     tables = plan_tables(replay, out=tmp_path / "results")
     (chosen,) = (row for row in tables["configurations"] if row["holds"])
-    for headroom, said in ((0.1, "hold with +10 % of traffic"), (0.0, "there is no room above the target")):
-        chosen["headroom"] = headroom
+    for room, said in ((0.1, "hold with +10 % of traffic"), (0.0, "there is no room above the target")):
+        chosen["headroom"] = room
         assert said in sentence_text(recommendation(tables, "$")[1])
     assert "too few" in [row["what"] for row in tables["assumptions"]]
     assumed = {row["what"]: row["assumed"] for row in tables["assumptions"]}
@@ -161,7 +161,7 @@ def test_the_report_says_what_growth_would_take(replay: Scenario, tmp_path: Path
 
 
 def test_a_plan_ends_with_the_command_of_the_deployment_that_it_recommends(replay: Scenario, tmp_path: Path) -> None:
-    """So that it can be tried; it stands among the assumptions of every GPU."""
+    """So that it can be tried; the report's recommendation too, and it stands among the assumptions of every GPU."""
     sheet = "{kind: sheet, memory: 80GB, bandwidth: 3350GB/s, bf16: 989TFLOP/s}"
     offer = f"{{price: 2/h, kv_tokens: 100000, deployment: {{engine: vllm, gpu: {sheet}, tp: 2}}}}"
     tables = plan_tables(
@@ -169,9 +169,25 @@ def test_a_plan_ends_with_the_command_of_the_deployment_that_it_recommends(repla
     )
     line = "vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2 --num-gpu-blocks-override 6250"
     assert plan_text(tables, "$").splitlines()[-1] == line
+    assert (
+        sentence_text(sections(tables | {"glossary": []}, "$", {})[0].sentences[-1])
+        == f"A replica is started by: {line}"
+    )
     assert {"what": "command on one", "assumed": line} in tables["assumptions"]
     tables["assumptions"] = []
     assert not plan_text(tables, "$").splitlines()[-1].startswith("vllm")
+
+
+def test_headroom_does_not_go_beyond_what_is_completed_under_overload(replay: Scenario, tmp_path: Path) -> None:
+    """Though all of it would hold in a window as short as this one."""
+    demand = demand_of(with_plan(replay, "plan.target.trace.factor=6", "seeds=2"))
+    group = GpuGroup("one", "continuous", 2)
+    held = {seed: {"values": {"in_slo": 1.0, "slo_margin": 0.05, "cohort": 10_000}} for seed in range(2)}
+    seen = {Ask(group, Variation(traffic=times)): held for times in (1.1, 1.2, 1.3)}
+    book = Book(demand, Sweep(tmp_path / "s"), results=seen)
+    found = drive(book, [headroom(book, group, most) for most in (1.05, 1.15, 1.2, 9.0)])
+    assert [[probe.ask.change.traffic for probe in probes][-1:] for probes in found] == [[], [1.1], [1.2], [1.3]]
+    assert all(probe.met for probes in found for probe in probes)
 
 
 def test_one_seed_below_the_objective_decides() -> None:

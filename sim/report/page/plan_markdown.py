@@ -14,6 +14,8 @@ def markdown(name: str, sections: list[Section], files: list[str]) -> str:
         "Simulated by batchsim. Every number is a cell of a table beside this file.",
     ]
     for section in sections:
+        if not (section.sentences or section.pictures or section.views):
+            continue  # charts alone, which are drawn as the page is read
         blocks.append(f"## {escaped(section.title)}")
         blocks += [escaped(sentence_text(sentence)) for sentence in section.sentences]
         blocks += [f"![{escaped(caption)}]({picture}.svg)" for picture, caption in section.pictures]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from textwrap import fill
 from typing import Any
 
 import matplotlib
@@ -16,6 +17,8 @@ from batchsim.report.pictures.palette import OKABE_ITO
 from batchsim.report.pictures.style import GREY, figure, house_style
 
 WIDTH_INCH = 5.0
+_LABEL = 64  # letters of a legend's line across the whole picture
+_LINE_INCH = 0.2
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "d")
 
 
@@ -66,11 +69,16 @@ def _look(tables: Tables) -> dict[tuple[str, str], tuple[str, str]]:
 def _legend(fig: Figure, tables: Tables, rows: list[Row], extra: list[Line2D]) -> None:
     look = _look(tables)
     shown = dict.fromkeys((row["gpu"], row["policy"]) for row in rows)
+    names = [fill(f"{gpu} · {policy}", _LABEL) for gpu, policy in shown]
     handles = [
-        Line2D([], [], color=look[key][0], marker=look[key][1], linestyle="none", label=f"{key[0]} · {key[1]}")
-        for key in shown
+        Line2D([], [], color=look[key][0], marker=look[key][1], linestyle="none", label=name)
+        for key, name in zip(shown, names, strict=True)
     ]
-    fig.legend(handles=[*handles, *extra], loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    is_wide = any(len(name) > _LABEL // 2 for name in names)  # names of a search have its knobs: one under another
+    if is_wide:
+        fig.set_figheight(fig.get_figheight() + _LINE_INCH * sum(1 + name.count("\n") for name in names))
+    columns = 1 if is_wide else 2
+    fig.legend(handles=[*handles, *extra], loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
 
 
 def _pareto(tables: Tables, currency: str) -> Figure:

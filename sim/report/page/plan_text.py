@@ -6,8 +6,7 @@ from batchsim.report.layout import fit
 from batchsim.report.page.cells import COLUMNS, Row, Tables
 from batchsim.report.page.plan_markdown import sentence_text
 from batchsim.report.page.search_text import search_lines
-from batchsim.report.page.sections import recommendation
-from batchsim.study.planning.assumptions import COMMAND
+from batchsim.report.page.sections import recommendation, start_rows
 
 
 def plan_text(tables: Tables, currency: str) -> str:
@@ -36,13 +35,8 @@ def plan_text(tables: Tables, currency: str) -> str:
             lines.append(f"! {row['gpu']} × {row['replicas']}, {row['change']}: not simulated: {row['note']}")
     lines += search_lines(tables, currency)
     lines += [sentence_text(sentence) for sentence in recommendation(tables, currency)]
-    return "\n".join([*(fit(line) for line in lines), *_command(tables)])  # a command is to be copied as it is
-
-
-def _command(tables: Tables) -> list[str]:
-    """The command line that starts a replica of the recommended deployment, where it is one."""
-    chosen = {f"{COMMAND} {row['gpu']}" for row in tables.get("recommendation", [])}
-    return [row["assumed"] for row in tables.get("assumptions", []) if row["what"] in chosen]
+    commands = [tables["assumptions"][i]["assumed"] for i in start_rows(tables)]
+    return "\n".join([*(fit(line) for line in lines), *commands])  # a command is to be copied as it is
 
 
 def _one_less(row: Row) -> str:

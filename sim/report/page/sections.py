@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from batchsim.report.page.cells import Cell, Tables, cell, heading
 from batchsim.report.page.charts import Chart
 from batchsim.report.page.plan_charts import day_charts, latency_charts, slo_charts
+from batchsim.study.planning.assumptions import COMMAND
 from batchsim.study.planning.make import GROWN
 
 NO_BREAK = "\u00a0"
@@ -144,7 +145,7 @@ def folded(shown: TableView) -> TableView:
 
 def sections(tables: Tables, currency: str, pictures: dict[str, str]) -> list[Section]:
     """The report's sections in their order; `pictures` has the caption of every picture that was drawn, by name."""
-    found = [Section("Recommendation", recommendation(tables, currency))]
+    found = [Section("Recommendation", [*recommendation(tables, currency), *_start(tables)])]
     if charts := slo_charts(tables):
         found.append(Section("Within the SLO against load", charts=charts, pictures=_of(pictures, "replicas")))
     if charts := latency_charts(tables):
@@ -223,9 +224,10 @@ def recommendation(tables: Tables, currency: str) -> list[Sentence]:
 
     row = tables["configurations"][index]
     engines = "replica" if row["replicas"] == 1 else "replicas"
-    first: Sentence = ["Run ", of("replicas"), f" {engines} on ", of("gpu"), " under ", of("policy"), " behind "]
+    first: Sentence = ["Run ", of("replicas"), f" {engines} on ", of("gpu"), " under ", of("policy")]
+    if "router " not in row["policy"]:  # else a search has chosen it, and its name says so
+        first += [" behind ", of("router", "recommendation")]
     first += [
-        of("router", "recommendation"),
         f": {currency}{NO_BREAK}",
         of("cost_per_month"),
         f" a month, {currency}{NO_BREAK}",
@@ -246,6 +248,16 @@ def recommendation(tables: Tables, currency: str) -> list[Sentence]:
         second += [" (its margin from ", of("one_less_margin_low")]
         second += [", of ", of("one_less_class"), ")"] if row["one_less_class"] else [")"]
     return [[*first, "."], [*second, "."], [*_uncertainty(tables, index), "."], *_grown(tables, index, currency)]
+
+
+def start_rows(tables: Tables) -> list[int]:
+    """Which rows of the assumptions have the command line that starts a replica of the recommended deployment."""
+    chosen = {f"{COMMAND} {row['gpu']}" for row in tables.get("recommendation", [])}
+    return [i for i, row in enumerate(tables.get("assumptions", [])) if row["what"] in chosen]
+
+
+def _start(tables: Tables) -> list[Sentence]:
+    return [["A replica is started by: ", cell(tables, "assumptions", i, "assumed")] for i in start_rows(tables)]
 
 
 def _grown(tables: Tables, index: int, currency: str) -> list[Sentence]:

@@ -137,12 +137,13 @@ def first_guess(per_replica: float, limit: int) -> int:
     return min(limit, max(1, math.ceil(1 / (FIRST_GUESS * per_replica))))
 
 
-def headroom(book: Book, group: GpuGroup) -> Search[list[GroupProbe]]:
+def headroom(book: Book, group: GpuGroup, most: float) -> Search[list[GroupProbe]]:
     """The probes of a group under ever more traffic, up to the first that it does not hold.
 
-    One seed looks, all seeds decide.
+    One seed looks, all seeds decide. None goes beyond `most` times the traffic, as much as the group completes under
+    overload: what holds there does so only until the queue has grown, after a window that is short.
     """
-    steps = [Ask(group, Variation(traffic=times)) for times in HEADROOM_STEPS]
+    steps = [Ask(group, Variation(traffic=times)) for times in HEADROOM_STEPS if times <= most]
     passed = 0
     while passed < len(steps) and (yield from first_seed_passes(book, steps[passed])):
         passed += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 from batchsim.base.errors import ScenarioError
@@ -107,7 +108,7 @@ def make_plan(scenario: Scenario, sweep: Sweep, tell: Callable[[str], None] | No
     if searched is not None:
         groups = [replace(searched.group(i), replicas=1) for i in searched.finalists]
     saturated = _saturations(book, groups, sweep.jobs)
-    peak_rps = _peak_rps(busiest)
+    peak_rps, is_exact = _peak_rps(busiest)
     parts = [rps / peak_rps for rps in saturated]
     limit = demand.plan.max_replicas
     starts = [replace(group, replicas=first_guess(part, limit)) for group, part in zip(groups, parts, strict=True)]
@@ -126,7 +127,7 @@ def make_plan(scenario: Scenario, sweep: Sweep, tell: Callable[[str], None] | No
             for gpu in dict.fromkeys(groups[i].gpu for i in holding)
         )
         planned.best = min(planned.favourites, key=lambda i: _merit(planned, i))
-        _look_around(planned, holding, planned.best)
+        _look_around(planned, holding, planned.best, parts if is_exact else [inf] * len(parts))
     return planned
 
 
@@ -204,13 +205,14 @@ def _for_a_guess(setup: Setup) -> Setup:
     return replace(setup, resolved=replace(setup.resolved, workload=workload))
 
 
-def _peak_rps(setup: Setup) -> float:
-    """Requests a second of the busiest window; of sessions those that begin, which only moves where a search starts."""
+def _peak_rps(setup: Setup) -> tuple[float, bool]:
+    """Requests a second of the busiest window, and whether these are all; of sessions they are those that begin, which
+    only moves where a search starts."""
     workload = setup.workload(setup.scenario.loads[0], 0)
     start_ns, end_ns = workload.window_ns
     if isinstance(workload, OpenWorkload):
-        return float((workload.sent_ns >= start_ns).sum()) / ((end_ns - start_ns) / 1e9)
-    return setup.scenario.loads[0]
+        return float((workload.sent_ns >= start_ns).sum()) / ((end_ns - start_ns) / 1e9), True
+    return setup.scenario.loads[0], False
 
 
 def _tell_length(tell: Callable[[str], None], book: Book, peak_rps: float, replicas: Sequence[int]) -> None:
@@ -232,8 +234,11 @@ def _tell_length(tell: Callable[[str], None], book: Book, peak_rps: float, repli
 # ---- what else to know
 
 
-def _look_around(planned: Planned, holding: list[int], best: int) -> None:
-    """Fills in headroom of all groups that hold, what changes break the favourites, the rest for the best alone."""
+def _look_around(planned: Planned, holding: list[int], best: int, parts: Sequence[float]) -> None:
+    """Fills in headroom of all groups that hold, what changes break the favourites, the rest for the best alone.
+
+    `parts`, by group: times the traffic that one replica completes under overload.
+    """
     book, limit = planned.book, planned.demand.plan.max_replicas
     named: list[tuple[Any, Search[Any]]] = []
 
@@ -242,7 +247,7 @@ def _look_around(planned: Planned, holding: list[int], best: int) -> None:
         assert held is not None, "it holds"
         return held.ask.group
 
-    named += [(("headroom", i), headroom(book, group(i))) for i in holding]
+    named += [(("headroom", i), headroom(book, group(i), parts[i] * group(i).replicas)) for i in holding]
     for i in planned.favourites:
         for name, change in WHAT_IFS.items():
             if change.dispersion == 1 or can_disperse(planned.demand):

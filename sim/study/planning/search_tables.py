@@ -84,7 +84,7 @@ def why_lost(searched: Searched, i: int) -> str:
         return "not shown to hold"
     dearer = state.cost > best.cost * (1 + _SAME)
     if state.held is not None:
-        return "holds, and costs more" if dearer else "holds at the same price, and has no more margin"
+        return "holds, and costs more" if dearer else "holds at the same price, with no more margin"
     if state.out == "price":
         return "one replica costs more than the winner"
     if dearer:
