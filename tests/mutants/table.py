@@ -112,7 +112,7 @@ TESTS = {
     "sim/policies/systems/vllm/cohorts.py": AHEAD,
     "sim/policies/systems/vllm/vllm_drafts.py": DRAFTS,
     "sim/policies/systems/vllm/speculative_config.py": f"{DRAFTS} policies/test_config_bounds",
-    "sim/policies/systems/vllm/vllm_config.py": f"{CACHE} policies/test_config_bounds",
+    "sim/policies/systems/vllm/vllm_config.py": f"{CACHE} policies/test_config_bounds unit/test_device_defaults",
     "sim/policies/systems/vidur/vllm_v0.py": (
         "policies/test_vllm_v0 policies/test_vidur_naive policies/test_vidur_pipelines conformance:vllm_v0"
     ),

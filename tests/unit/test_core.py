@@ -736,7 +736,7 @@ def test_a_policy_is_told_when_a_step_ended_and_what_it_says_then_has_that_time(
 
 
 def test_tokens_accepted_by_a_step_are_those_of_the_executor() -> None:
-    """A member that got 3 in one step has 3 more, and the row of the step says so."""
+    """A member that got 3 in one step has 3 more, and the row of the step says so; it is told of them if it lives."""
 
     class Accepts(SimExecutor):
         def execute(self, batch: Batch) -> StepResult:
@@ -753,6 +753,14 @@ def test_tokens_accepted_by_a_step_are_those_of_the_executor() -> None:
     assert seq.num_output_tokens == 4
     row = core.recorder.records().steps[0]
     assert [row[name] for name in ("num_decode", "num_decode_tokens", "num_accepted_tokens")] == [1, 4, 2]
+    (step,) = core.in_flight.steps
+    assert list(step.tokens([seq])) == [Tokens(seq.request, 3)] and not list(step.tokens([]))
+
+
+def test_a_scheduler_that_foresees_its_steps_is_known_by_that() -> None:
+    """Leaps ask it then, which changes how often, and no record."""
+    foresees = vllm(CountingKV(100, 4))
+    assert engine(foresees).steady is foresees and engine(Sleeper()).steady is None
 
 
 def test_an_answer_that_is_held_is_given_up_without_the_policy() -> None:
