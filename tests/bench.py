@@ -55,6 +55,7 @@ from batchsim.results.frames import pack_tables
 from batchsim.results.keep import measured_point
 from batchsim.results.point_files import write_point
 from batchsim.scenario import load_scenario
+from batchsim.scenario.config import Point
 from batchsim.scenario.point import Setup, simulate_point
 from batchsim.study.sweep.points import Sweep
 from batchsim.study.sweep.pool import start_early
@@ -250,12 +251,18 @@ POINTS = {
 POINT_REPEATS = 5
 
 
-def measure_point(name: str, traces: Path) -> list[dict[str, float]]:
-    """Wall times of a point of `azure-conv`, the policy `continuous`: simulated, measured and packed, written."""
+def point_of(name: str, traces: Path) -> tuple[Setup, Point]:
+    """The point of `azure-conv` that a row of POINTS runs, the policy `continuous`; its trace is read."""
     scenario = load_scenario("azure-conv", trace_folders=[traces], overrides=POINTS[name])
     setup = Setup.of(scenario)
     point = next(point for point in scenario.points() if point.spec.kind == "continuous")
-    setup.workload(point.load, point.seed)  # reads the trace
+    setup.workload(point.load, point.seed)
+    return setup, point
+
+
+def measure_point(name: str, traces: Path) -> list[dict[str, float]]:
+    """Wall times of a row of POINTS: simulated, measured and packed, written."""
+    setup, point = point_of(name, traces)
     measured = []
     with tempfile.TemporaryDirectory() as folder:
         for repeat in range(POINT_REPEATS):

@@ -21,9 +21,8 @@ from pathlib import Path
 from batchsim.drive.simulate import simulate
 from batchsim.results.keep import measured_point
 from batchsim.results.point_files import write_point
-from batchsim.scenario import load_scenario
-from batchsim.scenario.point import Setup, simulate_point
-from tests.bench import POINT, POINTS, ROWS, engine
+from batchsim.scenario.point import simulate_point
+from tests.bench import POINT, POINTS, ROWS, engine, point_of
 
 PAIRS = {
     "vllm-async": ("vllm", 0.9),
@@ -56,10 +55,7 @@ def of_engine(name: str, traces: Path) -> Run:
 
 def of_point(name: str, traces: Path) -> Run:
     """A point of POINTS simulated, measured and written."""
-    scenario = load_scenario("azure-conv", trace_folders=[traces], overrides=POINTS[name])
-    setup = Setup.of(scenario)
-    point = next(point for point in scenario.points() if point.spec.kind == "continuous")
-    setup.workload(point.load, point.seed)  # reads the trace
+    setup, point = point_of(name, traces)
 
     def run() -> tuple[float, float]:
         gc.collect()

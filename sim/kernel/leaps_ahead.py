@@ -123,7 +123,7 @@ def _decode_on(
         return called_ns
     decodes = core.schedule(called_ns, drains is not None and drains())
     assert type(decodes) is Batch, decodes
-    now_ns = called_ns + launch_ns
+    now_ns = called_ns + executor.host_ns(decodes)[0]
     core.execute(decodes, now_ns)
     return now_ns
 
