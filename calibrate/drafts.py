@@ -173,6 +173,6 @@ class DraftedRows:
         """What the scheduler is told; `ahead` of results it plans for all drafts, however many were found."""
         accepted, gained = np.array(self.accepted, np.int64), np.array(self.gained, np.int64)
         if ahead:
-            return Verified(accepted, gained)
+            return Verified(gained, accepted)
         drafts = np.array([len(live.text.drafts) for live in self.lives], np.int64)
-        return Verified(accepted, gained, drafts, {seq: len(live.text.drafts) for seq, live, _ in self.sampled})
+        return Verified(gained, accepted, drafts, {seq: len(live.text.drafts) for seq, live, _ in self.sampled})

@@ -173,7 +173,7 @@ ROWS = {
         lambda _: Fixed(256, 20_000), False, "steps", num_blocks=ALL_RUN, policy="vllm", knobs=PLAIN_VLLM
     ),
     "steps-256-drafts": Row(
-        lambda _: Fixed(256, 20_000), False, "steps", num_blocks=ALL_RUN, policy="vllm", knobs=DRAFTS
+        lambda _: Fixed(256, 20_000), True, "steps", num_blocks=ALL_RUN, policy="vllm", knobs=DRAFTS
     ),
     "mooncake-prefix": Row(mooncake, num_blocks=60_000, policy="vllm", knobs=VLLM),
     "vllm": of_system("vllm", **VLLM),

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsim.kernel.draft_group import DraftGroup, Ints, Verified
+from batchsim.kernel.draft_group import MAX_GAIN, DraftGroup, Ints, Verified
 from batchsim.kernel.types import Request, Sequence
 
 # Arrays without an axis, since numpy takes twice as long for a scalar beside a short column.
@@ -40,6 +40,11 @@ class DraftLuck(Protocol):
     def accepted(self, group: DraftGroup, drafts: Ints) -> Ints:
         """How many of the first `drafts` draft tokens of each member are accepted, those before the first wrong one."""
         ...
+
+    def foreseen(self, group: DraftGroup) -> tuple[Ints, int] | None:
+        """One token more than `accepted` of each member in the step asked for, and the sum, where that was worked out
+        before; not to be changed."""
+        return None
 
     def proposed(
         self, group: DraftGroup, gained: Ints, seqs: list[Sequence]
@@ -71,7 +76,7 @@ class DrawnLuck:
         self._found = found
         self._seed = seed
         self._own = own
-        self._tables: dict[DraftGroup, _Table] = {}
+        self._seen: dict[DraftGroup, _Foresight] = {}
 
     @classmethod
     def of_requests(cls, seed: int, num_drafts: int, own: Callable[[Request], float], found: float = 1.0) -> DrawnLuck:
@@ -91,21 +96,9 @@ class DrawnLuck:
         return ((mixed >> 1) & ~_CLASS) | number
 
     def accepted(self, group: DraftGroup, drafts: Ints) -> Ints:
-        context, table = group.context, self._tables.get(group)
-        if table is None:
-            table = self._tables[group] = _Table()
-        if table.changes != group.changes or table.most_rows != group.most_rows:
-            table.changes, table.most_rows = group.changes, group.most_rows
-            table.steps = table.left = table.width = 0
-        table.left -= group.most_rows
-        if table.left < 0 and not self._draw_ahead(table, group, context):
-            right = self._right_at(group.luck, context)
-        else:
-            right = table.right[table.start + context]
-            if drafts is group.drafts and self._found == 1:
-                return right
+        right = self._right_at(group.luck, group.context)
         if self._found != 1:  # where the engine asked for drafts before it knew that there are none
-            right = np.minimum(right, self._proposed(group.luck, context + 1))
+            right = np.minimum(right, self._proposed(group.luck, group.context + 1))
         return np.minimum(right, drafts, out=right)
 
     def _right_at(self, luck: Ints, at: Ints) -> Ints:
@@ -115,29 +108,54 @@ class DrawnLuck:
             return self._right[shares[0].searchsorted(drawn, "right")]
         return (drawn[:, None] < shares[luck & _CLASS]).sum(axis=1)
 
-    def _draw_ahead(self, table: _Table, group: DraftGroup, context: Ints) -> bool:
-        """Fills `table` from where the members of `group` stand, if they have stayed for a while and few enough do."""
-        table.steps += 1
-        if table.width:
-            table.left = table.width - group.most_rows - int((table.start + context - table.first).max())
-            if table.left >= 0:
-                return True
-        width = min(_TABLE_SIZE // max(len(context), 1), _MAX_WIDTH)
-        if table.steps <= _STEADY_STEPS or width < 8 * group.most_rows:
+    def foreseen(self, group: DraftGroup) -> tuple[Ints, int] | None:
+        seen = self._seen.get(group)
+        if seen is None:
+            seen = self._seen[group] = _Foresight()
+        place = group.step - seen.step
+        if seen.changes != group.changes or seen.rows != group.even_rows or not 0 <= place < len(seen.sums):
+            if not self._look_ahead(seen, group):
+                return None
+            place = 0
+        return seen.gained[place], seen.sums[place]
+
+    def _look_ahead(self, seen: _Foresight, group: DraftGroup) -> bool:
+        """Fills `seen` from where the members of `group` stand, if they have stayed for a while and few enough do."""
+        rows, size = group.even_rows, len(group.sequences)
+        if seen.changes != group.changes or seen.rows != rows or group.step != seen.step + len(seen.sums):
+            seen.changes, seen.rows, seen.calls, seen.width = group.changes, rows, 0, 0
+        seen.step, seen.sums = group.step + 1, []
+        seen.calls += 1
+        width = min(_TABLE_SIZE // max(size, 1), _MAX_WIDTH)
+        if seen.calls <= _STEADY_STEPS or not rows or width < 8 * rows or self._found != 1:
             return False
-        start, size = _mixable(group.luck, context), width * len(context)
-        drawn, shifted = table.memory(size)
+        left = seen.width - int((seen.at - seen.first).max()) if seen.width else 0
+        if left < 2 * rows:
+            left = width
+            self._tabulate(seen, group, width)
+        steps = np.empty((left // rows, size), np.int64)
+        seen.gained = list(steps)
+        for gained in seen.gained:
+            seen.table.take(seen.at, out=gained, mode="clip")
+            seen.at += gained
+        seen.step, seen.sums = group.step, np.add.reduce(steps, axis=1).tolist()
+        return True
+
+    def _tabulate(self, seen: _Foresight, group: DraftGroup, width: int) -> None:
+        """Fills the table of `seen` with the next `width` positions of each member of `group`."""
+        start, size = _mixable(group.luck, group.context), width * len(group.sequences)
+        drawn, shifted = seen.memory(size)
         drawn, shifted = drawn.reshape(-1, width), shifted.reshape(-1, width)
         _mix(np.add(start[:, None], _STEPS[:width], drawn), shifted)
         of = self._shares if len(self._shares) == 1 else self._shares[group.luck & _CLASS]
         right = (drawn < of[:, :1]).view(np.int8)
         for share in of.T[1:]:
             right += (drawn < share[:, None]).view(np.int8)
-        table.right = table.memory(size)[0].view(np.int64)
-        np.minimum(right.ravel(), group.most_rows - 1, out=table.right)
-        table.width, table.left, table.first = width, width - group.most_rows, np.arange(0, size, width)
-        table.start = table.first - context
-        return True
+        np.minimum(right, seen.rows - 1, out=right)
+        seen.table = seen.memory(size)[0].view(np.int64)
+        np.add(right.ravel(), _ONE, out=seen.table)
+        seen.width, seen.first = width, np.arange(0, size, width)
+        seen.at = seen.first.copy()
 
     def proposed(
         self, group: DraftGroup, gained: Ints, seqs: list[Sequence]
@@ -187,19 +205,22 @@ class DraftCounts:
         return f"acceptance: [{shares}], found: {self.drafted / max(self.decodes, 1):.3g}"
 
 
-class _Table:
-    """Drafts right at the next positions of all members of a group, for as long as it has made `changes` changes and
-    asks for no more than `most_rows` rows of each.
+class _Foresight:
+    """What the members of a group gain in its next steps, for as long as it has made `changes` changes and computes
+    `rows` rows of each.
 
-    The element `start + position` of `right` is of that position, `first` that of the first one of a member, of which
-    there are `width`. `left`: positions that each member surely has left; `steps`: how often there were too few.
+    `gained` and `sums` have an element a step, from the group's `step` on. They are looked up in `table`, which has
+    `width` positions of each member, the first at `first`; the step behind the last one begins `at`. `calls`: how often
+    there was no step left.
     """
 
-    __slots__ = ("_memory", "changes", "first", "left", "most_rows", "right", "start", "steps", "width")
+    __slots__ = ("_memory", "at", "calls", "changes", "first", "gained", "rows", "step", "sums", "table", "width")
 
     def __init__(self) -> None:
-        self.changes = self.most_rows = self.steps = self.left = self.width = 0
-        self.right = self.start = self.first = np.zeros(0, np.int64)
+        self.changes = self.rows = self.step = self.calls = self.width = 0
+        self.gained: list[Ints] = []
+        self.sums: list[int] = []
+        self.table = self.at = self.first = np.zeros(0, np.int64)
         self._memory: NDArray[np.uint64] | None = None
 
     def memory(self, size: int) -> NDArray[np.uint64]:
@@ -211,20 +232,26 @@ class _Table:
 
 def outcome(luck: DraftLuck, group: DraftGroup) -> tuple[Verified, list[Sequence]]:
     """What becomes of the rows asked of `group`, and the members whose last token is among them."""
-    accepted = luck.accepted(group, group.drafts_asked)
-    gained = accepted + _ONE
-    if group.nearest_end <= group.most_rows:
+    seen = luck.foreseen(group)
+    if seen is None:
+        gained = luck.accepted(group, group.drafts_asked) + _ONE
+        num_gained = int(np.add.reduce(gained))
+    else:
+        gained, num_gained = seen
+    most = group.even_rows or MAX_GAIN
+    if group.nearest_end <= most:
         room = group.ends - group.context
         group.nearest_end = int(np.minimum.reduce(room, initial=_FAR))
         over = (room <= gained).nonzero()[0]
         if len(over):
             group.nearest_end = 0  # who stays may be near, and the next step may have fewer rows
+            accepted = gained - _ONE
             accepted[room <= 0] = 0  # ended by a step in flight: nothing comes any more
-            gained = np.minimum(accepted + 1, room.clip(0))
+            gained = np.minimum(accepted + _ONE, room.clip(0))
             ended = [group.sequences[place] for place in over.tolist() if room[place] > 0]
-            return Verified(accepted, gained), ended
-    group.nearest_end -= group.most_rows
-    return Verified(accepted, gained, is_whole=True), []
+            return Verified(gained, accepted), ended
+    group.nearest_end -= most
+    return Verified(gained, num_gained=num_gained), []
 
 
 def _draw(luck: Ints, at: Ints) -> NDArray[np.uint64]:

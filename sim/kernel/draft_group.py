@@ -23,27 +23,31 @@ MAX_GAIN = 128  # tokens of a sequence in a step, drafts among them
 class Verified:
     """What a step made of its drafts, an element a member of the group, in the order of `DraftGroup.sequences`.
 
-    `accepted`: draft tokens accepted; `gained`: output tokens got, fewer than accepted ones and one more where the
-    sequence ends among them, unless the step `is_whole`. `drafts`: what the drafter proposes for each in the next step,
+    `gained`: output tokens got; `accepted`: draft tokens accepted, one fewer where the sequence does not end among
+    them, which is so for all where these are not given. `drafts`: what the drafter proposes for each in the next step,
     and `first_drafts` for those whose prompt ends with this one; None: as many as the engine asks for, which may not
     wait to be told. `num_accepted` and `num_gained` are of all together.
     """
 
-    __slots__ = ("accepted", "drafts", "first_drafts", "gained", "num_accepted", "num_gained")
+    __slots__ = ("_accepted", "drafts", "first_drafts", "gained", "num_accepted", "num_gained")
 
     def __init__(
         self,
-        accepted: Ints,
         gained: Ints,
+        accepted: Ints | None = None,
         drafts: Ints | None = None,
         first_drafts: dict[Sequence, int] | None = None,
         *,
-        is_whole: bool = False,
+        num_gained: int | None = None,
     ) -> None:
-        self.accepted, self.gained = accepted, gained
+        self.gained, self._accepted = gained, accepted
         self.drafts, self.first_drafts = drafts, first_drafts
-        self.num_accepted = number = int(np.add.reduce(accepted))
-        self.num_gained = number + len(accepted) if is_whole else int(np.add.reduce(gained))
+        self.num_gained = number = int(np.add.reduce(gained)) if num_gained is None else num_gained
+        self.num_accepted = number - len(gained) if accepted is None else int(np.add.reduce(accepted))
+
+    @property
+    def accepted(self) -> Ints:
+        return self.gained - 1 if self._accepted is None else self._accepted
 
 
 @dataclass(slots=True)
@@ -75,14 +79,16 @@ class DraftGroup(DecodeGroup):
     `drafts` waiting to be verified; `room`, the tokens that the KV blocks held can take; `published`, the full ones of
     these blocks said to be so; `limit`, the tokens at which the client's cap ends the sequence; `ends` and `luck`, the
     executor's: the computed tokens with which it ends, and what its acceptance is drawn by. `rows` are those of the
-    step in the making, set by `ask`: `num_rows` together, and at most `most_rows` of a member. `nearest_end`, the
-    executor's, is a number of tokens with which nobody reaches its end; 0 where that has to be looked for.
+    step in the making, set by `ask`: `num_rows` together, `even_rows` of each member, 0 where they differ.
+    `nearest_end`, the executor's, is a number of tokens with which nobody reaches its end; 0 where that has to be
+    looked for.
     """
 
     __slots__ = (
-        "_alike", "_block", "_columns", "_each", "_late", "_longest", "_num_due", "_places_due", "_same", "_same_rows",
-        "_tokens_due", "changes", "computed", "drafts", "ends", "limit", "luck", "most_rows", "nearest_end", "num_rows",
-        "published", "rejected", "room", "rows", "sequences", "unknown",
+        "_alike", "_alike_each", "_block", "_columns", "_each", "_full", "_held", "_late", "_longest", "_mask",
+        "_num_due", "_places_due", "_round_up", "_same", "_same_rows", "_tight", "_tokens_due", "changes", "computed",
+        "drafts", "ends", "even_rows", "limit", "luck", "nearest_end", "num_rows", "published", "rejected", "room",
+        "rows", "sequences", "unknown",
     )  # fmt: skip
 
     def __init__(self, block_size: int) -> None:
@@ -93,14 +99,20 @@ class DraftGroup(DecodeGroup):
         self._late = False  # whether a step was ever launched ahead of results
         self.rows = self._places_due = self._same_rows = self._alike = np.zeros(0, np.int64)
         self._tokens_due = self._block = np.array(block_size)  # an element for each place due, or one for all
-        self._each = self._num_due = self._longest = self.num_rows = self.nearest_end = 0
-        self.most_rows = MAX_GAIN
+        self._each = self._alike_each = self._num_due = self._longest = 0
+        self.even_rows = self.num_rows = self.nearest_end = 0
+        self._full: Ints | None = None  # the room of each once it has the blocks due, where that is of all
+        self._tight = 0  # the tokens beyond its computed ones for which nobody holds a block too many; 0: unknown
+        self._held = 0  # the room of all together, where `_tight`
+        self._mask = np.array(-block_size) if block_size & (block_size - 1) == 0 else None
+        self._round_up = np.array(0)
         self._same: int | None = 0  # how many drafts wait for each member, if all have as many
         self._resize()
 
     def _resize(self) -> None:
         """Makes the columns as long as there are members."""
         self.changes += 1
+        self._tight = 0
         columns = self._columns[:, : len(self.sequences)]
         self.computed, self.rejected, self.unknown, self.drafts, self.room = columns[:5]
         self.published, self.limit, self.ends, self.luck = columns[5:]
@@ -172,14 +184,14 @@ class DraftGroup(DecodeGroup):
 
     def alike(self, rows: int) -> Ints:
         """As many `rows` for each member, whatever waits for it; not to be changed."""
-        if len(self._alike) != len(self.sequences) or (self.sequences and self._alike[0] != rows):
-            self._alike = np.full(len(self.sequences), rows)
+        if len(self._alike) != len(self.sequences) or self._alike_each != rows:
+            self._alike, self._alike_each = np.full(len(self.sequences), rows), rows
         return self._alike
 
     def take_alike(self, rows: int) -> None:
         """Says that each member computes so many `rows` in the next step, all blocks being there."""
         self.rows = self.alike(rows)
-        self.num_rows, self.most_rows = rows * len(self.sequences), rows
+        self.num_rows, self.even_rows = rows * len(self.sequences), rows
 
     def _is_short(self, rows: int, max_model_len: int) -> bool:
         """Whether all members are, after so many rows, still shorter than `max_model_len`."""
@@ -211,31 +223,58 @@ class DraftGroup(DecodeGroup):
     def take_rows(self, rows: dict[Sequence, int]) -> None:
         """Sets how many rows each member computes in the next step, for which all KV blocks are there."""
         self.rows = np.array([rows[seq] for seq in self.sequences], np.int64)
-        self.num_rows, self.most_rows = int(np.add.reduce(self.rows)), MAX_GAIN
+        self.num_rows, self.even_rows = int(np.add.reduce(self.rows)), 0
+
+    def hold(self, seq: Sequence) -> None:
+        """Notes that the member `seq` holds its `num_blocks` KV blocks."""
+        self.room[seq.phase] = seq.num_blocks * self.block_size
+        self._tight = 0
 
     def ask(self, rows: Ints, lookahead: int, max_model_len: int, base: Ints | None = None) -> None:
         """Sets how many rows each member computes in the next step, and the KV blocks that these need, with room for
         `lookahead` tokens more; beyond the `base` tokens of each, or its computed ones."""
-        self.rows = rows
+        self.rows, self._full = rows, None
         if not len(rows):
-            self._places_due, self._tokens_due, self._num_due, self.num_rows = rows, self._block, 0, 0
+            self._places_due, self._tokens_due, self._num_due = rows, self._block, 0
+            self.num_rows = self.even_rows = 0
             return
         if rows is self._same_rows:
-            self.num_rows, self.most_rows = self._each * len(rows), self._each
+            self.num_rows, self.even_rows = self._each * len(rows), self._each
             more = self._each + lookahead
-            if more <= self.block_size and self._is_short(more, max_model_len):
-                # The blocks held have room for what is computed, so that whoever needs any needs one.
-                due = (self.computed + np.array(more) > self.room).nonzero()[0]
-                self._places_due, self._tokens_due, self._num_due = due, self._block, len(due)
-                return
+            if self._is_short(more, max_model_len):
+                if self._ask_all(more):
+                    return
+                if more <= self.block_size:
+                    # The blocks held have room for what is computed, so that whoever needs any needs one.
+                    due = (self.computed + np.array(more) > self.room).nonzero()[0]
+                    self._places_due, self._tokens_due, self._num_due = due, self._block, len(due)
+                    return
+        elif rows is self._alike:
+            self.num_rows, self.even_rows = self._alike_each * len(rows), self._alike_each
         else:
-            self.num_rows, self.most_rows = int(np.add.reduce(rows)), MAX_GAIN
+            self.num_rows, self.even_rows = int(np.add.reduce(rows)), 0
         tokens = (self.computed if base is None else base) + (rows + lookahead)
         due = (tokens > self.room).nonzero()[0]
         most = np.minimum(tokens[due], max_model_len)
         need = np.maximum(most - self.room[due] + self.block_size - 1, 0) // self.block_size
         self._places_due, self._tokens_due = due, need * self.block_size
         self._num_due = int(np.add.reduce(need))
+
+    def _ask_all(self, more: int) -> bool:
+        """Asks for room for `more` tokens beyond the computed ones of each member, if nobody holds a block beyond that;
+        returns whether that is so. Then the room of each is its tokens rounded up, whatever it held."""
+        if self._late or self._mask is None:
+            return False
+        if self._tight != more:
+            self._round_up = np.array(more + self.block_size - 1)
+        full = self.computed + self._round_up
+        full &= self._mask
+        if self._tight != more:
+            if (full < self.room).any():
+                return False
+            self._tight, self._held = more, int(np.add.reduce(self.room))
+        self._full, self._num_due = full, (int(np.add.reduce(full)) - self._held) // self.block_size
+        return True
 
     @property
     def drafts_asked(self) -> Ints:
@@ -248,16 +287,24 @@ class DraftGroup(DecodeGroup):
 
     def members_due(self, ahead: int = 0) -> list[Sequence]:
         """The members that need blocks for the rows asked for, each as often as it needs one."""
-        due = self._places_due
-        counts = np.broadcast_to(self._tokens_due // self.block_size, due.shape)
+        if self._full is not None:
+            due, counts = np.arange(len(self.sequences)), (self._full - self.room) // self.block_size
+        else:
+            due = self._places_due
+            counts = np.broadcast_to(self._tokens_due // self.block_size, due.shape)
         return [self.sequences[place] for place in due.repeat(counts).tolist()]
 
     def take_due(self) -> None:
         """Notes that the members have got the blocks due."""
-        if self._num_due:
+        if self._full is not None:
+            if self._num_due:
+                self.room[:] = self._full
+                self._held += self._num_due * self.block_size
+            self._full = None
+        elif self._num_due:
             self.room[self._places_due] += self._tokens_due
-            self._places_due, self._num_due = self._places_due[:0], 0
-            self._tokens_due = self._block
+            self._tight = 0
+        self._places_due, self._num_due, self._tokens_due = self._places_due[:0], 0, self._block
 
     def rewind(self, lookahead: int) -> list[tuple[Sequence, int]]:
         """Takes from the members the room beyond their computed tokens and `lookahead` more, in whole KV blocks.
@@ -269,6 +316,7 @@ class DraftGroup(DecodeGroup):
         if not len(places):
             return []
         self.room[places] -= spare[places] * self.block_size
+        self._tight = 0
         given = [(self.sequences[p], n) for p, n in zip(places.tolist(), spare[places].tolist(), strict=True)]
         return sorted(given, key=lambda of: of[0].order)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from batchsim.base.units import MAX_TIME_NS
+from batchsim.kernel.acceptance import outcome
 from batchsim.kernel.core import EngineCore
+from batchsim.kernel.draft_group import DraftGroup
 from batchsim.kernel.record import pack_step
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Batch
@@ -22,6 +24,8 @@ def leap(core: EngineCore, executor: SimExecutor, batch: Batch, end_ns: int, hor
     horizon_ns = min(horizon_ns, MAX_TIME_NS)
     if not quiet or end_ns >= horizon_ns:
         return end_ns
+    if isinstance(group, DraftGroup):
+        return _leap_drafts(core, executor, batch, group, end_ns, horizon_ns, quiet)
     kv, repeat, step_ns, advance = scheduler.kv, scheduler.repeat, executor.duration_ns, group.advance
     rows, pack = core.recorder.step_rows, pack_step
     num_decode, pad_rows = batch.num_decode, batch.pad_decode_rows
@@ -37,6 +41,38 @@ def leap(core: EngineCore, executor: SimExecutor, batch: Batch, end_ns: int, hor
             num_decode, 0, 0, 0, 0, 0, 0, pad_rows, 0, 0, kv.num_free, waiting, running, 0, passes, wide,
         )  # fmt: skip
         end_ns += duration_ns
+    return end_ns
+
+
+def _leap_drafts(
+    core: EngineCore,
+    executor: SimExecutor,
+    batch: Batch,
+    group: DraftGroup,
+    end_ns: int,
+    horizon_ns: float,
+    quiet: int,
+) -> int:
+    """`leap` for at most `quiet` steps in which the members of `group` verify drafts: alike but for what each gains."""
+    scheduler, drafting, luck = core.scheduler, batch.drafting, executor.luck
+    if drafting is None or drafting.padding or luck is None or core.tells_tokens:
+        return end_ns
+    kv, repeat, step_ns, verify = scheduler.kv, scheduler.repeat, executor.duration_ns, group.verify
+    rows, pack = core.recorder.step_rows, pack_step
+    num_decode, num_rows = batch.num_decode, batch.num_decode_tokens
+    passes, wide = batch.num_passes, batch.num_wide_passes
+    waiting, running = scheduler.num_waiting, scheduler.num_running
+    while quiet and end_ns < horizon_ns and repeat(batch, end_ns):
+        quiet -= 1
+        verified, _ = outcome(luck, group)
+        duration_ns = step_ns(batch)
+        verify(drafting, verified, ahead=False)
+        rows += pack(
+            end_ns, duration_ns, batch.context_tokens, 0, batch.pad_context_tokens, num_decode, num_rows,
+            verified.num_accepted, 0, 0, 0, 0, 0, 0, 0, 0, kv.num_free, waiting, running, 0, passes, wide,
+        )  # fmt: skip
+        end_ns += duration_ns
+    batch.group_step = group.step
     return end_ns
 
 

@@ -8,7 +8,7 @@ from typing import Protocol, cast
 
 from batchsim.kernel.acceptance import DraftLuck, outcome
 from batchsim.kernel.decode import DecodeGroup
-from batchsim.kernel.draft_group import DraftGroup, Verified
+from batchsim.kernel.draft_group import MAX_GAIN, DraftGroup, Verified
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.protocols import CostModel, DecodeLine, HasLanes, LaneCosts
 from batchsim.kernel.types import Batch, Sequence, StepResult
@@ -72,6 +72,8 @@ class SimExecutor:
         group = batch.decodes
         if group is None:
             return 0
+        if isinstance(group, DraftGroup):
+            return max(group.nearest_end - 1, 0) // (group.even_rows or MAX_GAIN)
         ends = self._ends.get(group)
         while ends:
             step, _, epoch, seq = ends[0]

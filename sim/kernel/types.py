@@ -265,6 +265,14 @@ class Batch:
         self.num_decode_tokens = drafting.num_rows
         self.pad_decode_rows = sum(drafting.padding.values())
 
+    def verify_again(self) -> None:
+        """Turns this decode-only batch into the one a step later, with as many drafts of the same sequences. O(1); for
+        `Scheduler.repeat`."""
+        group = self.decodes
+        assert group is not None
+        self.context_tokens = group.total_context_tokens
+        self.joined = self.left = ()
+
     def again(self) -> None:
         """Turns this decode-only batch into the identical one a step later. O(1); for `Scheduler.repeat`."""
         self.num_steps += 1

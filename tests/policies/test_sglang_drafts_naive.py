@@ -15,6 +15,7 @@ from stepping import HostCost, run
 from test_sglang_naive import KNOBS, texts
 from whole_batches import MAX_MODEL_LEN
 
+from batchsim.kernel.acceptance import DraftLuck
 from batchsim.kernel.draft_group import DraftGroup, Ints
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.record import FINISHED
@@ -47,7 +48,7 @@ def right(request: int, position: int) -> bool:
     return random.Random(f"{request} {position}").random() < 0.6
 
 
-class Luck:
+class Luck(DraftLuck):
     """The same luck, as the executor asks for it."""
 
     def __init__(self, depth: int) -> None:

@@ -16,6 +16,7 @@ from test_tensorrt_llm_overlap import EVICTING, KNOBS
 from test_tensorrt_llm_reuse import sharing
 from whole_batches import BLOCK_SIZE, MAX_MODEL_LEN, requests
 
+from batchsim.kernel.acceptance import DraftLuck
 from batchsim.kernel.draft_group import DraftGroup, Ints
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.types import Arrival, Sequence
@@ -33,7 +34,7 @@ def right(request: int, position: int) -> bool:
     return random.Random(f"{request} {position}").random() < 0.6
 
 
-class Luck:
+class Luck(DraftLuck):
     """The same luck, as the executor asks for it."""
 
     def key(self, seq: Sequence) -> int:

@@ -62,18 +62,22 @@ def test_members_who_stay_see_the_luck_of_those_who_come_and_go(laws: dict[str, 
     """Drawn ahead for a group that stays as it is, drafts are as right as those drawn for each step alone; of fewer
     rows, or after somebody left, too."""
     luck, alone = DrawnLuck(5, laws), DrawnLuck(5, laws)
-    made = group(luck, range(200), 30, "chat")
+    made, foreseen = group(luck, range(200), 30, "chat"), 0
     for step in range(100):
         drafts = 2 if 40 <= step < 60 else 3
         made.give_drafts(drafts)
         made.ask(made.wanted(1_000, 1_000), 0, 1_000)
-        found, rows = luck.accepted(made, made.drafts_asked), DraftRows(made.sequences, made.rows, {})
+        seen = luck.foreseen(made)
+        gained = seen[0] if seen is not None else luck.accepted(made, made.drafts_asked) + 1
+        assert seen is None or seen[1] == gained.sum()
         expected = [accepted(alone, range(i, i + 1), n, drafts, "chat")[0] for i, n in _where(made)[::50]]
-        assert found[::50].tolist() == expected, f"at step {step}"
+        assert (gained - 1)[::50].tolist() == expected, f"at step {step}"
+        foreseen += seen is not None
         made.take_due()
-        made.verify(rows, Verified(found, found + 1), ahead=False)
+        made.verify(DraftRows(made.sequences, made.rows, {}), Verified(gained), ahead=False)
         if step == 80:
             made.leave(made.sequences[0])
+    assert 70 < foreseen < 90, "in the steps after a change one looks at them alone"
 
 
 def _where(made: DraftGroup) -> list[tuple[int, int]]:

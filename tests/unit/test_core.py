@@ -740,7 +740,7 @@ def test_tokens_accepted_by_a_step_are_those_of_the_executor() -> None:
 
     class Accepts(SimExecutor):
         def execute(self, batch: Batch) -> StepResult:
-            return StepResult(10, [], Verified(np.array([2]), np.array([3])))
+            return StepResult(10, [], Verified(np.array([3])))
 
     core = engine(Sleeper())
     core.executor = Accepts(Constant(), MAX_MODEL_LEN)

@@ -26,7 +26,7 @@ def verify(group: DraftGroup, rows: list[int], gained: list[int], *, ahead: bool
     group.take_due()
     drafting = DraftRows(list(group.sequences), group.rows, {})
     tokens = np.array(gained)
-    group.verify(drafting, Verified(tokens - 1, tokens), ahead=ahead)
+    group.verify(drafting, Verified(tokens), ahead=ahead)
     return drafting
 
 
@@ -74,7 +74,7 @@ def test_what_is_known_as_a_step_lands_counts_as_if_known_before(leaves: bool) -
         group.ask(np.array([4, 4, 2]), 0, LONG)
         group.take_due()
         drafting = DraftRows(list(group.sequences), group.rows, {})
-        verified = Verified(np.array([0, 2, 1]), np.array([1, 3, 2]))
+        verified = Verified(np.array([1, 3, 2]))
         group.verify(drafting, verified if told else None, ahead=True)
         assert group.total_context_tokens == (15 + 6 if told else 15 + 10)
         if leaves:
@@ -109,7 +109,7 @@ def test_a_prompt_padded_with_dummy_drafts_counts_them_until_it_lands() -> None:
     """It joins ahead of its result as if they were accepted, and has one token with it."""
     group, seq = DraftGroup(4), ready(0, 5, 3)
     none = np.zeros(0, np.int64)
-    drafting = DraftRows([], none, {seq: 3}, verified=Verified(none, none))
+    drafting = DraftRows([], none, {seq: 3}, verified=Verified(none))
     group.join(seq, drafts=3, unknown=4)
     assert (seq.num_computed_tokens, seq.num_output_tokens, group.unknown.tolist()) == (8, 4, [4])
     group.land(drafting, [seq])

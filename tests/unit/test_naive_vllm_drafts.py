@@ -12,6 +12,7 @@ from naive_vllm_drafts import Drafting, NaiveDrafts
 from test_naive_vllm import MAX_MODEL_LEN, STEP_NS, scenario
 
 from batchsim.base.errors import ScenarioError, SchedulerStalled
+from batchsim.kernel.acceptance import DraftLuck
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.draft_group import DraftGroup, Ints
 from batchsim.kernel.protocols import PolicyContext
@@ -37,7 +38,7 @@ def found(seed: int, request: int, tokens: int) -> int:
     return random.Random(f"{seed} {request} {tokens} drafts").choice([0, 1, 3, 9])
 
 
-class Luck:
+class Luck(DraftLuck):
     """The same luck, as the executor asks for it."""
 
     def __init__(self, seed: int, varies: bool) -> None:

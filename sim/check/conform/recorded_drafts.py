@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from batchsim.kernel.acceptance import DraftLuck
 from batchsim.kernel.draft_group import DraftGroup, Ints
 from batchsim.kernel.types import Batch, Sequence
 
 
-class RecordedDrafts:
+class RecordedDrafts(DraftLuck):
     """What drafts were worth in each of `steps`, rows of a recording; `at` says which of them is being run.
 
     `most` drafts a sequence follow where the drafter always has as many as it is asked for; None: as recorded.

@@ -101,7 +101,23 @@ class VllmWithDrafts(Vllm):
         return batch
 
     def repeat(self, batch: Batch, now_ns: int) -> bool:
-        return False  # members gain different numbers of tokens
+        drafting, group, cache = batch.drafting, self.group, self.cache
+        if self._ahead or batch.chunks or batch.preempted or drafting is None or drafting.verified is None:
+            return False
+        if drafting.verified.drafts is not None or (cache is not None and self.waiting):
+            return False
+        # A blocked head stays blocked: free blocks only shrink while nobody ends, and the budget is left as it was.
+        rows = group.wanted(self._prefill_cap(), self.max_model_len)
+        if rows is not drafting.rows or self.stalled:
+            return False
+        if cache is not None:
+            cache.publish_group(group, 0)
+        group.ask(rows, self._lookahead, self.max_model_len)
+        if not self.kv.grow_group(group):
+            return False
+        group.take_due()
+        batch.verify_again()
+        return True
 
     def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
         group, drafting = self.group, batch.drafting
@@ -257,7 +273,7 @@ class VllmWithDrafts(Vllm):
         else:
             found = self.kv.allocate(seq, room)
         if found and seq.group is not None:
-            self.group.room[seq.phase] = seq.num_blocks * self.kv.block_size
+            self.group.hold(seq)
         return found
 
     def _release(self, seq: Sequence, unknown: int, *, returns: bool) -> None:
