@@ -157,7 +157,10 @@ def _batch_queue(core: EngineCore, driver: Driver, drains: Callable[[], bool], s
             untold = False
             batch = work if type(work) is Batch and (work.chunks or work.num_decode) else None
             ran = batch is not None
-            now_ns = yield Busy(now_ns + executor.host_ns(batch)[0], "launch")
+            host_ns = executor.host_ns(batch)
+            if batch is not None:
+                batch.host_ns = host_ns
+            now_ns = yield Busy(now_ns + host_ns[0], "launch")
             now_ns = yield Launch(batch)
             queue.append(ran)
             if ran and len(core.in_flight.steps) < sum(queue):  # a leap has landed the oldest
@@ -204,7 +207,8 @@ def _overlap(core: EngineCore, driver: Driver, drains: Callable[[], bool], settl
         batch = work if type(work) is Batch and (work.chunks or work.num_decode) else None
         apart = False
         if batch is not None:
-            now_ns = yield Busy(now_ns + executor.host_ns(batch)[0], "launch")
+            batch.host_ns = executor.host_ns(batch)
+            now_ns = yield Busy(now_ns + batch.host_ns[0], "launch")
             apart = batch.apart and last is not None
             if not apart:
                 now_ns = yield Launch(batch)
@@ -252,7 +256,8 @@ def _events(core: EngineCore, driver: Driver, drains: Callable[[], bool], settle
             continue
         work = _ask(core, driver, drains, now_ns)
         if type(work) is Batch and (work.chunks or work.num_decode):
-            yield Busy(now_ns + executor.host_ns(work)[0], "launch")
+            work.host_ns = executor.host_ns(work)
+            yield Busy(now_ns + work.host_ns[0], "launch")
             yield Launch(work)
         elif steps:
             yield _until_a_timer(Idle(steps[0].end_ns), core.next_timer_ns)

@@ -232,7 +232,8 @@ class EngineCore:
             self._fruitless = 0
         start_ns, duration_ns = now_ns, result.duration_ns
         if self._ahead:
-            start_ns, end_ns = self.in_flight.launch(batch, result, now_ns, self.executor.host_ns(batch)[1])
+            _, process_ns = batch.host_ns or self.executor.host_ns(batch)
+            start_ns, end_ns = self.in_flight.launch(batch, result, now_ns, process_ns)
             duration_ns = end_ns - start_ns
             self.recorder.lanes.launched(self.in_flight.called_ns, now_ns)
         else:

@@ -6,7 +6,7 @@ from batchsim.base.units import MAX_TIME_NS
 from batchsim.kernel.acceptance import outcome
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.draft_group import DraftGroup
-from batchsim.kernel.record import pack_step
+from batchsim.kernel.record import pack_decodes, pack_step
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Batch
 
@@ -31,15 +31,20 @@ def leap(core: EngineCore, executor: SimExecutor, batch: Batch, end_ns: int, hor
     num_decode, pad_rows = batch.num_decode, batch.pad_decode_rows
     passes, wide = batch.num_passes, batch.num_wide_passes
     waiting, running = scheduler.num_waiting, scheduler.num_running
+    is_padded = pad_rows or passes or batch.pad_context_tokens
     while quiet and end_ns < horizon_ns and repeat(batch, end_ns):
         quiet -= 1
         duration_ns = step_ns(batch)
         advance()
-        # Columns in the order of STEP_COLUMNS; unrolled here because a leap is little else than this line.
-        rows += pack(
-            end_ns, duration_ns, batch.context_tokens, 0, batch.pad_context_tokens, num_decode,
-            num_decode, 0, 0, 0, 0, 0, 0, pad_rows, 0, 0, kv.num_free, waiting, running, 0, passes, wide,
-        )  # fmt: skip
+        # Unrolled here, without the columns that are 0, because a leap is little else than these lines.
+        if is_padded:
+            rows += pack(
+                end_ns, duration_ns, batch.context_tokens, 0, batch.pad_context_tokens, num_decode,
+                num_decode, 0, 0, 0, 0, 0, 0, pad_rows, 0, 0, kv.num_free, waiting, running, 0, passes, wide,
+            )  # fmt: skip
+        else:
+            context, free = batch.context_tokens, kv.num_free
+            rows += pack_decodes(end_ns, duration_ns, context, num_decode, num_decode, free, waiting, running)
         end_ns += duration_ns
     return end_ns
 

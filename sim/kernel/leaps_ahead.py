@@ -54,7 +54,7 @@ def leap_ahead(
         batch = steps[-1].batch
     elif not batch.num_decode:
         return now_ns
-    host_ns = executor.host_ns(batch)
+    host_ns = batch.host_ns or executor.host_ns(batch)
     horizon_ns = _last_call_ns(host_ns[0], horizon())
     while True:
         oldest, latest = steps
@@ -123,7 +123,8 @@ def _decode_on(
         return called_ns
     decodes = core.schedule(called_ns, drains is not None and drains())
     assert type(decodes) is Batch, decodes
-    now_ns = called_ns + executor.host_ns(decodes)[0]
+    decodes.host_ns = executor.host_ns(decodes)
+    now_ns = called_ns + decodes.host_ns[0]
     core.execute(decodes, now_ns)
     return now_ns
 

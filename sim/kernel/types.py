@@ -182,7 +182,8 @@ class Batch:
     `layout` is the batch order of the real system: `by_order`, `decodes_first` or `chunks_first`, the chunks as listed.
     `apart`: where steps overlap, it is launched only once the results of the one before are processed.
     `num_steps` counts the steps it stands for: 1, and one more for each by which a leap repeated it. `group_step` is
-    the group's count of steps with this one, filled in as the step is launched.
+    the group's count of steps with this one, filled in as the step is launched. `host_ns`: what the executor said of
+    the host's time for it, for who asks again; None before.
     """
 
     __slots__ = (
@@ -193,6 +194,7 @@ class Batch:
         "decodes",
         "drafting",
         "group_step",
+        "host_ns",
         "joined",
         "layout",
         "left",
@@ -244,6 +246,7 @@ class Batch:
         self.apart = False
         self.num_steps = 1
         self.num_passes = self.num_wide_passes = 0
+        self.host_ns: tuple[int, int] | None = None
         self.group_step = self.num_accepted_tokens = 0
         self.drafting: DraftRows | None = None
         self.sampled: list[Sequence] | tuple[()] = ()

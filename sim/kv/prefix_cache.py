@@ -195,15 +195,17 @@ class BlockHashKV(Pins):
         if need:
             self.num_free -= need
             self._due += group.members_due()
+        if not self._num_sharing:
+            return True
         if isinstance(group, DraftGroup):
             self.publish_group(group, 1)
-        elif self._num_sharing:
-            self._deal()
-            unknown = self.unknown
-            for seq in group.members_due(ahead=1 - unknown):
-                holding = self._held[seq]
-                if holding.sharing:
-                    self._publish_to(holding, seq, seq.num_tokens - unknown)
+            return True
+        self._deal()
+        unknown = self.unknown
+        for seq in group.members_due(ahead=1 - unknown):
+            holding = self._held[seq]
+            if holding.sharing:
+                self._publish_to(holding, seq, seq.num_tokens - unknown)
         return True
 
     def grow_by(self, due: list[Sequence]) -> None:
