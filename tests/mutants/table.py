@@ -18,7 +18,10 @@ AHEAD = (
     "policies/test_leaps_ahead policies/test_vllm_pipelines unit/test_naive_vllm golden/test_ahead_recordings"
     " conformance:vllm"
 )
-DRAFTS = "unit/test_naive_vllm_drafts unit/test_acceptance golden/test_ahead_recordings conformance:vllm"
+DRAFTS = (
+    "unit/test_naive_vllm_drafts unit/test_acceptance golden/test_ahead_recordings policies/test_draft_leaps"
+    " conformance:vllm"
+)
 RADIX = (
     "unit/test_radix_cache policies/test_sglang policies/test_sglang_memory policies/test_sglang_drafts"
     " policies/test_tgi conformance:sglang"
@@ -46,12 +49,12 @@ TESTS = {
     "sim/kernel/core.py": ENGINE,
     "sim/kernel/chunks.py": ENGINE,
     "sim/kernel/in_flight.py": f"{ENGINE} {AHEAD} conformance/test_landing",
-    "sim/kernel/leaps.py": f"{ENGINE} {AHEAD} unit/test_sleeping_engines",
+    "sim/kernel/leaps.py": f"{ENGINE} {AHEAD} unit/test_sleeping_engines policies/test_draft_leaps",
     "sim/kernel/leaps_ahead.py": f"{ENGINE} {AHEAD} unit/test_sleeping_engines",
     "sim/kernel/pipeline_leaps.py": "policies/test_pipeline_leaps policies/test_vllm_pipelines",
     "sim/kernel/lane_rows.py": f"{ENGINE} {AHEAD} unit/test_record unit/test_sleeping_engines",
     "sim/kernel/packed_rows.py": "unit/test_record unit/test_keep",
-    "sim/kernel/sim_executor.py": ENGINE,
+    "sim/kernel/sim_executor.py": f"{ENGINE} policies/test_draft_leaps unit/test_acceptance",
     "sim/kernel/decode.py": ENGINE,
     "sim/kernel/journal.py": ENGINE,
     "sim/kernel/record.py": ENGINE + " unit/test_frames",
