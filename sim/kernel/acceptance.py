@@ -42,9 +42,9 @@ class DraftLuck(Protocol):
         ...
 
     def foreseen(self, group: DraftGroup) -> tuple[Ints, int] | None:
-        """One token more than `accepted` of each member in the step asked for, and the sum, where that was worked out
-        before; not to be changed."""
-        return None
+        """One token more than `accepted` of each member in the step asked for, not to be changed, and the sum; None
+        where that was not worked out for several steps at once, and `accepted` is to be asked."""
+        ...
 
     def proposed(
         self, group: DraftGroup, gained: Ints, seqs: list[Sequence]

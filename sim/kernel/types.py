@@ -273,6 +273,7 @@ class Batch:
         `Scheduler.repeat`."""
         group = self.decodes
         assert group is not None
+        self.num_steps += 1
         self.context_tokens = group.total_context_tokens
         self.joined = self.left = ()
 

@@ -15,7 +15,6 @@ from stepping import HostCost, run
 from test_sglang_naive import KNOBS, texts
 from whole_batches import MAX_MODEL_LEN
 
-from batchsim.kernel.acceptance import DraftLuck
 from batchsim.kernel.draft_group import DraftGroup, Ints
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.record import FINISHED
@@ -48,7 +47,7 @@ def right(request: int, position: int) -> bool:
     return random.Random(f"{request} {position}").random() < 0.6
 
 
-class Luck(DraftLuck):
+class Luck:
     """The same luck, as the executor asks for it."""
 
     def __init__(self, depth: int) -> None:
@@ -63,6 +62,9 @@ class Luck(DraftLuck):
             first, most = context + 1, min(n, self.depth)
             counts.append(next((j for j in range(most) if not right(seq.request.id, first + j)), most))
         return np.array(counts, np.int64)
+
+    def foreseen(self, group: DraftGroup) -> None:
+        return None
 
     def proposed(self, group: DraftGroup, gained: Ints, seqs: list[Sequence]) -> None:
         return None

@@ -16,7 +16,6 @@ from test_tensorrt_llm_overlap import EVICTING, KNOBS
 from test_tensorrt_llm_reuse import sharing
 from whole_batches import BLOCK_SIZE, MAX_MODEL_LEN, requests
 
-from batchsim.kernel.acceptance import DraftLuck
 from batchsim.kernel.draft_group import DraftGroup, Ints
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.types import Arrival, Sequence
@@ -34,7 +33,7 @@ def right(request: int, position: int) -> bool:
     return random.Random(f"{request} {position}").random() < 0.6
 
 
-class Luck(DraftLuck):
+class Luck:
     """The same luck, as the executor asks for it."""
 
     def key(self, seq: Sequence) -> int:
@@ -45,6 +44,9 @@ class Luck(DraftLuck):
         for seq, n, computed in zip(group.sequences, drafts.tolist(), group.context.tolist(), strict=True):
             counts.append(next((j for j in range(n) if not right(seq.request.id, computed + 1 + j)), n))
         return np.array(counts, np.int64)
+
+    def foreseen(self, group: DraftGroup) -> None:
+        return None
 
     def proposed(self, group: DraftGroup, gained: Ints, seqs: list[Sequence]) -> None:
         return None

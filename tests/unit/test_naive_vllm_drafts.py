@@ -12,7 +12,6 @@ from naive_vllm_drafts import Drafting, NaiveDrafts
 from test_naive_vllm import MAX_MODEL_LEN, STEP_NS, scenario
 
 from batchsim.base.errors import ScenarioError, SchedulerStalled
-from batchsim.kernel.acceptance import DraftLuck
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.draft_group import DraftGroup, Ints
 from batchsim.kernel.protocols import PolicyContext
@@ -38,7 +37,7 @@ def found(seed: int, request: int, tokens: int) -> int:
     return random.Random(f"{seed} {request} {tokens} drafts").choice([0, 1, 3, 9])
 
 
-class Luck(DraftLuck):
+class Luck:
     """The same luck, as the executor asks for it."""
 
     def __init__(self, seed: int, varies: bool) -> None:
@@ -54,6 +53,9 @@ class Luck(DraftLuck):
             wrong = (j for j in range(n) if not right(self.seed, seq.request.id, first + j))
             counts.append(next(wrong, n))
         return np.array(counts, np.int64)
+
+    def foreseen(self, group: DraftGroup) -> None:
+        return None
 
     def proposed(
         self, group: DraftGroup, gained: Ints, seqs: list[Sequence]

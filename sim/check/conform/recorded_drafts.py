@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from batchsim.kernel.acceptance import DraftLuck
 from batchsim.kernel.draft_group import DraftGroup, Ints
 from batchsim.kernel.types import Batch, Sequence
 
 
-class RecordedDrafts(DraftLuck):
+class RecordedDrafts:
     """What drafts were worth in each of `steps`, rows of a recording; `at` says which of them is being run.
 
     `most` drafts a sequence follow where the drafter always has as many as it is asked for; None: as recorded.
@@ -31,6 +30,9 @@ class RecordedDrafts(DraftLuck):
         rows = self._accepted[self._at()] if self._at() < len(self._accepted) else {}
         found = np.array([rows.get(seq.request.id, 0) for seq in group.sequences], drafts.dtype)
         return np.minimum(found, drafts)
+
+    def foreseen(self, group: DraftGroup) -> None:
+        return None
 
     def proposed(
         self, group: DraftGroup, gained: Ints, seqs: list[Sequence]
