@@ -255,13 +255,21 @@ class EngineCore:
 
         Returns what happened since events were last returned.
         """
+        step = self.land()
         if self._ahead:
-            if self.in_flight.steps[0].landing is not None:
-                self.in_flight.wait_for(0, self.journal)
-            step = self.in_flight.land(self.journal.lives)
             self.recorder.lanes.processed(now_ns, step.wasted_tokens)
-        else:
-            step = self.in_flight.steps.popleft()
+        return self.deliver(step, now_ns)
+
+    def land(self) -> LaunchedStep:
+        """Takes out the oldest step in flight, which is over, for `deliver`."""
+        if not self._ahead:
+            return self.in_flight.steps.popleft()
+        if self.in_flight.steps[0].landing is not None:
+            self.in_flight.wait_for(0, self.journal)
+        return self.in_flight.land(self.journal.lives)
+
+    def deliver(self, step: LaunchedStep, now_ns: int) -> list[EngineEvent]:
+        """`complete` of the step that `land` took out, but for the row of the host's part of it."""
         batch, finished = step.batch, step.finished
         self.journal.tokens(batch, finished, now_ns)
         if self.tells_tokens:
@@ -269,10 +277,7 @@ class EngineCore:
         self._respond(self.scheduler.complete(batch, finished, now_ns), now_ns)
         if self.scheduler.events:
             self._drain_events(now_ns)
-        events = self.events
-        if events:
-            self.events = []
-        return events
+        return self.take_events() if self.events else []
 
     def close(self, now_ns: int, reason: str) -> None:
         """Ends every open request as `unfinished`, those with a response held back too; KV in use is not freed."""
@@ -352,13 +357,7 @@ class EngineCore:
         if idle.until_ns is not None:
             if idle.until_ns <= now_ns:
                 raise SchedulerStalled(f"asks at {now_ns} ns to wait until {idle.until_ns} ns. {self._dump()}")
-        elif (
-            drain
-            and self.journal.lives
-            and not self.in_flight.steps
-            and self._next_cancel_ns() is None
-            and not self._sending
-        ):
+        elif drain and self.journal.lives and not (self.in_flight.steps or self._sending or self._next_cancel_ns()):
             raise SchedulerStalled(f"nothing is due after {now_ns} ns and the scheduler waits. {self._dump()}")
 
     def _dump(self) -> str:

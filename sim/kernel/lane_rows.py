@@ -26,12 +26,11 @@ class LaneRows:
     """A row for each step, in their order: `rows` of those processed, packed by `pack_lane`, but that those of `alike`
     are zeros until they are `written`; `open` has the first two columns of those in flight."""
 
-    __slots__ = ("_alike", "_last", "open", "rows")
+    __slots__ = ("_alike", "open", "rows")
 
     def __init__(self) -> None:
         self.rows = bytearray()
         self.open: deque[tuple[int, int]] = deque()
-        self._last = 0, 0
         self._alike = bytearray()  # which of `rows` are yet to be written: the first, how many, and the ns of `alike`
 
     def launched(self, called_ns: int, launched_ns: int) -> None:
@@ -44,13 +43,8 @@ class LaneRows:
 
     def processed(self, now_ns: int, wasted_tokens: int) -> None:
         """Writes the row of the oldest step in flight, which is processed at `now_ns`."""
-        self._last = called_ns, launched_ns = self.open.popleft()
+        called_ns, launched_ns = self.open.popleft()
         self.rows += pack_lane(called_ns, launched_ns, now_ns, wasted_tokens)
-
-    def reopen(self) -> None:
-        """Takes back the last `processed`."""
-        del self.rows[-_LANE.size :]
-        self.open.appendleft(self._last)
 
     def alike(self, count: int, launch_ns: int, process_ns: int) -> None:
         """As `processed`, of `count` steps in a row: each was asked for `process_ns` after the one before it had begun,

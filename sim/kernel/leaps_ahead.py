@@ -68,19 +68,21 @@ def leap_ahead(
             if len(finished) >= len(group.members) and all(map(finished.__contains__, group.members)):
                 return now_ns  # nobody is left to go on
             now_ns = called_ns
-            events = core.complete(now_ns)
+            events = core.deliver(core.land(), now_ns)
+            goes_on = True
             if events:
                 assert tell is not None, events
                 tell(events, now_ns)
                 horizon_ns = _last_call_ns(host_ns[0], horizon())
-                if now_ns >= horizon_ns or core.has_arrivals:
-                    return now_ns
-            batch.regroup()
-            host_ns = executor.host_ns(batch)
-            if not scheduler.repeat(batch, now_ns):
+                goes_on = now_ns < horizon_ns and not core.has_arrivals
+            if goes_on:
+                batch.regroup()
+                host_ns = executor.host_ns(batch)
+                goes_on = scheduler.repeat(batch, now_ns)
+            if not goes_on:
+                core.recorder.lanes.processed(now_ns, oldest.wasted_tokens)
                 return now_ns
             flight.stand_in(oldest, group)
-            core.recorder.lanes.reopen()
         elif oldest.batch.decodes is not group or not scheduler.repeat(batch, called_ns):
             return now_ns
         now_ns = _launch_on(core, executor, batch, called_ns, host_ns, horizon_ns)

@@ -348,7 +348,7 @@ class Idle:
 IDLE = Idle()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which would take several times as long to make, once a step
 class StepResult:
     """What a step took and which sequences produced their last token in it, in batch order.
 
