@@ -82,16 +82,16 @@ class Sources(HTMLParser):
 
 
 def parsed(text: str) -> float:
-    """A shown number as a plain one: `99.4 %`, `1,234`, `+10 %`, `245 ms`."""
-    match = re.fullmatch(r"[>]?([+−]?[\d,.]+(?:e-?\d+)?) ?(%|ns|us|ms|s)?", text)
+    """A shown number as a plain one: `99.4 %`, `1,234`, `+10 %`, `−0.4 points`, `245 ms`."""
+    match = re.fullmatch(r"[>]?([+−]?[\d,.]+(?:e-?\d+)?) ?(%|points|ns|us|ms|s)?", text)
     assert match, f"{text!r} is no number"
     value = float(match[1].replace(",", "").replace("−", "-"))
-    return value * {"%": 1e-2, "ns": 1e-9, "us": 1e-6, "ms": 1e-3}.get(match[2] or "", 1.0)
+    return value * {"%": 1e-2, "points": 1e-2, "ns": 1e-9, "us": 1e-6, "ms": 1e-3}.get(match[2] or "", 1.0)
 
 
 def same(shown: str, value: str) -> bool:
     """Whether a cell is shown as it is: a word as the word, a number to three digits or more, none far below zero."""
-    if shown == "below −100 %":
+    if shown == "below −100 points":
         return float(value) < -1
     if shown == value or (shown == "–" and value == "") or (shown, value) in (("yes", "True"), ("no", "False")):
         return True
@@ -214,7 +214,12 @@ def test_tables_are_there_as_csv_and_json_and_in_markdown(planned: tuple[Path, A
 
 def test_an_interval_that_reaches_below_everything_is_said_in_words() -> None:
     """A margin cannot be below minus one: a number there would be read as one of requests."""
-    assert [margin(value) for value in (-1.19, -1.0, -0.004, 0.01)] == ["below −100 %", "−100 %", "−0.4 %", "+1 %"]
+    assert [margin(value) for value in (-1.19, -1.0, -0.004, 0.01)] == [
+        "below −100 points",
+        "−100 points",
+        "−0.4 points",
+        "+1 points",
+    ]
 
 
 def test_a_page_opens_with_the_decision_and_ends_with_closed_appendices(planned: tuple[Path, Any]) -> None:
@@ -285,11 +290,11 @@ def test_what_is_not_shown_to_hold_is_not_said_to_fail(planned: tuple[Path, Any]
     for shown, verb in (("not shown to hold", "is not shown to hold"), ("fails", "fails")):
         row["one_less_shown"] = shown
         text = plan_text(tables, "EUR")
-        assert f"96.2 % {shown} (−0.41 %)" in text
-        sentence = f"one replica less gives 96.2 % and {verb} (its margin from −0.41 %, of chat)."
+        assert f"96.2 % {shown} (−0.41 points)" in text
+        sentence = f"one replica less gives 96.2 % and {verb} (its margin from −0.41 points, of chat)."
         assert sentence in " ".join(text.split())
         twin = markdown("tiny", sections(tables, "EUR", {}), [])
-        assert sentence in twin and f"| 96.2 % | {shown} | −0.41 % | chat |" in twin
+        assert sentence in twin and f"| 96.2 % | {shown} | −0.41 points | chat |" in twin
 
 
 def test_one_replica_is_no_plural(planned: tuple[Path, Any]) -> None:

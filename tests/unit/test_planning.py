@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -182,7 +183,8 @@ def test_headroom_does_not_go_beyond_what_is_completed_under_overload(replay: Sc
     """Though all of it would hold in a window as short as this one."""
     demand = demand_of(with_plan(replay, "plan.target.trace.factor=6", "seeds=2"))
     group = GpuGroup("one", "continuous", 2)
-    held = {seed: {"values": {"in_slo": 1.0, "slo_margin": 0.05, "cohort": 10_000}} for seed in range(2)}
+    shown = {"values": {"in_slo": 1.0, "slo_margin": 0.05, "cohort": 10_000}, "unstable": False}
+    held = dict.fromkeys(range(2), shown)
     seen = {Ask(group, Variation(traffic=times)): held for times in (1.1, 1.2, 1.3)}
     book = Book(demand, Sweep(tmp_path / "s"), results=seen)
     found = drive(book, [headroom(book, group, most) for most in (1.05, 1.15, 1.2, 9.0)])
@@ -208,7 +210,7 @@ def test_one_unlucky_seed_does_not_make_a_group_one_replica_too_large(replay: Sc
     margins = {1: [-0.5] * 6, 2: [-0.01, *[0.05] * 5], 3: [0.05] * 6}
     seen = {
         Ask(GpuGroup("one", "continuous", replicas)): {
-            seed: {"values": {"in_slo": 0.9 + margin, "slo_margin": margin, "cohort": 10_000}}
+            seed: {"values": {"in_slo": 0.9 + margin, "slo_margin": margin, "cohort": 10_000}, "unstable": False}
             for seed, margin in enumerate(of_seeds)
         }
         for replicas, of_seeds in margins.items()
@@ -229,16 +231,37 @@ def test_few_requests_without_a_miss_show_little() -> None:
 
 
 def test_a_mean_within_the_slo_does_not_fail() -> None:
-    """Fails: the mean is below. Not shown to hold: only the lower end of the interval is. Holds: neither."""
+    """Fails: the mean is below. Not shown to hold: only the lower end of the interval is. Holds: neither, and the queue
+    of most seeds does not grow."""
 
-    def shown(*margins: float) -> str:
+    def shown(*margins: float, growing: int = 0) -> str:
         observed = tuple(Observed(0.9 + margin, margin, {}) for margin in margins)
-        results = tuple({"values": {"cohort": 10_000.0}} for _ in margins)
+        results = tuple({"values": {"cohort": 10_000.0}, "unstable": i < growing} for i in range(len(margins)))
         return GroupProbe(Ask(GpuGroup("one", "continuous", 1)), results, observed, complete=True).shown
 
     assert shown(-0.01, 0.002, -0.02) == "fails"
     assert shown(-0.001, 0.005, 0.008) == "not shown to hold"
-    assert shown(0.0051, 0.005, 0.0052) == "holds"
+    assert shown(0.0051, 0.005, 0.0052) == shown(0.0051, 0.005, 0.0052, growing=1) == "holds"
+    assert shown(0.0051, 0.005, 0.0052, growing=2) == "overloaded"
+    assert shown(-0.01, 0.002, -0.02, growing=3) == "fails"
+
+
+@pytest.mark.parametrize("limit, shown", [(8, None), (1, "complete fewer than come: the queue grows")])
+def test_what_completes_fewer_than_come_does_not_hold(tmp_path: Path, limit: int, shown: str | None) -> None:
+    """One replica completes 0.91 of what comes, and an objective of minutes is met by all requests of a minute."""
+    text = REPLAY.replace("{kind: trace}", "{kind: poisson, mean_rate: 22/s}").replace("warmup: 1s", "duration: 60s")
+    lengths = "lengths: {prompt: {kind: fixed, tokens: 50}, output: {kind: fixed, tokens: 8}}"
+    text = re.sub(r"trace: \{path.*", lengths, text).replace("{trace: {factor: 1, shift: 500ms}}", "{rate: 22/s}")
+    text = text.replace("window: 4s", "window: 60s")
+    text = text.replace("ttft<1s & tpot<60ms", "ttft<5min").replace("max_replicas: 8", f"max_replicas: {limit}")
+    (tmp_path / "s.yaml").write_text(text)
+    planned = make_plan(load_scenario(str(tmp_path / "s.yaml")), Sweep(tmp_path / "points"))
+    (row,) = tables_of(planned)["configurations"]
+    assert planned.saturation_rps[0] == pytest.approx(20, rel=0.02)
+    if shown is None:
+        assert (row["replicas"], row["one_less"], row["one_less_shown"]) == (2, 1.0, "overloaded")
+    else:
+        assert row["why_not"] == f"max_replicas 1: 100 % of requests within the SLO with 1, which {shown}"
 
 
 def test_what_a_gpu_lacks_is_said_of_the_plan(replay: Scenario, tmp_path: Path) -> None:

@@ -63,12 +63,13 @@ def plain(value: Any) -> str:
 
 
 def margin(value: float) -> str:
-    """A share with its sign, the lower end of an interval; below -1 it says that seeds differ too much to say more."""
-    return "below −100 %" if value < -1 else signed(value)
+    """A difference of shares in percentage points, the lower end of an interval; below -1 it says that seeds differ too
+    much to say more."""
+    return "below −100 points" if value < -1 else signed(value, "points")
 
 
-def signed(value: float) -> str:
-    return f"{100 * value:+.3g} %".replace("-", "−") if value else "0 %"
+def signed(value: float, unit: str = "%") -> str:
+    return f"{100 * value:+.3g} {unit}".replace("-", "−") if value else f"0 {unit}"
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,9 @@ COLUMNS: dict[str, Column] = {
     ),
     "gpus": Column("GPUs", number),
     "holds": Column(
-        "holds", yes_no, "whether the lower end of the interval of the requests within the SLO meets the objective"
+        "holds",
+        yes_no,
+        "whether the lower end of the interval of the requests within the SLO meets the objective, and no queue grows",
     ),
     "cost_per_month": Column("cost a month", money, "price of all GPUs, used or not, for the hours of a month"),
     "cost_per_hour": Column("cost an hour", money),
@@ -105,13 +108,14 @@ COLUMNS: dict[str, Column] = {
     "attainment_high": Column("to", share),
     "shown": Column(
         "shown",
-        meaning="holds; fails, where the mean misses an objective; not shown to hold, where the mean meets all and the"
-        " lower end of its interval does not",
+        meaning="holds; fails, where the mean misses an objective; overloaded, where it meets all and the queue grows"
+        " as long as requests come; not shown to hold, where it meets all and the lower end of its interval does not",
     ),
     "margin_low": Column(
         "margin, low",
         margin,
-        "lower end of the interval of what is within the SLO beyond what it asks; of the worst class",
+        "lower end of the interval of what is within the SLO beyond what it asks, in percentage points; of the worst"
+        " class",
     ),
     "one_less": Column("with one replica less", share, "the same traffic on one replica less"),
     "one_less_shown": Column("which", meaning='what that shows of one replica less, in the words of "shown"'),

@@ -155,7 +155,12 @@ def sections(tables: Tables, currency: str, pictures: dict[str, str]) -> list[Se
         if "growth" in tables:
             views.append(view(tables, "growth", GROWTH, currency))
         day = _of(pictures, "traffic")
-        found.append(Section("The rest of the traffic", pictures=day, views=views, charts=day_charts(tables)))
+        told: Sentence = [
+            "Within the SLO is what all replicas give, all of them running all the time; replicas enough are how many"
+            " would do, none of them simulated alone."
+        ]
+        charts = day_charts(tables)
+        found.append(Section("The rest of the traffic", [told], pictures=day, views=views, charts=charts))
     if "classes" in tables:
         found.append(Section("What each class gets and costs", views=[view(tables, "classes", CLASSES, currency)]))
     if "what_if" in tables:

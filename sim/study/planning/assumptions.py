@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+
 from batchsim.results.fleet_inputs import watts
 from batchsim.results.heading import measured_at
 from batchsim.results.provenance import provenance
@@ -33,6 +35,7 @@ def assumptions(planned: Planned) -> list[dict[str, Any]]:
         ("requests a second", "those of the recording" if demand.slice_ns is not None else
          "as stated, in costs, goodput and the rest of the traffic; those drawn differ by chance: drawn_rps in"
          " probes.csv"),
+        ("lengths of requests", _told_lengths(planned)),
         ("busiest window", demand.window + demand.about),
         ("before the window", f"{minutes(file.workload.warmup)} of the traffic, simulated and not counted"
          if file.workload.warmup else "nothing: the engines start empty"),
@@ -40,7 +43,8 @@ def assumptions(planned: Planned) -> list[dict[str, Any]]:
          if file.workload.drain else "every request runs to its end"),
         ("objective", f"{file.slo}; each class its own where it has one; every request offered counts"),
         ("holds", "the lower end of the 95 % interval of the requests within the SLO meets it, for every class; it is"
-         " never above what as many requests without a miss would show"),
+         " never above what as many requests without a miss would show; and the queue does not grow as long as requests"
+         " come, in most seeds"),
         ("interval", _told_interval(planned)),
         ("router", f"{', '.join(f'{name} {value}' for name, value in asdict(plan.router).items())}; it takes no time"
          " and never fails"),
@@ -106,6 +110,15 @@ def _told_traffic(planned: Planned) -> str:
     if plan.target.diurnal is not None:
         return f"a day with a peak of {plan.target.diurnal.peak:g} requests/s{growth}, drawn as the scenario says"
     return f"{plan.target.rate:g} requests/s at all hours{growth}, drawn as the scenario says"
+
+
+def _told_lengths(planned: Planned) -> str:
+    """Mean tokens of the planned traffic's requests, of the first group that was simulated."""
+    results = next(probe.results for probe in planned.book.probes() if probe.ask.change == PLANNED and probe.results)
+    prompt, output = (
+        np.mean([result["workload"][f"mean_{part}_tokens"] for result in results]) for part in ("prompt", "output")
+    )
+    return f"on average {prompt:,.0f} prompt and {output:,.0f} output tokens, as simulated"
 
 
 def _told_interval(planned: Planned) -> str:

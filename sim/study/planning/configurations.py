@@ -93,6 +93,8 @@ def why_not(planned: Planned, index: int) -> str:
     tried = found.fails.ask.group.replicas
     if found.alone is None or not found.alone.missed:
         text = f"max_replicas {limit}: {_percent(found.fails)} of requests within the SLO with {tried}"
+        if found.fails.is_overloaded and (found.fails.margin.mean or 0) >= 0:
+            return f"{text}, which complete fewer than come: the queue grows"
         return text if found.fails.missed else f"{text}, {_too_few(found.fails)}"
     alone = found.alone
     lost = {reason: n for result in alone.results for reason, n in result["reasons"].get("rejected", {}).items()}
@@ -115,7 +117,7 @@ def why_not(planned: Planned, index: int) -> str:
 
 def _too_few(probe: GroupProbe) -> str:
     """Why a group that meets every objective on the mean is not shown to hold."""
-    least = "" if probe.margin.low is None else f", whose margin begins at {100 * probe.margin.low:+.3g} %"
+    least = "" if probe.margin.low is None else f", whose margin begins at {100 * probe.margin.low:+.3g} points"
     return (
         f"not shown to hold by {probe.num_requests:,.0f} requests in {probe.seeds} seeds{least}:"
         " a longer plan.window or more seeds may"

@@ -105,11 +105,14 @@ def smallest(
 
 
 def first_seed_passes(book: Book, ask: Ask) -> Search[bool]:
-    """Whether the first seed alone meets every objective; where there is but one, whether its stretches decide so."""
+    """Whether the first seed alone meets every objective, and its queue does not grow; where there is but one, whether
+    its stretches decide so."""
     seeds = book.seeds(ask.change)
     yield [(ask, seeds[:1])]
     probe = book.probe(ask)
-    return probe.met if len(seeds) == 1 else not probe.failed and probe.observed[0].margin >= 0
+    if len(seeds) == 1:
+        return probe.met
+    return not probe.failed and probe.observed[0].margin >= 0 and not probe.results[0]["unstable"]
 
 
 def _decided(

@@ -100,14 +100,21 @@ class GroupProbe:
         return sum(result["values"]["cohort"] for result in self.results)
 
     @property
+    def is_overloaded(self) -> bool:
+        """Whether the queue grows as long as requests come, in most of the seeds that were run: a window that is short
+        may end before they miss their objectives, but the traffic does not."""
+        return 2 * sum(result["unstable"] for result in self.results) > len(self.results)
+
+    @property
     def met(self) -> bool:
-        """Whether the lower end of the interval meets every objective."""
-        return self.complete and self.margin.low is not None and self.margin.low >= 0
+        """Whether the lower end of the interval meets every objective, and the queue does not grow."""
+        return self.complete and self.margin.low is not None and self.margin.low >= 0 and not self.is_overloaded
 
     @property
     def missed(self) -> bool:
-        """Whether an objective was missed on the mean, not just not shown to be met; or nothing could be simulated."""
-        return bool(self.failed) or (self.margin.mean is not None and self.margin.mean < 0)
+        """Whether an objective was missed on the mean, not just not shown to be met; or the queue grows; or nothing
+        could be simulated."""
+        return bool(self.failed) or self.is_overloaded or (self.margin.mean is not None and self.margin.mean < 0)
 
     @property
     def verdict(self) -> bool | None:
@@ -124,7 +131,11 @@ class GroupProbe:
             return "not simulated"
         if self.verdict is None:
             return "undecided"
-        return "holds" if self.met else "fails" if self.missed else "not shown to hold"
+        if self.met:
+            return "holds"
+        if self.margin.mean is not None and self.margin.mean < 0:
+            return "fails"
+        return "overloaded" if self.is_overloaded else "not shown to hold"
 
     def of_class(self, name: str) -> Interval | None:
         """The share of a class's requests within the SLO; None where a seed has no request of that class."""
