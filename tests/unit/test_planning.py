@@ -183,8 +183,7 @@ def test_headroom_does_not_go_beyond_what_is_completed_under_overload(replay: Sc
     """Though all of it would hold in a window as short as this one."""
     demand = demand_of(with_plan(replay, "plan.target.trace.factor=6", "seeds=2"))
     group = GpuGroup("one", "continuous", 2)
-    shown = {"values": {"in_slo": 1.0, "slo_margin": 0.05, "cohort": 10_000}, "unstable": False}
-    held = dict.fromkeys(range(2), shown)
+    held = {seed: {"values": {"in_slo": 1.0, "slo_margin": 0.05, "cohort": 10_000}} for seed in range(2)}
     seen = {Ask(group, Variation(traffic=times)): held for times in (1.1, 1.2, 1.3)}
     book = Book(demand, Sweep(tmp_path / "s"), results=seen)
     found = drive(book, [headroom(book, group, most) for most in (1.05, 1.15, 1.2, 9.0)])
@@ -210,7 +209,7 @@ def test_one_unlucky_seed_does_not_make_a_group_one_replica_too_large(replay: Sc
     margins = {1: [-0.5] * 6, 2: [-0.01, *[0.05] * 5], 3: [0.05] * 6}
     seen = {
         Ask(GpuGroup("one", "continuous", replicas)): {
-            seed: {"values": {"in_slo": 0.9 + margin, "slo_margin": margin, "cohort": 10_000}, "unstable": False}
+            seed: {"values": {"in_slo": 0.9 + margin, "slo_margin": margin, "cohort": 10_000}}
             for seed, margin in enumerate(of_seeds)
         }
         for replicas, of_seeds in margins.items()
@@ -236,14 +235,25 @@ def test_a_mean_within_the_slo_does_not_fail() -> None:
 
     def shown(*margins: float, growing: int = 0) -> str:
         observed = tuple(Observed(0.9 + margin, margin, {}) for margin in margins)
-        results = tuple({"values": {"cohort": 10_000.0}, "unstable": i < growing} for i in range(len(margins)))
-        return GroupProbe(Ask(GpuGroup("one", "continuous", 1)), results, observed, complete=True).shown
+        results = tuple({"values": {"cohort": 10_000.0}} for _ in margins)
+        grows = tuple(i < growing for i in range(len(margins)))
+        return GroupProbe(Ask(GpuGroup("one", "continuous", 1)), results, observed, complete=True, growing=grows).shown
 
     assert shown(-0.01, 0.002, -0.02) == "fails"
     assert shown(-0.001, 0.005, 0.008) == "not shown to hold"
     assert shown(0.0051, 0.005, 0.0052) == shown(0.0051, 0.005, 0.0052, growing=1) == "holds"
     assert shown(0.0051, 0.005, 0.0052, growing=2) == "overloaded"
     assert shown(-0.01, 0.002, -0.02, growing=3) == "fails"
+
+
+def test_a_queue_that_grows_with_the_rate_rules_nothing_out(replay: Scenario, tmp_path: Path) -> None:
+    """What waits of a recording, whose rate changes, grows while that does, however many replicas there are."""
+    group = Ask(GpuGroup("one", "continuous", 2))
+    grown = {
+        seed: {"values": {"in_slo": 1.0, "slo_margin": 0.1, "cohort": 10_000}, "unstable": True} for seed in (0, 1)
+    }
+    book = Book(demand_of(with_plan(replay, "plan.target.trace.factor=6", "seeds=2")), Sweep(tmp_path), {group: grown})
+    assert book.probe(group).met
 
 
 @pytest.mark.parametrize("limit, shown", [(8, None), (1, "complete fewer than come: the queue grows")])

@@ -43,8 +43,8 @@ def assumptions(planned: Planned) -> list[dict[str, Any]]:
          if file.workload.drain else "every request runs to its end"),
         ("objective", f"{file.slo}; each class its own where it has one; every request offered counts"),
         ("holds", "the lower end of the 95 % interval of the requests within the SLO meets it, for every class; it is"
-         " never above what as many requests without a miss would show; and the queue does not grow as long as requests"
-         " come, in most seeds"),
+         " never above what as many requests without a miss would show"
+         + ("; and the queue does not grow as long as requests come, in most seeds" if demand.is_steady else "")),
         ("interval", _told_interval(planned)),
         ("router", f"{', '.join(f'{name} {value}' for name, value in asdict(plan.router).items())}; it takes no time"
          " and never fails"),

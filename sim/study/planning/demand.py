@@ -85,6 +85,14 @@ class Demand:
         return len(self.parts) == 1
 
     @property
+    def is_steady(self) -> bool:
+        """Whether requests come at one rate throughout the busiest window: a queue that grows then says that they are
+        too many, and not that the rate does."""
+        workload = self.scenario.file.workload
+        changes = isinstance(workload.arrivals, ProfiledArrivals) or workload.sessions is not None
+        return self.slice_ns is None and not changes
+
+    @property
     def mean_share(self) -> float:
         """The mean rate over the busiest window's."""
         seconds = sum(part.seconds for part in self.parts)

@@ -112,7 +112,7 @@ def first_seed_passes(book: Book, ask: Ask) -> Search[bool]:
     probe = book.probe(ask)
     if len(seeds) == 1:
         return probe.met
-    return not probe.failed and probe.observed[0].margin >= 0 and not probe.results[0]["unstable"]
+    return not probe.failed and probe.observed[0].margin >= 0 and not any(probe.growing[:1])
 
 
 def _decided(

@@ -73,7 +73,8 @@ class Observed:
 class GroupProbe:
     """What simulations of an Ask showed: a result for every seed that was run; `complete` if no other seed decides.
 
-    `failed` says why the group could not be simulated, where that is so: it is then not shown to hold.
+    `failed` says why the group could not be simulated, where that is so: it is then not shown to hold. `growing`: for
+    each result, whether its queue grew as long as requests came, at one rate; empty where that rate changes.
     """
 
     ask: Ask
@@ -81,6 +82,7 @@ class GroupProbe:
     observed: tuple[Observed, ...]
     complete: bool
     failed: str = ""
+    growing: tuple[bool, ...] = ()
 
     @cached_property
     def attainment(self) -> Interval:
@@ -103,7 +105,7 @@ class GroupProbe:
     def is_overloaded(self) -> bool:
         """Whether the queue grows as long as requests come, in most of the seeds that were run: a window that is short
         may end before they miss their objectives, but the traffic does not."""
-        return 2 * sum(result["unstable"] for result in self.results) > len(self.results)
+        return 2 * sum(self.growing) > len(self.results)
 
     @property
     def met(self) -> bool:
@@ -243,7 +245,9 @@ class Book:
                 self._observed[ask, seed] = self._observe(ask, found[seed])
             observed += self._observed[ask, seed]
         results = tuple(found[seed] for seed in sorted(found))
-        return GroupProbe(ask, results, tuple(observed), complete=set(self.seeds(ask.change)) <= set(found))
+        growing = tuple(result["unstable"] for result in results) if self.demand.is_steady else ()
+        complete = set(self.seeds(ask.change)) <= set(found)
+        return GroupProbe(ask, results, tuple(observed), complete=complete, growing=growing)
 
     def probes(self) -> list[GroupProbe]:
         """The probes of all Asks, in the order in which they were asked for."""
