@@ -256,22 +256,50 @@ def test_a_queue_that_grows_with_the_rate_rules_nothing_out(replay: Scenario, tm
     assert book.probe(group).met
 
 
-@pytest.mark.parametrize("limit, shown", [(8, None), (1, "complete fewer than come: the queue grows")])
-def test_what_completes_fewer_than_come_does_not_hold(tmp_path: Path, limit: int, shown: str | None) -> None:
-    """One replica completes 0.91 of what comes, and an objective of minutes is met by all requests of a minute."""
+def patient(folder: Path, limit: int = 8) -> Scenario:
+    """22 requests a second in the mean, of which one replica completes 20, with an objective of minutes for a window of
+    one."""
     text = REPLAY.replace("{kind: trace}", "{kind: poisson, mean_rate: 22/s}").replace("warmup: 1s", "duration: 60s")
     lengths = "lengths: {prompt: {kind: fixed, tokens: 50}, output: {kind: fixed, tokens: 8}}"
     text = re.sub(r"trace: \{path.*", lengths, text).replace("{trace: {factor: 1, shift: 500ms}}", "{rate: 22/s}")
-    text = text.replace("window: 4s", "window: 60s")
-    text = text.replace("ttft<1s & tpot<60ms", "ttft<5min").replace("max_replicas: 8", f"max_replicas: {limit}")
-    (tmp_path / "s.yaml").write_text(text)
-    planned = make_plan(load_scenario(str(tmp_path / "s.yaml")), Sweep(tmp_path / "points"))
+    text = text.replace("window: 4s", "window: 60s").replace("max_replicas: 8", f"max_replicas: {limit}")
+    (folder / "s.yaml").write_text(text.replace("ttft<1s & tpot<60ms", "ttft<5min"))
+    return load_scenario(str(folder / "s.yaml"))
+
+
+@pytest.mark.parametrize("limit, shown", [(8, None), (1, "complete fewer than come: the queue grows")])
+def test_what_completes_fewer_than_come_does_not_hold(tmp_path: Path, limit: int, shown: str | None) -> None:
+    """Though all requests meet the objective."""
+    planned = make_plan(patient(tmp_path, limit), Sweep(tmp_path / "points"))
     (row,) = tables_of(planned)["configurations"]
     assert planned.saturation_rps[0] == pytest.approx(20, rel=0.02)
     if shown is None:
         assert (row["replicas"], row["one_less"], row["one_less_shown"]) == (2, 1.0, "overloaded")
     else:
         assert row["why_not"] == f"max_replicas 1: 100 % of requests within the SLO with 1, which {shown}"
+
+
+def test_one_seed_whose_queue_grows_does_not_decide(tmp_path: Path) -> None:
+    """Neither with as many replicas as there may be, nor of how much more traffic they hold."""
+    grown = [
+        {"values": {"in_slo": 1.0, "slo_margin": 0.1, "cohort": 10_000}, "unstable": unstable}
+        for unstable in (True, False, False)
+    ]
+    group = GpuGroup("one", "continuous", 2)
+    asks = [Ask(group), Ask(replace(group, replicas=1)), *(Ask(group, Variation(traffic=t)) for t in (1.1, 1.2, 1.3))]
+    seen = {ask: dict(enumerate(grown)) for ask in asks}
+    seen[asks[1]] = {seed: {**grown[0]} for seed in range(3)}
+    book = Book(demand_of(patient(tmp_path)), Sweep(tmp_path / "points"), seen)
+    (found,) = drive(book, [smallest(book, group, 2)])
+    assert found.group == group and found.fails is not None and found.fails.shown == "overloaded"
+    (probes,) = drive(book, [headroom(book, group, 9.0)])
+    assert [(probe.ask.change.traffic, probe.shown) for probe in probes] == [(1.3, "holds")]
+
+
+@pytest.mark.parametrize("arrivals, is_steady", [("poisson", True), ("on_off, on: 60s, off: 60s", False)])
+def test_bursts_that_last_are_no_steady_rate(tmp_path: Path, arrivals: str, is_steady: bool) -> None:
+    changed = with_plan(patient(tmp_path), f"workload.arrivals={{kind: {arrivals}, mean_rate: 22/s}}")
+    assert demand_of(changed).is_steady is is_steady
 
 
 def test_what_a_gpu_lacks_is_said_of_the_plan(replay: Scenario, tmp_path: Path) -> None:

@@ -94,7 +94,8 @@ COLUMNS: dict[str, Column] = {
     "holds": Column(
         "holds",
         yes_no,
-        "whether the lower end of the interval of the requests within the SLO meets the objective, and no queue grows",
+        "whether the lower end of the interval of the requests within the SLO meets the objective, and no queue is seen"
+        " to grow",
     ),
     "cost_per_month": Column("cost a month", money, "price of all GPUs, used or not, for the hours of a month"),
     "cost_per_hour": Column("cost an hour", money),

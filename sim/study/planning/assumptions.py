@@ -44,7 +44,8 @@ def assumptions(planned: Planned) -> list[dict[str, Any]]:
         ("objective", f"{file.slo}; each class its own where it has one; every request offered counts"),
         ("holds", "the lower end of the 95 % interval of the requests within the SLO meets it, for every class; it is"
          " never above what as many requests without a miss would show"
-         + ("; and the queue does not grow as long as requests come, in most seeds" if demand.is_steady else "")),
+         + ("; and the queue of most seeds is not seen to grow as long as requests come, which only"
+            " a window shows that is four times as long as a request" if demand.is_steady else "")),
         ("interval", _told_interval(planned)),
         ("router", f"{', '.join(f'{name} {value}' for name, value in asdict(plan.router).items())}; it takes no time"
          " and never fails"),
@@ -114,7 +115,9 @@ def _told_traffic(planned: Planned) -> str:
 
 def _told_lengths(planned: Planned) -> str:
     """Mean tokens of the planned traffic's requests, of the first group that was simulated."""
-    results = next(probe.results for probe in planned.book.probes() if probe.ask.change == PLANNED and probe.results)
+    simulated = (probe.results for probe in planned.book.probes() if probe.ask.change == PLANNED and probe.results)
+    if not (results := next(simulated, ())):
+        return "not known: no group could be simulated"
     prompt, output = (
         np.mean([result["workload"][f"mean_{part}_tokens"] for result in results]) for part in ("prompt", "output")
     )

@@ -35,6 +35,9 @@ _MINUTE_NS = 60 * NS_PER_S
 ONE_COPY = 2.0  # below so many copies of a trace the seeds hardly differ
 
 
+_STEADY = PoissonArrivals | ConstantArrivals | GammaArrivals | WeibullArrivals
+
+
 @dataclass(frozen=True)
 class Variation:
     """A change of the planned traffic: factors on its rate (`traffic`), the dispersion of arrivals, the prompt lengths.
@@ -87,10 +90,9 @@ class Demand:
     @property
     def is_steady(self) -> bool:
         """Whether requests come at one rate throughout the busiest window: a queue that grows then says that they are
-        too many, and not that the rate does."""
+        too many, and not that the rate does. Bursts that last have a rate of their own."""
         workload = self.scenario.file.workload
-        changes = isinstance(workload.arrivals, ProfiledArrivals) or workload.sessions is not None
-        return self.slice_ns is None and not changes
+        return self.slice_ns is None and workload.sessions is None and isinstance(workload.arrivals, _STEADY)
 
     @property
     def mean_share(self) -> float:

@@ -89,8 +89,8 @@ def smallest(
                 return Found(None, None, book.probe(ask(high)), alone)
         low = high
         while True:
-            if low == limit:
-                return Found(None, None, book.probe(ask(low)), alone)
+            if low == limit:  # of which one seed alone may be mistaken
+                return (yield from _decided(book, ask, limit, too_few, limit, alone, show))
             high, step = min(limit, low + step), 2 * step
             if (yield from first_seed_passes(book, ask(high))):
                 break
@@ -104,15 +104,15 @@ def smallest(
     return (yield from _decided(book, ask, high, too_few, limit, alone, show))
 
 
-def first_seed_passes(book: Book, ask: Ask) -> Search[bool]:
-    """Whether the first seed alone meets every objective, and its queue does not grow; where there is but one, whether
-    its stretches decide so."""
+def first_seed_passes(book: Book, ask: Ask, *, may_grow: bool = False) -> Search[bool]:
+    """Whether the first seed alone meets every objective, and its queue, unless it `may_grow`, does not; where there is
+    but one, whether its stretches decide so."""
     seeds = book.seeds(ask.change)
     yield [(ask, seeds[:1])]
     probe = book.probe(ask)
     if len(seeds) == 1:
         return probe.met
-    return not probe.failed and probe.observed[0].margin >= 0 and not any(probe.growing[:1])
+    return not probe.failed and probe.observed[0].margin >= 0 and (may_grow or not any(probe.growing[:1]))
 
 
 def _decided(
@@ -148,7 +148,7 @@ def headroom(book: Book, group: GpuGroup, most: float) -> Search[list[GroupProbe
     """
     steps = [Ask(group, Variation(traffic=times)) for times in HEADROOM_STEPS if times <= most]
     passed = 0
-    while passed < len(steps) and (yield from first_seed_passes(book, steps[passed])):
+    while passed < len(steps) and (yield from first_seed_passes(book, steps[passed], may_grow=True)):
         passed += 1
     found = [book.probe(step) for step in steps[passed : passed + 1]]
     while passed:

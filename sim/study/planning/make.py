@@ -253,8 +253,11 @@ def _look_around(planned: Planned, holding: list[int], best: int, parts: Sequenc
             if change.dispersion == 1 or can_disperse(planned.demand):
                 harder = group(i).replicas - 1  # what fails without the change fails with it
                 more = smallest(book, group(i), limit, change, too_few=harder)
-                search = more if i == best else judge(book, Ask(group(i), change))
-                named.append((("changed", i, name), search))
+                judged = judge(book, Ask(group(i), change))
+                if i == best:
+                    named += [(("changed", i, name), more), (("judged", i, name), judged)]  # else one seed may be all
+                else:
+                    named.append((("changed", i, name), judged))
         error = planned.cost_error(i)
         if isinstance(error, CostError):
             for end in (error.low, error.high):
