@@ -354,10 +354,11 @@ class EngineCore:
         self._end(seq, now_ns, Rejected, reason)
 
     def _check_idle(self, idle: Idle, now_ns: int, drain: bool) -> None:
+        nothing_comes = drain and self.journal.lives and not (self.in_flight.steps or self._sending)
         if idle.until_ns is not None:
             if idle.until_ns <= now_ns:
                 raise SchedulerStalled(f"asks at {now_ns} ns to wait until {idle.until_ns} ns. {self._dump()}")
-        elif drain and self.journal.lives and not (self.in_flight.steps or self._sending or self._next_cancel_ns()):
+        elif nothing_comes and self._next_cancel_ns() is None:
             raise SchedulerStalled(f"nothing is due after {now_ns} ns and the scheduler waits. {self._dump()}")
 
     def _dump(self) -> str:

@@ -288,7 +288,7 @@ def test_one_seed_whose_queue_grows_does_not_decide(tmp_path: Path) -> None:
     group = GpuGroup("one", "continuous", 2)
     asks = [Ask(group), Ask(replace(group, replicas=1)), *(Ask(group, Variation(traffic=t)) for t in (1.1, 1.2, 1.3))]
     seen = {ask: dict(enumerate(grown)) for ask in asks}
-    seen[asks[1]] = {seed: {**grown[0]} for seed in range(3)}
+    seen[asks[1]] = dict.fromkeys(range(3), grown[0])
     book = Book(demand_of(patient(tmp_path)), Sweep(tmp_path / "points"), seen)
     (found,) = drive(book, [smallest(book, group, 2)])
     assert found.group == group and found.fails is not None and found.fails.shown == "overloaded"

@@ -93,7 +93,7 @@ def why_not(planned: Planned, index: int) -> str:
     tried = found.fails.ask.group.replicas
     if found.alone is None or not found.alone.missed:
         text = f"max_replicas {limit}: {_percent(found.fails)} of requests within the SLO with {tried}"
-        if found.fails.is_overloaded and (found.fails.margin.mean or 0) >= 0:
+        if found.fails.shown == "overloaded":
             return f"{text}, which complete fewer than come: the queue grows"
         return text if found.fails.missed else f"{text}, {_too_few(found.fails)}"
     alone = found.alone

@@ -33,8 +33,6 @@ _PART_S = (60.0, 300.0, 900.0, HOUR_S)  # of which the shortest that makes at mo
 MAX_PARTS = 24
 _MINUTE_NS = 60 * NS_PER_S
 ONE_COPY = 2.0  # below so many copies of a trace the seeds hardly differ
-
-
 _STEADY = PoissonArrivals | ConstantArrivals | GammaArrivals | WeibullArrivals
 
 

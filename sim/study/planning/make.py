@@ -254,8 +254,8 @@ def _look_around(planned: Planned, holding: list[int], best: int, parts: Sequenc
                 harder = group(i).replicas - 1  # what fails without the change fails with it
                 more = smallest(book, group(i), limit, change, too_few=harder)
                 judged = judge(book, Ask(group(i), change))
-                if i == best:
-                    named += [(("changed", i, name), more), (("judged", i, name), judged)]  # else one seed may be all
+                if i == best:  # whose search may leave the group itself with one seed
+                    named += [(("changed", i, name), more), (("judged", i, name), judged)]
                 else:
                     named.append((("changed", i, name), judged))
         error = planned.cost_error(i)
