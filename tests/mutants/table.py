@@ -46,7 +46,7 @@ SGLANG_DRAFTS = (
 )
 # The tests of each file, in tests/; `conformance:KIND` are those of one policy.
 TESTS = {
-    "sim/kernel/core.py": ENGINE,
+    "sim/kernel/core.py": f"{ENGINE} conformance/test_landing",
     "sim/kernel/chunks.py": ENGINE,
     "sim/kernel/in_flight.py": f"{ENGINE} {AHEAD} conformance/test_landing",
     "sim/kernel/leaps.py": f"{ENGINE} {AHEAD} unit/test_sleeping_engines policies/test_draft_leaps",

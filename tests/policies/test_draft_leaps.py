@@ -10,6 +10,7 @@ import pytest
 from stepping import BLOCK_SIZE, Run, run
 from whole_batches import requests
 
+from batchsim.kernel.record import SAT_OUT
 from batchsim.kernel.tokens import TokenIds
 from batchsim.kernel.types import Arrival
 from batchsim.kv.choice import new_kv
@@ -57,6 +58,15 @@ def test_what_a_lookup_does_not_find_is_asked_every_time() -> None:
     """How many n-grams turn up is known after each step."""
     done = leapt(requests("0:9->160 0:7->160"), SpeculativeConfig("ngram", 3, 0.5, found=0.5))
     assert len(done.log) == len(done.records.steps)
+
+
+def test_who_finds_no_token_left_sits_out() -> None:
+    """Of three that verify three drafts each, in steps of 5 tokens: the first takes 4, the second what is left."""
+    done = leapt(requests("0:1->40 0:1->40 0:1->40"), max_num_seqs=3, max_num_batched_tokens=5)
+    states = done.records.states
+    sat_out = states[states["state"] == SAT_OUT]
+    assert len(sat_out) and set(sat_out["request_id"].tolist()) == {2}
+    assert {done.records.texts[reason] for reason in sat_out["reason"].tolist()} == {"token_budget"}
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -11,6 +11,7 @@ from whole_batches import blocked, requests
 
 from batchsim.base.errors import ScenarioError
 from batchsim.kernel.kv_blocks import CountingKV, KVBlockManager
+from batchsim.kernel.policy_config import Device
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.types import IDLE, Batch, Request, Sequence
 from batchsim.kv.radix_cache import RadixKV
@@ -385,3 +386,13 @@ def test_one_that_was_looked_at_is_known_by_its_uncached_tokens(tokens: int, mak
     adder.make(goes)
     assert adder.batch.rows() == [stays, goes]
     assert adder.make(comes) == ([goes] if makes_way else [])
+
+
+@pytest.mark.parametrize(
+    ("gib", "tokens"), [(16, 2048), (20, 4096), (24, 4096), (60, 8192), (80, 8192), (160, 16384), (180, 16384)]
+)
+def test_a_chunk_of_a_prompt_is_as_large_as_the_gpu(gib: int, tokens: int) -> None:
+    """Unless it is stated."""
+    device = Device("some", gib * 2**30, 8192)
+    assert SglangConfig.device_defaults(device, {}) == {"chunked_prefill_size": tokens}
+    assert SglangConfig.device_defaults(device, {"chunked_prefill_size": 512}) == {}
