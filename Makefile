@@ -20,7 +20,7 @@ help:
 	@echo "make demo-live the same plus torch: calibrate a tiny model here, run it live, compare with the simulation"
 	@echo "make test      set up, then the fast tests"
 	@echo "make test-all  every test that needs no GPU; installs torch and Ray"
-	@echo "make test-rest what of test-all make test has not run, but for what is judged by the clock; of the slow ones a share with DRAWN=1/6:seed, as .ci/run does"
+	@echo "make test-rest what of test-all make test has not run, but for what is judged by the clock; of the slow ones a share with DRAWN=1/12:seed, as .ci/run does"
 	@echo "make test-wheel is what pip installs whole? In an empty environment, from another folder"
 	@echo "make accelerated builds the accelerated wheel, compiled by mypyc, into build/: minutes, and a C compiler"
 	@echo "make test-accelerated does what it holds leave the same records, and pass the tests of policies?"

@@ -1,5 +1,5 @@
 """How many random cases the tests draw that do not say so themselves: few in `make test`, more in `make test-all`. And
-which slow tests run where only a share of them is to: `--drawn 1/6:SEED`, as `.ci/run` has it for each commit.
+which slow tests run where only a share of them is to: `--drawn 1/12:SEED`, as `.ci/run` has it for each commit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ QUICK, THOROUGH = 3, 12
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--drawn", metavar="SHARE:SEED", help="of the slow tests this share alone (1/6), drawn by the seed"
+        "--drawn", metavar="SHARE:SEED", help="of the slow tests this share alone (1/12), drawn by the seed"
     )
 
 

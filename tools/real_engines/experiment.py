@@ -45,9 +45,9 @@ class Asker:
         write_text(path, tidy(load, sent.answers))
         return path
 
-    def idle_step_s(self, number: int) -> float:
+    def idle_step_s(self, suffix: str) -> float:
         """The median over requests sent one after another of the mean time of a decode step."""
-        (run,) = read_measured(self.measure(IDLE, f"-{number}"))
+        (run,) = read_measured(self.measure(IDLE, suffix))
         assert run.requests is not None, "the file has them one by one"
         return statistics.median(run.requests.latency_s("tpot").tolist())
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from batchsim.base.errors import MeasuredError
@@ -127,11 +127,26 @@ def _found(error: MetricError) -> str:
     return f"{error.error:+.1%} ({values}, ± {error.spread:.1%})" if error.spread is not None else f"{error.error:+.1%}"
 
 
+@dataclass(frozen=True)
+class _Readings:
+    """Of the sentinel, in files whose names have `suffix`."""
+
+    ask: Asker
+    suffix: str
+    values_s: list[float] = field(default_factory=list[float])
+
+    def read(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.values_s.append(self.ask.idle_step_s(f"{self.suffix}-{len(self.values_s) + 1}"))
+
+
 def judge(engine: Engine, out: Path, *, minutes: float, seconds: float, repeats: int, say: Say) -> Judgement:
     """Starts the engine, calibrates it for `minutes`, and judges what is then predicted of loads of `seconds` each.
 
-    `out` gets all that was measured, `mine.json`, and `judgement.json` and `.md`. BatchsimError where one of it fails,
-    or where `out` holds something already: what an earlier run measured is not this engine's.
+    Half of the `repeats` are measured before the calibration and half after it, so that a machine that slows down does
+    not make all loads slower than what was calibrated. `out` gets all that was measured, `mine.json`, and
+    `judgement.json` and `.md`. BatchsimError where one of it fails, or where `out` holds something already: what an
+    earlier run measured is not this engine's.
     """
     out.mkdir(parents=True, exist_ok=True)
     if any(out.iterdir()):
@@ -145,21 +160,27 @@ def judge(engine: Engine, out: Path, *, minutes: float, seconds: float, repeats:
         warm_up = ask.load_at("heavy", *RATES["heavy"], WARM_UP_S, seed=11)
         ask.measure(replace(warm_up, name="warm-up-heavy"))
         loads = [ask.load_at(name, mix, share, seconds, seed=11) for name, (mix, share) in RATES.items()]
-        sentinel_s = [ask.idle_step_s(number) for number in range(AT_CALIBRATION // 2)]
-        rates = ", ".join(f"{load.name} {load.rate_rps:.3g}/s" for load in loads)
-        say(f"idle decode step {1e3 * statistics.mean(sentinel_s):.3f} ms; to be predicted: {rates}")
-        calibrate(server, engine.slots, scenario, out, minutes)
-        say(f"calibrated: {out / 'mine.json'}")
-        sentinel_s += [ask.idle_step_s(number) for number in range(AT_CALIBRATION // 2, AT_CALIBRATION)]
+        say("to be predicted: " + ", ".join(f"{load.name} {load.rate_rps:.3g}/s" for load in loads))
+        shown, loaded = _Readings(ask, "-calibration"), _Readings(ask, "-loads")
         files: dict[str, list[Path]] = {load.name: [] for load in loads}
-        for repeat in range(repeats):
-            for load in loads:
-                files[load.name].append(ask.measure(load, f"-{repeat + 1}"))
-                sentinel_s.append(ask.idle_step_s(len(sentinel_s)))
-            say(f"measured {repeat + 1} of {repeats}, idle decode step {1e3 * sentinel_s[-1]:.3f} ms")
+
+        def measure(numbers: range) -> None:
+            for number in numbers:
+                for load in loads:
+                    files[load.name].append(ask.measure(load, f"-{number + 1}"))
+                    loaded.read()
+                say(f"measured {number + 1} of {repeats}, idle decode step {1e3 * loaded.values_s[-1]:.3f} ms")
+
+        measure(range(repeats // 2))
+        shown.read(AT_CALIBRATION // 2)
+        calibrate(server, engine.slots, scenario, out, minutes)
+        shown.read(AT_CALIBRATION // 2)
+        say(f"calibrated: {out / 'mine.json'}, idle decode step {1e3 * statistics.mean(shown.values_s):.3f} ms")
+        measure(range(repeats // 2, repeats))
+    sentinel_s = (*shown.values_s, *loaded.values_s)
     comparisons = predict(scenario, str((out / "mine.json").resolve()), files)
     meanwhile = json.loads(read_text(out / "mine" / "experiment.json"))["moved"]
-    found = Judgement(version(engine), comparisons, tuple(sentinel_s), max(ask.stalled), meanwhile)
+    found = Judgement(version(engine), comparisons, sentinel_s, max(ask.stalled), meanwhile)
     made = provenance() | {"minutes": minutes, "seconds": seconds, "repeats": repeats}
     rows = [{"what": one.what, "bound": one.bound, "found": one.found, "verdict": _word(one)} for one in found.verdicts]
     whole = {
