@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
 from enum import Enum
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import Cancelled, EngineEvent, Finished
@@ -32,20 +32,26 @@ class Wait(Enum):
 ENTER, SETTLE, THROUGH, LAND = Wait
 
 
-class Launch(NamedTuple):
+class Launch:
     """Launch the step `batch`, without waiting for its end; None: the scheduler was asked and had nothing to run."""
 
-    batch: Batch | None
+    __slots__ = ("batch",)
+
+    def __init__(self) -> None:
+        self.batch: Batch | None = None
 
 
-class Busy(NamedTuple):
+class Busy:
     """The host is at work until `until_ns`, and nobody enters; a driver in real time, whose host has worked, goes on.
 
     `work`: `launch` the step just scheduled, `process` the results of the oldest call in flight, or `nap`.
     """
 
-    until_ns: int
-    work: Literal["launch", "process", "nap"]
+    __slots__ = ("until_ns", "work")
+
+    def __init__(self, work: Literal["launch", "process", "nap"]) -> None:
+        self.work = work
+        self.until_ns = 0
 
 
 Waits = Generator[Wait | Idle | Batch | Launch | Busy, int, None]
@@ -69,8 +75,10 @@ def crank(
     """Runs `core` for ever, by its loop. Yields what to wait for; is sent the time, in ns, at which that is over.
 
     For an Idle the driver waits until its `until_ns` or the next arrival, whichever is sooner; for a Batch it executes
-    the step, waits for its end and sends that. `drains` says whether no arrival will come until this engine acts, which
-    a scheduler is told; by default `driver.is_over`. `settles`: SETTLE is yielded. Both are for several engines.
+    the step, waits for its end and sends that. A Launch or Busy is the driver's until it sends the time: the loop makes
+    one of each kind and fills it in again, several times a step. `drains` says whether no arrival will come until this
+    engine acts, which a scheduler is told; by default `driver.is_over`. `settles`: SETTLE is yielded. Both are for
+    several engines.
     """
     loop = {"sync": _sync, "batch_queue": _batch_queue, "overlap": _overlap, "events": _events}[core.loop.kind]
     return loop(core, driver, drains or driver.is_over, settles)
@@ -135,6 +143,7 @@ def _batch_queue(core: EngineCore, driver: Driver, drains: Callable[[], bool], s
     """
     executor, depth, nap_ns = core.executor, core.loop.depth, core.loop.nap_ns
     queue = core.in_flight.calls
+    launch, launching, processing, napping = Launch(), Busy("launch"), Busy("process"), Busy("nap")
     untold = False  # whether someone has ended since the scheduler was last asked, which asks it once more
     while True:
         now_ns = yield ENTER
@@ -160,8 +169,9 @@ def _batch_queue(core: EngineCore, driver: Driver, drains: Callable[[], bool], s
             host_ns = executor.host_ns(batch)
             if batch is not None:
                 batch.host_ns = host_ns
-            now_ns = yield Busy(now_ns + host_ns[0], "launch")
-            now_ns = yield Launch(batch)
+            launching.until_ns, launch.batch = now_ns + host_ns[0], batch
+            yield launching
+            now_ns = yield launch
             queue.append(ran)
             if ran and len(core.in_flight.steps) < sum(queue):  # a leap has landed the oldest
                 queue.popleft()
@@ -172,14 +182,16 @@ def _batch_queue(core: EngineCore, driver: Driver, drains: Callable[[], bool], s
                 process_ns = core.in_flight.steps[0].process_ns
             else:
                 process_ns = executor.host_ns(None)[1]
-            now_ns = yield Busy(now_ns + process_ns, "process")
+            processing.until_ns = now_ns + process_ns
+            now_ns = yield processing
             if has_results:
                 events = core.complete(now_ns)
                 if events:
                     untold = untold or _has_left(events)
                     driver.tell(events, now_ns)
         if not ran and nap_ns and (core.has_entered or untold):
-            yield Busy(now_ns + nap_ns, "nap")
+            napping.until_ns = now_ns + nap_ns
+            yield napping
 
 
 def _overlap(core: EngineCore, driver: Driver, drains: Callable[[], bool], settles: bool) -> Waits:
@@ -191,6 +203,7 @@ def _overlap(core: EngineCore, driver: Driver, drains: Callable[[], bool], settl
     tensorrt_llm/_torch/pyexecutor/py_executor.py (00043967), `_executor_loop_overlap`.
     """
     executor = core.executor
+    launch, launching, processing = Launch(), Busy("launch"), Busy("process")
     last: Batch | None = None  # launched by the call before, its results not processed
     while True:
         now_ns = yield ENTER
@@ -208,16 +221,18 @@ def _overlap(core: EngineCore, driver: Driver, drains: Callable[[], bool], settl
         apart = False
         if batch is not None:
             batch.host_ns = executor.host_ns(batch)
-            now_ns = yield Busy(now_ns + batch.host_ns[0], "launch")
+            launching.until_ns, launch.batch = now_ns + batch.host_ns[0], batch
+            now_ns = yield launching
             apart = batch.apart and last is not None
             if not apart:
-                now_ns = yield Launch(batch)
+                now_ns = yield launch
         if last is not None and len(core.in_flight.steps) > (batch is not None and not apart):  # else a leap landed it
             now_ns = yield LAND
-            now_ns = yield Busy(now_ns + core.in_flight.steps[0].process_ns, "process")
+            processing.until_ns = now_ns + core.in_flight.steps[0].process_ns
+            now_ns = yield processing
             if apart:
                 # Scheduled before, with the rows of then: its counters move before the results are told.
-                yield Launch(batch)
+                yield launch
             events = core.complete(now_ns)
             if events:
                 driver.tell(events, now_ns)
@@ -233,6 +248,7 @@ def _events(core: EngineCore, driver: Driver, drains: Callable[[], bool], settle
     Source: vidur/scheduler/replica_scheduler/base_replica_scheduler.py (7d47513a), `on_schedule`, and vidur/events/*.
     """
     executor, depth, steps = core.executor, core.loop.depth, core.in_flight.steps
+    launch, launching, processing = Launch(), Busy("launch"), Busy("process")
     while True:
         now_ns = yield ENTER
         if not (core.has_work or steps) and driver.is_over():
@@ -240,7 +256,8 @@ def _events(core: EngineCore, driver: Driver, drains: Callable[[], bool], settle
             continue
         if steps and steps[0].end_ns <= now_ns:
             now_ns = yield LAND
-            now_ns = yield Busy(now_ns + steps[0].process_ns, "process")
+            processing.until_ns = now_ns + steps[0].process_ns
+            now_ns = yield processing
             events = core.complete(now_ns)
             if events:
                 driver.tell(events, now_ns)
@@ -257,8 +274,9 @@ def _events(core: EngineCore, driver: Driver, drains: Callable[[], bool], settle
         work = _ask(core, driver, drains, now_ns)
         if type(work) is Batch and (work.chunks or work.num_decode):
             work.host_ns = executor.host_ns(work)
-            yield Busy(now_ns + work.host_ns[0], "launch")
-            yield Launch(work)
+            launching.until_ns, launch.batch = now_ns + work.host_ns[0], work
+            yield launching
+            yield launch
         elif steps:
             yield _until_a_timer(Idle(steps[0].end_ns), core.next_timer_ns)
         elif isinstance(work, Idle) and (core.has_work or not driver.is_over()):

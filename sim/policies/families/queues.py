@@ -1,4 +1,7 @@
-"""Strict queues of waiting sequences: only the head may be taken, and a preempted sequence is put back."""
+"""Strict queues of waiting sequences: only the head may be taken, and a preempted sequence is put back.
+
+`entries` is one object for a queue's whole life, empty where nobody waits: what is asked at every step is asked of it.
+"""
 
 from __future__ import annotations
 
@@ -12,51 +15,45 @@ class FcfsQueue:
     """First come, first served; the preempted return to the front."""
 
     def __init__(self) -> None:
-        self._queue: deque[Sequence] = deque()
-
-    def __len__(self) -> int:
-        return len(self._queue)
+        self.entries: deque[Sequence] = deque()
 
     def head(self) -> Sequence:
-        return self._queue[0]
+        return self.entries[0]
 
     def pop(self) -> Sequence:
-        return self._queue.popleft()
+        return self.entries.popleft()
 
     def push(self, seq: Sequence) -> None:
-        self._queue.append(seq)
+        self.entries.append(seq)
 
     def put_back(self, seq: Sequence, behind: int = 0) -> None:
         """Puts `seq` behind the first `behind` ones."""
-        self._queue.insert(behind, seq)
+        self.entries.insert(behind, seq)
 
     def remove(self, seq: Sequence) -> None:
-        self._queue.remove(seq)
+        self.entries.remove(seq)
 
 
 class PriorityQueue:
     """A heap by (priority, arrival, id); the preempted are pushed like any other."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, int, Sequence]] = []
-
-    def __len__(self) -> int:
-        return len(self._heap)
+        self.entries: list[tuple[int, int, int, Sequence]] = []
 
     def head(self) -> Sequence:
-        return self._heap[0][3]
+        return self.entries[0][3]
 
     def pop(self) -> Sequence:
-        return heappop(self._heap)[3]
+        return heappop(self.entries)[3]
 
     def push(self, seq: Sequence) -> None:
         request = seq.request
-        heappush(self._heap, (request.priority, request.arrival_ns, request.id, seq))
+        heappush(self.entries, (request.priority, request.arrival_ns, request.id, seq))
 
     def put_back(self, seq: Sequence, behind: int = 0) -> None:
         """Puts `seq` in its place, whatever `behind` says."""
         self.push(seq)
 
     def remove(self, seq: Sequence) -> None:
-        self._heap = [entry for entry in self._heap if entry[3] is not seq]
-        heapify(self._heap)
+        self.entries[:] = [entry for entry in self.entries if entry[3] is not seq]
+        heapify(self.entries)

@@ -63,7 +63,8 @@ class Vllm:
         self.stalled: dict[Sequence, None] = {}  # running, ready to decode, sat out the last step
         self.ending: dict[Sequence, None] = {}  # running, their last token by length in flight
         self._last: Batch | None = None  # of the last call; the prompts that end in it have not joined its group
-        self.waiting: FcfsQueue | PriorityQueue = PriorityQueue() if config.policy == "priority" else FcfsQueue()
+        self.queue: FcfsQueue | PriorityQueue = PriorityQueue() if config.policy == "priority" else FcfsQueue()
+        self.waiting = self.queue.entries  # to ask whether anyone waits
         self._aside: dict[Sequence, None] = {}  # waiting, were passed over once for results in flight
         self._watermark_blocks = int(config.watermark * (kv.num_blocks + 1))  # vLLM counts its null block in
         self._step_tokens, self._slots = config.step_tokens, config.slots
@@ -85,7 +86,7 @@ class Vllm:
         if refusal is not None:
             self.events.append(refusal)
             return
-        self.waiting.push(seq)
+        self.queue.push(seq)
 
     def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
         if seq in self.running:
@@ -153,7 +154,7 @@ class Vllm:
         if not self.waiting:
             return self._blocked is None
         # A head that waits for a slot does so until somebody ends.
-        waits = self._blocked == (self.waiting.head(), "no_slot") and len(self.running) >= self._slots
+        waits = self._blocked == (self.queue.head(), "no_slot") and len(self.running) >= self._slots
         return waits and self._step_tokens > len(self.running)
 
     def next_groups(self) -> list[DecodeGroup]:
@@ -320,7 +321,7 @@ class Vllm:
             self._cohorts.preempted(victim)
         self._release(victim, self._unknown(victim), returns=True)
         victim.reset_computed()
-        self.waiting.put_back(victim, behind=len(self._aside))
+        self.queue.put_back(victim, behind=len(self._aside))
 
     def _release(self, seq: Sequence, unknown: int, *, returns: bool) -> None:
         if self.cache is None:
@@ -340,7 +341,7 @@ class Vllm:
 
     def _forget(self, seq: Sequence) -> None:
         """Takes `seq` out of the queue for good."""
-        self.waiting.remove(seq)
+        self.queue.remove(seq)
         self._aside.pop(seq, None)
         self._cohorts.stale.pop(seq, None)
 
@@ -349,19 +350,19 @@ class Vllm:
     ) -> str:
         """Admits from the head of the queue, into `chunks` and `cached`, within `left` tokens; returns why the next one
         does not fit, "" if nobody is left. Who has results in flight is passed over."""
-        config, waiting, cache, stale = self.config, self.waiting, self.cache, self._cohorts.stale
+        config, queue, cache, stale = self.config, self.queue, self.cache, self._cohorts.stale
         passed_over: list[Sequence] = []
         reason = ""
-        while waiting:
+        while self.waiting:
             if left <= 0:
                 reason = "token_budget"
                 break
             if len(self.running) >= self._slots:
                 reason = "no_slot"
                 break
-            seq = waiting.head()
+            seq = queue.head()
             if seq in stale:
-                passed_over.append(waiting.pop())
+                passed_over.append(queue.pop())
                 continue
             hit = cache.lookup(seq) if cache is not None else 0
             start = max(hit, seq.settled_computed_tokens)  # what came with a handed-over request is not looked up
@@ -374,14 +375,14 @@ class Vllm:
             if not self._room(seq, start + n, hit):
                 reason = "kv_blocks"
                 break
-            self._start(waiting.pop(), start)
+            self._start(queue.pop(), start)
             if hit:
                 cached.append((seq, hit))
             chunks.append((seq, n))
             left -= n
         if passed_over:
             for seq in reversed(passed_over):
-                waiting.put_back(seq)
+                queue.put_back(seq)
                 self._aside[seq] = None
             reason = reason or "in_flight"
         return reason
@@ -410,7 +411,7 @@ class Vllm:
         return not self.config.enable_chunked_prefill or self.cache.growth_is_awaited(self.group)
 
     def _note_blocked(self, reason: str) -> None:
-        blocked = (self.waiting.head(), reason) if self.waiting else None
+        blocked = (self.queue.head(), reason) if self.waiting else None
         if blocked is not None and blocked != self._blocked:
             self.events.append(Event("blocked", *blocked))
         self._blocked = blocked

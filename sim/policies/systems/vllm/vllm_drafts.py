@@ -286,15 +286,15 @@ class VllmWithDrafts(Vllm):
     def _let_in(self, cap: int, budget: _Budget, chunks: Chunks, cached: Chunks) -> str:
         """Admits from the head of the queue, into `chunks` and `cached`; returns why the next one does not fit, "" if
         nobody is left."""
-        waiting, cache = self.waiting, self.cache
+        queue, cache = self.queue, self.cache
         pads = not chunks  # beside prompts there is no width to keep to
         alone = not self.group.members
-        while waiting:
+        while self.waiting:
             if budget.most <= 0:
                 return "token_budget"
             if len(self.running) >= self._slots:
                 return "no_slot"
-            seq = waiting.head()
+            seq = queue.head()
             hit = cache.lookup(seq) if cache is not None else 0
             start = max(hit, seq.settled_computed_tokens)  # what came with a handed-over request is not looked up
             n, padding = min(seq.num_tokens - start, cap), 0
@@ -314,7 +314,7 @@ class VllmWithDrafts(Vllm):
                 n = budget.most
             if not self._room(seq, start + n + padding, hit):
                 return "kv_blocks"
-            self._start(waiting.pop(), start)
+            self._start(queue.pop(), start)
             if hit:
                 cached.append((seq, hit))
             if padding:
