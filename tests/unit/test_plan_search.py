@@ -131,6 +131,24 @@ def test_the_winner_is_that_of_looking_at_all(lenient: int) -> None:
         assert len({i for i, _ in known.last_looks}) < 45
 
 
+def test_a_patient_objective_is_not_climbed_to_by_single_replicas() -> None:
+    """Where short looks rule nothing out, the last rung leaps and halves; the winner and its replicas are the same."""
+    rng = np.random.default_rng(8)
+    for _ in range(50):
+        needs = rng.integers(24, 65, 30).tolist()
+        prices = rng.choice([1.0, 2.5, 4.0], 30).tolist()
+        known = Known(needs, lenient=64)
+        halving = Halving(prices, 64, 3, known, pilots=(0, 1), guess=4)
+        best = halving.run()
+        costs = [price * need for price, need in zip(prices, needs, strict=True)]
+        assert best is not None and costs[best] == min(costs) and halving.states[best].held == needs[best]
+        assert all(state.held in (None, need) for state, need in zip(halving.states, needs, strict=True))
+        pilots = [replicas for i, replicas in known.last_looks if i == 0]
+        assert len(pilots) == len(set(pilots)) <= 2 * np.log2(64) + 1
+        singly = [min(need, int(min(costs) / price)) for price, need in zip(prices, needs, strict=True)]
+        assert len(known.last_looks) < sum(singly) / 2
+
+
 def test_what_cannot_be_built_and_what_never_holds_is_told_apart() -> None:
     """A broken pilot is no obstacle; where nothing holds there is no winner."""
     halving = Halving([1.0, 1.0, 5.0], 4, 3, Known([1, 3, 1], 0, broken=(0,)), pilots=(0, 1))

@@ -50,7 +50,8 @@ class State:
     """One configuration: its price a replica, the fewest replicas not ruled out, and how far it came.
 
     `out` says why it was ruled out: `price`, `looks`, `failed`, `limit`; "" while it is not. `held`: the replicas that
-    were decided to hold, None where none were. `rung`: the last one it was looked at on.
+    were decided to hold, None where none were. `rung`: the last one it was looked at on. While it is decided, `enough`
+    are more replicas that hold, None while none are known, and the next look leaves half of `step` out.
     """
 
     price: float
@@ -60,6 +61,8 @@ class State:
     failed: str = ""
     held: int | None = None
     rung: int = -1
+    enough: int | None = None
+    step: int = 0
 
     @property
     def cost(self) -> float:
@@ -172,7 +175,11 @@ class Halving:
         return [i for i in configurations if not self.states[i].out]
 
     def _decide(self, configurations: list[int]) -> None:
-        """Decides, the cheapest first, those that may cost no more than what holds already."""
+        """Decides, the cheapest first, those that may cost no more than what holds already.
+
+        Where replicas are too few, the next looks leave ever more out, then halve what is between: an objective so
+        patient that short looks rule nothing out is not climbed to by single replicas.
+        """
         last, known = self.rungs - 1, set()
         while True:
             open_ = [i for i in configurations if not self.states[i].out and self.states[i].held is None]
@@ -186,12 +193,26 @@ class Halving:
             batch = [i for i in open_ if self.states[i].cost <= cheapest * (1 + _SAME)]
             self.told[last].entered += len(set(batch) - known)
             known |= set(batch)
-            for i, look in self._look(last, {i: self.states[i].replicas for i in batch}).items():
-                if look.holds:
+            for i in batch:
+                if self.states[i].enough == self.states[i].replicas:
                     self.states[i].held = self.states[i].replicas
-                    self.ceiling = min(self.ceiling, self.states[i].cost)
+            wanted = {i: self._next(i) for i in batch if self.states[i].held is None}
+            for i, look in self._look(last, wanted).items():
+                state = self.states[i]
+                if look.holds:
+                    self.ceiling = min(self.ceiling, state.price * wanted[i])
+                    state.enough = wanted[i]
+                    state.held = wanted[i] if wanted[i] == state.replicas else None
                 else:
-                    self._more(i, last)
+                    self._more(i, last, wanted[i] + 1 - state.replicas)
+                    state.step = max(1, 2 * state.step)
+
+    def _next(self, i: int) -> int:
+        """The replicas to decide next: the fewest that are not ruled out, then ever more, as many as the ceiling pays
+        for; half-way between, once more of them hold."""
+        state = self.states[i]
+        wanted = state.replicas + state.step // 2 if state.enough is None else (state.replicas - 1 + state.enough) // 2
+        return max(state.replicas, min(wanted, self._affordable(state.price)))
 
     def _cheaper(self) -> list[int]:
         """The next of those that wait although they may cost less than what holds, the cheapest first."""
@@ -210,12 +231,12 @@ class Halving:
     def _order(self, i: int) -> tuple[float, float, int]:
         return round(self.states[i].cost, 9), -self.states[i].margin, i
 
-    def _more(self, i: int, rung: int) -> bool:
-        """Takes one replica more, which it needs at least; True where that rules the configuration out."""
+    def _more(self, i: int, rung: int, more: int = 1) -> bool:
+        """Takes so many replicas more, which it needs at least; True where that rules the configuration out."""
         state = self.states[i]
         if state.out:
             return True
-        state.replicas += 1
+        state.replicas += more
         if state.replicas > self.limit:
             self._out(i, "limit", rung)
         elif state.cost > self.ceiling * (1 + _SAME):
