@@ -97,15 +97,7 @@ def _pareto(tables: Tables, currency: str) -> Figure:
             markersize=7,
             zorder=3,
         )
-        ax.annotate(
-            str(row["replicas"]),
-            (row["cost_per_month"], row["goodput_rps"]),
-            xytext=(0, 7),
-            textcoords="offset points",
-            ha="center",
-            size=8,
-            color=color,
-        )
+    _numbers(ax, rows, look)
     _frontier(ax, rows)
     offered = max((row["offered_rps"] for row in rows), default=0.0)
     ax.axhline(offered, color=GREY, linewidth=1, linestyle=":")
@@ -125,6 +117,23 @@ def _pareto(tables: Tables, currency: str) -> Figure:
     ]
     _legend(fig, tables, rows, extra)
     return fig
+
+
+def _numbers(ax: Axes, rows: list[Row], look: dict[tuple[str, str], tuple[str, str]]) -> None:
+    """Writes the replicas above the marks: once above those of one kind of GPU that cost the same."""
+    highest: dict[tuple[str, int, float], Row] = {}
+    for row in sorted(rows, key=lambda row: row["goodput_rps"]):
+        highest[row["gpu"], row["replicas"], round(row["cost_per_month"], 6)] = row
+    for row in highest.values():
+        ax.annotate(
+            str(row["replicas"]),
+            (row["cost_per_month"], row["goodput_rps"]),
+            xytext=(0, 7),
+            textcoords="offset points",
+            ha="center",
+            size=8,
+            color=look[row["gpu"], row["policy"]][0],
+        )
 
 
 def _frontier(ax: Axes, rows: list[Row]) -> None:
