@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +13,7 @@ import yaml
 
 from batchsim.base.errors import ScenarioError
 from batchsim.report.page.plan_text import plan_text
+from batchsim.report.page.sections import TableView, sections
 from batchsim.report.page.write_page import MANIFEST, write_report
 from batchsim.scenario import Scenario, load_scenario
 from batchsim.study.planning.demand import Variation, demand_of
@@ -20,6 +22,7 @@ from batchsim.study.planning.plan_tables import plan_tables
 from batchsim.study.planning.probe import Ask, Book, GpuGroup, GroupProbe, Observed
 from batchsim.study.planning.searched import hopeless
 from batchsim.study.planning.space import space_of
+from batchsim.study.planning.tables import Tables
 from batchsim.study.sweep.points import Sweep
 from tools import search_check
 
@@ -211,6 +214,45 @@ def test_a_plan_that_searches_ends_with_command_and_manifest(searched: Scenario,
     frontier = tables["pareto"]
     assert all(one["cost_per_month"] < two["cost_per_month"] for one, two in pairwise(frontier))
     assert all(one["attainment"] < two["attainment"] for one, two in pairwise(frontier))
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Tables:
+    """The tables of a search of four configurations."""
+    folder = tmp_path_factory.mktemp("four")
+    (folder / "s.yaml").write_text(SEARCHED.replace("continuous: {", "vllm: {enable_prefix_caching: false, "))
+    free = "plan.free={gpu: [own], max_num_seqs: [2, 64], router: [least_tokens, round_robin]}"
+    return plan_tables(load_scenario(str(folder / "s.yaml"), overrides=[free]), out=folder / "results")
+
+
+def how_it_was_found(tables: Tables) -> list[TableView]:
+    shown = sections(tables | {"glossary": []}, "$", {})
+    return next(section.views for section in shown if section.title == "How it was found")
+
+
+def test_the_counts_of_a_search_add_up_and_say_why(four: Tables) -> None:
+    """All enter the first rung; who is not left on a rung enters the next, and every one that is left has a reason."""
+    rungs = four["search"]
+    assert rungs[0]["entered"] == len(four["searched"]) == 4
+    for one, two in pairwise(rungs):
+        assert one["entered"] - one["ruled_out"] - one["waiting"] == two["entered"]
+    counts = [sum(map(int, re.findall(r"(?:^|; )(\d+) ", row["why_left"]))) for row in rungs]
+    assert sum(counts) == 4 and counts[-1] == rungs[-1]["entered"]
+    assert "shown to hold" in rungs[-1]["why_left"]
+    assert all(row["why_left"] in " ".join(plan_text(four, "$").split()) for row in rungs)
+    for row, cells in zip(rungs, how_it_was_found(four)[0].rows, strict=True):
+        assert {row["what"], row["why_left"] or "–"} <= {cell.text for cell in cells}
+
+
+def test_one_replica_is_one_group_whatever_the_router(four: Tables) -> None:
+    """Each configuration has a name of its own, and those that are the same group are told and shown once."""
+    rows = four["searched"]
+    assert len({(row["gpu"], row["policy"]) for row in rows}) == len(rows) == 4
+    twins = [row for row in rows if row["twin"]]
+    assert twins and all("router " in row["policy"] and "needs no router" in row["why_lost"] for row in twins)
+    shown = [row[1].text for row in how_it_was_found(four)[1].rows]
+    assert shown == [row["policy"] for row in rows if not row["twin"]]
+    assert not any(row["policy"] in plan_text(four, "$") for row in twins)
 
 
 def test_the_check_of_the_search_takes_its_scenario_as_an_argument() -> None:

@@ -198,6 +198,7 @@ COLUMNS: dict[str, Column] = {
     "entered": Column("configurations", number),
     "looks": Column("looks", number, "simulated groups: a configuration with so many replicas"),
     "ruled_out": Column("ruled out", number),
+    "why_left": Column("left, and why"),
     "waiting": Column(
         "waiting",
         number,

@@ -16,8 +16,8 @@ def search_lines(tables: Tables, currency: str) -> list[str]:
     lines += [_rung(row) for row in tables["search"]]
     for row in tables.get("left_out", []):
         lines.append(f"left out {row['configurations']}: {row['why_lost']}")
-    lost = [row for row in tables["searched"] if row["why_lost"] and row["cost_per_month_at_least"] is not None]
-    for row in lost[:RUNNERS_UP]:
+    lost = [row for row in tables["searched"] if row["why_lost"] and not row["twin"]]
+    for row in [row for row in lost if row["cost_per_month_at_least"] is not None][:RUNNERS_UP]:
         least = "" if row["decided"] else "at least "
         cost = f"{least}{currency} {money(row['cost_per_month_at_least'])} a month"
         lines.append(
@@ -28,10 +28,10 @@ def search_lines(tables: Tables, currency: str) -> list[str]:
 
 def _rung(row: Row) -> str:
     seeds = "1 seed" if row["seeds"] == 1 else f"{row['seeds']} seeds"
-    waiting = f", {row['waiting']} wait" if row["waiting"] else ""
+    left = f"; of these {row['why_left']}" if row["why_left"] else ""
     return (
         f"  {row['rung']} ({seconds(row['window_s'])}, {seeds}): {row['entered']} configurations in"
-        f" {row['looks']} looks, {row['ruled_out']} ruled out{waiting}"
+        f" {row['looks']} looks{left}"
     )
 
 

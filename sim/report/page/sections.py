@@ -88,7 +88,7 @@ CLASSES = (
     "cost_per_month_by_use",
 )
 SURENESS = ("gpu", "policy", "error", "quantity", "low", "planned", "high", "source")
-SEARCH = ("rung", "window_s", "seeds", "entered", "looks", "ruled_out", "waiting")
+SEARCH = ("rung", "window_s", "seeds", "what", "entered", "looks", "why_left")
 SEARCHED = ("gpu", "policy", "replicas_at_least", "cost_per_month_at_least", "margin_low", "why_lost")
 SENSITIVITY = (
     "change",
@@ -114,6 +114,12 @@ PARETO = (
 )
 FIRST = 12
 """Configurations of a search that the report shows."""
+_RUNGS: Sentence = [
+    "Of the configurations that entered a rung, those that were not left there entered the next. A short look runs the"
+    " beginning of the window: what misses there so often that the rest of the window could not make up for it is ruled"
+    " out. Before all others the first configuration of every kind of GPU is taken to the end, so that it is known what"
+    " has to be paid at most."
+]
 SHOWN = list(
     dict.fromkeys(
         (*HELD, *EVIDENCE, *NOT_HELD, *WHAT_IF, *TRAFFIC, *GROWTH, *CLASSES, *SEARCH, *SEARCHED, *SENSITIVITY)
@@ -188,11 +194,11 @@ def search_sections(tables: Tables, currency: str) -> list[Section]:
         )
         shown = view(tables, "pareto", PARETO, currency)
         found.append(Section("What more money buys", told, views=[shown]))
-    lost = range(min(len(tables["searched"]), FIRST))
-    views = [view(tables, "search", SEARCH, currency), view(tables, "searched", SEARCHED, currency, list(lost))]
+    lost = [i for i, row in enumerate(tables["searched"]) if not row["twin"]][:FIRST]
+    views = [view(tables, "search", SEARCH, currency), view(tables, "searched", SEARCHED, currency, lost)]
     views += [view(tables, "left_out", ("configurations", "why_lost"), currency)] if "left_out" in tables else []
     every: Sentence = [f"The first {len(lost)} of {len(tables['searched']):,} configurations; searched.csv has all."]
-    return [*found, Section("How it was found", [every], views=views)]
+    return [*found, Section("How it was found", [_RUNGS, every], views=views)]
 
 
 def _configurations(tables: Tables, currency: str, pictures: dict[str, str]) -> Section:

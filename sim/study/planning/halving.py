@@ -36,16 +36,6 @@ Looks = Callable[[int, list[tuple[int, int]]], list[Look]]
 
 
 @dataclass
-class Rung:
-    """What became of a rung: configurations that entered it, looks at them, those ruled out, those left to wait."""
-
-    entered: int = 0
-    looks: int = 0
-    ruled_out: int = 0
-    waiting: int = 0
-
-
-@dataclass
 class State:
     """One configuration: its price a replica, the fewest replicas not ruled out, and how far it came.
 
@@ -82,12 +72,12 @@ class Halving:
     pilots: Sequence[int] = (0,)
     guess: int = 1
     states: list[State] = field(init=False)
-    told: list[Rung] = field(init=False)
+    looked: list[int] = field(init=False)  # how many looks each rung took
     ceiling: float = math.inf
 
     def __post_init__(self) -> None:
         self.states = [State(price) for price in self.prices]
-        self.told = [Rung() for _ in range(self.rungs)]
+        self.looked = [0] * self.rungs
 
     def run(self) -> int | None:
         """The index of the cheapest that holds; of one price the one with the most margin, then the first. None where
@@ -117,7 +107,7 @@ class Halving:
             while not state.out and not self._look(0, {pilot: high})[pilot].holds:
                 state.replicas = high + 1
                 if high >= self.limit:
-                    self._out(pilot, "limit", 0)
+                    self._out(pilot, "limit")
                 high = min(self.limit, 2 * high)
             if not state.out:
                 self._bisect({pilot: high})
@@ -128,18 +118,17 @@ class Halving:
         highest: dict[int, int] = {}
         for i in configurations:
             state = self.states[i]
-            self.told[0].entered += 1
             if state.rung >= 0:
                 continue
             affordable = self._affordable(state.price)
             if affordable < 1:
-                self._out(i, "price", 0)
+                self._out(i, "price")
             else:
                 highest[i] = affordable
         for i, look in self._look(0, highest).items():
             if not look.holds:
                 self.states[i].replicas = highest.pop(i) + 1
-                self._out(i, "looks" if self.ceiling < math.inf else "limit", 0)
+                self._out(i, "looks" if self.ceiling < math.inf else "limit")
         self._bisect(highest)
 
     def _bisect(self, highest: dict[int, int]) -> None:
@@ -160,18 +149,14 @@ class Halving:
     def _best(self, configurations: Iterable[int]) -> list[int]:
         """The first part of those that are not ruled out, the cheapest first; the others wait."""
         order = sorted((i for i in configurations if not self.states[i].out), key=self._order)
-        kept = order[: max(FEWEST, math.ceil(KEPT * len(order)))]
-        if order:
-            self.told[min(self.states[order[0]].rung, self.rungs - 1)].waiting += len(order) - len(kept)
-        return kept
+        return order[: max(FEWEST, math.ceil(KEPT * len(order)))]
 
     def _climb(self, configurations: list[int], rung: int) -> list[int]:
         """Looks at them on a rung, with one replica more where they are ruled out; those that are left."""
         todo = [i for i in configurations if not self.states[i].out and self.states[i].held is None]
-        self.told[rung].entered += len([i for i in todo if self.states[i].rung < rung])
         while todo:
             found = self._look(rung, {i: self.states[i].replicas for i in todo})
-            todo = [i for i, look in found.items() if not look.holds and not self._more(i, rung)]
+            todo = [i for i, look in found.items() if not look.holds and not self._more(i)]
         return [i for i in configurations if not self.states[i].out]
 
     def _decide(self, configurations: list[int]) -> None:
@@ -180,7 +165,7 @@ class Halving:
         Where replicas are too few, the next looks leave ever more out, then halve what is between: an objective so
         patient that short looks rule nothing out is not climbed to by single replicas.
         """
-        last, known = self.rungs - 1, set()
+        last = self.rungs - 1
         while True:
             open_ = [i for i in configurations if not self.states[i].out and self.states[i].held is None]
             if not open_:
@@ -188,11 +173,9 @@ class Halving:
             cheapest = min(self.states[i].cost for i in open_)
             if cheapest > self.ceiling * (1 + _SAME):
                 for i in open_:
-                    self._out(i, "looks", self.states[i].rung)
+                    self._out(i, "looks")
                 return
             batch = [i for i in open_ if self.states[i].cost <= cheapest * (1 + _SAME)]
-            self.told[last].entered += len(set(batch) - known)
-            known |= set(batch)
             for i in batch:
                 if self.states[i].enough == self.states[i].replicas:
                     self.states[i].held = self.states[i].replicas
@@ -204,7 +187,7 @@ class Halving:
                     state.enough = wanted[i]
                     state.held = wanted[i] if wanted[i] == state.replicas else None
                 else:
-                    self._more(i, last, wanted[i] + 1 - state.replicas)
+                    self._more(i, wanted[i] + 1 - state.replicas)
                     state.step = max(1, 2 * state.step)
 
     def _next(self, i: int) -> int:
@@ -231,32 +214,30 @@ class Halving:
     def _order(self, i: int) -> tuple[float, float, int]:
         return round(self.states[i].cost, 9), -self.states[i].margin, i
 
-    def _more(self, i: int, rung: int, more: int = 1) -> bool:
+    def _more(self, i: int, more: int = 1) -> bool:
         """Takes so many replicas more, which it needs at least; True where that rules the configuration out."""
         state = self.states[i]
         if state.out:
             return True
         state.replicas += more
         if state.replicas > self.limit:
-            self._out(i, "limit", rung)
+            self._out(i, "limit")
         elif state.cost > self.ceiling * (1 + _SAME):
-            self._out(i, "looks", rung)
+            self._out(i, "looks")
         return bool(state.out)
 
-    def _out(self, i: int, why: str, rung: int) -> None:
-        if not self.states[i].out:
-            self.states[i].out = why
-            self.told[max(rung, 0)].ruled_out += 1
+    def _out(self, i: int, why: str) -> None:
+        self.states[i].out = self.states[i].out or why
 
     def _look(self, rung: int, wanted: dict[int, int]) -> dict[int, Look]:
         """What the looks showed; who cannot be looked at is out."""
         found = dict(zip(wanted, self.looks(rung, list(wanted.items())), strict=True)) if wanted else {}
-        self.told[rung].looks += len(found)
+        self.looked[rung] += len(found)
         for i, look in found.items():
             self.states[i].rung = max(self.states[i].rung, rung)
             if look.failed:
                 self.states[i].failed = look.failed
-                self._out(i, "failed", rung)
+                self._out(i, "failed")
             elif look.holds:
                 self.states[i].margin = look.margin
         return found

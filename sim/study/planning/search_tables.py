@@ -8,14 +8,24 @@ from typing import Any
 
 from batchsim.base.units import NS_PER_S
 from batchsim.study.planning.configurations import goodput_rps
-from batchsim.study.planning.halving import State
+from batchsim.study.planning.halving import FEWEST, KEPT, State
 from batchsim.study.planning.make import TURNED, Planned
 from batchsim.study.planning.money import HOURS_A_MONTH, cost_per_month
-from batchsim.study.planning.probe import PLANNED, Ask
+from batchsim.study.planning.probe import PLANNED, Ask, GpuGroup
 from batchsim.study.planning.searched import Searched
 
 Row = dict[str, Any]
 PRICE = "price of"
+WAITS, HOLDS = "waits", "holds"
+_LEFT = {
+    "failed": "{} that cannot be simulated",
+    "price": "{} dearer with one replica than what was found to hold",
+    "looks": "{} with too few replicas for the price of what holds",
+    "limit": "{} too few with max_replicas",
+    WAITS: "{} waiting, no cheaper than those that went on and of no more margin",
+    HOLDS: "{} shown to hold",
+}
+"""Why configurations are left on a rung, in words."""
 _SAME = 1e-9  # relative
 
 
@@ -25,7 +35,7 @@ def search_tables(planned: Planned) -> dict[str, list[Row]]:
         return {}
     return {
         "search": _rungs(planned, searched),
-        "searched": [_configuration(searched, i) for i in _order(searched)],
+        "searched": _configurations(searched),
         "left_out": _left_out(searched),
         "sensitivity": [*_prices(planned, searched), *_turned(planned)],
         "pareto": _pareto(planned),
@@ -33,21 +43,39 @@ def search_tables(planned: Planned) -> dict[str, list[Row]]:
 
 
 def _rungs(planned: Planned, searched: Searched) -> list[Row]:
+    """A row a rung. Who entered it, less who was ruled out there and who waits, entered the next."""
     rows = []
-    for i, (part, told) in enumerate(zip(searched.parts, searched.halving.told, strict=True)):
+    fates = [_fate(state) for state in searched.halving.states]
+    for i, part in enumerate(searched.parts):
         last = i == len(searched.parts) - 1
+        left = Counter(why for rung, why in fates if rung == i)
         rows.append(
             {
                 "rung": "decides" if last else f"look {i + 1}",
                 "window_s": part * planned.demand.plan.window / NS_PER_S,
                 "seeds": len(planned.book.seeds(PLANNED)) if last else 1,
-                "entered": told.entered,
-                "looks": told.looks,
-                "ruled_out": told.ruled_out,
-                "waiting": told.waiting,
+                "what": _told_rung(i, last),
+                "entered": len([rung for rung, _ in fates if rung >= i]),
+                "looks": searched.halving.looked[i],
+                "ruled_out": sum(count for why, count in left.items() if why not in (WAITS, HOLDS)),
+                "waiting": left[WAITS],
+                "why_left": "; ".join(_LEFT[why].format(left[why]) for why in _LEFT if left[why]),
             }
         )
     return rows
+
+
+def _fate(state: State) -> tuple[int, str]:
+    """The rung on which a configuration was left, and why: one of `_LEFT`."""
+    return max(state.rung, 0), state.out or (WAITS if state.held is None else HOLDS)
+
+
+def _told_rung(number: int, is_last: bool) -> str:
+    if is_last:
+        return "all seeds decide, the cheapest first, up to the price of the first that holds"
+    if number:
+        return f"of those left, the cheapest, then those of most margin: 1 of {1 / KEPT:.0f}, at least {FEWEST}"
+    return "of every configuration the fewest replicas that are not ruled out, by too many misses"
 
 
 def _order(searched: Searched) -> list[int]:
@@ -57,6 +85,22 @@ def _order(searched: Searched) -> list[int]:
         range(len(states)),
         key=lambda i: (i != searched.best, bool(states[i].failed), round(states[i].cost, 9), -states[i].margin, i),
     )
+
+
+def _configurations(searched: Searched) -> list[Row]:
+    """A row a configuration, each with a name of its own: of those that as one replica are the same group, whatever
+    the router, all but the first keep it in their name, and `twin` says so."""
+    rows: list[Row] = []
+    seen: set[GpuGroup] = set()
+    for i in _order(searched):
+        group = searched.group(i)
+        twin = group.replicas == 1 and group in seen
+        name = searched.space.groups[i].name if twin else group.name
+        rows.append(_configuration(searched, i) | {"policy": name, "twin": twin})
+        if twin and not searched.halving.states[i].failed:
+            rows[-1]["why_lost"] = f"as one replica, which needs no router, the same as {group.name}"
+        seen.add(group)
+    return rows
 
 
 def _configuration(searched: Searched, i: int) -> Row:
