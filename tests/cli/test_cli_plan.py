@@ -125,7 +125,9 @@ def test_the_smallest_group_holds_and_one_less_does_not(planned: tuple[Path, Any
     prices = {"small": 1.0, "big": 2.5}
     assert all(row["cost_per_month"] == row["replicas"] * prices[row["gpu"]] * 730 for row in held)
     said = planned[1]["recommendation"]
-    assert len(said) == 4 and said[3].startswith("With 30 % more traffic it would take ")
+    assert len(said) == 5 and said[3].startswith("With 30 % more traffic it would take ")
+    each = best["cost_per_month"] / best["replicas"]
+    assert f"run {best['replicas'] + 1} replicas, EUR {best['cost_per_month'] + each:,.0f} a month" in said[4]
 
 
 def test_every_number_of_the_page_is_a_cell_of_a_csv(planned: tuple[Path, Any]) -> None:

@@ -158,7 +158,28 @@ def test_the_report_says_what_growth_would_take(replay: Scenario, tmp_path: Path
     grown["replicas_needed"] = grown["replicas"]
     assert sentence_text(recommendation(tables, "$")[3]) == "With 30 % more traffic it would take no more."
     grown["replicas_needed"] = None
-    assert len(recommendation(tables, "$")) == 3
+    assert len(recommendation(tables, "$")) == 4
+
+
+def test_the_report_says_what_a_lost_replica_leaves(replay: Scenario, tmp_path: Path) -> None:
+    """In the words of one replica less, with the replicas and the price of one to spare; of one none is left."""
+    tables = plan_tables(replay, out=tmp_path / "results")
+    (chosen,) = (row for row in tables["configurations"] if row["holds"])
+    assert chosen["replicas"] == 2 and chosen["one_less_shown"] == "fails"
+    tail = " a month: that leaves as many as were shown to hold. The moment of the loss itself was not simulated."
+    run = "; to lose one and hold, run 3 replicas, $ 4,380" + tail
+    for shown, said in (
+        ("fails", "those that are left fail"),
+        ("not shown to hold", "those that are left are not shown to hold"),
+        ("overloaded", "those that are left are overloaded"),
+    ):
+        chosen["one_less_shown"] = shown
+        assert sentence_text(recommendation(tables, "$")[-1]) == f"If a replica is lost, {said}{run}"
+    chosen |= {"replicas": 1, "one_less": None, "one_less_shown": None}
+    tables["recommendation"][0] |= {"replicas_spare": 2, "cost_per_month_spare": 2920.0}
+    said = sentence_text(recommendation(tables, "$")[-1])
+    assert said.startswith("If a replica is lost, none is left to serve; to lose one and hold, run 2 replicas, $ 2,920")
+    assert "that leaves one, which was shown to hold." in said
 
 
 def test_a_plan_ends_with_the_command_of_the_deployment_that_it_recommends(replay: Scenario, tmp_path: Path) -> None:

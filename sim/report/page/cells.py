@@ -218,6 +218,8 @@ COLUMNS: dict[str, Column] = {
     "router": Column("router"),
     "window": Column("busiest window"),
     "next_cost_per_month": Column("next", money),
+    "replicas_spare": Column("replicas with one to spare", number),
+    "cost_per_month_spare": Column("cost a month with one to spare", money),
     "months": Column("months", number),
     "growth_per_month": Column("growth", share),
 }
@@ -230,7 +232,7 @@ _QUANTITIES = {  # a row of table `sureness` says by its `quantity` of what kind
 }
 _MONEY = ("cost_per_month", "cost_per_hour", "cost_per_1m_output_tokens", "cost_per_month_tiered")
 _MONEY += ("cost_per_month_by_use", "cost_per_1m_with_energy", "cost_per_month_at_least", "price_per_hour")
-_MONEY += ("decision_changes_at",)
+_MONEY += ("decision_changes_at", "cost_per_month_spare")
 
 
 def heading(column: str, currency: str) -> str:

@@ -220,7 +220,7 @@ def _of(pictures: dict[str, str], *names: str) -> list[tuple[str, str]]:
 
 def recommendation(tables: Tables, currency: str) -> list[Sentence]:
     """What to buy at which price; what it was shown to hold; how uncertain that is; what growth would take, where that
-    is known. One sentence if nothing holds."""
+    is known; what a lost replica leaves. One sentence if nothing holds."""
     if "recommendation" not in tables:
         return [["No configuration holds this traffic within the SLO: the table below says what keeps each from it."]]
     chosen = tables["recommendation"][0]
@@ -258,7 +258,8 @@ def recommendation(tables: Tables, currency: str) -> list[Sentence]:
         second += ["; one replica less gives ", of("one_less"), f" and {is_}", of("one_less_shown")]
         second += [" (its margin from ", of("one_less_margin_low")]
         second += [", of ", of("one_less_class"), ")"] if row["one_less_class"] else [")"]
-    return [[*first, "."], [*second, "."], [*_uncertainty(tables, index), "."], *_grown(tables, index, currency)]
+    sentences = [[*first, "."], [*second, "."], [*_uncertainty(tables, index), "."], *_grown(tables, index, currency)]
+    return [*sentences, _lost(tables, index, currency)]
 
 
 def start_rows(tables: Tables) -> list[int]:
@@ -286,6 +287,31 @@ def _grown(tables: Tables, index: int, currency: str) -> list[Sentence]:
         engines = "replica" if row["replicas_needed"] == 1 else "replicas"
         return [["With ", change, " it would take ", needed, f" {engines}, {currency}{NO_BREAK}", cost, " a month."]]
     return []
+
+
+_LEFT = {
+    "fails": "those that are left fail",
+    "overloaded": "those that are left are overloaded",
+    "not shown to hold": "those that are left are not shown to hold",
+    "undecided": "whether those that are left hold was not decided",
+    "not simulated": "what those that are left hold could not be simulated",
+    None: "none is left to serve",
+}
+"""What one replica less was shown to be, as what is left of the group when one is lost."""
+
+
+def _lost(tables: Tables, index: int, currency: str) -> Sentence:
+    """What is left when a replica is lost, and how many hold then too: one more than the smallest group that holds."""
+    spare, cost = (cell(tables, "recommendation", 0, name) for name in ("replicas_spare", "cost_per_month_spare"))
+    row = tables["configurations"][index]
+    held = "one, which was shown to hold" if row["replicas"] == 1 else "as many as were shown to hold"
+    return [
+        f"If a replica is lost, {_LEFT[row['one_less_shown']]}; to lose one and hold, run ",
+        spare,
+        f" replicas, {currency}{NO_BREAK}",
+        cost,
+        f" a month: that leaves {held}. The moment of the loss itself was not simulated.",
+    ]
 
 
 def _uncertainty(tables: Tables, index: int) -> Sentence:

@@ -289,6 +289,8 @@ def _recommendation(planned: Planned) -> list[Row]:
             "peak_rps": offered_rps(planned, held),
             "months": plan.growth.months,
             "growth_per_month": plan.growth.per_month,
+            "replicas_spare": group.replicas + 1,
+            "cost_per_month_spare": cost_per_month(planned.book.offer(group), group.replicas + 1),
         }
     ]
 
