@@ -161,7 +161,7 @@ def check_page(folder: Path) -> int:
     assert found.external == [] and "http" not in re.sub(r"data:[^\"]*", "", scripts.sub("", page))
     names = {path.name for path in folder.glob("*.csv")}
     files = "|".join(map(re.escape, names))
-    loose = [re.sub(f"{files}|T[TP][FO]T p99", "", text) for text in found.loose]  # names, not numbers
+    loose = [re.sub(f"{files}|(TTFT|TPOT|E2E) p[0-9]+", "", text) for text in found.loose]  # names, not numbers
     assert not [text for text in loose if re.search(r"\d", text)]
     tables = {}
     for name in names:
@@ -297,6 +297,18 @@ def test_what_is_not_shown_to_hold_is_not_said_to_fail(planned: tuple[Path, Any]
         assert sentence in " ".join(text.split())
         twin = markdown("tiny", sections(tables, "EUR", {}), [])
         assert sentence in twin and f"| 96.2 % | {shown} | −0.41 points | chat |" in twin
+
+
+def test_what_rests_on_one_seed_is_said(planned: tuple[Path, Any]) -> None:
+    """In the terminal's lines of what fails, in the column of seeds, and of what no number of replicas holds."""
+    tables = planned[1]["tables"]
+    failing = [row for row in tables["what_if"] if row["holds"] is False]
+    alone = [row for row in failing if row["seeds"] == 1]
+    assert alone and len(alone) < len(failing) and all(row["attainment_low"] is None for row in alone)
+    lines = [line for line in plan_text(tables, "EUR").splitlines() if line.startswith("! ")]
+    assert ["within the SLO in one seed" in line for line in lines] == [row in alone for row in failing]
+    twin = markdown("tiny", sections(tables | {"glossary": []}, "EUR", {}), [])
+    assert "| within SLO | seeds |" in twin
 
 
 def test_one_replica_is_no_plural(planned: tuple[Path, Any]) -> None:

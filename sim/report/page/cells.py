@@ -37,6 +37,11 @@ class Cell:
         return f"{self.table}.csv#{self.row + 1},{self.column}"
 
 
+def one_seed_alone(row: Row) -> bool:
+    """Whether a row of what was simulated rests on one seed, and has no interval: one recording's has stretches."""
+    return row["seeds"] == 1 and row["attainment_low"] is None
+
+
 def share(value: float) -> str:
     """`99.42 %`: a share from 0 to 1 in percent, never rounded up to 100."""
     return f">{100 * NEARLY_ALL:.2f} %" if NEARLY_ALL < value < 1 else f"{100 * value:.4g} %"
@@ -194,7 +199,9 @@ COLUMNS: dict[str, Column] = {
     "meaning": Column("meaning"),
     "rung": Column("rung"),
     "window_s": Column("of the window", seconds),
-    "seeds": Column("seeds", number),
+    "seeds": Column(
+        "seeds", number, "seeds simulated: one alone has no interval, unless it is a recording's, and so no margin"
+    ),
     "entered": Column("configurations", number),
     "looks": Column("looks", number, "simulated groups: a configuration with so many replicas"),
     "ruled_out": Column("ruled out", number),

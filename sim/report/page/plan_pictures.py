@@ -12,13 +12,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from batchsim.report.page.cells import Row, Tables
+from batchsim.report.page.cells import Row, Tables, one_seed_alone
 from batchsim.report.pictures.palette import OKABE_ITO
 from batchsim.report.pictures.style import GREY, figure, house_style
 
 WIDTH_INCH = 5.0
 _LABEL = 64  # letters of a legend's line across the whole picture
 _LINE_INCH = 0.2
+_SIZE, _SMALL = 7, 4  # of marks; small those of one seed alone
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "d")
 
 
@@ -81,6 +82,19 @@ def _legend(fig: Figure, tables: Tables, rows: list[Row], extra: list[Line2D]) -
     fig.legend(handles=[*handles, *extra], loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
 
 
+def _size(row: Row) -> int:
+    return _SMALL if one_seed_alone(row) else _SIZE
+
+
+def _kinds_of_marks(rows: list[Row]) -> list[Line2D]:
+    """The legend's lines on marks that are open, and on those that are small, where there are some."""
+    kinds = {"open: not shown to hold": _SIZE}
+    if any(one_seed_alone(row) for row in rows):
+        kinds["small: one seed alone, no interval"] = _SMALL
+    look: dict[str, Any] = {"color": GREY, "marker": "o", "markerfacecolor": "white", "linestyle": "none"}
+    return [Line2D([], [], **look, markersize=size, label=label) for label, size in kinds.items()]
+
+
 def _pareto(tables: Tables, currency: str) -> Figure:
     fig = figure(WIDTH_INCH, 4.4)
     ax = fig.subplots()
@@ -94,7 +108,7 @@ def _pareto(tables: Tables, currency: str) -> Figure:
             marker,
             color=color,
             markerfacecolor=color if row["holds"] else "white",
-            markersize=7,
+            markersize=_size(row),
             zorder=3,
         )
     _numbers(ax, rows, look)
@@ -111,9 +125,7 @@ def _pareto(tables: Tables, currency: str) -> Figure:
     extra = [
         Line2D([], [], color=GREY, linestyle=":", label="offered"),
         Line2D([], [], color=GREY, linewidth=1, label="no cheaper way to as much"),
-        Line2D(
-            [], [], color=GREY, marker="o", markerfacecolor="white", linestyle="none", label="open: not shown to hold"
-        ),
+        *_kinds_of_marks(rows),
     ]
     _legend(fig, tables, rows, extra)
     return fig
@@ -163,7 +175,7 @@ def _replicas(tables: Tables, currency: str) -> Figure:
                 ends = [max(1 - row[name], _FLOOR) for name in ("attainment_high", "attainment_low")]
                 ax.plot([row["replicas"]] * 2, ends, color=color, linewidth=3, alpha=0.35)
             face = color if row["holds"] else "white"
-            ax.plot(row["replicas"], y, marker, color=color, markerfacecolor=face, markersize=7, zorder=3)
+            ax.plot(row["replicas"], y, marker, color=color, markerfacecolor=face, markersize=_size(row), zorder=3)
     ax.set_yscale("log")
     ax.set_ylim(2, _FLOOR / 1.5)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -174,9 +186,7 @@ def _replicas(tables: Tables, currency: str) -> Figure:
     ax.set_title("How many replicas hold")
     extra = [
         Line2D([], [], color=GREY, linewidth=3, alpha=0.35, label="interval"),
-        Line2D(
-            [], [], color=GREY, marker="o", markerfacecolor="white", linestyle="none", label="open: not shown to hold"
-        ),
+        *_kinds_of_marks(rows),
     ]
     _legend(fig, tables, rows, extra)
     return fig

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from batchsim.report.layout import fit
-from batchsim.report.page.cells import COLUMNS, Row, Tables
+from batchsim.report.page.cells import COLUMNS, Row, Tables, one_seed_alone
 from batchsim.report.page.plan_markdown import sentence_text
 from batchsim.report.page.search_text import search_lines
 from batchsim.report.page.sections import recommendation, start_rows
@@ -29,7 +29,8 @@ def plan_text(tables: Tables, currency: str) -> str:
             needed = f"; {row['note']}" if row["note"] else ""
             needed = needed if row["replicas_needed"] is None else f"; it would take {row['replicas_needed']}"
             share = COLUMNS["attainment"].show(row["attainment"])
-            result = f"{row['shown']}, {share} within the SLO{needed}"
+            seed = " in one seed" if one_seed_alone(row) else ""
+            result = f"{row['shown']}, {share} within the SLO{seed}{needed}"
             lines.append(f"! {row['gpu']} × {row['replicas']}, {row['change']}: {result}")
         elif row["holds"] is None:
             lines.append(f"! {row['gpu']} × {row['replicas']}, {row['change']}: not simulated: {row['note']}")

@@ -70,7 +70,7 @@ EVIDENCE = (
     "engine_busy_share",
 )
 NOT_HELD = ("gpu", "policy", "saturation_rps", "why_not")
-WHAT_IF = ("gpu", "policy", "replicas", "change", "shown", "attainment", "margin_low", "replicas_needed")
+WHAT_IF = ("gpu", "policy", "replicas", "change", "shown", "attainment", "seeds", "margin_low", "replicas_needed")
 WHAT_IF += ("cost_per_month_needed", "note")
 TRAFFIC = ("part", "rate_rps", "share_of_peak", "attainment", "replicas_enough", "cost_per_1m_output_tokens")
 GROWTH = ("month", "peak_rps", "replicas", "cost_per_month", "how")
@@ -108,6 +108,7 @@ PARETO = (
     "replicas",
     "cost_per_month",
     "attainment",
+    "seeds",
     "holds",
     "goodput_rps",
     "energy_j_per_output_token",

@@ -92,7 +92,8 @@ def why_not(planned: Planned, index: int) -> str:
     assert found.fails is not None, "a search that found nothing tried something"
     tried = found.fails.ask.group.replicas
     if found.alone is None or not found.alone.missed:
-        text = f"max_replicas {limit}: {_percent(found.fails)} of requests within the SLO with {tried}"
+        seed = " in one seed" if found.fails.is_alone else ""
+        text = f"max_replicas {limit}: {_percent(found.fails)} of requests within the SLO with {tried}{seed}"
         if found.fails.shown == "overloaded":
             return f"{text}, which complete fewer than come: the queue grows"
         return text if found.fails.missed else f"{text}, {_too_few(found.fails)}"

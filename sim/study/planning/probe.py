@@ -154,6 +154,11 @@ class GroupProbe:
     def seeds(self) -> int:
         return len(self.results)
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether one seed alone was run, and no interval is known; one recording's has stretches."""
+        return self.seeds == 1 and self.attainment.low is None
+
 
 Search = Generator[list[tuple[Ask, tuple[int, ...]]], None, T]
 """A search: yields the asks and seeds that it wants run, goes on when they were, returns what it found."""

@@ -239,6 +239,8 @@ def _pareto(planned: Planned) -> list[Row]:
                     "replicas": probe.ask.group.replicas,
                     "cost_per_month": cost,
                     "attainment": share,
+                    "attainment_low": probe.attainment.low,
+                    "seeds": probe.seeds,
                     "holds": probe.met,
                     "goodput_rps": goodput_rps(planned, probe),
                     "energy_j_per_output_token": probe.mean("energy_j_per_output_token"),

@@ -9,6 +9,7 @@ import numpy as np
 
 from batchsim.cost import Unknown
 from batchsim.results.read import POINTS
+from batchsim.study.planning.asked import asked_latencies
 from batchsim.study.planning.batches import BATCHES
 from batchsim.study.planning.configurations import (
     Row,
@@ -78,6 +79,7 @@ def _what_if_row(planned: Planned, group: GpuGroup, name: str, probe: GroupProbe
         "change": name,
         "holds": None if probe.failed else probe.met,
         "shown": probe.shown,
+        "seeds": probe.seeds,
         **interval_row("attainment", probe),
         "margin_low": probe.margin.low,
         "ttft_p99_s": probe.mean("ttft_p99_s"),
@@ -243,20 +245,24 @@ def _sureness(planned: Planned) -> list[Row]:
         offer = planned.book.offer(group)
         counts = [replicas_of(found) for found in (fast, slow)]
         months = [None if count is None else cost_per_month(offer, count) for count in counts]
-        at = [
-            planned.book.probe(Ask(group, Variation(cost_factor=1 + e))).attainment.mean
-            for e in (error.low, error.high)
-        ]
+        at = [planned.book.probe(Ask(group, Variation(cost_factor=1 + end))) for end in (error.low, error.high)]
         quantities = {
             "step_time": (error.low, 0.0, error.high),
-            "attainment": (at[0], sampled[""], at[1]),
+            "attainment": (at[0].attainment.mean, sampled[""], at[1].attainment.mean),
             "replicas": (counts[0], group.replicas, counts[1]),
             "cost_per_month": (months[0], planned.month(index), months[1]),
         }
         for quantity, (low, middle, high) in quantities.items():
             values = {"quantity": quantity, "low": low, "planned": middle, "high": high}
-            rows.append(head | {"error": "cost model"} | values | {"source": error.source})
+            seeds = ends_of_one_seed(at) if quantity == "attainment" else ""
+            rows.append(head | {"error": "cost model"} | values | {"source": f"{error.source}{seeds}"})
     return rows
+
+
+def ends_of_one_seed(probes: list[GroupProbe]) -> str:
+    """Which of the two, shorter and longer steps, rest on one seed alone, in words behind the source; "" if neither."""
+    named = [name for name, probe in zip(("low", "high"), probes, strict=True) if probe.is_alone]
+    return f"; {' and '.join(named)}: one seed alone" if named else ""
 
 
 def _sampling(planned: Planned, probe: GroupProbe) -> str:
@@ -303,8 +309,8 @@ def _router(planned: Planned, group: GpuGroup) -> str:
 def _objective(planned: Planned) -> str:
     """The SLO as text; where classes have their own, words that say so."""
     file = planned.demand.scenario.file
-    own = any(each.slo is not None for each in file.workload.classes.values())
-    return "the SLO of their class" if own else file.slo
+    objectives = {each.slo or file.slo for each in file.workload.classes.values()} or {file.slo}
+    return "the SLO of their class" if len(objectives) > 1 else objectives.pop()
 
 
 # ---- all that was run
@@ -333,9 +339,18 @@ def _probe(planned: Planned, probe: GroupProbe) -> Row:
         "offered_rps": offered_rps(planned, probe),
         "drawn_rps": probe.mean("offered_rps"),
         "goodput_rps": goodput_rps(planned, probe),
-        "ttft_p99_s": probe.mean("ttft_p99_s"),
-        "tpot_p99_s": probe.mean("tpot_p99_s"),
         "engine_busy_share": probe.mean("engine_busy_share"),
+        **_latencies(planned, probe),
         "cost_per_month": cost_per_month(offer, group.replicas),
         "points": " ".join(result["point"] for result in probe.results),
     }
+
+
+def _latencies(planned: Planned, probe: GroupProbe) -> Row:
+    """The P99 of TTFT and TPOT, and of every class, or of all requests where there are none, the percentiles that its
+    objective is beside."""
+    file = planned.demand.scenario.file
+    objectives = {name: each.slo or file.slo for name, each in file.workload.classes.items()} or {"": file.slo}
+    names = ["ttft_p99_s", "tpot_p99_s"]
+    names += [asked.column for name, slo in objectives.items() for asked in asked_latencies(slo, name)]
+    return {name: probe.mean(name) for name in names}
