@@ -131,10 +131,15 @@ addEventListener("load", async () => {
 
 def seen_in_a_browser(page: Path, width: int, folder: Path) -> dict[str, Any]:
     """What a browser without a network makes of a page in a frame of this width."""
-    assert CHROMIUM is not None
     text = html.escape(page.read_text(encoding="utf-8"))
     frame = f'<iframe style="border:0;width:{width}px;height:4000px" srcdoc="{text}"></iframe>'
-    (folder / "frame.html").write_text(f"<!doctype html><meta charset=utf-8><body>{frame}{_PROBE}", encoding="utf-8")
+    return read_in_a_browser(f"<!doctype html><meta charset=utf-8><body>{frame}{_PROBE}", folder)
+
+
+def read_in_a_browser(text: str, folder: Path) -> dict[str, Any]:
+    """What a page, opened by a browser without a network, writes of itself between SEEN and NEES."""
+    assert CHROMIUM is not None
+    (folder / "frame.html").write_text(text, encoding="utf-8")
     call = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
     call += ["--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=5000", "--window-size=1400,1000"]
     done = subprocess.run([*call, "--dump-dom", f"file://{folder / 'frame.html'}"], capture_output=True, timeout=120)

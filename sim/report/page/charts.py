@@ -16,13 +16,13 @@ Values = Sequence[float | None]
 class ChartAxis:
     """A quantity along an axis: its label, how its values are written, and the scale that is shown first.
 
-    `nines` spreads shares near 1: 90 %, 99 % and 99.9 % are equally far apart. `names` stand in place of the numbers 0,
-    1, 2 of an axis of parts.
+    `nines` spreads shares near 1: 90 %, 99 % and 99.9 % are equally far apart. `signed` spreads differences near 0, on
+    either side: 0.1, 1, 10 and 100 `points` are. `names` stand in place of the numbers 0, 1, 2 of an axis of parts.
     """
 
     label: str
-    kind: Literal["number", "seconds", "share"] = "number"
-    scale: Literal["linear", "log", "nines"] = "linear"
+    kind: Literal["number", "seconds", "share", "points"] = "number"
+    scale: Literal["linear", "log", "nines", "signed"] = "linear"
     names: Sequence[str] = ()
 
 
@@ -30,7 +30,8 @@ class ChartAxis:
 class Series:
     """A line: `y` at `x`, with intervals from `low` to `high` where those are given; None where there is no value.
 
-    `crosses`: for each point whether the queue grows there. `joined`: whether a line joins the points.
+    `crosses`: for each point whether the queue grows there; `hollow`: whether its mark is open. `joined`: whether a
+    line joins the points.
     """
 
     label: str
@@ -40,14 +41,15 @@ class Series:
     low: Values = ()
     high: Values = ()
     crosses: Sequence[bool] = ()
+    hollow: Sequence[bool] = ()
     dashed: bool = False
     joined: bool = True
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart with its caption; `target` is a value of y that is asked for, drawn as a dashed line, `bands` are
-    stretches of x that are shaded in a colour: (from, to, colour)."""
+    """A chart with its caption; `target` is a value of y that is asked for, drawn as a dashed line called `asked`,
+    `bands` are stretches of x that are shaded in a colour: (from, to, colour). `note` stands below it."""
 
     caption: str
     x: ChartAxis
@@ -55,6 +57,8 @@ class Chart:
     series: Sequence[Series]
     target: float | None = None
     bands: Sequence[tuple[float, float, str]] = field(default_factory=tuple)
+    asked: str = "asked"
+    note: str = ""
 
     @property
     def data(self) -> str:

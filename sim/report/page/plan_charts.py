@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from batchsim.base.errors import ScenarioError
 from batchsim.metrics.slo import parse_slo
-from batchsim.report.page.cells import Row, Tables
+from batchsim.report.page.cells import Row, Tables, one_seed_alone, share
 from batchsim.report.page.charts import Chart, ChartAxis, Series
 from batchsim.report.pictures.palette import OKABE_ITO
+from batchsim.study.planning.asked import asked_latencies
 
 _UNCHANGED: dict[str, Any] = {"dispersion": 1, "prompts": 1.0, "classes": "", "cost_factor": 1.0}
 _UNCHANGED |= {"slo_factor": 1.0, "window_share": 1.0}
-_LATENCIES = {"ttft_p99_s": "TTFT p99", "tpot_p99_s": "TPOT p99"}
+_USUAL = {"ttft_p99_s": "TTFT p99", "tpot_p99_s": "TPOT p99"}
 _LOAD = ChartAxis("requests/s offered")
 
 
@@ -24,24 +26,49 @@ def slo_charts(tables: Tables) -> list[Chart]:
     if not groups:
         return []
     target = _target(tables)
-    share = ChartAxis("requests within the SLO", "share", "nines")
+    within = ChartAxis("requests within the SLO", "share", "nines")
     caption = "Requests within the SLO against load"
-    found = [Chart(caption, _LOAD, share, _lines(groups, "attainment", interval=True), target)]
+    found = [Chart(caption, _LOAD, within, _lines(groups, "attainment", interval=True), target)]
     if target is None:
-        beyond = ChartAxis("beyond the objective, lower end", "share")
+        beyond = ChartAxis("points beyond the objective, lower end", "points", "signed")
         worst = "The least that the worst class has beyond its objective"
-        found.append(Chart(worst, _LOAD, beyond, _lines(groups, "margin_low"), 0.0))
-    return found
+        left_out = any(row["margin_low"] is None for _, rows in groups for row in rows)
+        note = "Where one seed alone was simulated there is no interval, and no mark." if left_out else ""
+        found.append(Chart(worst, _LOAD, beyond, _lines(groups, "margin_low"), 0.0, note=note))
+    return [_noted(chart) for chart in found]
+
+
+def _noted(chart: Chart) -> Chart:
+    """The chart with what its open marks mean, where it has some."""
+    if not any(any(series.hollow) for series in chart.series):
+        return chart
+    return replace(chart, note="Open marks: one seed alone was simulated, and there is no interval.")
 
 
 def latency_charts(tables: Tables) -> list[Chart]:
-    """P99 latencies against load, by number of replicas of the recommended configuration."""
+    """Latencies against load, by number of replicas of the recommended configuration, beside what is asked of them: a
+    chart for each class and bound of its objective; where there are no classes for each bound, TTFT and TPOT anyway."""
     groups = list(_groups(tables))
     seconds = ChartAxis("", "seconds", "log")
-    charts = [
-        Chart(f"{title} against load", _LOAD, seconds, _lines(groups, column)) for column, title in _LATENCIES.items()
-    ]
-    return [chart for chart in charts if chart.series]
+    charts = []
+    for name, objective in _objectives(tables).items():
+        asked = {each.column: each for each in asked_latencies(objective, name)}
+        titles = ({} if name else _USUAL) | {column: each.title for column, each in asked.items()}
+        for column, title in titles.items():
+            caption = f"{title} of {name} against load" if name else f"{title} against load"
+            chart = Chart(caption, _LOAD, seconds, _lines(groups, column))
+            if column in asked:
+                said = f"asked of {share(asked[column].share)}"
+                chart = replace(chart, target=asked[column].limit_s, asked=said)
+            charts.append(chart)
+    return [_noted(chart) for chart in charts if chart.series]
+
+
+def _objectives(tables: Tables) -> dict[str, str]:
+    """The objective of each class; where there is one for all requests, and no classes, under an empty name."""
+    if "classes" in tables:
+        return {row["class"]: row["slo"] for row in tables["classes"]}
+    return {"": tables["recommendation"][0]["slo"]} if "recommendation" in tables else {}
 
 
 def day_charts(tables: Tables) -> list[Chart]:
@@ -100,5 +127,6 @@ def _lines(groups: list[tuple[int, list[Row]]], column: str, *, interval: bool =
         low, high = ([row[f"{column}_{end}"] for row in known] if interval else [] for end in ("low", "high"))
         name = "1 replica" if replicas == 1 else f"{replicas} replicas"
         x, y = ([row[key] for row in known] for key in ("offered_rps", column))
-        found.append(Series(name, OKABE_ITO[i % len(OKABE_ITO)], x, y, low, high))
+        hollow = [one_seed_alone(row) for row in known]
+        found.append(Series(name, OKABE_ITO[i % len(OKABE_ITO)], x, y, low, high, hollow=hollow))
     return found

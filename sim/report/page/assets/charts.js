@@ -3,18 +3,23 @@
 (() => {
   const NINES = [0, 0.5, 0.9, 0.99, 0.999, 0.9999];
   const MOST = NINES[NINES.length - 1];
+  const POINT = 0.001; // a tenth of a percentage point
+  const SIGNED = [1, 0.1, 0.01, 0.001].flatMap((v) => [-v, v]).concat(0).sort((a, b) => a - b);
   // How values are placed on an axis, and where its labels stand; uPlot itself sees linear axes alone.
   const SCALES = {
     linear: { to: (v) => v, from: (v) => v },
     log: { to: (v) => (v > 0 ? Math.log10(v) : null), from: (v) => 10 ** v },
     nines: { to: (v) => -Math.log10(1 - Math.min(Math.max(v, 0), MOST)), from: (v) => 1 - 10 ** -v },
+    // Even around 0, then as log: a tenth of a point and a hundred points below 0 are both seen.
+    signed: { to: (v) => Math.sign(v) * Math.log10(1 + Math.abs(v) / POINT), from: (v) => Math.sign(v) * POINT * (10 ** Math.abs(v) - 1) },
   };
-  const OTHER = { number: "log", seconds: "log", share: "nines" };
+  const OTHER = { number: "log", seconds: "log", share: "nines", points: "signed" };
 
   const digits = (v, n) => String(Number(v.toPrecision(n)));
   const UNITS = [[3600, "h"], [60, "min"], [1, "s"], [1e-3, "ms"], [1e-6, "µs"]];
   const WRITE = {
     number: (v) => (Math.abs(v) >= 1000 ? Math.round(v).toLocaleString("en") : digits(v, 3)),
+    points: (v) => (v < -1 ? "below −100 points" : `${v > 0 ? "+" : v < 0 ? "−" : ""}${digits(100 * Math.abs(v), 3)} points`),
     share: (v) => (v > MOST && v < 1 ? ">99.99 %" : `${digits(100 * v, 4)} %`),
     seconds: (v) => {
       for (const [unit, of] of UNITS) if (v >= unit * (unit > 1 ? 2 : 1)) return `${digits(v / unit, 3)} ${of}`;
@@ -32,6 +37,7 @@
 
   function splits(axis, scale, min, max) {
     if (scale === "nines") return NINES.map(SCALES.nines.to).filter((v) => v >= min - 0.1 && v <= max + 0.1);
+    if (scale === "signed") return SIGNED.map(SCALES.signed.to).filter((v) => v >= min && v <= max);
     const decades = max - min;
     const subs = decades < 1.2 ? [1, 2, 3, 5, 7] : decades < 3 ? [1, 2, 5] : [1];
     const found = [];
@@ -44,7 +50,8 @@
   }
 
   function axisOf(axis, scale, across) {
-    const tick = axis.kind === "seconds" && scale === "linear" ? tickOf : WRITE[axis.kind];
+    const tick = axis.kind === "seconds" && scale === "linear" ? tickOf
+      : axis.kind === "points" ? (v) => digits(100 * v, 3).replace("-", "−") : WRITE[axis.kind];
     const write = (v) => (axis.names.length ? axis.names[v] || "" : tick(SCALES[scale].from(v)));
     const made = {
       label: axis.label,
@@ -77,7 +84,7 @@
     const data = [xs.map(place.x)];
     const series = [{ label: chart.x.label, value: (u, v) => (v == null ? "" : writeX(v)) }];
     const writeX = (v) => (chart.x.names.length ? chart.x.names[v] : WRITE[chart.x.kind](SCALES[scales.x].from(v)));
-    const bands = [], parts = new Map(), marks = [];
+    const bands = [], parts = new Map(), marks = [], open = [];
     for (const s of chart.series) {
       const at = data.length, raw = new Map(s.x.map((v, i) => [v, s.y[i]]));
       data.push(column(s, s.y));
@@ -92,6 +99,7 @@
         },
       });
       if (s.crosses.length) marks.push({ at, s });
+      if (s.hollow.some((each) => each)) open.push({ at, s });
       if (!s.high.length) continue;
       const hidden = { stroke: "transparent", width: 0, points: { show: false }, spanGaps: true, class: "end" };
       data.push(column(s, s.high), column(s, s.low));
@@ -131,7 +139,24 @@
         ctx.font = `${12 * dot}px system-ui, sans-serif`;
         ctx.textAlign = "right";
         ctx.textBaseline = "bottom";
-        ctx.fillText(`asked: ${WRITE[chart.y.kind](chart.target)}`, bbox.left + bbox.width, y - 3 * dot);
+        const said = [`${chart.asked}: ${WRITE[chart.y.kind](chart.target)}`, bbox.left + bbox.width, y - 3 * dot];
+        ctx.strokeStyle = "#fff"; // a halo, where lines cross it
+        ctx.lineWidth = 3 * dot;
+        ctx.strokeText(...said);
+        ctx.fillText(...said);
+      }
+      for (const { at, s } of open) {
+        if (!u.series[at].show) continue;
+        ctx.strokeStyle = s.color;
+        ctx.fillStyle = "#fff";
+        ctx.lineWidth = 1.6 * dot;
+        s.x.forEach((v, i) => {
+          if (!s.hollow[i] || place.x(v) === null || s.y[i] == null || place.y(s.y[i]) === null) return;
+          ctx.beginPath();
+          ctx.arc(u.valToPos(place.x(v), "x", true), u.valToPos(place.y(s.y[i]), "y", true), 4 * dot, 0, 2 * Math.PI);
+          ctx.fill();
+          ctx.stroke();
+        });
       }
       for (const { at, s } of marks) {
         if (!u.series[at].show) continue;
@@ -177,7 +202,7 @@
 
   function widthOf(figure) { return Math.max(240, Math.floor(figure.clientWidth)); }
 
-  window.batchsim = { write: WRITE, tick: tickOf, steps: STEPS }; // for pages that draw charts of their own
+  window.batchsim = { write: WRITE, tick: tickOf, steps: STEPS, scales: SCALES }; // for pages that draw charts of their own
   const redraws = [];
   for (const figure of document.querySelectorAll("figure.chart")) {
     const chart = JSON.parse(figure.querySelector("script").textContent);
@@ -195,7 +220,7 @@
     for (const name of ["y", "x"]) {
       const axis = chart[name];
       const values = chart.series.flatMap((s) => s[name]).filter((v) => v != null);
-      if (axis.names.length || !values.some((v) => v > 0)) continue;
+      if (axis.names.length || !(axis.kind === "points" || values.some((v) => v > 0))) continue;
       if (OTHER[axis.kind] === "log" && values.some((v) => v <= 0)) continue;
       const button = document.createElement("button");
       button.type = "button";
