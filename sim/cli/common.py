@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from typer.core import TyperGroup
 
 from batchsim.base.errors import BatchsimError, CalibrationError, PointsFailed, ScenarioError, bounded, shown
 from batchsim.base.files import check_folder, check_writable, open_file, reason_text, writing
+from batchsim.base.units import NS_PER_S, clock_text
 
 if TYPE_CHECKING:
     from batchsim.results.read import Results
@@ -141,6 +143,35 @@ def progress_bar() -> Iterator[Callable[[int, int, str], None]]:
     with Progress(*columns, last, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("starting", total=None)
         yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
+
+
+EVERY_S = 30.0
+"""Seconds between lines that tell how far a command is where stderr is no terminal."""
+
+
+@contextmanager
+def progress_lines() -> Iterator[Callable[[int, int, str], None]]:
+    """As `progress_bar`; where stderr is no terminal, as in CI, a line every EVERY_S seconds: no search looks dead."""
+    if sys.stderr.isatty():
+        with progress_bar() as progress:
+            yield progress
+    else:
+        yield line_now_and_then(lambda line: typer.echo(line, err=True), time.monotonic)
+
+
+def line_now_and_then(say: Callable[[str], None], clock_s: Callable[[], float]) -> Callable[[int, int, str], None]:
+    """A progress that says how far the points now asked for are, EVERY_S after it began or said so last at the
+    earliest."""
+    begun_s = said_s = clock_s()
+
+    def progress(done: int, total: int, what: str) -> None:
+        nonlocal said_s
+        if (now_s := clock_s()) - said_s >= EVERY_S:
+            said_s = now_s
+            after = clock_text(int((now_s - begun_s) * NS_PER_S))
+            say(f"after {after}: {done:,} of the {total:,} points now asked for, {what}")
+
+    return progress
 
 
 def where_points_run(jobs: int | None, executor: str, address: str | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from batchsim.cli.common import (
     limits_of,
     one_line_errors,
     print_json,
-    progress_bar,
+    progress_lines,
     read_scenario,
     where_points_run,
 )
@@ -58,7 +58,7 @@ def plan(
     loaded = read_scenario(scenario, set_, traces, "plan", allow_code=allow_code)
     folder = output or out / loaded.name / "plan"
     check_out(folder, "Give another folder with -o.")
-    with progress_bar() as progress:
+    with progress_lines() as progress:
         tables = plan_tables(loaded, out=out, **where, progress=progress, tell=_to_stderr, limits=limits)
     currency = loaded.file.plan.currency if loaded.file.plan is not None else ""
     with writing(folder, "Give another folder with -o."):

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tiny_scenario import batchsim
 
+from batchsim.cli.common import line_now_and_then
 from batchsim.report.page.cells import margin
 from batchsim.report.page.plan_markdown import markdown
 from batchsim.report.page.plan_text import plan_text
@@ -334,6 +335,35 @@ def test_a_long_window_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     printed = " ".join(result.stderr.split())
     assert "about 454 requests (2 s and 500 ms of warm-up at 181.5 requests/s)" in printed
     assert "in each of 3 seeds, first on 1 replica, for each of 4 configurations" in printed
+
+
+def test_a_line_now_and_then_says_how_far_it_is() -> None:
+    """None before the first half minute is over, then at most one for each; what was said before does not count."""
+    said: list[str] = []
+    now_s = [100.0]
+    progress = line_now_and_then(said.append, lambda: now_s[0])
+    for at_s in (100.0, 129.0, 130.0, 140.0, 159.9, 161.0, 3830.0):
+        now_s[0] = at_s
+        progress(int(at_s), 5000, "fcfs")
+    assert said == [
+        "after 0:00:30: 130 of the 5,000 points now asked for, fcfs",
+        "after 0:01:01: 161 of the 5,000 points now asked for, fcfs",
+        "after 1:02:10: 3,830 of the 5,000 points now asked for, fcfs",
+    ]
+
+
+@pytest.mark.slow
+def test_where_stderr_is_no_terminal_progress_is_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On stderr alone, so that stdout is what it is without."""
+    (tmp_path / "tiny.yaml").write_text(TINY, encoding="utf-8")
+    monkeypatch.setattr("batchsim.cli.common.EVERY_S", 0.0)
+    few = ("plan.max_replicas=1", "plan.target={rate: 10/s}", "plan.window=1s", "seeds=2")
+    few += ("policies={continuous: {max_num_seqs: 4, max_num_batched_tokens: 256}}", "slo=ttft<300ms @ 50%")
+    overrides = [text for change in few for text in ("--set", change)]
+    result = batchsim("plan", tmp_path / "tiny.yaml", "--out", tmp_path, "--jobs", 1, *overrides)
+    lines = [line for line in result.stderr.splitlines() if line.startswith("after 0:")]
+    assert len(lines) >= 2 and all(" points now asked for, " in line for line in lines)
+    assert "now asked for" not in result.stdout
 
 
 def test_a_target_that_nothing_holds_says_what_bounds_it(planned: tuple[Path, Any]) -> None:
