@@ -1,4 +1,7 @@
-"""What the `openai` package sees of a server: `python openai_client.py URL MODEL COUNT RATE`, JSON on stdout.
+"""What the `openai` package sees of a server: `python openai_client.py URL MODEL COUNT RATE [OTHER]`, JSON on stdout.
+
+With OTHER, the URL of another server, it gets as many completions, in turn with the first: as many pieces are read at
+once of either.
 
 Run by the interpreter that has the package, which need not have batchsim: it imports nothing else.
 """
@@ -105,17 +108,18 @@ async def words(client: openai.AsyncOpenAI, model: str) -> dict[str, object]:
     }
 
 
-async def main(url: str, model: str, count: int, rate_rps: float) -> None:
-    """Prints both."""
-    client = openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0)
+async def main(model: str, count: int, rate_rps: float, *urls: str) -> None:
+    """Prints both; `timed` has a list for each server."""
+    clients = [openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) for url in urls]
     draw = random.Random(1)
-    told = await words(client, model)
+    told = await words(clients[0], model)
     due_s, asked = time.perf_counter() + 0.5, []
-    for _ in range(count):
+    for number in range(count * len(clients)):
         due_s += draw.expovariate(rate_rps)
-        asked.append(timed(client, model, due_s, draw.randrange(10, 60)))
-    print(json.dumps({"words": told, "timed": await asyncio.gather(*asked)}))
+        asked.append(timed(clients[number % len(clients)], model, due_s, draw.randrange(10, 60)))
+    found = await asyncio.gather(*asked)
+    print(json.dumps({"words": told, "timed": [found[place :: len(clients)] for place in range(len(clients))]}))
 
 
-url, model, count, rate = sys.argv[1:]
-asyncio.run(main(url, model, int(count), float(rate)))
+url, model, count, rate, *others = sys.argv[1:]
+asyncio.run(main(model, int(count), float(rate), url, *others))

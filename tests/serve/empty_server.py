@@ -1,0 +1,81 @@
+"""A server that does nothing but stream pieces at set times: what a client's own work adds shows beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+FIRST_S, GAP_S = 0.0105, 0.0085
+"""From a request to its first piece, and from piece to piece."""
+_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@dataclass
+class EmptyServer:
+    """Where it is, and what it wrote: a row a request by its id, times in ns, in columns of `received/*.csv`."""
+
+    url: str = ""
+    rows: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Streams to each request on a connection as many pieces as it asks for."""
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n", 1)[0])
+                asked = json.loads(await reader.readexactly(length))
+                await self._stream(writer, asked["max_tokens"])
+        writer.close()
+
+    async def _stream(self, writer: asyncio.StreamWriter, tokens: int) -> None:
+        start_ns, name = time.monotonic_ns(), f"empty-{len(self.rows)}"
+        row = self.rows[name] = {"sent_ns": start_ns, "output_tokens": tokens}
+        writer.write(_HEAD)
+        for number in range(tokens):
+            due_s = FIRST_S + number * GAP_S
+            await asyncio.sleep(due_s - (time.monotonic_ns() - start_ns) / 1e9)
+            choice = {"index": 0, "text": " 104729", "finish_reason": None, "logprobs": None}
+            _write(writer, _event({"id": name, "choices": [choice]}))
+            row["e2e_ns"] = time.monotonic_ns() - start_ns
+            row.setdefault("ttft_ns", row["e2e_ns"])
+        usage = {"prompt_tokens": 1, "completion_tokens": tokens, "total_tokens": 1 + tokens}
+        _write(writer, _event({"id": name, "choices": [], "usage": usage}) + b"data: [DONE]\n\n")
+        writer.write(b"0\r\n\r\n")
+
+
+def _event(data: dict[str, object]) -> bytes:
+    whole = {"object": "text_completion", "created": 0, "model": "m"} | data
+    return b"data: %s\n\n" % json.dumps(whole).encode()
+
+
+def _write(writer: asyncio.StreamWriter, piece: bytes) -> None:
+    writer.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+
+
+@contextmanager
+def empty_server() -> Iterator[EmptyServer]:
+    """The server in a thread of its own, on 127.0.0.1, until the block ends."""
+    found, ready, loop = EmptyServer(), threading.Event(), asyncio.new_event_loop()
+
+    async def serve() -> None:
+        server = await asyncio.start_server(found.answer, "127.0.0.1", 0)
+        found.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        ready.set()
+
+    def run() -> None:
+        loop.run_until_complete(serve())
+        loop.run_forever()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    assert ready.wait(10), "a socket on this machine"
+    try:
+        yield found
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
