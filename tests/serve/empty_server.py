@@ -79,3 +79,4 @@ def empty_server() -> Iterator[EmptyServer]:
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
+        loop.close()
