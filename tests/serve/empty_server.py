@@ -60,23 +60,22 @@ def _write(writer: asyncio.StreamWriter, piece: bytes) -> None:
 @contextmanager
 def empty_server() -> Iterator[EmptyServer]:
     """The server in a thread of its own, on 127.0.0.1, until the block ends."""
-    found, ready, loop = EmptyServer(), threading.Event(), asyncio.new_event_loop()
+    found, ready = EmptyServer(), threading.Event()
+    loop, ended = asyncio.new_event_loop(), asyncio.Event()
 
     async def serve() -> None:
         server = await asyncio.start_server(found.answer, "127.0.0.1", 0)
         found.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         ready.set()
+        await ended.wait()
+        server.close()
 
-    def run() -> None:
-        loop.run_until_complete(serve())
-        loop.run_forever()
-
-    thread = threading.Thread(target=run, daemon=True)
+    thread = threading.Thread(target=loop.run_until_complete, args=[serve()], daemon=True)
     thread.start()
-    assert ready.wait(10), "a socket on this machine"
     try:
+        assert ready.wait(10), "a socket on this machine"
         yield found
     finally:
-        loop.call_soon_threadsafe(loop.stop)
+        loop.call_soon_threadsafe(ended.set)
         thread.join(10)
         loop.close()
