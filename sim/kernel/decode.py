@@ -71,10 +71,10 @@ class DecodeGroup:
         """The members that need one more KV block `ahead` steps after the next one, in the order they joined."""
         return list(self._by_phase[(self.step + ahead) % self.block_size])
 
-    def due_in_turn(self) -> list[dict[Sequence, None]]:
-        """The members that need one more KV block for the next step, for that behind it and on, until it is their turn
-        again; in the order they joined."""
-        first = self.step % self.block_size
+    def due_in_turn(self, ahead: int = 0) -> list[dict[Sequence, None]]:
+        """The members that need one more KV block `ahead` steps after the next one, for that behind it and on, until it
+        is their turn again; in the order they joined."""
+        first = (self.step + ahead) % self.block_size
         return self._by_phase[first:] + self._by_phase[:first]
 
     def gained(self, seq: Sequence) -> int:

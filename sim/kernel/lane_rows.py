@@ -19,19 +19,20 @@ LANE_COLUMNS = (
 )
 _LANE, LANE_DTYPE = row_format(LANE_COLUMNS)
 pack_lane = _LANE.pack
-_ALIKE = struct.Struct("<4q")
+_LANE_BYTES = LANE_DTYPE.itemsize
+_pack_repeated = struct.Struct("<12q").pack
 
 
 class LaneRows:
-    """A row for each step, in their order: `rows` of those processed, packed by `pack_lane`, but that those of `alike`
-    are zeros until they are `written`; `open` has the first two columns of those in flight."""
+    """A row for each step, in their order: `rows` of those processed, packed by `pack_lane`, but that those
+    `repeated` are zeros until they are `written`; `open` has the first two columns of those in flight."""
 
-    __slots__ = ("_alike", "open", "rows")
+    __slots__ = ("_repeated", "open", "rows")
 
     def __init__(self) -> None:
         self.rows = bytearray()
         self.open: deque[tuple[int, int]] = deque()
-        self._alike = bytearray()  # which of `rows` are yet to be written: the first, how many, and the ns of `alike`
+        self._repeated = bytearray()  # what `repeated` was told of `rows` that are yet to be written
 
     def launched(self, called_ns: int, launched_ns: int) -> None:
         """Notes the host's part of the next step."""
@@ -46,13 +47,33 @@ class LaneRows:
         called_ns, launched_ns = self.open.popleft()
         self.rows += pack_lane(called_ns, launched_ns, now_ns, wasted_tokens)
 
-    def alike(self, count: int, launch_ns: int, process_ns: int) -> None:
-        """As `processed`, of `count` steps in a row: each was asked for `process_ns` after the one before it had begun,
-        launched `launch_ns` later, and processed `process_ns` after the one behind it had begun.
+    def repeated(
+        self,
+        count: int,
+        called_ns: int,
+        launch_ns: int,
+        process_ns: int,
+        latest_process_ns: int,
+        wasted_tokens: tuple[int, int],
+        last_calls_ns: tuple[int, int],
+    ) -> None:
+        """As `processed`, then `launched`, `count` times, at least once: the scheduler is asked for the next step once
+        the results of the oldest of two in flight have been processed.
 
-        This follows from when steps began, and is written when the rows are read: then it costs next to nothing."""
-        self._alike += _ALIKE.pack(len(self.rows) // _LANE.size, count, launch_ns, process_ns)
-        self.rows += bytes(count * _LANE.size)
+        It is asked first at `called_ns`, and at `last_calls_ns` the last two times. A launch takes `launch_ns`, and the
+        results of each of these steps `process_ns`; of the two in flight before, the latest one's take
+        `latest_process_ns`, and `wasted_tokens` are theirs. All times in the rows follow from when steps began, and are
+        written when the rows are read: that costs less."""
+        rows, opened = self.rows, self.open
+        oldest, latest = opened
+        self._repeated += _pack_repeated(
+            len(rows) // _LANE_BYTES, count, called_ns, launch_ns, process_ns, latest_process_ns,
+            *wasted_tokens, *oldest, *latest,
+        )  # fmt: skip
+        rows += bytes(count * _LANE_BYTES)
+        before_ns, now_ns = last_calls_ns
+        opened[0] = latest if count == 1 else (before_ns, before_ns + launch_ns)
+        opened[1] = now_ns, now_ns + launch_ns
 
     def cut(self) -> None:
         """Writes the rows of the steps in flight, which nobody will process."""
@@ -70,13 +91,22 @@ class LaneRows:
 
     def written(self, starts_ns: Callable[[], NDArray[np.int64]]) -> bytearray:
         """`rows`, all of them written; `starts_ns` says when the steps began, that of the first row being the first."""
-        if self._alike:
-            first, count, launch_ns, process_ns = np.frombuffer(self._alike, "<i8").reshape(-1, 4).T
-            steps = np.arange(count.sum()) + np.repeat(first - np.cumsum(count) + count, count)
-            begun_ns, process_ns = starts_ns(), np.repeat(process_ns, count)
-            lanes = np.frombuffer(self.rows, LANE_DTYPE)
-            lanes["called_ns"][steps] = called_ns = begun_ns[steps - 1] + process_ns
-            lanes["launched_ns"][steps] = called_ns + np.repeat(launch_ns, count)
-            lanes["processed_ns"][steps] = begun_ns[steps + 1] + process_ns
-            self._alike = bytearray()
+        if not self._repeated:
+            return self.rows
+        noted = np.frombuffer(self._repeated, "<i8").reshape(-1, 12).T
+        first, count, called_ns, launch_ns, process_ns, latest_process_ns, *opened = noted
+        steps = np.arange(count.sum()) + np.repeat(first - np.cumsum(count) + count, count)
+        more = count > 1
+        second, begun_ns, lanes = first[more] + 1, starts_ns(), np.frombuffer(self.rows, LANE_DTYPE)
+        called, launched, processed, wasted = (lanes[name] for name, _ in LANE_COLUMNS)
+        # With the results of a step in, that behind the next one is asked for.
+        processed[steps] = begun_ns[steps + 1] + np.repeat(process_ns, count)
+        processed[first] = called_ns
+        processed[second] = begun_ns[second + 1] + latest_process_ns[more]
+        called[steps] = processed[steps - 2]
+        launched[steps] = called[steps] + np.repeat(launch_ns, count)
+        wasted[first], wasted[second] = opened[0], opened[1][more]
+        called[first], launched[first] = opened[2], opened[3]
+        called[second], launched[second] = opened[4][more], opened[5][more]
+        self._repeated = bytearray()
         return self.rows

@@ -93,7 +93,7 @@ def leap_ahead(
 def _last_call_ns(launch_ns: int, horizon_ns: float) -> float:
     """The time in ns before which the scheduler must be called for the host to be through with a launch, which takes it
     so long, before the horizon: an engine that fails in between has not launched it."""
-    return min(horizon_ns, MAX_TIME_NS) - launch_ns
+    return (horizon_ns if horizon_ns < MAX_TIME_NS else MAX_TIME_NS) - launch_ns
 
 
 def _decode_on(
@@ -168,59 +168,52 @@ def _launch_along(
     assert group is not None and steady is not None
     alone_ns, token_ns, last = line
     launch_ns, process_ns = host_ns
-    num_decode, rows, lanes, open_lanes = batch.num_decode, recorder.step_rows, recorder.lanes.rows, recorder.lanes.open
+    num_decode, rows = batch.num_decode, recorder.step_rows
     waiting, running, free = scheduler.num_waiting, scheduler.num_running, scheduler.kv.num_free
     others = pack_decodes_others(num_decode, num_decode, free, waiting, running)
-    context, count = batch.context_tokens - num_decode, 0
+    first, first_called_ns, context = len(rows), called_ns, batch.context_tokens - num_decode
     most = MAX_TIME_NS if last == inf else int((last - context) // num_decode)
-    # ns to process the oldest step in flight, and the one behind it
-    oldest_ns, latest_ns, through_ns, next_through_ns = 0, latest.end_ns, oldest.process_ns, latest.process_ns
+    # The host takes the results of the oldest step in flight, then launches; of the two in flight now those of the
+    # latest take it a time of their own.
+    start_ns, oldest_ns, latest_ns, through_ns = 0, 0, latest.end_ns, latest.process_ns
+    horizon_start_ns = horizon_ns - (process_ns if process_ns > through_ns else through_ns)
     ends, ended, is_over, is_busy = _NOBODY, _NOBODY, False, False  # by the oldest, by the latest step
-    # The row of the host's part of a step is written as the step has landed: where the next but one is launched.
-    wasted_tokens, next_wasted_tokens = oldest.wasted_tokens, latest.wasted_tokens
-    (asked_ns, launched_ns), (last_asked_ns, now_ns) = open_lanes
     taken: list[Sequence] = []
-    turns: Iterator[Collection[Sequence]] = cycle(group.due_in_turn())
-    next(turns)  # whose blocks `repeat` has taken
-    turns = chain(_NOBODY_DUE, turns)
+    turns: Iterator[Collection[Sequence]] = chain(_NOBODY_DUE, cycle(group.due_in_turn(1)))  # `repeat` took the first
     steps = islice(turns, min(quiet + 1, most))  # up to the one that ends somebody
     while True:
-        for due in steps:
-            if called_ns >= horizon_ns:
-                break
-            if due:
-                if len(due) > free:
+        if not is_busy:
+            for due in steps:
+                if called_ns >= horizon_ns:
                     break
-                free -= len(due)
-                taken += due
-                others = pack_decodes_others(num_decode, num_decode, free, waiting, running)
-            count += 1
-            lanes += pack_lane(asked_ns, launched_ns, called_ns, wasted_tokens)
-            wasted_tokens, next_wasted_tokens = next_wasted_tokens, 0
-            asked_ns, launched_ns, last_asked_ns = last_asked_ns, now_ns, called_ns
-            now_ns = called_ns + launch_ns
-            start_ns = now_ns if now_ns > latest_ns else latest_ns
-            through_ns, next_through_ns = next_through_ns, process_ns
-            called_ns = start_ns + through_ns
-            context += num_decode
-            duration_ns = int(alone_ns + token_ns * context)
-            rows += pack_times(start_ns, duration_ns, context)
-            rows += others
-            oldest_ns, latest_ns = latest_ns, start_ns + duration_ns
-            if called_ns + launch_ns <= latest_ns and launch_ns + process_ns <= duration_ns and count > 3:
-                is_busy = True
-                break
+                if due:
+                    if (need := len(due)) > free:
+                        break
+                    free -= need
+                    taken += due
+                    others = pack_decodes_others(num_decode, num_decode, free, waiting, running)
+                start_ns = called_ns + launch_ns
+                if start_ns < latest_ns:
+                    start_ns = latest_ns
+                called_ns, through_ns = start_ns + through_ns, process_ns
+                context += num_decode
+                duration_ns = int(alone_ns + token_ns * context)
+                rows += pack_times(start_ns, duration_ns, context)
+                rows += others
+                oldest_ns, latest_ns = latest_ns, start_ns + duration_ns
+                if called_ns + launch_ns <= latest_ns and launch_ns + process_ns <= duration_ns:
+                    is_busy = True
+                    break
         if is_busy:
-            # Steps grow no shorter: from here on the device does not wait for the host, and all hosts' parts are alike,
-            # as they are of the two steps in flight.
-            first, horizon_start_ns = len(rows), horizon_ns - process_ns
+            # Steps grow no shorter: from here on the device does not wait for the host.
+            begun = len(rows)
             for due in steps:
                 if start_ns >= horizon_start_ns:
                     break
                 if due:
-                    if len(due) > free:
+                    if (need := len(due)) > free:
                         break
-                    free -= len(due)
+                    free -= need
                     taken += due
                     others = pack_decodes_others(num_decode, num_decode, free, waiting, running)
                 start_ns = latest_ns
@@ -229,15 +222,9 @@ def _launch_along(
                 rows += pack_times(start_ns, duration_ns, context)
                 rows += others
                 latest_ns = start_ns + duration_ns
-            busy = (len(rows) - first) // _ROW_BYTES
-            if busy:
-                recorder.lanes.alike(busy, launch_ns, process_ns)
-                count += busy
-                asked_ns = unpack_start(rows, -3 * _ROW_BYTES)[0] + process_ns
-                last_asked_ns = unpack_start(rows, -2 * _ROW_BYTES)[0] + process_ns
-                called_ns = start_ns + process_ns
-                launched_ns, now_ns = asked_ns + launch_ns, last_asked_ns + launch_ns
-                oldest_ns = start_ns
+            if len(rows) > begun:
+                oldest_ns, called_ns = start_ns, start_ns + process_ns
+        count = (len(rows) - first) // _ROW_BYTES
         if ended:
             if count > quiet + 1:
                 ends, ended, is_over = ended, _NOBODY, True
@@ -253,12 +240,19 @@ def _launch_along(
             break
         steps = islice(turns, 1)  # the one behind it
     steady.repeat_by(batch, count - 1, taken)
-    open_lanes[0], open_lanes[1] = (asked_ns, launched_ns), (last_asked_ns, now_ns)
-    oldest.end_ns, oldest.process_ns, oldest.finished = oldest_ns, through_ns, ends
-    oldest.wasted_tokens, latest.wasted_tokens = wasted_tokens, next_wasted_tokens
+    before_ns = now_ns = first_called_ns
+    if count > 1:
+        now_ns = unpack_start(rows, -2 * _ROW_BYTES)[0] + (latest.process_ns if count == 2 else process_ns)
+        if count > 2:
+            before_ns = unpack_start(rows, -3 * _ROW_BYTES)[0] + (latest.process_ns if count == 3 else process_ns)
+    wasted_tokens, calls_ns = (oldest.wasted_tokens, latest.wasted_tokens), (before_ns, now_ns)
+    recorder.lanes.repeated(count, first_called_ns, launch_ns, process_ns, latest.process_ns, wasted_tokens, calls_ns)
+    oldest.process_ns = latest.process_ns if count == 1 else process_ns
+    oldest.wasted_tokens, latest.wasted_tokens = latest.wasted_tokens if count == 1 else 0, 0
+    oldest.end_ns, oldest.finished = oldest_ns, ends
     latest.end_ns, latest.process_ns, latest.finished = latest_ns, process_ns, ended
     core.in_flight.leapt(group.step)
-    return now_ns, MAX_TIME_NS if is_over else called_ns
+    return now_ns + launch_ns, MAX_TIME_NS if is_over else called_ns
 
 
 def _launch_one_by_one(
