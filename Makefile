@@ -120,7 +120,7 @@ real-clients: $(CLIENTS:%=.clients/%.installed)
 	@touch $@
 
 bench: $(RUNTIME)
-	$(BIN)/python tests/bench.py
+	$(BIN)/python -m tests.bench
 
 lint: $(TOOLS)
 	$(BIN)/ruff check .

@@ -389,7 +389,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|")
     bare = []
     for name, row in ROWS.items():
-        command = [sys.executable, __file__, "--row", name, "--traces", str(options.traces)]
+        command = [sys.executable, "-m", "tests.bench", "--row", name, "--traces", str(options.traces)]
         repeats = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         median = _medians(repeats)
         bare.append(median["simpy_per_s"])
@@ -405,7 +405,7 @@ def main() -> None:
     parse = {row["name"]: (row["parse_s"], row["write_s"]) for row in rows[1:]}
     print("\nparsing and writing, s: " + ", ".join(f"{n} {p:.2f} / {w:.2f}" for n, (p, w) in parse.items()))
     for name in POINTS:
-        command = [sys.executable, __file__, "--row", name, "--traces", str(options.traces)]
+        command = [sys.executable, "-m", "tests.bench", "--row", name, "--traces", str(options.traces)]
         point = _medians(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
         print(
             f"{name}, s: simulated {point['simulate_s']:.2f}, measured {point['measure_s']:.2f}, written"
@@ -424,7 +424,7 @@ def main() -> None:
         f" {served['share_of_simpy']:.4f} tokens per bare timeout"
     )
     rows.append({"name": "serve", **served})
-    command = [sys.executable, __file__, "--row", DAY, "--traces", str(options.traces)]
+    command = [sys.executable, "-m", "tests.bench", "--row", DAY, "--traces", str(options.traces)]
     day = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     print(
         f"day, s of CPU: simulated {day['simulate_s']:.1f}, measured {day['measure_s']:.1f}, written"
@@ -432,7 +432,7 @@ def main() -> None:
         f" replicas, peak RSS {day['peak_rss_mb']:,.0f} MB; less than 60 s and 1,500 MB are wanted"
     )
     rows.append({"name": DAY, **day})
-    command = [sys.executable, __file__, "--row", SWEEP, "--traces", str(options.traces)]
+    command = [sys.executable, "-m", "tests.bench", "--row", SWEEP, "--traces", str(options.traces)]
     sweep = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     print(
         f"sweep of {sweep['points']} points, s: one job {sweep['jobs_1_s']:.1f}, two {sweep['jobs_2_s']:.1f},"
