@@ -294,7 +294,7 @@ def test_what_is_not_shown_to_hold_is_not_said_to_fail(planned: tuple[Path, Any]
         row["one_less_shown"] = shown
         text = plan_text(tables, "EUR")
         assert f"96.2 % {shown} (−0.41 points)" in text
-        sentence = f"one replica less gives 96.2 % and {verb} (its margin from −0.41 points, of chat)."
+        sentence = f"one replica less gives 96.2 % and {verb} (lower end of its margin: −0.41 points, of chat)."
         assert sentence in " ".join(text.split())
         twin = markdown("tiny", sections(tables, "EUR", {}), [])
         assert sentence in twin and f"| 96.2 % | {shown} | −0.41 points | chat |" in twin

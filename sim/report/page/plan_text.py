@@ -16,7 +16,7 @@ def plan_text(tables: Tables, currency: str) -> str:
     )
     money = f"{currency} a month"
     head = f"{'GPU':{gpu}} {'policy':{policy}} {'replicas':>8} {'within SLO':>10} {money:>11}"
-    lines = [f"{head}  one less (its margin from)"]
+    lines = [f"{head}  one less (lower end of its margin)"]
     for row in tables["configurations"]:
         head = f"{row['gpu']:{gpu}} {row['policy']:{policy}} "
         if row["holds"]:

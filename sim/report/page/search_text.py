@@ -27,12 +27,16 @@ def search_lines(tables: Tables, currency: str) -> list[str]:
 
 
 def _rung(row: Row) -> str:
-    seeds = "1 seed" if row["seeds"] == 1 else f"{row['seeds']} seeds"
+    seeds = _counted(row["seeds"], "seed")
     left = f"; of these {row['why_left']}" if row["why_left"] else ""
     return (
-        f"  {row['rung']} ({seconds(row['window_s'])}, {seeds}): {row['entered']} configurations in"
-        f" {row['looks']} looks{left}"
+        f"  {row['rung']} ({seconds(row['window_s'])}, {seeds}): {_counted(row['entered'], 'configuration')} in"
+        f" {_counted(row['looks'], 'look')}{left}"
     )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _change(row: Row, currency: str) -> str:

@@ -257,7 +257,7 @@ def recommendation(tables: Tables, currency: str) -> list[Sentence]:
     if row["one_less"] is not None:
         is_ = "" if row["one_less_shown"] == "fails" else "is "
         second += ["; one replica less gives ", of("one_less"), f" and {is_}", of("one_less_shown")]
-        second += [" (its margin from ", of("one_less_margin_low")]
+        second += [" (lower end of its margin: ", of("one_less_margin_low")]
         second += [", of ", of("one_less_class"), ")"] if row["one_less_class"] else [")"]
     sentences = [[*first, "."], [*second, "."], [*_uncertainty(tables, index), "."], *_grown(tables, index, currency)]
     return [*sentences, _lost(tables, index, currency)]
