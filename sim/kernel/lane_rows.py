@@ -103,7 +103,7 @@ class LaneRows:
         processed[steps] = begun_ns[steps + 1] + np.repeat(process_ns, count)
         processed[first] = called_ns
         processed[second] = begun_ns[second + 1] + latest_process_ns[more]
-        called[steps] = processed[steps - 2]
+        called[steps] = processed[np.maximum(steps - 2, 0)]  # of the first two there is none here, and it is noted
         launched[steps] = called[steps] + np.repeat(launch_ns, count)
         wasted[first], wasted[second] = opened[0], opened[1][more]
         called[first], launched[first] = opened[2], opened[3]

@@ -234,38 +234,48 @@ def test_a_step_in_flight_has_a_row_of_its_host_without_an_end() -> None:
 
 
 @pytest.mark.parametrize("packs", [False, True])
-def test_the_hosts_part_of_steps_alike_follows_from_when_they_began(packs: bool) -> None:
-    """Each was asked for 3 ns (one: 6) after the one before began, launched 2 (1) later and processed 3 (6) after the
-    one behind began: before a spill and after it, with the steps packed or not. Rows of others stay as they are."""
-    recorder, spool = Recorder(), Spooled()
-    starts_ns = [0, 10, 21, 33, 46, 60, 75, 91]
+@pytest.mark.parametrize("count", [1, 2, 3, 6])
+def test_the_hosts_part_of_repeated_steps_is_as_noted_one_by_one(count: int, packs: bool) -> None:
+    """`count` steps, a spill, one step, two more, packed or not: with two in flight the scheduler is asked when the
+    results of the oldest are processed, the first time 5 ns after the latest had begun, then 3 (6) after each."""
+    starts_ns = [100 * number + number**2 for number in range(count + 6)]
+    repeated, one_by_one, spools = Recorder(), Recorder(), (Spooled(), Spooled())
 
-    def begin(*numbers: int) -> None:
-        for number in numbers:
+    def begin(number: int) -> None:
+        for recorder in (repeated, one_by_one):
             recorder.step_rows += pack_step(starts_ns[number], 7, *range(2, len(STEP_COLUMNS)))
 
-    def process(now_ns: int) -> None:
-        recorder.lanes.launched(now_ns - 50, now_ns - 40)
-        recorder.lanes.processed(now_ns, 4)
+    def launch(now_ns: int) -> None:
+        for recorder in (repeated, one_by_one):
+            recorder.lanes.launched(now_ns, now_ns + 2)
 
-    begin(0, 1, 2, 3)
-    process(1000)
-    recorder.lanes.alike(2, 2, 3)
+    def leap(first: int, count: int, process_ns: int) -> None:
+        called_ns, calls_ns, wasted = starts_ns[first - 2] + 5, list[int](), (4, 7)
+        for number in range(count):
+            calls_ns.append(called_ns)
+            one_by_one.lanes.processed(called_ns, wasted[number] if number < 2 else 0)
+            one_by_one.lanes.launched(called_ns, called_ns + 2)
+            begin(first + number)
+            called_ns = starts_ns[first + number] + (process_ns if number else 5)
+        repeated.lanes.repeated(count, calls_ns[0], 2, process_ns, 5, wasted, (calls_ns[-2:][0], calls_ns[-1]))
+
+    for number in range(2):
+        begin(number)
+        launch(starts_ns[number] - 10)
+    leap(2, count, 3)
+    for recorder, spool in zip((repeated, one_by_one), spools, strict=True):
+        if packs:
+            recorder.pack_steps()
+        recorder.spill(spool, 2)
+        recorder.lanes.processed(starts_ns[count + 1] + 50, 1)
+    begin(count + 2)
+    launch(starts_ns[count + 2] - 20)
+    leap(count + 3, 2, 6)
     if packs:
-        recorder.pack_steps()
-    recorder.spill(spool, 1)
-    begin(4, 5, 6)
-    process(2000)
-    recorder.lanes.alike(1, 1, 6)
-    recorder.lanes.alike(1, 2, 3)
-    begin(7)
-    process(3000)
-    if packs:
-        recorder.pack_steps()
-    alike = [(3, 5, 24, 0), (13, 15, 36, 0)], [(39, 40, 66, 0), (49, 51, 78, 0)]
-    rows = [(950, 960, 1000, 4), *alike[0], (1950, 1960, 2000, 4), *alike[1], (2950, 2960, 3000, 4)]
+        repeated.pack_steps()
     for _ in range(2):  # reading changes nothing
-        assert recorder.records().lanes.tolist() == rows
+        assert repeated.records().lanes.tolist() == one_by_one.records().lanes.tolist()
+    assert len(repeated.records().lanes) == count + 5
 
 
 def test_steps_that_are_packed_are_read_as_they_were_written() -> None:
