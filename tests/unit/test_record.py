@@ -278,6 +278,23 @@ def test_the_hosts_part_of_repeated_steps_is_as_noted_one_by_one(count: int, pac
     assert len(repeated.records().lanes) == count + 5
 
 
+def test_pieces_of_records_bring_the_lanes_of_their_own_steps() -> None:
+    """Those of the steps repeated from the piece before too."""
+    recorder = Recorder()
+    for number in range(90):
+        recorder.step_rows += pack_step(10 * number, 7, *range(2, len(STEP_COLUMNS)))
+        recorder.lanes.launched(10 * number - 3, 10 * number - 1)
+        recorder.lanes.processed(10 * number + 9, 0)
+        if number % 20 == 19:
+            recorder.pack_steps()
+    pieces = list(recorder.records().pieces(15, 2))
+    assert [behind for behind, _ in pieces] == [0, *[2] * (len(pieces) - 1)] and len(pieces) > 2
+    for _, piece in pieces:
+        assert (piece.lanes["called_ns"] == piece.step_rows["start_ns"] - 3).all()
+        assert len(piece.lanes) == len(piece.step_rows)
+    assert sum(len(piece.lanes) - behind for behind, piece in pieces) == 90
+
+
 def test_steps_that_are_packed_are_read_as_they_were_written() -> None:
     """Rows and columns, whatever the width of a value, and the last rows can still be cut."""
     rows = [

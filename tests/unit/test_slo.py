@@ -82,6 +82,8 @@ def test_text_survives_a_round_trip(text):
         ("mean(ttft)<1s & tpot<50ms @ 99%", "'mean(ttft)<1s, p99(tpot)<50ms' or 'ttft<1s & tpot<50ms @ 99%'"),
         ("mean(ttft)<1s & mean(tpot)<50ms", "column 15: mixes bounds"),
         ("ttft<1s, tpot<50ms", "column 8: mixes bounds"),
+        ("ttft<1s & task_e2e<30s @ 99%", "column 11: mixes bounds on requests with one on tasks"),
+        ("task_e2e<30s & e2e<9s & ttft<1s @ 99%", "column 16: mixes bounds on requests with one on tasks"),
         ("", "'' is not a bound"),
         ("ttft<1s &  @ 99%", "column 10: '' is not a bound"),
         ("p0(ttft)<1s", "p0 is no percentile"),
