@@ -93,7 +93,7 @@ def leap_ahead(
 def _last_call_ns(launch_ns: int, horizon_ns: float) -> float:
     """The time in ns before which the scheduler must be called for the host to be through with a launch, which takes it
     so long, before the horizon: an engine that fails in between has not launched it."""
-    return (horizon_ns if horizon_ns < MAX_TIME_NS else MAX_TIME_NS) - launch_ns
+    return min(horizon_ns, MAX_TIME_NS) - launch_ns
 
 
 def _decode_on(
