@@ -38,7 +38,7 @@ Progress = Callable[[str, float], None]
 
 _ROUNDS = {"cuda": 3, "cpu": 4}
 _HELD_OUT = {"cuda": 150, "cpu": 40}
-_RUN_S = {"cuda": 5.0, "cpu": 1.0}  # seconds of an engine run
+_RUN_S = {"cuda": 3.0, "cpu": 1.0}  # seconds of an engine run
 _SAVE_S = 10.0
 _MARGIN_S = 3.0  # seconds kept for the last fit and files
 _SWAP_BLOCKS = 64

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from batchsim.base.errors import CalibrationError
+from batchsim.base.version import VERSION
 
 # Names that the driver reports, and those of the catalog, which knows the SXM boards only.
 _CATALOG = {
@@ -72,7 +73,7 @@ def _software(device: str) -> dict[str, Any]:
         "system": platform.system(),
         "torch": torch.__version__,
         "numpy": _version("numpy"),
-        "batchsim": _version("batchsim"),
+        "batchsim": VERSION,
         "commit": _commit(),
     }
     if device == "cuda":

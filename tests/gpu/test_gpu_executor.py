@@ -1,4 +1,6 @@
-"""The executor on CUDA: the triton backend against sdpa, graphs against eager steps, blocks over the host link."""
+"""The executor on CUDA: the triton backend against sdpa, graphs against eager steps, blocks over the host link, steps
+behind the host and steps that verify drafts.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ if not torch.cuda.is_available():
 
 from batchsim.calibrate.executor import TorchExecutor
 from batchsim.calibrate.inputs import StepInputs
+from batchsim.calibrate.prompts import RandomPrompts
 from batchsim.calibrate.runner import ModelRunner, build_runner
 from batchsim.deployment.model import ModelSpec
 from batchsim.kernel.core import EngineCore
@@ -24,6 +27,9 @@ from batchsim.kernel.record import Recorder
 from batchsim.kernel.types import Arrival, Batch, Request
 from batchsim.policies.families.preemption import PreemptiveConfig
 from batchsim.policies.families.preemptive import Preemptive
+from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
+from tests.live.engines import MAX_MODEL_LEN, generate
+from tests.unit.engine import arrival
 
 pytestmark = pytest.mark.gpu
 
@@ -162,3 +168,34 @@ def test_tokens_are_those_of_the_reference(checkpoint_folder: Path) -> None:
         # After a near tie an answer goes its own way to its end: few may, and only from some token on.
         assert np.mean([found[i] == expected[i] for i in expected]) >= 0.8
         assert np.mean(same) >= 0.9
+
+
+SPECULATION = SpeculativeConfig("ngram", 3, 0.5, prompt_lookup_min=1, prompt_lookup_max=3)
+
+
+def of_vllm(runner: ModelRunner, num_blocks: int, **knobs: Any) -> tuple[dict[int, list[int]], Any]:
+    """The tokens of 16 requests under `vllm`, whose prompts are of so few tokens that n-grams come again; the steps."""
+    arrivals = [arrival(i, 3 * i, 9 + 5 * i % 40, 30 + 7 * i % 30) for i in range(16)]
+    limits = {"max_num_seqs": 6, "max_num_batched_tokens": 48, "enable_prefix_caching": False}
+    executor, core = generate(
+        runner, "vllm", limits | knobs, arrivals, num_blocks=num_blocks, prompts=RandomPrompts(6)
+    )
+    return executor.answers, core.recorder.records().steps
+
+
+@pytest.mark.parametrize("drafts", [None, SPECULATION], ids=["plain", "drafts"])
+@pytest.mark.parametrize("ahead", [False, True], ids=["sync", "async"])
+def test_tokens_ahead_of_results_and_of_drafts_are_those_of_lockstep(
+    checkpoint_folder: Path, ahead: bool, drafts: SpeculativeConfig | None
+) -> None:
+    """fp32 answers through graphs, under preemption, are those of sdpa in lockstep without drafts."""
+    sizes = SIZES | {"max_model_len": MAX_MODEL_LEN}
+    reference = build_runner(str(checkpoint_folder), device="cuda", backend="sdpa", graphs=False, **sizes)
+    expected, _ = of_vllm(reference, 400, async_scheduling=False)
+    runner = build_runner(str(checkpoint_folder), device="cuda", **sizes)
+    found, steps = of_vllm(runner, 14, async_scheduling=ahead, speculative_config=drafts)
+    assert steps["num_preempted"].sum() > 0
+    assert (steps["num_accepted_tokens"].sum() > 0) == (drafts is not None)
+    same = [token == best for i in expected for token, best in zip(found[i], expected[i], strict=True)]
+    assert np.mean([found[i] == expected[i] for i in expected]) >= 0.8
+    assert np.mean(same) >= 0.9
