@@ -382,17 +382,18 @@ def test_the_shipped_plan_does_the_most_valuable_first() -> None:
         "probe",
         "selfcheck",
         "profile-llama-3.1-8b",
+        "live-bursty-vllm-80-0",
         "live-bursty-continuous-80-0",
+        "live-bursty-vllm-50-0",
+        "live-bursty-vllm-80-1",
         "live-bursty-continuous-50-0",
-        "live-bursty-continuous-95-0",
         "live-bursty-continuous-80-1",
-        "live-bursty-continuous-80-2",
+        "live-poisson-vllm-80-0",
         "live-bursty-static-80-0",
         "live-bursty-continuous-110-0",
-        "live-poisson-continuous-80-0",
         "profile-qwen2.5-7b",
     ]
-    assert all(60 < stage.needs_s < stage.most_s for stage in stages if stage.point is not None)
+    assert all(30 < stage.needs_s < stage.most_s for stage in stages if stage.point is not None)
 
 
 @pytest.mark.parametrize(
@@ -429,7 +430,7 @@ def test_the_report_says_which_speeds_are_as_they_should_be(tmp_path: Path, devi
     campaign._note(profile, Reply(DONE, {"missing": []}), 0.0)
     *lines, last = campaign.report().splitlines()
     missed = [line for line in lines if line.endswith("%: NOT MET") and line.startswith("matmul ceiling in a prefill")]
-    assert len(missed) == (device == "cuda") and last.startswith("2 of 12 stages done.")
+    assert len(missed) == (device == "cuda") and last.startswith("2 of 13 stages done.")
     kept = json.loads((tmp_path / "campaign.json").read_text(encoding="utf-8"))
     assert ("targets" in kept) == (device == "cuda")
 
