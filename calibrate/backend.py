@@ -78,7 +78,7 @@ class SdpaBackend:
         grouped = q.view(len(q), 1, kv_heads, -1, head_dim)
         for row, seq_len in enumerate(seq_lens.tolist()):
             k, v = _gather(k_cache, v_cache, block_tables[row], seq_len)
-            out[row] = F.scaled_dot_product_attention(grouped[row], k, v, scale=scale).view_as(q[row])
+            out[row] = F.scaled_dot_product_attention(grouped[row], k, v, scale=scale).reshape(q[row].shape)
         return out
 
     def prefill(
