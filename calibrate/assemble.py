@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.calibrate.bench import MeasuredStep
-from batchsim.calibrate.engine_runs import EngineSteps, RunSpec
-from batchsim.calibrate.fit import Kernels, errors, fit_host, fit_kernels, robust_nnls, short
+from batchsim.calibrate.engine_runs import EngineSteps
+from batchsim.calibrate.fit import LAUNCH_BOUND, Kernels, errors, fit_host, fit_kernels, robust_nnls, short
 from batchsim.calibrate.identity import catalog_gpu
+from batchsim.calibrate.job import Job
 from batchsim.calibrate.point_plan import BLOCKS, StepShape, columns
 from batchsim.calibrate.raw import Raw
 from batchsim.cost.calibrated import Calibrated
@@ -22,27 +23,12 @@ from batchsim.cost.periods import REGIONS, regions
 from batchsim.cost.profile import HostTerm, Hull, Profile, StepCosts
 from batchsim.cost.roofline import HostCost
 from batchsim.cost.work import WORK_COLUMNS, chunk_rows
-from batchsim.deployment.model import ModelSpec
 
 Floats = NDArray[np.float64]
 
 _DISTURBED = 3.0  # a step this many times its expected duration was interrupted by something else on the machine
 _FEWEST_STEPS = 30  # least steps of training runs from which a host term is fitted
-
-
-@dataclass(frozen=True)
-class Job:
-    """All of a calibration but its measurements: model, sizes of CUDA graphs, steps and engine runs to measure."""
-
-    name: str
-    model: ModelSpec
-    block_size: int
-    buckets: tuple[int, ...]
-    device: str
-    points: tuple[StepShape, ...]  # steps to measure, of all blocks
-    rounds: int
-    runs: tuple[RunSpec, ...]
-    swap: bool  # whether there are swap slots to measure
+_FEWEST_BOUND = 8  # least steps bound by their launches from which the launches inside an engine are known
 
 
 def assemble(job: Job, raw: Raw) -> Profile:
@@ -154,12 +140,12 @@ def joined(runs: Sequence[EngineSteps]) -> tuple[dict[str, NDArray[np.int64]], F
 
 def _by_turns(runs: Sequence[EngineSteps]) -> list[EngineSteps]:
     """Those of `runs` in which host and device worked by turns."""
-    return [run for run in runs if run.spec.kind != "ahead"]
+    return [run for run in runs if not run.spec.is_ahead]
 
 
 def _ahead(runs: Sequence[EngineSteps]) -> list[EngineSteps]:
     """Those of `runs` in which the engine scheduled ahead of results."""
-    return [run for run in runs if run.spec.kind == "ahead"]
+    return [run for run in runs if run.spec.is_ahead]
 
 
 @dataclass(frozen=True)
@@ -167,7 +153,8 @@ class InEngine:
     """What steps take inside an engine beyond kernels run back to back: each step starts with cold caches there.
 
     `factor` on the back-to-back time; `step_ns`, `chunk_ns` and `decode_ns` more for the step, each chunk and each
-    decode; `prefill_ns` more for a step of chunks alone after a rest, its longer host time included.
+    decode; `prefill_ns` more for a step of chunks alone after a rest, its longer host time included. `launch_ns`: the
+    least that launches take there, where the engine's own work is between them; None: as back to back.
     """
 
     factor: float = 1.0
@@ -175,19 +162,21 @@ class InEngine:
     chunk_ns: float = 0.0
     decode_ns: float = 0.0
     prefill_ns: float = 0.0
+    launch_ns: float | None = None
 
     def apply(self, kernels: Kernels) -> Kernels:
         """`kernels` with the constants put in, over `factor`: times the factor they give the times inside an engine."""
         step, chunk, decode = (ns / self.factor for ns in (self.step_ns, self.chunk_ns, self.decode_ns))
         grid, chunks = kernels.decode_attention, kernels.chunk_attention
         rows = zip(grid.sequences, grid.ns, strict=True)
+        launch = kernels.launch_ns * self.factor + self.step_ns if self.launch_ns is None else self.launch_ns
         return replace(
             kernels,
             layers=_raised(kernels.layers, step),
             decode=None if kernels.decode is None else _raised(kernels.decode, step),
             decode_attention=replace(grid, ns=tuple(tuple(short(ns + b * decode) for ns in row) for b, row in rows)),
             chunk_attention=replace(chunks, per_chunk=short(chunks.per_chunk + chunk)),
-            launch_ns=short(kernels.launch_ns * self.factor + self.step_ns) if kernels.launch_ns else 0.0,
+            launch_ns=short(launch) if kernels.launch_ns else 0.0,
         )
 
 
@@ -210,11 +199,15 @@ def _engine_terms(bare: Profile, training: Sequence[EngineSteps]) -> tuple[InEng
     rests = np.concatenate([np.full(len(run.period_ns), run.spec.rests) for run in training])
     rested = rests & (decodes == 0)
     warm = ~rested
+    launch_ns, bound = _launches(bare, alone, kernel, (chunks > 0) & warm)
+    free = warm & ~bound
     # Cold caches only ever add; how fast the machine was meanwhile is then a factor on all of it.
-    found = robust_nnls(design[warm], (kernel - alone)[warm], scale=kernel[warm]) + np.array([1.0, 0.0, 0.0, 0.0])
+    found = robust_nnls(design[free], (kernel - alone)[free], scale=kernel[free]) + np.array([1.0, 0.0, 0.0, 0.0])
     typical = design @ found
-    factor = np.minimum(kernel, _DISTURBED * typical)[warm].sum() / typical[warm].sum()
+    factor = np.minimum(kernel, _DISTURBED * typical)[free].sum() / typical[free].sum()
     found, typical = found * factor, typical * factor
+    if launch_ns is not None:
+        typical = np.where(chunks > 0, np.maximum(typical, launch_ns), typical)
     base, per_sequence, per_token = fit_host({name: ns[warm] for name, ns in table.items()}, kernel[warm], period[warm])
     host = base + per_sequence * (decodes + chunks) + per_token * table["num_prefill_tokens"]
     beyond = np.minimum(period - kernel, host + (_DISTURBED - 1) * (host + typical)) - host
@@ -223,8 +216,26 @@ def _engine_terms(bare: Profile, training: Sequence[EngineSteps]) -> tuple[InEng
     late = (np.minimum(period, _DISTURBED * whole) - whole)[rested]
     prefill_ns = max(float(late.mean()), 0.0) if len(late) else 0.0
     terms = (short(value) for value in (base + more, per_sequence, per_token))
-    in_engine = InEngine(*(short(float(value)) for value in (*found, prefill_ns)))
+    factor, step_ns, chunk_ns, decode_ns = (short(float(value)) for value in found)
+    in_engine = InEngine(factor, step_ns, chunk_ns, decode_ns, short(prefill_ns), launch_ns)
     return in_engine, HostTerm(*terms, mode="serial", assumed=False)
+
+
+def _launches(
+    bare: Profile, alone: Floats, kernel: Floats, chunked: NDArray[np.bool_]
+) -> tuple[float | None, NDArray[np.bool_]]:
+    """(ns of the steps whose launches bind inside an engine, which steps these are); None where they are too few.
+
+    `chunked` are the steps to look at, which no graph runs; `alone` is their time back to back. Launches are the host's
+    work, whose speed has nothing to do with how fast the kernels of other steps run.
+    """
+    back_to_back = bare.costs.launch_ns
+    bound = chunked & (alone <= LAUNCH_BOUND * back_to_back)
+    if not back_to_back or bound.sum() < _FEWEST_BOUND:
+        return None, np.zeros(len(alone), dtype=bool)
+    found = kernel[bound]
+    launch_ns = short(float(np.minimum(found, _DISTURBED * np.median(found)).mean()))
+    return launch_ns, chunked & (alone <= LAUNCH_BOUND * max(launch_ns, back_to_back))
 
 
 def _rows(bare: Profile, samples: Sequence[MeasuredStep]) -> list[dict[str, Any]]:
@@ -287,7 +298,7 @@ def _missing(job: Job, raw: Raw) -> list[str]:
         specs = [spec for spec in job.runs if spec.training is training]
         if lacking := sum(spec not in done for spec in specs):
             missing.append(f"block {name}: {lacking} of {len(specs)} engine runs not made")
-    if job.swap and raw.swap is None:
+    if raw.swap is None:
         missing.append("block swap: bandwidth not measured")
     fewest = min((len(raw.samples[p].rounds) if p in raw.samples else 0 for p in job.points), default=0)
     if fewest < job.rounds:

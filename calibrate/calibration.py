@@ -7,6 +7,7 @@ there and measures nothing twice.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -17,15 +18,18 @@ import numpy as np
 
 from batchsim.base.errors import CalibrationError
 from batchsim.base.files import check_writable, write_text, writing
-from batchsim.calibrate import memory, schedules
-from batchsim.calibrate.assemble import Job, assemble
+from batchsim.calibrate import memory
+from batchsim.calibrate.assemble import assemble
 from batchsim.calibrate.bench import Bench, MeasuredStep
-from batchsim.calibrate.engine_runs import EngineSteps, RunSpec, run_engine, run_specs
-from batchsim.calibrate.identity import catalog_gpu, check_device, identity, set_cpu_threads
+from batchsim.calibrate.engine_runs import EngineSteps, RunSpec, run_engine
+from batchsim.calibrate.identity import check_device, identity, set_cpu_threads
+from batchsim.calibrate.job import job_of
 from batchsim.calibrate.options import LEAST_MINUTES, Options, limits_of
-from batchsim.calibrate.point_plan import StepRange, StepShape, plan
+from batchsim.calibrate.point_plan import StepRange, StepShape
 from batchsim.calibrate.raw import Raw, check_key
 from batchsim.calibrate.runner import ModelRunner, build_runner
+from batchsim.calibrate.schedules import Pace
+from batchsim.calibrate.session import settled_memory
 from batchsim.calibrate.telemetry import Telemetry
 from batchsim.cost.profile import Profile, load_profile
 from batchsim.deployment.catalog import load_model
@@ -36,8 +40,6 @@ __all__ = ["Options", "Progress", "calibrate"]
 Progress = Callable[[str, float], None]
 """Called with what is being done, and the share of all work that is done."""
 
-_ROUNDS = {"cuda": 3, "cpu": 4}
-_HELD_OUT = {"cuda": 150, "cpu": 40}
 _RUN_S = {"cuda": 3.0, "cpu": 1.0}  # seconds of an engine run
 _SAVE_S = 10.0
 _MARGIN_S = 3.0  # seconds kept for the last fit and files
@@ -121,27 +123,8 @@ class CalibrationRun:
         self._notes, self._telemetry = raw.notes, raw.telemetry  # what earlier calls left
         self.runner, self.limits = self._load(model, limits)
         runner = self.runner
-        steps = plan(
-            self.limits,
-            block_size=runner.block_size,
-            buckets=runner.graph_buckets,
-            fine=options.device == "cuda",
-        )
-        count = _HELD_OUT[options.device]
-        held_out = schedules.held_out_batches(self.limits, runner.block_size, count, options.seed)
-        shown = catalog_gpu(raw.key["hardware"]) or str(raw.key["hardware"].get("gpu", "cpu")).replace(" ", "-").lower()
-        self.job = Job(
-            name=options.name or f"{shown}-{Path(model.name).stem if '/' in model.name else model.name}",
-            model=runner.spec,
-            block_size=runner.block_size,
-            buckets=runner.graph_buckets,
-            device=options.device,
-            points=(*steps, *held_out),
-            rounds=_ROUNDS[options.device],
-            runs=tuple(run_specs(self.limits, _ROUNDS[options.device], options.seed)),
-            swap=runner.num_swap_blocks > 0,
-        )
-        decodes = [p for p in steps if p.block == "A"]
+        self.job = job_of(options, runner.spec, self.limits, runner.graph_buckets, raw)
+        decodes = [p for p in self.job.points if p.block == "A"]
         short = [p for p in decodes if p.decode[0] == min(q.decode[0] for q in decodes)]  # fits into most pools
         first_ns = None if raw.sentinel is None else float(raw.sentinel["ns"])
         self.bench = Bench(runner, short[len(short) // 2], options.seed, first_ns)
@@ -216,21 +199,22 @@ class CalibrationRun:
         self._engine([spec for spec in specs if spec.training])
         self._visit(then, number)
         self._engine([spec for spec in specs if not spec.training])
-        if self.job.swap and self.raw.swap is None:
+        if self.raw.swap is None:
             self._check_time(1.0)
             self.raw.swap = memory.measured_swap(self.runner)
 
     def _visit(self, points: list[StepShape], number: int) -> None:
         """Visits each of `points` that has had at most `number` visits, once, in random order."""
         todo = [p for p in points if self._count(p) <= number]
-        for i in np.random.default_rng(self.options.seed + number).permutation(len(todo)):
-            point = todo[i]
-            self._check_time(0.5)
-            self._tell(f"round {number + 1} of {self.job.rounds}: block {point.block}")
-            self.bench.watch()
-            self._visits.setdefault(point, []).append((time.monotonic(), self.bench.visit(point)))
-            if time.monotonic() - self._saved_s > _SAVE_S:
-                self._save()
+        with settled_memory():  # else a pass over all of torch lands amid launches now and then
+            for i in np.random.default_rng(self.options.seed + number).permutation(len(todo)):
+                point = todo[i]
+                self._check_time(0.5)
+                self._tell(f"round {number + 1} of {self.job.rounds}: block {point.block}")
+                self.bench.watch()
+                self._visits.setdefault(point, []).append((time.monotonic(), self.bench.visit(point)))
+                if time.monotonic() - self._saved_s > _SAVE_S:
+                    self._save()
         self._save()
 
     def _count(self, point: StepShape) -> int:
@@ -242,9 +226,7 @@ class CalibrationRun:
         seconds = min(_RUN_S[self.options.device], 60 * self.options.minutes / 30)
 
         def run(spec: RunSpec, seconds: float) -> EngineSteps:
-            step_ns = self.bench.usual_ns()
-            assert step_ns is not None  # the sentinel was looked at just before
-            return run_engine(self.runner, self.limits, spec, seconds, step_ns / 1e9)
+            return run_engine(self.runner, self.limits, spec, seconds, self._pace())
 
         for spec in specs:
             if spec not in done:
@@ -258,6 +240,15 @@ class CalibrationRun:
                 for _ in range(2):
                     self.bench.watch(now=True)
                 self._save()
+
+    def _pace(self) -> Pace:
+        """The pace of decodes by the sentinel, and of prompts by the longest ones visited so far."""
+        step_ns = self.bench.usual_ns()
+        assert step_ns is not None  # the sentinel was looked at just before
+        visited = [p for p in self.job.points if p.block == "C" and self._count(p)]
+        longest = max(visited, key=lambda p: p.tokens)
+        times = self._before.get(longest, []) + [ns for _, ns in self._visits.get(longest, [])]
+        return Pace(step_ns / 1e9, statistics.median(times) / longest.tokens / 1e9)
 
     def _energy(self) -> None:
         """Measures joules a step under steady load for two steps: the most decodes, and the most prefill tokens."""

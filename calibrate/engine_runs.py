@@ -9,6 +9,7 @@ In runs `ahead` the engine schedules ahead of results: the host works while the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,13 +30,15 @@ from batchsim.kernel.kv_blocks import TableKV
 from batchsim.kernel.record import Recorder, Records
 from batchsim.policies.systems.vllm.vllm_config import ASYNCHRONOUS
 
+_MANY = 64  # slots of a run ahead, of which some requests end in every few steps
 _WARM_STEPS = 5  # steps left out at the head of a run: first touches of memory
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One engine run: its kind (a policy, `ahead`: vLLM, asynchronous, or `sparse` and `open`: continuous), `max_seqs`
-    slots, whether the fit may use it (`training`), the seed of its requests.
+    """One engine run: its kind (a policy, `ahead`: vLLM, asynchronous, or `sparse` and `open`: continuous; `live` and
+    `live ahead`: a live run taken for one), `max_seqs` slots, whether the fit may use it (`training`), the seed of its
+    requests.
     """
 
     kind: str
@@ -46,7 +49,12 @@ class RunSpec:
     @property
     def rests(self) -> bool:
         """Whether the engine is idle at times in this run, so that steps of chunks alone find cold caches."""
-        return self.kind in ("sparse", "open")
+        return self.kind in ("sparse", "open", "live")
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the engine scheduled ahead of results."""
+        return self.kind in ("ahead", "live ahead")
 
     @property
     def name(self) -> str:
@@ -98,9 +106,10 @@ def run_specs(limits: StepRange, rounds: int, seed: int) -> list[RunSpec]:
     """The engine runs of each round: those to fit the host's time on, at several numbers of slots, then the held out.
 
     Held out are other requests, longer ones, and another policy besides. Of runs `ahead` there is one a round, in turn
-    to fit on, with the most slots and with few, and held out.
+    to fit on, with many slots and with few, and held out; many are no more than leave steps without chunks between.
     """
     half, quarter, few = (max(1, limits.max_seqs // n) for n in (2, 4, 16))
+    many = min(limits.max_seqs, _MANY)
     specs = []
     for i in range(rounds):
         first = seed + 10 * i
@@ -110,17 +119,19 @@ def run_specs(limits: StepRange, rounds: int, seed: int) -> list[RunSpec]:
         specs += [RunSpec("vllm", limits.max_seqs, False, first + 1), RunSpec("continuous", half, False, first + 2)]
         specs += [RunSpec("static", half, False, first + 3), RunSpec("sparse", half, False, first + 4)]
         specs += [RunSpec("open", limits.max_seqs, False, first + 5)]
-        specs.append(RunSpec("ahead", half if i % 2 else (limits.max_seqs, few)[i // 2 % 2], i % 2 == 0, first + 6))
+        specs.append(RunSpec("ahead", half if i % 2 else (many, few)[i // 2 % 2], i % 2 == 0, first + 6))
     return specs
 
 
-def run_engine(runner: ModelRunner, limits: StepRange, spec: RunSpec, seconds: float, step_s: float) -> EngineSteps:
-    """The steps of one engine run, cut after `seconds`; `step_s` is about what a step takes.
+def run_engine(
+    runner: ModelRunner, limits: StepRange, spec: RunSpec, seconds: float, pace: schedules.Pace
+) -> EngineSteps:
+    """The steps of one engine run, cut after `seconds`; its requests are made for `pace`.
 
     ExecutorError if the device fails, KeyboardInterrupt on Ctrl-C.
     """
     kv = TableKV(runner.num_blocks, runner.block_size)
-    loop = ASYNCHRONOUS if spec.kind == "ahead" else SYNC
+    loop = ASYNCHRONOUS if spec.is_ahead else SYNC
     executor = TorchExecutor(runner, kv, max_model_len=limits.max_context, loop=loop)
     scheduler = schedules.scheduler(spec.kind, spec.max_seqs, limits, kv, loop=loop)
     core = EngineCore(
@@ -131,9 +142,7 @@ def run_engine(runner: ModelRunner, limits: StepRange, spec: RunSpec, seconds: f
         stop_ns=round(seconds * 1e9),
         loop=loop,
     )
-    requests = schedules.requests(
-        spec.kind, spec.max_seqs, limits, spec.seed, seconds, step_s, longer=not spec.training
-    )
+    requests = schedules.requests(spec.kind, spec.max_seqs, limits, spec.seed, seconds, pace, longer=not spec.training)
     with settled_memory():
         ended = live(core, requests, WallClock())
     if ended.reason == "interrupted":
@@ -141,13 +150,21 @@ def run_engine(runner: ModelRunner, limits: StepRange, spec: RunSpec, seconds: f
     if ended.error is not None:
         raise ended.error
     records = core.recorder.records()
+    kernel_ns = np.array([times.kernel_ns for times in executor.times[: core.recorder.num_steps]], dtype=np.float64)
+    return steps_of(spec, records, ended.rested, kernel_ns)
+
+
+def steps_of(
+    spec: RunSpec, records: Records, rested: Sequence[int] | NDArray[np.int64], kernel_ns: NDArray[Any]
+) -> EngineSteps:
+    """The steps of a run with its `records`, before whose steps `rested` the engine was idle. `kernel_ns` is what each
+    step's kernels took, which of a run ahead is part of its time on the device and not looked at."""
     steps = records.steps
-    period = periods_ns(steps, ended.rested)
-    if loop.is_ahead:
+    period = periods_ns(steps, rested)
+    if spec.is_ahead:
         kernel, host = _lanes(records, period)
     else:
-        kernel = np.array([times.kernel_ns for times in executor.times[: len(steps)]], dtype=np.float64)
-        host = period - kernel
+        kernel, host = kernel_ns.astype(np.float64), period - kernel_ns
     kept = slice(min(_WARM_STEPS, len(period) // 2), max(len(period) - 1, 0))  # the last step has no next one
     columns = {name: column[kept] for name, column in work_columns(steps).items()}
     rest_s = (float(steps["start_ns"][-1] - steps["start_ns"][0]) - period[:-1].sum()) / 1e9 if len(steps) else 0.0

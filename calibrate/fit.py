@@ -24,7 +24,8 @@ Floats = NDArray[np.float64]
 
 _FEWEST = 8  # least points for a fit
 _DIGITS = 6  # digits of a coefficient in a profile
-_FLOOR_SHARE = 1.03  # steps this close to the quickest launched one show launches, not kernels
+LAUNCH_BOUND = 1.03
+"""Steps within this factor of the least that launches take show launches, not kernels."""
 
 
 def nnls(a: Floats, b: Floats, start: Floats | None = None) -> Floats:
@@ -122,7 +123,7 @@ def fit_kernels(
     sizes = [] if measured_grid else _every_size(points)
     launched = np.array([bool(p.chunks) for p in points]) if buckets else np.zeros(len(points), dtype=bool)
     launch_ns = _launch_ns(times, launched, points)
-    kept = ~launched | (times > _FLOOR_SHARE * launch_ns)
+    kept = ~launched | (times > LAUNCH_BOUND * launch_ns)
     design = _design(points, tokens, rows, knots, sizes)
     hints = np.vstack([_head_hint(model, knots, design.shape[1]), _own_hints(knots, sizes)]) / np.median(times)
     x = robust_nnls(design[kept], times[kept], fixed_rows=hints)

@@ -74,7 +74,7 @@ def _software(device: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": _version("numpy"),
         "batchsim": VERSION,
-        "commit": _commit(),
+        "commit": source_commit(),
     }
     if device == "cuda":
         found |= {"cuda": torch.version.cuda, "triton": _version("triton"), "driver": _driver()}
@@ -88,7 +88,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _commit() -> str | None:
+def source_commit() -> str | None:
     """The git commit of a source checkout; None elsewhere."""
     return _output("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12")
 

@@ -7,6 +7,7 @@ mixtures of decodes and chunks do under any cost.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
@@ -35,6 +36,17 @@ _ROUGH = Linear(base=1_000_000, per_token=20_000, per_sequence=20_000, per_conte
 _LOADS = (0.5, 1.0, 2.0)  # loads as shares of what the rough costs sustain, about
 _SPARSE_BUSY, _SPARSE_OUTPUT = 0.3, 4  # share of an engine run in which it does not rest, about; tokens of an answer
 _OPEN_SHARE = 0.25  # of the slots of an `open` run in use, about
+_FIRST_PROMPTS_SHARE = 0.25  # most of an engine run that the prompts of its first requests take
+_GENERATIONS = 3  # requests that end one after the other in a slot in an engine run, at least
+_LONGER = 1.5  # mean lengths of the runs held out over those of the others, where the run's time bounds them
+
+
+@dataclass(frozen=True)
+class Pace:
+    """About how many seconds a step of decodes takes, and a token of a long prompt."""
+
+    step_s: float
+    token_s: float
 
 
 class _Tap(SimExecutor):
@@ -52,15 +64,18 @@ class _Tap(SimExecutor):
         return super().execute(batch)
 
 
-def lengths(limits: StepRange, *, longer: bool = False, most_prompt: int | None = None, output: int = 256) -> Lengths:
-    """Lengths that fit `limits`, with prompts of at most `most_prompt` tokens and a mean output of at most `output`.
+def lengths(
+    limits: StepRange, *, longer: bool = False, most_prompt: int | None = None, prompt: int = 512, output: int = 256
+) -> Lengths:
+    """Lengths that fit `limits`, with prompts of at most `most_prompt` tokens, and means of at most `prompt` and
+    `output`.
 
     `longer` takes other means, for runs held out.
     """
     share = 5 if longer else 8
     most = limits.max_context // 2
     longest = max(min(most - 1, most_prompt or most), 2)
-    prompt, output = min(512, limits.max_context // share, longest), min(output, limits.max_context // (share + 2))
+    prompt, output = min(prompt, limits.max_context // share, longest), min(output, limits.max_context // (share + 2))
     return Lengths(
         prompt=LognormalTokens(mean=max(prompt, 2), cv=1.0, max=longest),
         output=LognormalTokens(mean=max(output, 2), cv=0.8, max=max(limits.max_context - most - 1, 2)),
@@ -73,25 +88,29 @@ def workload(config: WorkloadConfig, limits: StepRange, seed: int) -> BuiltWorkl
 
 
 def requests(
-    kind: str, max_seqs: int, limits: StepRange, seed: int, seconds: float, step_s: float, *, longer: bool
+    kind: str, max_seqs: int, limits: StepRange, seed: int, seconds: float, pace: Pace, *, longer: bool
 ) -> BuiltWorkload:
-    """Enough requests for an engine run of `kind` and `seconds`, with steps of about `step_s`; caps are exact lengths.
+    """Enough requests for an engine run of `kind` and `seconds` at about `pace`; caps are exact lengths.
 
-    All arrive at time 0; of kind `open` one by one over about `seconds`, such that a quarter of the slots are in use;
-    of kind `sparse` too, with short outputs, so that the engine rests between them. Of kind `static` a batch of
-    prompts, padded to one length, fits into a step.
+    All arrive at time 0, so short that their prompts leave most of the run to decodes, and that they end and others
+    take their place, as in service: what comes and goes costs the host time. Of kind `open` they come one by one over
+    about `seconds`, such that a quarter of the slots are in use; of kind `sparse` too, with short outputs, so that the
+    engine rests between them. Of kind `static` a batch of prompts, padded to one length, fits into a step.
     """
     if kind == "sparse":
         shape = lengths(limits, longer=longer, output=_SPARSE_OUTPUT)
-        rate = _SPARSE_BUSY / (step_s * (1 + _SPARSE_OUTPUT))
+        rate = _SPARSE_BUSY / (pace.step_s * (1 + _SPARSE_OUTPUT))
         arrivals, count = PoissonArrivals(mean_rate=rate), math.ceil(rate * seconds)
     elif kind == "open":
         shape = lengths(limits, longer=longer)
-        rate = _OPEN_SHARE * max_seqs / (step_s * shape.output.mean_tokens)
+        rate = _OPEN_SHARE * max_seqs / (pace.step_s * shape.output.mean_tokens)
         arrivals, count = PoissonArrivals(mean_rate=rate), math.ceil(rate * seconds) + 1
     else:
         most_prompt = limits.max_tokens // max_seqs if kind == "static" else None
-        shape = lengths(limits, longer=longer, most_prompt=most_prompt)
+        part = seconds * (_LONGER if longer else 1.0)
+        prompt = min(512, max(2, int(_FIRST_PROMPTS_SHARE * part / (max_seqs * pace.token_s))))
+        output = min(256, max(2, int(part / (_GENERATIONS * pace.step_s))))
+        shape = lengths(limits, longer=longer, most_prompt=most_prompt, prompt=prompt, output=output)
         arrivals, count = AllAtOnce(), 8 * max_seqs + 32
     config = WorkloadConfig(arrivals=arrivals, output_cap="exact", lengths=shape, requests=count)
     return workload(config, limits, seed)

@@ -177,9 +177,7 @@ def of_vllm(runner: ModelRunner, num_blocks: int, **knobs: Any) -> tuple[dict[in
     """The tokens of 16 requests under `vllm`, whose prompts are of so few tokens that n-grams come again; the steps."""
     arrivals = [arrival(i, 3 * i, 9 + 5 * i % 40, 30 + 7 * i % 30) for i in range(16)]
     limits = {"max_num_seqs": 6, "max_num_batched_tokens": 48, "enable_prefix_caching": False}
-    executor, core = generate(
-        runner, "vllm", limits | knobs, arrivals, num_blocks=num_blocks, prompts=RandomPrompts(6)
-    )
+    executor, core = generate(runner, "vllm", limits | knobs, arrivals, num_blocks=num_blocks, prompts=RandomPrompts(6))
     return executor.answers, core.recorder.records().steps
 
 

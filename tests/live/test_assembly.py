@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="the engine runs of a calibration need torch: pip install 'batchsim[live]'")
 
-from batchsim.calibrate.assemble import Job, assemble
+from batchsim.calibrate.assemble import assemble
 from batchsim.calibrate.bench import MeasuredStep
 from batchsim.calibrate.engine_runs import EngineSteps, run_specs
+from batchsim.calibrate.job import Job
 from batchsim.calibrate.point_plan import StepRange, StepShape, columns, plan
 from batchsim.calibrate.raw import Raw
-from batchsim.calibrate.schedules import held_out_batches, requests
+from batchsim.calibrate.schedules import Pace, held_out_batches, requests
 from batchsim.cost.calibrated import Calibrated
 from batchsim.cost.profile import Profile, SwapCost
 from batchsim.cost.work import WORK_COLUMNS
@@ -46,19 +48,21 @@ def job(rounds: int = 1) -> Job:
     steps = plan(LIMITS, block_size=16, buckets=GRAPHS, fine=True)
     points = (*steps, *held_out_batches(LIMITS, 16, 60, 0))
     runs = tuple(run_specs(LIMITS, rounds, 0))
-    return Job("made", MODELS["llama-3.1-8b"], 16, GRAPHS, "cuda", points, rounds, runs, swap=True)
+    return Job("made", MODELS["llama-3.1-8b"], 16, GRAPHS, "cuda", points, rounds, runs)
 
 
-def engine_steps(work: Job) -> list[EngineSteps]:
+def engine_steps(work: Job, launches: float = 0.0) -> list[EngineSteps]:
     """Runs of held-out batches, slower by what an engine adds, and by more in one that schedules ahead; only runs that
-    rest have chunks alone."""
+    rest have chunks alone. Steps with chunks take at least `launches` times as long as their launches back to back."""
     made = []
     for number, spec in enumerate(work.runs):
         random = np.random.default_rng(number)
         fewest = 0 if spec.rests else 1
         chosen = [p for p in work.points if p.block == "H" and fewest <= len(p.decode) <= spec.max_seqs]
         table = columns([chosen[i] for i in random.integers(0, len(chosen), 200)])
-        kernel = FACTOR * kernel_ns(table) + STEP_NS + PREFILL_NS * (table["num_decode"] == 0)
+        kernel = FACTOR * kernel_ns(table) + STEP_NS
+        kernel = np.where(table["num_chunks"] > 0, np.maximum(kernel, launches * LAUNCHES_NS), kernel)
+        kernel += PREFILL_NS * (table["num_decode"] == 0)
         host = HOST_NS + HOST_PER_SEQUENCE_NS * (table["num_decode"] + table["num_chunks"])
         period = kernel + host
         if spec.kind == "ahead":
@@ -68,14 +72,19 @@ def engine_steps(work: Job) -> list[EngineSteps]:
     return made
 
 
+def measured(work: Job, launches: float = 0.0, key: dict[str, Any] = IDENTITY) -> Raw:
+    """All that there is to measure, without noise."""
+    times = kernel_ns(columns(work.points))
+    samples = {p: MeasuredStep(p, [float(ns)] * 2) for p, ns in zip(work.points, times, strict=True)}
+    swap = SwapCost(10_000.0, 40_000.0, assumed=False)
+    return Raw(key, num_blocks=55_000, samples=samples, runs=engine_steps(work, launches), swap=swap)
+
+
 @pytest.fixture(scope="module")
 def profile() -> Profile:
     """The profile of everything measured, without noise."""
     work = job(rounds=2)
-    times = kernel_ns(columns(work.points))
-    samples = {p: MeasuredStep(p, [float(ns)] * 2) for p, ns in zip(work.points, times, strict=True)}
-    swap = SwapCost(10_000.0, 40_000.0, assumed=False)
-    return assemble(work, Raw(IDENTITY, num_blocks=55_000, samples=samples, runs=engine_steps(work), swap=swap))
+    return assemble(work, measured(work))
 
 
 def test_what_an_engine_adds_is_found(profile: Profile) -> None:
@@ -93,6 +102,16 @@ def test_graphs_and_launches_are_in_the_profile(profile: Profile) -> None:
     assert profile.costs.decode is not None
     assert profile.costs.decode.x == GRAPHS
     assert profile.costs.launch_ns == pytest.approx(FACTOR * LAUNCHES_NS + STEP_NS, rel=0.002)
+
+
+def test_launches_slow_inside_an_engine_are_found_apart_from_kernels() -> None:
+    """Launches are the host's work: where they take 1.6 times as long there, other steps keep their times."""
+    work = job(rounds=2)
+    slow = assemble(work, measured(work, launches=1.6))
+    assert slow.costs.launch_ns == pytest.approx(1.6 * LAUNCHES_NS, rel=0.01)
+    assert slow.costs.in_situ == pytest.approx(FACTOR, rel=0.01)
+    assert slow.held_out is not None
+    assert slow.held_out["p50"] < 0.01 and abs(slow.held_out["kernel_bias"]) < 0.005
 
 
 def test_the_host_and_the_kernels_stay_apart(profile: Profile) -> None:
@@ -132,13 +151,32 @@ def test_engine_runs_have_padding_and_rests_in_the_fit_and_held_out(training: bo
     """A static batch of the longest prompts fits into a step; sparse requests come one by one, far apart, for as
     long as asked."""
     specs = {spec.kind: spec for spec in run_specs(LIMITS, 1, 0) if spec.training is training}
-    made = {kind: requests(kind, specs[kind].max_seqs, LIMITS, 0, 5.0, 0.005, longer=not training) for kind in specs}
+    pace, longer = Pace(0.005, 1e-5), not training
+    made = {kind: requests(kind, specs[kind].max_seqs, LIMITS, 0, 5.0, pace, longer=longer) for kind in specs}
     assert all(isinstance(one, OpenWorkload) for one in made.values())
     static, sparse = ([one.request for one in made[kind].arrivals()] for kind in ("static", "sparse"))
     assert specs["static"].max_seqs > 1
     assert max(one.prompt_tokens for one in static) * specs["static"].max_seqs <= LIMITS.max_tokens
     assert 3e9 < sparse[-1].arrival_ns < 7e9
     assert 60e6 < np.diff([one.arrival_ns for one in sparse]).mean() < 110e6
+
+
+@pytest.mark.parametrize("max_seqs", [256, 16])
+def test_an_engine_run_is_of_decodes_and_of_requests_that_come_and_end(max_seqs: int) -> None:
+    """On a GPU of 8 ms a step and 25 us a prompt token the first prompts take a quarter of 3 s, and about three
+    requests end in a slot; on one so quick that all fits, lengths are those that the limits allow."""
+    limits = StepRange(max_seqs=256, max_tokens=8192, max_context=16384, kv_tokens=400_000)
+
+    def means(pace: Pace, longer: bool = False) -> tuple[float, float]:
+        made = [one.request for one in requests("continuous", max_seqs, limits, 0, 3.0, pace, longer=longer).arrivals()]
+        return np.mean([r.prompt_tokens for r in made]).item(), np.mean([r.max_output_tokens for r in made]).item()
+
+    prompt, output = means(Pace(0.008, 25e-6))
+    assert prompt == pytest.approx(min(512, 0.25 * 3.0 / (25e-6 * max_seqs)), rel=0.15)
+    assert output == pytest.approx(3.0 / 0.008 / 3, rel=0.15)
+    assert means(Pace(1e-4, 1e-9)) == (pytest.approx(512, rel=0.15), pytest.approx(256, rel=0.15))
+    longer = means(Pace(0.008, 25e-6), longer=True)
+    assert longer[1] == pytest.approx(1.5 * output, rel=0.15) and (longer[0] > 1.3 * prompt) == (max_seqs == 256)
 
 
 def test_without_engine_runs_the_host_is_assumed_and_said_to_be() -> None:

@@ -1,0 +1,62 @@
+"""Profiles fitted anew to kept measurements: those of an H100, to the profile kept beside them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+torch = pytest.importorskip("torch", reason="fits are of calibrations, which run on torch: pip install 'batchsim[live]'")
+
+from batchsim.base.errors import CalibrationError
+from batchsim.cost.profile import load_profile
+from tools.campaign.refit import main, refit
+
+KEPT = Path(__file__).parents[2] / "results" / "reference" / "gpu"
+RAW = KEPT / "profile-llama-3.1-8b.partial.json"
+LIVE = sorted((KEPT / "fitted").glob("*.npz"))
+refit_app = typer.Typer()
+refit_app.command()(main)
+
+
+def test_the_kept_profile_is_what_the_kept_measurements_give(tmp_path: Path) -> None:
+    """But for the commit that fitted it, byte for byte."""
+    words = [word for file in LIVE for word in ("--also", str(file))]
+    done = CliRunner().invoke(refit_app, [str(RAW), "-o", str(tmp_path / "new.json"), *words])
+    assert done.exit_code == 0, done.output
+    found, kept = (json.loads(path.read_text(encoding="utf-8")) for path in (tmp_path / "new.json", KEPT / "h100.json"))
+    for profile in (found, kept):
+        del profile["made"]["fitted_by"], profile["made"]["on"]
+    assert found == kept
+    assert found["made"]["live_runs_fitted"] == [file.name for file in LIVE]
+
+
+def test_without_live_runs_nothing_is_known_of_an_engine_ahead(tmp_path: Path) -> None:
+    """The run ahead that was made there was of prompts alone, too few steps; a live one has enough."""
+    refit(RAW, tmp_path / "alone.json")
+    alone, kept = load_profile(str(tmp_path / "alone.json")), load_profile(str(KEPT / "h100.json"))
+    assert alone.ahead is None and "live_runs_fitted" not in alone.made
+    assert kept.ahead is not None and kept.ahead.launch_ns > 1.2 * kept.costs.launch_ns > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"key": {}}, "cannot be read as measurements"),
+        ({"format": "another"}, "is no calibration that was cut short"),
+        ({"key": {"gpu": "NVIDIA H200"}}, "was begun with hardware gpu NVIDIA H100 80GB HBM3, now it is NVIDIA H200"),
+    ],
+)
+def test_what_does_not_belong_together_is_refused(tmp_path: Path, change: dict[str, object], words: str) -> None:
+    value = json.loads(RAW.read_text(encoding="utf-8"))
+    if change.get("key"):
+        value["key"]["hardware"] |= change["key"]
+    else:
+        value |= change
+    (tmp_path / "raw.json").write_text(json.dumps(value), encoding="utf-8")
+    with pytest.raises(CalibrationError, match=words):
+        refit(tmp_path / "raw.json", tmp_path / "new.json", LIVE)
+    assert not (tmp_path / "new.json").exists()

@@ -1,0 +1,80 @@
+"""Fits a profile anew to the raw measurements that a calibration left, on any machine.
+
+    python -m tools.campaign.refit DIR/profile-MODEL.partial.json -o PROFILE.json [--also DIR/SCENARIO/live-....npz]
+
+The measurements lie beside a profile that still lacks something. The new profile is of the same steps and engine runs,
+fitted by this version's code, which the profile names as `fitted_by`. Live runs given by --also count as runs to fit
+on: what an engine adds to its kernels is then what it adds while requests come and end as in service. They may not be
+among those by which the profile is judged; their names stand in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from batchsim.base.errors import BatchsimError, CalibrationError
+from batchsim.base.files import read_json, reason_text, write_text
+from batchsim.calibrate.assemble import assemble
+from batchsim.calibrate.engine_runs import EngineSteps, RunSpec, steps_of
+from batchsim.calibrate.graphs import buckets_for
+from batchsim.calibrate.identity import source_commit
+from batchsim.calibrate.job import job_of
+from batchsim.calibrate.options import Options, limits_of
+from batchsim.calibrate.raw import Raw, check_key
+from batchsim.calibrate.session import load_result
+from batchsim.deployment.catalog import load_model
+
+
+def refit(path: Path, out: Path, also: Sequence[Path] = ()) -> None:
+    """Writes to `out` the profile fitted to the measurements in the file at `path`, and to the live runs `also`.
+
+    CalibrationError if there are none, or if a live run is of another machine; ScenarioError if one cannot be read.
+    """
+    try:
+        key = read_json(path)["key"]
+        options = Options(**key["options"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CalibrationError(f"{path}: cannot be read as measurements: {reason_text(error)}.") from None
+    raw = Raw.load(path, key)
+    raw.runs += [_run_of(file, key) for file in also]
+    model = load_model(options.model)
+    limits = limits_of(options, model)
+    if not limits.kv_tokens:
+        limits = replace(limits, kv_tokens=(raw.num_blocks or 0) * options.block_size)
+    buckets = buckets_for(limits.max_seqs) if options.graphs and options.device == "cuda" else ()
+    profile = assemble(job_of(options, model, limits, buckets, raw), raw)
+    profile.made["fitted_by"] = source_commit()
+    if also:
+        profile.made["live_runs_fitted"] = [file.name for file in also]
+    write_text(out, profile.to_json())
+
+
+def _run_of(file: Path, key: dict[str, Any]) -> EngineSteps:
+    """The live run in `file` as one to fit on. CalibrationError if it is of another machine or software than `key`."""
+    live = load_result(file)
+    check_key(live.made, {part: key[part] for part in ("hardware", "software")}, str(file), "Leave it out.")
+    ahead = bool(len(live.records.lanes))
+    spec = RunSpec("live ahead" if ahead else "live", live.made["knobs"]["config"]["max_num_seqs"], True, live.seed)
+    return steps_of(spec, live.records, live.rested, live.kernel_ns)
+
+
+def main(
+    measurements: Annotated[Path, typer.Argument(help="The file *.partial.json beside an unfinished profile.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where the profile goes.")],
+    also: Annotated[list[Path], typer.Option(help="A live run to fit on as well; may be given again.")] = [],  # noqa: B006
+) -> None:
+    """Fit a profile anew to the measurements of an unfinished one."""
+    try:
+        refit(measurements, out, also)
+    except BatchsimError as error:
+        typer.echo(" ".join(str(error).split()), err=True)
+        raise typer.Exit(2) from None
+
+
+if __name__ == "__main__":
+    typer.run(main)
