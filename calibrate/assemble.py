@@ -201,6 +201,8 @@ def _engine_terms(bare: Profile, training: Sequence[EngineSteps]) -> tuple[InEng
     warm = ~rested
     launch_ns, bound = _launches(bare, alone, kernel, (chunks > 0) & warm)
     free = warm & ~bound
+    if free.sum() < _FEWEST_STEPS:
+        launch_ns, free = None, warm
     # Cold caches only ever add; how fast the machine was meanwhile is then a factor on all of it.
     found = robust_nnls(design[free], (kernel - alone)[free], scale=kernel[free]) + np.array([1.0, 0.0, 0.0, 0.0])
     typical = design @ found
