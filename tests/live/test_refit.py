@@ -9,9 +9,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-torch = pytest.importorskip("torch", reason="fits are of calibrations, which run on torch: pip install 'batchsim[live]'")
+torch = pytest.importorskip("torch", reason="calibrations run on torch: pip install 'batchsim[live]'")
 
 from batchsim.base.errors import CalibrationError
+from batchsim.cli import app
 from batchsim.cost.profile import load_profile
 from tools.campaign.refit import main, refit
 
@@ -60,3 +61,14 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path, change: dict[s
     with pytest.raises(CalibrationError, match=words):
         refit(tmp_path / "raw.json", tmp_path / "new.json", LIVE)
     assert not (tmp_path / "new.json").exists()
+
+
+def test_the_kept_comparison_is_what_validate_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every table of the runs at 80 % of saturation beside their simulation, as the docs quote them."""
+    monkeypatch.chdir(tmp_path)
+    words = ["validate", "live-gpu", "--from", str(KEPT / "judged"), "--set", f"cost={KEPT / 'h100.json'}"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    found, kept = (root / "results" / "reference" / "validation-live-gpu.md" for root in (tmp_path, KEPT.parents[2]))
+    tables = [[line for line in path.read_text(encoding="utf-8").splitlines() if "|" in line] for path in (found, kept)]
+    assert len(tables[1]) > 60 and tables[0] == tables[1]

@@ -144,7 +144,8 @@ def put_around(fig: Figure, title: str, heading: str, foot: str, handles: list[L
     left = 0.12 / width
 
     def lines(text: str, size: float) -> str:
-        return wrapped(text, int((width - 0.24) * 72 / (0.54 * size)))  # DejaVu Sans: 0.54 em an average letter
+        # DejaVu Sans: 0.54 em an average letter, 0.6 with many digits and capitals among them.
+        return wrapped(text, int((width - 0.24) * 72 / (0.6 * size)))
 
     y = 0.10
     fig.text(left, 1 - y / height, title, size=13, weight="bold", va="top")
