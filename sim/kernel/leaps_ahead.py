@@ -11,7 +11,7 @@ from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import EngineEvent
 from batchsim.kernel.lane_rows import pack_lane
 from batchsim.kernel.protocols import DecodeLine
-from batchsim.kernel.record import STEP_DTYPE, pack_decodes_others, pack_step, pack_times, unpack_start
+from batchsim.kernel.record import STEP_DTYPE, pack_decodes, pack_step, unpack_start
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Batch, Sequence
 
@@ -168,9 +168,8 @@ def _launch_along(
     assert group is not None and steady is not None
     alone_ns, token_ns, last = line
     launch_ns, process_ns = host_ns
-    num_decode, rows = batch.num_decode, recorder.step_rows
+    num_decode, rows, pack = batch.num_decode, recorder.step_rows, pack_decodes
     waiting, running, free = scheduler.num_waiting, scheduler.num_running, scheduler.kv.num_free
-    others = pack_decodes_others(num_decode, num_decode, free, waiting, running)
     first, first_called_ns, context = len(rows), called_ns, batch.context_tokens - num_decode
     most = MAX_TIME_NS if last == inf else int((last - context) // num_decode)
     # The host takes the results of the oldest step in flight, then launches; of the two in flight now those of the
@@ -191,15 +190,13 @@ def _launch_along(
                         break
                     free -= need
                     taken += due
-                    others = pack_decodes_others(num_decode, num_decode, free, waiting, running)
                 start_ns = called_ns + launch_ns
                 if start_ns < latest_ns:
                     start_ns = latest_ns
                 called_ns, through_ns = start_ns + through_ns, process_ns
                 context += num_decode
                 duration_ns = int(alone_ns + token_ns * context)
-                rows += pack_times(start_ns, duration_ns, context)
-                rows += others
+                rows += pack(start_ns, duration_ns, context, num_decode, num_decode, free, waiting, running)
                 oldest_ns, latest_ns = latest_ns, start_ns + duration_ns
                 if called_ns + launch_ns <= latest_ns and launch_ns + process_ns <= duration_ns:
                     is_busy = True
@@ -215,12 +212,10 @@ def _launch_along(
                         break
                     free -= need
                     taken += due
-                    others = pack_decodes_others(num_decode, num_decode, free, waiting, running)
                 start_ns = latest_ns
                 context += num_decode
                 duration_ns = int(alone_ns + token_ns * context)
-                rows += pack_times(start_ns, duration_ns, context)
-                rows += others
+                rows += pack(start_ns, duration_ns, context, num_decode, num_decode, free, waiting, running)
                 latest_ns = start_ns + duration_ns
             if len(rows) > begun:
                 oldest_ns, called_ns = start_ns, start_ns + process_ns

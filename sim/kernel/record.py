@@ -130,8 +130,6 @@ _STEP_PLACES = {
     for i, (name, kind) in enumerate(STEP_COLUMNS)
 }
 pack_decodes = struct.Struct("<3q16x2i36x3i16x").pack  # a step of decodes, without padding: the columns that are not 0
-pack_times = struct.Struct("<3q").pack  # the first three columns of a step
-pack_decodes_others = struct.Struct("<16x2i36x3i16x").pack  # those behind them, of a step of decodes
 unpack_start = struct.Struct("<q").unpack_from  # of a packed step
 PACK_BYTES = 1 << 23
 """Bytes of rows of steps beyond which the first half of them is packed, before the next step."""

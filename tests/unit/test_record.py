@@ -27,9 +27,7 @@ from batchsim.kernel.record import (
     Recorder,
     Records,
     pack_decodes,
-    pack_decodes_others,
     pack_step,
-    pack_times,
 )
 from batchsim.kernel.types import Arrival, Batch, Request
 from batchsim.serve.spooled import Spooled
@@ -51,7 +49,6 @@ def test_the_row_of_a_step_of_decodes_is_that_of_any_step() -> None:
     """What it is not given is 0."""
     row = pack_step(1, 2, 3, 0, 0, 4, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 6, 7, 8, 0, 0, 0)
     assert pack_decodes(1, 2, 3, 4, 5, 6, 7, 8) == row
-    assert pack_times(1, 2, 3) + pack_decodes_others(4, 5, 6, 7, 8) == row
 
 
 def test_rows_come_back_as_written() -> None:
