@@ -39,7 +39,8 @@ def main(site: Path, out: Path) -> int:
     pages = [path for path in sorted(site.rglob("*.html")) if path.name != "404.html"]  # for servers alone
     wrong = 0
     for scheme in ("light", "dark"):
-        with tempfile.TemporaryDirectory() as profile, browser(Path(profile)) as page:  # a profile keeps its scheme
+        # A profile keeps its scheme; Chromium may write to it still as it ends.
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile, browser(Path(profile)) as page:
             for path, width in product(pages, WIDTHS):
                 picture, faults = take(page, path, width, dark=scheme == "dark")
                 name = "-".join((*path.relative_to(site).with_suffix("").parts, str(width), scheme))

@@ -20,7 +20,7 @@ from batchsim.report.pictures import closeup, plots
 from batchsim.report.pictures.frontier_picture import draw_throughput_latency, pareto
 from batchsim.report.pictures.palette import policy_styles
 from batchsim.report.pictures.slo_share_picture import draw_slo_share
-from batchsim.report.pictures.style import figure, frame, growth_notes, seconds_text, time_ticks
+from batchsim.report.pictures.style import figure, frame, growth_notes, put_around, seconds_text, time_ticks
 from batchsim.report.reading import FREE_DRAFTS, STATED_DRAFTS, speculation, sweeps, systems_note
 from batchsim.report.slo_shares import slo_shares
 
@@ -398,3 +398,13 @@ def test_a_queue_that_overflows_is_said_to_grow_at_its_load_only():
     summary = results.summary
     summary["unstable"] = (summary["load"] >= 4) & ((summary["policy"] == "free") | (summary["load"] == 4))
     assert growth_notes(results) == {"bounded": "× at 4 req/s", "free": "× from 4 req/s"}
+
+
+def test_a_heading_stays_within_its_picture() -> None:
+    """Also one without a separator, of digits and capitals."""
+    fig = figure(12.0, 4.0)
+    fig.subplots()
+    put_around(fig, "Title", f"cost: profile h100 ({'measured on NVIDIA H100 80GB HBM3, ' * 9})", "foot " * 60, [])
+    fig.canvas.draw()
+    assert len(fig.texts) == 3
+    assert all(text.get_window_extent().x1 <= fig.bbox.x1 for text in fig.texts)

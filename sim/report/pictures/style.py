@@ -145,7 +145,8 @@ def put_around(fig: Figure, title: str, heading: str, foot: str, handles: list[L
 
     def lines(text: str, size: float) -> str:
         # DejaVu Sans: 0.54 em an average letter, 0.6 with many digits and capitals among them.
-        return wrapped(text, int((width - 0.24) * 72 / (0.6 * size)))
+        letters = int((width - 0.24) * 72 / (0.6 * size))
+        return "\n".join(textwrap.fill(line, letters) for line in wrapped(text, letters).split("\n"))
 
     y = 0.10
     fig.text(left, 1 - y / height, title, size=13, weight="bold", va="top")
