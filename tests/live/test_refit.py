@@ -43,6 +43,16 @@ def test_without_live_runs_nothing_is_known_of_an_engine_ahead(tmp_path: Path) -
     assert kept.ahead is not None and kept.ahead.launch_ns > 1.2 * kept.costs.launch_ns > 0
 
 
+def test_a_live_run_counts_once_and_the_profile_needs_a_place(tmp_path: Path) -> None:
+    """One line each."""
+    for words, line in (
+        (["-o", str(tmp_path / "new.json"), *["--also", str(LIVE[0])] * 2], f"--also {LIVE[0]}: is there twice."),
+        (["-o", str(tmp_path / "no" / "new.json")], f"{tmp_path / 'no' / 'new.json'}: cannot be written"),
+    ):
+        done = CliRunner().invoke(refit_app, [str(RAW), *words])
+        assert done.exit_code == 2 and done.output.startswith(line) and done.output.count("\n") == 1, done.output
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from batchsim.base.errors import BatchsimError, CalibrationError
-from batchsim.base.files import read_json, reason_text, write_text
+from batchsim.base.files import read_json, reason_text, write_text, writing
 from batchsim.calibrate.assemble import assemble
 from batchsim.calibrate.engine_runs import EngineSteps, RunSpec, steps_of
 from batchsim.calibrate.graphs import buckets_for
@@ -33,13 +33,17 @@ from batchsim.deployment.catalog import load_model
 def refit(path: Path, out: Path, also: Sequence[Path] = ()) -> None:
     """Writes to `out` the profile fitted to the measurements in the file at `path`, and to the live runs `also`.
 
-    CalibrationError if there are none, or if a live run is of another machine; ScenarioError if one cannot be read.
+    CalibrationError if there are none, or a live run is of another machine or there twice, or `out` cannot be written;
+    ScenarioError if a live run cannot be read.
     """
     try:
         key = read_json(path)["key"]
         options = Options(**key["options"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CalibrationError(f"{path}: cannot be read as measurements: {reason_text(error)}.") from None
+    twice = sorted(str(file) for file in set(also) if also.count(file) > 1)
+    if twice:
+        raise CalibrationError(f"--also {', '.join(twice)}: is there twice. Give each live run once.")
     raw = Raw.load(path, key)
     raw.runs += [_run_of(file, key) for file in also]
     model = load_model(options.model)
@@ -51,15 +55,18 @@ def refit(path: Path, out: Path, also: Sequence[Path] = ()) -> None:
     profile.made["fitted_by"] = source_commit()
     if also:
         profile.made["live_runs_fitted"] = [file.name for file in also]
-    write_text(out, profile.to_json())
+    with writing(out, "Give -o another path.", CalibrationError):
+        write_text(out, profile.to_json())
 
 
 def _run_of(file: Path, key: dict[str, Any]) -> EngineSteps:
     """The live run in `file` as one to fit on. CalibrationError if it is of another machine or software than `key`."""
     live = load_result(file)
     check_key(live.made, {part: key[part] for part in ("hardware", "software")}, str(file), "Leave it out.")
+    steps = live.records.steps
+    most = int((steps["num_decode"] + steps["num_chunks"]).max(initial=1))
     ahead = bool(len(live.records.lanes))
-    spec = RunSpec("live ahead" if ahead else "live", live.made["knobs"]["config"]["max_num_seqs"], True, live.seed)
+    spec = RunSpec("live ahead" if ahead else "live", most, True, live.seed)
     return steps_of(spec, live.records, live.rested, live.kernel_ns)
 
 
