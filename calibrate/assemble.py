@@ -28,6 +28,7 @@ Floats = NDArray[np.float64]
 
 _DISTURBED = 3.0  # a step this many times its expected duration was interrupted by something else on the machine
 _FEWEST_STEPS = 30  # least steps of training runs from which a host term is fitted
+_FEWEST_RESTED = 8  # least steps after a rest from which is known what a rest costs an engine ahead
 _FEWEST_BOUND = 8  # least steps bound by their launches from which the launches inside an engine are known
 
 
@@ -60,7 +61,8 @@ def assemble(job: Job, raw: Raw) -> Profile:
     )
     beside, beside_host = _engine_terms(bare, _ahead(training))
     if beside_host is not None:
-        beside = replace(beside, prefill_ns=in_engine.prefill_ns)  # no run ahead rests
+        if _num_rested(_ahead(training)) < _FEWEST_RESTED:
+            beside = replace(beside, prefill_ns=in_engine.prefill_ns)
         profile = replace(profile, ahead=_costs(beside.apply(kernels), beside, beside_host, raw))
     return replace(
         profile,
@@ -146,6 +148,12 @@ def _by_turns(runs: Sequence[EngineSteps]) -> list[EngineSteps]:
 def _ahead(runs: Sequence[EngineSteps]) -> list[EngineSteps]:
     """Those of `runs` in which the engine scheduled ahead of results."""
     return [run for run in runs if run.spec.is_ahead]
+
+
+def _num_rested(runs: Sequence[EngineSteps]) -> int:
+    """The steps of chunks alone in those of `runs` that rest."""
+    tables = [run.columns for run in runs if run.spec.rests]
+    return sum(int(((t["num_decode"] + t["pad_decode_rows"]) == 0).sum()) for t in tables)
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class RunSpec:
     @property
     def rests(self) -> bool:
         """Whether the engine is idle at times in this run, so that steps of chunks alone find cold caches."""
-        return self.kind in ("sparse", "open", "live")
+        return self.kind in ("sparse", "open", "live", "live ahead")
 
     @property
     def is_ahead(self) -> bool:
@@ -106,7 +106,7 @@ def run_specs(limits: StepRange, rounds: int, seed: int) -> list[RunSpec]:
     """The engine runs of each round: those to fit the host's time on, at several numbers of slots, then the held out.
 
     Held out are other requests, longer ones, and another policy besides. Of runs `ahead` there is one a round, in turn
-    to fit on, with many slots and with few, and held out; many are no more than leave steps without chunks between.
+    to fit on, with many slots and with few, and held out; many are few enough that some steps have no chunk.
     """
     half, quarter, few = (max(1, limits.max_seqs // n) for n in (2, 4, 16))
     many = min(limits.max_seqs, _MANY)

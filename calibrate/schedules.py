@@ -37,7 +37,8 @@ _LOADS = (0.5, 1.0, 2.0)  # loads as shares of what the rough costs sustain, abo
 _SPARSE_BUSY, _SPARSE_OUTPUT = 0.3, 4  # share of an engine run in which it does not rest, about; tokens of an answer
 _OPEN_SHARE = 0.25  # of the slots of an `open` run in use, about
 _FIRST_PROMPTS_SHARE = 0.25  # most of an engine run that the prompts of its first requests take
-_GENERATIONS = 3  # requests that end one after the other in a slot in an engine run, at least
+_GENERATIONS = 3  # requests that end one after the other in a slot in an engine run, at the pace of short decodes
+_LEAST_PROMPT, _LEAST_OUTPUT = 16, 8  # mean tokens where steps are so slow that no run is long enough
 _LONGER = 1.5  # mean lengths of the runs held out over those of the others, where the run's time bounds them
 
 
@@ -108,8 +109,8 @@ def requests(
     else:
         most_prompt = limits.max_tokens // max_seqs if kind == "static" else None
         part = seconds * (_LONGER if longer else 1.0)
-        prompt = min(512, max(2, int(_FIRST_PROMPTS_SHARE * part / (max_seqs * pace.token_s))))
-        output = min(256, max(2, int(part / (_GENERATIONS * pace.step_s))))
+        prompt = min(512, max(_LEAST_PROMPT, int(_FIRST_PROMPTS_SHARE * part / (max_seqs * pace.token_s))))
+        output = min(256, max(_LEAST_OUTPUT, int(part / (_GENERATIONS * pace.step_s))))
         shape = lengths(limits, longer=longer, most_prompt=most_prompt, prompt=prompt, output=output)
         arrivals, count = AllAtOnce(), 8 * max_seqs + 32
     config = WorkloadConfig(arrivals=arrivals, output_cap="exact", lengths=shape, requests=count)

@@ -6,6 +6,7 @@ A result is kept as one .npz file, so that a machine with little more than a GPU
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
 import zipfile
 import zlib
@@ -102,6 +103,11 @@ UNREADABLE = (
     zlib.error,
 )
 """What NumPy raises for a file that is not its archive, and reading raises for one that holds something else."""
+
+
+def digest_of(path: Path) -> str:
+    """A digest of the file at `path`, which tells live runs apart whatever they are called."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
 
 
 def load_result(path: Path) -> LiveResult:

@@ -157,13 +157,21 @@ def _saved(
     case: ValidationSetup, folder: Path, policies: Sequence[str]
 ) -> tuple[ValidationSetup, dict[tuple[str, float], list[Played]]]:
     """The live runs saved in `folder`: the case they are of, and the runs by policy and load."""
-    from batchsim.calibrate.session import load_result
+    from batchsim.calibrate.session import digest_of, load_result
     from batchsim.check.validation.planned_points import sort_saved
 
     files = sorted(folder.glob("*.npz"))
     if not files:
         raise ScenarioError(f"--from {folder}: holds no live runs (*.npz). Give the folder of a campaign.")
-    saved = sort_saved(case, [load_result(path) for path in files], policies)
+    results, profile = [load_result(path) for path in files], case.cost.profile
+    fitted = {} if profile is None else profile.made.get("live_runs_fitted", {})
+    judging_itself = [path.name for path in files if fitted and digest_of(path) in fitted]
+    if judging_itself:
+        raise ScenarioError(
+            f"--from {folder}: the cost was fitted to {', '.join(judging_itself)}, which cannot judge it. Take out of"
+            " the folder what the cost was fitted to."
+        )
+    saved = sort_saved(case, results, policies)
     if saved.num_others:
         typer.echo(f"{saved.num_others} of {len(files)} live runs are of other scenarios or policies", err=True)
     return saved.case, saved.points

@@ -374,6 +374,8 @@ class Calibrated(Cost):
         if p.held_out is not None:
             error = f"±{100 * p.held_out['p50']:.1f} % (median of {p.held_out['n']:,} held-out steps)"
             error += f", bias {100 * p.held_out['bias']:+.1f} %"
+        if "live_runs_fitted" in p.made:
+            where.append(f"fitted to {len(p.made['live_runs_fitted'])} live runs too")
         if self.host != p.costs.host:
             error = f"error unknown: {self.error.source}"
         if any(what.startswith(("block", "rounds")) for what in p.missing):

@@ -175,6 +175,7 @@ def test_an_engine_run_is_of_decodes_and_of_requests_that_come_and_end(max_seqs:
     assert prompt == pytest.approx(min(512, 0.25 * 3.0 / (25e-6 * max_seqs)), rel=0.15)
     assert output == pytest.approx(3.0 / 0.008 / 3, rel=0.15)
     assert means(Pace(1e-4, 1e-9)) == (pytest.approx(512, rel=0.15), pytest.approx(256, rel=0.15))
+    assert means(Pace(1.0, 0.1)) == (pytest.approx(16, rel=0.15), pytest.approx(8, rel=0.15))
     longer = means(Pace(0.008, 25e-6), longer=True)
     assert longer[1] == pytest.approx(1.5 * output, rel=0.15) and (longer[0] > 1.3 * prompt) == (max_seqs == 256)
 

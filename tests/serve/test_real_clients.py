@@ -259,14 +259,14 @@ def _read_by_openai(timed: list[dict[str, Any]], rows: list[dict[str, int]]) -> 
 
 
 def _kinds(rate_rps: int) -> tuple[Kind, ...]:
-    """At 100 requests a second clients' own work delays what they read; rates it leaves as they are."""
+    """From 100 requests a second on clients' own work delays what they read; rates it leaves as they are."""
     return ("rate",) if rate_rps >= 100 else ()
 
 
 @pytest.mark.judged
 @pytest.mark.parametrize("rate_rps", [10, 20, 100, 200])
 def test_aiperf_measures_what_was_recorded(tmp_path: Path, rate_rps: int) -> None:
-    """Its metrics are what the docs' table says; at 100 requests a second only its throughputs are asked."""
+    """Its metrics are what the docs' table says; from 100 requests a second on only its throughputs are asked."""
     aiperf, environment = program("aiperf", "aiperf"), tokenizer(tmp_path / "hf")
     with server(tmp_path) as served:
         command = "profile --model m --endpoint-type completions --streaming --tokenizer own/words --isl 100 --osl 30"
@@ -286,7 +286,7 @@ def test_aiperf_measures_what_was_recorded(tmp_path: Path, rate_rps: int) -> Non
 @pytest.mark.judged
 @pytest.mark.parametrize("rate_rps", [10, 20, 100, 200])
 def test_guidellm_measures_what_was_recorded(tmp_path: Path, rate_rps: int) -> None:
-    """Its metrics are what the docs' table says; at 100 requests a second only its throughputs are asked."""
+    """Its metrics are what the docs' table says; from 100 requests a second on only its throughputs are asked."""
     guidellm, environment = program("guidellm", "guidellm"), tokenizer(tmp_path / "hf")
     with server(tmp_path) as served:
         command = f"run --backend kind=openai_http,target={served.url},model=m,request_format=/v1/completions"

@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
 from batchsim.base.errors import BatchsimError, CalibrationError
 from batchsim.base.files import read_json, reason_text, write_text, writing
+from batchsim.base.plain import to_plain
 from batchsim.calibrate.assemble import assemble
 from batchsim.calibrate.engine_runs import EngineSteps, RunSpec, steps_of
 from batchsim.calibrate.graphs import buckets_for
@@ -26,27 +27,31 @@ from batchsim.calibrate.identity import source_commit
 from batchsim.calibrate.job import job_of
 from batchsim.calibrate.options import Options, limits_of
 from batchsim.calibrate.raw import Raw, check_key
-from batchsim.calibrate.session import load_result
+from batchsim.calibrate.session import digest_of, load_result
 from batchsim.deployment.catalog import load_model
+from batchsim.deployment.model import ModelSpec
+
+_ADVICE = "Leave it out."
 
 
 def refit(path: Path, out: Path, also: Sequence[Path] = ()) -> None:
     """Writes to `out` the profile fitted to the measurements in the file at `path`, and to the live runs `also`.
 
-    CalibrationError if there are none, or a live run is of another machine or there twice, or `out` cannot be written;
-    ScenarioError if a live run cannot be read.
+    CalibrationError if there are none, or a live run is of another machine or model, was cut or is there twice, or
+    `out` cannot be written; ScenarioError if a live run cannot be read.
     """
     try:
         key = read_json(path)["key"]
         options = Options(**key["options"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CalibrationError(f"{path}: cannot be read as measurements: {reason_text(error)}.") from None
-    twice = sorted(str(file) for file in set(also) if also.count(file) > 1)
-    if twice:
-        raise CalibrationError(f"--also {', '.join(twice)}: is there twice. Give each live run once.")
-    raw = Raw.load(path, key)
-    raw.runs += [_run_of(file, key) for file in also]
-    model = load_model(options.model)
+    raw, model = Raw.load(path, key), load_model(options.model)
+    fitted = dict[str, str]()
+    for file in also:
+        raw.runs.append(_run_of(file, key, model, options))
+        if (digest := digest_of(file)) in fitted:
+            raise CalibrationError(f"--also {file}: is the same run as {fitted[digest]}. Give each live run once.")
+        fitted[digest] = file.name
     limits = limits_of(options, model)
     if not limits.kv_tokens:
         limits = replace(limits, kv_tokens=(raw.num_blocks or 0) * options.block_size)
@@ -54,15 +59,23 @@ def refit(path: Path, out: Path, also: Sequence[Path] = ()) -> None:
     profile = assemble(job_of(options, model, limits, buckets, raw), raw)
     profile.made["fitted_by"] = source_commit()
     if also:
-        profile.made["live_runs_fitted"] = [file.name for file in also]
+        profile.made["live_runs_fitted"] = fitted
     with writing(out, "Give -o another path.", CalibrationError):
         write_text(out, profile.to_json())
 
 
-def _run_of(file: Path, key: dict[str, Any]) -> EngineSteps:
-    """The live run in `file` as one to fit on. CalibrationError if it is of another machine or software than `key`."""
+def _run_of(file: Path, key: dict[str, Any], model: ModelSpec, options: Options) -> EngineSteps:
+    """The live run in `file` as one to fit on. CalibrationError if it was cut, or is of another machine or software
+    than `key`, or another model or way to run it than that of `model` and `options`."""
     live = load_result(file)
-    check_key(live.made, {part: key[part] for part in ("hardware", "software")}, str(file), "Leave it out.")
+    if live.reason:
+        raise CalibrationError(f"{file}: was cut: {live.reason}. Leave it out.")
+    shape = {name: value for name, value in cast(dict[str, Any], to_plain(model)).items() if name != "name"}
+    ours = {part: key[part] for part in ("hardware", "software")} | {"model": shape}
+    check_key(live.made | {"model": {name: live.made["model"].get(name) for name in shape}}, ours, str(file), _ADVICE)
+    for name, asked in (("block_size", options.block_size), ("graphs", options.graphs and options.device == "cuda")):
+        if live.made[name] != asked:
+            raise CalibrationError(f"{file}: was run with {name} {live.made[name]}, calibrated was {asked}. {_ADVICE}")
     steps = live.records.steps
     most = int((steps["num_decode"] + steps["num_chunks"]).max(initial=1))
     ahead = bool(len(live.records.lanes))
