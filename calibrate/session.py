@@ -107,7 +107,8 @@ UNREADABLE = (
 
 def digest_of(path: Path) -> str:
     """A digest of the file at `path`, which tells live runs apart whatever they are called."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    with open_file(path, TABLE_BYTES) as file:
+        return hashlib.sha256(file.read()).hexdigest()[:12]
 
 
 def load_result(path: Path) -> LiveResult:
