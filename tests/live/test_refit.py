@@ -34,7 +34,7 @@ def test_the_kept_profile_is_what_the_kept_measurements_give(tmp_path: Path) -> 
     assert done.exit_code == 0, done.output
     found, kept = (json.loads(path.read_text(encoding="utf-8")) for path in (tmp_path / "new.json", KEPT / "h100.json"))
     for profile in (found, kept):
-        del profile["made"]["fitted_by"], profile["made"]["on"]
+        del profile["made"]["fitted_by"], profile["made"]["fitted_on"]
     assert found == kept
     assert list(found["made"]["live_runs_fitted"].values()) == [file.name for file in LIVE]
 
@@ -96,6 +96,8 @@ def test_runs_that_a_cost_was_fitted_to_do_not_judge_it(tmp_path: Path, monkeypa
         ({"key": {}}, "cannot be read as measurements"),
         ({"format": "another"}, "is no calibration that was cut short"),
         ({"key": {"gpu": "NVIDIA H200"}}, "was begun with hardware gpu NVIDIA H100 80GB HBM3, now it is NVIDIA H200"),
+        ({"key": {"device": "cpu"}}, "its machine is not that of its options"),
+        ({"num_blocks": None}, "was cut before it knew the KV memory"),
     ],
 )
 def test_what_does_not_belong_together_is_refused(tmp_path: Path, change: dict[str, object], words: str) -> None:

@@ -1,11 +1,11 @@
-"""Fits a profile anew to the raw measurements that a calibration left, on any machine.
+"""Fits a profile anew to the raw measurements that a calibration left, on any machine that has torch.
 
     python -m tools.campaign.refit DIR/profile-MODEL.partial.json -o PROFILE.json [--also DIR/SCENARIO/live-....npz]
 
 The measurements lie beside a profile that still lacks something. The new profile is of the same steps and engine runs,
-fitted by this version's code, which the profile names as `fitted_by`. Live runs given by --also count as runs to fit
-on: what an engine adds to its kernels is then what it adds while requests come and end as in service. They may not be
-among those by which the profile is judged; their names stand in it.
+fitted by this version's code, which the profile names as `fitted_by`, with the day as `fitted_on`. Live runs given by
+--also count as runs to fit on: what an engine adds to its kernels is then what it adds while requests come and end as
+in service. They may not be among those by which the profile is judged; their names stand in it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import typer
 
 from batchsim.base.errors import BatchsimError, CalibrationError
 from batchsim.base.files import read_json, reason_text, write_text, writing
-from batchsim.base.plain import to_plain
+from batchsim.base.plain import from_plain, to_plain
 from batchsim.calibrate.assemble import assemble
 from batchsim.calibrate.engine_runs import EngineSteps, RunSpec, steps_of
 from batchsim.calibrate.graphs import buckets_for
 from batchsim.calibrate.identity import source_commit
 from batchsim.calibrate.job import job_of
-from batchsim.calibrate.options import Options, limits_of
+from batchsim.calibrate.options import LEAST_MINUTES, Options, limits_of
 from batchsim.calibrate.raw import Raw, check_key
 from batchsim.calibrate.session import digest_of, load_result
 from batchsim.deployment.catalog import load_model
@@ -42,7 +42,9 @@ def refit(path: Path, out: Path, also: Sequence[Path] = ()) -> None:
     """
     try:
         key = read_json(path)["key"]
-        options = Options(**key["options"])
+        options = from_plain(Options, {"minutes": LEAST_MINUTES, "name": None} | key["options"], "options")
+        if options.device not in ("cpu", "cuda") or key["hardware"]["device"] != options.device or not key["software"]:
+            raise ValueError("its machine is not that of its options")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CalibrationError(f"{path}: cannot be read as measurements: {reason_text(error)}.") from None
     raw, model = Raw.load(path, key), load_model(options.model)
@@ -54,14 +56,17 @@ def refit(path: Path, out: Path, also: Sequence[Path] = ()) -> None:
         fitted[digest] = file.name
     limits = limits_of(options, model)
     if not limits.kv_tokens:
-        limits = replace(limits, kv_tokens=(raw.num_blocks or 0) * options.block_size)
+        if raw.num_blocks is None:
+            raise CalibrationError(f"{path}: its calibration was cut before it knew the KV memory. Let it go on there.")
+        limits = replace(limits, kv_tokens=raw.num_blocks * options.block_size)
     buckets = buckets_for(limits.max_seqs) if options.graphs and options.device == "cuda" else ()
     profile = assemble(job_of(options, model, limits, buckets, raw), raw)
-    profile.made["fitted_by"] = source_commit()
+    made = profile.made | {"fitted_by": source_commit(), "fitted_on": profile.made["on"]}
+    del made["on"]  # it was measured earlier
     if also:
-        profile.made["live_runs_fitted"] = fitted
+        made["live_runs_fitted"] = fitted
     with writing(out, "Give -o another path.", CalibrationError):
-        write_text(out, profile.to_json())
+        write_text(out, replace(profile, made=made).to_json())
 
 
 def _run_of(file: Path, key: dict[str, Any], model: ModelSpec, options: Options) -> EngineSteps:
@@ -69,13 +74,14 @@ def _run_of(file: Path, key: dict[str, Any], model: ModelSpec, options: Options)
     than `key`, or another model or way to run it than that of `model` and `options`."""
     live = load_result(file)
     if live.reason:
-        raise CalibrationError(f"{file}: was cut: {live.reason}. Leave it out.")
+        raise CalibrationError(f"{file}: was cut: {live.reason}. {_ADVICE}")
     shape = {name: value for name, value in cast(dict[str, Any], to_plain(model)).items() if name != "name"}
     ours = {part: key[part] for part in ("hardware", "software")} | {"model": shape}
-    check_key(live.made | {"model": {name: live.made["model"].get(name) for name in shape}}, ours, str(file), _ADVICE)
+    its = live.made.get("model", {})
+    check_key(live.made | {"model": {name: its.get(name) for name in shape}}, ours, str(file), _ADVICE)
     for name, asked in (("block_size", options.block_size), ("graphs", options.graphs and options.device == "cuda")):
-        if live.made[name] != asked:
-            raise CalibrationError(f"{file}: was run with {name} {live.made[name]}, calibrated was {asked}. {_ADVICE}")
+        if (found := live.made.get(name)) != asked:
+            raise CalibrationError(f"{file}: was run with {name} {found}, calibrated was {asked}. {_ADVICE}")
     steps = live.records.steps
     most = int((steps["num_decode"] + steps["num_chunks"]).max(initial=1))
     ahead = bool(len(live.records.lanes))
