@@ -20,7 +20,7 @@ class Wait(Enum):
 
     ENTER: submit every arrival that is due. SETTLE: have all other engines of this instant let theirs in, and submit
     what that brought. THROUGH: nothing is left to do and nothing will come; end, or wait for what comes nevertheless.
-    LAND: wait until the oldest step in flight is over.
+    LAND: wait until the oldest step in flight is over, and then for as long as the host needs for its results.
     """
 
     ENTER = 0
@@ -33,23 +33,26 @@ ENTER, SETTLE, THROUGH, LAND = Wait
 
 
 class Launch:
-    """Launch the step `batch`, without waiting for its end; None: the scheduler was asked and had nothing to run."""
+    """The host is at work until `until_ns`, and nobody enters; then launch the step `batch`, without waiting for its
+    end. None: the scheduler was asked and had nothing to run."""
 
-    __slots__ = ("batch",)
+    __slots__ = ("batch", "until_ns")
 
     def __init__(self) -> None:
         self.batch: Batch | None = None
+        self.until_ns = 0
 
 
 class Busy:
     """The host is at work until `until_ns`, and nobody enters; a driver in real time, whose host has worked, goes on.
 
-    `work`: `launch` the step just scheduled, `process` the results of the oldest call in flight, or `nap`.
+    `work`: `launch` the step just scheduled, which is to be launched later; `process` a call in flight that had nothing
+    to run; `nap`; or `wait` for the oldest step, with as many in flight as there may be.
     """
 
     __slots__ = ("until_ns", "work")
 
-    def __init__(self, work: Literal["launch", "process", "nap"]) -> None:
+    def __init__(self, work: Literal["launch", "process", "nap", "wait"]) -> None:
         self.work = work
         self.until_ns = 0
 
@@ -143,7 +146,7 @@ def _batch_queue(core: EngineCore, driver: Driver, drains: Callable[[], bool], s
     """
     executor, depth, nap_ns = core.executor, core.loop.depth, core.loop.nap_ns
     queue = core.in_flight.calls
-    launch, launching, processing, napping = Launch(), Busy("launch"), Busy("process"), Busy("nap")
+    launch, processing, napping = Launch(), Busy("process"), Busy("nap")
     untold = False  # whether someone has ended since the scheduler was last asked, which asks it once more
     while True:
         now_ns = yield ENTER
@@ -169,26 +172,22 @@ def _batch_queue(core: EngineCore, driver: Driver, drains: Callable[[], bool], s
             host_ns = executor.host_ns(batch)
             if batch is not None:
                 batch.host_ns = host_ns
-            launching.until_ns, launch.batch = now_ns + host_ns[0], batch
-            yield launching
+            launch.until_ns, launch.batch = now_ns + host_ns[0], batch
             now_ns = yield launch
             queue.append(ran)
             if ran and len(core.in_flight.steps) < sum(queue):  # a leap has landed the oldest
                 queue.popleft()
                 continue
         if len(queue) >= depth or not (ran or core.has_entered):
-            if has_results := queue.popleft():
+            if queue.popleft():
                 now_ns = yield LAND
-                process_ns = core.in_flight.steps[0].process_ns
-            else:
-                process_ns = executor.host_ns(None)[1]
-            processing.until_ns = now_ns + process_ns
-            now_ns = yield processing
-            if has_results:
                 events = core.complete(now_ns)
                 if events:
                     untold = untold or _has_left(events)
                     driver.tell(events, now_ns)
+            else:
+                processing.until_ns = now_ns + executor.host_ns(None)[1]
+                now_ns = yield processing
         if not ran and nap_ns and (core.has_entered or untold):
             napping.until_ns = now_ns + nap_ns
             yield napping
@@ -203,7 +202,7 @@ def _overlap(core: EngineCore, driver: Driver, drains: Callable[[], bool], settl
     tensorrt_llm/_torch/pyexecutor/py_executor.py (00043967), `_executor_loop_overlap`.
     """
     executor = core.executor
-    launch, launching, processing = Launch(), Busy("launch"), Busy("process")
+    launch, launching = Launch(), Busy("launch")
     last: Batch | None = None  # launched by the call before, its results not processed
     while True:
         now_ns = yield ENTER
@@ -221,17 +220,18 @@ def _overlap(core: EngineCore, driver: Driver, drains: Callable[[], bool], settl
         apart = False
         if batch is not None:
             batch.host_ns = executor.host_ns(batch)
-            launching.until_ns, launch.batch = now_ns + batch.host_ns[0], batch
-            now_ns = yield launching
+            launch.until_ns, launch.batch = now_ns + batch.host_ns[0], batch
             apart = batch.apart and last is not None
-            if not apart:
+            if apart:
+                launching.until_ns = launch.until_ns
+                now_ns = yield launching
+            else:
                 now_ns = yield launch
         if last is not None and len(core.in_flight.steps) > (batch is not None and not apart):  # else a leap landed it
             now_ns = yield LAND
-            processing.until_ns = now_ns + core.in_flight.steps[0].process_ns
-            now_ns = yield processing
             if apart:
                 # Scheduled before, with the rows of then: its counters move before the results are told.
+                launch.until_ns = now_ns
                 yield launch
             events = core.complete(now_ns)
             if events:
@@ -248,7 +248,7 @@ def _events(core: EngineCore, driver: Driver, drains: Callable[[], bool], settle
     Source: vidur/scheduler/replica_scheduler/base_replica_scheduler.py (7d47513a), `on_schedule`, and vidur/events/*.
     """
     executor, depth, steps = core.executor, core.loop.depth, core.in_flight.steps
-    launch, launching, processing = Launch(), Busy("launch"), Busy("process")
+    launch, full = Launch(), Busy("wait")
     while True:
         now_ns = yield ENTER
         if not (core.has_work or steps) and driver.is_over():
@@ -256,8 +256,6 @@ def _events(core: EngineCore, driver: Driver, drains: Callable[[], bool], settle
             continue
         if steps and steps[0].end_ns <= now_ns:
             now_ns = yield LAND
-            processing.until_ns = now_ns + steps[0].process_ns
-            now_ns = yield processing
             events = core.complete(now_ns)
             if events:
                 driver.tell(events, now_ns)
@@ -269,13 +267,13 @@ def _events(core: EngineCore, driver: Driver, drains: Callable[[], bool], settle
         if events:
             continue
         if len(steps) == depth:
-            yield LAND
+            full.until_ns = steps[0].end_ns
+            yield full
             continue
         work = _ask(core, driver, drains, now_ns)
         if type(work) is Batch and (work.chunks or work.num_decode):
             work.host_ns = executor.host_ns(work)
-            launching.until_ns, launch.batch = now_ns + work.host_ns[0], work
-            yield launching
+            launch.until_ns, launch.batch = now_ns + work.host_ns[0], work
             yield launch
         elif steps:
             yield _until_a_timer(Idle(steps[0].end_ns), core.next_timer_ns)

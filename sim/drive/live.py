@@ -170,6 +170,7 @@ def _run(core: EngineCore, source: Source, clock: Clock, ctrl_c: _CtrlC, progres
             now_ns = _execute(core, wait, clock, progress)
             clock.sleep_until(now_ns)  # an executor that only predicts has not taken the time
         elif isinstance(wait, Launch):
+            clock.sleep_until(wait.until_ns)
             if wait.batch is not None:
                 _execute(core, wait.batch, clock, progress)
             else:
@@ -197,11 +198,11 @@ def _execute(core: EngineCore, batch: Batch, clock: Clock, progress: _Progress) 
 
 
 def _land(core: EngineCore, clock: Clock, progress: _Progress) -> int:
-    """Waits for the end of the oldest step in flight; returns the time in ns."""
+    """Waits for the end of the oldest step in flight and for the host; returns the time in ns."""
     progress.executing = True
     end_ns = core.in_flight.wait_for(0, core.journal)
     progress.executing = False
-    clock.sleep_until(end_ns)
+    clock.sleep_until(max(clock.now_ns(), end_ns) + core.in_flight.steps[0].process_ns)
     return clock.now_ns()
 
 

@@ -116,12 +116,14 @@ class _Run:
             elif type(wait) is Batch:
                 now_ns = self._execute(wait, now_ns)
             elif type(wait) is Launch:
+                now_ns = wait.until_ns
                 if wait.batch is not None:
                     now_ns = self._launch(wait.batch, now_ns)
             elif type(wait) is Busy:
                 now_ns = wait.until_ns
             elif wait is LAND:
-                now_ns = max(now_ns, self.core.in_flight.steps[0].end_ns)
+                oldest = self.core.in_flight.steps[0]
+                now_ns = max(now_ns, oldest.end_ns) + oldest.process_ns
             else:
                 assert isinstance(wait, Idle)
                 yield from self._rest(wait)

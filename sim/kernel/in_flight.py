@@ -90,7 +90,7 @@ class StepsInFlight:
         """
         if result.stages_ns is None:
             free_ns = self._free_ns
-            start_ns = max(now_ns, free_ns[0])
+            start_ns = now_ns if now_ns > free_ns[0] else free_ns[0]
             end_ns = free_ns[0] = start_ns + result.duration_ns
         else:
             start_ns, end_ns = self.through_stages(now_ns, result.stages_ns)
@@ -235,6 +235,10 @@ class StepsInFlight:
             if seq in flight.lost:
                 continue
             batch = flight.batch
+            if not batch.chunks and batch.drafting is None:
+                if batch.decodes is group is not None and seq.joined_step < batch.group_step <= last_step:
+                    found.append((flight, 1, 1))
+                continue
             tokens = sum([n for chunked, n in batch.chunks if chunked is seq]) if batch.chunks else 0
             drafting = batch.drafting
             if drafting is not None:

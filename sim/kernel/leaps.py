@@ -6,7 +6,7 @@ from batchsim.base.units import MAX_TIME_NS
 from batchsim.kernel.acceptance import outcome
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.draft_group import DraftGroup
-from batchsim.kernel.record import pack_decodes, pack_step
+from batchsim.kernel.record import pack_decodes, pack_step, pack_two
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Batch
 
@@ -31,6 +31,7 @@ def leap(core: EngineCore, executor: SimExecutor, batch: Batch, end_ns: int, hor
     num_decode, pad_rows = batch.num_decode, batch.pad_decode_rows
     passes, wide = batch.num_passes, batch.num_wide_passes
     waiting, running = scheduler.num_waiting, scheduler.num_running
+    decodes, queues = pack_two(num_decode, num_decode), pack_two(waiting, running)
     is_padded = pad_rows or passes or batch.pad_context_tokens
     while quiet and end_ns < horizon_ns and repeat(batch, end_ns):
         quiet -= 1
@@ -43,8 +44,7 @@ def leap(core: EngineCore, executor: SimExecutor, batch: Batch, end_ns: int, hor
                 num_decode, 0, 0, 0, 0, 0, 0, pad_rows, 0, 0, kv.num_free, waiting, running, 0, passes, wide,
             )  # fmt: skip
         else:
-            context, free = batch.context_tokens, kv.num_free
-            rows += pack_decodes(end_ns, duration_ns, context, num_decode, num_decode, free, waiting, running)
+            rows += pack_decodes(end_ns, duration_ns, batch.context_tokens, decodes, kv.num_free, queues)
         end_ns += duration_ns
     return end_ns
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable
 from itertools import chain, cycle, islice
-from math import inf
+from math import floor, inf
 
 from batchsim.base.units import MAX_TIME_NS
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import EngineEvent
 from batchsim.kernel.lane_rows import pack_lane
 from batchsim.kernel.protocols import DecodeLine
-from batchsim.kernel.record import STEP_DTYPE, pack_decodes, pack_step, unpack_start
+from batchsim.kernel.record import STEP_DTYPE, pack_decodes, pack_step, pack_two, unpack_start
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Batch, Sequence
 
@@ -20,7 +20,6 @@ Tell = Callable[[list[EngineEvent], int], None]
 
 _ROW_BYTES = STEP_DTYPE.itemsize
 _NOBODY: list[Sequence] = []
-_NOBODY_DUE: tuple[tuple[Sequence, ...], ...] = ((),)
 
 
 def leap_ahead(
@@ -58,7 +57,7 @@ def leap_ahead(
     horizon_ns = _last_call_ns(host_ns[0], horizon())
     while True:
         oldest, latest = steps
-        called_ns = max(now_ns, oldest.end_ns) + oldest.process_ns
+        called_ns = (now_ns if now_ns > oldest.end_ns else oldest.end_ns) + oldest.process_ns
         if called_ns >= horizon_ns or (latest.finished and _ends_by_length(core, latest.finished)):
             return now_ns
         finished = oldest.finished
@@ -93,7 +92,7 @@ def leap_ahead(
 def _last_call_ns(launch_ns: int, horizon_ns: float) -> float:
     """The time in ns before which the scheduler must be called for the host to be through with a launch, which takes it
     so long, before the horizon: an engine that fails in between has not launched it."""
-    return min(horizon_ns, MAX_TIME_NS) - launch_ns
+    return (horizon_ns if horizon_ns < MAX_TIME_NS else MAX_TIME_NS) - launch_ns
 
 
 def _decode_on(
@@ -169,7 +168,8 @@ def _launch_along(
     alone_ns, token_ns, last = line
     launch_ns, process_ns = host_ns
     num_decode, rows, pack = batch.num_decode, recorder.step_rows, pack_decodes
-    waiting, running, free = scheduler.num_waiting, scheduler.num_running, scheduler.kv.num_free
+    decodes, queues = pack_two(num_decode, num_decode), pack_two(scheduler.num_waiting, scheduler.num_running)
+    free = scheduler.kv.num_free
     first, first_called_ns, context = len(rows), called_ns, batch.context_tokens - num_decode
     most = MAX_TIME_NS if last == inf else int((last - context) // num_decode)
     # The host takes the results of the oldest step in flight, then launches; of the two in flight now those of the
@@ -177,26 +177,22 @@ def _launch_along(
     start_ns, oldest_ns, latest_ns, through_ns = 0, 0, latest.end_ns, latest.process_ns
     horizon_start_ns = horizon_ns - (process_ns if process_ns > through_ns else through_ns)
     ends, ended, is_over, is_busy = _NOBODY, _NOBODY, False, False  # by the oldest, by the latest step
-    taken: list[Sequence] = []
-    turns: Iterator[Collection[Sequence]] = chain(_NOBODY_DUE, cycle(group.due_in_turn(1)))  # `repeat` took the first
+    due = group.due_in_turn(1)
+    turns = chain((0,), cycle(list(map(len, due))))  # blocks that each step takes: `repeat` took those of the first
     steps = islice(turns, min(quiet + 1, most))  # up to the one that ends somebody
     while True:
         if not is_busy:
-            for due in steps:
-                if called_ns >= horizon_ns:
+            for blocks in steps:
+                if called_ns >= horizon_ns or blocks > free:
                     break
-                if due:
-                    if (need := len(due)) > free:
-                        break
-                    free -= need
-                    taken += due
+                free -= blocks
                 start_ns = called_ns + launch_ns
                 if start_ns < latest_ns:
                     start_ns = latest_ns
                 called_ns, through_ns = start_ns + through_ns, process_ns
                 context += num_decode
-                duration_ns = int(alone_ns + token_ns * context)
-                rows += pack(start_ns, duration_ns, context, num_decode, num_decode, free, waiting, running)
+                duration_ns = floor(alone_ns + token_ns * context)
+                rows += pack(start_ns, duration_ns, context, decodes, free, queues)
                 oldest_ns, latest_ns = latest_ns, start_ns + duration_ns
                 if called_ns + launch_ns <= latest_ns and launch_ns + process_ns <= duration_ns:
                     is_busy = True
@@ -204,18 +200,14 @@ def _launch_along(
         if is_busy:
             # Steps grow no shorter: from here on the device does not wait for the host.
             begun = len(rows)
-            for due in steps:
-                if start_ns >= horizon_start_ns:
+            for blocks in steps:
+                if start_ns >= horizon_start_ns or blocks > free:
                     break
-                if due:
-                    if (need := len(due)) > free:
-                        break
-                    free -= need
-                    taken += due
+                free -= blocks
                 start_ns = latest_ns
                 context += num_decode
-                duration_ns = int(alone_ns + token_ns * context)
-                rows += pack(start_ns, duration_ns, context, num_decode, num_decode, free, waiting, running)
+                duration_ns = floor(alone_ns + token_ns * context)
+                rows += pack(start_ns, duration_ns, context, decodes, free, queues)
                 latest_ns = start_ns + duration_ns
             if len(rows) > begun:
                 oldest_ns, called_ns = start_ns, start_ns + process_ns
@@ -234,7 +226,7 @@ def _launch_along(
         if is_over or count == most or not executor.quiet_steps(batch):
             break
         steps = islice(turns, 1)  # the one behind it
-    steady.repeat_by(batch, count - 1, taken)
+    steady.repeat_by(batch, count - 1, list(chain.from_iterable(islice(cycle(due), count - 1))))
     before_ns = now_ns = first_called_ns
     if count > 1:
         now_ns = unpack_start(rows, -2 * _ROW_BYTES)[0] + (latest.process_ns if count == 2 else process_ns)

@@ -14,7 +14,7 @@ from batchsim.kernel.core import EngineCore
 from batchsim.kernel.decode import DecodeGroup
 from batchsim.kernel.in_flight import LaunchedStep
 from batchsim.kernel.lane_rows import pack_lane
-from batchsim.kernel.record import pack_decodes
+from batchsim.kernel.record import pack_decodes, pack_two
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Batch
 
@@ -48,7 +48,7 @@ def leap_calls(core: EngineCore, executor: SimExecutor, now_ns: int, horizon_ns:
     empty_ns, emptied_ns = executor.host_ns(None)
     known: dict[DecodeGroup, _Turns] = {}
     flying: deque[_Flying] = deque()
-    waiting, running = core.scheduler.num_waiting, core.scheduler.num_running
+    queues = pack_two(core.scheduler.num_waiting, core.scheduler.num_running)
     turn, stages_ns, through_stages = turning.turn, executor.stages_ns, flight.through_stages
     for group in cycle(turning.next_groups()):
         launched_ns, turns = now_ns + empty_ns, None
@@ -84,7 +84,7 @@ def leap_calls(core: EngineCore, executor: SimExecutor, now_ns: int, horizon_ns:
             flying.append((end_ns, turns.process_ns, now_ns, launched_ns, group, context, group.step))
             num_decode, ns = batch.num_decode, end_ns - start_ns
             recorder.step_rows += pack_decodes(
-                start_ns, ns, context, num_decode, num_decode, kv.num_free, waiting, running
+                start_ns, ns, context, pack_two(num_decode, num_decode), kv.num_free, queues
             )
         if lands and calls.popleft():
             if steps:

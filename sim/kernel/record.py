@@ -129,7 +129,9 @@ _STEP_PLACES = {
     name: (f"<{kind}", struct.calcsize("<" + "".join(before for _, before in STEP_COLUMNS[:i])))
     for i, (name, kind) in enumerate(STEP_COLUMNS)
 }
-pack_decodes = struct.Struct("<3q16x2i36x3i16x").pack  # a step of decodes, without padding: the columns that are not 0
+# A step of decodes, without padding: the columns that are not 0, the two of them and those of the queues by `pack_two`.
+pack_decodes = struct.Struct("<3q16x8s36xi8s16x").pack
+pack_two = struct.Struct("<2i").pack
 unpack_start = struct.Struct("<q").unpack_from  # of a packed step
 PACK_BYTES = 1 << 23
 """Bytes of rows of steps beyond which the first half of them is packed, before the next step."""

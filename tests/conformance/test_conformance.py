@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from batchsim.drive.instant import ENTER, THROUGH, Busy, Launch, crank
+from batchsim.drive.instant import ENTER, LAND, THROUGH, Busy, Launch, crank
 from batchsim.drive.source import Inline, VirtualClock
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.draft_group import DraftGroup
@@ -271,9 +271,14 @@ def _steps(case: Case, core: EngineCore, times: dict[int, list[int]] | None = No
             yield wait
             clock.sleep_until(core.execute(wait, clock.now_ns()))
         elif isinstance(wait, Launch):
+            clock.sleep_until(wait.until_ns)
             if wait.batch is not None:
                 yield wait.batch
                 core.execute(wait.batch, clock.now_ns())
+        elif wait is LAND:
+            oldest = core.in_flight.steps[0]
+            clock.sleep_until(max(clock.now_ns(), oldest.end_ns) + oldest.process_ns)
         else:
-            clock.sleep_until(wait.until_ns if isinstance(wait, Busy) else core.in_flight.steps[0].end_ns)
+            assert isinstance(wait, Busy)
+            clock.sleep_until(wait.until_ns)
         wait = loop.send(clock.now_ns())

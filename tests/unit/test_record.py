@@ -28,6 +28,7 @@ from batchsim.kernel.record import (
     Records,
     pack_decodes,
     pack_step,
+    pack_two,
 )
 from batchsim.kernel.types import Arrival, Batch, Request
 from batchsim.serve.spooled import Spooled
@@ -48,7 +49,7 @@ def test_the_arrays_have_the_columns_of_the_schema(
 def test_the_row_of_a_step_of_decodes_is_that_of_any_step() -> None:
     """What it is not given is 0."""
     row = pack_step(1, 2, 3, 0, 0, 4, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 6, 7, 8, 0, 0, 0)
-    assert pack_decodes(1, 2, 3, 4, 5, 6, 7, 8) == row
+    assert pack_decodes(1, 2, 3, pack_two(4, 5), 6, pack_two(7, 8)) == row
 
 
 def test_rows_come_back_as_written() -> None:

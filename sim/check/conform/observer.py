@@ -160,7 +160,7 @@ class Observer:
         self._call = Step(facts, self._admit(rows, hits, now_ns), self._before, batch, rows)
 
     def scheduled(self, now_ns: int) -> None:
-        """The host is through with the scheduler's latest call, and with preparing the step."""
+        """The host is through with the latest call of the scheduler and with preparing its step, which goes out later."""
         assert self._call is not None
         self._call.facts["scheduled_ns"] = now_ns
 
@@ -171,6 +171,7 @@ class Observer:
         self._preempted = []
         start_ns = now_ns if end_ns is None else _last_start_ns(self.core.recorder)
         end_ns = now_ns if end_ns is None else end_ns
+        step.facts.setdefault("scheduled_ns", now_ns)
         step.facts |= {"index": totals.steps, "start_ns": start_ns, "end_ns": end_ns}
         totals.steps += 1
         totals.tokens += sum(n for _, n in step.rows)

@@ -89,11 +89,12 @@ class Replay:
             if wait is ENTER:
                 self._traffic.submit_due(core, clock.now_ns())
             elif wait is LAND:
-                clock.sleep_until(core.in_flight.steps[0].end_ns)
+                oldest = core.in_flight.steps[0]
+                clock.sleep_until(max(clock.now_ns(), oldest.end_ns) + oldest.process_ns)
             elif isinstance(wait, Batch):
-                observer.scheduled(clock.now_ns())
                 clock.sleep_until(self._launch(wait))
             elif isinstance(wait, Launch):
+                clock.sleep_until(wait.until_ns)
                 if wait.batch is not None or core.loop.kind == "batch_queue":
                     self._launch(wait.batch)
             elif isinstance(wait, Busy):
@@ -123,7 +124,7 @@ class Replay:
             self.observer.scheduled(busy.until_ns)
         elif busy.work == "nap":
             self.observer.totals.naps += 1
-        elif not self.observer.in_flight[0].rows:
+        else:
             self._processed()
 
     def _launch(self, batch: Batch | None) -> int:

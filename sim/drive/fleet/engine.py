@@ -116,9 +116,7 @@ class Engine:
         while True:
             phase: int | None = None
             if isinstance(wait, Busy):
-                now_ns = wait.until_ns
-                if wait.work == "process":
-                    phase = END
+                now_ns, phase = wait.until_ns, END if wait.work == "process" else None
             elif wait is ENTER:
                 if pipelined:
                     self._reached_ns = now_ns
@@ -127,8 +125,14 @@ class Engine:
             elif wait is SETTLE:
                 phase = SCHEDULE
             elif wait is LAND:
-                now_ns = max(now_ns, self.core.in_flight.steps[0].end_ns)
+                oldest = self.core.in_flight.steps[0]
+                now_ns, phase = max(now_ns, oldest.end_ns) + oldest.process_ns, END
             elif isinstance(wait, Launch):
+                now_ns = wait.until_ns
+                if now_ns > env.now and not (runs_ahead and peek() > now_ns):
+                    yield env.timeout(now_ns - int(env.now))
+                    if not self.alive:
+                        return
                 if wait.batch is not None:
                     self.core.execute(wait.batch, now_ns)
                     self._reached_ns = now_ns

@@ -171,6 +171,8 @@ class Vllm:
     def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
         if self._pipelined:
             self._cohorts.landed(batch)
+        if not (finished or self.stalled):
+            return finished
         # Of who shares no tokens nothing is to be published.
         cache = self.cache if self._ahead and self.cache is not None and self.cache.is_shared else None
         if cache is not None:
