@@ -160,7 +160,7 @@ class Observer:
         self._call = Step(facts, self._admit(rows, hits, now_ns), self._before, batch, rows)
 
     def scheduled(self, now_ns: int) -> None:
-        """The host is through with the latest call of the scheduler and with preparing its step, which goes out later."""
+        """The host is through with the latest call of the scheduler and with preparing its step, which comes later."""
         assert self._call is not None
         self._call.facts["scheduled_ns"] = now_ns
 
