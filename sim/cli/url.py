@@ -77,6 +77,8 @@ def calibrate_url(
         setup, spec = Setup.of(loaded), the_policy(loaded, policy)
     seqs = spec.config.traits.max_num_seqs if spec is not None else None
     most = max_concurrency or min(2 * seqs if seqs else 64, MOST_USERS)
+    # Few users of an engine that splits steps say nothing: the fit leaves them out.
+    fewest = seqs if seqs and spec is not None and spec.config.traits.splits_steps else 2
     folder = out.with_suffix("")
 
     def check(offer: Offer) -> None:
@@ -86,7 +88,8 @@ def calibrate_url(
     async def measure() -> Experiment:
         async with Client(address.url, most, api_key) as client:
             longest = None if setup is None else setup.max_model_len
-            return await Runner(client, folder, minutes * 60, max_requests, longest, say).run(model, check)
+            runner = Runner(client, folder, minutes * 60, max_requests, longest, say, fewest)
+            return await runner.run(model, check)
 
     with progress_bar() as say:
         try:

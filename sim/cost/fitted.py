@@ -1,13 +1,13 @@
 """Step times fitted to measured runs: a kernel's time and small linear terms, found by `batchsim calibrate --bench`.
 
-    step = kernel · kernel(step) + base + sequence · sequences + prompt_token · prompt tokens
+    step = kernel · kernel(step) + base · passes + sequence · sequences + prompt_token · prompt tokens
          + context_token · context that decodes read + beside_token · such context beside a chunk + pair · pairs
          + rows_2 · [2 rows or more] + rows_4 · [4 or more] + rows_8 · [8 or more]
-         + further_pass · passes beyond the first
 
 A row is a token computed. Kernels for one row, for a few and for many differ, so that a step may cost the same with two
-sequences as with three, and much less with one. Where an engine splits steps into passes (`Batch.num_passes`), kernels
-see a pass: rows_2 is of each pass of 2 rows or more, and rows_4 and rows_8 are of no step.
+sequences as with three, and much less with one. Where an engine splits steps into passes (`Batch.num_passes`; else a
+step is one), each reads the weights, and kernels see a pass: rows_2 is of each pass of 2 rows or more, and rows_4 and
+rows_8 are of no step.
 `kernel(step)` is another cost without its host; the free form has none. All terms lie on the device's lane, so that
 they add up in engines that schedule ahead of results too: a host's time that is hidden there is in no term.
 """
@@ -40,9 +40,9 @@ Nanoseconds = Annotated[float, Range(0, 1e15)]
 
 @dataclass(frozen=True, slots=True)
 class StepTerms(Config):
-    """The factor on the kernel's time, and ns: of each step, of each of its sequences, prompt tokens computed, context
-    tokens that decodes read, context tokens read beside a chunk, query-key pairs of chunks; of each step of at least 2,
-    4 or 8 tokens computed; of each pass of a step beyond its first. Padding counts."""
+    """The factor on the kernel's time, and ns: of each pass of a step, of each of its sequences, prompt tokens computed,
+    context tokens that decodes read, context tokens read beside a chunk, query-key pairs of chunks; of each step of at
+    least 2, 4 or 8 tokens computed. Padding counts."""
 
     kernel: Annotated[float, Range(0, 1e3)] = 0.0
     base: Nanoseconds = 0.0
@@ -54,13 +54,11 @@ class StepTerms(Config):
     rows_2: Nanoseconds = 0.0
     rows_4: Nanoseconds = 0.0
     rows_8: Nanoseconds = 0.0
-    further_pass: Nanoseconds = 0.0
 
     def __str__(self) -> str:
         units = {"base": "", "sequence": " a sequence", "prompt_token": " a prompt token"}
         units |= {"context_token": " a context token", "beside_token": " a context token beside a chunk"}
         units |= {"pair": " a query-key pair"} | {f"rows_{n}": f" from {n} rows on" for n in ROW_STEPS}
-        units |= {"further_pass": " a pass beyond the first"}
         parts = [f"{self.kernel:.3g} × kernel"] if self.kernel else []
         parts += [f"{_short(ns)}{unit}" for name, unit in units.items() if (ns := getattr(self, name))]
         return " + ".join(parts) or "nothing"
@@ -92,14 +90,14 @@ class Fitted(Cost):
         its, chunks = self.terms, len(batch.chunks) + batch.pad_prefill_rows
         context = batch.context_tokens + batch.pad_context_tokens
         prompt = batch.num_prefill_tokens + batch.pad_prefill_tokens
-        ns = its.base + its.sequence * (batch.num_decode + batch.pad_decode_rows + chunks) + its.prompt_token * prompt
-        ns += its.context_token * context
+        ns = its.base * (batch.num_passes or 1) + its.prompt_token * prompt + its.context_token * context
+        ns += its.sequence * (batch.num_decode + batch.pad_decode_rows + chunks)
         if chunks:
             ns += its.beside_token * context
         if its.pair and (prompt or batch.num_decode_tokens > batch.num_decode):
             ns += its.pair * int(padded_work(columns_of(batch)).pairs[0])
         if batch.num_passes:
-            ns += its.further_pass * (batch.num_passes - 1) + its.rows_2 * batch.num_wide_passes
+            ns += its.rows_2 * batch.num_wide_passes
         elif its.rows_2 or its.rows_4 or its.rows_8:
             rows = prompt + batch.num_decode_tokens + batch.pad_decode_rows
             ns += its.rows_2 * (rows >= 2) + its.rows_4 * (rows >= 4) + its.rows_8 * (rows >= 8)
@@ -134,22 +132,18 @@ class Fitted(Cost):
         passes, wide = columns["num_passes"], columns["num_wide_passes"]
         stairs = [(rows >= n) & (passes == 0) for n in ROW_STEPS]
         stairs[0] = stairs[0] + wide
-        found = (kernel, np.ones(len(chunks)), work.sequences, prompt, work.context, beside, work.pairs)
-        return np.stack((*found, *stairs, np.maximum(passes - 1, 0)), axis=1).astype(np.float64)
+        found = (kernel, np.maximum(passes, 1), work.sequences, prompt, work.context, beside, work.pairs)
+        return np.stack((*found, *stairs), axis=1).astype(np.float64)
 
     def explain(self, columns: Columns) -> Terms:
         """The kernel's terms times its factor; context under `kv_reads`, pairs under `attention`, the rest `host`."""
         its, zeros = self.terms, np.zeros(len(columns["num_decode"]))
-        _, base, sequences, prompt, context, beside, pairs, *rows, passes = self.features(columns).T
+        _, base, sequences, prompt, context, beside, pairs, *rows = self.features(columns).T
         stairs = sum((getattr(its, f"rows_{n}") * on for n, on in zip(ROW_STEPS, rows, strict=True)), zeros)
         own = {
             "kv_reads": its.context_token * context + its.beside_token * beside,
             "attention": its.pair * pairs,
-            "host": its.base * base
-            + its.sequence * sequences
-            + its.prompt_token * prompt
-            + stairs
-            + its.further_pass * passes,
+            "host": its.base * base + its.sequence * sequences + its.prompt_token * prompt + stairs,
         }
         found = dict.fromkeys(TIME_TERMS, zeros) | own
         if self.kernel is None:

@@ -28,7 +28,7 @@ from batchsim.scenario.point import Setup
 
 FREE = ("base", "sequence", "prompt_token", "context_token", "pair", "frontend")
 """What is fitted without a kernel."""
-SPLIT = (*FREE[:-1], "rows_2", "further_pass", "frontend")
+SPLIT = (*FREE[:-1], "rows_2", "frontend")
 """And of an engine that splits steps into passes: kernels for one row and for several differ."""
 STAIRS = (*FREE[:-1], "rows_2", "rows_4", "rows_8", "frontend")
 """And where FREE misses the given runs by more than MISSED."""
@@ -39,7 +39,7 @@ OVER_KERNEL = ("kernel", "base", "sequence", "prompt_token", "beside_token", "fr
 """What is fitted over one."""
 FIRST_GUESS = 0.5
 """Share of the median mean TPOT, and of TTFT for each prompt token, that a free form begins with."""
-
+_LEFT_OUT = "left out of the fit: which slots so few users have is not known, and passes hang on it. Send one, or more"
 MOST_CLAIMED = 0.5
 """The largest error, as a share, that is a claim."""
 
@@ -136,6 +136,7 @@ def fit_engine(
     """
     _check(setup, [*runs, *held_out])
     spec_of = spec if callable(spec) else lambda _: spec
+    runs, left_out = _of_known_slots(runs, spec_of)
     case = _case(setup, spec_of, runs)
     replays = [replay(setup, run) for run in runs]
     solved = solve(case, replays, say)
@@ -157,14 +158,27 @@ def fit_engine(
     terms = StepTerms(**{name: solved.values[name] for name in TERMS})
     words = _words(runs)
     every = (*runs, *held_out)
-    short = short_names(every)
+    short = short_names((*every, *left_out))
     given, apart = ([replace(one, name=short[one.name]) for one in ones] for ones in (given, apart))
     way = solved.values["frontend"]
     specs = tuple({each.name: each for each in map(spec_of, every)}.values())
-    notes = _notes(case, solved, replays, short)
+    notes = (*(f"{short[run.name]}: {_LEFT_OUT}" for run in left_out), *_notes(case, solved, replays, short))
     return EngineFit(
         setup, specs, case.kernel, terms, way, known, tuple(given), tuple(apart), claims, words, notes, every
     )
+
+
+def _of_known_slots(
+    runs: Sequence[MeasuredRun], spec_of: Callable[[MeasuredRun], PolicySpec]
+) -> tuple[list[MeasuredRun], list[MeasuredRun]]:
+    """The runs to fit to, and those to leave out: few users in a closed loop of an engine that splits steps keep to
+    slots that lie side by side or do not, as the requests of before have left them, which nobody knows."""
+    found: tuple[list[MeasuredRun], list[MeasuredRun]] = [], []
+    for run in runs:
+        traits, users = spec_of(run).config.traits, run.client.max_concurrency or 0
+        few = run.client.arrivals == "closed" and traits.splits_steps and 1 < users < (traits.max_num_seqs or 0)
+        found[few].append(run)
+    return found
 
 
 def _held_out_error(case: Case, fitted: Setup, solved: Solved, one: Replay) -> LoadError:

@@ -30,7 +30,6 @@ _SETTLES = {
     frozenset(("kernel", "prompt_token")): "a run with few prompt tokens for each output token",
     frozenset(("sequence", "prompt_token")): "a run of another mix of prompt and output lengths",
     frozenset(("sequence", "context_token")): "a run of longer contexts at as many requests in flight",
-    frozenset(("sequence", "further_pass")): "a run with far more requests in flight, and one with two or three",
     frozenset(("sequence", "base")): "a run with far more, or far fewer, requests in flight",
     frozenset(("pair", "prompt_token")): "a run of prompts of other lengths, some of thousands of tokens",
     frozenset(("frontend", "base")): "a run of one request at a time with other prompt lengths",
@@ -48,7 +47,6 @@ LARGER = {
     "rows_2": "one, two and three requests at a time",
     "rows_4": "three to six requests at a time",
     "rows_8": "six to twelve requests at a time",
-    "further_pass": "a few requests at a time, some of which have ended: their slots lie apart then",
     "frontend": "one request at a time, of short prompts",
 }
 """Of each term, a load in which it makes a larger share of a latency."""

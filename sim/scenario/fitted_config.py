@@ -101,8 +101,10 @@ def _cost(found: dict[str, Any], written: dict[str, Any], file: Path) -> dict[st
     kernel = found["kernel"]
     place_files(kernel, file.parent)
     beside = {key: value for key, value in written.items() if key not in ("kind", "profile")}
-    words = f"{found['words']} ({file.name})"
-    its = {"terms": found["terms"], "kernel": kernel, "kernel_source": found["kernel_source"], "words": words}
+    words, terms = f"{found['words']} ({file.name})", dict(found["terms"])
+    if terms.pop("further_pass", 0.0):  # of a version whose `base` was of steps
+        raise ScenarioError(f"{file}: terms.further_pass: a pass beyond a step's first costs the base now. {_AGAIN}")
+    its = {"terms": terms, "kernel": kernel, "kernel_source": found["kernel_source"], "words": words}
     return {"kind": "fitted", **its, "tpot_error": found["claims"].get("tpot_mean_s"), **beside}
 
 

@@ -49,7 +49,6 @@ KEY_WORDS = {
     "rows_2": "ns of each step, or pass, of two tokens or more",
     "rows_4": "ns besides, of each step of four tokens or more",
     "rows_8": "ns besides, of each step of eight tokens or more",
-    "further_pass": "ns of each pass of a step beyond its first",
     # arrivals and lengths
     "arrivals": "When requests come",
     "lengths": "Tokens of prompts and outputs",

@@ -18,7 +18,7 @@ from batchsim.base.errors import MeasuredError, ScenarioError
 from batchsim.check.measured.read import read_measured
 from batchsim.fit.server.address import Address
 from batchsim.fit.server.client import Client, Dialect, Loaded
-from batchsim.fit.server.design import Design
+from batchsim.fit.server.design import Design, spread
 from batchsim.fit.server.experiment import Runner, moved_by
 from batchsim.fit.server.loads import Ask, Load
 from batchsim.fit.server.offers import GAUGES, Metrics, Offer, read_metrics
@@ -380,6 +380,23 @@ vllm:num_preemptions_total NaNa
     found = Metrics.parse(text)
     assert found.known(GAUGES) == {"running": 5.0} and found.cache["num_gpu_blocks"] == "2588"
     assert Metrics.parse("llamacpp:requests_deferred 4").known(GAUGES) == {"waiting": 4.0}
+
+
+def test_loads_of_each_kind_come_all_through_the_experiment() -> None:
+    """Of closed and open loads, and of the open ones of each mix, the mean place is within an eighth of the middle."""
+    design = Design(300.0, 16, 1024, 0.002)
+    numbered = [*(("given", load) for load in design.closed()), *design.rates({"short": 10.0, "long": 2.0})]
+    order = [load.name for _, load in spread(numbered)]
+    assert sorted(order) == sorted(load.name for _, load in numbered)
+    opened = [load.name for _, load in numbered if load.rate_rps is not None]
+    kinds = [
+        opened,
+        [n for n in order if n not in opened],
+        *([n for n in opened if mix in n] for mix in ("short", "long")),
+    ]
+    for names in kinds:
+        middle = sum(map(order.index, names)) / len(names) / (len(order) - 1)
+        assert abs(middle - 0.5) <= 0.125, (names, middle)
 
 
 def test_a_design_has_loads_below_and_above_saturation_and_three_held_out() -> None:

@@ -3,12 +3,14 @@
 Prompts one at a time over their length tell prompt tokens from the base; users who decode, over their number and over
 what they have read, tell sequences from contexts; long prompts beside decodes tell how chunks slow them; repeated
 prompts tell what a prefix cache saves; two mixes of lengths, below and above saturation, are the loads themselves.
-Three loads are held out: a rate between for each mix, and a third mix.
+Three loads are held out: a rate between for each mix, and a third mix. All but the shortest are asked for in an order
+of their own (`spread`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from batchsim.fit.server.loads import Lengths, Load
@@ -18,18 +20,21 @@ LONGEST = 8192
 """Tokens beyond which the experiment asks for no longer requests, whatever the server takes."""
 SHARES = {"given": (0.3, 0.75, 1.3), "held": (0.5,)}
 """Rates of each mix as shares of what the server answers when all users ask at once; the last is an overload."""
+_GOLDEN = (math.sqrt(5) - 1) / 2
+"""Its multiples leave the most even gaps between 0 and 1, however many they are."""
 _PARTS = 51.0  # into which the time is divided; what each kind of load has of them stands below
 
 
 @dataclass(frozen=True)
 class Design:
     """An experiment of `seconds` with at most `users` in flight and `max_model_len` tokens a request, on a server that
-    takes `token_s` for a token of a lone answer."""
+    takes `token_s` for a token of a lone answer. Closed loops of several users have `fewest_users` at least."""
 
     seconds: float
     users: int
     max_model_len: int
     token_s: float
+    fewest_users: int = 2
 
     @property
     def _part_s(self) -> float:
@@ -61,10 +66,10 @@ class Design:
     def closed(self) -> Iterator[Load]:
         """Users who decode; long contexts; long prompts beside decodes; repeated prompts."""
         output, part_s = self._output, self._part_s
-        for users in _ladder(self.users):
+        for users in (users for users in _ladder(self.users) if users >= self.fewest_users):
             yield Load(f"users-{users}", (16, 48), (output // 2, 3 * output // 2), part_s, users=users, seed=users)
         context = self._longest // 2
-        half = max(self.users // 2, 1)
+        half = min(max(self.users // 2, self.fewest_users), self.users)
         yield Load("long-contexts", (context // 2, context), (output, output), 2 * part_s, users=half, seed=101)
         yield Load(
             "long-beside-decodes", (16, 48), (output, 2 * output), 2 * part_s, users=half, seed=102,
@@ -102,6 +107,13 @@ class Design:
                         seed=300 + 10 * number + round(10 * share),
                     )  # fmt: skip
                     yield kind, load
+
+
+def spread(loads: Iterable[tuple[str, Load]]) -> list[tuple[str, Load]]:
+    """The loads in such an order that those of each kind, which stand together, come all through the experiment: a
+    machine that grows slower would else make one kind look dearer than another."""
+    numbered = list(enumerate(loads))
+    return [load for number, load in sorted(numbered, key=lambda each: each[0] * _GOLDEN % 1)]
 
 
 def _ladder(users: int) -> list[int]:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from batchsim.base.errors import MeasuredError
 from batchsim.base.files import read_json, write_text
 from batchsim.check.measured.read import read_measured
 from batchsim.fit.server.client import Client, Dialect, Loaded
-from batchsim.fit.server.design import Design
+from batchsim.fit.server.design import Design, spread
 from batchsim.fit.server.loads import Ask, Load
 from batchsim.fit.server.offers import COUNTERS, GAUGES, Metrics, Offer, ask_offer, read_metrics
 from batchsim.fit.server.prompts import Prompts, hash_ids
@@ -75,13 +75,21 @@ class _Course:
 
 
 class Runner:
-    """Measures the server of `client` into `folder`, within `seconds` and `max_requests`. `say` is told of progress."""
+    """Measures the server of `client` into `folder`, within `seconds` and `max_requests`. `say` is told of progress;
+    `fewest_users` is the design's."""
 
     def __init__(
-        self, client: Client, folder: Path, seconds: float, max_requests: int, max_model_len: int | None, say: Say
+        self,
+        client: Client,
+        folder: Path,
+        seconds: float,
+        max_requests: int,
+        max_model_len: int | None,
+        say: Say,
+        fewest_users: int = 2,
     ) -> None:
         self.client, self.folder, self.seconds, self.max_requests = client, folder, seconds, max_requests
-        self._max_model_len, self._say = max_model_len, say
+        self._max_model_len, self._say, self._fewest_users = max_model_len, say, fewest_users
         self._journal: dict[str, Any] = {"loads": {}, "sent": 0}
         self._done = 0
         self._idle_s: list[float] = []  # lone answers' times per token, by when they came
@@ -104,7 +112,7 @@ class Runner:
         dialect, token_s = await self._probe(offer)
         self._journal["token_s"] = token_s = self._journal.get("token_s", token_s)
         self._keep()
-        design = Design(self.seconds, self.client.max_concurrency, min(known), token_s)
+        design = Design(self.seconds, self.client.max_concurrency, min(known), token_s, self._fewest_users)
         files: dict[str, list[Path]] = {"given": [], "held": []}
         course = _Course(dialect, design.sentinel)
         for load in design.singles():
@@ -112,13 +120,12 @@ class Runner:
             (run,) = read_measured(path)
             if load.prompt[1] >= 256 and run.figures["ttft_mean_s"] > load.seconds / 2:
                 break  # four times the prompt would take more than all of its time
-        files["given"] += await self._each(design.closed(), "given", course)
         full_rps: dict[str, float] = {}
         for load in design.full():
             files["given"].append(path := await self._measure(load, "given", course))
             users = min(load.users, self.client.max_concurrency)  # by Little's law: not all were there all the time
             full_rps[load.name.removeprefix("full-")] = users / read_measured(path)[0].figures["e2e_mean_s"]
-        for kind, load in design.rates(full_rps):
+        for kind, load in spread([*(("given", load) for load in design.closed()), *design.rates(full_rps)]):
             files[kind].append(await self._measure(load, kind, course))
         await self._lone("end", course)
         void = {name for name, row in self._journal["loads"].items() if row["void"]}
@@ -127,9 +134,6 @@ class Runner:
         self._keep()
         waited = {name: row["held_back"] for name, row in self._journal["loads"].items() if row["held_back"]}
         return Experiment(offer, tuple(given), tuple(held), tuple(sorted(void)), waited, moved)
-
-    async def _each(self, loads: Iterable[Load], kind: str, course: _Course) -> list[Path]:
-        return [await self._measure(load, kind, course) for load in loads]
 
     async def _measure(self, load: Load, kind: str, course: _Course) -> Path:
         """The file of a load, measured now, after a few lone answers, unless it is there."""

@@ -13,7 +13,7 @@ from batchsim.report.layout import Grid, aligned, fit
 DASH = "–"
 WHAT = {
     "kernel": "the kernel's time, times",
-    "base": "each step",
+    "base": "each step, or pass",
     "sequence": "a sequence in a step",
     "prompt_token": "a prompt token computed",
     "context_token": "a context token that a decode reads",
@@ -22,7 +22,6 @@ WHAT = {
     "rows_2": "a step, or pass, of 2 tokens or more",
     "rows_4": "a step of 4 or more, besides",
     "rows_8": "a step of 8 or more, besides",
-    "further_pass": "a pass of a step, beyond its first",
     "frontend": "from the client to the engine",
 }
 _FIGURES = {
