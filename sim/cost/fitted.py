@@ -40,9 +40,9 @@ Nanoseconds = Annotated[float, Range(0, 1e15)]
 
 @dataclass(frozen=True, slots=True)
 class StepTerms(Config):
-    """The factor on the kernel's time, and ns: of each pass of a step, of each of its sequences, prompt tokens computed,
-    context tokens that decodes read, context tokens read beside a chunk, query-key pairs of chunks; of each step of at
-    least 2, 4 or 8 tokens computed. Padding counts."""
+    """The factor on the kernel's time, and ns: of each pass of a step, of each of its sequences, prompt tokens, context
+    tokens that decodes read, context tokens read beside a chunk, query-key pairs of chunks; of each step of at least 2,
+    4 or 8 tokens computed. Padding counts."""
 
     kernel: Annotated[float, Range(0, 1e3)] = 0.0
     base: Nanoseconds = 0.0

@@ -80,7 +80,7 @@ def take_fits(document: Document, folder: Path) -> None:
             owner["cost"] = _cost(found, cost, file)
             if not path:
                 _take_way(document.value, found)
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             where = document.where((*path, "cost"))
             raise ScenarioError(f"{where}: {file}: is no whole fit: {reason_text(error)}. {_AGAIN}") from None
 

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from engine_truth import Load, scenario_text, setup_of, write_runs
+from engine_truth import Load, measured, scenario_text, setup_of, tidy, write_runs
 
 from batchsim.check.measured.read import read_measured
+from batchsim.check.measured.run import MeasuredRun
 from batchsim.fit.engine_fit import EngineFit, fit_engine
 from batchsim.scenario.fitted_config import FORMAT
 
@@ -55,6 +56,32 @@ def test_an_engine_of_other_kernels_for_few_rows_has_steps_in_its_free_form(tmp_
     assert found.terms.rows_2 == pytest.approx(6e6, rel=0.1) and found.terms.rows_4 == pytest.approx(9e6, rel=0.1)
     for one in found.held_out:
         assert one.errors["tpot_mean_s"] == pytest.approx(0, abs=0.015)
+
+
+def test_each_pass_of_a_step_costs_the_base_and_few_users_of_many_slots_say_nothing(tmp_path: Path) -> None:
+    """The base is that of a pass; a closed loop of three users on eight slots, twice as slow here, moves no term."""
+    terms = {"base": 8e6, "sequence": 900e3, "prompt_token": 60e3}
+    (tmp_path / "truth.json").write_text(json.dumps({"format": FORMAT, "words": "", "kernel": None, "kernel_source": "",
+        "terms": terms, "frontend": {"request": 0.0}, "claims": {"tpot_mean_s": 0.0}}))  # fmt: skip
+    runs: list[MeasuredRun] = []
+    for load in (Load(0.2), Load(1.5), Load(2.5), Load(0.8, 1000, 40)):
+        text = _on_slots(scenario_text(f"cost: {tmp_path / 'truth.json'}", load=load, requests=120))
+        (tmp_path / f"{load}.csv").write_text(tidy(measured(text)))
+        runs += read_measured(tmp_path / f"{load}.csv")
+    slow = [f"3,{i},300,100,1,{1 + 99 * 0.08}" for i in range(20)]
+    (tmp_path / "users-3.csv").write_text("\n".join(["users,sent_s,prompt_tokens,output_tokens,ttft_s,e2e_s", *slow]))
+    runs += read_measured(tmp_path / "users-3.csv")
+    setup = setup_of(_on_slots(scenario_text(FREE)))
+    found = fit_engine(setup, setup.scenario.specs[0], runs, [])
+    assert found.terms.base == pytest.approx(8e6, rel=0.02) and found.terms.sequence == pytest.approx(9e5, rel=0.05)
+    assert [note for note in found.notes if "left out of the fit" in note and note.startswith("users-3.csv: ")]
+    assert len(found.given) == 4
+
+
+def _on_slots(text: str) -> str:
+    """The scenario with llama.cpp's eight slots in place of its policy."""
+    (line,) = [line for line in text.splitlines() if "  vllm: " in line]
+    return text.replace(line, "  llama_cpp: {n_parallel: 8}")
 
 
 def test_terms_that_always_come_together_are_not_identified(tmp_path: Path) -> None:

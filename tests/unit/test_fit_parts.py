@@ -169,6 +169,8 @@ def test_the_file_of_a_fit_beside_a_scenario_is_its_cost_and_its_way_from_the_cl
     """Its numbers stand in the scenario's values, by which results are known; a way that is stated wins."""
     setup = scenario_of(tmp_path, FIT)
     assert isinstance(setup.cost, Fitted) and setup.cost.terms == StepTerms(0, 8e6, 1e5)
+    before = FIT | {"terms": FIT["terms"] | {"further_pass": 0.0}}  # a term there once was
+    assert scenario_of(tmp_path, before).cost == setup.cost
     assert setup.cost.tpot_error == 0.02 and setup.scenario.plain["cost"]["terms"]["base"] == 8e6
     assert "3 runs of a.csv (mine.json)" in setup.cost.describe()
     assert setup.resolved.workload.frontend.request == 12_345_679
@@ -204,6 +206,8 @@ def test_a_fit_over_a_measured_profile_keeps_its_measured_kv(tmp_path: Path) -> 
         ({"terms": {"base": -1.0}}, "cost.terms: base is -1"),
         ({"terms": {"bass": 1.0}}, "cost.terms.bass is not a field of cost.terms. Did you mean base?"),
         ({"terms": {"base": "8ms"}}, 'cost.terms.base is "8ms"'),
+        ({"terms": {"base": 8e6, "further_pass": 1.0}}, "terms.further_pass: a pass beyond a step's first costs"),
+        ({"terms": ["base"]}, "is no whole fit"),
         ({"claims": None}, "is no whole fit"),
         ({"kernel": {"kind": "free"}}, "cost.kernel.kind is free"),
         ({"kernel": "h100"}, "cost.kernel is"),
