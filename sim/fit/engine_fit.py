@@ -39,7 +39,10 @@ OVER_KERNEL = ("kernel", "base", "sequence", "prompt_token", "beside_token", "fr
 """What is fitted over one."""
 FIRST_GUESS = 0.5
 """Share of the median mean TPOT, and of TTFT for each prompt token, that a free form begins with."""
-_LEFT_OUT = "left out of the fit: which slots so few users have is not known, and passes hang on it. Send one, or more"
+_LEFT_OUT = (
+    "left out of the fit: which slots so few users had is not known, and passes hang on it. One user at a time tells, or"
+    " as many as there are slots"
+)
 MOST_CLAIMED = 0.5
 """The largest error, as a share, that is a claim."""
 
@@ -137,6 +140,8 @@ def fit_engine(
     _check(setup, [*runs, *held_out])
     spec_of = spec if callable(spec) else lambda _: spec
     runs, left_out = _of_known_slots(runs, spec_of)
+    if not runs:
+        raise MeasuredError(f"{left_out[0].name}: {_LEFT_OUT}. Give other loads.")
     case = _case(setup, spec_of, runs)
     replays = [replay(setup, run) for run in runs]
     solved = solve(case, replays, say)

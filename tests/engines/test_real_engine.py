@@ -35,7 +35,7 @@ def test_llama_cpp_answers_with_the_lengths_asked_for(tmp_path: Path) -> None:
 def test_an_engine_is_predicted_at_loads_that_its_calibration_was_not_shown(name: str, tmp_path: Path) -> None:
     """Mean TPOT, mean E2E and throughput are within their bounds, unless the machine was not the same throughout.
 
-    A calibration of one minute has a dozen requests of many a load, and foretells others to a quarter.
+    A calibration of one minute has a dozen requests of many a load, which are too few.
     """
     engine = engine_of(name)
     try:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from engine_truth import Load, measured, scenario_text, setup_of, tidy, write_runs
 
+from batchsim.base.errors import MeasuredError
 from batchsim.check.measured.read import read_measured
 from batchsim.check.measured.run import MeasuredRun
 from batchsim.fit.engine_fit import EngineFit, fit_engine
@@ -76,6 +77,8 @@ def test_each_pass_of_a_step_costs_the_base_and_few_users_of_many_slots_say_noth
     assert found.terms.base == pytest.approx(8e6, rel=0.02) and found.terms.sequence == pytest.approx(9e5, rel=0.05)
     assert [note for note in found.notes if "left out of the fit" in note and note.startswith("users-3.csv: ")]
     assert len(found.given) == 4
+    with pytest.raises(MeasuredError, match=r"users-3.csv: left out of the fit: .* Give other loads"):
+        fit_engine(setup, setup.scenario.specs[0], runs[-1:], [])
 
 
 def _on_slots(text: str) -> str:
