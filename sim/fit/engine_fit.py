@@ -40,8 +40,8 @@ OVER_KERNEL = ("kernel", "base", "sequence", "prompt_token", "beside_token", "fr
 FIRST_GUESS = 0.5
 """Share of the median mean TPOT, and of TTFT for each prompt token, that a free form begins with."""
 _LEFT_OUT = (
-    "left out of the fit: which slots so few users had is not known, and passes hang on it. One user at a time tells, or"
-    " as many as there are slots"
+    "left out of the fit: which slots so few users had is not known, and passes hang on it. One user at a time tells,"
+    " or as many as there are slots"
 )
 MOST_CLAIMED = 0.5
 """The largest error, as a share, that is a claim."""

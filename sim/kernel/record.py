@@ -129,7 +129,7 @@ _STEP_PLACES = {
     name: (f"<{kind}", struct.calcsize("<" + "".join(before for _, before in STEP_COLUMNS[:i])))
     for i, (name, kind) in enumerate(STEP_COLUMNS)
 }
-# A step of decodes, without padding: the columns that are not 0, the two of them and those of the queues by `pack_two`.
+# A step of decodes, without padding: what is not 0; the columns of decodes, and those of queues, by `pack_two`.
 pack_decodes = struct.Struct("<3q16x8s36xi8s16x").pack
 pack_two = struct.Struct("<2i").pack
 unpack_start = struct.Struct("<q").unpack_from  # of a packed step
