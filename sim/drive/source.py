@@ -238,8 +238,8 @@ class LoadThread:
         self._thread.start()
 
     def _send(self) -> None:
-        try:
-            with self._changed:
+        with self._changed:
+            try:
                 while not self._stopped:
                     self._traffic.submit_due(self, self._clock.now_ns())
                     next_ns = self._traffic.next_ns
@@ -247,8 +247,9 @@ class LoadThread:
                     if left_ns is None or left_ns > 0:
                         self._changed.notify_all()
                         self._changed.wait(None if left_ns is None else left_ns / 1e9)
-        except Exception as error:  # raised where the engine runs
-            with self._changed:
+            except Exception as error:
+                # Raised where the engine runs, which must not take what was sent before and see no failure yet: it
+                # would be through.
                 self._failure = error
                 self._changed.notify_all()
 
