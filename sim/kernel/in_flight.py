@@ -235,10 +235,6 @@ class StepsInFlight:
             if seq in flight.lost:
                 continue
             batch = flight.batch
-            if not batch.chunks and batch.drafting is None:
-                if batch.decodes is group is not None and seq.joined_step < batch.group_step <= last_step:
-                    found.append((flight, 1, 1))
-                continue
             tokens = sum([n for chunked, n in batch.chunks if chunked is seq]) if batch.chunks else 0
             drafting = batch.drafting
             if drafting is not None:

@@ -414,3 +414,5 @@ def test_a_design_has_loads_below_and_above_saturation_and_three_held_out() -> N
     assert [load.users for load in design.closed() if load.name.startswith("users")] == [2, 3, 4, 6, 8, 16]
     ladders = {users: [load.users for load in Design(60.0, users, 64, 0.01).closed()][:-3] for users in (1, 2, 3, 40)}
     assert ladders == {1: [], 2: [2], 3: [2, 3], 40: [2, 3, 4, 6, 8, 16, 32, 40]}
+    of_slots = {most: [load.users for load in Design(60.0, most, 2048, 0.01, 8).closed()] for most in (4, 12, 16)}
+    assert of_slots == {4: [4, 4, 1], 12: [8, 12, 8, 8, 1], 16: [8, 16, 8, 8, 1]}
