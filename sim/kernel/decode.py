@@ -23,7 +23,7 @@ class DecodeGroup:
     `joined` and `left` hold what changed since the last batch took them; who left again at once is in both.
     """
 
-    __slots__ = ("_by_phase", "block_size", "joined", "left", "members", "step", "total_context_tokens")
+    __slots__ = ("_by_phase", "_due", "block_size", "joined", "left", "members", "step", "total_context_tokens")
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
@@ -33,6 +33,7 @@ class DecodeGroup:
         self.joined: dict[Sequence, None] = {}
         self.left: list[Sequence] = []
         self._by_phase: list[dict[Sequence, None]] = [{} for _ in range(block_size)]
+        self._due = [0] * block_size  # members by phase
 
     def __len__(self) -> int:
         return len(self.members)
@@ -47,6 +48,7 @@ class DecodeGroup:
         seq.phase = phase = (self.step - computed) % self.block_size
         self.members[seq] = None
         self._by_phase[phase][seq] = None
+        self._due[phase] += 1
         self.total_context_tokens += computed
         self.joined[seq] = None
 
@@ -60,16 +62,22 @@ class DecodeGroup:
         seq.epoch += 1
         del self.members[seq]
         del self._by_phase[seq.phase][seq]
+        self._due[seq.phase] -= 1
         self.total_context_tokens -= seq.settled_computed_tokens
         self.left.append(seq)
 
     def blocks_due(self) -> int:
         """How many members need one more KV block for the next decode step. O(1)."""
-        return len(self._by_phase[self.step % self.block_size])
+        return self._due[self.step % self.block_size]
 
     def members_due(self, ahead: int = 0) -> list[Sequence]:
         """The members that need one more KV block `ahead` steps after the next one, in the order they joined."""
         return list(self._by_phase[(self.step + ahead) % self.block_size])
+
+    def blocks_due_in_turn(self, ahead: int = 0) -> list[int]:
+        """How many members `due_in_turn` has in each turn."""
+        first = (self.step + ahead) % self.block_size
+        return self._due[first:] + self._due[:first]
 
     def due_in_turn(self, ahead: int = 0) -> list[dict[Sequence, None]]:
         """The members that need one more KV block `ahead` steps after the next one, for that behind it and on, until it

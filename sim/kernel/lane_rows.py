@@ -24,15 +24,15 @@ _pack_repeated = struct.Struct("<12q").pack
 
 
 class LaneRows:
-    """A row for each step, in their order: `rows` of those processed, packed by `pack_lane`, but that those
-    `repeated` are zeros until they are `written`; `open` has the first two columns of those in flight."""
+    """A row for each step, in their order: `rows` of those processed, packed by `pack_lane`, those `repeated` among
+    them once they are `written`; `open` has the first two columns of those in flight."""
 
     __slots__ = ("_repeated", "open", "rows")
 
     def __init__(self) -> None:
         self.rows = bytearray()
         self.open: deque[tuple[int, int]] = deque()
-        self._repeated = bytearray()  # what `repeated` was told of `rows` that are yet to be written
+        self._repeated = bytearray()  # what `repeated` was told of rows that are yet to be written
 
     def launched(self, called_ns: int, launched_ns: int) -> None:
         """Notes the host's part of the next step."""
@@ -64,13 +64,12 @@ class LaneRows:
         results of each of these steps `process_ns`; of the two in flight before, the latest one's take
         `latest_process_ns`, and `wasted_tokens` are theirs. All times in the rows follow from when steps began, and are
         written when the rows are read: that costs less."""
-        rows, opened = self.rows, self.open
+        opened = self.open
         oldest, latest = opened
         self._repeated += _pack_repeated(
-            len(rows) // _LANE_BYTES, count, called_ns, launch_ns, process_ns, latest_process_ns,
+            len(self.rows) // _LANE_BYTES, count, called_ns, launch_ns, process_ns, latest_process_ns,
             *wasted_tokens, *oldest, *latest,
         )  # fmt: skip
-        rows += bytes(count * _LANE_BYTES)
         before_ns, now_ns = last_calls_ns
         opened[0] = latest if count == 1 else (before_ns, before_ns + launch_ns)
         opened[1] = now_ns, now_ns + launch_ns
@@ -94,10 +93,17 @@ class LaneRows:
         if not self._repeated:
             return self.rows
         noted = np.frombuffer(self._repeated, "<i8").reshape(-1, 12).T
-        first, count, called_ns, launch_ns, process_ns, latest_process_ns, *opened = noted
-        steps = np.arange(count.sum()) + np.repeat(first - np.cumsum(count) + count, count)
+        before, count, called_ns, launch_ns, process_ns, latest_process_ns, *opened = noted  # before: rows not repeated
+        ends = np.cumsum(count)
+        first, steps = before + ends - count, np.arange(ends[-1]) + np.repeat(before, count)
+        own = np.frombuffer(self.rows, LANE_DTYPE)
+        self.rows, self._repeated = bytearray((len(own) + len(steps)) * _LANE_BYTES), bytearray()
+        lanes = np.frombuffer(self.rows, LANE_DTYPE)
+        is_own = np.ones(len(lanes), bool)
+        is_own[steps] = False
+        lanes[is_own] = own
         more = count > 1
-        second, begun_ns, lanes = first[more] + 1, starts_ns(), np.frombuffer(self.rows, LANE_DTYPE)
+        second, begun_ns = first[more] + 1, starts_ns()
         called, launched, processed, wasted = (lanes[name] for name, _ in LANE_COLUMNS)
         # With the results of a step in, that behind the next one is asked for.
         processed[steps] = begun_ns[steps + 1] + np.repeat(process_ns, count)
@@ -108,5 +114,4 @@ class LaneRows:
         wasted[first], wasted[second] = opened[0], opened[1][more]
         called[first], launched[first] = opened[2], opened[3]
         called[second], launched[second] = opened[4][more], opened[5][more]
-        self._repeated = bytearray()
         return self.rows

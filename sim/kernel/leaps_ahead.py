@@ -178,7 +178,7 @@ def _launch_along(
     horizon_start_ns = horizon_ns - (process_ns if process_ns > through_ns else through_ns)
     ends, ended, is_over, is_busy = _NOBODY, _NOBODY, False, False  # by the oldest, by the latest step
     due = group.due_in_turn(1)
-    turns = chain((0,), cycle(list(map(len, due))))  # blocks that each step takes: `repeat` took those of the first
+    turns = chain((0,), cycle(group.blocks_due_in_turn(1)))  # KV blocks of each step: `repeat` took those of the first
     steps = islice(turns, min(quiet + 1, most))  # up to the one that ends somebody
     while True:
         if not is_busy:

@@ -22,7 +22,7 @@ class HostNs(Protocol):
     def __call__(self, batch: Batch | None) -> tuple[int, int]: ...
 
 
-_ENDED = 1 << 62  # tokens that nobody reaches: the length of a sequence whose last token is in flight
+_ENDED = 1 << 62  # added to the target of a sequence whose last token is in flight: nobody reaches so many tokens
 
 
 class SimExecutor:
@@ -45,7 +45,6 @@ class SimExecutor:
         self._decode_line: Line | None = getattr(cost if self._lanes is None else self._lanes, "decode_line", None)
         self._launch_ns: dict[int, int] = {}  # by rows of a step of decodes
         self._targets: dict[Sequence, int] = {}
-        self._ended: dict[Sequence, int] = {}  # with the last token in flight -> the true target
         self._ends: dict[DecodeGroup, list[tuple[int, int, int, Sequence]]] = {}  # (group step, order, epoch, sequence)
 
     def begin(self, seq: Sequence, output_tokens: int | None) -> None:
@@ -57,7 +56,6 @@ class SimExecutor:
 
     def end(self, seq: Sequence) -> None:
         self._targets.pop(seq, None)
-        self._ended.pop(seq, None)
 
     def launch_ns(self, num_decode: int) -> int:
         """ns of the host before the launch of a step of so many decodes."""
@@ -97,7 +95,7 @@ class SimExecutor:
         return self._lanes.stages_ns(batch)
 
     def execute(self, batch: Batch) -> StepResult:
-        if batch.preempted and self._ended:
+        if batch.preempted:
             self._take_back(batch.preempted)
         group = batch.decodes
         finished: list[Sequence] = []
@@ -124,7 +122,7 @@ class SimExecutor:
         if self._lanes is None:
             return StepResult(self.duration_ns(batch), finished, verified)
         for seq in finished:
-            self._ended[seq], self._targets[seq] = self._targets[seq], _ENDED
+            self._targets[seq] += _ENDED
         if self.loop.stages == 1:
             return StepResult(self.duration_ns(batch), finished, verified)
         stages_ns = self.stages_ns(batch)
@@ -140,7 +138,7 @@ class SimExecutor:
         if len(finished) > 1:
             finished = batch.in_order(finished)
         for seq in finished:
-            self._ended[seq], self._targets[seq] = self._targets[seq], _ENDED
+            self._targets[seq] += _ENDED
         return finished
 
     def _pop_ended(self, group: DecodeGroup, step: int, finished: list[Sequence]) -> None:
@@ -154,9 +152,8 @@ class SimExecutor:
     def _take_back(self, preempted: Iterable[Sequence]) -> None:
         """Lets those of `preempted` whose last token was in flight, and is lost, go on to it again."""
         for seq in preempted:
-            target = self._ended.get(seq)
-            if target is not None and seq.num_output_tokens < target:
-                del self._ended[seq]
+            target = self._targets.get(seq, 0) - _ENDED
+            if target > seq.num_output_tokens:
                 self._targets[seq] = target
 
     def _verified(self, batch: Batch, group: DraftGroup, finished: list[Sequence]) -> Verified:
@@ -167,7 +164,7 @@ class SimExecutor:
         for seq in batch.joined:
             if seq.group is group:
                 target = self._targets[seq]
-                group.ends[seq.phase] = 0 if target == _ENDED else seq.request.prompt_tokens + target - 1
+                group.ends[seq.phase] = 0 if target >= _ENDED else seq.request.prompt_tokens + target - 1
                 group.luck[seq.phase] = luck.key(seq)
         verified, ended = outcome(luck, group)
         finished += ended
