@@ -8,6 +8,7 @@ which that happens. Members that gain different numbers of tokens are in a group
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -75,15 +76,19 @@ class DecodeGroup:
         return list(self._by_phase[(self.step + ahead) % self.block_size])
 
     def blocks_due_in_turn(self, ahead: int = 0) -> list[int]:
-        """How many members `due_in_turn` has in each turn."""
+        """How many members need one more KV block `ahead` steps after the next one, for that behind it and on, until it
+        is their turn again."""
         first = (self.step + ahead) % self.block_size
         return self._due[first:] + self._due[:first]
 
-    def due_in_turn(self, ahead: int = 0) -> list[dict[Sequence, None]]:
-        """The members that need one more KV block `ahead` steps after the next one, for that behind it and on, until it
-        is their turn again; in the order they joined."""
+    def members_due_over(self, num_steps: int, ahead: int = 0) -> list[Sequence]:
+        """`members_due` of so many steps, one after the other, from `ahead` steps after the next one on; where that is
+        below 0, of steps that the group has made with the same members."""
         first = (self.step + ahead) % self.block_size
-        return self._by_phase[first:] + self._by_phase[:first]
+        turns = self._by_phase[first : first + num_steps]
+        if (more := num_steps - len(turns)) > 0:
+            turns += (self._by_phase * (more // self.block_size + 1))[:more]
+        return list(chain.from_iterable(turns))
 
     def gained(self, seq: Sequence) -> int:
         """Output tokens that the member `seq` has got since it joined, as many as were computed of it since."""

@@ -225,7 +225,7 @@ class StepsInFlight:
 
     def _rows(self, seq: Sequence) -> list[tuple[LaunchedStep, int, int]]:
         """The steps in flight that compute tokens of `seq`, with these tokens and its output tokens in them."""
-        found = list[tuple[LaunchedStep, int, int]]()
+        found: list[tuple[LaunchedStep, int, int]] = []
         group, last_step = seq.group, seq.left_step
         if group is None:
             group = seq.last_group

@@ -64,11 +64,11 @@ class LaneRows:
         results of each of these steps `process_ns`; of the two in flight before, the latest one's take
         `latest_process_ns`, and `wasted_tokens` are theirs. All times in the rows follow from when steps began, and are
         written when the rows are read: that costs less."""
-        opened = self.open
+        opened, (wasted, next_wasted) = self.open, wasted_tokens
         oldest, latest = opened
         self._repeated += _pack_repeated(
             len(self.rows) // _LANE_BYTES, count, called_ns, launch_ns, process_ns, latest_process_ns,
-            *wasted_tokens, *oldest, *latest,
+            wasted, next_wasted, oldest[0], oldest[1], latest[0], latest[1],
         )  # fmt: skip
         before_ns, now_ns = last_calls_ns
         opened[0] = latest if count == 1 else (before_ns, before_ns + launch_ns)

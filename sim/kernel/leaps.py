@@ -128,7 +128,7 @@ def _most_steps(core: EngineCore, executor: SimExecutor, batch: Batch, last: flo
     if (last - batch.context_tokens) / batch.num_decode < count:
         count = int((last - batch.context_tokens) // batch.num_decode)
     free = core.scheduler.kv.num_free
-    if free < count * batch.num_decode and (taken := sum(map(len, due))):  # KV blocks in a turn of all
+    if free < count * batch.num_decode and (taken := sum(due)):  # KV blocks in a turn of all
         count = min(count, free // taken * len(due))
     return count
 

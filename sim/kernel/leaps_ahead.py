@@ -177,9 +177,8 @@ def _launch_along(
     start_ns, oldest_ns, latest_ns, through_ns = 0, 0, latest.end_ns, latest.process_ns
     horizon_start_ns = horizon_ns - (process_ns if process_ns > through_ns else through_ns)
     ends, ended, is_over, is_busy = _NOBODY, _NOBODY, False, False  # by the oldest, by the latest step
-    due = group.due_in_turn(1)
     turns = chain((0,), cycle(group.blocks_due_in_turn(1)))  # KV blocks of each step: `repeat` took those of the first
-    steps = islice(turns, min(quiet + 1, most))  # up to the one that ends somebody
+    steps = islice(turns, quiet + 1 if quiet < most else most)  # up to the one that ends somebody
     while True:
         if not is_busy:
             for blocks in steps:
@@ -226,7 +225,7 @@ def _launch_along(
         if is_over or count == most or not executor.quiet_steps(batch):
             break
         steps = islice(turns, 1)  # the one behind it
-    steady.repeat_by(batch, count - 1, list(chain.from_iterable(islice(cycle(due), count - 1))))
+    steady.repeat_by(batch, count - 1, group.members_due_over(count - 1, 1 - count))
     before_ns = now_ns = first_called_ns
     if count > 1:
         now_ns = unpack_start(rows, -2 * _ROW_BYTES)[0] + (latest.process_ns if count == 2 else process_ns)

@@ -150,9 +150,9 @@ class Turning(Protocol):
 class Foreseeing(Protocol):
     """What a scheduler may offer besides, for engines to sleep over steps that a request may yet come in between."""
 
-    def foreseen(self, batch: Batch) -> list[dict[Sequence, None]] | None:
-        """Who needs one more KV block for the step after the decode-only `batch`, just executed, for that behind it and
-        so on, round and round; None where `repeat` could say no for lack of anything but such blocks, or would change
+    def foreseen(self, batch: Batch) -> list[int] | None:
+        """How many KV blocks the step after the decode-only `batch`, just executed, needs, that behind it and so on,
+        round and round; None where `repeat` could say no for lack of anything but such blocks, or would change
         anything but them and `batch`, or where `schedule` minds whether it is to drain."""
         ...
 

@@ -133,7 +133,7 @@ class SimExecutor:
         `execute` says before. Only where the loop is ahead."""
         group = batch.decodes
         assert group is not None
-        finished = list[Sequence]()
+        finished: list[Sequence] = []
         self._pop_ended(group, group.step, finished)
         if len(finished) > 1:
             finished = batch.in_order(finished)

@@ -288,9 +288,11 @@ def test_a_group_that_grows_by_many_steps_holds_the_blocks_of_one_after_the_othe
             seq.settled_computed_tokens, seq.settled_output_tokens = seq.num_tokens, 1
             group.join(seq)
         if at_once:
-            turn = group.due_in_turn()
-            pool.grow_by([seq for number in range(10) for seq in turn[number % 4]])
+            assert sum(group.blocks_due_in_turn()) == 3
+            due = group.members_due_over(10)
+            pool.grow_by(due)
             group.advance_by(10)
+            assert group.members_due_over(10, -10) == due
         else:
             for _ in range(10):
                 assert pool.grow_group(group)

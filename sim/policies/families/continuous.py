@@ -69,8 +69,8 @@ class Continuous(FirstCome):
         batch.again()
         return True
 
-    def foreseen(self, batch: Batch) -> list[dict[Sequence, None]]:
-        return [{}]  # all their blocks are reserved
+    def foreseen(self, batch: Batch) -> list[int]:
+        return [0]  # all their blocks are reserved
 
     def refusal(self, seq: Sequence) -> Event | None:
         """The rejection of a sequence that cannot fit, or that no step could start; None if some step could."""

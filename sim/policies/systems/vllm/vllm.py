@@ -131,10 +131,10 @@ class Vllm:
         cache = self.cache
         return cache is None or not (cache.is_shared or (self.waiting and not self.config.enable_chunked_prefill))
 
-    def foreseen(self, batch: Batch) -> list[dict[Sequence, None]] | None:
+    def foreseen(self, batch: Batch) -> list[int] | None:
         if batch.drafting is not None or not self.is_steady(batch):
             return None
-        return None if self._blocked is not None and self._cache_may_turn() else self.group.due_in_turn()
+        return None if self._blocked is not None and self._cache_may_turn() else self.group.blocks_due_in_turn()
 
     def is_followed_by_decodes(self, batch: Batch) -> bool:
         if self.waiting or self.stalled or self._pipelined or not batch.sampled:
