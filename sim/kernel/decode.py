@@ -86,8 +86,8 @@ class DecodeGroup:
         below 0, of steps that the group has made with the same members."""
         first = (self.step + ahead) % self.block_size
         turns = self._by_phase[first : first + num_steps]
-        if (more := num_steps - len(turns)) > 0:
-            turns += (self._by_phase * (more // self.block_size + 1))[:more]
+        while (more := num_steps - len(turns)) > 0:
+            turns += self._by_phase[:more]
         return list(chain.from_iterable(turns))
 
     def gained(self, seq: Sequence) -> int:

@@ -11,7 +11,7 @@ from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import EngineEvent
 from batchsim.kernel.lane_rows import pack_lane
 from batchsim.kernel.protocols import DecodeLine
-from batchsim.kernel.record import STEP_DTYPE, pack_decodes, pack_step, pack_two, unpack_start
+from batchsim.kernel.record import STEP_DTYPE, pack_decodes, pack_step, pack_two, unpack_starts
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Batch, Sequence
 
@@ -228,9 +228,10 @@ def _launch_along(
     steady.repeat_by(batch, count - 1, group.members_due_over(count - 1, 1 - count))
     before_ns = now_ns = first_called_ns
     if count > 1:
-        now_ns = unpack_start(rows, -2 * _ROW_BYTES)[0] + (latest.process_ns if count == 2 else process_ns)
+        third_last_ns, second_last_ns = unpack_starts(rows, -3 * _ROW_BYTES)
+        now_ns = second_last_ns + (latest.process_ns if count == 2 else process_ns)
         if count > 2:
-            before_ns = unpack_start(rows, -3 * _ROW_BYTES)[0] + (latest.process_ns if count == 3 else process_ns)
+            before_ns = third_last_ns + (latest.process_ns if count == 3 else process_ns)
     wasted_tokens, calls_ns = (oldest.wasted_tokens, latest.wasted_tokens), (before_ns, now_ns)
     recorder.lanes.repeated(count, first_called_ns, launch_ns, process_ns, latest.process_ns, wasted_tokens, calls_ns)
     oldest.process_ns = latest.process_ns if count == 1 else process_ns

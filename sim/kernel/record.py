@@ -132,7 +132,7 @@ _STEP_PLACES = {
 # A step of decodes, without padding: what is not 0; the columns of decodes, and those of queues, by `pack_two`.
 pack_decodes = struct.Struct("<3q16x8s36xi8s16x").pack
 pack_two = struct.Struct("<2i").pack
-unpack_start = struct.Struct("<q").unpack_from  # of a packed step
+unpack_starts = struct.Struct(f"<q{_STEP.size - 8}xq").unpack_from  # of two packed steps, one after the other
 PACK_BYTES = 1 << 23
 """Bytes of rows of steps beyond which the first half of them is packed, before the next step."""
 
