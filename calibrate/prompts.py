@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from batchsim.base.errors import CalibrationError, ScenarioError
 from batchsim.base.files import read_text, reason_text
+from batchsim.calibrate.chat_template import read_chat_template
 from batchsim.kernel.tokens import output_stream
 from batchsim.kernel.types import Request
 
@@ -75,8 +76,9 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 class ModelTexts:
-    """Text as tokens and back, as the tokenizer of the model in `folder` has it. Errors as `load_tokenizer`, and
-    ScenarioError for a tokenizer of more tokens than the model's `vocab_size`."""
+    """Text as tokens and back, as the tokenizer of the model in `folder` has it, and chats by the template there.
+    Errors as `load_tokenizer` and `read_chat_template`, and ScenarioError for a tokenizer of more tokens than the
+    model's `vocab_size`."""
 
     stands_alone = False
     """The text of several tokens is not that of each: a letter may take several."""
@@ -84,6 +86,7 @@ class ModelTexts:
     def __init__(self, folder: Path, vocab_size: int) -> None:
         self.vocab_size = vocab_size
         self._tokenizer = load_tokenizer(folder)
+        self._template = read_chat_template(folder)
         if (size := self._tokenizer.get_vocab_size()) > vocab_size:
             raise ScenarioError(
                 f"{folder / TOKENIZER}: has {size} tokens, the model has {vocab_size}. Give the model's own."
@@ -94,12 +97,23 @@ class ModelTexts:
 
         Half a surrogate pair, as of an emoji cut in two, is read as U+FFFD: the tokenizer takes none.
         """
-        whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        return self._tokenizer.encode(whole).ids
+        return self._tokenizer.encode(_whole(text)).ids
+
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int] | None:
+        """The token ids of the prompt that `messages` make by the model's chat template; None where it has none.
+        ValueError for messages that the template refuses."""
+        if self._template is None:
+            return None
+        return self._tokenizer.encode(_whole(self._template.text(messages)), add_special_tokens=False).ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the tokens `ids`, without special ones."""
         return self._tokenizer.decode(list(ids))
+
+
+def _whole(text: str) -> str:
+    """`text` with U+FFFD in place of each half of a surrogate pair."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 class TextPrompts:

@@ -96,7 +96,7 @@ ROOMS = {
     "study": _room(0),
     "calibrate": Room(
         7,
-        frozenset({"torch", "triton", "numpy", "yaml", "typer", "rich"}),
+        frozenset({"torch", "triton", "numpy", "yaml", "typer", "rich", "jinja2"}),
         frozenset({"safetensors", "tokenizers", "pynvml"}),
         {name: frozenset({"scipy", "pandas"}) for name in ("fit_roofline", "kernel_sums", "import_aiconfigurator")},
         guests=("cli", "tools"),
@@ -118,7 +118,7 @@ ROOMS = {
 """The rooms of batchsim by package, "" being batchsim itself."""
 
 LAPTOP = frozenset({"fit_roofline", "kernel_sums", "import_aiconfigurator"})  # what of calibrate is not for a GPU box
-BOX = frozenset({"torch", "triton", "numpy", "yaml", "typer", "rich"})  # all that a GPU box has
+BOX = frozenset({"torch", "triton", "numpy", "yaml", "typer", "rich", "jinja2"})  # all that a GPU box has
 IMPURE = frozenset(
     {"time", "datetime", "random", "secrets", "logging", "os", "threading", "asyncio", "socket", "subprocess"}
 )

@@ -290,23 +290,32 @@ def _prompt(value: Any, words: Texts) -> Prompt:
 
 
 def _chat_prompt(body: Body, words: Texts) -> Prompt:
-    """The prompt that messages make: a mark of who speaks before each, and one before the answer."""
+    """The prompt that messages make: as the model's template has it, else a mark of who speaks before each, and one
+    before the answer."""
     messages = body.raw("messages")
     if not isinstance(messages, list) or not messages:
         raise ApiError(400, f"messages must be a list of at least one message, not {shown(messages)}", "messages")
-    parts: list[str] = []
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise ApiError(400, f"a message must be an object with a role, not {shown(message)}", "messages")
-        parts += [f"<|{message['role'].strip() or 'user'}|>", _content(message.get("content"))]
-    return Prompt(words.encode(" ".join([*parts, "<|assistant|>"])))
+    messages = [{**message, "content": _content(message.get("content"))} for message in messages]
+    try:
+        ids = words.chat(messages)
+    except ValueError as error:
+        raise ApiError(400, f"messages: the model's chat template refuses them: {error}", "messages") from None
+    if ids is None:
+        parts = [f"<|{each['role'].strip() or 'user'}|> {each['content'] or ''}" for each in messages]
+        ids = words.encode(" ".join([*parts, "<|assistant|>"]))
+    if not ids:
+        raise ApiError(400, "messages: the model's chat template makes an empty prompt of them", "messages")
+    return Prompt(ids)
 
 
-def _content(content: Any) -> str:
+def _content(content: Any) -> str | None:
     if content is None or isinstance(content, str):
-        return content or ""
+        return content
     if isinstance(content, list) and all(
         isinstance(part, dict) and isinstance(part.get("text"), str) for part in content
     ):
-        return " ".join(part["text"] for part in content)
+        return "\n".join(part["text"] for part in content)
     raise ApiError(400, f"content must be a string or a list of texts, not {shown(content)}", "messages")

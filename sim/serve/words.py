@@ -6,8 +6,8 @@ next prompt is the same tokens again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 from zlib import crc32
 
 _STRIDE, _START = 104_729, 7_919  # primes, so that answers differ and seldom repeat a token
@@ -24,6 +24,11 @@ class Texts(Protocol):
     def stands_alone(self) -> bool: ...
 
     def encode(self, text: str) -> list[int]: ...
+
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int] | None:
+        """The prompt that a model's template makes of `messages`, each with a role and a content, a text or None.
+        None where there is no template; ValueError for messages that it refuses."""
+        ...
 
     def decode(self, ids: Iterable[int]) -> str: ...
 
@@ -43,6 +48,9 @@ class Words:
     def encode(self, text: str) -> list[int]:
         """The token ids of `text`."""
         return [self._id(word) for word in text.split()]
+
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Words have no template."""
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the tokens `ids`."""

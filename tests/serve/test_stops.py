@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,9 @@ class Bytes:
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
+
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        raise AssertionError(messages)
 
     def decode(self, ids: Iterable[int]) -> str:
         read = bytes(ids)
