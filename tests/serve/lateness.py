@@ -156,7 +156,7 @@ def main(
             try:
                 _wait_for(port)
                 gc.collect()
-                gc.freeze()  # a pass over all that this process has loaded stood for 100 ms of the first server's tokens
+                gc.freeze()  # a pass over all that is loaded here would be 100 ms of the first server's tokens
                 with asyncio.Runner(loop_factory=event_loop) as runner:
                     readers = runner.run(_read(port, streams, tokens))
                 if name == "serve":
