@@ -82,8 +82,8 @@ class DecodeGroup:
         return self._due[first:] + self._due[:first]
 
     def members_due_over(self, num_steps: int, ahead: int = 0) -> list[Sequence]:
-        """`members_due` of so many steps, one after the other, from `ahead` steps after the next one on; where that is
-        below 0, of steps that the group has made with the same members."""
+        """`members_due` of so many steps, one after the other, from `ahead` steps after the next one on; with `ahead`
+        below 0, of steps that the group has made, with the same members."""
         first = (self.step + ahead) % self.block_size
         turns = self._by_phase[first : first + num_steps]
         while (more := num_steps - len(turns)) > 0:

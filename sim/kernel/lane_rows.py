@@ -24,8 +24,8 @@ _pack_repeated = struct.Struct("<12q").pack
 
 
 class LaneRows:
-    """A row for each step, in their order: `rows` of those processed, packed by `pack_lane`, those `repeated` among
-    them once they are `written`; `open` has the first two columns of those in flight."""
+    """A row for each step, in their order: `rows` of those processed, packed by `pack_lane`; `open` has the first two
+    columns of those in flight. Those `repeated` are missing from `rows` until `written` replaces it."""
 
     __slots__ = ("_repeated", "open", "rows")
 
@@ -74,6 +74,11 @@ class LaneRows:
         opened[0] = latest if count == 1 else (before_ns, before_ns + launch_ns)
         opened[1] = now_ns, now_ns + launch_ns
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the rows, and of what is noted of those yet to be written."""
+        return len(self.rows) + len(self._repeated)
+
     def cut(self) -> None:
         """Writes the rows of the steps in flight, which nobody will process."""
         self.rows += self.open_rows()
@@ -93,7 +98,8 @@ class LaneRows:
         if not self._repeated:
             return self.rows
         noted = np.frombuffer(self._repeated, "<i8").reshape(-1, 12).T
-        before, count, called_ns, launch_ns, process_ns, latest_process_ns, *opened = noted  # before: rows not repeated
+        # `before`: how many were in `rows` as these were noted.
+        before, count, called_ns, launch_ns, process_ns, latest_process_ns, *opened = noted
         ends = np.cumsum(count)
         first, steps = before + ends - count, np.arange(ends[-1]) + np.repeat(before, count)
         own = np.frombuffer(self.rows, LANE_DTYPE)

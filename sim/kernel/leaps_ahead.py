@@ -228,6 +228,7 @@ def _launch_along(
     steady.repeat_by(batch, count - 1, group.members_due_over(count - 1, 1 - count))
     before_ns = now_ns = first_called_ns
     if count > 1:
+        # The row before the first of this leap is that of a step in flight, which is never packed or spilled.
         third_last_ns, second_last_ns = unpack_starts(rows, -3 * _ROW_BYTES)
         now_ns = second_last_ns + (latest.process_ns if count == 2 else process_ns)
         if count > 2:

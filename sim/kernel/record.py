@@ -358,7 +358,7 @@ class Recorder:
     @property
     def num_bytes(self) -> int:
         """Memory of the rows, those of packed steps aside."""
-        return sum(map(len, (self.step_rows, self._states, self._requests, self.lanes.rows)))
+        return sum(map(len, (self.step_rows, self._states, self._requests))) + self.lanes.num_bytes
 
     def spill(self, spool: Spool, num_in_flight: int) -> None:
         """Moves the rows to `spool`, but for those of the last `num_in_flight` steps, which may change yet: an engine

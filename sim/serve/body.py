@@ -7,16 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from batchsim.base.errors import shown
+from batchsim.base.errors import cut, shown
 from batchsim.serve.api_error import ApiError
 from batchsim.serve.words import Texts
 
 MAX_CHOICES = 128
+MAX_REASON = 200
+"""Letters of what a chat template says of messages that it refuses."""
 DEFAULT_MAX_TOKENS = 16
 """Tokens of a completion whose request does not say how many: as OpenAI and the engines have it."""
 _INT64 = 1 << 63
 _NO_LOGITS = "there are no logits"
 _OWN_TEXT = "an answer's text is its own"
+_OWN_TEMPLATE = "a chat's prompt is its messages, by the model's own template"
 _REFUSED = {
     "logprobs": _NO_LOGITS,
     "prompt_logprobs": _NO_LOGITS,
@@ -38,6 +41,11 @@ _REFUSED = {
     "prompt_embeds": "a prompt is text or token ids",
     "prompt_token_ids": "token ids are given as prompt",
     "truncate_prompt_tokens": "a prompt is taken whole",
+    "chat_template": _OWN_TEMPLATE,
+    "chat_template_kwargs": _OWN_TEMPLATE,
+    "documents": _OWN_TEMPLATE,
+    "reasoning_effort": _OWN_TEMPLATE,
+    "continue_final_message": "an answer is a message of its own",
 }
 """What would change an answer and is not served, with why. Samplers, as temperature is, change no length or time of a
 simulated answer; a model's would be another one: see `_refuse_not_greedy`."""
@@ -45,6 +53,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"], []),
     "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
+    "add_generation_prompt": (True,),
 }
 """Fields with those of their values that ask for nothing but text."""
 
@@ -298,16 +307,17 @@ def _chat_prompt(body: Body, words: Texts) -> Prompt:
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise ApiError(400, f"a message must be an object with a role, not {shown(message)}", "messages")
-    messages = [{**message, "content": _content(message.get("content"))} for message in messages]
+    messages = [each | {"content": _content(each["content"])} if "content" in each else each for each in messages]
     try:
         ids = words.chat(messages)
     except ValueError as error:
-        raise ApiError(400, f"messages: the model's chat template refuses them: {error}", "messages") from None
+        why = cut(str(error), MAX_REASON)
+        raise ApiError(400, f"messages: the model's chat template refuses them: {why}", "messages") from None
     if ids is None:
-        parts = [f"<|{each['role'].strip() or 'user'}|> {each['content'] or ''}" for each in messages]
+        parts = [f"<|{each['role'].strip() or 'user'}|> {each.get('content') or ''}" for each in messages]
         ids = words.encode(" ".join([*parts, "<|assistant|>"]))
     if not ids:
-        raise ApiError(400, "messages: the model's chat template makes an empty prompt of them", "messages")
+        raise ApiError(400, "The decoder prompt cannot be empty", "messages")
     return Prompt(ids)
 
 

@@ -31,22 +31,18 @@ TURNS = """\
 {% if tools is defined and tools is none and documents is none %}no tools{% endif %}
 {% for message in messages %}
     {% if message.role == 'tool' %}{% continue %}{% endif %}
-{% generation %}{{ message | tojson(indent=2) }}{{ message.content.split('é')[-1] }}{% endgeneration %}
+{% set inside = 'no' %}
+{% generation %}{% set inside = 'yes' %}{{ message | tojson(indent=2) }}{{ message | tojson(true) }}{% endgeneration %}
+{{ inside }}{{ message.content is defined }}
 {% endfor %}
-{{ strftime_now('%Y')[:2] }}{{ eos_token }}{{ pad_token }}
+{{ strftime_now('%Y-%m') }}{{ eos_token }}{{ pad_token }}
 """
 CHATS: list[list[dict[str, Any]]] = [
     [{"role": "user", "content": "  café <b>&amp;  "}],
-    [
-        {"role": "system", "content": "brief"},
-        {"role": "user", "content": "hi\n"},
-        {"role": "assistant", "content": "ho"},
-    ],
-    [
-        {"role": "user", "content": "a"},
-        {"role": "tool", "content": "b", "name": "f"},
-        {"role": "user", "content": "é中"},
-    ],
+    [{"role": "system", "content": "brief"}, {"role": "user", "content": "hi\n"}],
+    [{"role": "user", "content": "a"}, {"role": "tool", "content": "b", "name": "f"}, {"role": "user", "content": "é"}],
+    [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}],
+    [{"role": "assistant", "content": None}, {"role": "user", "content": ""}],
 ]
 
 
@@ -59,7 +55,8 @@ def write(folder: Path, template: Any = None, **said: Any) -> Path:
     made.add_special_tokens(["<s>", "</s>"])
     made.post_processor = tokenizers.processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 256)])
     made.save(str(folder / "tokenizer.json"))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": {"content": "</s>"}}
+    end = {"__type": "AddedToken", "content": "</s>", "lstrip": False, "normalized": False, "rstrip": False}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": end}
     chats = {} if template is None else {"chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(config | chats | said))
     return folder
@@ -74,16 +71,18 @@ def test_a_chat_is_the_prompt_that_transformers_makes_of_it(tmp_path: Path, temp
     write(tmp_path, {"config": template, "named": named, "file": "that of the config"}[place])
     if place == "file":
         (tmp_path / "chat_template.jinja").write_text(template)
-    theirs = transformers.PreTrainedTokenizerFast(
-        tokenizer_file=str(tmp_path / "tokenizer.json"), bos_token="<s>", eos_token="</s>"
-    )
-    texts = ModelTexts(tmp_path, 300)
+    theirs, texts = transformers.PreTrainedTokenizerFast.from_pretrained(str(tmp_path)), ModelTexts(tmp_path, 300)
     for chat in CHATS:
-        told = theirs.apply_chat_template(
-            chat, chat_template=template, tokenize=True, add_generation_prompt=True, return_dict=False
-        )
-        assert texts.chat(chat) == told
+        assert texts.chat(chat) == theirs.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
     assert texts.encode("a")[0] == 256
+
+
+def test_special_tokens_of_an_older_folder_stand_apart(tmp_path: Path) -> None:
+    """In special_tokens_map.json, of which what the config says is preferred."""
+    write(tmp_path, "{{ bos_token }}{{ unk_token }}{{ eos_token }}")
+    (tmp_path / "special_tokens_map.json").write_text('{"unk_token": "?", "eos_token": "no"}')
+    template = read_chat_template(tmp_path)
+    assert template is not None and template.text([]) == "<s>?</s>"
 
 
 def test_a_model_without_a_template_has_none(tmp_path: Path) -> None:
@@ -103,7 +102,8 @@ def test_a_model_without_a_template_has_none(tmp_path: Path) -> None:
         ("{{ messages[0].content + 1 }}", CHATS[0], "refuses them: can only concatenate str"),
         ("{{ messages[0].name.first }}", CHATS[0], "refuses them: 'dict object' has no attribute 'name'"),
         ("{{ messages.clear() }}", CHATS[0], "refuses them: access to attribute 'clear'"),
-        ("", CHATS[0], "makes an empty prompt of them"),
+        ("{{ raise_exception(messages[0].role * 90) }}", CHATS[0], "refuses them: " + ("user" * 50)[:197] + "..."),
+        ("", CHATS[0], "The decoder prompt cannot be empty"),
     ],
 )
 def test_what_a_template_refuses_is_a_400(
@@ -119,12 +119,33 @@ def test_what_a_template_refuses_is_a_400(
     [
         ("{% if %}", "tokenizer_config.json: chat_template: is no template: Expected an expression"),
         (7, "tokenizer_config.json: chat_template: is neither a text nor a list of named ones"),
+        ("{% break %}", "tokenizer_config.json: chat_template: is no template: 'break' outside loop"),
+        ("{{ " + "1" * 5000 + " }}", "tokenizer_config.json: chat_template: is no template: Exceeds the limit"),
+        ("{{ " + "(" * 5000 + " }}", "tokenizer_config.json: chat_template: is no template: maximum recursion depth"),
         ([{"name": "rag", "template": ""}], "tokenizer_config.json: chat_template: none of its templates is called"),
+        ([{"name": ["a"]}, {"name": "default"}], "tokenizer_config.json: chat_template: is neither a text nor a list"),
     ],
 )
 def test_a_template_that_is_none_is_told_at_the_start(tmp_path: Path, template: Any, said: str) -> None:
     with pytest.raises(ScenarioError, match=said):
         ModelTexts(write(tmp_path, template), 300)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("chat_template", "{{ messages }}"),
+        ("chat_template_kwargs", {"enable_thinking": False}),
+        ("documents", [{"text": "a"}]),
+        ("reasoning_effort", "low"),
+        ("continue_final_message", True),
+        ("add_generation_prompt", False),
+    ],
+)
+def test_what_would_make_another_prompt_of_a_chat_is_a_400(tmp_path: Path, field: str, value: Any) -> None:
+    with pytest.raises(ApiError, match=f"{field} is not served") as error:
+        completion({"messages": CHATS[0], field: value}, ModelTexts(write(tmp_path, MARKS), 300), 1000, chat=True)
+    assert error.value.status == 400
 
 
 @pytest.mark.parametrize(

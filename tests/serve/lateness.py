@@ -138,6 +138,8 @@ def main(
     if role == "writer":
         asyncio.run(_write(port, step_s, tokens, out))
         return
+    gc.collect()
+    gc.freeze()  # a pass over all that is loaded here would be 100 ms of the first server's tokens
     with TemporaryDirectory() as folder:
         path = Path(folder) / "late.yaml"
         policy = f"continuous: {{max_num_seqs: {streams}, max_num_batched_tokens: 8192}}"
@@ -155,8 +157,6 @@ def main(
             process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
             try:
                 _wait_for(port)
-                gc.collect()
-                gc.freeze()  # a pass over all that is loaded here would be 100 ms of the first server's tokens
                 with asyncio.Runner(loop_factory=event_loop) as runner:
                     readers = runner.run(_read(port, streams, tokens))
                 if name == "serve":
