@@ -46,7 +46,7 @@ CHATS: list[list[dict[str, Any]]] = [
 ]
 
 
-def write(folder: Path, template: Any = None, **said: Any) -> Path:
+def write(folder: Path, template: Any = None) -> Path:
     """A model's folder with a tokenizer of bytes that begins each text with the token <s>, and a config."""
     tokenizers = pytest.importorskip("tokenizers")
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
@@ -58,7 +58,7 @@ def write(folder: Path, template: Any = None, **said: Any) -> Path:
     end = {"__type": "AddedToken", "content": "</s>", "lstrip": False, "normalized": False, "rstrip": False}
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": end}
     chats = {} if template is None else {"chat_template": template}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config | chats | said))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | chats))
     return folder
 
 
