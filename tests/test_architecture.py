@@ -118,7 +118,7 @@ ROOMS = {
 """The rooms of batchsim by package, "" being batchsim itself."""
 
 LAPTOP = frozenset({"fit_roofline", "kernel_sums", "import_aiconfigurator"})  # what of calibrate is not for a GPU box
-BOX = frozenset({"torch", "triton", "numpy", "yaml", "typer", "rich", "jinja2"})  # all that a GPU box has, the last by torch
+BOX = frozenset({"torch", "triton", "numpy", "yaml", "typer", "rich", "jinja2"})  # the last comes with torch
 IMPURE = frozenset(
     {"time", "datetime", "random", "secrets", "logging", "os", "threading", "asyncio", "socket", "subprocess"}
 )

@@ -26,8 +26,8 @@ class Texts(Protocol):
     def encode(self, text: str) -> list[int]: ...
 
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int] | None:
-        """The token ids of the prompt that a model's template makes of `messages`, each with a role, and a content where
-        it was sent. None where there is no template; ValueError for messages that it refuses."""
+        """The token ids of the prompt that a model's template makes of `messages`, each with a role, and a content
+        where it was sent. None where there is no template; ValueError for messages that it refuses."""
         ...
 
     def decode(self, ids: Iterable[int]) -> str: ...
