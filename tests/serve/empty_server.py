@@ -1,4 +1,4 @@
-"""A server that does nothing but stream pieces at set times: what a client's own work adds shows beside it."""
+"""A server that does nothing but stream pieces at the times of a run before: a client's own work shows at it."""
 
 from __future__ import annotations
 
@@ -6,39 +6,53 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-FIRST_S, GAP_S = 0.0105, 0.0085
-"""From a request to its first piece, and from piece to piece."""
+STEADY = [{"ttft_ns": 10_500_000, "e2e_ns": 19_000_000, "output_tokens": 2}]
+"""The rows of a server whose first pieces come after 10.5 ms, and each further one after 8.5 ms."""
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+_ONE = b'{"object": "list", "data": [{"id": "m", "object": "model"}]}'
+_MODELS = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(_ONE), _ONE)
 
 
 @dataclass
 class EmptyServer:
-    """Where it is, and what it wrote: a row a request by its id, times in ns, in columns of `received/*.csv`."""
+    """Where it is, whose times it keeps, and what it wrote: a row a request by its id, times in ns, in columns of
+    `received/*.csv`.
 
+    The n-th request has the first token and the mean gap of row n of `played`, from its start again after the last.
+    """
+
+    played: Sequence[dict[str, int]]
     url: str = ""
     rows: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Streams to each request on a connection as many pieces as it asks for."""
+        """Streams to each completion asked for on a connection as many pieces as it asks for; what else is asked has
+        one model."""
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n", 1)[0])
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                if not head.startswith(b"post"):
+                    writer.write(_MODELS)
+                    continue
+                length = int(head.partition(b"content-length:")[2].split(b"\r\n", 1)[0])
                 asked = json.loads(await reader.readexactly(length))
                 await self._stream(writer, asked["max_tokens"])
         writer.close()
 
     async def _stream(self, writer: asyncio.StreamWriter, tokens: int) -> None:
-        start_ns, name = time.monotonic_ns(), f"empty-{len(self.rows)}"
+        start_ns, number = time.monotonic_ns(), len(self.rows)
+        name = f"empty-{number}"
         row = self.rows[name] = {"sent_ns": start_ns, "output_tokens": tokens}
+        played = self.played[number % len(self.played)]
+        gap_ns = (played["e2e_ns"] - played["ttft_ns"]) / max(played["output_tokens"] - 1, 1)
         writer.write(_HEAD)
-        for number in range(tokens):
-            due_s = FIRST_S + number * GAP_S
-            await asyncio.sleep(due_s - (time.monotonic_ns() - start_ns) / 1e9)
+        for token in range(tokens):
+            due_ns = start_ns + played["ttft_ns"] + token * gap_ns
+            await asyncio.sleep((due_ns - time.monotonic_ns()) / 1e9)
             choice = {"index": 0, "text": " 104729", "finish_reason": None, "logprobs": None}
             _write(writer, _event({"id": name, "choices": [choice]}))
             row["e2e_ns"] = time.monotonic_ns() - start_ns
@@ -58,9 +72,9 @@ def _write(writer: asyncio.StreamWriter, piece: bytes) -> None:
 
 
 @contextmanager
-def empty_server() -> Iterator[EmptyServer]:
+def empty_server(played: Sequence[dict[str, int]] = STEADY) -> Iterator[EmptyServer]:
     """The server in a thread of its own, on 127.0.0.1, until the block ends."""
-    found, ready = EmptyServer(), threading.Event()
+    found, ready = EmptyServer(played), threading.Event()
     loop, ended = asyncio.new_event_loop(), asyncio.Event()
 
     async def serve() -> None:

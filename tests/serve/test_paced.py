@@ -114,6 +114,24 @@ def test_tokens_are_told_one_by_one_when_their_steps_end() -> None:
     assert answer.outcome == FINISHED
 
 
+def test_first_tokens_and_ends_are_told_before_others_of_their_step() -> None:
+    """A batch's tokens are written one after another: those of which a delay is a whole error go first."""
+    paced, heard = paced_of(setup_of(POLICIES["continuous"])), []
+
+    def told(answer: Answer) -> None:
+        heard.append((answer.last_token_ns, answer.number, answer.num_tokens == 1 or answer.outcome is not None))
+
+    for ms, tokens in ((0, 4), (0, 9), (15, 6)):
+        paced.run_to(ms * 1_000_000)
+        paced.send(Asked(10, tokens, tokens), ms * 1_000_000, told)
+    paced.run_to(90_000_000)
+    steps = {ends_ns: [each for each in heard if each[0] == ends_ns] for ends_ns, _, _ in heard}
+    assert steps[30_000_001][0][1:] == (2, True) and steps[80_000_001][0][1:] == (2, True)
+    assert max(map(len, steps.values())) == 3
+    for told_at in steps.values():
+        assert told_at == sorted(told_at, key=lambda each: not each[2]), "stable, the others behind"
+
+
 def test_one_given_up_leaves_the_engine_at_the_end_of_the_step() -> None:
     """A cancelled request frees its KV at the next boundary; its row says who ended it and how far it was."""
     setup = setup_of(POLICIES["continuous"])
