@@ -256,7 +256,7 @@ def test_the_openai_package_measures_what_was_recorded(tmp_path: Path) -> None:
     """At 10 requests a second its times are the server's in the median, but for its own work: what that takes it shows
     meanwhile at a server that does nothing but write, which gets as many, in turn."""
     with empty_server() as empty:
-        told, served = _openai(tmp_path, 100, 10, f"{empty.url}/v1")
+        told, served = _openai(tmp_path, 200, 20, f"{empty.url}/v1")
     timed, beside = told["timed"]
     timed.sort(key=lambda each: int(each["id"].removeprefix("cmpl-"), 16))
     rows, written = served.rows[-200:], [empty.rows[each["id"]] for each in beside]
