@@ -20,23 +20,29 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from batchsim.drive.fleet.fleet_plan import FleetPlan
+from batchsim.drive.fleet.routing import RoundRobinConfig
+from batchsim.drive.fleet.simulate_fleet import simulate_fleet
 from batchsim.drive.simulate import simulate
 from batchsim.kernel.protocols import Workload
 from batchsim.kernel.types import Arrival, Request
 from batchsim.results.keep import measured_point
 from batchsim.results.point_files import write_point
 from batchsim.scenario.point import simulate_point
-from tests.bench import POINT, POINTS, ROWS, engine, point_of
+from tests.bench import POINT, POINTS, ROWS, azure, engine, point_of
 
 PAIRS = {
     "vllm-async": ("vllm", 0.9),
     "steps-256-drafts": ("steps-256-vllm", 0.25),
     "point-tables": ("point-imported", 0.9),
+    "fleet": ("its-engines", 0.95),
 }
 """Rows that are to do, a second, no less than so much of what the row named does."""
 TURNS = 27  # of points 9, which take longer
 FIRST = 3_000
 """Requests of a trace in a turn."""
+REPLICAS, FLEETS_ROW, FACTOR = 7, "vllm-async", 10.5
+"""Of `fleet`: engines of a row behind `round_robin`, and by how much a trace is compressed for them."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,19 @@ class First:
 
     def arrivals(self) -> Iterator[Arrival]:
         return islice(self.workload.arrivals(), FIRST)
+
+    def responded(self, request: Request, now_ns: int) -> Arrival | None:
+        return None
+
+
+@dataclass(frozen=True)
+class Known:
+    """Arrivals that are there already, an open loop."""
+
+    known: list[Arrival]
+
+    def arrivals(self) -> Iterator[Arrival]:
+        return iter(self.known)
 
     def responded(self, request: Request, now_ns: int) -> Arrival | None:
         return None
@@ -89,10 +108,35 @@ def of_point(name: str, traces: Path) -> Run:
     return run
 
 
+def of_fleet(name: str, traces: Path) -> Run:
+    """Replicas behind a router, their requests' tables joined; or `its-engines`, each simulated alone, one by one."""
+    row = ROWS[FLEETS_ROW]
+
+    def run() -> tuple[float, float]:
+        known = list(First(azure(traces, FACTOR)).arrivals())
+        cores = [engine(row) for _ in range(REPLICAS)]
+        gc.collect()
+        start_s = time.process_time()
+        if name == "fleet":
+            router = RoundRobinConfig().build(0)
+            plan = FleetPlan(REPLICAS)
+            simulate_fleet(cores.__getitem__, router, plan, Known(known), feeds_back=False, join=False)
+        else:
+            for number, core in enumerate(cores):
+                simulate(core, Known(known[number::REPLICAS]))
+                core.recorder.records()
+        cpu_s = time.process_time() - start_s
+        records = [core.recorder.records() for core in cores]
+        return sum(len(each.requests) for each in records) / cpu_s, sum(each.num_steps for each in records) / cpu_s
+
+    return run
+
+
 def compared(name: str, other: str, traces: Path) -> dict[str, float]:
     """What `name` does a second, divided by what `other` does: the median `ratio` of `turns` by what the rows are named
     for, its extremes, and `by_steps`."""
-    runs = [(of_point if row in POINTS else of_engine)(row, traces) for row in (name, other)]
+    of_kind = of_point if name in POINTS else of_engine if name in ROWS else of_fleet
+    runs = [of_kind(row, traces) for row in (name, other)]
     ratios, by_steps = list[float](), list[float]()
     for turn in range(9 if name in POINTS else TURNS):
         order = (0, 1) if turn % 2 else (1, 0)

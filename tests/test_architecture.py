@@ -69,7 +69,9 @@ ROOMS = {
     "policies": _room(5, pure=True),
     "drive": _room(6, of_file="resolved:numpy saturation:numpy simulate:simpy", pure=True, impure="live source"),
     "check.conform": _room(7, "pydantic", of_file="recorded_drafts:numpy"),
-    "drive.fleet": _room(7, of_file="fleet_records:numpy clients:simpy engine:simpy simulate_fleet:simpy", pure=True),
+    "drive.fleet": _room(
+        7, of_file="fleet_records:numpy apart:simpy clients:simpy engine:simpy simulate_fleet:simpy", pure=True
+    ),
     "metrics": _room(8, "numpy pandas scipy"),
     "scenario": _room(8, "numpy pydantic pydantic_core yaml"),
     "check.validation": _room(9, "numpy", of_file="load_shift:scipy"),

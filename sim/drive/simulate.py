@@ -7,7 +7,7 @@ whatever number of hops. Between events it may leap over identical steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import simpy
@@ -45,14 +45,14 @@ def simulate(core: EngineCore, workload: Workload, *, leap: bool = True, pulse: 
     `leap=False` makes every step a SimPy event of its own; the records are the same.
     """
     env = simpy.Environment()
-    run = _Run(env, core, workload, leap, pulse)
+    run = EngineRun(env, core, workload, leap, pulse)
     run.send(workload.arrivals())
     env.run(until=env.process(run.engine()))
     return run.end_ns
 
 
-class _Run:
-    """The processes of one simulation and what they share."""
+class EngineRun:
+    """The processes of one engine's simulation and what they share; `end_ns` is when it ended."""
 
     def __init__(
         self, env: simpy.Environment, core: EngineCore, workload: Workload, leaps: bool, pulse: Pulse | None
@@ -69,12 +69,13 @@ class _Run:
         self.wake: simpy.Event | None = None
         self.end_ns = 0
 
-    def send(self, arrivals: Iterator[Arrival]) -> None:
-        """Starts a process that submits `arrivals` at their times."""
+    def send(self, arrivals: Iterable[Arrival], until_ns: int | None = None) -> None:
+        """Starts a process that submits `arrivals` at their times. That they were the last is known at `until_ns`, or
+        as the last one is submitted."""
         self.streams += 1
-        self.env.process(self._stream(arrivals))
+        self.env.process(self._stream(arrivals, until_ns))
 
-    def _stream(self, arrivals: Iterator[Arrival]) -> Generator[simpy.Event, Any, None]:
+    def _stream(self, arrivals: Iterable[Arrival], until_ns: int | None) -> Generator[simpy.Event, Any, None]:
         env = self.env
         for arrival in arrivals:
             delay_ns = arrival.request.arrival_ns - env.now
@@ -83,10 +84,17 @@ class _Run:
             self.core.submit(arrival)
             if self.pulse is not None:
                 self.pulse(arrival.request.arrival_ns)
-            if self.wake is not None:
-                wake, self.wake = self.wake, None
-                wake.succeed()
+            self._rouse()
+        if until_ns is not None and until_ns > env.now:
+            yield env.timeout(until_ns - env.now)
         self.streams -= 1
+        if until_ns is not None:
+            self._rouse()
+
+    def _rouse(self) -> None:
+        if self.wake is not None:
+            wake, self.wake = self.wake, None
+            wake.succeed()
 
     def is_over(self) -> bool:
         """Whether no arrival will come unless something is answered."""
@@ -100,7 +108,7 @@ class _Run:
             for request_id in pruned_by(self.workload, event):
                 self.core.prune(request_id, now_ns)
             for following in each_arrival(self.workload.responded(event.request, now_ns)):
-                self.send(iter((following,)))
+                self.send((following,))
 
     def engine(self) -> Generator[simpy.Event, Any, None]:
         """Waits for what the loop names. SimPy's `now` stays an integer because all delays are."""

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from batchsim.base.units import NS_PER_S
 from batchsim.drive.fleet.admission import AdmissionConfig
+from batchsim.drive.fleet.apart import simulate_apart
 from batchsim.drive.fleet.fleet_plan import Failure, FleetPlan
+from batchsim.drive.fleet.fleet_records import EngineLife, merged
 from batchsim.drive.fleet.routing import ROUTERS
 from batchsim.drive.fleet.scaling.dynamo_planner import DynamoPlannerConfig
 from batchsim.drive.fleet.scaling.hpa import HpaConfig, HpaMetrics, ScalingPolicy, ScalingRules
@@ -167,6 +169,24 @@ def test_replicas_that_do_not_interact_may_leap_past_each_other(kind: str, data:
     fleet = Fleet(case, plan, data.draw(st.sampled_from(sorted(ROUTERS))), feeds_back=False)
     run = fleet.run()
     equal(run, fleet.run(leap=False))
+
+
+@every_policy
+@RANDOM
+@given(data=st.data())
+def test_replicas_of_a_router_that_looks_at_none_run_apart(kind: str, data: st.DataObject) -> None:
+    """Each simulated by itself, in turns of any length, leaves the records of all in one environment, and its end."""
+    case = data.draw(cases(kind))
+    assume(built(case))
+    case = replace(case, workload=replace(case.workload, following=()))
+    plan = FleetPlan(data.draw(st.integers(1, 4)))
+    router = data.draw(st.sampled_from(["round_robin", "random"]))
+    together = Fleet(case, plan, router, feeds_back=False).run(leap=False)
+    equal(Fleet(case, plan, router, feeds_back=False).run(), together)
+    cores = [case.engine() for _ in range(plan.count)]
+    end_ns = simulate_apart(cores, CONFIGS[router].build(7), case.workload, turn=data.draw(st.integers(1, 5)))
+    lives = [EngineLife(replica, core.recorder.records()) for replica, core in enumerate(cores)]
+    equal(FleetRun(merged(lives), end_ns, together.spans), together)
 
 
 def _every_request_once(case: Case, plan: FleetPlan, run: FleetRun) -> None:

@@ -90,6 +90,11 @@ class Engine:
         self._alarm = env.timeout(0)
         self._alarm.callbacks, old.callbacks = old.callbacks, []  # who waited for the old one waits for this
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether the engine has steps in flight, of whose results some may be nobody's any more."""
+        return bool(self.core.in_flight.steps or self.core.in_flight.calls)
+
     def is_over(self) -> bool:
         """Whether no arrival will come unless some engine answers something."""
         return self.slot.state == DRAINING or not self.fleet.clients.streams

@@ -51,6 +51,11 @@ class FleetPlan:
     admission: AdmissionConfig | None = None
 
     @property
+    def stays(self) -> bool:
+        """Whether nothing becomes of the replicas, and all requests come to them at once."""
+        return not self.failures and self.scaler is None and self.admission is None
+
+    @property
     def most(self) -> int:
         """The largest number of replicas that there can be at once."""
         return self.count if self.scaler is None else self.scaler.max + self.scaler.surge

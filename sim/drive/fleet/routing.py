@@ -21,6 +21,7 @@ replicas of that stage.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -96,19 +97,23 @@ class PrefixAffinityConfig(Config):
 class RoundRobin:
     """See the module's text."""
 
+    looks_at_no_replica = True
+
     def __init__(self, config: RoundRobinConfig, seed: int) -> None:
         self._last: dict[Stage, int] = {}
 
     def route(self, request: Request, stage: Stage, up: Sequence[int]) -> int:
-        last = self._last.get(stage, -1)
-        self._last[stage] = next((replica for replica in up if replica > last), up[0])
-        return self._last[stage]
+        following = bisect_right(up, self._last.get(stage, -1))
+        replica = self._last[stage] = up[following % len(up)]
+        return replica
 
     def answered(self, request: Request, stage: Stage, replica: int) -> None: ...
 
 
 class Random:
     """See the module's text."""
+
+    looks_at_no_replica = True
 
     def __init__(self, config: RandomConfig, seed: int) -> None:
         self._seed = seed

@@ -18,12 +18,13 @@ from math import inf
 import simpy
 
 from batchsim.base.errors import ScenarioError
+from batchsim.drive.fleet.apart import simulate_apart
 from batchsim.drive.fleet.clients import Clients
 from batchsim.drive.fleet.engine import CONTROL, Engine, Slot, Steps
 from batchsim.drive.fleet.fleet_plan import DRAINING, FAILED, LOST, STARTING, UP, FleetPlan, ReplicaSpan
 from batchsim.drive.fleet.fleet_records import EngineLife, merged, without_steps
 from batchsim.drive.fleet.look import Look
-from batchsim.drive.fleet.routers.router import ForgetsReplicas, ReadsLoads, Router, SeesFirstTokens
+from batchsim.drive.fleet.routers.router import ForgetsReplicas, ReadsLoads, Router, SeesFirstTokens, keeps_apart
 from batchsim.drive.fleet.scaling.autoscaler import EngineLoad
 from batchsim.drive.simulate import Phase, Pulse
 from batchsim.kernel.core import EngineCore
@@ -36,7 +37,7 @@ MAX_IDLE_LOOKS = 10_000
 
 @dataclass(frozen=True)
 class FleetRun:
-    """The records of all replicas as one, the time in ns at which the last request ended, and each replica's states.
+    """The records of all replicas as one, when the last engine was through, in ns, and each replica's states.
 
     `lives`: what every engine recorded, where steps and states were not to be joined; `records` then has none.
     """
@@ -67,15 +68,22 @@ def simulate_fleet(
     router ends unfinished, as engines do it. A scaler goes on until `until_ns`. `join=False` leaves the steps and
     states of each engine apart: joined, those of a long run are in memory several times.
     """
-    env = simpy.Environment()
-    fleet = Fleet(env, new_engine, router, plan, workload, feeds_back, stop_ns, leap, pulse)
-    fleet.start()
-    env.run(until=fleet.done)
-    end_ns = int(env.now)
-    if plan.scaler is not None and until_ns > end_ns:
-        env.run(until=until_ns)
-    fleet.close_spans(max(end_ns, until_ns))
-    lives, spans = fleet.lives(), tuple(sorted(fleet.spans, key=_by_replica))
+    if leap and not feeds_back and plan.stays and keeps_apart(router):
+        cores = [new_engine(replica) for replica in range(plan.count)]
+        end_ns = simulate_apart(cores, router, workload, pulse)
+        lives = [EngineLife(replica, core.recorder.records()) for replica, core in enumerate(cores)]
+        until_ns = max(until_ns, end_ns)
+        spans = tuple(ReplicaSpan(replica, UP, 0, until_ns) for replica in range(plan.count) if until_ns)
+    else:
+        env = simpy.Environment()
+        fleet = Fleet(env, new_engine, router, plan, workload, feeds_back, stop_ns, leap, pulse)
+        fleet.start()
+        env.run(until=fleet.done)
+        end_ns = int(env.now)
+        if plan.scaler is not None and until_ns > end_ns:
+            env.run(until=until_ns)
+        fleet.close_spans(max(end_ns, until_ns))
+        lives, spans = fleet.lives(), tuple(sorted(fleet.spans, key=_by_replica))
     if join:
         return FleetRun(merged(lives), end_ns, spans)
     return FleetRun(merged([without_steps(life) for life in lives]), end_ns, spans, tuple(lives))
@@ -161,8 +169,8 @@ class Fleet:
             self._become(slot, "", end_ns)
 
     def check_done(self) -> bool:
-        """Whether every request has ended and none will come; if so, the run is done."""
-        if self.clients.streams or self.clients.in_flight:
+        """Whether every request has ended, none will come and no engine is at work; if so, the run is done."""
+        if self.clients.streams or self.clients.in_flight or any(engine.is_at_work for engine in self._living):
             return False
         if not self.done.triggered:
             self.done.succeed()

@@ -57,6 +57,20 @@ class ForgetsReplicas(Protocol):
         ...
 
 
+@runtime_checkable
+class LooksAtNoReplica(Protocol):
+    """A router that, where it says True, sends a request where it would whatever the replicas have done so far. So each
+    of them can be simulated by itself; `answered` is not called then."""
+
+    looks_at_no_replica: bool
+
+
+def keeps_apart(router: Router) -> bool:
+    """Whether `router` looks at no replica: it says so, and is told nothing of them."""
+    told = isinstance(router, ReadsLoads | SeesFirstTokens | ForgetsReplicas)
+    return isinstance(router, LooksAtNoReplica) and router.looks_at_no_replica and not told
+
+
 @dataclass
 class Outstanding:
     """How much, in requests or tokens, each replica was given and has not answered yet."""
