@@ -25,8 +25,10 @@ def simulate_apart(
     cores: list[EngineCore], router: Router, workload: Workload, pulse: Pulse | None = None, turn: int = TURN
 ) -> int:
     """Runs `workload`, whose answers cause no arrivals, through `cores`, by the numbers of their replicas, to its end;
-    returns the time in ns at which the last engine was through. `pulse` is called once a turn of `turn` arrivals."""
+    returns the time in ns at which the last engine was through. They take turns of `turn` arrivals; `pulse` hears of
+    those of the last one, since by then the others were as far."""
     runs = [EngineRun(simpy.Environment(), core, workload, True, None) for core in cores]
+    runs[-1].pulse = pulse
     ends = [run.env.process(run.engine()) for run in runs]
     for run in runs:
         run.streams += 1  # of the turns to come
@@ -34,14 +36,14 @@ def simulate_apart(
     for arrivals in _turns(workload.arrivals(), turn):
         its: list[list[Arrival]] = [[] for _ in runs]
         for arrival in arrivals:
-            its[router.route(arrival.request, "both", up)].append(arrival)
+            number = router.route(arrival.request, "both", up)
+            assert number in up, "a router answers with one of the replicas that are up"
+            its[number].append(arrival)
         until_ns = arrivals[-1].request.arrival_ns
         for run, sent in zip(runs, its, strict=True):
             run.send(sent, until_ns)
             if until_ns > run.env.now:
                 run.env.run(until=until_ns)
-        if pulse is not None:
-            pulse(until_ns)
     for run, end in zip(runs, ends, strict=True):
         run.streams -= 1
         run.env.run(until=end)
