@@ -1,8 +1,10 @@
-"""How late tokens are, at many streams: `python -m tests.serve.lateness --streams 1000 --step-ms 20 --seconds 10`.
+"""How late tokens are, at many streams: `python -m tests.serve.lateness --streams 1000 --step-ms 20 --seconds 10`, a
+row of `make bench`.
 
 The server runs in a process of its own, its clients in this one; then a server that does nothing but write as many
 pieces as often, so that what machine and client add shows. A token's lateness is how long after the end of its step, by
-the server's records, it came. How late the engine itself took its steps up the server's own metrics say.
+the server's records, it came. How late the engine itself took its steps up the server's own metrics say; with `--whole`
+they alone are asked, of a server on one core whose clients want their answers whole.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import asyncio
 import csv
 import gc
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -28,11 +31,12 @@ from batchsim.serve.run_server import event_loop
 from tests.serve.served import scenario_of
 
 FIRSTS = "firsts.json"
+PERCENTILES = (50, 90, 99, 100)
 _PIECE = b'data: {"id": "cmpl-%08x", "choices": [{"index": 0, "text": " 104729"}]}\n\n'
 
 
 class Reader(asyncio.Protocol):
-    """Asks for one stream and notes when each of its pieces came, in ns."""
+    """Asks for one answer and notes when each of its pieces came, in ns."""
 
     def __init__(self, request: bytes, done: asyncio.Future[None]) -> None:
         self._request = request
@@ -48,7 +52,7 @@ class Reader(asyncio.Protocol):
         if not self.times_ns and count:
             self.number = int(data.partition(b"cmpl-")[2][:8], 16) - 1
         self.times_ns += [now_ns] * count
-        if b"[DONE]" in data and not self._done.done():
+        if (b"[DONE]" in data or b'"usage"' in data) and not self._done.done():
             self._done.set_result(None)
 
 
@@ -94,9 +98,10 @@ async def _write(port: int, step_s: float, count: int, out: Path) -> None:
     (out / FIRSTS).write_text(json.dumps([(first_s + ahead_s) * 1e9 for first_s in firsts_s]))
 
 
-async def _read(port: int, streams: int, tokens: int) -> list[Reader]:
+async def _read(port: int, streams: int, tokens: int, whole: bool) -> list[Reader]:
     """What each client has read, all begun within a second."""
-    body = b'{"prompt": [1, 2, 3], "ignore_eos": true, "stream": true, "max_tokens": %d}' % tokens
+    stream = b"false" if whole else b"true"
+    body = b'{"prompt": [1, 2, 3], "ignore_eos": true, "stream": %b, "max_tokens": %d}' % (stream, tokens)
     head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
     loop, readers = asyncio.get_running_loop(), list[Reader]()
     for _ in range(streams):
@@ -125,21 +130,13 @@ def _firsts_ns(folder: Path) -> list[float]:
         return [start_ns + int(row["sent_ns"]) + int(row["ttft_ns"]) for row in csv.DictReader(file)]
 
 
-def main(
-    streams: int = 1000,
-    step_ms: float = 20.0,
-    seconds: float = 10.0,
-    port: int = 8790,
-    role: Annotated[str, typer.Option(hidden=True)] = "",
-    out: Annotated[Path, typer.Option(hidden=True)] = Path(),
-) -> None:
-    """Prints the percentiles of the lateness of both servers, in ms, and the ratio of their P99."""
-    tokens, step_s = round(seconds * 1000 / step_ms), step_ms / 1000
-    if role == "writer":
-        asyncio.run(_write(port, step_s, tokens, out))
-        return
+def measured(streams: int, step_ms: float, seconds: float, port: int, whole: bool) -> dict[str, float]:
+    """Percentiles of the lateness of both servers in ms, `serve_p99` and so on, and how late the engine's steps were:
+    `steps` in all, `mean_ms`, and the shares within 1 and 5 ms."""
+    tokens = round(seconds * 1000 / step_ms)
     gc.collect()
     gc.freeze()  # a pass over all that is loaded here would be 100 ms of the first server's tokens
+    found: dict[str, float] = {}
     with TemporaryDirectory() as folder:
         path = Path(folder) / "late.yaml"
         policy = f"continuous: {{max_num_seqs: {streams}, max_num_batched_tokens: 8192}}"
@@ -147,38 +144,69 @@ def main(
         path.write_text(text.replace("step: 10ms", f"step: {step_ms}ms"))
         serve = [sys.executable, "-m", "batchsim", "serve", str(path), "--port", str(port), f"--out={folder}/serve"]
         again = [sys.executable, "-m", "tests.serve.lateness", f"--step-ms={step_ms}", f"--seconds={seconds}"]
-        found = {}
-        for name, command in {
-            "serve": serve,
-            "empty": [*again, f"--port={port}", "--role=writer", f"--out={folder}/empty"],
-        }.items():
+        commands = {"serve": serve, "empty": [*again, f"--port={port}", "--role=writer", f"--out={folder}/empty"]}
+        for name, command in commands.items():
             its = Path(folder) / name
             its.mkdir()
             process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            if whole:
+                os.sched_setaffinity(process.pid, {0})
             try:
                 _wait_for(port)
                 with asyncio.Runner(loop_factory=event_loop) as runner:
-                    readers = runner.run(_read(port, streams, tokens))
+                    readers = runner.run(_read(port, streams, tokens, whole))
                 if name == "serve":
-                    print(_steps_late(port))
+                    found |= _steps_late(port)
             finally:
                 process.terminate()
                 process.wait()
-            late = late_ms(readers, _firsts_ns(its), step_ms * 1e6)
-            found[name] = np.percentile(late, [50, 90, 99, 100])
-            print(f"{name:6s}", " ".join(f"p{p} {x:.2f}" for p, x in zip((50, 90, 99, 100), found[name], strict=True)))
-        print(f"ratio of p99: {found['serve'][2] / found['empty'][2]:.2f}")
+            if whole:
+                return found
+            percentiles = np.percentile(late_ms(readers, _firsts_ns(its), step_ms * 1e6), PERCENTILES)
+            found |= {f"{name}_p{p}": float(x) for p, x in zip(PERCENTILES, percentiles, strict=True)}
+    return found
 
 
-def _steps_late(port: int) -> str:
+def main(
+    streams: int = 1000,
+    step_ms: float = 20.0,
+    seconds: float = 10.0,
+    port: int = 8790,
+    whole: bool = False,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+    role: Annotated[str, typer.Option(hidden=True)] = "",
+    out: Annotated[Path, typer.Option(hidden=True)] = Path(),
+) -> None:
+    """Prints the percentiles of the lateness of both servers, in ms, and how late the steps were, or JSON."""
+    if role == "writer":
+        asyncio.run(_write(port, step_ms / 1000, round(seconds * 1000 / step_ms), out))
+        return
+    found = measured(streams, step_ms, seconds, port, whole)
+    if as_json:
+        print(json.dumps(found))
+        return
+    print(steps(found))
+    for name in () if whole else ("serve", "empty"):
+        print(f"{name:6s}", " ".join(f"p{p} {found[f'{name}_p{p}']:.2f}" for p in PERCENTILES))
+
+
+def steps(found: dict[str, float]) -> str:
+    """How late the engine's steps were, of `measured`, in words."""
+    return (
+        f"{found['steps']:.0f} steps, late by {found['mean_ms']:.2f} ms in the mean, {found['within_1ms']:.1%} by no"
+        f" more than 1 ms, {found['within_5ms']:.1%} by 5 ms"
+    )
+
+
+def _steps_late(port: int) -> dict[str, float]:
     """How late the server has taken its steps up so far."""
     prefix = "batchsim:lateness_seconds_"
     with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         lines = [line.removeprefix(prefix).split() for line in answer.read().decode().splitlines() if prefix in line]
     said = {name: float(value) for name, value in (line for line in lines if len(line) == 2)}
-    count, mean_ms = said["count"], 1e3 * said["sum"] / said["count"]
-    within = 100 * said['bucket{le="0.001"}'] / count
-    return f"{count:.0f} steps, late by {mean_ms:.2f} ms in the mean, {within:.1f} % by 1 ms"
+    count = said["count"]
+    within = {f"within_{ms}ms": said[f'bucket{{le="{ms / 1000}"}}'] / count for ms in (1, 5)}
+    return {"steps": count, "mean_ms": 1e3 * said["sum"] / count, **within}
 
 
 def _wait_for(port: int) -> None:

@@ -37,7 +37,7 @@ from batchsim.workload.processes import (
     WeibullArrivals,
 )
 from batchsim.workload.sharing import Sessions
-from batchsim.workload.traces.trace_config import TraceConfig
+from batchsim.workload.traces import TraceConfig, read_trace
 from batchsim.workload.traces.trace_rows import TraceRows
 from batchsim.workload.workload_config import PairLengths, StepLengths, TrafficClass, WorkloadConfig
 
@@ -284,3 +284,11 @@ def test_a_trace_without_times_has_nothing_to_fit() -> None:
     """With what its lengths can be used for."""
     with pytest.raises(TraceError, match="has no arrival times to fit"):
         fit_traffic(replace(poisson_rows(), arrival_ns=None))
+
+
+def test_what_reading_left_out_is_said() -> None:
+    """Of BurstGPT's first 400 rows, as published, 17 have no lengths: the fit says that they are left out."""
+    path = Path(__file__).parents[2] / "results/reference/traffic/BurstGPT_1-head400.csv"
+    fit = fit_traffic(read_trace(TraceConfig(str(path)), Path()))
+    assert len(fit.rows) == 383
+    assert "17 of 400 rows dropped: 0 prompt or output tokens" in fit.notes

@@ -58,7 +58,7 @@ def fit_traffic(rows: TraceRows, tell: Callable[[str], None] | None = None) -> T
         classes=classes,
         sessions=None if sessions is None else sessions.sessions,
     )
-    notes += [*arrival_notes, *(sessions.notes if sessions else ()), *_left_out(rows)]
+    notes += [*rows.notes, *arrival_notes, *(sessions.notes if sessions else ()), *_left_out(rows)]
     return TrafficFit(rows, first, prompt_tokens, tuple(fits), workload, tuple(notes))
 
 
