@@ -186,8 +186,10 @@ def main(
         print(json.dumps(found))
         return
     print(steps(found))
-    for name in () if whole else ("serve", "empty"):
-        print(f"{name:6s}", " ".join(f"p{p} {found[f'{name}_p{p}']:.2f}" for p in PERCENTILES))
+    if not whole:
+        for name in ("serve", "empty"):
+            print(f"{name:6s}", " ".join(f"p{p} {found[f'{name}_p{p}']:.2f}" for p in PERCENTILES))
+        print(f"ratio of p99: {found['serve_p99'] / found['empty_p99']:.2f}")
 
 
 def steps(found: dict[str, float]) -> str:

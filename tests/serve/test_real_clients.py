@@ -234,9 +234,9 @@ def check(client: str, told: Metrics, rows: Rows, own: Metrics, load: tuple[int,
     assert not wrong, wrong
 
 
-def compare(client: str, measure: Callable[[str], Metrics], folder: Path, requests: int, load: tuple[int, int]) -> None:
+def compare(client: str, measure: Callable[[str], Metrics], folder: Path, requests: int, load: tuple[int, int]) -> Rows:
     """Checks `measure` of the simulated server; its own work shows at one that keeps the times of the same requests
-    and does nothing but write."""
+    and does nothing but write. Returns all that the simulated one recorded."""
     with server(folder) as served:
         told = measure(served.url)
     rows = served.rows[-requests:]
@@ -244,6 +244,7 @@ def compare(client: str, measure: Callable[[str], Metrics], folder: Path, reques
     with empty_server(rows) as empty:
         alone = measure(empty.url)
     check(client, told, rows, off(client, alone, rows), load)
+    return served.rows
 
 
 def test_the_docs_have_the_table_of_definitions() -> None:
@@ -281,17 +282,21 @@ def test_aiperf_measures_what_was_recorded(tmp_path: Path, rate_rps: int, tokens
     command += f" --osl {tokens} --osl-stddev {tokens // 6} --extra-inputs ignore_eos:true --use-server-token-count"
     command += f" --request-rate {rate_rps}"
     command += f" --request-count {15 * rate_rps} --random-seed 1 --ui none --artifact-dir told --url "
+    lengths = list[float]()
 
     def measure(url: str) -> Metrics:
         ran([aiperf, *(command + url).split()], tmp_path, environment)
         told = json.loads((tmp_path / "told" / "profile_export_aiperf.json").read_text())
         assert told["request_count"]["avg"] == 15 * rate_rps
+        lengths.append(told["output_sequence_length"]["avg"])
         return {
             each.name: told[each.name]["avg"] if each.kind == "rate" else told[each.name]["p50"] / 1e3
             for each in of_client("aiperf")
         }
 
-    compare("aiperf", measure, tmp_path, 15 * rate_rps, (rate_rps, tokens))
+    rows = compare("aiperf", measure, tmp_path, 15 * rate_rps, (rate_rps, tokens))
+    assert len(rows) == 15 * rate_rps
+    assert lengths == pytest.approx([np.mean([row["output_tokens"] for row in rows])] * 2)
 
 
 ONE_WORKER = {"GUIDELLM__MAX_WORKER_PROCESSES": "1"}

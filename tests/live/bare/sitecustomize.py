@@ -12,8 +12,15 @@ import sys
 from importlib import metadata
 from importlib.abc import MetaPathFinder
 
-ALLOWED = {"torch": "torch", "triton": "triton", "numpy": "numpy", "yaml": "pyyaml", "typer": "typer", "rich": "rich"}
-ALLOWED["jinja2"] = "jinja2"  # comes with torch
+ALLOWED = {
+    "torch": "torch",
+    "triton": "triton",
+    "numpy": "numpy",
+    "yaml": "pyyaml",
+    "typer": "typer",
+    "rich": "rich",
+    "jinja2": "jinja2",  # comes with torch
+}
 OURS = ("batchsim", "tools")
 
 
