@@ -21,9 +21,10 @@ from itertools import islice
 from pathlib import Path
 
 from batchsim.drive.fleet.fleet_plan import FleetPlan
-from batchsim.drive.fleet.routing import RoundRobinConfig
+from batchsim.drive.fleet.routing import LeastTokensConfig, RoundRobinConfig
 from batchsim.drive.fleet.simulate_fleet import simulate_fleet
 from batchsim.drive.simulate import simulate
+from batchsim.kernel.core import EngineCore
 from batchsim.kernel.protocols import Workload
 from batchsim.kernel.types import Arrival, Request
 from batchsim.results.keep import measured_point
@@ -35,14 +36,21 @@ PAIRS = {
     "vllm-async": ("vllm", 0.9),
     "steps-256-drafts": ("steps-256-vllm", 0.25),
     "point-tables": ("point-imported", 0.9),
-    "fleet": ("its-engines", 0.95),
+    "fleet": ("fleet, engine by engine", 0.95),
+    "fleet-least-tokens": ("fleet-least-tokens, engine by engine", 0.75),
 }
 """Rows that are to do, a second, no less than so much of what the row named does."""
 TURNS = 27  # of points 9, which take longer
 FIRST = 3_000
 """Requests of a trace in a turn."""
+FLEETS: dict[str, RoundRobinConfig | LeastTokensConfig] = {
+    "fleet": RoundRobinConfig(),
+    "fleet-least-tokens": LeastTokensConfig(),
+}
+"""The router of each pair of fleets. Of one that hears of answers each engine must be as far as every arrival that may
+hear of one of its own, so that a fleet of it is dearer than its engines."""
 REPLICAS, FLEETS_ROW, FACTOR = 7, "vllm-async", 10.5
-"""Of `fleet`: engines of a row behind `round_robin`, and by how much a trace is compressed for them."""
+"""Of a fleet: engines of a row, and by how much a trace is compressed for them."""
 
 
 @dataclass(frozen=True)
@@ -109,22 +117,31 @@ def of_point(name: str, traces: Path) -> Run:
 
 
 def of_fleet(name: str, traces: Path) -> Run:
-    """Replicas behind a router, their requests' tables joined; or `its-engines`, each simulated alone, one by one."""
-    row = ROWS[FLEETS_ROW]
+    """Replicas behind a router, their requests' tables joined; or each of them simulated alone, one by one."""
+    row, known = ROWS[FLEETS_ROW], list(First(azure(traces, FACTOR)).arrivals())
+    fleet, is_alone = name.partition(",")[::2]
+    router, plan = FLEETS[fleet], FleetPlan(REPLICAS)
+
+    def together(cores: list[EngineCore]) -> list[EngineCore]:
+        simulate_fleet(cores.__getitem__, router.build(0), plan, Known(known), feeds_back=False, join=False)
+        return cores
+
+    its: list[list[Arrival]] = []
+    if is_alone:
+        for core in together([engine(row) for _ in range(REPLICAS)]):
+            ids = set(core.recorder.records().requests["request_id"].tolist())
+            its.append([arrival for arrival in known if arrival.request.id in ids])
 
     def run() -> tuple[float, float]:
-        known = list(First(azure(traces, FACTOR)).arrivals())
         cores = [engine(row) for _ in range(REPLICAS)]
         gc.collect()
         start_s = time.process_time()
-        if name == "fleet":
-            router = RoundRobinConfig().build(0)
-            plan = FleetPlan(REPLICAS)
-            simulate_fleet(cores.__getitem__, router, plan, Known(known), feeds_back=False, join=False)
-        else:
-            for number, core in enumerate(cores):
-                simulate(core, Known(known[number::REPLICAS]))
+        if is_alone:
+            for core, arrivals in zip(cores, its, strict=True):
+                simulate(core, Known(arrivals))
                 core.recorder.records()
+        else:
+            together(cores)
         cpu_s = time.process_time() - start_s
         records = [core.recorder.records() for core in cores]
         return sum(len(each.requests) for each in records) / cpu_s, sum(each.num_steps for each in records) / cpu_s

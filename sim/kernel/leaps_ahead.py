@@ -76,7 +76,7 @@ def leap_ahead(
                 goes_on = now_ns < horizon_ns and not core.has_arrivals
             if goes_on:
                 batch.regroup()
-                host_ns = executor.host_ns(batch)
+                host_ns = batch.host_ns = executor.host_ns(batch)
                 goes_on = scheduler.repeat(batch, now_ns)
             if not goes_on:
                 core.recorder.lanes.processed(now_ns, oldest.wasted_tokens)

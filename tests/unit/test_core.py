@@ -545,7 +545,7 @@ def test_the_simulation_driver_wants_a_simulated_executor() -> None:
 
     core = engine(vllm(CountingKV(5, 4)))
     core.executor = Real()  # type: ignore[assignment]
-    with pytest.raises(TypeError, match="simulate needs a SimExecutor, not Real"):
+    with pytest.raises(TypeError, match="a simulation needs a SimExecutor, not Real"):
         DRIVERS["simulate"](core, Requests())
 
 

@@ -42,7 +42,7 @@ class Asked(Vllm):
 
 
 class Beside(Constant):
-    """A step takes the device 10 ns; the host takes `launch_ns` to launch it and 2 for its results."""
+    """A step takes the device 10 ns; the host takes `launch_ns` to launch it, and for its results 2 and 1 a decode."""
 
     def __init__(self, launch_ns: int = 3) -> None:
         self.launch_ns = launch_ns
@@ -56,7 +56,7 @@ class Beside(Constant):
         return (self.step_ns(batch),)
 
     def host_ns(self, batch: Batch | None) -> tuple[int, int]:
-        return self.launch_ns, 2
+        return self.launch_ns, 2 + (batch.num_decode if batch is not None else 0)
 
 
 class Odd:
@@ -121,10 +121,11 @@ SLOW = [arrival(i, at * MS, 4, out) for i, (at, out) in enumerate([(0, 200), (0,
 
 
 def test_only_who_comes_to_an_engine_ends_its_leap() -> None:
-    """Its scheduler is asked for the prompt, a decode and the last one; for who comes, for prompt and decode again."""
-    others = [arrival(i, 30 * i, 4, 1 + i % 5) for i in range(1, 40, 2)]
-    assert fleet(STREAM[0], *others)[1][0] == 3
-    assert fleet(STREAM[0], *others, arrival(40, 1234, 4, 1))[1][0] == 5
+    """Its scheduler is asked for the prompt, a decode, the first step not surely quiet and the last one; for who comes,
+    for prompt and decode again."""
+    others = [arrival(i, 30 * i, 4, 1 + i % 5) for i in range(1, 80, 2)]
+    assert fleet(STREAM[0], *others)[1][0] == 4
+    assert fleet(STREAM[0], *others, arrival(40, 1234, 4, 1))[1][0] == 6
 
 
 @pytest.mark.parametrize("line", [False, True])
@@ -173,6 +174,14 @@ def test_who_comes_at_the_instant_of_a_launch_is_not_leapt_over() -> None:
         for output in (1, 3):
             stream = [arrival(0, 0, 4, 200), arrival(2, at_ns, 4, output)]
             same(fleet(*stream, ahead=True)[0], fleet(*stream, ahead=True, leap=False)[0])
+
+
+def test_a_host_that_is_through_sooner_with_fewer_is_so_wherever_a_leap_is_cut() -> None:
+    """Answers of the other replica cut leaps before and after somebody has ended in them."""
+    for at_ns in range(61):
+        stream = [arrival(i, 0, 4, output, cap=100) for i, output in ((0, 80), (2, 30), (4, 21))]
+        stream += [arrival(1 + 2 * k, at_ns + 61 * k, 4, 2) for k in range(16)]
+        same(fleet(*stream, ahead=True)[0], fleet(*stream, ahead=True, leap=False)[0])
 
 
 def test_a_scheduler_with_a_repeat_of_its_own_is_asked_every_step() -> None:

@@ -1,53 +1,82 @@
-"""Replicas that have nothing to do with each other, each simulated by itself.
+"""Replicas of which nothing becomes, behind a router that hears of answers at most: each is simulated by itself.
 
-Where a router looks at requests alone and nothing becomes of replicas, an engine's steps depend on nothing but its own
-arrivals. So the engines take turns of thousands of arrivals, in which one's state stays in the processor's caches and
-waits for no event of the others. The records are those of all engines in one environment.
+An engine's steps depend on nothing but its own arrivals, and where these go on nothing but answers. So an engine is
+simulated only as far as it is known what comes to it, and only when the router may have to hear of it. Where the router
+looks at requests alone, the engines take turns of thousands of arrivals, in which one's state stays in the processor's
+caches. The records are those of all engines in one environment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from heapq import heappop, heappush
+from math import inf
 
-import simpy
-
-from batchsim.drive.fleet.routers.router import Router
-from batchsim.drive.simulate import EngineRun, Pulse
+from batchsim.drive.fleet.routers.router import ReadsLoads, Router, SeesFirstTokens, keeps_apart
+from batchsim.drive.simulate import Pulse
+from batchsim.drive.stepping import Stepping
 from batchsim.kernel.core import EngineCore
+from batchsim.kernel.events import Ended, EngineEvent
+from batchsim.kernel.leaps import quiet_until_ns
 from batchsim.kernel.protocols import Workload
-from batchsim.kernel.types import Arrival
+from batchsim.kernel.types import Arrival, Idle, Request
 
 TURN = 4096
 """Arrivals of all replicas in a turn: what bounds how many are in memory."""
+
+
+def can_be_apart(router: Router) -> bool:
+    """Whether `router` hears of nothing but answers."""
+    return not isinstance(router, ReadsLoads | SeesFirstTokens)
 
 
 def simulate_apart(
     cores: list[EngineCore], router: Router, workload: Workload, pulse: Pulse | None = None, turn: int = TURN
 ) -> int:
     """Runs `workload`, whose answers cause no arrivals, through `cores`, by the numbers of their replicas, to its end;
-    returns the time in ns at which the last engine was through. They take turns of `turn` arrivals; `pulse` hears of
-    those of the last one, since by then the others were as far."""
-    runs = [EngineRun(simpy.Environment(), core, workload, True, None) for core in cores]
-    runs[-1].pulse = pulse
-    ends = [run.env.process(run.engine()) for run in runs]
-    for run in runs:
-        run.streams += 1  # of the turns to come
-    up = range(len(runs))
-    for arrivals in _turns(workload.arrivals(), turn):
-        its: list[list[Arrival]] = [[] for _ in runs]
-        for arrival in arrivals:
-            number = router.route(arrival.request, "both", up)
-            assert number in up, "a router answers with one of the replicas that are up"
-            its[number].append(arrival)
-        until_ns = arrivals[-1].request.arrival_ns
-        for run, sent in zip(runs, its, strict=True):
-            run.send(sent, until_ns)
-            if until_ns > run.env.now:
-                run.env.run(until=until_ns)
-    for run, end in zip(runs, ends, strict=True):
-        run.streams -= 1
-        run.env.run(until=end)
-    return max(run.end_ns for run in runs)
+    returns the time in ns at which the last engine was through. `turn`: arrivals in a turn, of engines that take any;
+    `pulse` hears of those of the last one, since by then the others were as far."""
+    answers = None if keeps_apart(router) else _Answers(router)
+    replicas = [_Replica(number, core, answers) for number, core in enumerate(cores)]
+    last_ns = 0
+    if answers is None:
+        for arrivals in _turns(workload.arrivals(), turn):
+            _take_turns(replicas, router, arrivals, pulse)
+            last_ns = arrivals[-1].request.arrival_ns
+    else:
+        for arrivals in _turns(workload.arrivals(), 1):
+            last_ns = arrivals[-1].request.arrival_ns
+            for replica in replicas:
+                if replica.due_ns <= last_ns:
+                    replica.advance(last_ns)
+            answers.tell(last_ns)
+            for arrival in arrivals:
+                replicas[_routed(router, arrival.request, len(replicas))].submit(arrival)
+                if pulse is not None:
+                    pulse(last_ns)
+    for replica in replicas:
+        replica.finish(last_ns)
+    return max(replica.end_ns for replica in replicas)
+
+
+def _take_turns(replicas: list[_Replica], router: Router, arrivals: list[Arrival], pulse: Pulse | None) -> None:
+    its: list[list[Arrival]] = [[] for _ in replicas]
+    for arrival in arrivals:
+        its[_routed(router, arrival.request, len(replicas))].append(arrival)
+    until_ns = arrivals[-1].request.arrival_ns
+    for replica, sent in zip(replicas, its, strict=True):
+        for arrival in sent:
+            replica.advance(arrival.request.arrival_ns)
+            replica.submit(arrival)
+            if pulse is not None and replica is replicas[-1]:
+                pulse(arrival.request.arrival_ns)
+        replica.advance(until_ns)
+
+
+def _routed(router: Router, request: Request, count: int) -> int:
+    number = router.route(request, "both", range(count))
+    assert 0 <= number < count, "a router answers with one of the replicas that are up"
+    return number
 
 
 def _turns(arrivals: Iterable[Arrival], size: int) -> Iterator[list[Arrival]]:
@@ -64,3 +93,123 @@ def _turns(arrivals: Iterable[Arrival], size: int) -> Iterator[list[Arrival]]:
 
 def _by_time(arrival: Arrival) -> tuple[int, int]:
     return arrival.request.arrival_ns, arrival.request.id
+
+
+class _Answers:
+    """Who was answered by which replica and when, until it is time for the router to hear of it."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._untold: list[tuple[int, int, int, Request]] = []
+        self._count = 0  # so that those of an instant and replica stay in order
+
+    def add(self, time_ns: int, replica: int, request: Request) -> None:
+        self._count += 1
+        heappush(self._untold, (time_ns, replica, self._count, request))
+
+    def tell(self, until_ns: int) -> None:
+        """Tells the router of those up to `until_ns`, by time and replica."""
+        untold = self._untold
+        while untold and untold[0][0] <= until_ns:
+            _, replica, _, request = heappop(untold)
+            self._router.answered(request, "both", replica)
+
+
+class _Replica(Stepping):
+    """One engine, simulated up to what it was told is next. `due_ns`: a time before which it answers nobody, if nobody
+    is sent to it."""
+
+    def __init__(self, number: int, core: EngineCore, answers: _Answers | None) -> None:
+        super().__init__(core, leaps=True)
+        self.number = number
+        self.due_ns: float = 0
+        self._answers = answers
+        self._next_ns: float = 0  # nobody comes before
+        self._is_over = False
+        self._is_asleep = False  # after the latest step, over steps like it
+        self._came_ns: int | None = None  # when somebody came, or it was known that nobody will, as it rested
+        self._going = self.process()
+
+    def advance(self, next_ns: float) -> None:
+        """Simulates what comes before `next_ns`, if the router is to hear of it."""
+        self._next_ns = next_ns
+        next(self._going)
+
+    def submit(self, arrival: Arrival) -> None:
+        """Takes a request that arrives now, after which it is to be advanced."""
+        self._interrupt(arrival.request.arrival_ns)
+        self.core.submit(arrival)
+
+    def finish(self, now_ns: int) -> None:
+        """Simulates the rest: it is known at `now_ns` that nobody will come any more."""
+        self.advance(now_ns)
+        self._interrupt(now_ns)
+        self._is_over, self._next_ns = True, inf
+        for _ in self._going:
+            pass
+
+    def _interrupt(self, now_ns: int) -> None:
+        """Simulates what it sleeps over, up to the present."""
+        self.due_ns = self._came_ns = now_ns
+        if self._is_asleep:
+            self._next_ns, self._is_asleep = now_ns, False
+            self.leap()
+
+    # ---- what Stepping asks
+
+    def is_over(self) -> bool:
+        """Whether nobody will come any more."""
+        return self._is_over
+
+    def tell(self, events: Iterable[EngineEvent], now_ns: int) -> None:
+        """Notes for the router who has ended."""
+        if self._answers is not None:
+            for event in events:
+                if isinstance(event, Ended):
+                    self._answers.add(now_ns, self.number, event.request)
+
+    def alone_until_ns(self) -> float:
+        """The time in ns before which nobody comes."""
+        return self._next_ns
+
+    def wait_for(self, now_ns: int) -> Generator[None]:
+        """Waits until all who come up to `now_ns` have come."""
+        self.due_ns = now_ns + 1
+        while self._next_ns <= now_ns:
+            yield
+
+    def rest(self, idle: Idle, now_ns: int) -> Generator[None, None, int]:
+        """Waits until somebody comes, or the time of `idle`, or it is known that nobody will come."""
+        if idle.until_ns is None and self._is_over:
+            return now_ns
+        self._came_ns, self.due_ns = None, inf if idle.until_ns is None else idle.until_ns + 1
+        while self._came_ns is None:
+            if idle.until_ns is not None and idle.until_ns < self._next_ns:
+                return max(now_ns, idle.until_ns)
+            yield
+        return max(now_ns, self._came_ns)
+
+    def go_on(self) -> Generator[None]:
+        """Simulates steps like the latest, and sleeps over those of which nobody hears."""
+        has_leapt = False
+        while True:
+            quiet_ns = self._quiet_ns()
+            if quiet_ns > self._next_ns:
+                self.due_ns, self._is_asleep = quiet_ns, True
+                while self._is_asleep and quiet_ns > self._next_ns:
+                    yield
+                if not self._is_asleep:  # somebody came
+                    return
+                self._is_asleep = False
+            elif has_leapt:
+                return
+            self.leap()
+            if not self.is_ahead and self.reached_ns < self._next_ns:
+                return  # another step comes before the next arrival
+            has_leapt = True
+
+    def _quiet_ns(self) -> int:
+        """A time in ns before which it surely answers nobody; 0 where that is not known, or nobody asks."""
+        if self._answers is None:
+            return 0
+        return quiet_until_ns(self.core, self.executor, self.reached_ns) or 0

@@ -81,8 +81,9 @@ class Outstanding:
         self.by_replica[replica] = self.by_replica.get(replica, 0) + amount
 
     def least(self, up: Sequence[int]) -> int:
-        """The replica of `up` with the least outstanding; of equals the lowest number."""
-        return min(up, key=lambda replica: (self.by_replica.get(replica, 0), replica))
+        """The replica of `up` with the least outstanding; of equals the lowest number. `up` is by number."""
+        held = self.by_replica.get
+        return min(up, key=lambda replica: held(replica, 0))
 
 
 def drawn(seed: int, key: str, number: int) -> int:

@@ -1,0 +1,106 @@
+"""The loop of one engine that its driver leaves alone between arrivals: waits for what its loop names, and leaps."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterable
+from typing import Any
+
+from batchsim.drive.instant import ENTER, LAND, THROUGH, Busy, Launch, crank
+from batchsim.kernel.core import EngineCore
+from batchsim.kernel.events import EngineEvent
+from batchsim.kernel.leaps import leap
+from batchsim.kernel.leaps_ahead import leap_ahead
+from batchsim.kernel.pipeline_leaps import leap_calls
+from batchsim.kernel.sim_executor import SimExecutor
+from batchsim.kernel.types import Batch, Idle
+
+
+class Stepping(ABC):
+    """An engine on a SimExecutor, `core`. Its own time runs ahead of everybody else's up to where somebody may come;
+    `end_ns` is when it was through. What it waits for is the driver's to say: the methods without a body."""
+
+    def __init__(self, core: EngineCore, leaps: bool) -> None:
+        if not isinstance(core.executor, SimExecutor):
+            raise TypeError(f"a simulation needs a SimExecutor, not {type(core.executor).__name__}")
+        self.core = core
+        self.executor = core.executor
+        self.leaps = leaps and core.loop.stages == 1
+        self.leaps_calls = leaps and core.loop.stages > 1
+        self.is_ahead = core.loop.is_ahead
+        self.reached_ns = 0  # the end of the latest step, or where the engine is ahead of its launch
+        self.end_ns = 0
+
+    @abstractmethod
+    def is_over(self) -> bool:
+        """Whether no arrival will come unless something is answered."""
+
+    @abstractmethod
+    def tell(self, events: Iterable[EngineEvent], now_ns: int) -> None:
+        """Passes on what happened at `now_ns`, which may be ahead of everybody else's time."""
+
+    @abstractmethod
+    def alone_until_ns(self) -> float:
+        """The time in ns before which nobody comes."""
+
+    @abstractmethod
+    def wait_for(self, now_ns: int) -> Iterable[Any]:
+        """Waits until all who come up to `now_ns` have come."""
+
+    @abstractmethod
+    def rest(self, idle: Idle, now_ns: int) -> Generator[Any, Any, int]:
+        """Waits until somebody comes, or the time of `idle`; returns when that was."""
+
+    @abstractmethod
+    def go_on(self) -> Iterable[Any]:
+        """Leaps, and waits where the driver does not want to know yet."""
+
+    def process(self) -> Generator[Any, Any, None]:
+        """Runs the engine to its end."""
+        core = self.core
+        loop = crank(core, self)
+        wait, now_ns = next(loop), 0
+        while wait is not THROUGH:
+            if wait is ENTER:
+                if self.leaps_calls:
+                    now_ns = leap_calls(core, self.executor, now_ns, self.horizon_ns())
+                if self.alone_until_ns() <= now_ns:
+                    yield from self.wait_for(now_ns)
+            elif type(wait) is Batch:
+                self.reached_ns = core.execute(wait, now_ns)
+                if self.leaps:
+                    yield from self.go_on()
+                now_ns = self.reached_ns
+            elif type(wait) is Launch:
+                self.reached_ns = wait.until_ns
+                if wait.batch is not None:
+                    core.execute(wait.batch, wait.until_ns)
+                    if self.leaps:
+                        yield from self.go_on()
+                now_ns = self.reached_ns
+            elif type(wait) is Busy:
+                now_ns = wait.until_ns
+            elif wait is LAND:
+                oldest = core.in_flight.steps[0]
+                now_ns = max(now_ns, oldest.end_ns) + oldest.process_ns
+            else:
+                assert isinstance(wait, Idle)
+                now_ns = yield from self.rest(wait, now_ns)
+            wait = loop.send(now_ns)
+        self.end_ns = now_ns
+
+    def leap(self) -> None:
+        """Simulates steps like the latest, just executed, up to where somebody may come."""
+        core, executor = self.core, self.executor
+        batch = core.in_flight.steps[-1].batch
+        if self.is_ahead:
+            self.reached_ns = leap_ahead(
+                core, executor, batch, self.reached_ns, self.horizon_ns, self.tell, self.is_over
+            )
+        else:
+            self.reached_ns = leap(core, executor, batch, self.reached_ns, self.horizon_ns())
+
+    def horizon_ns(self) -> float:
+        """The time in ns before which nobody comes and no timer of the engine is due."""
+        timer_ns, next_ns = self.core.next_timer_ns, self.alone_until_ns()
+        return next_ns if timer_ns is None else min(next_ns, timer_ns)
