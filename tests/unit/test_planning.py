@@ -300,6 +300,41 @@ def test_what_completes_fewer_than_come_does_not_hold(tmp_path: Path, limit: int
         assert row["why_not"] == f"max_replicas 1: 100 % of requests within the SLO with 1, which {shown}"
 
 
+TASKS = """\
+  tasks:
+    stages:
+      - {prompt: {kind: fixed, tokens: 50}, output: {kind: fixed, tokens: 4}}
+      - {prompt: {kind: fixed, tokens: 50}, output: {kind: fixed, tokens: 4}, fan_out: 2, wait: 1s}
+"""
+
+
+def test_a_plan_of_tasks_counts_tasks(tmp_path: Path) -> None:
+    """A task of 3 requests takes 1 s for its tool and 8 steps of 10 to 25 ms, so that it is in time where nobody waits:
+    on two replicas, and not on one, whose engine is as good as full."""
+    patient(tmp_path)
+    text = (tmp_path / "s.yaml").read_text()
+    text = re.sub(r"  lengths: \{.*\n", TASKS, text).replace("ttft<5min @ 90%", "task_e2e<1200ms @ 90%")
+    (tmp_path / "s.yaml").write_text(text)
+    planned = make_plan(load_scenario(str(tmp_path / "s.yaml")), Sweep(tmp_path / "points"))
+    tables = tables_of(planned)
+    (row,), probes = tables["configurations"], tables["probes"]
+    held = planned.held(0)
+    assert held is not None and held.num_judged == sum(result["values"]["tasks"] for result in held.results)
+    assert all(probe["tasks"] < probe["drawn_rps"] * 60 * probe["seeds"] / 2 for probe in probes)
+    assert row["attainment"] == pytest.approx(np.mean([result["values"]["in_slo"] for result in held.results]))
+    assert (row["replicas"], row["saturation_rps"], row["goodput_rps"]) == (2, None, None)
+    assert row["one_less"] < 0.9
+    assert "% of tasks meet task_e2e<1200ms @ 90%" in sentence_text(recommendation(tables, "$")[1])
+
+
+def test_without_tasks_in_the_workload_no_objective_bounds_them(tmp_path: Path) -> None:
+    patient(tmp_path)
+    text = (tmp_path / "s.yaml").read_text().replace("ttft<5min", "task_e2e<5min")
+    (tmp_path / "s.yaml").write_text(text)
+    with pytest.raises(ScenarioError, match=r"bounds tasks, and without workload\.tasks a plan counts requests"):
+        make_plan(load_scenario(str(tmp_path / "s.yaml")), Sweep(tmp_path / "points"))
+
+
 def test_one_seed_whose_queue_grows_does_not_decide(tmp_path: Path) -> None:
     """Neither with as many replicas as there may be, nor of how much more traffic they hold."""
     grown = [

@@ -99,8 +99,8 @@ COLUMNS: dict[str, Column] = {
     "holds": Column(
         "holds",
         yes_no,
-        "whether the lower end of the interval of the requests within the SLO meets the objective, and no queue is seen"
-        " to grow",
+        "whether the lower end of the interval of those within the SLO meets the objective, and no queue is seen to"
+        " grow",
     ),
     "cost_per_month": Column("cost a month", money, "price of all GPUs, used or not, for the hours of a month"),
     "cost_per_hour": Column("cost an hour", money),
@@ -108,9 +108,12 @@ COLUMNS: dict[str, Column] = {
         "cost per million output tokens", money, "cost over the output tokens that the traffic asks for"
     ),
     "attainment": Column(
-        "within SLO", share, "requests within the SLO over all offered in the busiest window; lost ones are misses"
+        "within SLO",
+        share,
+        "requests, or tasks where it bounds these, within the SLO over all offered in the busiest window; lost ones are"
+        " misses",
     ),
-    "attainment_low": Column("interval from", share, "lower end of the interval of the requests within the SLO"),
+    "attainment_low": Column("interval from", share, "lower end of the interval of those within the SLO"),
     "attainment_high": Column("to", share),
     "shown": Column(
         "shown",
@@ -227,12 +230,13 @@ COLUMNS: dict[str, Column] = {
     "next_cost_per_month": Column("next", money),
     "replicas_spare": Column("replicas with one to spare", number),
     "cost_per_month_spare": Column("cost a month with one to spare", money),
+    "counted": Column("judged"),
     "months": Column("months", number),
     "growth_per_month": Column("growth", share),
 }
 
 _QUANTITIES = {  # a row of table `sureness` says by its `quantity` of what kind its values are
-    "attainment": ("requests within the SLO", share),
+    "attainment": ("within the SLO", share),
     "step_time": ("step times", signed),
     "replicas": ("replicas needed", number),
     "cost_per_month": ("cost a month", money),

@@ -26,8 +26,8 @@ def slo_charts(tables: Tables) -> list[Chart]:
     if not groups:
         return []
     target = _target(tables)
-    within = ChartAxis("requests within the SLO", "share", "nines")
-    caption = "Requests within the SLO against load"
+    within = ChartAxis("within the SLO", "share", "nines")
+    caption = "Share within the SLO against load"
     found = [Chart(caption, _LOAD, within, _lines(groups, "attainment", interval=True), target)]
     if target is None:
         beyond = ChartAxis("points beyond the objective, lower end", "points", "signed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from textwrap import fill
 from typing import Any
 
@@ -25,12 +26,12 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "d")
 
 def draw_pictures(tables: Tables, currency: str) -> dict[str, tuple[str, str]]:
     """For each picture's name its caption and the picture itself as SVG."""
-    drawn = {
-        "pareto": ("Cost a month against goodput in the busiest window", _pareto),
-        "replicas": ("Requests within the SLO against the number of replicas", _replicas),
-    }
+    drawn: dict[str, tuple[str, Callable[[Tables, str], Figure]]] = {}
+    if any(row["goodput_rps"] is not None for row in _planned(tables)):
+        drawn["pareto"] = ("Cost a month against goodput in the busiest window", _pareto)
+    drawn["replicas"] = ("Within the SLO against the number of replicas", _replicas)
     if len(tables.get("traffic", [])) > 1:
-        drawn["traffic"] = ("Traffic over time, requests within the SLO, and replicas enough", _traffic)
+        drawn["traffic"] = ("Traffic over time, within the SLO, and replicas enough", _traffic)
     found = {}
     with house_style():
         matplotlib.rcParams["svg.fonttype"] = "path"
@@ -182,7 +183,7 @@ def _replicas(tables: Tables, currency: str) -> Figure:
     ax.set_yticks([1, 0.1, 0.01, 0.001, _FLOOR], ["none", "90 %", "99 %", "99.9 %", "99.99 %\nor more"])
     ax.yaxis.set_minor_formatter(NullFormatter())
     ax.set_xlabel("replicas")
-    ax.set_ylabel("requests within the SLO")
+    ax.set_ylabel("within the SLO")
     ax.set_title("How many replicas hold")
     extra = [
         Line2D([], [], color=GREY, linewidth=3, alpha=0.35, label="interval"),

@@ -248,7 +248,7 @@ def recommendation(tables: Tables, currency: str) -> list[Sentence]:
     if chosen["next_cost_per_month"] is not None:
         first += [f" (the next best: {currency}{NO_BREAK}", of("next_cost_per_month", "recommendation"), " a month)"]
     second: Sentence = ["In the busiest window (", of("window", "recommendation"), ") ", of("attainment")]
-    second += [" of requests meet ", of("slo", "recommendation")]
+    second += [f" of {chosen['counted']} meet ", of("slo", "recommendation")]
     holds = "the same replica holds" if row["replicas"] == 1 else "the same replicas hold"
     if row["headroom"]:
         second += [f", and {holds} with ", of("headroom"), " of traffic"]

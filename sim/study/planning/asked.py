@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from batchsim.base.units import NS_PER_S
-from batchsim.metrics.latencies import LATENCIES
+from batchsim.metrics.latencies import LATENCIES, TASK_E2E
 from batchsim.metrics.measure import PERCENTILES
 from batchsim.metrics.slo import parse_slo
 
@@ -31,9 +31,10 @@ def asked_latencies(objective: str, request_class: str = "") -> list[AskedLatenc
     percent = next((p for p in PERCENTILES if abs(p - 100 * slo.share) < 1e-9), 99)
     of = f"[{request_class}]" if request_class else ""
     found = []
-    for metric, latency in LATENCIES.items():
+    titles = {metric: latency.title for metric, latency in LATENCIES.items()} | {TASK_E2E: "task E2E"}
+    for metric, name in titles.items():
         limits = [bound.limit_ns / NS_PER_S for bound in slo.bounds if bound.metric == metric]
         if limits:
-            column, title = f"{metric}_p{percent}_s{of}", f"{latency.title} p{percent}"
+            column, title = f"{metric}_p{percent}_s{of}", f"{name} p{percent}"
             found.append(AskedLatency(column, title, min(limits), slo.share))
     return found

@@ -41,9 +41,10 @@ def assumptions(planned: Planned) -> list[dict[str, Any]]:
          if file.workload.warmup else "nothing: the engines start empty"),
         ("after the window", f"requests open {minutes(file.workload.drain)} after it are missed"
          if file.workload.drain else "every request runs to its end"),
-        ("objective", f"{file.slo}; each class its own where it has one; every request offered counts"),
-        ("holds", "the lower end of the 95 % interval of the requests within the SLO meets it, for every class; it is"
-         " never above what as many requests without a miss would show"
+        ("objective", f"{file.slo}; each class its own where it has one; of the {demand.counted} all that are offered"
+         " count"),
+        ("holds", f"the lower end of the 95 % interval of the {demand.counted} within the SLO meets it, for every"
+         f" class; it is never above what as many {demand.counted} without a miss would show"
          + ("; and the queue of most seeds is not seen to grow as long as requests come, which only"
             " a window shows that is four times as long as a request" if demand.is_steady else "")),
         ("interval", _told_interval(planned)),
@@ -56,7 +57,9 @@ def assumptions(planned: Planned) -> list[dict[str, Any]]:
         ("other hours", _told_parts(planned)),
         ("too few", "replicas that were not shown to hold the planned traffic are taken, untried, not to hold with more"
          " traffic, denser bursts, longer prompts or longer steps"),
-        ("search", f"starts where a replica has {100 * FIRST_GUESS:g} % of its saturation, what it completes when"
+        ("search", "starts with one replica: tasks cannot be piled up, to see what saturates it"
+         if file.workload.tasks is not None else
+         f"starts where a replica has {100 * FIRST_GUESS:g} % of its saturation, what it completes when"
          f" all requests wait already; an empty engine is tried at {100 * LIGHT:g} %"),
     ]  # fmt: skip
     for name in dict.fromkeys(group.gpu for group in planned.groups):

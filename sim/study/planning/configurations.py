@@ -88,12 +88,12 @@ def _worst_class(planned: Planned, probe: GroupProbe) -> str | None:
 
 def why_not(planned: Planned, index: int) -> str:
     """What keeps every number of replicas from holding the traffic, with the numbers."""
-    found, limit = planned.found[index], planned.demand.plan.max_replicas
+    found, limit, counted = planned.found[index], planned.demand.plan.max_replicas, planned.demand.counted
     assert found.fails is not None, "a search that found nothing tried something"
     tried = found.fails.ask.group.replicas
     if found.alone is None or not found.alone.missed:
         seed = " in one seed" if found.fails.is_alone else ""
-        text = f"max_replicas {limit}: {_percent(found.fails)} of requests within the SLO with {tried}{seed}"
+        text = f"max_replicas {limit}: {_percent(found.fails)} of {counted} within the SLO with {tried}{seed}"
         if found.fails.shown == "overloaded":
             return f"{text}, which complete fewer than come: the queue grows"
         return text if found.fails.missed else f"{text}, {_too_few(found.fails)}"
@@ -111,7 +111,7 @@ def why_not(planned: Planned, index: int) -> str:
         shown = "is not defined: answers come whole" if value is None else f"is {format_duration(value * 1e9)}"
         facts.append(f"p99 of {bound.metric} {shown} against {bound}")
     return (
-        f"the SLO is missed on one replica with hardly any traffic: {_percent(alone)} of requests within it;"
+        f"the SLO is missed on one replica with hardly any traffic: {_percent(alone)} of {counted} within it;"
         f" {', '.join(facts)}"
     )
 
@@ -120,7 +120,7 @@ def _too_few(probe: GroupProbe) -> str:
     """Why a group that meets every objective on the mean is not shown to hold."""
     least = "" if probe.margin.low is None else f", whose margin begins at {100 * probe.margin.low:+.3g} points"
     return (
-        f"not shown to hold by {probe.num_requests:,.0f} requests in {probe.seeds} seeds{least}:"
+        f"not shown to hold by {probe.num_judged:,.0f} {probe.counted} in {probe.seeds} seeds{least}:"
         " a longer plan.window or more seeds may"
     )
 
@@ -147,9 +147,12 @@ def ends(probe: GroupProbe | None) -> dict[str, float | None]:
 
 
 def output_tokens(planned: Planned, probe: GroupProbe) -> float:
-    """Mean output tokens of a request: as the trace says, or the mean of those drawn."""
+    """Mean output tokens of a request: as the trace says, or the mean of those drawn; of tasks as measured, since some
+    of their requests are needless and never sent."""
     if planned.demand.output_tokens is not None:
         return planned.demand.output_tokens
+    if planned.demand.scenario.file.workload.tasks is not None:
+        return (probe.mean("output_tokens_per_s") or 0.0) / (offered_rps(planned, probe) or 1.0)
     return float(np.mean([result["workload"]["mean_output_tokens"] for result in probe.results]))
 
 
@@ -160,7 +163,10 @@ def offered_rps(planned: Planned, probe: GroupProbe) -> float | None:
 
 
 def goodput_rps(planned: Planned, probe: GroupProbe) -> float | None:
-    """Requests per second of the window that meet their SLO; what came in the warm-up is no part of it."""
+    """Requests per second of the window that meet their SLO; what came in the warm-up is no part of it. None where
+    tasks are judged."""
+    if probe.counted == "tasks":
+        return None
     offered, share = offered_rps(planned, probe), probe.attainment.mean
     return None if offered is None or share is None else offered * share
 

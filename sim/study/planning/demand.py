@@ -86,6 +86,13 @@ class Demand:
         return len(self.parts) == 1
 
     @property
+    def counted(self) -> str:
+        """What objectives judge: `requests`, or `tasks` where all of them bound these."""
+        file = self.scenario.file
+        texts = [each.slo or file.slo for each in file.workload.classes.values()] or [file.slo]
+        return "tasks" if all(parse_slo(text).of_tasks for text in texts) else "requests"
+
+    @property
     def is_steady(self) -> bool:
         """Whether requests come at one rate throughout the busiest window: a queue that grows then says that they are
         too many, and not that the rate does. Bursts that last have a rate of their own."""
@@ -111,6 +118,11 @@ class Demand:
     def stated_rps(self, change: Variation) -> float | None:
         """Requests a second of the busiest window as the target says; None where they are those of a recording."""
         return None if self.slice_ns is not None else self.load(change)
+
+    def judged_per_s(self, change: Variation) -> float | None:
+        """Of what objectives judge so many begin a second of the busiest window; None where a recording says it."""
+        rps, tasks = self.stated_rps(change), self.scenario.file.workload.tasks
+        return rps if rps is None or tasks is None or self.counted == "requests" else rps / tasks.num_requests
 
     def overrides(self, change: Variation) -> list[str]:
         """The overrides that leave the scenario the busiest window. ScenarioError where the change is not possible."""

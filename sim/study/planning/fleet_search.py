@@ -135,9 +135,10 @@ def _decided(
     return Found(ask(replicas).group, holds, fails, alone)
 
 
-def first_guess(per_replica: float, limit: int) -> int:
-    """The replicas at which a search starts; `per_replica` is the part of the traffic that saturates one replica."""
-    return min(limit, max(1, math.ceil(1 / (FIRST_GUESS * per_replica))))
+def first_guess(per_replica: float | None, limit: int) -> int:
+    """The replicas at which a search starts; `per_replica` is the part of the traffic that saturates one replica, None
+    where that is not known."""
+    return 1 if per_replica is None else min(limit, max(1, math.ceil(1 / (FIRST_GUESS * per_replica))))
 
 
 def headroom(book: Book, group: GpuGroup, most: float) -> Search[list[GroupProbe]]:

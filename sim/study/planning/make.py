@@ -50,17 +50,18 @@ CURVE = (0.25, 0.5, 0.75)
 class Planned:
     """All that a plan found. Lists are in the order of the scenario: GPUs, and their policies.
 
-    `best` is the index of the recommended group, None where none holds; `favourites` are the cheapest of every GPU.
-    `changed` has, for every favourite and what-if, the search (of the recommended) or the probe (of the others).
-    `at_error` has the searches with all steps as short, and as long, as the cost's error allows. `searched` is the
-    search that named the groups, where the plan leaves something free, and `turned` what each that holds needs where
-    the traffic or the objectives are others.
+    `saturation_rps`, by group, is None of tasks, which cannot be piled up. `best` is the index of the recommended
+    group, None where none holds; `favourites` are the cheapest of every GPU. `changed` has, for every favourite and
+    what-if, the search (of the recommended) or the probe (of the others). `at_error` has the searches with all
+    steps as short, and as long, as the cost's error allows. `searched` is the search that named the groups, where
+    the plan leaves something free, and `turned` what each that holds needs where the traffic or the objectives are
+    others.
     """
 
     demand: Demand
     book: Book
     groups: list[GpuGroup]
-    saturation_rps: list[float]
+    saturation_rps: list[float | None]
     found: list[Found]
     best: int | None = None
     favourites: list[int] = field(default_factory=list)
@@ -107,9 +108,11 @@ def make_plan(scenario: Scenario, sweep: Sweep, tell: Callable[[str], None] | No
     searched = None if space is None else search(book, space)
     if searched is not None:
         groups = [replace(searched.group(i), replicas=1) for i in searched.finalists]
-    saturated = _saturations(book, groups, sweep.jobs)
     peak_rps, is_exact = _peak_rps(busiest)
-    parts = [rps / peak_rps for rps in saturated]
+    saturated: list[float | None] = [None] * len(groups)
+    if scenario.file.workload.tasks is None:
+        saturated = [*_saturations(book, groups, sweep.jobs)]
+    parts = [None if rps is None else rps / peak_rps for rps in saturated]
     limit = demand.plan.max_replicas
     starts = [replace(group, replicas=first_guess(part, limit)) for group, part in zip(groups, parts, strict=True)]
     if searched is not None:
@@ -127,7 +130,8 @@ def make_plan(scenario: Scenario, sweep: Sweep, tell: Callable[[str], None] | No
             for gpu in dict.fromkeys(groups[i].gpu for i in holding)
         )
         planned.best = min(planned.favourites, key=lambda i: _merit(planned, i))
-        _look_around(planned, holding, planned.best, parts if is_exact else [inf] * len(parts))
+        most = [part if part is not None and is_exact else inf for part in parts]
+        _look_around(planned, holding, planned.best, most)
     return planned
 
 
@@ -141,11 +145,6 @@ def _merit(planned: Planned, index: int) -> tuple[float, float]:
 def _check(demand: Demand) -> None:
     scenario = demand.scenario
     check_planned(scenario)
-    if scenario.file.workload.tasks is not None:
-        raise ScenarioError(
-            f"{scenario.source}: a plan is of requests that are sent by themselves. Drop workload.tasks, or ask what"
-            " rate of tasks one engine sustains: batchsim capacity."
-        )
     if scenario.file.replicas is not None:
         raise ScenarioError(
             f"{scenario.source}: replicas and plan are given, and plan chooses replicas. Drop replicas."
@@ -153,13 +152,14 @@ def _check(demand: Demand) -> None:
     own = {f"classes.{name}": each.slo for name, each in scenario.file.workload.classes.items() if each.slo is not None}
     for name, text in {"slo": scenario.file.slo, **own}.items():
         with scenario.at(name.partition(".")[0]):
-            if parse_slo(text).of_tasks:
+            if parse_slo(text).of_tasks and scenario.file.workload.tasks is None:
                 raise ScenarioError(
-                    f"{name} '{text}' bounds tasks, and a plan counts requests. Write 'ttft<1s & tpot<50ms @ 99%', say."
+                    f"{name} '{text}' bounds tasks, and without workload.tasks a plan counts requests. Write 'ttft<1s &"
+                    " tpot<50ms @ 99%', say."
                 )
             if not parse_slo(text).per_request:
                 raise ScenarioError(
-                    f"{name} '{text}' bounds percentiles, and a plan counts requests. Write the form"
+                    f"{name} '{text}' bounds percentiles, and a plan counts who meets it. Write the form"
                     " 'ttft<1s & tpot<50ms @ 99%'."
                 )
             if parse_slo(text).share == 1:

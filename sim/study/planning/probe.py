@@ -57,7 +57,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Observed:
-    """The shares of requests within the SLO in one seed, or in one stretch of the window: of all, and by class.
+    """The shares of requests, or tasks, within the SLO in one seed, or one stretch of the window: of all, by class.
 
     `margin` is the least share beyond what its objective asks for, over all objectives. `requests` is what counts it
     more or less than others: how many a stretch has; 1 for each seed.
@@ -74,7 +74,8 @@ class GroupProbe:
     """What simulations of an Ask showed: a result for every seed that was run; `complete` if no other seed decides.
 
     `failed` says why the group could not be simulated, where that is so: it is then not shown to hold. `growing`: for
-    each result, whether its queue grew as long as requests came, at one rate; empty where that rate changes.
+    each result, whether its queue grew as long as requests came, at one rate; empty where that rate changes. `counted`:
+    whether `requests` or `tasks` are judged.
     """
 
     ask: Ask
@@ -83,10 +84,11 @@ class GroupProbe:
     complete: bool
     failed: str = ""
     growing: tuple[bool, ...] = ()
+    counted: str = "requests"
 
     @cached_property
     def attainment(self) -> Interval:
-        """The share of requests within the SLO. The interval may reach beyond 100 %."""
+        """The share of what is judged within the SLO. The interval may reach beyond 100 %."""
         return self._interval([one.attainment for one in self.observed])
 
     @cached_property
@@ -94,12 +96,13 @@ class GroupProbe:
         return self._interval([one.margin for one in self.observed])
 
     def _interval(self, values: list[float]) -> Interval:
-        return Interval.of(values, [one.requests for one in self.observed], self.num_requests)
+        return Interval.of(values, [one.requests for one in self.observed], self.num_judged)
 
     @property
-    def num_requests(self) -> float:
-        """The requests that were measured, over all seeds."""
-        return sum(result["values"]["cohort"] for result in self.results)
+    def num_judged(self) -> float:
+        """The requests that were measured, or the tasks, over all seeds."""
+        column = "tasks" if self.counted == "tasks" else "cohort"
+        return sum(result["values"][column] for result in self.results)
 
     @property
     def is_overloaded(self) -> bool:
@@ -252,7 +255,8 @@ class Book:
         results = tuple(found[seed] for seed in sorted(found))
         growing = tuple(result["unstable"] for result in results) if self.demand.is_steady else ()
         complete = set(self.seeds(ask.change)) <= set(found)
-        return GroupProbe(ask, results, tuple(observed), complete=complete, growing=growing)
+        counted = self.demand.counted
+        return GroupProbe(ask, results, tuple(observed), complete=complete, growing=growing, counted=counted)
 
     def probes(self) -> list[GroupProbe]:
         """The probes of all Asks, in the order in which they were asked for."""

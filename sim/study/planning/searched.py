@@ -19,7 +19,7 @@ from batchsim.study.planning.probe import PLANNED, Ask, Book, GpuGroup, GroupPro
 from batchsim.study.planning.space import Space, without_router
 
 PARTS = (1 / 6, 1 / 2)  # of the window: the short looks
-LEAST = 200  # requests of a short look: below, one more or less of them says nothing of the others
+LEAST = 200  # requests, or tasks, of a short look: below, one more or less of them says nothing of the others
 MORE_COME = 1.1  # of the requests that the part of a window suggests: how many the whole may have
 GUESS = 4  # replicas with which the first look begins
 OTHERS = 2  # other kinds of GPU whose best configuration is judged beside the winner
@@ -46,8 +46,8 @@ class Searched:
 def search(book: Book, space: Space) -> Searched:
     """Looks at every configuration of `space` until it is decided which of them is the cheapest that holds."""
     book.sweep.hold()  # else each configuration would seem to fail where another process writes
-    rps, plan = book.demand.stated_rps(PLANNED), book.demand.plan
-    short = () if rps is None else tuple(p for p in PARTS if rps * plan.window / 1e9 * p >= LEAST)
+    rate, plan = book.demand.judged_per_s(PLANNED), book.demand.plan
+    short = () if rate is None else tuple(p for p in PARTS if rate * plan.window / 1e9 * p >= LEAST)
     parts = (*(short or (1.0,)), 1.0)  # at least one seed alone before all of them
     offers = [book.offer(group) for group in space.groups]
     prices = [cost_per_hour(offer, 1) for offer in offers]
