@@ -17,12 +17,15 @@ from batchsim.report.page.sections import TableView, sections
 from batchsim.report.page.write_page import MANIFEST, write_report
 from batchsim.scenario import Scenario, load_scenario
 from batchsim.study.planning.demand import Variation, demand_of
+from batchsim.study.planning.fleet_search import Found, smallest
 from batchsim.study.planning.halving import Halving, Look
+from batchsim.study.planning.make import GROWN, TURNED, make_plan
+from batchsim.study.planning.money import cost_per_month
 from batchsim.study.planning.plan_tables import plan_tables
-from batchsim.study.planning.probe import Ask, Book, GpuGroup, GroupProbe, Observed
+from batchsim.study.planning.probe import Ask, Book, GpuGroup, GroupProbe, Observed, drive
 from batchsim.study.planning.searched import hopeless
 from batchsim.study.planning.space import space_of
-from batchsim.study.planning.tables import Tables
+from batchsim.study.planning.tables import Tables, tables_of
 from batchsim.study.sweep.points import Sweep
 from tools import search_check
 
@@ -259,3 +262,32 @@ def test_the_check_of_the_search_takes_its_scenario_as_an_argument() -> None:
     """As its docstring calls it; it was taken for an option."""
     with pytest.raises(ScenarioError, match=r"nowhere\.yaml: no such scenario"):
         search_check.app(["nowhere.yaml", "--draws", "1"], standalone_mode=False)
+
+
+def test_what_changes_the_decision_is_what_looking_at_everything_says(searched: Scenario, tmp_path: Path) -> None:
+    """For each change the price of the cheapest that holds, by a search of every configuration by itself; with more
+    traffic it is one that the plan did not go on with. No contender is asked for more than costs as much as the winner.
+    """
+    overrides = ["slo=ttft<100ms & tpot<30ms @ 90%", "plan.target.rate=200/s"]
+    free = "{gpu: [own], max_num_seqs: [16, 64], max_num_batched_tokens: [128, 256, 512, 1024]}"
+    scenario = load_scenario(searched.source, overrides=[*overrides, f"plan.free={free}"])
+    planned = make_plan(scenario, Sweep(tmp_path / "points"))
+    assert planned.searched is not None and planned.best is not None
+    book, space, finalists = planned.book, planned.searched.space, planned.searched.finalists
+    winner = finalists[planned.best]
+    rows = {row["change"]: row for row in tables_of(planned)["sensitivity"]}
+    prices = {i: cost(book, found) for (i, name), found in planned.turned.items() if name == GROWN}
+    cheapest = {i for i, month in prices.items() if month == rows[GROWN]["cost_per_month"]}
+    assert rows[GROWN]["same_decision"] is False and not cheapest & set(finalists)
+    for name, change in TURNED.items():
+        every = drive(book, [smallest(book, group, 6, change) for group in space.groups])
+        costs = [month for found in every if (month := cost(book, found)) is not None]
+        assert rows[name]["cost_per_month"] == min(costs)
+        own = cost(book, planned.turned[winner, name])
+        for (_, turned), found in planned.turned.items():
+            if turned == name and own is not None and (month := cost(book, found)) is not None:
+                assert month <= own
+
+
+def cost(book: Book, found: Found) -> float | None:
+    return None if found.group is None else cost_per_month(book.offer(found.group), found.group.replicas)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 KEPT = 1 / 3  # of the configurations of a rung go on to the next
 FEWEST = 8  # that go on at least
-_SAME = 1e-9  # relative: two costs that differ by less are the same
+SAME = 1e-9  # relative: two costs that differ by less are the same
 
 
 @dataclass(frozen=True)
@@ -171,11 +171,11 @@ class Halving:
             if not open_:
                 return
             cheapest = min(self.states[i].cost for i in open_)
-            if cheapest > self.ceiling * (1 + _SAME):
+            if cheapest > self.ceiling * (1 + SAME):
                 for i in open_:
                     self._out(i, "looks")
                 return
-            batch = [i for i in open_ if self.states[i].cost <= cheapest * (1 + _SAME)]
+            batch = [i for i in open_ if self.states[i].cost <= cheapest * (1 + SAME)]
             for i in batch:
                 if self.states[i].enough == self.states[i].replicas:
                     self.states[i].held = self.states[i].replicas
@@ -202,14 +202,14 @@ class Halving:
         waiting = [
             i
             for i, state in enumerate(self.states)
-            if not state.out and state.held is None and state.cost < self.ceiling * (1 - _SAME)
+            if not state.out and state.held is None and state.cost < self.ceiling * (1 - SAME)
         ]
         return sorted(waiting, key=self._order)[:FEWEST]
 
     # ---- its parts
 
     def _affordable(self, price: float) -> int:
-        return self.limit if self.ceiling == math.inf else min(self.limit, math.floor(self.ceiling / price + _SAME))
+        return self.limit if self.ceiling == math.inf else min(self.limit, math.floor(self.ceiling / price + SAME))
 
     def _order(self, i: int) -> tuple[float, float, int]:
         return round(self.states[i].cost, 9), -self.states[i].margin, i
@@ -222,7 +222,7 @@ class Halving:
         state.replicas += more
         if state.replicas > self.limit:
             self._out(i, "limit")
-        elif state.cost > self.ceiling * (1 + _SAME):
+        elif state.cost > self.ceiling * (1 + SAME):
             self._out(i, "looks")
         return bool(state.out)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
+from math import floor, inf
 from typing import Any
 
 from batchsim.base.errors import ScenarioError
@@ -17,7 +17,8 @@ from batchsim.scenario.reach import check_reach
 from batchsim.scenario.replaced import check_planned
 from batchsim.study.planning.demand import Demand, Variation, can_disperse, demand_of, minutes
 from batchsim.study.planning.fleet_search import Found, first_guess, headroom, judge, smallest, whole
-from batchsim.study.planning.money import cost_per_month
+from batchsim.study.planning.halving import SAME
+from batchsim.study.planning.money import cost_per_hour, cost_per_month
 from batchsim.study.planning.probe import PLANNED, Ask, Book, GpuGroup, GroupProbe, Search, drive, spec_of
 from batchsim.study.planning.searched import Searched, search
 from batchsim.study.planning.space import space_of
@@ -54,8 +55,8 @@ class Planned:
     group, None where none holds; `favourites` are the cheapest of every GPU. `changed` has, for every favourite and
     what-if, the search (of the recommended) or the probe (of the others). `at_error` has the searches with all
     steps as short, and as long, as the cost's error allows. `searched` is the search that named the groups, where
-    the plan leaves something free, and `turned` what each that holds needs where the traffic or the objectives are
-    others.
+    the plan leaves something free, and `turned`, by configuration of it, what the winner needs where traffic or
+    objectives are others, and its contenders where they are no dearer then.
     """
 
     demand: Demand
@@ -264,9 +265,6 @@ def _look_around(planned: Planned, holding: list[int], best: int, parts: Sequenc
                 factor = Variation(cost_factor=1 + end)
                 slower = group(i).replicas - 1 if end > 0 else 0
                 named.append((("error", i, end), smallest(book, group(i), limit, factor, too_few=slower)))
-    for i in holding if planned.searched is not None else ():
-        for name, change in TURNED.items():
-            named.append((("turned", i, name), smallest(book, group(i), limit, change)))
     if not planned.demand.is_flat:
         named += [(("curve", part), whole(book, Ask(group(best), Variation(traffic=part)))) for part in CURVE]
     named += [
@@ -277,8 +275,6 @@ def _look_around(planned: Planned, holding: list[int], best: int, parts: Sequenc
     for name, answer in answers.items():
         if name[0] == "changed":
             planned.changed[name[1], name[2]] = answer
-        elif name[0] == "turned":
-            planned.turned[name[1], name[2]] = answer
         elif name[0] == "headroom":
             planned.headroom[name[1]] = answer
         elif name[0] == "curve":
@@ -289,6 +285,27 @@ def _look_around(planned: Planned, holding: list[int], best: int, parts: Sequenc
         error = planned.cost_error(i)
         if isinstance(error, CostError):
             planned.at_error[i] = answers["error", i, error.low], answers["error", i, error.high]
+    if planned.searched is not None:
+        planned.turned = _turn(book, planned.searched, planned.searched.finalists[best], limit)
+
+
+def _turn(book: Book, searched: Searched, winner: int, limit: int) -> dict[tuple[int, str], Found]:
+    """What the winner needs where the traffic or the objectives are others; then, of its contenders, those that hold
+    for no more than that costs."""
+    names, group = list(TURNED), searched.group(winner)
+    own = dict(zip(names, drive(book, [smallest(book, group, limit, TURNED[name]) for name in names]), strict=True))
+    asked: dict[tuple[int, str], Search[Found]] = {}
+    for i in searched.contenders:
+        start = searched.group(i)
+        for name, answer in own.items():
+            most = limit
+            if answer.group is not None:
+                budget = cost_per_hour(book.offer(group), answer.group.replicas) / cost_per_hour(book.offer(start), 1)
+                most = min(limit, floor(budget * (1 + SAME)))
+            if most and i != winner:
+                asked[i, name] = smallest(book, start, most, TURNED[name])
+    answers = dict(zip(asked, drive(book, [*asked.values()]), strict=True))
+    return {(winner, name): answer for name, answer in own.items()} | answers
 
 
 def tiers(scenario: Scenario) -> list[tuple[str, ...]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from batchsim.base.units import NS_PER_S
 from batchsim.study.planning.configurations import goodput_rps
-from batchsim.study.planning.halving import FEWEST, KEPT, State
+from batchsim.study.planning.halving import FEWEST, KEPT, SAME, State
 from batchsim.study.planning.make import TURNED, Planned
 from batchsim.study.planning.money import HOURS_A_MONTH, cost_per_month
 from batchsim.study.planning.probe import PLANNED, Ask, GpuGroup
@@ -26,7 +26,6 @@ _LEFT = {
     HOLDS: "{} shown to hold",
 }
 """Why configurations are left on a rung, in words."""
-_SAME = 1e-9  # relative
 
 
 def search_tables(planned: Planned) -> dict[str, list[Row]]:
@@ -126,7 +125,7 @@ def why_lost(searched: Searched, i: int) -> str:
         return f"{halving.limit} replicas, the most allowed, are too few"
     if best is None:
         return "not shown to hold"
-    dearer = state.cost > best.cost * (1 + _SAME)
+    dearer = state.cost > best.cost * (1 + SAME)
     if state.held is not None:
         return "holds, and costs more" if dearer else "holds at the same price, with no more margin"
     if state.out == "price":
@@ -190,15 +189,19 @@ def _prices(planned: Planned, searched: Searched) -> list[Row]:
 
 
 def _turned(planned: Planned) -> list[Row]:
-    """For each change of traffic or objectives the cheapest of the finalists; none else was judged anew."""
-    rows = []
-    for name in TURNED if planned.best is not None else ():
+    """For each change of traffic or objectives the cheapest of the winner and its contenders; none else was judged
+    anew."""
+    if planned.searched is None or planned.best is None:
+        return []
+    rows, winner = [], planned.searched.finalists[planned.best]
+    judged = len({winner, *planned.searched.contenders})
+    for name in TURNED:
         found = {i: answer for (i, change), answer in planned.turned.items() if change == name}
         holding = {i: answer.group for i, answer in found.items() if answer.group is not None}
         costs = {i: cost_per_month(planned.book.offer(group), group.replicas) for i, group in holding.items()}
         least = min(costs.values(), default=None)
-        ties = [i for i in costs if least is not None and costs[i] <= least * (1 + _SAME)]
-        best = planned.best if planned.best in ties else ties[0] if ties else None
+        ties = [i for i in costs if least is not None and costs[i] <= least * (1 + SAME)]
+        best = winner if winner in ties else ties[0] if ties else None
         group = None if best is None else holding[best]
         rows.append(
             {
@@ -210,8 +213,8 @@ def _turned(planned: Planned) -> list[Row]:
                 "policy": group and group.name,
                 "replicas": group and group.replicas,
                 "cost_per_month": least,
-                "same_decision": None if best is None else best == planned.best,
-                "note": f"of the {len(found)} finalists that hold" if best is not None else "none of them holds",
+                "same_decision": None if best is None else best == winner,
+                "note": f"{'the cheapest' if best is not None else 'none'} of the best {judged}",
             }
         )
     return rows

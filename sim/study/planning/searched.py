@@ -13,7 +13,7 @@ from batchsim.base.errors import BatchsimError
 from batchsim.metrics.slo import parse_slo
 from batchsim.study.planning.demand import Variation
 from batchsim.study.planning.fleet_search import ONE_SEED_DECIDES, judge
-from batchsim.study.planning.halving import Halving, Look
+from batchsim.study.planning.halving import FEWEST, Halving, Look
 from batchsim.study.planning.money import cost_per_hour
 from batchsim.study.planning.probe import PLANNED, Ask, Book, GpuGroup, GroupProbe, drive
 from batchsim.study.planning.space import Space, without_router
@@ -29,13 +29,15 @@ OTHERS = 2  # other kinds of GPU whose best configuration is judged beside the w
 class Searched:
     """What the search came to. `halving.states` has every configuration in the order of the space's; `best` is the
     index of the cheapest that holds, None where none does; `parts` are the looks' parts of the window, the last one
-    with all seeds. `finalists` are the indices of those that the plan goes on with."""
+    with all seeds. `finalists` are the indices of those that the plan goes on with, `contenders` of those that are
+    judged anew where traffic or objectives are others: the finalists but the winner, and the next best."""
 
     space: Space
     halving: Halving
     parts: tuple[float, ...]
     best: int | None
     finalists: tuple[int, ...]
+    contenders: tuple[int, ...]
 
     def group(self, index: int) -> GpuGroup:
         """A configuration with the replicas that it holds with, or the fewest that were not ruled out."""
@@ -55,23 +57,39 @@ def search(book: Book, space: Space) -> Searched:
     seen = _Looks(book, space, parts)
     halving = Halving(prices, plan.max_replicas, len(parts), seen, pilots, min(GUESS, plan.max_replicas))
     best = halving.run()
-    return Searched(space, halving, parts, best, _finalists(space, halving, best, pilots))
+    finalists = _finalists(space, halving, best, pilots)
+    return Searched(space, halving, parts, best, finalists, _contenders(space, halving, best, finalists))
 
 
 def _finalists(space: Space, halving: Halving, best: int | None, pilots: list[int]) -> tuple[int, ...]:
     """The winner, the next best that holds, and the best of further kinds of GPU; the pilots where nothing holds."""
     if best is None:
         return tuple(pilots)
-    order = sorted(
-        range(len(space.groups)), key=lambda i: (round(halving.states[i].cost, 9), -halving.states[i].margin)
-    )
-    possible = [i for i in order if halving.states[i].out in ("", "looks", "price") and i != best]
+    possible = _possible(halving, best)
     kinds: dict[str, int] = {}
     for i in possible:
         kinds.setdefault(space.groups[i].gpu, i)
     others = [i for gpu, i in kinds.items() if gpu != space.groups[best].gpu][:OTHERS]
     next_best = [i for i in possible if halving.states[i].held is not None and not _alike(space, halving, i, best)][:1]
     return tuple(sorted({best, *others, *next_best}))
+
+
+def _possible(halving: Halving, best: int) -> list[int]:
+    """All but the winner that may hold with as many replicas as there may be, by what they cost at least."""
+    states = halving.states
+    order = sorted(range(len(states)), key=lambda i: (round(states[i].cost, 9), -states[i].margin))
+    return [i for i in order if states[i].out in ("", "looks", "price") and i != best]
+
+
+def _contenders(space: Space, halving: Halving, best: int | None, finalists: tuple[int, ...]) -> tuple[int, ...]:
+    """The next best, as many as go on to a rung at least, each another group, and the finalists; none without a
+    winner."""
+    if best is None:
+        return ()
+    next_best: dict[GpuGroup, int] = {}
+    for i in _possible(halving, best):
+        next_best.setdefault(_group(space.groups[i], halving.states[i].replicas), i)
+    return tuple(sorted({*[*next_best.values()][:FEWEST], *finalists} - {best}))
 
 
 def _alike(space: Space, halving: Halving, one: int, other: int) -> bool:
