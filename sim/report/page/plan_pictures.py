@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from matplotlib.transforms import offset_copy
 
 from batchsim.report.page.cells import Row, Tables, one_seed_alone
 from batchsim.report.pictures.palette import OKABE_ITO
@@ -101,23 +102,25 @@ def _pareto(tables: Tables, currency: str) -> Figure:
     ax = fig.subplots()
     look = _look(tables)
     rows = [row for row in _planned(tables) if row["goodput_rps"] is not None]
-    for row in rows:
-        color, marker = look[row["gpu"], row["policy"]]
-        ax.plot(
-            row["cost_per_month"],
-            row["goodput_rps"],
-            marker,
-            color=color,
-            markerfacecolor=color if row["holds"] else "white",
-            markersize=_size(row),
-            zorder=3,
-        )
+    offered = max((row["offered_rps"] for row in rows), default=0.0)
+    for together in _together(rows, offered):
+        for row, aside in zip(together, _asides(len(together)), strict=True):
+            color, marker = look[row["gpu"], row["policy"]]
+            ax.plot(
+                row["cost_per_month"],
+                row["goodput_rps"],
+                marker,
+                color=color,
+                markerfacecolor=color if row["holds"] else "white",
+                markersize=_size(row),
+                zorder=3,
+                transform=offset_copy(ax.transData, fig, x=aside, units="points"),
+            )
     _numbers(ax, rows, look)
     _frontier(ax, rows)
-    offered = max((row["offered_rps"] for row in rows), default=0.0)
     ax.axhline(offered, color=GREY, linewidth=1, linestyle=":")
     ax.set_ylim(0, offered * 1.12 or 1)
-    ax.set_xlim(left=0)
+    ax.set_xlim(0, max((row["cost_per_month"] for row in rows), default=1.0) * 1.05)
     ax.set_xlabel(f"cost a month ({currency})")
     ax.set_ylabel("goodput (requests/s)")
     ax.xaxis.set_major_locator(MaxNLocator(5))
@@ -130,6 +133,27 @@ def _pareto(tables: Tables, currency: str) -> Figure:
     ]
     _legend(fig, tables, rows, extra)
     return fig
+
+
+def _together(rows: list[Row], offered: float) -> list[list[Row]]:
+    """`rows` with those side by side whose marks would hide each other, so close are they in cost and goodput."""
+    most = max((row["cost_per_month"] for row in rows), default=0.0)
+    found: list[list[Row]] = []
+    for row in rows:
+        for others in found:
+            first = others[0]
+            cost, goodput = (abs(row[name] - first[name]) for name in ("cost_per_month", "goodput_rps"))
+            if cost < 0.015 * most and goodput < 0.02 * offered:
+                others.append(row)
+                break
+        else:
+            found.append([row])
+    return found
+
+
+def _asides(count: int) -> list[float]:
+    """How far in points so many marks at one place are moved aside, to be seen each."""
+    return [(i - (count - 1) / 2) * _SIZE for i in range(count)]
 
 
 def _numbers(ax: Axes, rows: list[Row], look: dict[tuple[str, str], tuple[str, str]]) -> None:
@@ -165,18 +189,31 @@ def _replicas(tables: Tables, currency: str) -> Figure:
     ax = fig.subplots()
     look = _look(tables)
     rows = _planned(tables)
-    for key, (color, marker) in look.items():
+    keys = [key for key in look if any((row["gpu"], row["policy"]) == key for row in rows)]
+    for key, aside in zip(keys, _asides(len(keys)), strict=True):
+        color, marker = look[key]
         mine = sorted((r for r in rows if (r["gpu"], r["policy"]) == key), key=lambda row: row["replicas"])
-        if not mine:
-            continue
+        moved = offset_copy(ax.transData, fig, x=aside, units="points")
         missed = [max(1 - row["attainment"], _FLOOR) for row in mine]
-        ax.plot([row["replicas"] for row in mine], missed, color=color, linewidth=1)
+        ax.plot([row["replicas"] for row in mine], missed, color=color, linewidth=1, transform=moved)
         for row, y in zip(mine, missed, strict=True):
             if row["attainment_low"] is not None:
                 ends = [max(1 - row[name], _FLOOR) for name in ("attainment_high", "attainment_low")]
-                ax.plot([row["replicas"]] * 2, ends, color=color, linewidth=3, alpha=0.35)
-            face = color if row["holds"] else "white"
-            ax.plot(row["replicas"], y, marker, color=color, markerfacecolor=face, markersize=_size(row), zorder=3)
+                ax.plot([row["replicas"]] * 2, ends, color=color, linewidth=3, alpha=0.35, transform=moved)
+            face, size = color if row["holds"] else "white", _size(row)
+            ax.plot(
+                row["replicas"],
+                y,
+                marker,
+                color=color,
+                markerfacecolor=face,
+                markersize=size,
+                zorder=3,
+                transform=moved,
+            )
+    counts = [row["replicas"] for row in rows] or [1]
+    room = max(0.05 * (max(counts) - min(counts)), 0.3)
+    ax.set_xlim(min(counts) - room, max(counts) + room)  # marks moved aside are not seen by autoscaling
     ax.set_yscale("log")
     ax.set_ylim(2, _FLOOR / 1.5)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
