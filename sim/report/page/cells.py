@@ -223,7 +223,7 @@ COLUMNS: dict[str, Column] = {
         "decision changes at", money, "by arithmetic on the replicas that were found or ruled out; not searched again"
     ),
     "relative": Column("relative", signed),
-    "same_decision": Column("same decision", yes_no),
+    "same_decision": Column("same configuration", yes_no),
     "energy_j_per_output_token": Column("J per output token", number, "while steps run, from measured power"),
     "router": Column("router"),
     "window": Column("busiest window"),

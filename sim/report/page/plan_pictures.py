@@ -29,8 +29,14 @@ def draw_pictures(tables: Tables, currency: str) -> dict[str, tuple[str, str]]:
     """For each picture's name its caption and the picture itself as SVG."""
     drawn: dict[str, tuple[str, Callable[[Tables, str], Figure]]] = {}
     if any(row["goodput_rps"] is not None for row in _planned(tables)):
-        drawn["pareto"] = ("Cost a month against goodput in the busiest window", _pareto)
-    drawn["replicas"] = ("Within the SLO against the number of replicas", _replicas)
+        drawn["pareto"] = (
+            "Cost a month against goodput in the busiest window; marks at one place stand side by side",
+            _pareto,
+        )
+    drawn["replicas"] = (
+        "Within the SLO against the number of replicas; marks of one number stand side by side",
+        _replicas,
+    )
     if len(tables.get("traffic", [])) > 1:
         drawn["traffic"] = ("Traffic over time, within the SLO, and replicas enough", _traffic)
     found = {}

@@ -47,6 +47,6 @@ def _change(row: Row, currency: str) -> str:
         return f"{row['change']}, {currency} {money(row['price_per_hour'])}: changes at {at}: {row['note']}"
     if row["gpu"] is None:
         return f"{row['change']}: {row['note']}"
-    same = "the same decision" if row["same_decision"] else "another decision"
+    same = "the same configuration" if row["same_decision"] else "another configuration"
     cost = COLUMNS["cost_per_month"].show(row["cost_per_month"])
     return f"{row['change']}: {same}: {row['gpu']} × {row['replicas']}, {row['policy']}, {currency} {cost} a month"

@@ -245,7 +245,9 @@ def recommendation(tables: Tables, currency: str) -> list[Sentence]:
         f" a month, {currency}{NO_BREAK}",
     ]
     first += [of("cost_per_1m_output_tokens"), " per million output tokens"]
-    if chosen["next_cost_per_month"] is not None:
+    if chosen["next_cost_per_month"] == chosen["cost_per_month"]:
+        first += [" (another configuration costs as much)"]
+    elif chosen["next_cost_per_month"] is not None:
         first += [f" (the next best: {currency}{NO_BREAK}", of("next_cost_per_month", "recommendation"), " a month)"]
     second: Sentence = ["In the busiest window (", of("window", "recommendation"), ") ", of("attainment")]
     second += [f" of {chosen['counted']} meet ", of("slo", "recommendation")]
