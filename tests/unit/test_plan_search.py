@@ -289,5 +289,19 @@ def test_what_changes_the_decision_is_what_looking_at_everything_says(searched: 
                 assert month <= own
 
 
+def test_what_was_too_dear_to_look_at_and_cannot_be_built_is_no_contender(searched: Scenario, tmp_path: Path) -> None:
+    """Of 3 GPUs that cannot share the heads, which more traffic would pay for."""
+    free = "{gpu: [own], max_num_seqs: [16, 64], max_num_batched_tokens: [256, 512], tp: [1, 3]}"
+    overrides = ["slo=ttft<100ms & tpot<30ms @ 90%", "plan.target.rate=400/s", f"plan.free={free}"]
+    planned = make_plan(load_scenario(searched.source, overrides=overrides), Sweep(tmp_path / "points"))
+    assert planned.searched is not None
+    states, winner = planned.searched.halving.states, planned.searched.best
+    dear = [i for i, state in enumerate(states) if state.out == "price"]
+    assert len(dear) == 4 and not {*dear} & {*planned.searched.contenders, *planned.searched.finalists}
+    assert winner is not None
+    grown = planned.turned[winner, GROWN]
+    assert grown.group is not None and grown.group.replicas >= 3 > states[winner].replicas
+
+
 def cost(book: Book, found: Found) -> float | None:
     return None if found.group is None else cost_per_month(book.offer(found.group), found.group.replicas)

@@ -327,6 +327,41 @@ def test_a_plan_of_tasks_counts_tasks(tmp_path: Path) -> None:
     assert "% of tasks meet task_e2e<1200ms @ 90%" in sentence_text(recommendation(tables, "$")[1])
 
 
+def test_a_plan_of_tasks_and_requests_counts_no_more_than_the_tasks(tmp_path: Path) -> None:
+    """One class bounds its tasks, the other the requests of its own: neither are all requests judged, nor is there a
+    rate of requests that meet."""
+    patient(tmp_path)
+    classes = '  classes: {a: {share: 90%, slo: "task_e2e<60s @ 90%"}, c: {share: 10%, slo: "ttft<60s @ 90%"}}\n'
+    text = re.sub(r"  lengths: \{.*\n", classes + TASKS, (tmp_path / "s.yaml").read_text())
+    (tmp_path / "s.yaml").write_text(text)
+    planned = make_plan(load_scenario(str(tmp_path / "s.yaml")), Sweep(tmp_path / "points"))
+    held = planned.held(0)
+    assert held is not None and held.num_judged == sum(result["values"]["tasks"] for result in held.results)
+    tables = tables_of(planned)
+    assert tables["configurations"][0]["goodput_rps"] is None
+    assert "of tasks and requests meet" in sentence_text(recommendation(tables, "$")[1])
+
+
+RAMP = """\
+  tasks:
+    stages:
+      - {prompt: {kind: fixed, tokens: 5}, output: {kind: fixed, tokens: 60}}
+      - {prompt: {kind: fixed, tokens: 5}, output: {kind: fixed, tokens: 60}, wait: 20s}
+      - {prompt: {kind: fixed, tokens: 5}, output: {kind: fixed, tokens: 60}, wait: 20s}
+"""
+
+
+def test_a_queue_that_grows_while_tasks_ramp_up_is_told_with_what_to_do(tmp_path: Path) -> None:
+    """Three stages 20 s apart, from an empty start and on too few replicas: nobody can tell one from the other."""
+    patient(tmp_path, limit=2)
+    text = (tmp_path / "s.yaml").read_text().replace("ttft<5min", "task_e2e<5min").replace("rate: 22/s", "rate: 12/s")
+    (tmp_path / "s.yaml").write_text(re.sub(r"  lengths: \{.*\n", RAMP, text))
+    planned = make_plan(load_scenario(str(tmp_path / "s.yaml")), Sweep(tmp_path / "points"))
+    (row,) = tables_of(planned)["configurations"]
+    told = "the queue grows, or seems to, since a task takes 83.9 s and there is no warm-up: lengthen workload.warmup"
+    assert row["why_not"].endswith(told)
+
+
 def test_without_tasks_in_the_workload_no_objective_bounds_them(tmp_path: Path) -> None:
     patient(tmp_path)
     text = (tmp_path / "s.yaml").read_text().replace("ttft<5min", "task_e2e<5min")

@@ -184,6 +184,32 @@ def test_a_host_that_is_through_sooner_with_fewer_is_so_wherever_a_leap_is_cut()
         same(fleet(*stream, ahead=True)[0], fleet(*stream, ahead=True, leap=False)[0])
 
 
+class LastAnswered:
+    """A router that sends to whoever answered last, first to replica 0 and 1."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, int]] = []
+
+    def route(self, request: Request, stage: Stage, up: Sequence[int]) -> int:
+        return request.id if request.id < 2 else self.told[-1][1]
+
+    def answered(self, request: Request, stage: Stage, replica: int) -> None:
+        self.told.append((request.id, replica))
+
+
+def test_of_one_instant_who_finishes_is_told_before_who_gives_up() -> None:
+    """Replica 1 ends a request at 30, as the deadline of one of replica 0 is due: 2 goes to replica 0."""
+    given = [arrival(0, 0, 4, 50, deadline_ns=30), arrival(1, 0, 4, 3), arrival(2, 35, 4, 3)]
+    for leap in (True, False):
+        router = LastAnswered()
+
+        def new_engine(replica: int) -> EngineCore:
+            return engine(Vllm(PLAIN, PolicyContext(CountingKV(1000, 4), 1000, loop=PLAIN.traits.loop)))
+
+        simulate_fleet(new_engine, router, FleetPlan(2), Requests(*given), feeds_back=False, leap=leap)
+        assert router.told[:2] == [(1, 1), (0, 0)], leap
+
+
 def test_a_scheduler_with_a_repeat_of_its_own_is_asked_every_step() -> None:
     leaping, (calls, _) = fleet(*STREAM, policy=Hesitant)
     stepping, (asked, _) = fleet(*STREAM, policy=Hesitant, leap=False)

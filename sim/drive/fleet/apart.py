@@ -16,7 +16,7 @@ from batchsim.drive.fleet.routers.router import ReadsLoads, Router, SeesFirstTok
 from batchsim.drive.simulate import Pulse
 from batchsim.drive.stepping import Stepping
 from batchsim.kernel.core import EngineCore
-from batchsim.kernel.events import Ended, EngineEvent
+from batchsim.kernel.events import Ended, EngineEvent, Finished
 from batchsim.kernel.leaps import quiet_until_ns
 from batchsim.kernel.protocols import Workload
 from batchsim.kernel.types import Arrival, Idle, Request
@@ -96,22 +96,23 @@ def _by_time(arrival: Arrival) -> tuple[int, int]:
 
 
 class _Answers:
-    """Who was answered by which replica and when, until it is time for the router to hear of it."""
+    """Who was answered by which replica and when, until it is time for the router to hear of it: of one instant those
+    whose step ended first, as with all replicas in one environment."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._untold: list[tuple[int, int, int, Request]] = []
+        self._untold: list[tuple[int, bool, int, int, Request]] = []
         self._count = 0  # so that those of an instant and replica stay in order
 
-    def add(self, time_ns: int, replica: int, request: Request) -> None:
+    def add(self, time_ns: int, replica: int, ended: Ended) -> None:
         self._count += 1
-        heappush(self._untold, (time_ns, replica, self._count, request))
+        heappush(self._untold, (time_ns, not isinstance(ended, Finished), replica, self._count, ended.request))
 
     def tell(self, until_ns: int) -> None:
         """Tells the router of those up to `until_ns`, by time and replica."""
         untold = self._untold
         while untold and untold[0][0] <= until_ns:
-            _, replica, _, request = heappop(untold)
+            _, _, replica, _, request = heappop(untold)
             self._router.answered(request, "both", replica)
 
 
@@ -166,7 +167,7 @@ class _Replica(Stepping):
         if self._answers is not None:
             for event in events:
                 if isinstance(event, Ended):
-                    self._answers.add(now_ns, self.number, event.request)
+                    self._answers.add(now_ns, self.number, event)
 
     def alone_until_ns(self) -> float:
         """The time in ns before which nobody comes."""

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from batchsim.base.units import format_duration
+from batchsim.base.units import NS_PER_S, format_duration
+from batchsim.metrics.latencies import TASK_E2E
 from batchsim.metrics.slo import parse_slo
 from batchsim.study.planning.fleet_search import Found
 from batchsim.study.planning.make import Planned
@@ -95,7 +96,7 @@ def why_not(planned: Planned, index: int) -> str:
         seed = " in one seed" if found.fails.is_alone else ""
         text = f"max_replicas {limit}: {_percent(found.fails)} of {counted} within the SLO with {tried}{seed}"
         if found.fails.shown == "overloaded":
-            return f"{text}, which complete fewer than come: the queue grows"
+            return f"{text}, which complete fewer than come: the queue grows{_ramp(planned, found.fails)}"
         return text if found.fails.missed else f"{text}, {_too_few(found.fails)}"
     alone = found.alone
     lost = {reason: n for result in alone.results for reason, n in result["reasons"].get("rejected", {}).items()}
@@ -114,6 +115,16 @@ def why_not(planned: Planned, index: int) -> str:
         f"the SLO is missed on one replica with hardly any traffic: {_percent(alone)} of {counted} within it;"
         f" {', '.join(facts)}"
     )
+
+
+def _ramp(planned: Planned, probe: GroupProbe) -> str:
+    """That a queue may grow since tasks are longer than the warm-up, in words; "" where they are not."""
+    task_s, warmup_ns = probe.mean(f"{TASK_E2E}_p50_s"), planned.demand.scenario.file.workload.warmup
+    if task_s is None or task_s * NS_PER_S <= warmup_ns:
+        return ""
+    before = f"the warm-up is {format_duration(warmup_ns)}" if warmup_ns else "there is no warm-up"
+    task = format_duration(round(task_s * NS_PER_S))
+    return f", or seems to, since a task takes {task} and {before}: lengthen workload.warmup"
 
 
 def _too_few(probe: GroupProbe) -> str:
@@ -147,12 +158,13 @@ def ends(probe: GroupProbe | None) -> dict[str, float | None]:
 
 
 def output_tokens(planned: Planned, probe: GroupProbe) -> float:
-    """Mean output tokens of a request: as the trace says, or the mean of those drawn; of tasks as measured, since some
-    of their requests are needless and never sent."""
+    """Mean output tokens of a request: as the trace says, or the mean of those drawn; of tasks those that came in the
+    window, where any did, since some of their requests are needless and never sent."""
     if planned.demand.output_tokens is not None:
         return planned.demand.output_tokens
-    if planned.demand.scenario.file.workload.tasks is not None:
-        return (probe.mean("output_tokens_per_s") or 0.0) / (offered_rps(planned, probe) or 1.0)
+    came = probe.mean("output_tokens_per_s") if planned.demand.scenario.file.workload.tasks is not None else None
+    if came:
+        return came / (offered_rps(planned, probe) or 1.0)
     return float(np.mean([result["workload"]["mean_output_tokens"] for result in probe.results]))
 
 

@@ -87,10 +87,16 @@ class Demand:
 
     @property
     def counted(self) -> str:
-        """What objectives judge: `requests`, or `tasks` where all of them bound these."""
+        """What objectives judge: `requests`, `tasks` where all of them bound these, or `tasks and requests`."""
         file = self.scenario.file
         texts = [each.slo or file.slo for each in file.workload.classes.values()] or [file.slo]
-        return "tasks" if all(parse_slo(text).of_tasks for text in texts) else "requests"
+        of_tasks = [parse_slo(text).of_tasks for text in texts]
+        return "tasks" if all(of_tasks) else "tasks and requests" if any(of_tasks) else "requests"
+
+    @property
+    def judges_tasks(self) -> bool:
+        """Whether any objective bounds tasks."""
+        return self.counted != "requests"
 
     @property
     def is_steady(self) -> bool:
@@ -120,9 +126,10 @@ class Demand:
         return None if self.slice_ns is not None else self.load(change)
 
     def judged_per_s(self, change: Variation) -> float | None:
-        """Of what objectives judge so many begin a second of the busiest window; None where a recording says it."""
+        """Of what objectives judge at least so many begin a second of the busiest window; None where a recording says
+        it."""
         rps, tasks = self.stated_rps(change), self.scenario.file.workload.tasks
-        return rps if rps is None or tasks is None or self.counted == "requests" else rps / tasks.num_requests
+        return rps if rps is None or tasks is None or not self.judges_tasks else rps / tasks.num_requests
 
     def overrides(self, change: Variation) -> list[str]:
         """The overrides that leave the scenario the busiest window. ScenarioError where the change is not possible."""

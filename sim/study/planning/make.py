@@ -112,7 +112,7 @@ def make_plan(scenario: Scenario, sweep: Sweep, tell: Callable[[str], None] | No
     peak_rps, is_exact = _peak_rps(busiest)
     saturated: list[float | None] = [None] * len(groups)
     if scenario.file.workload.tasks is None:
-        saturated = [*_saturations(book, groups, sweep.jobs)]
+        saturated = [*_saturations(book, groups, sweep.jobs, must=searched is None)]
     parts = [None if rps is None else rps / peak_rps for rps in saturated]
     limit = demand.plan.max_replicas
     starts = [replace(group, replicas=first_guess(part, limit)) for group, part in zip(groups, parts, strict=True)]
@@ -184,17 +184,18 @@ def _check_reach(book: Book, group: GpuGroup) -> None:
         raise ScenarioError(f"{where}: plan.gpus.{group.gpu}: {error}") from None
 
 
-def _saturations(book: Book, groups: Sequence[GpuGroup], jobs: int) -> list[float]:
-    """The highest completion rate of one replica of each group, in requests/s."""
+def _saturations(book: Book, groups: Sequence[GpuGroup], jobs: int, *, must: bool) -> list[float | None]:
+    """The highest completion rate of one replica of each group, in requests/s; None where there is none, which is a
+    ScenarioError if there `must` be."""
     runs = []
     for group in groups:
         setup = _for_a_guess(book.setup(Ask(group)))
         runs.append((setup, spec_of(setup, group)))
-    found: dict[int, float] = {}
+    found: dict[int, float | None] = {}
     for i, rate in overload.saturations(runs, jobs):
-        if isinstance(rate, str):
+        if isinstance(rate, str) and must:
             raise ScenarioError(f"{book.demand.scenario.source}: {groups[i].name} on {groups[i].gpu}: {rate}.")
-        found[i] = rate
+        found[i] = None if isinstance(rate, str) else rate
     return [found[i] for i in range(len(runs))]
 
 

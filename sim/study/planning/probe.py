@@ -74,8 +74,8 @@ class GroupProbe:
     """What simulations of an Ask showed: a result for every seed that was run; `complete` if no other seed decides.
 
     `failed` says why the group could not be simulated, where that is so: it is then not shown to hold. `growing`: for
-    each result, whether its queue grew as long as requests came, at one rate; empty where that rate changes. `counted`:
-    whether `requests` or `tasks` are judged.
+    each result, whether its queue grew as long as requests came, at one rate; empty where that rate changes.
+    `counted`: `tasks` where any objective bounds these, else `requests`.
     """
 
     ask: Ask
@@ -100,7 +100,8 @@ class GroupProbe:
 
     @property
     def num_judged(self) -> float:
-        """The requests that were measured, or the tasks, over all seeds."""
+        """The requests that were measured, over all seeds; where any objective bounds tasks the tasks, of which no more
+        are judged than there are: a class whose requests are judged has at least one in each."""
         column = "tasks" if self.counted == "tasks" else "cohort"
         return sum(result["values"][column] for result in self.results)
 
@@ -255,7 +256,7 @@ class Book:
         results = tuple(found[seed] for seed in sorted(found))
         growing = tuple(result["unstable"] for result in results) if self.demand.is_steady else ()
         complete = set(self.seeds(ask.change)) <= set(found)
-        counted = self.demand.counted
+        counted = "tasks" if self.demand.judges_tasks else "requests"
         return GroupProbe(ask, results, tuple(observed), complete=complete, growing=growing, counted=counted)
 
     def probes(self) -> list[GroupProbe]:

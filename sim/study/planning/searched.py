@@ -57,15 +57,15 @@ def search(book: Book, space: Space) -> Searched:
     seen = _Looks(book, space, parts)
     halving = Halving(prices, plan.max_replicas, len(parts), seen, pilots, min(GUESS, plan.max_replicas))
     best = halving.run()
-    finalists = _finalists(space, halving, best, pilots)
-    return Searched(space, halving, parts, best, finalists, _contenders(space, halving, best, finalists))
-
-
-def _finalists(space: Space, halving: Halving, best: int | None, pilots: list[int]) -> tuple[int, ...]:
-    """The winner, the next best that holds, and the best of further kinds of GPU; the pilots where nothing holds."""
     if best is None:
-        return tuple(pilots)
-    possible = _possible(halving, best)
+        return Searched(space, halving, parts, best, tuple(pilots), ())
+    possible = [i for i in _possible(halving, best) if halving.states[i].rung >= 0 or seen.can_be_built(i)]
+    finalists = _finalists(space, halving, best, possible)
+    return Searched(space, halving, parts, best, finalists, _contenders(space, halving, best, possible, finalists))
+
+
+def _finalists(space: Space, halving: Halving, best: int, possible: list[int]) -> tuple[int, ...]:
+    """The winner, the next best that holds, and the best of further kinds of GPU."""
     kinds: dict[str, int] = {}
     for i in possible:
         kinds.setdefault(space.groups[i].gpu, i)
@@ -81,13 +81,12 @@ def _possible(halving: Halving, best: int) -> list[int]:
     return [i for i in order if states[i].out in ("", "looks", "price") and i != best]
 
 
-def _contenders(space: Space, halving: Halving, best: int | None, finalists: tuple[int, ...]) -> tuple[int, ...]:
-    """The next best, as many as go on to a rung at least, each another group, and the finalists; none without a
-    winner."""
-    if best is None:
-        return ()
+def _contenders(
+    space: Space, halving: Halving, best: int, possible: list[int], finalists: tuple[int, ...]
+) -> tuple[int, ...]:
+    """The next best, as many as go on to a rung at least, each another group, and the finalists, but for the winner."""
     next_best: dict[GpuGroup, int] = {}
-    for i in _possible(halving, best):
+    for i in possible:
         next_best.setdefault(_group(space.groups[i], halving.states[i].replicas), i)
     return tuple(sorted({*[*next_best.values()][:FEWEST], *finalists} - {best}))
 
@@ -126,6 +125,10 @@ class _Looks:
                 except BatchsimError as error:
                     failed[ask] = str(error)
         return [Look(False, failed=failed[ask]) if ask in failed else self._look(ask, last) for ask in asks]
+
+    def can_be_built(self, i: int) -> bool:
+        """Whether there is such an engine, of one that was not looked at."""
+        return not self._cannot_be_built(Ask(_group(self.space.groups[i], 1)))
 
     def _run(self, asks: list[Ask], last: bool) -> None:
         if last:

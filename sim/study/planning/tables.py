@@ -293,7 +293,7 @@ def _recommendation(planned: Planned) -> list[Row]:
             "slo": _objective(planned),
             "window": planned.demand.window,
             "peak_rps": offered_rps(planned, held),
-            "counted": held.counted,
+            "counted": planned.demand.counted,
             "months": plan.growth.months,
             "growth_per_month": plan.growth.per_month,
             "replicas_spare": group.replicas + 1,

@@ -22,8 +22,9 @@ class Router(Protocol):
         ...
 
     def answered(self, request: Request, stage: Stage, replica: int) -> None:
-        """Told that `request`, dispatched for `stage`, is no longer at `replica`: it was answered, handed over, or lost
-        with the replica."""
+        """Told, before the next dispatch, that `request`, dispatched for `stage`, is no longer at `replica`: it was
+        answered, handed over, or lost with the replica. Which of two replicas' of one ns it hears of first is the same
+        in every run, and must not matter to it."""
         ...
 
 
