@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from batchsim.base.units import NS_PER_S
 from batchsim.drive.fleet.admission import AdmissionConfig
-from batchsim.drive.fleet.apart import can_be_apart, simulate_apart
+from batchsim.drive.fleet.apart import simulate_apart
 from batchsim.drive.fleet.fleet_plan import Failure, FleetPlan
 from batchsim.drive.fleet.fleet_records import EngineLife, merged
+from batchsim.drive.fleet.routers.router import hears_answers_only
 from batchsim.drive.fleet.routing import ROUTERS
 from batchsim.drive.fleet.scaling.dynamo_planner import DynamoPlannerConfig
 from batchsim.drive.fleet.scaling.hpa import HpaConfig, HpaMetrics, ScalingPolicy, ScalingRules
@@ -31,7 +32,7 @@ from tests.conformance.test_conformance import RANDOM, same
 GIVEN: dict[str, dict[str, Any]] = {"prefix_affinity": {"prefix_tokens": 16, "load_factor": 1.25}}  # without a default
 GIVEN["llm_d"] = {"metrics_interval": 2 * MS}
 CONFIGS = {kind: config(**GIVEN.get(kind, {})) for kind, config in ROUTERS.items()}
-APART = sorted(kind for kind, config in CONFIGS.items() if can_be_apart(config.build(7)))
+APART = sorted(kind for kind, config in CONFIGS.items() if hears_answers_only(config.build(7)))
 
 every_policy = pytest.mark.parametrize("kind", POLICIES)
 
@@ -175,7 +176,7 @@ def test_replicas_that_do_not_interact_may_leap_past_each_other(kind: str, data:
 @every_policy
 @RANDOM
 @given(data=st.data())
-def test_replicas_of_a_router_that_hears_of_answers_at_most_run_apart(kind: str, data: st.DataObject) -> None:
+def test_replicas_of_a_router_that_hears_answers_only_run_apart(kind: str, data: st.DataObject) -> None:
     """Each simulated by itself, in turns of any length, leaves the records of all in one environment, and its end."""
     case = data.draw(cases(kind))
     assume(built(case))

@@ -15,6 +15,7 @@ from batchsim.metrics.slo import parse_slo
 from batchsim.report.page.plan_markdown import sentence_text
 from batchsim.report.page.plan_text import plan_text
 from batchsim.report.page.sections import recommendation, sections
+from batchsim.results.failed import Failed
 from batchsim.results.fleet_inputs import watts
 from batchsim.scenario import Scenario, load_scenario
 from batchsim.scenario.point import Setup
@@ -325,6 +326,9 @@ def test_a_plan_of_tasks_counts_tasks(tmp_path: Path) -> None:
     assert (row["replicas"], row["saturation_rps"], row["goodput_rps"]) == (2, None, None)
     assert row["one_less"] < 0.9
     assert "% of tasks meet task_e2e<1200ms @ 90%" in sentence_text(recommendation(tables, "$")[1])
+    failed = Ask(GpuGroup("one", "continuous", 7))
+    planned.book.failed[failed] = Failed("continuous", "continuous", 22.0, 0, "", "why")
+    assert planned.book.probe(failed).counted == "tasks"
 
 
 def test_a_plan_of_tasks_and_requests_counts_no_more_than_the_tasks(tmp_path: Path) -> None:

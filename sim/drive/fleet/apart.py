@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterable, Iterator
 from heapq import heappop, heappush
 from math import inf
 
-from batchsim.drive.fleet.routers.router import ReadsLoads, Router, SeesFirstTokens, keeps_apart
+from batchsim.drive.fleet.routers.router import Router, keeps_apart
 from batchsim.drive.simulate import Pulse
 from batchsim.drive.stepping import Stepping
 from batchsim.kernel.core import EngineCore
@@ -25,17 +25,13 @@ TURN = 4096
 """Arrivals of all replicas in a turn: what bounds how many are in memory."""
 
 
-def can_be_apart(router: Router) -> bool:
-    """Whether `router` hears of nothing but answers."""
-    return not isinstance(router, ReadsLoads | SeesFirstTokens)
-
-
 def simulate_apart(
     cores: list[EngineCore], router: Router, workload: Workload, pulse: Pulse | None = None, turn: int = TURN
 ) -> int:
-    """Runs `workload`, whose answers cause no arrivals, through `cores`, by the numbers of their replicas, to its end;
-    returns the time in ns at which the last engine was through. `turn`: arrivals in a turn, of engines that take any;
-    `pulse` hears of those of the last one, since by then the others were as far."""
+    """Runs `workload`, whose answers cause no arrivals, through `cores`, by the numbers of their replicas, to its end,
+    behind a router that `hears_answers_only`; returns the time in ns at which the last engine was through. `turn`:
+    arrivals in a turn, of engines that take any; `pulse` hears of those of the last one, since by then the others were
+    as far."""
     answers = None if keeps_apart(router) else _Answers(router)
     replicas = [_Replica(number, core, answers) for number, core in enumerate(cores)]
     last_ns = 0

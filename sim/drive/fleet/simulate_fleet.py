@@ -18,13 +18,13 @@ from math import inf
 import simpy
 
 from batchsim.base.errors import ScenarioError
-from batchsim.drive.fleet.apart import can_be_apart, simulate_apart
+from batchsim.drive.fleet.apart import simulate_apart
 from batchsim.drive.fleet.clients import Clients
 from batchsim.drive.fleet.engine import CONTROL, Engine, Slot, Steps
 from batchsim.drive.fleet.fleet_plan import DRAINING, FAILED, LOST, STARTING, UP, FleetPlan, ReplicaSpan
 from batchsim.drive.fleet.fleet_records import EngineLife, merged, without_steps
 from batchsim.drive.fleet.look import Look
-from batchsim.drive.fleet.routers.router import ForgetsReplicas, ReadsLoads, Router, SeesFirstTokens
+from batchsim.drive.fleet.routers.router import ForgetsReplicas, ReadsLoads, Router, SeesFirstTokens, hears_answers_only
 from batchsim.drive.fleet.scaling.autoscaler import EngineLoad
 from batchsim.drive.simulate import Phase, Pulse
 from batchsim.kernel.core import EngineCore
@@ -68,7 +68,7 @@ def simulate_fleet(
     router ends unfinished, as engines do it. A scaler goes on until `until_ns`. `join=False` leaves the steps and
     states of each engine apart: joined, those of a long run are in memory several times.
     """
-    if leap and not feeds_back and plan.stays and can_be_apart(router):
+    if leap and not feeds_back and plan.stays and hears_answers_only(router):
         cores = [new_engine(replica) for replica in range(plan.count)]
         end_ns = simulate_apart(cores, router, workload, pulse)
         lives = [EngineLife(replica, core.recorder.records()) for replica, core in enumerate(cores)]

@@ -245,8 +245,9 @@ class Book:
 
     def probe(self, ask: Ask) -> GroupProbe:
         """What the simulations of an Ask have shown by now."""
+        counted = "tasks" if self.demand.judges_tasks else "requests"
         if ask in self.failed:
-            return GroupProbe(ask, (), (), complete=True, failed=self.failed[ask].reason)
+            return GroupProbe(ask, (), (), complete=True, failed=self.failed[ask].reason, counted=counted)
         found = self.results[ask]
         observed = []
         for seed in sorted(found):
@@ -256,7 +257,6 @@ class Book:
         results = tuple(found[seed] for seed in sorted(found))
         growing = tuple(result["unstable"] for result in results) if self.demand.is_steady else ()
         complete = set(self.seeds(ask.change)) <= set(found)
-        counted = "tasks" if self.demand.judges_tasks else "requests"
         return GroupProbe(ask, results, tuple(observed), complete=complete, growing=growing, counted=counted)
 
     def probes(self) -> list[GroupProbe]:

@@ -66,9 +66,14 @@ class LooksAtNoReplica(Protocol):
     looks_at_no_replica: bool
 
 
+def hears_answers_only(router: Router) -> bool:
+    """Whether `router` is told of replicas that stay nothing but who was answered."""
+    return not isinstance(router, ReadsLoads | SeesFirstTokens)
+
+
 def keeps_apart(router: Router) -> bool:
     """Whether `router` looks at no replica: it says so, and is told nothing of them."""
-    told = isinstance(router, ReadsLoads | SeesFirstTokens | ForgetsReplicas)
+    told = isinstance(router, ForgetsReplicas) or not hears_answers_only(router)
     return isinstance(router, LooksAtNoReplica) and router.looks_at_no_replica and not told
 
 
