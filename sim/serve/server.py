@@ -11,24 +11,31 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from batchsim.base.units import NS_PER_S
 from batchsim.base.version import VERSION
 from batchsim.serve.answers import Answer, Asked
 from batchsim.serve.api_error import ApiError
-from batchsim.serve.body import Body, check_ids, completion, parse_json
-from batchsim.serve.connection import Connection, HttpRequest, Limits
+from batchsim.serve.body import MOST_TOKENS, Body, CompletionRequest, check_ids, completion, parse_json
+from batchsim.serve.connection import Connection
 from batchsim.serve.exchange import Exchange, rejection
 from batchsim.serve.faults import Faults
+from batchsim.serve.guard import Guard
+from batchsim.serve.incoming import HttpRequest, Limits
 from batchsim.serve.keep_served import table_so_far
 from batchsim.serve.known_texts import KnownTexts
 from batchsim.serve.live_engine import LiveEngine
 from batchsim.serve.paced import Paced
 from batchsim.serve.received import AnswerLengths
 from batchsim.serve.sleeping import Sleep, asked_sleep, asked_tags
+from batchsim.serve.turns import Turns
 from batchsim.serve.words import Texts, Words
 
 Route = Callable[[HttpRequest, Connection], None]
+T = TypeVar("T")
+_SHORT_BYTES = 4096
+"""Bytes of a body that is read in the event loop, in a millisecond at most."""
 
 
 @dataclass
@@ -59,6 +66,9 @@ class Server:
         self._listener: asyncio.Server | None = None
         self._count = 0
         self._texts = KnownTexts()
+        self._turns = Turns()
+        self._most_tokens = max(MOST_TOKENS, self.max_model_len)
+        self._guard = Guard(self.api_key)
         self._sleep = Sleep()
         self._routes: dict[tuple[str, str], Route] = {
             ("POST", "/v1/completions"): lambda request, reply: self._complete(request, reply, chat=False),
@@ -82,6 +92,7 @@ class Server:
     async def start(self, host: str, port: int) -> int:
         """Listens; returns the port, which is `port` unless that is 0. OSError where it cannot be had."""
         loop = asyncio.get_running_loop()
+        self._guard = Guard(self.api_key, host)
         self._listener = await loop.create_server(lambda: Connection(self), host, port, backlog=4096)
         return int(self._listener.sockets[0].getsockname()[1])
 
@@ -103,6 +114,7 @@ class Server:
     def close(self) -> None:
         """Breaks off what is open. The records are `paced.close`'s."""
         self._pacer.is_broken = True
+        self._turns.close()
         if self._listener is not None:
             self._listener.close()
         for exchange in list(self.exchanges.values()):
@@ -121,7 +133,7 @@ class Server:
         return self._pacer.now_ns()
 
     def _check_drained(self) -> None:
-        if self.is_draining and not self.exchanges:
+        if self.is_draining and not self.exchanges and not self._turns.num_waiting:
             self.stopped.set()
 
     def _break_down(self, error: Exception) -> None:
@@ -135,40 +147,56 @@ class Server:
 
     # ---- requests
 
+    def check(self, request: HttpRequest) -> None:
+        """ApiError for who may not ask, and for what there is not."""
+        self._guard.check(request)
+        if (request.method, request.path) not in self._routes:
+            known = sorted({method for method, path in self._routes if path == request.path})
+            if known:
+                raise ApiError(405, f"{request.path} takes {', '.join(known)}")
+            raise ApiError(404, f"there is no {request.path[:200]}")
+
     def handle(self, request: HttpRequest, reply: Connection) -> None:
         """Answers `request`, now or as its tokens come."""
+        self._answer(reply, lambda: self._routes[request.method, request.path](request, reply))
+
+    def _answer(self, reply: Connection, act: Callable[[], None]) -> None:
+        """Calls `act`, which answers, unless the client has left; answers with its error."""
+        if reply.is_gone:
+            return
         try:
-            self._check_key(request)
-            route = self._routes.get((request.method, request.path))
-            if route is None:
-                known = sorted({method for method, path in self._routes if path == request.path})
-                if known:
-                    raise ApiError(405, f"{request.path} takes {', '.join(known)}")
-                raise ApiError(404, f"there is no {request.path[:200]}")
-            route(request, reply)
+            act()
         except ApiError as error:
             reply.answer(error.status, error.body(), headers=error.headers)
         except Exception as error:  # a bug: the client is told no more than that, the server's log all
             self._report(error)
             reply.answer(500, ApiError(500, "the server made a mistake").body())
 
-    def failed(self, status: int, message: str) -> bytes:
-        return ApiError(status, message).body()
+    def _read(self, request: HttpRequest, reply: Connection, read: Callable[[], T], then: Callable[[T], None]) -> None:
+        """Answers by `then` with what `read` makes of the body: beside the event loop where it is long."""
+        if len(request.body) <= _SHORT_BYTES:
+            self._turns.take(lambda: self._in_turn(reply, lambda: then(read())))
+        else:
+            self._turns.aside(read, lambda found: self._in_turn(reply, lambda: then(found())))
+
+    def _in_turn(self, reply: Connection, act: Callable[[], None]) -> None:
+        self._answer(reply, act)
+        self._check_drained()
 
     def _report(self, error: Exception) -> None:
         asyncio.get_running_loop().call_exception_handler({"message": "a request failed", "exception": error})
 
-    def _check_key(self, request: HttpRequest) -> None:
-        if (
-            self.api_key
-            and request.path.startswith("/v1")
-            and request.headers.get("authorization") != f"Bearer {self.api_key}"
-        ):
-            raise ApiError(401, "Unauthorized")
-
     def _complete(self, request: HttpRequest, reply: Connection, *, chat: bool) -> None:
         real = isinstance(self.paced, LiveEngine)
-        asked = completion(parse_json(request.body), self.words, self.max_model_len, chat=chat, real=real)
+
+        def read() -> CompletionRequest:
+            values = parse_json(request.body, self._most_tokens)
+            return completion(values, self.words, self.max_model_len, chat=chat, real=real)
+
+        self._read(request, reply, read, lambda asked: self._open(asked, request, reply))
+
+    def _open(self, asked: CompletionRequest, request: HttpRequest, reply: Connection) -> None:
+        """Has what is asked for answered."""
         if asked.model and asked.model != self.model:
             raise ApiError(404, f"The model `{asked.model[:200]}` does not exist.", "model")
         self._check_up()
@@ -176,7 +204,7 @@ class Server:
         if self.faults.errs(self._count):
             raise ApiError(500, "an error on demand")
         asked = replace(asked, model=self.model)
-        id = f"{'chatcmpl' if chat else 'cmpl'}-{self._count:08x}"
+        id = f"{'chatcmpl' if asked.is_chat else 'cmpl'}-{self._count:08x}"
         exchange = self.exchanges[id] = Exchange(id, int(time.time()), asked, reply, self)
         exchange.ended = lambda: self._ended(id)
         if asked.stream and self.faults.stalls(self._count):
@@ -274,13 +302,20 @@ class Server:
         reply.answer(200, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
 
     def _tokenize(self, request: HttpRequest, reply: Connection) -> None:
-        values = parse_json(request.body)
-        if "messages" in values:
-            ids = completion(values | {"max_tokens": 1}, self.words, self.max_model_len, chat=True).prompts[0].ids
-        else:
-            ids = self.words.encode(Body(values).text("prompt"))
-        found = {"count": len(ids), "max_model_len": self.max_model_len, "tokens": ids, "token_strs": None}
-        reply.answer(200, json.dumps(found).encode())
+        def read() -> bytes:
+            values = parse_json(request.body, self._most_tokens)
+            if "messages" in values:
+                ids = completion(values | {"max_tokens": 1}, self.words, self.max_model_len, chat=True).prompts[0].ids
+            else:
+                ids = self.words.encode(Body(values).text("prompt"), self._most_tokens)
+                if len(ids) > self._most_tokens:
+                    raise ApiError(
+                        400, f"prompt has more than the {self._most_tokens:,} tokens that are told", "prompt"
+                    )
+            found = {"count": len(ids), "max_model_len": self.max_model_len, "tokens": ids, "token_strs": None}
+            return json.dumps(found).encode()
+
+        self._read(request, reply, read, lambda found: reply.answer(200, found))
 
     def _reset_prefix_cache(self, request: HttpRequest, reply: Connection) -> None:
         self._texts.forget()
@@ -315,9 +350,11 @@ class Server:
         reply.answer(200, text.encode(), "text/csv; charset=utf-8")
 
     def _detokenize(self, request: HttpRequest, reply: Connection) -> None:
-        values = parse_json(request.body)
-        ids = values.get("tokens")
-        if not isinstance(ids, list) or not all(type(one) is int for one in ids):
-            raise ApiError(400, "tokens must be a list of token ids", "tokens")
-        check_ids(ids, self.words, "tokens")
-        reply.answer(200, json.dumps({"prompt": self.words.decode(ids)}).encode())
+        def read() -> bytes:
+            ids = parse_json(request.body, self._most_tokens).get("tokens")
+            if not isinstance(ids, list) or not all(type(one) is int for one in ids):
+                raise ApiError(400, "tokens must be a list of token ids", "tokens")
+            check_ids(ids, self.words, "tokens")
+            return json.dumps({"prompt": self.words.decode(ids)}).encode()
+
+        self._read(request, reply, read, lambda found: reply.answer(200, found))
