@@ -275,8 +275,8 @@ def _too_many(name: str, whose: str, most: int) -> ApiError:
 
 def _user(body: Body) -> str:
     user = body.text("user")
-    if len(user) > MAX_USER:
-        raise ApiError(400, f"user has {len(user):,} letters, of which {MAX_USER} are taken at most", "user")
+    if len(user) > MAX_USER or not user.isprintable():  # as of a trace's tenants
+        raise ApiError(400, f"user {shown(user)} is no name: at most {MAX_USER} printable letters. Shorten it.", "user")
     return user
 
 

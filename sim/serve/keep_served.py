@@ -23,6 +23,7 @@ from batchsim.drive.fleet.fleet_plan import ReplicaSpan
 from batchsim.kernel.record import Records
 from batchsim.metrics.measure import measure
 from batchsim.metrics.replica_table import replica_table
+from batchsim.results.frames import written
 from batchsim.results.heading import heading
 from batchsim.results.keep import check_cohort, keep_run, pack_point, point_inputs
 from batchsim.results.live_results import real_heading, real_inputs, real_source
@@ -54,8 +55,9 @@ def keep_served(
     """Writes what was received and what became of it, as `paced.close` returned it; returns these results.
 
     The manifest's `served` says when time 0 was, in ns since 1970, how fast simulated time went, and how many requests
-    met which of the `faults`; one that got an error on demand is in no table, as no engine saw it. `made` says on what
-    a model ran, which is the manifest's `live`; None: the engines were simulated. ScenarioError where `out` cannot be
+    met which of the `faults`; one that got an error on demand is in no table, as no engine saw it. `escaped` are texts that
+    could not be written and stand in the tables as escapes. `made` says on what a model ran, which is the manifest's `live`;
+    None: the engines were simulated. ScenarioError where `out` cannot be
     written, or nothing was received.
     """
     if not paced.num_sent:
@@ -78,6 +80,7 @@ def keep_served(
             "end_ns": paced.now_ns,
             "speed": speed,
             "started_unix_ns": started_unix_ns,
+            "escaped": [written(text) for text in records.texts if written(text) != text],
             "faults": {"errors": faults.num_errors, "stalls": faults.num_stalls} if faults else {},
         }
         first = heading(kept) if made is None else real_heading(kept, made)

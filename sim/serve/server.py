@@ -161,9 +161,7 @@ class Server:
         self._answer(reply, lambda: self._routes[request.method, request.path](request, reply))
 
     def _answer(self, reply: Connection, act: Callable[[], None]) -> None:
-        """Calls `act`, which answers, unless the client has left; answers with its error."""
-        if reply.is_gone:
-            return
+        """Calls `act`, which answers; answers with its error."""
         try:
             act()
         except ApiError as error:
@@ -174,10 +172,16 @@ class Server:
 
     def _read(self, request: HttpRequest, reply: Connection, read: Callable[[], T], then: Callable[[T], None]) -> None:
         """Answers by `then` with what `read` makes of the body: beside the event loop where it is long."""
+
+        def read_unless_gone() -> T:
+            if reply.is_gone:
+                raise ApiError(408, "the client has left")
+            return read()
+
         if len(request.body) <= _SHORT_BYTES:
             self._turns.take(lambda: self._in_turn(reply, lambda: then(read())))
         else:
-            self._turns.aside(read, lambda found: self._in_turn(reply, lambda: then(found())))
+            self._turns.aside(read_unless_gone, lambda found: self._in_turn(reply, lambda: then(found())))
 
     def _in_turn(self, reply: Connection, act: Callable[[], None]) -> None:
         self._answer(reply, act)
@@ -216,6 +220,8 @@ class Server:
             self._send(exchange, came_ns)
         else:
             self._sleep.held[id] = lambda: self._send(exchange, self.now_ns, came_ns)
+        if reply.is_gone:  # while it waited for its turn
+            exchange.give_up()
 
     def _check_up(self) -> None:
         """ApiError 503 at the end."""

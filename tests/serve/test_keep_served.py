@@ -63,6 +63,19 @@ def test_what_was_received_is_a_trace_that_runs_the_same_again(tmp_path: Path) -
     assert (again["ended_ns"][:19] + shift_ns - kept["ended_ns"]).tolist() == [0] * 19
 
 
+def test_a_text_that_cannot_be_written_loses_no_row(tmp_path: Path) -> None:
+    """A tenant whose name is half a letter, and one called as its escape: all rows are there, and the text is told."""
+    paced = paced_of(setup_of(CONTINUOUS))
+    for number, tenant in enumerate(["a", "\ud800", "\\ud800"]):
+        paced.send(Asked(100, 10, 10, tenant=tenant), number * 9_000_000, lambda answer: None)
+    paced.drain()
+    while paced.answers:
+        paced.run_to(int(paced.next_ns))
+    results = keep_served(paced, *paced.close(paced.now_ns), tmp_path)
+    assert results.requests("continuous", 1.0, 0)["tenant"].tolist() == ["a", "\\ud800", "\\ud800"]
+    assert results.manifest["served"]["escaped"] == ["\\ud800"]
+
+
 def test_nothing_received_leaves_no_results(tmp_path: Path) -> None:
     """Without a request there is nothing to keep, and that is said."""
     paced = paced_of(setup_of(CONTINUOUS))
