@@ -21,8 +21,11 @@ MAX_USER = 256
 MOST_TOKENS = 1 << 17
 """Tokens that the prompts of a request may have together, and those that its answers must, where no model takes more
 in one: some 0.1 s of this machine's time."""
-_MOST_TEXTS, _MOST_OTHERS = 1 << 14, 1 << 14
-"""Texts in a body, keys included; other values beside token ids."""
+_MOST_TEXTS, _MOST_OTHERS, _VALUE_BYTES = 1 << 14, 1 << 14, 12
+"""Texts in a body, keys included; lists and objects, and values beside token ids; bytes of a value that is no text, in
+the mean."""
+SHORT = 4096
+"""Bytes of a body, or tokens of an answer, that cost a millisecond at most, whatever they are."""
 MAX_REASON = 200
 """Letters of what a chat template says of messages that it refuses."""
 DEFAULT_MAX_TOKENS = 16
@@ -137,14 +140,19 @@ def _check_texts(found: Any) -> None:
 
 def _check_number_of_values(body: bytes, most: int) -> None:
     """ApiError 413 for JSON of too many values: a million of them take a second to read, whatever they are."""
-    if body.count(b'"') <= _MOST_TEXTS and body.count(b",") <= most:
+    if len(body) <= SHORT:
         return
-    # What is outside of strings: at their ends stand the quotes that are not escaped.
+    # At the ends of strings stand the quotes that are not escaped.
     parts = body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"', 2 * _MOST_TEXTS + 1)
+    outside = b"".join(parts[::2])
     if len(parts) > 2 * _MOST_TEXTS + 1:
         raise ApiError(413, f"the body has more than {_MOST_TEXTS:,} texts, keys included. Send less.")
-    if b"".join(parts[::2]).count(b",") > most:
-        raise ApiError(413, f"the body has more than {most:,} values. Send less.")
+    if outside.count(b"[") + outside.count(b"{") > _MOST_OTHERS:
+        raise ApiError(413, f"the body has more than {_MOST_OTHERS:,} lists and objects. Send less.")
+    if outside.count(b",") > most or len(outside) > _VALUE_BYTES * most:
+        raise ApiError(
+            413, f"the body has more than {most:,} values, or {_VALUE_BYTES * most:,} bytes of them. Send less."
+        )
 
 
 class Body:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 import h11
@@ -21,9 +22,9 @@ _REASONS = {
     431: b"Header Fields Too Large", 500: b"Internal Server Error", 501: b"Not Implemented",
     503: b"Service Unavailable",
 }  # fmt: skip
-_LINGER_S = 2.0
-"""For so long what a refused client still sends is read and dropped: with bytes unread, a close would take back the
-answer from who has not read it yet."""
+_LINGER_S, _LINGER_BYTES = 2.0, 64 << 20
+"""For so long, and so many bytes, what a refused client still sends is read and dropped: with bytes unread, a close
+would take back the answer from who has not read it yet."""
 
 
 class App(Protocol):
@@ -85,7 +86,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._dropped is not None:
             self._dropped += len(data)
-            if self._dropped > self._limits.body_bytes:
+            if self._dropped > _LINGER_BYTES:
                 self.drop()
             return
         self._incoming.put(data)
@@ -139,14 +140,15 @@ class Connection(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         """Writes a piece, not empty, of what was begun. What HTTP puts around it is put here: a token is a piece."""
-        if self._transport is None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
             return
         if self._chunked:
             data = b"%b%x\r\n%b\r\n" % (self._head, len(data), data)
         elif self._head:
             data = self._head + data
         self._head = b""
-        self._transport.write(data)
+        transport.write(data)
 
     def end(self) -> None:
         """Ends what was begun."""
@@ -218,7 +220,8 @@ class Connection(asyncio.Protocol):
             self._transport.close()
             return
         self._dropped = 0
-        self._transport.write_eof()
+        with suppress(OSError):  # the client has left
+            self._transport.write_eof()
         self._timer = asyncio.get_running_loop().call_later(_LINGER_S, self.drop)
 
     # ---- patience

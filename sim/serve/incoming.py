@@ -18,7 +18,7 @@ from batchsim.serve.api_error import ApiError
 _HEAD_END = re.compile(rb"\n\r?\n")
 _CHUNKED_SLICE, _SLICE = 1 << 12, 1 << 16
 """Bytes of a body that h11 is fed at once. A chunked one may end in trailers, which h11 parses whole."""
-_CHUNKS, _CHUNK_BYTES = 256, 1 << 10
+_CHUNKS, _CHUNK_BYTES = 256, 1 << 11
 """Chunks that a body may have, and for how many of its bytes one more: each costs some 5 µs."""
 
 
@@ -27,7 +27,7 @@ class Limits:
     """What a client may ask of the server itself: bytes of a body and of a request's line and headers, headers, seconds
     to send a request and to keep an idle connection, connections at a time, bytes of an answer that wait to be read."""
 
-    body_bytes: int = 16 << 20
+    body_bytes: int = 4 << 20
     header_bytes: int = 32 << 10
     headers: int = 256
     request_s: float = 30.0

@@ -54,11 +54,10 @@ def keep_served(
 ) -> Results:
     """Writes what was received and what became of it, as `paced.close` returned it; returns these results.
 
-    The manifest's `served` says when time 0 was, in ns since 1970, how fast simulated time went, and how many requests
-    met which of the `faults`; one that got an error on demand is in no table, as no engine saw it. `escaped` are texts that
-    could not be written and stand in the tables as escapes. `made` says on what a model ran, which is the manifest's `live`;
-    None: the engines were simulated. ScenarioError where `out` cannot be
-    written, or nothing was received.
+    The manifest's `served` says when time 0 was, in ns since 1970, how fast simulated time went, how many requests met
+    which of the `faults`, one that got an error on demand being in no table, as no engine saw it, and which texts could
+    not be written and stand in the tables as escapes. `made` says on what a model ran, which is the manifest's `live`;
+    None: the engines were simulated. ScenarioError where `out` cannot be written, or nothing was received.
     """
     if not paced.num_sent:
         raise ScenarioError("nothing was received, so there is nothing to keep. Send a request.")
@@ -90,9 +89,8 @@ def keep_served(
         return keep_run(kept, home, [packed.result], reused=0, facts=facts)
 
 
-def table_so_far(paced: Paced | LiveEngine) -> str:
+def table_so_far(paced: Paced | LiveEngine, records: Records) -> str:
     """The requests that have ended so far, as CSV, as in the table of `keep_served`; "" if none has."""
-    records = paced.records()
     return _table(_run(paced, records, ())) if len(records.requests) else ""
 
 

@@ -11,17 +11,18 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 from batchsim.base.units import NS_PER_S
 from batchsim.base.version import VERSION
 from batchsim.serve.answers import Answer, Asked
 from batchsim.serve.api_error import ApiError
-from batchsim.serve.body import MOST_TOKENS, Body, CompletionRequest, check_ids, completion, parse_json
+from batchsim.serve.body import MOST_TOKENS, SHORT, Body, CompletionRequest, check_ids, completion, parse_json
 from batchsim.serve.connection import Connection
 from batchsim.serve.exchange import Exchange, rejection
 from batchsim.serve.faults import Faults
-from batchsim.serve.guard import Guard
+from batchsim.serve.guard import OPEN, Guard
 from batchsim.serve.incoming import HttpRequest, Limits
 from batchsim.serve.keep_served import table_so_far
 from batchsim.serve.known_texts import KnownTexts
@@ -34,8 +35,8 @@ from batchsim.serve.words import Texts, Words
 
 Route = Callable[[HttpRequest, Connection], None]
 T = TypeVar("T")
-_SHORT_BYTES = 4096
-"""Bytes of a body that is read in the event loop, in a millisecond at most."""
+_ACCEPTED, _BACKLOG = 64, 4096
+"""Connections that a round of the event loop takes on, which is what asyncio makes of a backlog; those that may wait."""
 
 
 @dataclass
@@ -67,6 +68,8 @@ class Server:
         self._count = 0
         self._texts = KnownTexts()
         self._turns = Turns()
+        self._want_results: list[tuple[HttpRequest, Connection]] = []
+        self._makes_results = False
         self._most_tokens = max(MOST_TOKENS, self.max_model_len)
         self._guard = Guard(self.api_key)
         self._sleep = Sleep()
@@ -93,7 +96,10 @@ class Server:
         """Listens; returns the port, which is `port` unless that is 0. OSError where it cannot be had."""
         loop = asyncio.get_running_loop()
         self._guard = Guard(self.api_key, host)
-        self._listener = await loop.create_server(lambda: Connection(self), host, port, backlog=4096)
+        self._listener = await loop.create_server(lambda: Connection(self), host, port, backlog=_ACCEPTED)
+        for listening in self._listener.sockets:
+            with listening.dup() as same:
+                same.listen(_BACKLOG)
         return int(self._listener.sockets[0].getsockname()[1])
 
     def drain(self) -> None:
@@ -157,8 +163,12 @@ class Server:
             raise ApiError(404, f"there is no {request.path[:200]}")
 
     def handle(self, request: HttpRequest, reply: Connection) -> None:
-        """Answers `request`, now or as its tokens come."""
-        self._answer(reply, lambda: self._routes[request.method, request.path](request, reply))
+        """Answers `request` when it is its turn, and at once who asks for no more than whether the server is up."""
+        act = partial(self._routes[request.method, request.path], request, reply)
+        if request.path in OPEN:
+            self._answer(reply, act)
+        else:
+            self._turns.take(lambda: self._in_turn(reply, act))
 
     def _answer(self, reply: Connection, act: Callable[[], None]) -> None:
         """Calls `act`, which answers; answers with its error."""
@@ -178,8 +188,8 @@ class Server:
                 raise ApiError(408, "the client has left")
             return read()
 
-        if len(request.body) <= _SHORT_BYTES:
-            self._turns.take(lambda: self._in_turn(reply, lambda: then(read())))
+        if len(request.body) <= SHORT:
+            then(read())
         else:
             self._turns.aside(read_unless_gone, lambda found: self._in_turn(reply, lambda: then(found())))
 
@@ -281,6 +291,13 @@ class Server:
         self.paced.cancel(answer, self.now_ns)
         self._pacer.arm()
 
+    def send(self, reply: Connection, num_tokens: int, make: Callable[[], bytes]) -> None:
+        """Answers with what `make` makes of so many tokens: beside the event loop where they are many."""
+        if num_tokens <= SHORT:
+            reply.answer(200, make())
+        else:
+            self._turns.aside(make, lambda found: self._in_turn(reply, lambda: reply.answer(200, found())))
+
     def rejection(self, answer: Answer) -> ApiError:
         details = [core.recorder.details.get(answer.reason) for core in self.paced.cores().values()]
         return rejection(answer, next((detail for detail in details if detail), "refused"))
@@ -348,12 +365,38 @@ class Server:
         reply.answer(200, b"")
 
     def _results(self, request: HttpRequest, reply: Connection) -> None:
-        """The requests that have ended, as CSV that `batchsim validate --against` reads. ApiError 404 before any."""
-        text = self.paced.between_steps(lambda: table_so_far(self.paced)) if self.paced.num_sent else ""
-        if not text:
-            what = "ended" if self.paced.num_sent else "come"
-            raise ApiError(404, f"no request has {what} yet, so there are no results")
-        reply.answer(200, text.encode(), "text/csv; charset=utf-8")
+        """The requests that have ended, as CSV that `batchsim validate --against` reads. ApiError 404 before any.
+
+        The table of many takes seconds, so it is made beside the event loop, one at a time for all who wait for it.
+        """
+        paced = self.paced
+        if not paced.num_sent:
+            raise ApiError(404, "no request has come yet, so there are no results")
+        if self._makes_results:
+            self._want_results.append((request, reply))
+            return
+        records = None if isinstance(paced, LiveEngine) else paced.records()
+        replies = [reply, *(each for _, each in self._want_results)]
+        self._makes_results = True
+        self._want_results.clear()
+
+        def make() -> bytes:
+            found = paced.between_steps(paced.records) if isinstance(paced, LiveEngine) else records
+            assert found is not None, "taken where the engines run"
+            if not (text := table_so_far(paced, found)):
+                raise ApiError(404, "no request has ended yet, so there are no results")
+            return text.encode()
+
+        def tell(found: Callable[[], bytes]) -> None:
+            self._makes_results = False
+            for each in replies:
+                self._answer(each, lambda each=each: each.answer(200, found(), "text/csv; charset=utf-8"))
+            if self._want_results:
+                request, reply = self._want_results.pop(0)
+                self._answer(reply, lambda: self._results(request, reply))
+            self._check_drained()
+
+        self._turns.aside(make, tell)
 
     def _detokenize(self, request: HttpRequest, reply: Connection) -> None:
         def read() -> bytes:
