@@ -139,19 +139,19 @@ def _check_texts(found: Any) -> None:
 
 
 def _check_number_of_values(body: bytes, most: int) -> None:
-    """ApiError 413 for JSON of too many values: a million of them take a second to read, whatever they are."""
+    """ApiError 400 for JSON of too many values: a million of them take a second to read, whatever they are."""
     if len(body) <= SHORT:
         return
     # At the ends of strings stand the quotes that are not escaped.
     parts = body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"', 2 * _MOST_TEXTS + 1)
     outside = b"".join(parts[::2])
     if len(parts) > 2 * _MOST_TEXTS + 1:
-        raise ApiError(413, f"the body has more than {_MOST_TEXTS:,} texts, keys included. Send less.")
+        raise ApiError(400, f"the body has more than {_MOST_TEXTS:,} texts, keys included. Send less.")
     if outside.count(b"[") + outside.count(b"{") > _MOST_OTHERS:
-        raise ApiError(413, f"the body has more than {_MOST_OTHERS:,} lists and objects. Send less.")
+        raise ApiError(400, f"the body has more than {_MOST_OTHERS:,} lists and objects. Send less.")
     if outside.count(b",") > most or len(outside) > _VALUE_BYTES * most:
         raise ApiError(
-            413, f"the body has more than {most:,} values, or {_VALUE_BYTES * most:,} bytes of them. Send less."
+            400, f"the body has more than {most:,} values, or {_VALUE_BYTES * most:,} bytes of them. Send less."
         )
 
 

@@ -90,9 +90,9 @@ class Connection(asyncio.Protocol):
                 self.drop()
             return
         self._incoming.put(data)
-        if not self._busy:
-            self._advance()
-        elif self._incoming.num_ahead > self._limits.header_bytes + self._limits.body_bytes:
+        self._advance()
+        most = self._limits.header_bytes + self._limits.body_bytes
+        if self._busy and self._incoming.num_ahead > most and not self.is_gone:
             # What comes is read all the while, or nobody would hear that the client has left: up to a limit.
             if self._http.our_state is h11.SEND_RESPONSE:
                 self._refuse(ApiError(413, f"{self._incoming.num_ahead:,} bytes were sent ahead of the answer"))

@@ -146,9 +146,9 @@ class Paced(Answers):
         env, end_s = self._env, time.perf_counter() + within_s
         while env.peek() <= now_ns:
             env.step()
-            if time.perf_counter() > end_s:
+            if time.perf_counter() > end_s and env.peek() <= now_ns:
                 self.now_ns = max(self.now_ns, int(env.now))
-                return env.peek() > now_ns
+                return False
         self.now_ns = max(self.now_ns, now_ns)
         return True
 

@@ -36,7 +36,7 @@ from batchsim.serve.words import Texts, Words
 Route = Callable[[HttpRequest, Connection], None]
 T = TypeVar("T")
 _ACCEPTED, _BACKLOG = 64, 4096
-"""Connections that a round of the event loop takes on, which is what asyncio makes of a backlog; those that may wait."""
+"""Connections that a round of the event loop takes on: asyncio makes that of its backlog. Those that may wait."""
 
 
 @dataclass

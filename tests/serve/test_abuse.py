@@ -166,6 +166,38 @@ def test_requests_behind_one_another_are_answered_in_order() -> None:
     assert ask(use)[:2] == [3, 5]
 
 
+@pytest.mark.parametrize(("ahead", "status"), [(0, None), (3000, None), (9000, b"413")])
+def test_who_leaves_with_bytes_sent_ahead_is_noticed(ahead: int, status: bytes | None) -> None:
+    """Whatever waits behind a request, its client's end cancels it; more than a request may have ends it at once."""
+
+    async def use(client: Client) -> tuple[bytes, bool, list[int]]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        writer.write(post(b'{"prompt": [1], "max_tokens": 900, "ignore_eos": true}') + b"x" * ahead)
+        while not client.server.paced.num_sent:
+            await asyncio.sleep(0)
+        told = b"" if status is None else await reader.read()
+        writer.close()
+        whole = await is_whole(client)
+        return told, whole, client.server.paced.records().requests["output_tokens"].tolist()
+
+    told, whole, tokens = ask(use, limits=SMALL, speed=1)
+    assert whole and tokens[0] < 900 and (status is None or told.split()[1] == status)
+
+
+def test_the_answer_to_what_is_refused_comes_though_its_body_is_long() -> None:
+    """Refused on its head, a request of ten megabytes that are on their way has its answer, and they are read."""
+    head = request(b"POST /v1/completions", b"content-length: 10000000")
+    assert ask(lambda client: client.raw(head + b"x" * 10_000_000), limits=SMALL).split()[1] == b"413"
+
+
+def test_a_body_in_chunks_and_what_is_behind_it() -> None:
+    """A chunked body with trailers is whole, and the request sent behind it is answered, too."""
+    body = b'{"prompt": [1], "ignore_eos": true, "max_tokens": 3}'
+    pieces = b"".join(b"%x\r\n%b\r\n" % (len(body[at : at + 9]), body[at : at + 9]) for at in range(0, len(body), 9))
+    text = ask(lambda client: client.raw(chunked(pieces + b"0\r\nx: y\r\n\r\n") + GOOD))
+    assert text.count(b"HTTP/1.1 200 OK") == 2 and b'"completion_tokens": 3' in text
+
+
 def test_one_too_many_connections_is_refused() -> None:
     """Beyond the bound a connection gets 503 at once; when others have left, there is room."""
 
@@ -208,17 +240,6 @@ def test_who_does_not_read_holds_nobody_up_and_loses_nothing() -> None:
     assert tokens == 50
     assert sum(len(piece["text"].split()) for piece in pieces) == 900 and len(pieces) < 100
     assert pieces[-1]["finish_reason"] == "length" and b"data: [DONE]" in text
-
-
-@pytest.mark.parametrize(("key", "status"), [("", 401), ("wrong", 401), ("right", 200)])
-def test_a_key_is_asked_for(key: str, status: int) -> None:
-    """With --api-key only who shows it is answered; /health and /metrics need none."""
-
-    async def use(client: Client) -> tuple[int, int]:
-        headers: Any = {"authorization": f"Bearer {key}"} if key else {}
-        return (await client.call("GET", "/v1/models", **headers))[0], (await client.call("GET", "/health"))[0]
-
-    assert ask(use, api_key="right") == (status, 200)
 
 
 def test_a_bounded_queue_says_when_to_try_again() -> None:
