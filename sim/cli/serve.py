@@ -42,7 +42,9 @@ def serve(
     metrics_names: Annotated[
         Literal["vllm", "sglang"], typer.Option(help="Whose names the metrics at /metrics have.")
     ] = "vllm",
-    api_key: Annotated[str, typer.Option(envvar="BATCHSIM_API_KEY", help="What clients must show.")] = "",
+    api_key: Annotated[
+        str, typer.Option(envvar="BATCHSIM_API_KEY", help="What clients must show but at /health.")
+    ] = "",
     drain_s: Annotated[
         float, typer.Option("--drain", min=0, max=3600, help="Seconds for open requests at the end.")
     ] = 30.0,

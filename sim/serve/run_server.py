@@ -11,6 +11,7 @@ import select
 import selectors
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,6 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from batchsim.base.errors import ScenarioError
+from batchsim.drive.source import SWITCH_S
 from batchsim.serve.faults import Faults
 from batchsim.serve.incoming import Limits
 from batchsim.serve.live_engine import LiveEngine
@@ -142,6 +144,8 @@ def run_server(
             raise server.failure
         return server.now_ns, server.started_unix_ns
 
+    switch_s = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_S)  # who reads a long request beside the loop lets it go on
     gc.collect()
     gc.freeze()  # a pass over all that is there by now would make tokens late
     try:
@@ -149,3 +153,4 @@ def run_server(
             return runner.run(serve())
     finally:
         gc.unfreeze()
+        sys.setswitchinterval(switch_s)
