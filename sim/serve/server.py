@@ -391,9 +391,9 @@ class Server:
             self._makes_results = False
             for each in replies:
                 self._answer(each, lambda each=each: each.answer(200, found(), "text/csv; charset=utf-8"))
-            if self._want_results:
+            while self._want_results and not self._makes_results:
                 request, reply = self._want_results.pop(0)
-                self._answer(reply, lambda: self._results(request, reply))
+                self._answer(reply, partial(self._results, request, reply))
             self._check_drained()
 
         self._turns.aside(make, tell)

@@ -357,6 +357,21 @@ def test_a_request_is_sent_when_it_came() -> None:
     assert 0 < sent_ns <= then_ns
 
 
+def test_results_are_made_for_all_who_wait_and_hold_what_has_ended_by_then() -> None:
+    """Asked for ten times at once, and again behind another request, each table has the rows that it should have."""
+
+    async def use(client: Client) -> list[int]:
+        body, found = {"prompt": [1], "max_tokens": 2, "ignore_eos": True}, list[int]()
+        for _ in range(3):
+            await client.json(COMPLETIONS, body)
+            tables = await asyncio.gather(*(client.call("GET", "/batchsim/results") for _ in range(10)))
+            assert {status for status, _, _ in tables} == {200}
+            found.append(min(text.count(b",ok\n") for _, _, text in tables))
+        return found
+
+    assert ask(use) == [1, 2, 3]
+
+
 def test_results_before_any_request_has_ended() -> None:
     """While the only request is open there is no row, which is a 404 that says so."""
 
