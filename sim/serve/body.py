@@ -146,12 +146,12 @@ def _check_number_of_values(body: bytes, most: int) -> None:
     parts = body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"', 2 * _MOST_TEXTS + 1)
     outside = b"".join(parts[::2])
     if len(parts) > 2 * _MOST_TEXTS + 1:
-        raise ApiError(400, f"the body has more than {_MOST_TEXTS:,} texts, keys included. Send less.")
+        raise ApiError(400, f"the JSON has more than {_MOST_TEXTS:,} texts, keys included. Send less.")
     if outside.count(b"[") + outside.count(b"{") > _MOST_OTHERS:
-        raise ApiError(400, f"the body has more than {_MOST_OTHERS:,} lists and objects. Send less.")
+        raise ApiError(400, f"the JSON has more than {_MOST_OTHERS:,} lists and objects. Send less.")
     if outside.count(b",") > most or len(outside) > _VALUE_BYTES * most:
         raise ApiError(
-            400, f"the body has more than {most:,} values, or {_VALUE_BYTES * most:,} bytes of them. Send less."
+            400, f"the JSON has more than {most:,} values, or {_VALUE_BYTES * most:,} bytes of them. Send less."
         )
 
 

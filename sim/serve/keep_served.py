@@ -11,6 +11,7 @@ import csv
 import io
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from batchsim.base.errors import ScenarioError
 from batchsim.base.files import write_text, writing
 from batchsim.check.validation.replay import simulated_requests
 from batchsim.drive.fleet.fleet_plan import ReplicaSpan
-from batchsim.kernel.record import Records
+from batchsim.kernel.record import Recorder, Records
 from batchsim.metrics.measure import measure
 from batchsim.metrics.replica_table import replica_table
 from batchsim.results.frames import written
@@ -89,8 +90,14 @@ def keep_served(
         return keep_run(kept, home, [packed.result], reused=0, facts=facts)
 
 
+def rows_so_far(paced: Paced | LiveEngine) -> Records:
+    """The rows of the requests that have ended so far, copied: where the engines have theirs they write more. Called
+    between steps."""
+    return replace(Recorder().records(), requests=paced.records().requests.copy())
+
+
 def table_so_far(paced: Paced | LiveEngine, records: Records) -> str:
-    """The requests that have ended so far, as CSV, as in the table of `keep_served`; "" if none has."""
+    """The requests of `rows_so_far` as CSV, as in the table of `keep_served`; "" if there is none."""
     return _table(_run(paced, records, ())) if len(records.requests) else ""
 
 

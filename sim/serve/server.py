@@ -24,7 +24,7 @@ from batchsim.serve.exchange import Exchange, rejection
 from batchsim.serve.faults import Faults
 from batchsim.serve.guard import OPEN, Guard
 from batchsim.serve.incoming import HttpRequest, Limits
-from batchsim.serve.keep_served import table_so_far
+from batchsim.serve.keep_served import rows_so_far, table_so_far
 from batchsim.serve.known_texts import KnownTexts
 from batchsim.serve.live_engine import LiveEngine
 from batchsim.serve.paced import Paced
@@ -375,13 +375,13 @@ class Server:
         if self._makes_results:
             self._want_results.append((request, reply))
             return
-        records = None if isinstance(paced, LiveEngine) else paced.records()
+        records = None if isinstance(paced, LiveEngine) else rows_so_far(paced)
         replies = [reply, *(each for _, each in self._want_results)]
         self._makes_results = True
         self._want_results.clear()
 
         def make() -> bytes:
-            found = paced.between_steps(paced.records) if isinstance(paced, LiveEngine) else records
+            found = paced.between_steps(partial(rows_so_far, paced)) if isinstance(paced, LiveEngine) else records
             assert found is not None, "taken where the engines run"
             if not (text := table_so_far(paced, found)):
                 raise ApiError(404, "no request has ended yet, so there are no results")

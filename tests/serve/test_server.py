@@ -357,19 +357,20 @@ def test_a_request_is_sent_when_it_came() -> None:
     assert 0 < sent_ns <= then_ns
 
 
-def test_results_are_made_for_all_who_wait_and_hold_what_has_ended_by_then() -> None:
-    """Asked for ten times at once, and again behind another request, each table has the rows that it should have."""
+def test_results_are_made_for_all_who_wait_while_the_engines_go_on() -> None:
+    """Asked for ten times at once, amid a long answer, each table has the rows of what had ended; nothing breaks."""
 
-    async def use(client: Client) -> list[int]:
+    async def use(client: Client) -> tuple[list[int], int]:
         body, found = {"prompt": [1], "max_tokens": 2, "ignore_eos": True}, list[int]()
+        long = asyncio.ensure_future(client.json(COMPLETIONS, body | {"max_tokens": 3000}))
         for _ in range(3):
             await client.json(COMPLETIONS, body)
             tables = await asyncio.gather(*(client.call("GET", "/batchsim/results") for _ in range(10)))
             assert {status for status, _, _ in tables} == {200}
             found.append(min(text.count(b",ok\n") for _, _, text in tables))
-        return found
+        return found, (await long)["usage"]["completion_tokens"]
 
-    assert ask(use) == [1, 2, 3]
+    assert ask(use, speed=20) == ([1, 2, 3], 3000)
 
 
 def test_results_before_any_request_has_ended() -> None:
