@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -91,29 +92,31 @@ class ModelTexts:
             raise ScenarioError(
                 f"{folder / TOKENIZER}: has {size} tokens, the model has {vocab_size}. Give the model's own."
             )
+        self._longest = max(map(len, self._tokenizer.get_vocab()), default=1)
 
-    def encode(self, text: str) -> list[int]:
-        """The token ids of `text`, with those that begin and end it, where the tokenizer has such.
+    def encode(self, text: str, most: int = sys.maxsize) -> list[int]:
+        """The token ids of `text`, with those that begin and end it, where the tokenizer has such; of one of more than
+        `most` tokens at least one more than `most`."""
+        return self._ids(text, most, add_special_tokens=True)
 
-        Half a surrogate pair, as of an emoji cut in two, is read as U+FFFD: the tokenizer takes none.
-        """
-        return self._tokenizer.encode(_whole(text)).ids
-
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int] | None:
-        """The token ids of the prompt that `messages` make by the model's chat template; None where it has none.
-        ValueError for messages that the template refuses."""
+    def chat(self, messages: Sequence[Mapping[str, Any]], most: int = sys.maxsize) -> list[int] | None:
+        """The token ids, as of `encode`, of the prompt that `messages` make by the model's chat template; None where it
+        has none. ValueError for messages that the template refuses."""
         if self._template is None:
             return None
-        return self._tokenizer.encode(_whole(self._template.text(messages)), add_special_tokens=False).ids
+        return self._ids(self._template.text(messages), most, add_special_tokens=False)
+
+    def _ids(self, text: str, most: int, *, add_special_tokens: bool) -> list[int]:
+        """A megabyte takes seconds: a text that is surely too long is read as far as that can be told."""
+        first = text[: (most + 1) * self._longest]
+        ids = self._tokenizer.encode(first, add_special_tokens=add_special_tokens).ids
+        if len(first) < len(text) and len(ids) <= most:
+            ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the tokens `ids`, without special ones."""
         return self._tokenizer.decode(list(ids))
-
-
-def _whole(text: str) -> str:
-    """`text` with U+FFFD in place of each half of a surrogate pair."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 class TextPrompts:

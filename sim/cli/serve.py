@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from batchsim.base.errors import ScenarioError
+from batchsim.base.errors import ScenarioError, shown
 from batchsim.base.ranges import INT32_MAX
 from batchsim.cli import complete, option
 from batchsim.cli.common import check_out, one_line_errors, read_scenario, require_torch
@@ -43,7 +42,9 @@ def serve(
     metrics_names: Annotated[
         Literal["vllm", "sglang"], typer.Option(help="Whose names the metrics at /metrics have.")
     ] = "vllm",
-    api_key: Annotated[str, typer.Option(envvar="BATCHSIM_API_KEY", help="What clients must show.")] = "",
+    api_key: Annotated[
+        str, typer.Option(envvar="BATCHSIM_API_KEY", help="What clients must show but at /health.")
+    ] = "",
     drain_s: Annotated[
         float, typer.Option("--drain", min=0, max=3600, help="Seconds for open requests at the end.")
     ] = 30.0,
@@ -69,13 +70,20 @@ def serve(
     from batchsim.report.text.summary_text import report
     from batchsim.scenario.point import Setup
     from batchsim.serve.faults import read_faults
+    from batchsim.serve.guard import is_loopback
     from batchsim.serve.keep_served import keep_served
     from batchsim.serve.metrics import Metrics
     from batchsim.serve.paced import Paced
     from batchsim.serve.run_server import check_address, run_server
 
-    if not api_key and not _is_local(host):
+    if not api_key and not is_loopback(host):
         raise ScenarioError(f"--host {host}: others could use the server. Add --api-key, or listen at 127.0.0.1.")
+    if api_key != api_key.strip() or not api_key.isprintable():
+        raise ScenarioError(
+            "--api-key: has a line break or white space at an end, which no client can send. Remove it."
+        )
+    if model is not None and not (model.isprintable() and model.strip()):
+        raise ScenarioError(f"--served-model-name {shown(model)}: is no name. Write printable letters.")
     _check_engine(engine, device, weights, speed)
     faults = read_faults(fault or [], seed)
     loaded = faults.failing(read_scenario(scenario, set_, traces, "serve", allow_code=allow_code))
@@ -116,6 +124,8 @@ def serve(
         paced, records, spans, out, started_unix_ns=started_unix_ns, speed=speed, faults=faults, made=made
     )
     typer.echo(report(results))
+    if escaped := results.manifest["served"]["escaped"]:
+        typer.echo(f"{len(escaped):,} texts cannot be written and stand as escapes: {', '.join(escaped)[:200]}")
     if faults.num_errors or faults.num_stalls:
         typer.echo(f"on demand: {faults.num_errors:,} errors, {faults.num_stalls:,} stalled streams")
     typer.echo(fit(f"{results.path}/  summary.csv"))
@@ -131,10 +141,3 @@ def _check_engine(engine: str, device: str | None, weights: Path | None, speed: 
     for name, value in (("device", device), ("weights", weights)):
         if value is not None:
             raise ScenarioError(f"--{name} {value}: a simulated engine has none. Add --engine live, or leave it out.")
-
-
-def _is_local(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -278,6 +278,12 @@ def _rows(frame: pd.DataFrame, dtype: np.dtype, texts: dict[str, int]) -> NDArra
     return rows
 
 
+def written(text: str) -> str:
+    """`text` as a file of UTF-8 holds it: half a letter, which none can hold, as its escape, so that one text which
+    cannot be written does not lose all other rows."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def _frame(
     recorded: Mapping[str, NDArray[Any]],
     replica: int | NDArray[np.int32],
@@ -290,7 +296,10 @@ def _frame(
     for name, values in recorded.items():
         if name in codes:
             used, index = np.unique(values, return_inverse=True)
-            frame[name] = pd.Categorical.from_codes(index, pd.Index([codes[name][code] for code in used], dtype="str"))
+            texts = [written(codes[name][code]) for code in used]
+            places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+            index = np.array([places[text] for text in texts], np.int64)[index]
+            frame[name] = pd.Categorical.from_codes(index, pd.Index(list(places), dtype="str"))
         elif name in _NULLABLE:
             frame[name] = pd.arrays.IntegerArray(values, values == MISSING)
         else:

@@ -7,6 +7,7 @@ import json
 _TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
+    403: "PermissionDeniedError",
     404: "NotFoundError",
     405: "MethodNotAllowed",
     429: "RateLimitError",
@@ -29,6 +30,8 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> list[tuple[str, str]]:
+        if self.status == 401:
+            return [("www-authenticate", "Bearer")]
         return [] if self.retry_after_s is None else [("retry-after", str(self.retry_after_s))]
 
     def body(self) -> bytes:

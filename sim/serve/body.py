@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,19 @@ from batchsim.serve.api_error import ApiError
 from batchsim.serve.words import Texts
 
 MAX_CHOICES = 128
+"""Answers of a request: its prompts, each as often as `n` says."""
+MAX_STOPS, MAX_STOP_LETTERS = 64, 256
+"""Stop strings or stop tokens of a request, each of which is looked for at each token; letters of a stop string."""
+MAX_USER = 256
+"""Letters of the name of a user, which the results keep."""
+MOST_TOKENS = 1 << 17
+"""Tokens that the prompts of a request may have together, and those that its answers must, where no model takes more
+in one: some 0.1 s of this machine's time."""
+_MOST_TEXTS, _MOST_OTHERS, _VALUE_BYTES = 1 << 14, 1 << 14, 12
+"""Texts in a body, keys included; lists and objects, and values beside token ids; bytes of a value that is no text, in
+the mean."""
+SHORT = 4096
+"""Bytes of a body, or tokens of an answer, that cost a millisecond at most, whatever they are."""
 MAX_REASON = 200
 """Letters of what a chat template says of messages that it refuses."""
 DEFAULT_MAX_TOKENS = 16
@@ -91,15 +105,54 @@ class CompletionRequest:
     user: str
 
 
-def parse_json(body: bytes) -> dict[str, Any]:
-    """The JSON object in `body`. ApiError 400 for anything else."""
+def parse_json(body: bytes, most_tokens: int = MOST_TOKENS) -> dict[str, Any]:
+    """The JSON object in `body`, of at most so many token ids and what else a request has.
+
+    ApiError 400 for anything else, and for text that is none.
+    """
+    _check_number_of_values(body, most_tokens + _MOST_OTHERS)
     try:
-        found = json.loads(body)
+        text = body.decode("utf-8-sig")
+        found = json.loads(text)
+        if _HALF.search(text):
+            _check_texts(found)
     except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"the body is not JSON: {str(error)[:200]}") from None
+        raise ApiError(400, f"the body is not JSON: {cut(str(error), 200)}") from None
     if not isinstance(found, dict):
         raise ApiError(400, f"the body must be a JSON object, not {shown(found)}")
     return found
+
+
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a letter beyond U+FFFF, which JSON may escape as two
+
+
+def _check_texts(found: Any) -> None:
+    """ApiError 400 where a text has half a letter, which nothing can store or send."""
+    for name, value in found.items() if isinstance(found, dict) else [("the body", found)]:
+        try:
+            json.dumps([name, value], ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = f"\\u{ord(error.object[error.start]):04x}"
+            raise ApiError(
+                400, f"{cut(name)}: {half} is half of a letter. Send both halves, or none.", cut(name)
+            ) from None
+
+
+def _check_number_of_values(body: bytes, most: int) -> None:
+    """ApiError 400 for JSON of too many values: a million of them take a second to read, whatever they are."""
+    if len(body) <= SHORT:
+        return
+    # At the ends of strings stand the quotes that are not escaped.
+    parts = body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"', 2 * _MOST_TEXTS + 1)
+    outside = b"".join(parts[::2])
+    if len(parts) > 2 * _MOST_TEXTS + 1:
+        raise ApiError(400, f"the JSON has more than {_MOST_TEXTS:,} texts, keys included. Send less.")
+    if outside.count(b"[") + outside.count(b"{") > _MOST_OTHERS:
+        raise ApiError(400, f"the JSON has more than {_MOST_OTHERS:,} lists and objects. Send less.")
+    if outside.count(b",") > most or len(outside) > _VALUE_BYTES * most:
+        raise ApiError(
+            400, f"the JSON has more than {most:,} values, or {_VALUE_BYTES * most:,} bytes of them. Send less."
+        )
 
 
 class Body:
@@ -155,15 +208,24 @@ def completion(
     for one that a simulated engine, or a `real` one, would answer otherwise than is asked."""
     body = Body(values)
     _refuse_not_served(body)
-    prompts = [_chat_prompt(body, words)] if chat else _prompts(body.raw("prompt"), words)
-    longest = max(prompt.num_tokens for prompt in prompts)
-    if longest >= max_model_len:
-        raise ApiError(
-            400,
-            f"This model's maximum context length is {max_model_len} tokens. However, your request has {longest} input"
-            " tokens. Please reduce the length of the input messages.",
-            "input_tokens",
-        )
+    n = body.whole("n", 1, low=1, high=MAX_CHOICES)
+    most = max(MOST_TOKENS, max_model_len)
+    prompts: list[Prompt] = []
+    for ids in [_ids_of_chat(body, words, max_model_len)] if chat else _ids_of_prompts(body, words, n, max_model_len):
+        if not ids:
+            raise ApiError(400, "The decoder prompt cannot be empty", "messages" if chat else "prompt")
+        prompts.append(Prompt(ids))
+        longest = max(prompt.num_tokens for prompt in prompts)
+        if longest >= max_model_len:
+            had = str(longest) if longest <= max_model_len else f"more than {max_model_len}"
+            raise ApiError(
+                400,
+                f"This model's maximum context length is {max_model_len} tokens. However, your request has {had} input"
+                " tokens. Please reduce the length of the input messages.",
+                "input_tokens",
+            )
+        if n * sum(prompt.num_tokens for prompt in prompts) > most:
+            raise _too_many("messages" if chat else "prompt", "the prompts of its answers", most)
     room = max_model_len - longest
     name = "max_completion_tokens" if chat and body.raw("max_completion_tokens") is not None else "max_tokens"
     max_tokens = body.whole(name, room if chat else min(DEFAULT_MAX_TOKENS, room), low=1)
@@ -175,6 +237,9 @@ def completion(
             f" {longest}).",
             name,
         )
+    ignore_eos, min_tokens = body.flag("ignore_eos"), body.whole("min_tokens", 0, low=0, high=max_tokens)
+    if n * len(prompts) * (max_tokens if ignore_eos else min_tokens) > most:
+        raise _too_many(name if ignore_eos else "min_tokens", "its answers", most)
     stream = body.flag("stream")
     options = body.raw("stream_options")
     if options is not None and not stream:
@@ -196,10 +261,10 @@ def completion(
         model=body.text("model"),
         is_chat=chat,
         prompts=prompts,
-        n=body.whole("n", 1, low=1, high=MAX_CHOICES),
+        n=n,
         max_tokens=max_tokens,
-        min_tokens=body.whole("min_tokens", 0, low=0, high=max_tokens),
-        ignore_eos=body.flag("ignore_eos"),
+        min_tokens=min_tokens,
+        ignore_eos=ignore_eos,
         stop=_stop(body.raw("stop")),
         stop_token_ids=_stop_token_ids(body.raw("stop_token_ids")),
         stream=stream,
@@ -208,8 +273,19 @@ def completion(
         return_token_ids=body.flag("return_token_ids"),
         echo=body.flag("echo"),
         priority=body.whole("priority", 0, low=-(1 << 31), high=(1 << 31) - 1),
-        user=body.text("user")[:128],
+        user=_user(body),
     )
+
+
+def _too_many(name: str, whose: str, most: int) -> ApiError:
+    return ApiError(400, f"{whose} have more than {most:,} tokens together. Ask for less at a time.", name)
+
+
+def _user(body: Body) -> str:
+    user = body.text("user")
+    if len(user) > MAX_USER or not user.isprintable():  # as of a trace's tenants
+        raise ApiError(400, f"user {shown(user)} is no name: at most {MAX_USER} printable letters. Shorten it.", "user")
+    return user
 
 
 def _refuse_not_greedy(body: Body) -> None:
@@ -253,27 +329,37 @@ def _refuse_not_served(body: Body) -> None:
 
 def _stop(value: Any) -> tuple[str, ...]:
     texts = [value] if isinstance(value, str) else [] if value is None else value
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise ApiError(400, f"stop must be a string or a list of strings, not {shown(value)}", "stop")
+    if not isinstance(texts, list) or len(texts) > MAX_STOPS or not all(isinstance(text, str) for text in texts):
+        kind = f"a list of strings, at most {MAX_STOPS}"
+        raise ApiError(400, f"stop must be a string or {kind}, not {_told(value)}", "stop")
     if "" in texts:
         raise ApiError(400, "stop cannot contain an empty string.", "stop")
+    if (longest := max(map(len, texts), default=0)) > MAX_STOP_LETTERS:
+        raise ApiError(400, f"stop has a string of {longest:,} letters, at most are {MAX_STOP_LETTERS}", "stop")
     return tuple(texts)
+
+
+def _told(value: Any) -> str:
+    """A bad value in a message: of a long list its length, which says more and costs less."""
+    return f"a list of {len(value):,}" if isinstance(value, list) and len(value) > MAX_STOPS else shown(value)
 
 
 def _stop_token_ids(value: Any) -> tuple[int, ...]:
     ids = [] if value is None else value
-    if not isinstance(ids, list) or not all(type(one) is int for one in ids):
-        raise ApiError(400, f"stop_token_ids must be a list of token ids, not {shown(value)}", "stop_token_ids")
+    if not isinstance(ids, list) or len(ids) > MAX_STOPS or not all(type(one) is int for one in ids):
+        kind = f"a list of token ids, at most {MAX_STOPS}"
+        raise ApiError(400, f"stop_token_ids must be {kind}, not {_told(value)}", "stop_token_ids")
     return tuple(ids)
 
 
-def _prompts(value: Any, words: Texts) -> list[Prompt]:
-    """One prompt: a text or a list of ids; or several: a list of these."""
-    if isinstance(value, list) and value and not isinstance(value[0], int):
-        if len(value) > MAX_CHOICES:
-            raise ApiError(400, f"prompt has {len(value)} prompts, of which {MAX_CHOICES} are taken at most", "prompt")
-        return [_prompt(each, words) for each in value]
-    return [_prompt(value, words)]
+def _ids_of_prompts(body: Body, words: Texts, n: int, max_model_len: int) -> Iterator[list[int]]:
+    """The tokens of one prompt, a text or a list of ids, or of several, each for `n` answers: a list of these."""
+    value = body.raw("prompt")
+    prompts = value if isinstance(value, list) and value and not isinstance(value[0], int) else [value]
+    if n * len(prompts) > MAX_CHOICES:
+        asked = f"prompt has {len(prompts):,} prompts, n is {n}: {n * len(prompts):,} answers"
+        raise ApiError(400, f"{asked}, of which {MAX_CHOICES} are taken at most", "prompt")
+    return (_ids_of_prompt(each, words, max_model_len) for each in prompts)
 
 
 def check_ids(ids: list[int], words: Texts, name: str) -> None:
@@ -283,24 +369,20 @@ def check_ids(ids: list[int], words: Texts, name: str) -> None:
         raise ApiError(400, f"Token id {shown(bad)} is out of vocabulary", name)
 
 
-def _prompt(value: Any, words: Texts) -> Prompt:
+def _ids_of_prompt(value: Any, words: Texts, max_model_len: int) -> list[int]:
     if isinstance(value, str):
-        ids = words.encode(value)
-    elif isinstance(value, list) and all(type(one) is int for one in value):
-        ids = value
-        check_ids(ids, words, "prompt")
-    else:
+        return words.encode(value, max_model_len)
+    if not isinstance(value, list) or not all(type(one) is int for one in value):
         raise ApiError(
             400, f"prompt must be a string, a list of token ids, or a list of these, not {shown(value)}", "prompt"
         )
-    if not ids:
-        raise ApiError(400, "The decoder prompt cannot be empty", "prompt")
-    return Prompt(ids)
+    check_ids(value, words, "prompt")
+    return value
 
 
-def _chat_prompt(body: Body, words: Texts) -> Prompt:
-    """The prompt that messages make: as the model's template has it, else a mark of who speaks before each, and one
-    before the answer."""
+def _ids_of_chat(body: Body, words: Texts, max_model_len: int) -> list[int]:
+    """The tokens of the prompt that messages make: as the model's template has it, else a mark of who speaks before
+    each, and one before the answer."""
     messages = body.raw("messages")
     if not isinstance(messages, list) or not messages:
         raise ApiError(400, f"messages must be a list of at least one message, not {shown(messages)}", "messages")
@@ -309,16 +391,14 @@ def _chat_prompt(body: Body, words: Texts) -> Prompt:
             raise ApiError(400, f"a message must be an object with a role, not {shown(message)}", "messages")
     messages = [each | {"content": _content(each["content"])} if "content" in each else each for each in messages]
     try:
-        ids = words.chat(messages)
+        ids = words.chat(messages, max_model_len)
     except ValueError as error:
         why = cut(str(error), MAX_REASON)
         raise ApiError(400, f"messages: the model's chat template refuses them: {why}", "messages") from None
     if ids is None:
         parts = [f"<|{each['role'].strip() or 'user'}|> {each.get('content') or ''}" for each in messages]
-        ids = words.encode(" ".join([*parts, "<|assistant|>"]))
-    if not ids:
-        raise ApiError(400, "The decoder prompt cannot be empty", "messages")
-    return Prompt(ids)
+        ids = words.encode(" ".join([*parts, "<|assistant|>"]), max_model_len)
+    return ids
 
 
 def _content(content: Any) -> str | None:

@@ -1,50 +1,30 @@
-"""One client's connection: HTTP/1.1 by h11, bounded in all that a client can make long, and never waited for.
+"""One client's connection by HTTP/1.1: what it asks is answered, and it is never waited for.
 
-What a client does not read is not written: a stream asks `is_open_for` and sends later what has come together since.
+What a client does not read is not written: a stream asks `is_paused` and sends later what has come together since.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import Any, Protocol
 
 import h11
 
+from batchsim.serve.api_error import ApiError
+from batchsim.serve.incoming import HttpRequest, Incoming, Limits
+
 Headers = list[tuple[str, str]]
 _REASONS = {
-    200: b"OK", 400: b"Bad Request", 401: b"Unauthorized", 404: b"Not Found", 405: b"Method Not Allowed",
-    408: b"Request Timeout", 413: b"Content Too Large", 429: b"Too Many Requests", 431: b"Header Fields Too Large",
-    500: b"Internal Server Error", 501: b"Not Implemented", 503: b"Service Unavailable",
+    200: b"OK", 400: b"Bad Request", 401: b"Unauthorized", 403: b"Forbidden", 404: b"Not Found",
+    405: b"Method Not Allowed", 408: b"Request Timeout", 413: b"Content Too Large", 429: b"Too Many Requests",
+    431: b"Header Fields Too Large", 500: b"Internal Server Error", 501: b"Not Implemented",
+    503: b"Service Unavailable",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a client may ask of the server itself: bytes of a body and of all headers, seconds to send a request and to
-    keep an idle connection, connections at a time, bytes of an answer that wait to be read."""
-
-    body_bytes: int = 16 << 20
-    header_bytes: int = 32 << 10
-    request_s: float = 30.0
-    idle_s: float = 300.0
-    connections: int = 20_000
-    unread_bytes: int = 64 << 10
-
-
-@dataclass(frozen=True)
-class HttpRequest:
-    """A request whole: method, path without the query, headers by lower-case name, body; when the last of it came, by
-    this machine's monotonic clock in ns: reading it takes time that is not the engines'; and the query."""
-
-    method: str
-    path: str
-    headers: dict[str, str]
-    body: bytes
-    came_ns: int
-    query: str = ""
+_LINGER_S, _LINGER_BYTES = 2.0, 64 << 20
+"""For so long, and so many bytes, what a refused client still sends is read and dropped: with bytes unread, a close
+would take back the answer from who has not read it yet."""
 
 
 class App(Protocol):
@@ -53,12 +33,12 @@ class App(Protocol):
     limits: Limits
     connections: set[Connection]
 
-    def handle(self, request: HttpRequest, reply: Connection) -> None:
-        """Answers now, or keeps `reply` and answers later. Raises nothing."""
+    def check(self, request: HttpRequest) -> None:
+        """ApiError for a request that is refused whatever its body, which has not come yet."""
         ...
 
-    def failed(self, status: int, message: str) -> bytes:
-        """The body of an error that HTTP itself brings."""
+    def handle(self, request: HttpRequest, reply: Connection) -> None:
+        """Answers now, or keeps `reply` and answers later. Raises nothing."""
         ...
 
 
@@ -72,15 +52,11 @@ class Connection(asyncio.Protocol):
     def __init__(self, app: App) -> None:
         self._app = app
         self._limits = app.limits
-        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=app.limits.header_bytes)
+        self._incoming = Incoming(app.limits, app.check)
         self._transport: Any = None
-        self._request: h11.Request | None = None
-        self._is_head = False  # a HEAD request, whose answer has no body
-        self._body = bytearray()
-        self._busy = False  # a request is with the app
+        self._busy = False  # a request is with the app, or was refused
         self._has_begun = False  # part of a request has come
-        self._unread = 0  # bytes received while busy
-        self._came_ns = 0  # when the last bytes came that were not received while busy
+        self._dropped: int | None = None  # bytes dropped of what came after a refusal
         self._timer: asyncio.TimerHandle | None = None
         self._chunked = False
         self._head = b""
@@ -94,7 +70,7 @@ class Connection(asyncio.Protocol):
         self._transport = transport
         transport.set_write_buffer_limits(high=self._limits.unread_bytes)
         if len(self._app.connections) >= self._limits.connections:
-            self._refuse(503, f"{self._limits.connections} connections are open already")
+            self._refuse(ApiError(503, f"{self._limits.connections} connections are open already"), lingers=False)
             return
         self._app.connections.add(self)
         self._wait_for_request(self._limits.idle_s)
@@ -108,18 +84,20 @@ class Connection(asyncio.Protocol):
             hung_up()
 
     def data_received(self, data: bytes) -> None:
-        if not self._busy:
-            self._came_ns = time.monotonic_ns()
-        try:
-            self._http.receive_data(data)
-        except RuntimeError:  # after the end of a request that asked to close
+        if self._dropped is not None:
+            self._dropped += len(data)
+            if self._dropped > _LINGER_BYTES:
+                self.drop()
             return
-        if self._busy:
-            self._unread += len(data)
-            if self._unread > self._limits.unread_bytes:
-                self._transport.pause_reading()
-            return
+        self._incoming.put(data)
         self._advance()
+        most = self._limits.header_bytes + self._limits.body_bytes
+        if self._busy and self._incoming.num_ahead > most and not self.is_gone:
+            # What comes is read all the while, or nobody would hear that the client has left: up to a limit.
+            if self._http.our_state is h11.SEND_RESPONSE:
+                self._refuse(ApiError(413, f"{self._incoming.num_ahead:,} bytes were sent ahead of the answer"))
+            else:
+                self.drop()
 
     def eof_received(self) -> None:
         """A client that will send no more is taken for one that has left, as servers in front of engines take it."""
@@ -137,7 +115,7 @@ class Connection(asyncio.Protocol):
     @property
     def is_gone(self) -> bool:
         """Whether the client has left: what is written then goes nowhere."""
-        return self._transport is None or self._transport.is_closing()
+        return self._transport is None or self._dropped is not None or self._transport.is_closing()
 
     def answer(self, status: int, body: bytes, content_type: str = "application/json", headers: Headers = []) -> None:  # noqa: B006
         """Answers the request whole."""
@@ -145,7 +123,7 @@ class Connection(asyncio.Protocol):
             return
         its: list[tuple[str, str]] = [("content-type", content_type), ("content-length", str(len(body))), *headers]
         head = self._http.send(h11.Response(status_code=status, headers=its, reason=_REASONS.get(status, b"")))
-        content = b"" if self._is_head else self._http.send(h11.Data(data=body))
+        content = b"" if self._incoming.is_head else self._http.send(h11.Data(data=body))
         parts = [head or b"", content or b"", self._http.send(h11.EndOfMessage()) or b""]
         self._transport.write(b"".join(parts))
         self._next()
@@ -162,14 +140,15 @@ class Connection(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         """Writes a piece, not empty, of what was begun. What HTTP puts around it is put here: a token is a piece."""
-        if self._transport is None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
             return
         if self._chunked:
             data = b"%b%x\r\n%b\r\n" % (self._head, len(data), data)
         elif self._head:
             data = self._head + data
         self._head = b""
-        self._transport.write(data)
+        transport.write(data)
 
     def end(self) -> None:
         """Ends what was begun."""
@@ -189,18 +168,19 @@ class Connection(asyncio.Protocol):
 
     # ---- HTTP
 
+    @property
+    def _http(self) -> h11.Connection:
+        return self._incoming.http
+
     def _next(self) -> None:
         """Goes on to the next request, or closes."""
         self.hung_up = self.readable = None
-        if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
+        if not self._incoming.begin_next():
             self._transport.close()
             return
-        self._http.start_next_cycle()
-        self._busy, self._unread = False, 0
-        self._transport.resume_reading()
+        self._busy = False
         self._wait_for_request(self._limits.idle_s)
-        if self._http.trailing_data[0]:
-            self._came_ns = time.monotonic_ns()  # one sent ahead is taken up now
+        if self._incoming.num_ahead:
             asyncio.get_running_loop().call_soon(self._advance)
 
     def _advance(self) -> None:
@@ -208,61 +188,41 @@ class Connection(asyncio.Protocol):
         if self._busy or self._transport is None:
             return
         try:
-            while True:
-                event = self._http.next_event()
-                if event is h11.NEED_DATA:
-                    if self._http.they_are_waiting_for_100_continue:
-                        go_on = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
-                        self._transport.write(self._http.send(go_on))
-                    if self._http.trailing_data[0] and not self._has_begun:
-                        self._has_begun = True
-                        self._wait_for_request(self._limits.request_s)
-                    return
-                if isinstance(event, h11.Request):
-                    self._request, self._body = event, bytearray()
-                    if not self._has_begun:
-                        self._has_begun = True
-                        self._wait_for_request(self._limits.request_s)
-                    if sum(len(name) + len(value) for name, value in event.headers) > self._limits.header_bytes:
-                        self._refuse(431, f"the headers have more than {self._limits.header_bytes:,} bytes")
-                        return
-                    if _content_length(event) > self._limits.body_bytes:
-                        self._too_long()
-                        return
-                elif isinstance(event, h11.Data):
-                    self._body += event.data
-                    if len(self._body) > self._limits.body_bytes:
-                        self._too_long()
-                        return
-                elif isinstance(event, h11.EndOfMessage):
-                    self._hand_over()
-                    return
-                else:
-                    return
-        except h11.RemoteProtocolError as error:
-            self._refuse(error.error_status_hint, f"not HTTP/1.1 as it should be: {error}")
+            request = self._incoming.next()
+        except ApiError as error:
+            self._refuse(error)
+            return
+        if request is not None:
+            self._stop_timer()
+            self._busy, self._has_begun = True, False
+            self._app.handle(request, self)
+            return
+        if self._http.they_are_waiting_for_100_continue:
+            go_on = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
+            self._transport.write(self._http.send(go_on))
+        if self._incoming.has_begun and not self._has_begun:
+            self._has_begun = True
+            self._wait_for_request(self._limits.request_s)
 
-    def _too_long(self) -> None:
-        self._refuse(413, f"the body has more than the {self._limits.body_bytes:,} bytes that the server takes")
-
-    def _hand_over(self) -> None:
-        request, self._request = self._request, None
-        assert request is not None
-        self._stop_timer()
-        self._busy, self._has_begun, self._is_head = True, False, request.method == b"HEAD"
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers}
-        path, _, query = request.target.decode("latin-1").partition("?")
-        body, self._body = bytes(self._body), bytearray()
-        self._app.handle(HttpRequest(request.method.decode("latin-1"), path, headers, body, self._came_ns, query), self)
-
-    def _refuse(self, status: int, message: str) -> None:
-        """Answers with an error of HTTP and closes."""
+    def _refuse(self, error: ApiError, *, lingers: bool = True) -> None:
+        """Answers with an error and closes, once the client has read it if it `lingers`."""
         self._busy = True
-        body = self._app.failed(status, message)
-        head = f"HTTP/1.1 {status} {_REASONS.get(status, b'Error').decode()}\r\nconnection: close\r\n"
-        head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-        self._transport.write(head.encode() + body)
-        self._transport.close()
+        self._stop_timer()
+        if self.hung_up is not None:
+            self.hung_up()
+            self.hung_up = None
+        body = error.body()
+        head = f"HTTP/1.1 {error.status} {_REASONS.get(error.status, b'Error').decode()}\r\nconnection: close\r\n"
+        its = [("content-type", "application/json"), ("content-length", str(len(body))), *error.headers]
+        head += "".join(f"{name}: {value}\r\n" for name, value in its)
+        self._transport.write(head.encode() + b"\r\n" + (b"" if self._incoming.is_head else body))
+        if not lingers:
+            self._transport.close()
+            return
+        self._dropped = 0
+        with suppress(OSError):  # the client has left
+            self._transport.write_eof()
+        self._timer = asyncio.get_running_loop().call_later(_LINGER_S, self.drop)
 
     # ---- patience
 
@@ -281,10 +241,6 @@ class Connection(asyncio.Protocol):
         if self._transport is None or self._busy:
             return
         if self._has_begun:
-            self._refuse(408, f"no whole request came in {self._limits.request_s:g} s")
+            self._refuse(ApiError(408, f"no whole request came in {self._limits.request_s:g} s"))
         else:
             self._transport.close()
-
-
-def _content_length(request: h11.Request) -> int:
-    return next((int(value) for name, value in request.headers if name == b"content-length"), 0)

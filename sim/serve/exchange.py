@@ -40,6 +40,10 @@ class Engines(Protocol):
         """Gives up an answer."""
         ...
 
+    def send(self, reply: Connection, num_tokens: int, make: Callable[[], bytes]) -> None:
+        """Answers with what `make` makes of so many tokens."""
+        ...
+
     def rejection(self, answer: Answer) -> ApiError:
         """The error for an answer that an engine refused, or did not finish."""
         ...
@@ -173,8 +177,8 @@ class Exchange:
             if not self._waits:
                 self._push(choice)
         elif all(each.finish_reason is not None for each in self.choices):
+            self.engines.send(self.reply, sum(choice.num_tokens for choice in self.choices), self._whole)
             self._end()
-            self.reply.answer(200, self._whole())
 
     def _fail(self, answer: Answer) -> None:
         """Ends the exchange with an error: a status where nothing was sent yet, else the last piece."""

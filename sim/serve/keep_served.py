@@ -11,6 +11,7 @@ import csv
 import io
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ from batchsim.base.errors import ScenarioError
 from batchsim.base.files import write_text, writing
 from batchsim.check.validation.replay import simulated_requests
 from batchsim.drive.fleet.fleet_plan import ReplicaSpan
-from batchsim.kernel.record import Records
+from batchsim.kernel.record import Recorder, Records
 from batchsim.metrics.measure import measure
 from batchsim.metrics.replica_table import replica_table
+from batchsim.results.frames import written
 from batchsim.results.heading import heading
 from batchsim.results.keep import check_cohort, keep_run, pack_point, point_inputs
 from batchsim.results.live_results import real_heading, real_inputs, real_source
@@ -53,10 +55,10 @@ def keep_served(
 ) -> Results:
     """Writes what was received and what became of it, as `paced.close` returned it; returns these results.
 
-    The manifest's `served` says when time 0 was, in ns since 1970, how fast simulated time went, and how many requests
-    met which of the `faults`; one that got an error on demand is in no table, as no engine saw it. `made` says on what
-    a model ran, which is the manifest's `live`; None: the engines were simulated. ScenarioError where `out` cannot be
-    written, or nothing was received.
+    The manifest's `served` says when time 0 was, in ns since 1970, how fast simulated time went, how many requests met
+    which of the `faults`, one that got an error on demand being in no table, as no engine saw it, and which texts could
+    not be written and stand in the tables as escapes. `made` says on what a model ran, which is the manifest's `live`;
+    None: the engines were simulated. ScenarioError where `out` cannot be written, or nothing was received.
     """
     if not paced.num_sent:
         raise ScenarioError("nothing was received, so there is nothing to keep. Send a request.")
@@ -78,6 +80,7 @@ def keep_served(
             "end_ns": paced.now_ns,
             "speed": speed,
             "started_unix_ns": started_unix_ns,
+            "escaped": [written(text) for text in records.texts if written(text) != text],
             "faults": {"errors": faults.num_errors, "stalls": faults.num_stalls} if faults else {},
         }
         first = heading(kept) if made is None else real_heading(kept, made)
@@ -87,9 +90,14 @@ def keep_served(
         return keep_run(kept, home, [packed.result], reused=0, facts=facts)
 
 
-def table_so_far(paced: Paced | LiveEngine) -> str:
-    """The requests that have ended so far, as CSV, as in the table of `keep_served`; "" if none has."""
-    records = paced.records()
+def rows_so_far(paced: Paced | LiveEngine) -> Records:
+    """The rows of the requests that have ended so far, copied: where the engines have theirs they write more. Called
+    between steps."""
+    return replace(Recorder().records(), requests=paced.records().requests.copy())
+
+
+def table_so_far(paced: Paced | LiveEngine, records: Records) -> str:
+    """The requests of `rows_so_far` as CSV, as in the table of `keep_served`; "" if there is none."""
     return _table(_run(paced, records, ())) if len(records.requests) else ""
 
 

@@ -6,8 +6,9 @@ clients and not in the records, which are those of a simulation of the same arri
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
 
 import simpy
 
@@ -27,8 +28,6 @@ from batchsim.serve.answers import SPILL_BYTES, STOPPED, Answer, Answers, Asked,
 from batchsim.serve.metrics import Metrics
 from batchsim.serve.pacer import Pacer
 from batchsim.serve.received import unplayed
-
-T = TypeVar("T")
 
 
 class _Door(Clients):
@@ -134,21 +133,24 @@ class Paced(Answers):
         """Who keeps the engines at the pace of the clock; `failed` is told what they raise."""
         return Pacer(self, speed, failed)
 
-    def between_steps(self, act: Callable[[], T]) -> T:
-        """What `act` returns, which reads the records: called while no step is being recorded."""
-        return act()
-
     @property
     def next_ns(self) -> float:
         """When something is due, in ns; infinite where nothing is until somebody asks."""
         return self._env.peek()
 
-    def run_to(self, now_ns: int) -> None:
-        """Handles all that is due by `now_ns`. Raises what a policy or a cost raises: the engines are lost then."""
-        env = self._env
+    def run_to(self, now_ns: int, within_s: float = math.inf) -> bool:
+        """Handles what is due by `now_ns`, as far as that goes `within_s` of this machine's time; whether that is all.
+
+        Raises what a policy or a cost raises: the engines are lost then.
+        """
+        env, end_s = self._env, time.perf_counter() + within_s
         while env.peek() <= now_ns:
             env.step()
+            if time.perf_counter() > end_s and env.peek() <= now_ns:
+                self.now_ns = max(self.now_ns, int(env.now))
+                return False
         self.now_ns = max(self.now_ns, now_ns)
+        return True
 
     def send(self, asked: Asked, now_ns: int, told: Callable[[Answer], None], came_ns: int | None = None) -> Answer:
         """Sends a request at `now_ns`, or right after the instant handled last; `told` hears what becomes of it.

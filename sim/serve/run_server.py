@@ -6,17 +6,22 @@ import asyncio
 import errno
 import gc
 import os
+import resource
 import select
 import selectors
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from batchsim.base.errors import ScenarioError
+from batchsim.drive.source import SWITCH_S
 from batchsim.serve.faults import Faults
+from batchsim.serve.incoming import Limits
 from batchsim.serve.live_engine import LiveEngine
 from batchsim.serve.paced import Paced
 from batchsim.serve.server import Server
@@ -24,6 +29,12 @@ from batchsim.serve.server import Server
 _AWAKE_S = 0.0003
 """For so long before a timer is due the loop looks instead of sleeping: a sleeper wakes some 0.2 ms late on virtual
 machines. It is spent once a timer, so a server without requests, which has none but those of patience, uses no CPU."""
+
+
+_TOKEN_BYTES = 16
+"""Bytes of a body that a prompt's token may take, where a model takes so many that the usual limit is too low."""
+_OTHER_FILES = 64
+"""Files that a server has open beside its connections."""
 
 
 def event_loop() -> asyncio.AbstractEventLoop:
@@ -71,6 +82,20 @@ def check_address(host: str, port: int) -> None:
         raise _unbound(host, port, error) from None
 
 
+def _limits(max_model_len: int) -> Limits:
+    """The usual limits, as far as this process may have files open, which it has raised as far as it may; a body may
+    hold a prompt of `max_model_len` tokens."""
+    usual = Limits()
+    wanted = usual.connections + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        wanted = soft
+    body_bytes = max(usual.body_bytes, _TOKEN_BYTES * max_model_len)
+    return replace(usual, body_bytes=body_bytes, connections=max(wanted - _OTHER_FILES, 1))
+
+
 def run_server(
     paced: Paced | LiveEngine,
     *,
@@ -90,7 +115,7 @@ def run_server(
     """
 
     async def serve() -> tuple[int, int]:
-        server = Server(paced, speed, api_key, faults=faults)
+        server = Server(paced, speed, api_key, _limits(paced.setup.max_model_len), faults)
         loop = asyncio.get_running_loop()
         try:
             bound = await server.start(host, port)
@@ -119,6 +144,8 @@ def run_server(
             raise server.failure
         return server.now_ns, server.started_unix_ns
 
+    switch_s = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_S)  # who reads a long request beside the loop lets it go on
     gc.collect()
     gc.freeze()  # a pass over all that is there by now would make tokens late
     try:
@@ -126,3 +153,4 @@ def run_server(
             return runner.run(serve())
     finally:
         gc.unfreeze()
+        sys.setswitchinterval(switch_s)

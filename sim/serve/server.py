@@ -11,24 +11,32 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeVar
 
 from batchsim.base.units import NS_PER_S
 from batchsim.base.version import VERSION
 from batchsim.serve.answers import Answer, Asked
 from batchsim.serve.api_error import ApiError
-from batchsim.serve.body import Body, check_ids, completion, parse_json
-from batchsim.serve.connection import Connection, HttpRequest, Limits
+from batchsim.serve.body import MOST_TOKENS, SHORT, Body, CompletionRequest, check_ids, completion, parse_json
+from batchsim.serve.connection import Connection
 from batchsim.serve.exchange import Exchange, rejection
 from batchsim.serve.faults import Faults
-from batchsim.serve.keep_served import table_so_far
+from batchsim.serve.guard import OPEN, Guard
+from batchsim.serve.incoming import HttpRequest, Limits
+from batchsim.serve.keep_served import rows_so_far, table_so_far
 from batchsim.serve.known_texts import KnownTexts
 from batchsim.serve.live_engine import LiveEngine
 from batchsim.serve.paced import Paced
 from batchsim.serve.received import AnswerLengths
 from batchsim.serve.sleeping import Sleep, asked_sleep, asked_tags
+from batchsim.serve.turns import Turns
 from batchsim.serve.words import Texts, Words
 
 Route = Callable[[HttpRequest, Connection], None]
+T = TypeVar("T")
+_ACCEPTED, _BACKLOG = 64, 4096
+"""Connections that a round of the event loop takes on: asyncio makes that of its backlog. Those that may wait."""
 
 
 @dataclass
@@ -59,6 +67,11 @@ class Server:
         self._listener: asyncio.Server | None = None
         self._count = 0
         self._texts = KnownTexts()
+        self._turns = Turns()
+        self._want_results: list[tuple[HttpRequest, Connection]] = []
+        self._makes_results = False
+        self._most_tokens = max(MOST_TOKENS, self.max_model_len)
+        self._guard = Guard(self.api_key)
         self._sleep = Sleep()
         self._routes: dict[tuple[str, str], Route] = {
             ("POST", "/v1/completions"): lambda request, reply: self._complete(request, reply, chat=False),
@@ -82,7 +95,11 @@ class Server:
     async def start(self, host: str, port: int) -> int:
         """Listens; returns the port, which is `port` unless that is 0. OSError where it cannot be had."""
         loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(lambda: Connection(self), host, port, backlog=4096)
+        self._guard = Guard(self.api_key, host)
+        self._listener = await loop.create_server(lambda: Connection(self), host, port, backlog=_ACCEPTED)
+        for listening in self._listener.sockets:
+            with listening.dup() as same:
+                same.listen(_BACKLOG)
         return int(self._listener.sockets[0].getsockname()[1])
 
     def drain(self) -> None:
@@ -103,6 +120,7 @@ class Server:
     def close(self) -> None:
         """Breaks off what is open. The records are `paced.close`'s."""
         self._pacer.is_broken = True
+        self._turns.close()
         if self._listener is not None:
             self._listener.close()
         for exchange in list(self.exchanges.values()):
@@ -121,7 +139,7 @@ class Server:
         return self._pacer.now_ns()
 
     def _check_drained(self) -> None:
-        if self.is_draining and not self.exchanges:
+        if self.is_draining and not self.exchanges and not self._turns.num_waiting:
             self.stopped.set()
 
     def _break_down(self, error: Exception) -> None:
@@ -135,40 +153,64 @@ class Server:
 
     # ---- requests
 
+    def check(self, request: HttpRequest) -> None:
+        """ApiError for who may not ask, and for what there is not."""
+        self._guard.check(request)
+        if (request.method, request.path) not in self._routes:
+            known = sorted({method for method, path in self._routes if path == request.path})
+            if known:
+                raise ApiError(405, f"{request.path} takes {', '.join(known)}")
+            raise ApiError(404, f"there is no {request.path[:200]}")
+
     def handle(self, request: HttpRequest, reply: Connection) -> None:
-        """Answers `request`, now or as its tokens come."""
+        """Answers `request` when it is its turn, and at once who asks for no more than whether the server is up."""
+        act = partial(self._routes[request.method, request.path], request, reply)
+        if request.path in OPEN:
+            self._answer(reply, act)
+        else:
+            self._turns.take(lambda: self._in_turn(reply, act))
+
+    def _answer(self, reply: Connection, act: Callable[[], None]) -> None:
+        """Calls `act`, which answers; answers with its error."""
         try:
-            self._check_key(request)
-            route = self._routes.get((request.method, request.path))
-            if route is None:
-                known = sorted({method for method, path in self._routes if path == request.path})
-                if known:
-                    raise ApiError(405, f"{request.path} takes {', '.join(known)}")
-                raise ApiError(404, f"there is no {request.path[:200]}")
-            route(request, reply)
+            act()
         except ApiError as error:
             reply.answer(error.status, error.body(), headers=error.headers)
         except Exception as error:  # a bug: the client is told no more than that, the server's log all
             self._report(error)
             reply.answer(500, ApiError(500, "the server made a mistake").body())
 
-    def failed(self, status: int, message: str) -> bytes:
-        return ApiError(status, message).body()
+    def _read(self, request: HttpRequest, reply: Connection, read: Callable[[], T], then: Callable[[T], None]) -> None:
+        """Answers by `then` with what `read` makes of the body: beside the event loop where it is long."""
+
+        def read_unless_gone() -> T:
+            if reply.is_gone:
+                raise ApiError(408, "the client has left")
+            return read()
+
+        if len(request.body) <= SHORT:
+            then(read())
+        else:
+            self._turns.aside(read_unless_gone, lambda found: self._in_turn(reply, lambda: then(found())))
+
+    def _in_turn(self, reply: Connection, act: Callable[[], None]) -> None:
+        self._answer(reply, act)
+        self._check_drained()
 
     def _report(self, error: Exception) -> None:
         asyncio.get_running_loop().call_exception_handler({"message": "a request failed", "exception": error})
 
-    def _check_key(self, request: HttpRequest) -> None:
-        if (
-            self.api_key
-            and request.path.startswith("/v1")
-            and request.headers.get("authorization") != f"Bearer {self.api_key}"
-        ):
-            raise ApiError(401, "Unauthorized")
-
     def _complete(self, request: HttpRequest, reply: Connection, *, chat: bool) -> None:
         real = isinstance(self.paced, LiveEngine)
-        asked = completion(parse_json(request.body), self.words, self.max_model_len, chat=chat, real=real)
+
+        def read() -> CompletionRequest:
+            values = parse_json(request.body, self._most_tokens)
+            return completion(values, self.words, self.max_model_len, chat=chat, real=real)
+
+        self._read(request, reply, read, lambda asked: self._open(asked, request, reply))
+
+    def _open(self, asked: CompletionRequest, request: HttpRequest, reply: Connection) -> None:
+        """Has what is asked for answered."""
         if asked.model and asked.model != self.model:
             raise ApiError(404, f"The model `{asked.model[:200]}` does not exist.", "model")
         self._check_up()
@@ -176,7 +218,7 @@ class Server:
         if self.faults.errs(self._count):
             raise ApiError(500, "an error on demand")
         asked = replace(asked, model=self.model)
-        id = f"{'chatcmpl' if chat else 'cmpl'}-{self._count:08x}"
+        id = f"{'chatcmpl' if asked.is_chat else 'cmpl'}-{self._count:08x}"
         exchange = self.exchanges[id] = Exchange(id, int(time.time()), asked, reply, self)
         exchange.ended = lambda: self._ended(id)
         if asked.stream and self.faults.stalls(self._count):
@@ -188,6 +230,8 @@ class Server:
             self._send(exchange, came_ns)
         else:
             self._sleep.held[id] = lambda: self._send(exchange, self.now_ns, came_ns)
+        if reply.is_gone:  # while it waited for its turn
+            exchange.give_up()
 
     def _check_up(self) -> None:
         """ApiError 503 at the end."""
@@ -247,6 +291,13 @@ class Server:
         self.paced.cancel(answer, self.now_ns)
         self._pacer.arm()
 
+    def send(self, reply: Connection, num_tokens: int, make: Callable[[], bytes]) -> None:
+        """Answers with what `make` makes of so many tokens: beside the event loop where they are many."""
+        if num_tokens <= SHORT:
+            reply.answer(200, make())
+        else:
+            self._turns.aside(make, lambda found: self._in_turn(reply, lambda: reply.answer(200, found())))
+
     def rejection(self, answer: Answer) -> ApiError:
         details = [core.recorder.details.get(answer.reason) for core in self.paced.cores().values()]
         return rejection(answer, next((detail for detail in details if detail), "refused"))
@@ -274,13 +325,20 @@ class Server:
         reply.answer(200, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
 
     def _tokenize(self, request: HttpRequest, reply: Connection) -> None:
-        values = parse_json(request.body)
-        if "messages" in values:
-            ids = completion(values | {"max_tokens": 1}, self.words, self.max_model_len, chat=True).prompts[0].ids
-        else:
-            ids = self.words.encode(Body(values).text("prompt"))
-        found = {"count": len(ids), "max_model_len": self.max_model_len, "tokens": ids, "token_strs": None}
-        reply.answer(200, json.dumps(found).encode())
+        def read() -> bytes:
+            values = parse_json(request.body, self._most_tokens)
+            if "messages" in values:
+                ids = completion(values | {"max_tokens": 1}, self.words, self.max_model_len, chat=True).prompts[0].ids
+            else:
+                ids = self.words.encode(Body(values).text("prompt"), self._most_tokens)
+                if len(ids) > self._most_tokens:
+                    raise ApiError(
+                        400, f"prompt has more than the {self._most_tokens:,} tokens that are told", "prompt"
+                    )
+            found = {"count": len(ids), "max_model_len": self.max_model_len, "tokens": ids, "token_strs": None}
+            return json.dumps(found).encode()
+
+        self._read(request, reply, read, lambda found: reply.answer(200, found))
 
     def _reset_prefix_cache(self, request: HttpRequest, reply: Connection) -> None:
         self._texts.forget()
@@ -307,17 +365,45 @@ class Server:
         reply.answer(200, b"")
 
     def _results(self, request: HttpRequest, reply: Connection) -> None:
-        """The requests that have ended, as CSV that `batchsim validate --against` reads. ApiError 404 before any."""
-        text = self.paced.between_steps(lambda: table_so_far(self.paced)) if self.paced.num_sent else ""
-        if not text:
-            what = "ended" if self.paced.num_sent else "come"
-            raise ApiError(404, f"no request has {what} yet, so there are no results")
-        reply.answer(200, text.encode(), "text/csv; charset=utf-8")
+        """The requests that have ended, as CSV that `batchsim validate --against` reads. ApiError 404 before any.
+
+        The table of many takes seconds, so it is made beside the event loop, one at a time for all who wait for it.
+        """
+        paced = self.paced
+        if not paced.num_sent:
+            raise ApiError(404, "no request has come yet, so there are no results")
+        if self._makes_results:
+            self._want_results.append((request, reply))
+            return
+        records = None if isinstance(paced, LiveEngine) else rows_so_far(paced)
+        replies = [reply, *(each for _, each in self._want_results)]
+        self._makes_results = True
+        self._want_results.clear()
+
+        def make() -> bytes:
+            found = paced.between_steps(partial(rows_so_far, paced)) if isinstance(paced, LiveEngine) else records
+            assert found is not None, "taken where the engines run"
+            if not (text := table_so_far(paced, found)):
+                raise ApiError(404, "no request has ended yet, so there are no results")
+            return text.encode()
+
+        def tell(found: Callable[[], bytes]) -> None:
+            self._makes_results = False
+            for each in replies:
+                self._answer(each, lambda each=each: each.answer(200, found(), "text/csv; charset=utf-8"))
+            while self._want_results and not self._makes_results:
+                request, reply = self._want_results.pop(0)
+                self._answer(reply, partial(self._results, request, reply))
+            self._check_drained()
+
+        self._turns.aside(make, tell)
 
     def _detokenize(self, request: HttpRequest, reply: Connection) -> None:
-        values = parse_json(request.body)
-        ids = values.get("tokens")
-        if not isinstance(ids, list) or not all(type(one) is int for one in ids):
-            raise ApiError(400, "tokens must be a list of token ids", "tokens")
-        check_ids(ids, self.words, "tokens")
-        reply.answer(200, json.dumps({"prompt": self.words.decode(ids)}).encode())
+        def read() -> bytes:
+            ids = parse_json(request.body, self._most_tokens).get("tokens")
+            if not isinstance(ids, list) or not all(type(one) is int for one in ids):
+                raise ApiError(400, "tokens must be a list of token ids", "tokens")
+            check_ids(ids, self.words, "tokens")
+            return json.dumps({"prompt": self.words.decode(ids)}).encode()
+
+        self._read(request, reply, read, lambda found: reply.answer(200, found))

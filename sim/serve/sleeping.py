@@ -13,6 +13,7 @@ from batchsim.base.errors import shown
 from batchsim.serve.api_error import ApiError
 
 _TAGS = {0: frozenset[str](), 1: frozenset({"weights", "kv_cache"}), 2: frozenset({"weights", "kv_cache"})}
+_MOST_FIELDS = 16
 _KNOWN = ("weights", "kv_cache", "scheduling")
 
 
@@ -60,7 +61,7 @@ class Sleep:
 
 def asked_sleep(query: str) -> tuple[int, str]:
     """(level, mode) of /sleep. ApiError 400 for others than vLLM's, and for mode `keep`."""
-    values = parse_qs(query, keep_blank_values=True)
+    values = _values(query)
     level, mode = values.get("level", ["1"])[-1], values.get("mode", ["abort"])[-1]
     if level not in ("0", "1", "2"):
         raise ApiError(400, f"level must be 0, 1 or 2, not {shown(level)}", "level")
@@ -73,4 +74,11 @@ def asked_sleep(query: str) -> tuple[int, str]:
 
 def asked_tags(query: str) -> list[str]:
     """The tags of /wake_up; none: all."""
-    return parse_qs(query, keep_blank_values=True).get("tags", [])
+    return _values(query).get("tags", [])
+
+
+def _values(query: str) -> dict[str, list[str]]:
+    try:
+        return parse_qs(query, keep_blank_values=True, max_num_fields=_MOST_FIELDS)
+    except ValueError:
+        raise ApiError(400, f"the query has more than {_MOST_FIELDS} fields") from None

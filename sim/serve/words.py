@@ -6,6 +6,7 @@ next prompt is the same tokens again.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 from zlib import crc32
@@ -23,11 +24,13 @@ class Texts(Protocol):
     @property
     def stands_alone(self) -> bool: ...
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str, most: int = sys.maxsize) -> list[int]:
+        """The token ids of `text`; of one of more than `most` tokens at least one more than `most`."""
+        ...
 
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int] | None:
-        """The token ids of the prompt that a model's template makes of `messages`, each with a role, and a content
-        where it was sent. None where there is no template; ValueError for messages that it refuses."""
+    def chat(self, messages: Sequence[Mapping[str, Any]], most: int = sys.maxsize) -> list[int] | None:
+        """The token ids, as of `encode`, of the prompt that a model's template makes of `messages`, each with a role,
+        and a content where it was sent. None where there is no template; ValueError for messages that it refuses."""
         ...
 
     def decode(self, ids: Iterable[int]) -> str: ...
@@ -45,11 +48,11 @@ class Words:
         """Tokens of `text`."""
         return len(text.split())
 
-    def encode(self, text: str) -> list[int]:
-        """The token ids of `text`."""
-        return [self._id(word) for word in text.split()]
+    def encode(self, text: str, most: int = sys.maxsize) -> list[int]:
+        """The token ids of `text`; of one of more than `most` tokens one more than `most`."""
+        return [self._id(word) for word in text.split(None, most)]
 
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> None:
+    def chat(self, messages: Sequence[Mapping[str, Any]], most: int = sys.maxsize) -> None:
         """Words have no template."""
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -59,7 +62,7 @@ class Words:
     def generated(self, number: int, start: int, end: int) -> list[int]:
         """The ids of output tokens `start` to `end` - 1 of answer `number`: the same whenever they are asked for."""
         size, first = self.vocab_size, number * _START
-        return [(first + j * _STRIDE) % size for j in range(start, end)]
+        return [id_ % size for id_ in range(first + start * _STRIDE, first + end * _STRIDE, _STRIDE)]
 
     def generated_one(self, number: int, place: int) -> int:
         """The id of output token `place` of answer `number`."""
@@ -68,4 +71,4 @@ class Words:
     def _id(self, word: str) -> int:
         if word.isascii() and word.isdigit() and len(word) < 10 and (number := int(word)) < self.vocab_size:
             return number
-        return crc32(word.encode(errors="surrogatepass")) % self.vocab_size
+        return crc32(word.encode()) % self.vocab_size

@@ -31,6 +31,8 @@ def scenario(tmp_path: Path) -> Path:
         ([], "has 2 policies, an engine runs one. Write --policy and one of static, continuous."),
         (["--policy", "sjf"], "has no policy sjf"),
         (["--host", "0.0.0.0"], "--host 0.0.0.0: others could use the server. Add --api-key"),
+        (["--api-key", "k\n"], "--api-key: has a line break or white space at an end, which no client can send."),
+        (["--served-model-name", "a\ud800"], "--served-model-name 'a\\ud800': is no name. Write printable letters."),
         (["--policy", "static", "--set", "policies.static.batch_size=0"], "batch_size"),
         (["--policy", "static", "--device", "cpu"], "--device cpu: a simulated engine has none. Add --engine live"),
         (["--policy", "static", "--weights", "w"], "--weights w: a simulated engine has none. Add --engine live"),

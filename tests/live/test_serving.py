@@ -236,20 +236,29 @@ def test_a_tokenizer_takes_texts_whole(tmp_path: Path) -> None:
 
 
 def test_what_a_tokenizer_cannot_take(tmp_path: Path) -> None:
-    """Half a letter is read as the mark of a lost one; ids outside the vocabulary have no text, which is a 400."""
+    """Half a letter is a 400, and so are ids outside the vocabulary, which have no text."""
     model = Model(tmp_path, checkpoint("llama", tmp_path, vocab_size=256))
+    _bytes_tokenizer(tmp_path)
+
+    async def use(client: Client) -> list[tuple[int, bytes]]:
+        calls = [await client.call("POST", path, {"prompt": "a\udc01"}) for path in ("/tokenize", COMPLETIONS)]
+        calls += [await client.call("POST", "/detokenize", {"tokens": [3, id_]}) for id_ in (-1, 256, 1 << 40, 1 << 70)]
+        return [(status, text) for status, _, text in calls]
+
+    refused = ask(built(model), use)
+    assert [status for status, _ in refused] == [400] * 6
+    assert all(b"is half of a letter" in text for _, text in refused[:2])
+    assert b"Token id -1 is out of vocabulary" in refused[2][1] and b"Token id 256 " in refused[3][1]
+
+
+def test_a_text_that_is_surely_too_long_is_not_tokenised_whole(tmp_path: Path) -> None:
+    """Of it at least one token more than asked is told; one that only might be too long is read to its end."""
     tokenizer = _bytes_tokenizer(tmp_path)
-
-    async def use(client: Client) -> tuple[Any, Any, list[tuple[int, bytes]]]:
-        half = await client.json("/tokenize", {"prompt": "\ud800 a\udc01 \U0001f600"})
-        answer = await client.json(COMPLETIONS, {"prompt": "\ud83d", "max_tokens": 2, "ignore_eos": True})
-        calls = [await client.call("POST", "/detokenize", {"tokens": [3, id_]}) for id_ in (-1, 256, 1 << 40, 1 << 70)]
-        return half["tokens"], answer["usage"]["completion_tokens"], [(status, text) for status, _, text in calls]
-
-    half, made, refused = ask(built(model), use)
-    assert half == tokenizer.encode("\ufffd a\ufffd \U0001f600").ids and made == 2
-    assert [status for status, _ in refused] == [400] * 4
-    assert b"Token id -1 is out of vocabulary" in refused[0][1] and b"Token id 256 " in refused[1][1]
+    made = ModelTexts(tmp_path, 256)
+    long = made.encode("ab" * 50_000, 10)
+    assert 10 < len(long) < 1000 and long == tokenizer.encode("ab" * 50_000).ids[: len(long)]
+    text = "a b c" * 3
+    assert made.encode(text, len(text)) == tokenizer.encode(text).ids
 
 
 def test_a_cancelled_stream_frees_its_blocks(llama: Model) -> None:
@@ -260,7 +269,9 @@ def test_a_cancelled_stream_frees_its_blocks(llama: Model) -> None:
     async def use(client: Client) -> tuple[int, list[int]]:
         reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
         body = json.dumps({"prompt": [1] * 20, "max_tokens": 70, "ignore_eos": True, "stream": True}).encode()
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+        )
         await reader.readuntil(b'"finish_reason"')
         writer.close()
         (core,) = client.server.paced.cores().values()
@@ -278,7 +289,9 @@ async def _stream(client: Client, num_tokens: int) -> asyncio.StreamWriter:
     """The connection of a request whose first token has come."""
     reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
     body = json.dumps({"prompt": [1, 2, 3], "max_tokens": num_tokens, "ignore_eos": True, "stream": True}).encode()
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    )
     await reader.readuntil(b'"finish_reason"')
     return writer
 
@@ -374,7 +387,9 @@ def test_at_the_end_what_is_open_is_unfinished_and_results_are_kept(llama: Model
         await client.json(COMPLETIONS, {"prompt": [1, 2, 3], "max_tokens": 4, "ignore_eos": True})
         _, writer = await asyncio.open_connection("127.0.0.1", client.port)
         body = b'{"prompt": [1, 2, 3], "max_tokens": 90, "ignore_eos": true, "stream": true}'
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+        )
         while client.server.paced.num_sent < 2:
             await asyncio.sleep(0)
         engine.running.mail.close()
@@ -490,7 +505,7 @@ def test_a_device_that_fails_ends_the_server(llama: Model) -> None:
 
     async def use(client: Client) -> tuple[bytes, Exception | None]:
         body = b'{"prompt": [1, 2, 3], "max_tokens": 50, "ignore_eos": true}'
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
         return await client.raw(head + body), client.server.failure
 
     answer, failure = ask(engine, use)

@@ -102,7 +102,7 @@ async def _read(port: int, streams: int, tokens: int, whole: bool) -> list[Reade
     """What each client has read, all begun within a second."""
     stream = b"false" if whole else b"true"
     body = b'{"prompt": [1, 2, 3], "ignore_eos": true, "stream": %b, "max_tokens": %d}' % (stream, tokens)
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
     loop, readers = asyncio.get_running_loop(), list[Reader]()
     for _ in range(streams):
         reader = Reader(head + body, loop.create_future())

@@ -72,7 +72,7 @@ def served(faults: Faults, count: int) -> tuple[Server, list[Any]]:
     async def one(client: Client) -> bytes:
         body = json.dumps({"prompt": [1], "max_tokens": 5, "ignore_eos": True, "stream": True}).encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
-        head = b"POST %b HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+        head = b"POST %b HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
         writer.write(head % (COMPLETIONS.encode(), len(body)) + body)
         text = b""
         while piece := await reader.read(1 << 16):

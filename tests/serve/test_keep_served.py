@@ -12,7 +12,7 @@ from batchsim.drive.simulate import simulate
 from batchsim.scenario import changed
 from batchsim.scenario.point import Setup
 from batchsim.serve.answers import Asked
-from batchsim.serve.keep_served import keep_served
+from batchsim.serve.keep_served import keep_served, rows_so_far, table_so_far
 from batchsim.serve.paced import Paced
 from tests.serve.served import paced_of, setup_of
 
@@ -61,6 +61,31 @@ def test_what_was_received_is_a_trace_that_runs_the_same_again(tmp_path: Path) -
     shift_ns = int(records.requests["sent_ns"][0])
     kept = records.requests[:19]
     assert (again["ended_ns"][:19] + shift_ns - kept["ended_ns"]).tolist() == [0] * 19
+
+
+def test_a_text_that_cannot_be_written_loses_no_row(tmp_path: Path) -> None:
+    """A tenant whose name is half a letter, and one called as its escape: all rows are there, and the text is told."""
+    paced = paced_of(setup_of(CONTINUOUS))
+    for number, tenant in enumerate(["a", "\ud800", "\\ud800"]):
+        paced.send(Asked(100, 10, 10, tenant=tenant), number * 9_000_000, lambda answer: None)
+    paced.drain()
+    while paced.answers:
+        paced.run_to(int(paced.next_ns))
+    results = keep_served(paced, *paced.close(paced.now_ns), tmp_path)
+    assert results.requests("continuous", 1.0, 0)["tenant"].tolist() == ["a", "\\ud800", "\\ud800"]
+    assert results.manifest["served"]["escaped"] == ["\\ud800"]
+
+
+def test_engines_write_on_while_somebody_has_their_rows() -> None:
+    """Rows taken of what has ended hold as many as then, and another request ends meanwhile."""
+    paced = paced_of(setup_of(CONTINUOUS))
+    paced.send(Asked(100, 10, 10), 0, lambda answer: None)
+    paced.run_to(1_000_000_000)
+    rows = rows_so_far(paced)
+    paced.send(Asked(100, 10, 10), 1_000_000_000, lambda answer: None)
+    paced.run_to(2_000_000_000)
+    assert len(rows.requests) == 1 and table_so_far(paced, rows).count(",ok\n") == 1
+    assert len(rows_so_far(paced).requests) == 2
 
 
 def test_nothing_received_leaves_no_results(tmp_path: Path) -> None:

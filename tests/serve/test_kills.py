@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("h11", reason="batchsim serve needs h11")
 
 from batchsim.kernel.record import CANCELLED, FINISHED
-from batchsim.serve.connection import Limits
+from batchsim.serve.incoming import Limits
 from tests.serve.served import scenario_of
 from tests.serve.test_abuse import HOSTILE, SMALL, is_whole, post
 from tests.serve.test_server import Client, ask

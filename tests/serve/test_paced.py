@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 
@@ -44,7 +45,7 @@ def served(paced: Paced, count: int, seed: int = 1) -> list[Answer]:
     for _ in range(count):
         now_ns += rng.randrange(1, 60_000_000)
         if rng.random() < 0.7:
-            paced.run_to(now_ns)
+            paced.run_to(now_ns, within_s=rng.choice((0.0, math.inf)))  # as far as it goes, or all of it
         cap = rng.randrange(1, 30)
         asked = Asked(rng.randrange(1, 400), cap, rng.randrange(1, cap + 1))
         answers.append(paced.send(asked, now_ns, lambda answer: None))
@@ -157,6 +158,16 @@ def test_what_is_open_at_the_end_is_unfinished() -> None:
     paced.send(Asked(100, 50, 50), 1_100_000_000, lambda answer: None)
     records, _ = paced.close(1_200_000_000)
     assert records.requests["outcome"].tolist() == [UNFINISHED, UNFINISHED]
+
+
+def test_engines_that_cost_too_much_are_run_a_bit_at_a_time() -> None:
+    """What is due is handled up to a limit of this machine's time, and what is left is due yet."""
+    paced = paced_of(setup_of(POLICIES["continuous"]))
+    answer = paced.send(Asked(100, 20, 20), 0, lambda answer: None)
+    num_turns = 1
+    while not paced.run_to(500_000_000, within_s=0.0):
+        num_turns += 1
+    assert num_turns > 20 and answer.outcome == FINISHED and paced.now_ns == 500_000_000
 
 
 def test_one_sent_at_an_instant_already_handled_comes_after_it() -> None:

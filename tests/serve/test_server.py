@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 
 pytest.importorskip("h11", reason="batchsim serve needs h11")
 
-from batchsim.serve.connection import Connection, HttpRequest, Limits
+from batchsim.serve.connection import Connection
+from batchsim.serve.incoming import HttpRequest, Limits
 from batchsim.serve.server import Server
 from tests.serve.served import paced_of, setup_of
 
@@ -43,7 +45,7 @@ class Client:
     async def call(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body of the answer to one request."""
         data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-        lines = [f"{method} {path} HTTP/1.1", "host: x", "connection: close", f"content-length: {len(data)}"]
+        lines = [f"{method} {path} HTTP/1.1", "host: localhost", "connection: close", f"content-length: {len(data)}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         head, _, rest = (await self.raw("\r\n".join([*lines, "", ""]).encode() + data)).partition(b"\r\n\r\n")
         first, *others = head.decode().split("\r\n")
@@ -189,7 +191,9 @@ def test_who_hangs_up_frees_the_engine() -> None:
     async def use(client: Client) -> tuple[int, bool]:
         reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
         body = json.dumps({"prompt": [1] * 50, "max_tokens": 4000, "ignore_eos": True, "stream": True}).encode()
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+        )
         await reader.readuntil(b'"finish_reason"')
         writer.close()
         (core,) = client.server.paced.cores().values()
@@ -342,13 +346,31 @@ def test_a_request_is_sent_when_it_came() -> None:
     async def use(client: Client) -> tuple[int, int]:
         came_ns, then_ns = time.monotonic_ns(), client.server.now_ns
         body = b'{"prompt": [1], "max_tokens": 2}'
-        request = HttpRequest("POST", COMPLETIONS, {}, body, came_ns)
-        client.server.handle(request, Connection(client.server))
+        request = HttpRequest("POST", COMPLETIONS, "", {}, body, came_ns)
+        ours, _theirs = socket.socketpair()
+        _, reply = await asyncio.get_running_loop().create_connection(lambda: Connection(client.server), sock=ours)
+        client.server.handle(request, reply)
         (answer,) = client.server.paced.answers.values()
         return answer.arrival.request.arrival_ns, then_ns
 
     sent_ns, then_ns = ask(use)
     assert 0 < sent_ns <= then_ns
+
+
+def test_results_are_made_for_all_who_wait_while_the_engines_go_on() -> None:
+    """Asked for ten times at once, amid a long answer, each table has the rows of what had ended; nothing breaks."""
+
+    async def use(client: Client) -> tuple[list[int], int]:
+        body, found = {"prompt": [1], "max_tokens": 2, "ignore_eos": True}, list[int]()
+        long = asyncio.ensure_future(client.json(COMPLETIONS, body | {"max_tokens": 3000}))
+        for _ in range(3):
+            await client.json(COMPLETIONS, body)
+            tables = await asyncio.gather(*(client.call("GET", "/batchsim/results") for _ in range(10)))
+            assert {status for status, _, _ in tables} == {200}
+            found.append(min(text.count(b",ok\n") for _, _, text in tables))
+        return found, (await long)["usage"]["completion_tokens"]
+
+    assert ask(use, speed=20) == ([1, 2, 3], 3000)
 
 
 def test_results_before_any_request_has_ended() -> None:

@@ -156,7 +156,9 @@ def test_a_client_that_leaves_waits_no_longer() -> None:
         await client.call("POST", "/sleep")
         _, writer = await asyncio.open_connection("127.0.0.1", client.port)
         body = json.dumps(BODY).encode()
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+        )
         await _open(client, 1)
         writer.close()
         while client.server.exchanges:

@@ -17,10 +17,10 @@ class Bytes:
     stands_alone = False
     most = 0
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, most: int = 0) -> list[int]:
         return list(text.encode())
 
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> None:
+    def chat(self, messages: Sequence[Mapping[str, Any]], most: int = 0) -> None:
         raise AssertionError(messages)
 
     def decode(self, ids: Iterable[int]) -> str:

@@ -50,7 +50,9 @@ async def repeat() -> dict[str, float]:
     for sink in sinks:
         connection = Connection(server)
         connection.connection_made(sink)
-        connection.data_received(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body))
+        connection.data_received(
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
+        )
         connection.data_received(body)
     paced.run_to(10 * STEP_NS)  # first tokens, whose pieces are longer
     written, before = sum(sink.num_writes for sink in sinks), bare_simpy()
