@@ -154,7 +154,7 @@ def _max_utilization(engine: Engine, config: TensorrtLlmConfig, active: list[Row
     return fitting
 
 
-class EngineFails(Exception):
+class EngineFailsError(Exception):
     """The engine's scheduler raises: a prompt is longer than a step."""
 
 
@@ -182,7 +182,7 @@ def micro_batch(
     for row in fitting:
         n = of_decode if row.decodes else 0 if config.enable_chunked_prefill else row.known
         if not row.decodes and n > config.max_num_tokens:
-            raise EngineFails
+            raise EngineFailsError
         if used + n > config.max_num_tokens:
             break
         used += n

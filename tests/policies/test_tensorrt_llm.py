@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive_systems import EngineFails, Step, tensorrt_llm
+from naive_systems import EngineFailsError, Step, tensorrt_llm
 from stepping import Run, crowds, run, run_every_way
 from whole_batches import BLOCK_SIZE, blocked, outcomes, requests, times, workloads
 
@@ -387,7 +387,7 @@ def test_the_steps_are_those_of_the_plain_loops(
     arrivals = [replace(arrival, cancel_ns=None) for arrival in arrivals]
     try:
         steps = tensorrt_llm(config, arrivals, blocks, BLOCK_SIZE)
-    except EngineFails:
+    except EngineFailsError:
         with pytest.raises(SchedulerStalled, match="was paused with"):
             run(TensorrtLlm, config, arrivals, blocks=blocks)
         return

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive_systems import EngineFails
+from naive_systems import EngineFailsError
 from naive_trt_drafts import Drafting
 from stepping import HostCost, Run, column, crowds, lanes, run, wasted
 from test_tensorrt_llm_overlap import EVICTING, KNOBS
@@ -77,7 +77,7 @@ def compared(knobs: dict[str, Any], arrivals: list[Arrival], blocks: int) -> Run
     naive.drafts, naive.in_model, naive.right = drafts, in_model, right
     try:
         naive.run()
-    except EngineFails:
+    except EngineFailsError:
         with pytest.raises(SchedulerStalled, match="was paused with"):
             run(TensorrtLlmWithDrafts, config, arrivals, luck=Luck(), **setting)
         return None

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive_systems import EngineFails
+from naive_systems import EngineFailsError
 from naive_trt_overlap import Overlapping
 from stepping import HostCost, Run, column, crowds, lanes, run, wasted
 from test_tensorrt_llm_reuse import TEXT, alike, sharing, states
@@ -179,7 +179,7 @@ def test_a_paused_request_may_end_by_its_token_in_flight() -> None:
 
 @pytest.mark.parametrize(("tokens", "chunked", "back"), [(17, False, [17]), (14, True, [12, 5])])
 def test_who_is_paused_comes_back_with_its_token_in_flight(tokens: int, chunked: bool, back: list[int]) -> None:
-    """At 141 both have 16 tokens and one in flight, in 8 of 9 blocks: 1 is paused. It comes back with 17 in one step, or
+    """At 141 both have 16 tokens and one in flight, in 8 of 9 blocks: 1 is paused. It comes back with 17 at once or
     in chunks; where a step takes 16, the scheduler fails."""
     done = overlapped("0:7->20 0:7->20", 9, **EVICTING, max_num_tokens=tokens, enable_chunked_prefill=chunked)
     assert done.preemptions() == [(141, 1, "kv_blocks", 1)]
@@ -310,7 +310,7 @@ def compared(knobs: dict[str, Any], arrivals: list[Arrival], blocks: int) -> Run
     arrivals = [replace(arrival, cancel_ns=None) for arrival in arrivals]
     try:
         naive = Overlapping(TensorrtLlmConfig(**config), arrivals, blocks, BLOCK_SIZE, MAX_MODEL_LEN).run()
-    except EngineFails:
+    except EngineFailsError:
         with pytest.raises(SchedulerStalled, match="was paused with"):
             overlapped(arrivals, blocks, **config)
         return None

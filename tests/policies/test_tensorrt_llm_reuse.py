@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive_reuse import Reusing
-from naive_systems import EngineFails, Step
+from naive_systems import EngineFailsError, Step
 from stepping import Run, crowds, run
 from whole_batches import BLOCK_SIZE, blocked, requests, times
 
@@ -361,9 +361,7 @@ def test_one_that_waits_for_tokens_pauses_another_one_in_a_leap_too() -> None:
     arrivals = alike("0:4->20 0:9->20 0:12->1 0:5->1 0:4->1 0:1->20 0:1->20 0:1->20 0:1->20", 4, 4, *[0] * 7)
     third = TokenIds.of([(prompt_stream(102), 0, 4), (prompt_stream(103), 0, 1)])  # a block of the third's text
     arrivals[3] = replace(arrivals[3], request=replace(arrivals[3].request, tokens=third))
-    config = TensorrtLlmConfig(
-        "MAX_UTILIZATION", max_num_tokens=8, enable_chunked_prefill=True, backend="tensorrt"
-    )
+    config = TensorrtLlmConfig("MAX_UTILIZATION", max_num_tokens=8, enable_chunked_prefill=True, backend="tensorrt")
     for how in ("step", "leap"):
         result = run(TensorrtLlm, config, arrivals, blocks=22, kv=ReuseTreeKV, how=how)
         assert result.preemptions()[0] == (189, 8, "kv_blocks", 7)
@@ -586,7 +584,7 @@ def test_with_block_reuse_the_steps_are_those_of_the_plain_loops(
     )
     try:
         steps = Reusing(config, arrivals, blocks, BLOCK_SIZE).run()
-    except EngineFails:
+    except EngineFailsError:
         with pytest.raises(SchedulerStalled, match="was paused with"):
             run(TensorrtLlm, config, arrivals, blocks=blocks, kv=ReuseTreeKV)
         return

@@ -231,7 +231,11 @@ def test_what_a_line_leaves_untold_is_named() -> None:
         ("tensorrt_llm", "trtllm-serve m --tp_sizes 2", "Did you mean --tp_size?"),
         ("tensorrt_llm", "trtllm-serve m --backend tensorrt", "--backend is 'tensorrt'. Write one of pytorch"),
         ("tensorrt_llm", "trtllm-serve m --config backend.yaml", "backend.yaml:1: backend is 'tensorrt'. Write one of"),
-        ("tensorrt_llm", "trtllm-serve m --config v2.yaml", "use_kv_cache_manager_v2 is 'true'. Write one of false, auto"),
+        (
+            "tensorrt_llm",
+            "trtllm-serve m --config v2.yaml",
+            "use_kv_cache_manager_v2 is 'true'. Write one of false, auto",
+        ),
         ("tensorrt_llm", "trtllm-serve m --config py.yaml", "use_python_scheduler is 'true'. Write one of false"),
         ("tensorrt_llm", "trtllm-serve m --config nowhere.yaml", "nowhere.yaml: cannot be read"),
         ("tensorrt_llm", "trtllm-serve m --config options.yaml", "options.yaml:2: kv_cache_config.dtyp is no option"),

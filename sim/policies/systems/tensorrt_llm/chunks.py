@@ -10,6 +10,7 @@ from bisect import insort
 from collections.abc import Iterable, Iterator
 from heapq import merge
 
+from batchsim.base.errors import SchedulerStalled
 from batchsim.kernel.types import Sequence, by_order
 
 Chunks = list[tuple[Sequence, int]]
@@ -18,6 +19,31 @@ Chunks = list[tuple[Sequence, int]]
 def lacking(seq: Sequence) -> int:
     """Number of known tokens of `seq`, which does not decode, that are not computed yet."""
     return seq.num_tokens - seq.settled_computed_tokens
+
+
+def in_one_step(seq: Sequence, budget: int) -> int:
+    """The tokens of `seq`, all computed in one step of `budget`. SchedulerStalled if these are more: a request that the
+    PyTorch runtime paused may have as many, at which its scheduler fails (MicroBatchScheduler::operator())."""
+    if seq.num_tokens > budget:
+        raise SchedulerStalled(
+            f"tensorrt_llm: request {seq.request.id} was paused with {seq.num_tokens} tokens, and max_num_tokens"
+            f" {budget} are computed in one step: TensorRT-LLM's scheduler fails here. Set enable_chunked_prefill: true"
+            " or capacity_scheduler_policy: GUARANTEED_NO_EVICT, or raise max_num_tokens."
+        )
+    return seq.num_tokens
+
+
+def whole(contexts: Iterable[Sequence], capacity: int, budget: int) -> Chunks:
+    """The prompts of `contexts` that a step of `budget` tokens computes in what is left of it, `capacity`: each whole,
+    up to the first that does not fit."""
+    chunks: Chunks = []
+    for seq in contexts:
+        tokens = in_one_step(seq, budget)
+        if tokens > capacity:
+            break
+        chunks.append((seq, tokens))
+        capacity -= tokens
+    return chunks
 
 
 def first_come(contexts: Iterable[Sequence], capacity: int, unit: int) -> Chunks:

@@ -32,7 +32,7 @@ from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush, merge
 from itertools import islice
 
-from batchsim.base.errors import ScenarioError, SchedulerStalled
+from batchsim.base.errors import ScenarioError
 from batchsim.kernel.decode import DecodeGroup
 from batchsim.kernel.kv_blocks import never_fits
 from batchsim.kernel.protocols import PolicyContext
@@ -43,11 +43,13 @@ from batchsim.policies.systems.tensorrt_llm.chunks import (
     Waiting,
     equal_progress,
     first_come,
+    in_one_step,
     lacking,
     unfinished_first,
+    whole,
 )
 from batchsim.policies.systems.tensorrt_llm.in_flight import InFlight
-from batchsim.policies.systems.tensorrt_llm.prefixes import Prefixes
+from batchsim.policies.systems.tensorrt_llm.prefixes import Prefixes, store_chunks, store_prompts
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig
 
 
@@ -170,12 +172,10 @@ class TensorrtLlm:
         return True
 
     def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
-        if self._pytorch:
-            self._end_finished(finished)
-            self._store_chunks(batch)
-        else:
-            self._store_prompts(batch)
-            self._end_finished(finished)
+        if not self._pytorch and self._cache is not None:
+            store_prompts(self._cache, batch)
+        self._end_finished(finished)
+        self._store_chunks(batch)
         if not self._ahead:
             self._in_flight.let_decode(batch.sampled, self.partial)
         return finished
@@ -187,21 +187,9 @@ class TensorrtLlm:
             else:
                 self._forget(seq)  # paused with its last token in flight
 
-    def _store_prompts(self, batch: Batch) -> None:
-        """The C++ runtime: stores the prompts that end with `batch`, whose next tokens are not known yet."""
-        if self._cache is not None:
-            for seq in batch.sampled:
-                self._cache.store(seq, seq.settled_computed_tokens - 1)
-
     def _store_chunks(self, batch: Batch) -> None:
-        """The PyTorch runtime: stores what is launched of the prompts of `batch`; one that ends with the step in flight
-        but for its last token, as the next one is not known yet."""
-        if self._cache is not None:
-            launched = self._in_flight.batch
-            for seq, _ in batch.chunks:
-                if seq in self.running:
-                    unknown = launched is not None and launched is not batch and seq in launched.sampled
-                    self._cache.store(seq, seq.settled_computed_tokens - unknown)
+        if self._pytorch and self._cache is not None:
+            store_chunks(self._cache, batch, self.running, self._in_flight.batch)
 
     # ---- stage 1: whose KV fits
 
@@ -303,7 +291,7 @@ class TensorrtLlm:
         """The prompts of `fitting` for which tokens are left. Tokens go by arrival, with chunks those of decodes alone,
         until someone finds too few: decodes from there on are left out of this step, those before are in it again.
         """
-        left, whole = self.config.max_num_tokens, not self.config.enable_chunked_prefill
+        left, chunked = self.config.max_num_tokens, self.config.enable_chunked_prefill
         contexts: list[Sequence] = []
         for seq in fitting:
             if seq in self._in_flight.ending:
@@ -311,8 +299,8 @@ class TensorrtLlm:
             decodes = seq in self.running and seq not in self.partial
             if decodes:
                 left -= self._each
-            elif whole and left >= 0:
-                left -= self._whole(seq)
+            elif not chunked and left >= 0:
+                left -= in_one_step(seq, self.config.max_num_tokens)
             if left < 0:
                 if decodes:
                     self._leave_out(seq)
@@ -334,26 +322,7 @@ class TensorrtLlm:
         if self.config.enable_chunked_prefill:
             cut = equal_progress if self.config.context_chunking_policy == "EQUAL_PROGRESS" else first_come
             return unfinished_first(cut(contexts, capacity, self.kv.block_size)) if capacity else []
-        chunks: Chunks = []
-        for seq in contexts:
-            tokens = self._whole(seq)
-            if tokens > capacity:
-                break
-            chunks.append((seq, tokens))
-            capacity -= tokens
-        return chunks
-
-    def _whole(self, seq: Sequence) -> int:
-        """The tokens of `seq`, to be computed in one step. SchedulerStalled if none has as many: one that the PyTorch
-        runtime paused may be as long, and its scheduler then fails."""
-        budget = self.config.max_num_tokens
-        if seq.num_tokens > budget:
-            raise SchedulerStalled(
-                f"tensorrt_llm: request {seq.request.id} was paused with {seq.num_tokens} tokens, and max_num_tokens"
-                f" {budget} are computed in one step: TensorRT-LLM's scheduler fails here. Set enable_chunked_prefill:"
-                " true, or raise max_num_tokens, or leave capacity_scheduler_policy MAX_UTILIZATION."
-            )
-        return seq.num_tokens
+        return whole(contexts, capacity, self.config.max_num_tokens)
 
     # ---- lives
 
