@@ -244,7 +244,7 @@ def test_a_paused_request_comes_back_with_what_it_had_in_flight() -> None:
     assert done.preemptions() == [(41, 1, "kv_blocks", 1)]
     assert next(n for row in done.log[3:] for number, n in row.items if number == 1) == 15
     assert column(done, "output_tokens") == [20, 20]
-    with pytest.raises(SchedulerStalled, match="request 1 was paused with 15 tokens, and max_num_tokens 14"):
+    with pytest.raises(SchedulerStalled, match="request 1 was paused with 15 tokens, more than max_num_tokens 14"):
         drafting("0:6->20 0:6->20", ALL, 9, **EVICTING, **OVERLAP, max_num_tokens=14)
 
 

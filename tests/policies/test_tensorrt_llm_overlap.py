@@ -186,7 +186,7 @@ def test_who_is_paused_comes_back_with_its_token_in_flight(tokens: int, chunked:
     assert sum(wasted(done)) == 0
     assert [n for items in done.items[1:] for i, n in items if i == 1 and n > 1] == back
     assert column(done, "output_tokens") == [20, 20]
-    with pytest.raises(SchedulerStalled, match="request 1 was paused with 17 tokens, and max_num_tokens 16"):
+    with pytest.raises(SchedulerStalled, match="request 1 was paused with 17 tokens, more than max_num_tokens 16"):
         overlapped("0:7->20 0:7->20", 9, **EVICTING, max_num_tokens=16)
 
 

@@ -26,8 +26,8 @@ def in_one_step(seq: Sequence, budget: int) -> int:
     PyTorch runtime paused may have as many, at which its scheduler fails (MicroBatchScheduler::operator())."""
     if seq.num_tokens > budget:
         raise SchedulerStalled(
-            f"tensorrt_llm: request {seq.request.id} was paused with {seq.num_tokens} tokens, and max_num_tokens"
-            f" {budget} are computed in one step: TensorRT-LLM's scheduler fails here. Set enable_chunked_prefill: true"
+            f"tensorrt_llm: request {seq.request.id} was paused with {seq.num_tokens} tokens, more than max_num_tokens"
+            f" {budget}, and prompts are not cut: TensorRT-LLM's scheduler fails here. Set enable_chunked_prefill: true"
             " or capacity_scheduler_policy: GUARANTEED_NO_EVICT, or raise max_num_tokens."
         )
     return seq.num_tokens
