@@ -21,24 +21,22 @@ def lacking(seq: Sequence) -> int:
     return seq.num_tokens - seq.settled_computed_tokens
 
 
-def in_one_step(seq: Sequence, budget: int) -> int:
-    """The tokens of `seq`, all computed in one step of `budget`. SchedulerStalled if these are more: a request that the
-    PyTorch runtime paused may have as many, at which its scheduler fails (MicroBatchScheduler::operator())."""
-    if seq.num_tokens > budget:
-        raise SchedulerStalled(
-            f"tensorrt_llm: request {seq.request.id} was paused with {seq.num_tokens} tokens, more than max_num_tokens"
-            f" {budget}, and prompts are not cut: TensorRT-LLM's scheduler fails here. Set enable_chunked_prefill: true"
-            " or capacity_scheduler_policy: GUARANTEED_NO_EVICT, or raise max_num_tokens."
-        )
-    return seq.num_tokens
-
-
 def whole(contexts: Iterable[Sequence], capacity: int, budget: int) -> Chunks:
     """The prompts of `contexts` that a step of `budget` tokens computes in what is left of it, `capacity`: each whole,
-    up to the first that does not fit."""
+    up to the first that does not fit.
+
+    SchedulerStalled at one that fits no step: a request that the PyTorch runtime paused may be as long, and its
+    scheduler then fails (MicroBatchScheduler::operator()).
+    """
     chunks: Chunks = []
     for seq in contexts:
-        tokens = in_one_step(seq, budget)
+        tokens = seq.num_tokens
+        if tokens > budget:
+            raise SchedulerStalled(
+                f"tensorrt_llm: request {seq.request.id} was paused with {tokens} tokens, more than max_num_tokens"
+                f" {budget}, and prompts are not cut: TensorRT-LLM's scheduler fails here. Set enable_chunked_prefill:"
+                " true or capacity_scheduler_policy: GUARANTEED_NO_EVICT, or raise max_num_tokens."
+            )
         if tokens > capacity:
             break
         chunks.append((seq, tokens))

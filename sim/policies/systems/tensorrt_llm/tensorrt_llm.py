@@ -43,7 +43,6 @@ from batchsim.policies.systems.tensorrt_llm.chunks import (
     Waiting,
     equal_progress,
     first_come,
-    in_one_step,
     lacking,
     unfinished_first,
     whole,
@@ -288,24 +287,23 @@ class TensorrtLlm:
     # ---- stage 2: who runs in this step
 
     def _with_tokens(self, fitting: list[Sequence]) -> list[Sequence]:
-        """The prompts of `fitting` for which tokens are left. Tokens go by arrival, with chunks those of decodes alone,
-        until someone finds too few: decodes from there on are left out of this step, those before are in it again.
+        """The prompts of `fitting` up to the first that finds too few tokens.
+
+        Tokens go by arrival, with chunks those of decodes alone, until someone finds too few: decodes from there on are
+        left out of this step, those before are in it again.
         """
-        left, chunked = self.config.max_num_tokens, self.config.enable_chunked_prefill
-        contexts: list[Sequence] = []
+        left, contexts = self.config.max_num_tokens, list[Sequence]()
         for seq in fitting:
             if seq in self._in_flight.ending:
                 continue
-            decodes = seq in self.running and seq not in self.partial
-            if decodes:
-                left -= self._each
-            elif not chunked and left >= 0:
-                left -= in_one_step(seq, self.config.max_num_tokens)
+            if seq not in self.running or seq in self.partial:
+                if left >= 0:
+                    contexts.append(seq)
+                    left -= 0 if self.config.enable_chunked_prefill else seq.num_tokens
+                continue
+            left -= self._each
             if left < 0:
-                if decodes:
-                    self._leave_out(seq)
-            elif not decodes:
-                contexts.append(seq)
+                self._leave_out(seq)
             elif seq in self.left_out:
                 del self.left_out[seq]
                 self._in_flight.decode_on(seq)
