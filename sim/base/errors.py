@@ -112,7 +112,8 @@ class PolicyError(BatchsimError):
 
 
 class SchedulerStalled(BatchsimError):  # noqa: N818
-    """A scheduler has work and gets nowhere: it waits though nothing is due, or preempts without end."""
+    """A scheduler has work and gets nowhere: it waits though nothing is due, preempts without end, or is where
+    the engine that it follows fails."""
 
 
 class PointsFailed(BatchsimError):  # noqa: N818

@@ -32,8 +32,8 @@ def policies(as_json: option.Json = False) -> None:
             followed = FOLLOWED[name]
             row |= {"engine": followed.engine, "engine_version": followed.version}
             row |= {"equal_schedules": followed.schedules} if policy.evidence == "recorded" else {}
-            if followed.waits_in_all and followed.lockstep is not None:
-                row["equal_schedules_with"] = dict([followed.lockstep[:2]])
+            if followed.recorded_with is not None:
+                row["equal_schedules_with"] = dict([followed.recorded_with])
         rows.append(row)
     if as_json:
         print_json(rows)

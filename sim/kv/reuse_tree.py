@@ -1,8 +1,8 @@
 """KV blocks with block reuse as TensorRT-LLM of 2025 does it, in GPU memory only.
 
-The full blocks of a prompt enter a tree when all of the prompt is computed. When a sequence gives its blocks up, those
-of all its known tokens but the last enter too, a partial last block and those of a prompt half computed included. A
-block's parent holds the tokens before its own. Of several blocks with equal tokens only the first is in the tree. A
+The full blocks of a prompt enter a tree when the policy says so. When a sequence gives its blocks up, those of all its
+known tokens but the last enter too, a partial last block and those of a prompt half computed included. A block's parent
+holds the tokens before its own. Of several blocks with equal tokens only the first is in the tree. A
 full block is found by its tokens; a partial one by a sequence whose tokens but the last end exactly there, which takes
 it for itself and out of the tree. Freed blocks go to the tail of one queue, each sequence's last block first, in the
 tree or not; new ones come from its head. A block handed out anew leaves the tree with all blocks below it, which the

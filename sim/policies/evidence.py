@@ -16,7 +16,7 @@ class Followed:
     makes again; TensorRT-LLM's are of its C++ sources typed anew and compiled, the others of the engine itself.
     `differs`: how the policy differs from the engine as shipped, in words for a table; "" if in nothing. `lockstep`:
     the knob, and its value, with which the engine waits for a step's results, and words for that; None if it has none.
-    `waits_in_all`: whether it did so in all of the recorded schedules, though it has another way.
+    `recorded_with`: a knob, and a value other than its default, with which all of the schedules are made again.
     """
 
     engine: str
@@ -24,7 +24,7 @@ class Followed:
     schedules: int = 0
     differs: str = ""
     lockstep: tuple[str, bool, str] | None = None
-    waits_in_all: bool = False
+    recorded_with: tuple[str, str] | None = None
 
     def difference(self, knobs: Mapping[str, object]) -> str:
         """How the policy with these knobs, as a scenario states them, differs from the engine as shipped; "" if in
@@ -44,7 +44,7 @@ FOLLOWED = {
         17,
         "without partial block reuse",
         ("disable_overlap_scheduler", True, "without overlap or partial block reuse"),
-        waits_in_all=True,
+        recorded_with=("backend", "tensorrt"),
     ),
     "orca": Followed("Vidur", "7d47513a", 1),
     "sarathi": Followed("Vidur", "7d47513a", 1),

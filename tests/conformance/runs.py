@@ -275,6 +275,8 @@ def configs(draw: st.DrawFn, kind: str) -> Any:
     if kind == "sglang" and (drafting := draw(drafts_of_sglang())):
         drawn |= drafting
         drawn.pop("disable_consecutive_prefill_overlap", None)
+    if kind == "tensorrt_llm" and drawn.get("backend") != "tensorrt" and not drawn.get("enable_chunked_prefill"):
+        drawn["max_num_tokens"] = max(drawn.get("max_num_tokens", 0), MAX_MODEL_LEN)  # else a pause may end the engine
     if isinstance(drawn.get("max_num_batched_tokens"), int):
         small = drawn["max_num_batched_tokens"] + 8
         drawn["max_num_batched_tokens"] = draw(st.sampled_from([small, 64, MAX_MODEL_LEN]))

@@ -32,7 +32,7 @@ PAUSING = {
     "max_batch_size": 8,
     "max_num_tokens": 40,
     "capacity_scheduler_policy": "MAX_UTILIZATION",
-    "disable_overlap_scheduler": True,
+    "backend": "tensorrt",
 }
 SYSTEMS: dict[str, dict[str, Any]] = {
     "vllm": VLLM | {"async_scheduling": False},
@@ -124,7 +124,7 @@ def test_what_a_pause_cuts_off_is_generated_again(llama: tuple[ModelRunner, Any]
 
 def test_a_block_that_a_pause_left_uncomputed_is_refused(llama: tuple[ModelRunner, Any]) -> None:
     """The engine would read what was never computed; here the run ends in one line."""
-    knobs = {**TENSORRT_LLM, "capacity_scheduler_policy": "MAX_UTILIZATION"}
+    knobs = {**TENSORRT_LLM, "capacity_scheduler_policy": "MAX_UTILIZATION", "backend": "tensorrt"}
     with pytest.raises(PolicyError, match="was never computed there"):
         generate(llama[0], "tensorrt_llm", knobs, requests(), num_blocks=22)
 

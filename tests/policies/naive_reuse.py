@@ -166,8 +166,9 @@ class Reusing:
         self.now_ns += 10 + sum(2 if row.decodes else n for row, n in work)
         for row, n in work:
             row.computed += n
-        for row, _ in work:
-            if not row.decodes and row.computed == row.known:
+        prompts = [row for row, _ in work if not row.decodes]
+        for row in prompts:
+            if self.config.backend == "tensorrt" and row.computed == row.known:
                 pool.store(row, self.known(row)[:-1])
         for row, _ in work:
             if row.computed == row.known:
@@ -176,6 +177,9 @@ class Reusing:
             if row.generated == row.output and row.decodes:
                 pool.give_up(row, self.known(row)[:-1])
                 self.active.remove(row)
+        for row in prompts:
+            if self.config.backend == "pytorch" and row in self.active:
+                pool.store(row, self.known(row)[: row.computed])
 
     def makers(self) -> set[Tokens]:
         """What prompts that are computed in part will add to the tree."""

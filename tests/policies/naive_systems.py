@@ -154,8 +154,14 @@ def _max_utilization(engine: Engine, config: TensorrtLlmConfig, active: list[Row
     return fitting
 
 
+class EngineFailsError(Exception):
+    """The engine's scheduler raises: a prompt is longer than a step."""
+
+
 def cut(row: Row, config: TensorrtLlmConfig) -> None:
-    """Takes generated tokens away until the paused row can be computed in one step again."""
+    """In the C++ runtime: takes generated tokens away until the paused row can be computed in one step again."""
+    if config.backend == "pytorch":
+        return
     while row.known > config.max_num_tokens and not config.enable_chunked_prefill:
         row.generated -= 1
 
@@ -175,6 +181,8 @@ def micro_batch(
     used = 0
     for row in fitting:
         n = of_decode if row.decodes else 0 if config.enable_chunked_prefill else row.known
+        if not row.decodes and n > config.max_num_tokens:
+            raise EngineFailsError
         if used + n > config.max_num_tokens:
             break
         used += n

@@ -25,7 +25,7 @@ class Drafting(Overlapping):
 
     @property
     def waits(self) -> bool:
-        return self.config.disable_overlap_scheduler
+        return self.config.disable_overlap_scheduler is True
 
     @property
     def extra(self) -> int:
@@ -108,7 +108,8 @@ class Drafting(Overlapping):
         self.gpu_ns = max(self.gpu_ns, self.now_ns) + 10
         self.gpu_ns += sum(2 if row in decodes else n for row, n in work)
         ends = [row for row, n in work if row.state == CONTEXT and row.computed + n == row.prompt]
-        return Launched(work, {*decodes, *ends}, ends, self.gpu_ns)
+        prompts = [row for row, _ in work if row.state == CONTEXT]
+        return Launched(work, {*decodes, *ends}, ends, self.gpu_ns, prompts)
 
     def update_requests(self, step: Launched, paused: list[Live]) -> None:
         told_ns = self.now_ns if self.waits else max(self.now_ns, step.end_ns) + 2
@@ -146,10 +147,7 @@ class Drafting(Overlapping):
         for row, accepted in sorted(self.accepted.items(), key=lambda of: of[0].id):
             if row.state in (IN_PROGRESS, TO_COMPLETE):
                 self.remove_tokens(row, self.drafts - accepted)
-        if self.config.enable_block_reuse:
-            for row in step.ends_prompt:
-                if row in self.pool.tables:
-                    self.pool.store(row, self.tokens[row.id][: row.prompt])
+        self.store(step)
         self.processed.append((self.now_ns, step.wasted))
 
     # ---- the first stage

@@ -33,12 +33,14 @@ class Live(Row):
 
 @dataclass(eq=False)
 class Launched:
-    """A step that was launched: its rows, those of them that get a token, when it ends, what of it was in vain."""
+    """A step that was launched: its rows, those of them that get a token, those that end their prompt, when it ends,
+    its prompts, what of it was in vain."""
 
     work: list[tuple[Live, int]]
     sampled: set[Live]
     ends_prompt: list[Live]
     end_ns: int
+    prompts: list[Live]
     wasted: int = 0
 
 
@@ -152,17 +154,14 @@ class Overlapping:
         self.gpu_ns += sum(2 if row.state != CONTEXT else n for row, n in work)
         ends = [row for row, n in work if row.state == CONTEXT and row.computed + n == row.prompt]
         sampled = {row for row, _ in work if row.state != CONTEXT} | set(ends)
-        return Launched(work, sampled, ends, self.gpu_ns)
+        return Launched(work, sampled, ends, self.gpu_ns, [row for row, _ in work if row.state == CONTEXT])
 
     def update_requests(self, step: Launched, paused: list[Live]) -> None:
-        """Each row gets its token, unless it has ended, or is paused and longer than it may come back."""
+        """Each row gets its token, unless it has ended."""
         for row, n in step.work:
             if row.state == COMPLETE:
                 step.wasted += n
             elif row in step.sampled:
-                if row in paused and self.comes_back(row) <= row.known:
-                    step.wasted += n
-                    continue
                 row.generated += 1
                 row.told += 1
                 row.last_ns = step.end_ns + 2 if step.end_ns == self.now_ns else self.now_ns + 2
@@ -171,17 +170,11 @@ class Overlapping:
                 if row.told == row.output or row.generated >= row.cap:
                     row.state = COMPLETE
 
-    def comes_back(self, row: Live) -> int:
-        """With how many tokens at most `row` comes back when it is paused."""
-        return 1 << 40 if self.config.enable_chunked_prefill else self.config.max_num_tokens
-
     def pause(self, row: Live) -> None:
         if row.state == COMPLETE:
             return
-        length = min(self.comes_back(row), row.known)
-        row.told -= row.known - length
-        row.cap -= length - row.prompt
-        row.prompt, row.generated, row.state, row.computed = length, 0, CONTEXT, 0
+        row.cap -= row.generated
+        row.prompt, row.generated, row.state, row.computed = row.known, 0, CONTEXT, 0
 
     def update_states(self, step: Launched) -> None:
         for row, n in step.work:
@@ -195,10 +188,15 @@ class Overlapping:
             self.give_up(row)
             self.active.remove(row)
             self.done.append(row)
-        for row in step.ends_prompt:
-            if row in self.pool.tables and self.config.enable_block_reuse:
-                self.pool.store(row, self.tokens[row.id][: row.prompt])
+        self.store(step)
         self.processed.append((self.now_ns, step.wasted))
+
+    def store(self, step: Launched) -> None:
+        """The prompts of `step` as far as they are launched; the last known token is never stored."""
+        if self.config.enable_block_reuse:
+            for row in step.prompts:
+                if row in self.pool.tables:
+                    self.pool.store(row, self.known(row)[: min(row.computed, row.known - 1)])
 
     # ---- the first stage
 

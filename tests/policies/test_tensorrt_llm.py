@@ -1,4 +1,5 @@
-"""TensorRT-LLM, by hand: a step takes 10 ns, 1 more a prompt token, 2 a decode; a KV block holds 4 tokens.
+"""TensorRT-LLM's C++ runtime, and where PyTorch's differs, by hand: a step takes 10 ns, 1 more a prompt token, 2 a
+decode; a KV block holds 4 tokens.
 
 "Rule n" is a numbered rule of the scheduler as its source has it, told again in the test.
 """
@@ -11,11 +12,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive_systems import Step, tensorrt_llm
+from naive_systems import EngineFailsError, Step, tensorrt_llm
 from stepping import Run, crowds, run, run_every_way
 from whole_batches import BLOCK_SIZE, blocked, outcomes, requests, times, workloads
 
-from batchsim.base.errors import ScenarioError
+from batchsim.base.errors import ScenarioError, SchedulerStalled
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.types import Arrival
@@ -28,7 +29,7 @@ CHUNKING = st.sampled_from([None, "FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"])
 
 
 def trt(arrivals: str | list[Arrival], blocks: int = 1000, **knobs: Any) -> Run:
-    config = TensorrtLlmConfig(**{"enable_block_reuse": False, **knobs})
+    config = TensorrtLlmConfig(**{"enable_block_reuse": False, "backend": "tensorrt", **knobs})
     return run(
         TensorrtLlm, config, arrivals, blocks=blocks, kv=ReuseTreeKV if config.traits.prefix_cache else CountingKV
     )
@@ -289,6 +290,24 @@ def test_a_pause_cuts_off_what_one_step_could_not_compute_anew() -> None:
     assert times(result.records, "last_token_ns", "output_tokens") == [(158, 12), (260, 12)]
 
 
+def test_the_pytorch_runtime_takes_a_paused_request_back_whole() -> None:
+    """As above with its 9 tokens, which are just what a step takes: at 158 all are computed, and it has 12 at 249."""
+    result = evicting("0:4->12 0:4->12", blocks=5, max_num_tokens=9, backend="pytorch")
+    assert result.preemptions() == [(74, 1, "kv_blocks", 1)]
+    assert result.items[12] == [(1, 9)]
+    assert [row.start_ns for row in result.log[12:14]] == [158, 177]
+    assert times(result.records, "last_token_ns", "output_tokens") == [(158, 12), (249, 12)]
+
+
+def test_the_pytorch_runtime_fails_at_one_longer_than_a_step() -> None:
+    """Its scheduler raises as soon as the blocks for 9 tokens are there, of which a step takes 8; in chunks, never."""
+    knobs: dict[str, Any] = {"blocks": 5, "max_num_tokens": 8, "backend": "pytorch"}
+    with pytest.raises(SchedulerStalled, match="request 1 was paused with 9 tokens, more than max_num_tokens 8,"):
+        evicting("0:4->12 0:4->12", **knobs)
+    chunked = evicting("0:4->12 0:4->12", enable_chunked_prefill=True, **knobs)
+    assert times(chunked.records, "output_tokens") == [(12,), (12,)]
+
+
 # ---- all together
 
 
@@ -311,6 +330,7 @@ def test_the_cache_that_a_config_needs() -> None:
         ({"host_cache_size": 1}, "host_cache_size 1 is not simulated"),
         ({"enable_block_reuse": False, "enable_prefix_aware_scheduling": True}, "needs enable_block_reuse: true"),
         ({"context_chunking_policy": "EQUAL_PROGRESS"}, "needs enable_chunked_prefill: true"),
+        ({"backend": "tensorrt", "disable_overlap_scheduler": False}, "backend tensorrt never overlaps. Leave it out"),
     ],
 )
 def test_a_config_that_makes_no_sense_is_refused(knobs: Any, message: str) -> None:
@@ -339,7 +359,8 @@ def test_every_driver_agrees_and_the_limits_hold(
     arrivals: list[Arrival], capacity: Any, size: int, tokens: int, chunking: Any, blocks: int
 ) -> None:
     """Bit-equal records under every driver, leap and KV manager; limits kept; only MAX_UTILIZATION ever pauses."""
-    config = TensorrtLlmConfig(capacity, size, tokens, chunking is not None, chunking, False)
+    backend = "pytorch" if chunking else "tensorrt"
+    config = TensorrtLlmConfig(capacity, size, tokens, chunking is not None, chunking, False, backend=backend)
     result = run_every_way(TensorrtLlm, config, arrivals, blocks=blocks)
     for row in result.log:
         assert len(row.items) <= size
@@ -354,16 +375,22 @@ def test_every_driver_agrees_and_the_limits_hold(
     size=st.sampled_from([2, 4, 100]),
     tokens=st.sampled_from([5, 9, 21, 36]),
     chunking=CHUNKING,
+    backend=st.sampled_from(["tensorrt", "pytorch"]),
     blocks=st.integers(9, 14),
 )
 def test_the_steps_are_those_of_the_plain_loops(
-    arrivals: list[Arrival], capacity: Any, size: int, tokens: int, chunking: Any, blocks: int
+    arrivals: list[Arrival], capacity: Any, size: int, tokens: int, chunking: Any, backend: Any, blocks: int
 ) -> None:
     """Step by step the same starts, work, pauses and free blocks as the rules told as loops over all requests."""
-    config = TensorrtLlmConfig(
-        capacity, size, tokens if chunking else max(tokens, 16), chunking is not None, chunking, False
-    )
+    budget = tokens if chunking else max(tokens, 16)
+    config = TensorrtLlmConfig(capacity, size, budget, chunking is not None, chunking, False, backend=backend)
     arrivals = [replace(arrival, cancel_ns=None) for arrival in arrivals]
+    try:
+        steps = tensorrt_llm(config, arrivals, blocks, BLOCK_SIZE)
+    except EngineFailsError:
+        with pytest.raises(SchedulerStalled, match="was paused with"):
+            run(TensorrtLlm, config, arrivals, blocks=blocks)
+        return
     log = run(TensorrtLlm, config, arrivals, blocks=blocks).log
     found: list[Step] = [(row.start_ns, row.items, row.preempted, row.free) for row in log]
-    assert found == tensorrt_llm(config, arrivals, blocks, BLOCK_SIZE)
+    assert found == steps

@@ -16,6 +16,7 @@ from test_tensorrt_llm_overlap import EVICTING, turns
 from test_tensorrt_llm_reuse import TEXT, alike, states
 from whole_batches import blocked, requests
 
+from batchsim.base.errors import SchedulerStalled
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.record import FINISHED, REJECTED, SAT_OUT
 from batchsim.kernel.tokens import TokenIds, output_stream, prompt_stream
@@ -236,14 +237,15 @@ def test_all_rows_in_flight_count_for_blocks() -> None:
     assert (column(done, "output_tokens"), sum(wasted(done))) == ([4, 4], 0)
 
 
-@pytest.mark.parametrize(("tokens", "back"), [(8192, 15), (12, 12)])
-def test_a_paused_request_comes_back_with_what_it_had_in_flight(tokens: int, back: int) -> None:
-    """At 41 1 has 6 + 1 + 4 tokens and 4 rows in flight, which turn out right: 15, of which 12 are what a step takes;
-    the others are made again (_pause_requests after _update_requests in pyexecutor/py_executor.py)."""
-    done = drafting("0:6->20 0:6->20", ALL, 9, **EVICTING, **OVERLAP, max_num_tokens=tokens)
+def test_a_paused_request_comes_back_with_what_it_had_in_flight() -> None:
+    """At 41 1 has 6 + 1 + 4 tokens and 4 rows in flight, which turn out right: 15 (_pause_requests after
+    _update_requests in pyexecutor/py_executor.py). Where a step takes 14, the scheduler fails."""
+    done = drafting("0:6->20 0:6->20", ALL, 9, **EVICTING, **OVERLAP, max_num_tokens=15)
     assert done.preemptions() == [(41, 1, "kv_blocks", 1)]
-    assert next(n for row in done.log[3:] for number, n in row.items if number == 1) == back
+    assert next(n for row in done.log[3:] for number, n in row.items if number == 1) == 15
     assert column(done, "output_tokens") == [20, 20]
+    with pytest.raises(SchedulerStalled, match="request 1 was paused with 15 tokens, more than max_num_tokens 14"):
+        drafting("0:6->20 0:6->20", ALL, 9, **EVICTING, **OVERLAP, max_num_tokens=14)
 
 
 @pytest.mark.parametrize(("blocks", "start_ns"), [(4, 44), (5, 32)])
@@ -343,6 +345,13 @@ def test_a_drafter_outside_the_model_is_refused_to_the_overlap(kind: dict[str, A
     with pytest.raises(ValueError) as error:
         TensorrtLlmConfig(speculative_config=spec)
     assert words in str(error.value)
+
+
+def test_drafts_are_of_the_pytorch_runtime_alone() -> None:
+    """What the C++ runtime does with drafts is not simulated."""
+    spec = DecodingConfig("Eagle3", 0.7, max_draft_len=3)
+    with pytest.raises(ValueError, match="speculative_config: drafts are not simulated of backend tensorrt"):
+        TensorrtLlmConfig(backend="tensorrt", speculative_config=spec)
 
 
 def test_a_step_must_hold_a_decode_and_its_drafts() -> None:

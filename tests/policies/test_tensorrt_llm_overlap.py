@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from naive_systems import EngineFailsError
 from naive_trt_overlap import Overlapping
 from stepping import HostCost, Run, column, crowds, lanes, run, wasted
 from test_tensorrt_llm_reuse import TEXT, alike, sharing, states
 from whole_batches import BLOCK_SIZE, MAX_MODEL_LEN, blocked, requests
 
+from batchsim.base.errors import SchedulerStalled
 from batchsim.kernel.engine_loop import OVERLAP
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.record import SAT_OUT
@@ -175,20 +177,17 @@ def test_a_paused_request_may_end_by_its_token_in_flight() -> None:
     assert (done.items[2:], column(done, "last_token_ns")) == ([[]], [43, 43])
 
 
-@pytest.mark.parametrize(
-    ("tokens", "chunked", "back", "lost"),
-    [(14, False, [14], 1), (16, False, [16], 1), (17, False, [17], 0), (14, True, [12, 5], 0)],
-)
-def test_a_token_in_flight_that_a_pause_cuts_off_is_made_again(
-    tokens: int, chunked: bool, back: list[int], lost: int
-) -> None:
-    """At 141 both have 16 tokens and one in flight, in 8 of 9 blocks: 1 is paused. Where 17 are more than a step takes,
-    it comes back with those, and what was in flight is lost. In chunks it comes back with all of them."""
+@pytest.mark.parametrize(("tokens", "chunked", "back"), [(17, False, [17]), (14, True, [12, 5])])
+def test_who_is_paused_comes_back_with_its_token_in_flight(tokens: int, chunked: bool, back: list[int]) -> None:
+    """At 141 both have 16 tokens and one in flight, in 8 of 9 blocks: 1 is paused. It comes back with 17 at once or
+    in chunks; where a step takes 16, the scheduler fails."""
     done = overlapped("0:7->20 0:7->20", 9, **EVICTING, max_num_tokens=tokens, enable_chunked_prefill=chunked)
     assert done.preemptions() == [(141, 1, "kv_blocks", 1)]
-    assert (wasted(done)[9], sum(wasted(done))) == (lost, lost)
+    assert sum(wasted(done)) == 0
     assert [n for items in done.items[1:] for i, n in items if i == 1 and n > 1] == back
     assert column(done, "output_tokens") == [20, 20]
+    with pytest.raises(SchedulerStalled, match="request 1 was paused with 17 tokens, more than max_num_tokens 16"):
+        overlapped("0:7->20 0:7->20", 9, **EVICTING, max_num_tokens=16)
 
 
 def test_a_decode_that_finds_no_tokens_sits_out_with_its_token_in_flight() -> None:
@@ -212,18 +211,30 @@ def test_a_prompt_enters_the_tree_after_the_next_call() -> None:
 
 
 def test_a_prompt_of_whole_blocks_enters_the_tree_whole() -> None:
-    """Its first token is known by then; without overlap it is not, and the block of the last token is not found."""
+    """Its first token is known by then; in the C++ runtime it is not, and the block of the last token is not found."""
     arrivals = alike("0:8->9 50:12->1", 8, 8)
     assert column(overlapped(arrivals, **REUSE), "cached_tokens") == [0, 8]
-    assert column(run(TensorrtLlm, TensorrtLlmConfig(), arrivals, kv=ReuseTreeKV), "cached_tokens") == [0, 4]
+    waits = run(TensorrtLlm, TensorrtLlmConfig(backend="tensorrt"), arrivals, kv=ReuseTreeKV)
+    assert column(waits, "cached_tokens") == [0, 4]
+
+
+@pytest.mark.parametrize(("tokens", "cached"), [(28, 24), (25, 24), (24, 20)])
+def test_a_chunk_enters_the_tree_with_the_results_of_the_one_before(tokens: int, cached: int) -> None:
+    """At 35 the results of 20 tokens are there and all the prompt is launched: it is stored, but for the last token of
+    one whose next token is in flight. Who wants 24 of them is launched at once, behind the second chunk."""
+    arrivals = alike(f"0:{tokens}->1 1:25->1", 24, 24)
+    done = overlapped(arrivals, **REUSE, enable_chunked_prefill=True, max_num_tokens=20)
+    assert column(done, "cached_tokens") == [0, cached]
+    assert lanes(done)[2][:2] == (35, 38)
 
 
 def test_who_has_ended_is_stored_before_the_prompts_of_its_step() -> None:
     """0 and 1 begin with equal blocks; that of 1, which has ended with its first token, is in the tree. 2 takes it with
-    3 others that are free for longer than those of 0, and 3 finds nothing; without overlap it finds that of 0."""
+    3 others that are free for longer than those of 0, and 3 finds nothing; in the C++ runtime it finds that of 0."""
     arrivals = alike("0:5->3 0:5->1 100:15->1 200:5->1", 4, 4, 0, 4)
     assert column(overlapped(arrivals, 6, **STATIC, **REUSE), "cached_tokens") == [0, 0, 0, 0]
-    waits = run(TensorrtLlm, TensorrtLlmConfig(**STATIC), arrivals, blocks=6, kv=ReuseTreeKV)
+    config = TensorrtLlmConfig("STATIC_BATCH", backend="tensorrt")
+    waits = run(TensorrtLlm, config, arrivals, blocks=6, kv=ReuseTreeKV)
     assert column(waits, "cached_tokens") == [0, 0, 0, 4]
 
 
@@ -284,8 +295,8 @@ KNOBS = {
 CROWDS = st.one_of(crowds(), sharing())
 
 
-def compared(knobs: dict[str, Any], arrivals: list[Arrival], blocks: int) -> Run:
-    """The run, after proving its calls, waste and tokens' times those of the loop told naively."""
+def compared(knobs: dict[str, Any], arrivals: list[Arrival], blocks: int) -> Run | None:
+    """The run, after proving its calls, waste and tokens' times those of the loop told naively; None if both fail."""
     reuse, chunking, tokens = knobs["reuse"], knobs["chunking"], knobs["tokens"]
     config = {
         "capacity_scheduler_policy": knobs["capacity"],
@@ -297,8 +308,13 @@ def compared(knobs: dict[str, Any], arrivals: list[Arrival], blocks: int) -> Run
         "enable_prefix_aware_scheduling": knobs["aware"] if reuse else None,
     }
     arrivals = [replace(arrival, cancel_ns=None) for arrival in arrivals]
+    try:
+        naive = Overlapping(TensorrtLlmConfig(**config), arrivals, blocks, BLOCK_SIZE, MAX_MODEL_LEN).run()
+    except EngineFailsError:
+        with pytest.raises(SchedulerStalled, match="was paused with"):
+            overlapped(arrivals, blocks, **config)
+        return None
     done = overlapped(arrivals, blocks, ways=("leap",), **config)
-    naive = Overlapping(TensorrtLlmConfig(**config), arrivals, blocks, BLOCK_SIZE, MAX_MODEL_LEN).run()
     assert [(row.start_ns, row.items, row.preempted, row.free) for row in done.log] == naive.calls
     assert [(row[-1], in_vain) for row, in_vain in zip(lanes(done), wasted(done), strict=True)] == naive.processed
     ours = zip(*(column(done, name) for name in ("request_id", "first_token_ns", "last_token_ns")), strict=True)
@@ -324,8 +340,11 @@ def test_far_more_calls_are_those_of_the_naive_loop(
 
 
 def test_the_naive_loop_pauses_in_flight_too() -> None:
-    """Four fill 9 blocks for long: pauses, tokens lost in flight and steps too many are compared."""
-    knobs = {"capacity": EVICTING["capacity_scheduler_policy"], "size": 100, "tokens": 16, "reuse": True, "aware": True}
-    done = compared({**knobs, "chunking": None}, requests("0:7->16 0:7->16/20 0:5->9/11 9:3->12"), 9)
+    """Four fill 9 blocks for long: pauses and steps too many are compared; with 16 tokens a step both fail."""
+    knobs = {"capacity": EVICTING["capacity_scheduler_policy"], "size": 100, "tokens": 36, "reuse": True, "aware": True}
+    arrivals = requests("0:7->16 0:7->16/20 0:5->9/11 9:3->12")
+    done = compared({**knobs, "chunking": None}, arrivals, 9)
+    assert done is not None
     assert len(done.preemptions()) > 2
     assert sum(wasted(done)) == 2
+    assert compared({**knobs, "chunking": None, "tokens": 16}, arrivals, 9) is None

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive_reuse import Reusing
-from naive_systems import Step
+from naive_systems import EngineFailsError, Step
 from stepping import Run, crowds, run
 from whole_batches import BLOCK_SIZE, blocked, requests, times
 
-from batchsim.base.errors import ScenarioError
+from batchsim.base.errors import ScenarioError, SchedulerStalled
 from batchsim.kernel.decode import DecodeGroup
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.protocols import PolicyContext
@@ -45,7 +45,8 @@ def alike(text: str, *heads: int) -> list[Arrival]:
 
 
 def trt(arrivals: list[Arrival], blocks: int = 1000, **knobs: Any) -> Run:
-    return run(TensorrtLlm, TensorrtLlmConfig(**knobs), arrivals, blocks=blocks, kv=ReuseTreeKV)
+    config = TensorrtLlmConfig(**{"backend": "tensorrt", **knobs})
+    return run(TensorrtLlm, config, arrivals, blocks=blocks, kv=ReuseTreeKV)
 
 
 def cached(result: Run) -> list[int]:
@@ -181,6 +182,27 @@ def test_the_blocks_of_a_chunked_prompt_are_made_by_its_last_chunk() -> None:
     result = trt(alike("0:12->1 5:9->1", 8, 8), max_num_tokens=7, enable_chunked_prefill=True)
     assert result.items == [[(0, 4)], [(0, 4)], [(0, 4)], [(1, 1)]]
     assert states(result, BLOCKED) == [(14, 1, "waits_for_prefix", 0)]
+
+
+@pytest.mark.parametrize(
+    ("backend", "head", "steps"),
+    [
+        ("tensorrt", 20, [[(0, 20)], [(0, 8)], [(1, 1)]]),
+        ("pytorch", 20, [[(0, 20)], [(1, 1), (0, 8)]]),
+        ("pytorch", 24, [[(0, 20)], [(0, 8)], [(1, 1)]]),
+    ],
+)
+def test_the_pytorch_runtime_stores_a_prompt_chunk_by_chunk(backend: str, head: int, steps: Any) -> None:
+    """The first chunk of 28 tokens makes 5 blocks: who wants these 20 tokens finds them beside the second chunk, who
+    wants 24 waits for that. The C++ runtime stores none before the prompt's end."""
+    arrivals = alike(f"0:28->1 5:{head + 1}->1", head, head)
+    assert trt(arrivals, max_num_tokens=20, enable_chunked_prefill=True, backend=backend).items == steps
+
+
+def test_the_pytorch_runtime_stores_the_last_block_of_a_prompt_too() -> None:
+    """Its next token is known by then: both that wait find all they may at once, unlike the next ones."""
+    result = trt(alike("0:8->3 0:8->3 0:8->3", 8, 8, 8), backend="pytorch")
+    assert result.items[:2] == [[(0, 8)], [(1, 4), (2, 4), (0, 1)]]
 
 
 def test_equal_prompts_of_whole_blocks_come_one_a_step() -> None:
@@ -339,9 +361,7 @@ def test_one_that_waits_for_tokens_pauses_another_one_in_a_leap_too() -> None:
     arrivals = alike("0:4->20 0:9->20 0:12->1 0:5->1 0:4->1 0:1->20 0:1->20 0:1->20 0:1->20", 4, 4, *[0] * 7)
     third = TokenIds.of([(prompt_stream(102), 0, 4), (prompt_stream(103), 0, 1)])  # a block of the third's text
     arrivals[3] = replace(arrivals[3], request=replace(arrivals[3].request, tokens=third))
-    config = TensorrtLlmConfig(
-        max_num_tokens=8, capacity_scheduler_policy="MAX_UTILIZATION", enable_chunked_prefill=True
-    )
+    config = TensorrtLlmConfig("MAX_UTILIZATION", max_num_tokens=8, enable_chunked_prefill=True, backend="tensorrt")
     for how in ("step", "leap"):
         result = run(TensorrtLlm, config, arrivals, blocks=22, kv=ReuseTreeKV, how=how)
         assert result.preemptions()[0] == (189, 8, "kv_blocks", 7)
@@ -539,10 +559,18 @@ def sharing(draw: st.DrawFn) -> list[Arrival]:
     tokens=st.sampled_from([5, 9, 21, 36]),
     chunking=CHUNKING,
     aware=st.booleans(),
+    backend=st.sampled_from(["tensorrt", "pytorch"]),
     blocks=st.integers(9, 18),
 )
 def test_with_block_reuse_the_steps_are_those_of_the_plain_loops(
-    arrivals: list[Arrival], capacity: Any, size: int, tokens: int, chunking: Any, aware: bool, blocks: int
+    arrivals: list[Arrival],
+    capacity: Any,
+    size: int,
+    tokens: int,
+    chunking: Any,
+    aware: bool,
+    backend: Any,
+    blocks: int,
 ) -> None:
     """Rule 6: step by step the same starts, cached tokens, waits, pauses and free blocks as the rules told as loops."""
     config = TensorrtLlmConfig(
@@ -552,7 +580,14 @@ def test_with_block_reuse_the_steps_are_those_of_the_plain_loops(
         chunking is not None,
         chunking,
         enable_prefix_aware_scheduling=aware,
+        backend=backend,
     )
+    try:
+        steps = Reusing(config, arrivals, blocks, BLOCK_SIZE).run()
+    except EngineFailsError:
+        with pytest.raises(SchedulerStalled, match="was paused with"):
+            run(TensorrtLlm, config, arrivals, blocks=blocks, kv=ReuseTreeKV)
+        return
     log = run(TensorrtLlm, config, arrivals, blocks=blocks, kv=ReuseTreeKV).log
     found: list[Step] = [(row.start_ns, row.items, row.preempted, row.free) for row in log]
-    assert found == Reusing(config, arrivals, blocks, BLOCK_SIZE).run()
+    assert found == steps

@@ -230,6 +230,13 @@ def test_what_a_line_leaves_untold_is_named() -> None:
         ("tensorrt_llm", "trtllm-bench m", "Write trtllm-serve MODEL"),
         ("tensorrt_llm", "trtllm-serve m --tp_sizes 2", "Did you mean --tp_size?"),
         ("tensorrt_llm", "trtllm-serve m --backend tensorrt", "--backend is 'tensorrt'. Write one of pytorch"),
+        ("tensorrt_llm", "trtllm-serve m --config backend.yaml", "backend.yaml:1: backend is 'tensorrt'. Write one of"),
+        (
+            "tensorrt_llm",
+            "trtllm-serve m --config v2.yaml",
+            "use_kv_cache_manager_v2 is 'true'. Write one of false, auto",
+        ),
+        ("tensorrt_llm", "trtllm-serve m --config py.yaml", "use_python_scheduler is 'true'. Write one of false"),
         ("tensorrt_llm", "trtllm-serve m --config nowhere.yaml", "nowhere.yaml: cannot be read"),
         ("tensorrt_llm", "trtllm-serve m --config options.yaml", "options.yaml:2: kv_cache_config.dtyp is no option"),
         ("tensorrt_llm", "trtllm-serve m --extra_llm_api_options more.yaml", "more.yaml:1: enable_attention_dp is '8'"),
@@ -242,6 +249,9 @@ def test_a_line_that_cannot_be_taken_says_why(
     """In one line, which names the flag and what to do."""
     monkeypatch.chdir(tmp_path)
     Path("options.yaml").write_text("kv_cache_config:\n  dtyp: fp8\n", encoding="utf-8")
+    Path("backend.yaml").write_text("backend: tensorrt\n", encoding="utf-8")
+    Path("v2.yaml").write_text("kv_cache_config: {use_kv_cache_manager_v2: true}\n", encoding="utf-8")
+    Path("py.yaml").write_text("scheduler_config: {use_python_scheduler: true}\n", encoding="utf-8")
     Path("more.yaml").write_text("enable_attention_dp: 8\n", encoding="utf-8")
     Path("tp.yaml").write_text("tensor_parallel_size: 8\n", encoding="utf-8")
     with pytest.raises(ScenarioError, match=re.escape(says)) as caught:

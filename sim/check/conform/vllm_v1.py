@@ -75,9 +75,9 @@ SPEC_META = {
     "accept_rate": SHARE,
 }
 OF_LOOPS = {name for of_loop in FORMS.values() for name in of_loop.meta}
-NO_LOOP: dict[str, dict[str, Any]] = {"tensorrt_llm": {"disable_overlap_scheduler": True}}
+NO_LOOP: dict[str, dict[str, Any]] = {"tensorrt_llm": {"backend": "tensorrt"}}
 """By policy, the knobs of its engine's main loop that a recording may leave out, for what is recorded has no such loop:
-TensorRT-LLM's batch manager waits for each step."""
+TensorRT-LLM's batch manager is its C++ runtime's, which waits for each step."""
 STEP_CALLS = {"EngineCore.step": 1, "EngineCore.step_with_batch_queue": 2}
 """vLLM's two main loops, each with the fewest batches that it keeps in flight."""
 

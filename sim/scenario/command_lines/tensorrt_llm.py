@@ -29,6 +29,14 @@ _POLICIES = ("GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH")
 _CHUNKING = ("FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS")
 
 
+def _pytorch(text: str) -> None:
+    if text != "pytorch":
+        raise ValueError(
+            "one of pytorch: no tables time the kernels of others. What TensorRT engines schedule is the knob backend:"
+            " tensorrt of policy tensorrt_llm"
+        )
+
+
 def _upper(*known: str) -> Any:
     return one_of(**{word.lower(): word for word in known})
 
@@ -43,7 +51,7 @@ _FLAGS = (
     Flag("policy.max_batch_size", "--max_batch_size"),
     Flag("policy.max_num_tokens", "--max_num_tokens"),
     Flag("policy.enable_chunked_prefill", "--enable_chunked_prefill", read=None),
-    Flag("", "--backend", read=one_of(pytorch=None)),
+    Flag("", "--backend", read=_pytorch),
     Flag("", "--max_beam_width", read=one_of(**{"1": None})),
     Flag("options", "--config", ("--extra_llm_api_options",), read=str),
 )
@@ -60,6 +68,8 @@ _OPTIONS = {
     "kv_cache_config.enable_block_reuse": ("policy.enable_block_reuse", _BOOL),
     "kv_cache_config.enable_partial_reuse": ("policy.enable_partial_reuse", _BOOL),
     "kv_cache_config.host_cache_size": ("policy.host_cache_size", integer),
+    "kv_cache_config.use_kv_cache_manager_v2": ("", one_of(false=None, auto=None)),
+    "backend": ("", _pytorch),
     "max_batch_size": ("policy.max_batch_size", integer),
     "max_num_tokens": ("policy.max_num_tokens", integer),
     "max_seq_len": ("max_model_len", integer),
@@ -67,10 +77,11 @@ _OPTIONS = {
     "disable_overlap_scheduler": ("policy.disable_overlap_scheduler", _BOOL),
     "scheduler_config.capacity_scheduler_policy": ("policy.capacity_scheduler_policy", _upper(*_POLICIES)),
     "scheduler_config.context_chunking_policy": ("policy.context_chunking_policy", _upper(*_CHUNKING)),
+    "scheduler_config.use_python_scheduler": ("", one_of(false=None)),
 }
 """Of each option of the YAML file that has a counterpart: the key, and the reader of its value."""
 _OTHERS = """
-print_iter_log enable_iter_perf_stats return_perf_metrics trust_remote_code stream_interval backend
+print_iter_log enable_iter_perf_stats return_perf_metrics trust_remote_code stream_interval
 num_postprocess_workers cuda_graph_config.enable_padding cuda_graph_config.max_batch_size
 cuda_graph_config.batch_sizes moe_config.backend moe_config.max_num_tokens allreduce_strategy attn_backend
 use_torch_sampler sampler_type enable_autotuner reasoning_parser tool_parser postprocess_tokenizer_dir

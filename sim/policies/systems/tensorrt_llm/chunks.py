@@ -10,6 +10,7 @@ from bisect import insort
 from collections.abc import Iterable, Iterator
 from heapq import merge
 
+from batchsim.base.errors import SchedulerStalled
 from batchsim.kernel.types import Sequence, by_order
 
 Chunks = list[tuple[Sequence, int]]
@@ -18,6 +19,29 @@ Chunks = list[tuple[Sequence, int]]
 def lacking(seq: Sequence) -> int:
     """Number of known tokens of `seq`, which does not decode, that are not computed yet."""
     return seq.num_tokens - seq.settled_computed_tokens
+
+
+def whole(contexts: Iterable[Sequence], capacity: int, budget: int) -> Chunks:
+    """The prompts of `contexts` that a step of `budget` tokens computes in what is left of it, `capacity`: each whole,
+    up to the first that does not fit.
+
+    SchedulerStalled at one that fits no step: a request that the PyTorch runtime paused may be as long, and its
+    scheduler then fails (MicroBatchScheduler::operator()).
+    """
+    chunks: Chunks = []
+    for seq in contexts:
+        tokens = seq.num_tokens
+        if tokens > budget:
+            raise SchedulerStalled(
+                f"tensorrt_llm: request {seq.request.id} was paused with {tokens} tokens, more than max_num_tokens"
+                f" {budget}, and prompts are not cut: TensorRT-LLM's scheduler fails here. Set enable_chunked_prefill:"
+                " true or capacity_scheduler_policy: GUARANTEED_NO_EVICT, or raise max_num_tokens."
+            )
+        if tokens > capacity:
+            break
+        chunks.append((seq, tokens))
+        capacity -= tokens
+    return chunks
 
 
 def first_come(contexts: Iterable[Sequence], capacity: int, unit: int) -> Chunks:

@@ -1,15 +1,30 @@
-"""Which prompts of TensorRT-LLM wait for the KV blocks of another prompt, to reuse them instead of computing them.
+"""When TensorRT-LLM's prompts can be found again, and which wait for another's KV blocks instead of computing them.
 
 Source: beneficialToSkip in cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp, findNewContextBlock in
-kvCacheManager.cpp.
+kvCacheManager.cpp; of the PyTorch runtime update_resources in tensorrt_llm/_torch/pyexecutor/resource_manager.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
-from batchsim.kernel.types import Sequence
+from batchsim.kernel.types import Batch, Sequence
 from batchsim.kv.reuse_tree import ReuseTreeKV
+
+
+def store_prompts(cache: ReuseTreeKV, batch: Batch) -> None:
+    """The C++ runtime: stores the prompts that end with `batch`, before their next tokens are known."""
+    for seq in batch.sampled:
+        cache.store(seq, seq.settled_computed_tokens - 1)
+
+
+def store_chunks(cache: ReuseTreeKV, batch: Batch, running: Container[Sequence], launched: Batch | None) -> None:
+    """The PyTorch runtime: stores of the prompts of `batch`, whose results are there, what was launched; of one that
+    ends with `launched`, the step in flight, all but the last token, as the next one is not known."""
+    for seq, _ in batch.chunks:
+        if seq in running:
+            unknown = launched is not None and seq in launched.sampled
+            cache.store(seq, seq.settled_computed_tokens - unknown)
 
 
 class Prefixes:

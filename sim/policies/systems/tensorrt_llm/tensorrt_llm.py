@@ -1,4 +1,4 @@
-"""TensorRT-LLM of 2025, whole blocks reused; in an engine whose loop overlaps, its default, or in one that does not.
+"""TensorRT-LLM, whole blocks reused: its PyTorch runtime, which is its default, or the C++ one of TensorRT engines.
 
 Rule: the first max_batch_size requests by arrival are active, until they end. Two stages a step over them. First, whose
 KV fits. GUARANTEED_NO_EVICT: all that decodes, then prompts while blocks for prompt and output cap are there.
@@ -7,16 +7,23 @@ step; one that finds none pauses the last started one from it on. Then, who runs
 the first stage: a decode takes a token, a prompt all of its own, and who finds too few ends the step. With chunked
 prefill all decodes, then chunks of what they leave. With block reuse a prompt begins after its cached blocks, which
 neither stage knows of; one whose next block another prompt is about to make is passed over for this step.
+Both runtimes ask the same two C++ schedulers, for a step at a time, and differ around them. `backend: pytorch`: the
+loop overlaps by default; a paused request comes back with all its tokens, and where these are more than the step that
+is to compute them takes, the second stage raises and the engine is lost; blocks of a prompt are stored chunk by chunk,
+the last one too. `backend: tensorrt`: each step is waited for; a paused request is cut to what one step computes, but
+for chunked prefill; blocks of a prompt are stored with its end, but for that of its last token.
 Overlapping, who ends by its cap with the step in flight passes the first stage as if it went on, and takes no tokens in
 the second; who ends by a stop token runs once more, in vain. Blocks are stored and freed with a step's results.
-Source: cpp/tensorrt_llm/batch_manager/{capacityScheduler,microBatchScheduler,allocateKvCache,pauseRequests}.cpp of
-cf6abc45, 0a949d31 and 1ce9149b; the overlap of the PyTorch backend: _executor_loop_overlap in tensorrt_llm/_torch/
-pyexecutor/py_executor.py (00043967), scheduler/scheduler.py there (002f3cc3).
+Source: C++, 2025: cpp/tensorrt_llm/batch_manager/{capacityScheduler,microBatchScheduler,allocateKvCache,pauseRequests}
+.cpp of cf6abc45, 0a949d31 and 1ce9149b. PyTorch, as stored in 2026: create_py_executor_instance in tensorrt_llm/_torch/
+pyexecutor/_util.py and _executor_loop_overlap in py_executor.py there (00043967), scheduler/scheduler.py (002f3cc3),
+update_resources in resource_manager.py; storeContextBlocks in kvCacheManager.cpp.
 Simplifies: tokens_per_block (32 there) is the pool's block size; more than 16 chunks or decodes of a step keep their
 order, which std::sort scrambles there. No beams, attention windows, pipelining. GPU memory only, no block found
 in part; the cache as sim/kv/reuse_tree.py says: above all, no block is lost with the one above it. A cancel takes
 effect at once. What a paused request has in flight is told as it comes, not with its next token, and may be its last,
-past which that backend goes on.
+past which that backend goes on. The PyTorch runtime's other schedulers, behind use_kv_cache_manager_v2 and
+use_python_scheduler, are not simulated, nor that since 1.3 cached tokens count for less in both stages.
 """
 
 from __future__ import annotations
@@ -38,9 +45,10 @@ from batchsim.policies.systems.tensorrt_llm.chunks import (
     first_come,
     lacking,
     unfinished_first,
+    whole,
 )
 from batchsim.policies.systems.tensorrt_llm.in_flight import InFlight
-from batchsim.policies.systems.tensorrt_llm.prefixes import Prefixes
+from batchsim.policies.systems.tensorrt_llm.prefixes import Prefixes, store_chunks, store_prompts
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig
 
 
@@ -75,6 +83,7 @@ class TensorrtLlm:
         self.partial: dict[Sequence, None] = {}  # running, prompt or recompute not done
         self.left_out: dict[Sequence, None] = {}  # running, decode, but found no tokens in the last step
         self._ahead = context.loop.is_ahead
+        self._pytorch = config.backend == "pytorch"
         self._in_flight = self._new_in_flight()
         self._evicts = config.capacity_scheduler_policy == "MAX_UTILIZATION"
         self._static = config.capacity_scheduler_policy == "STATIC_BATCH"
@@ -162,12 +171,11 @@ class TensorrtLlm:
         return True
 
     def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
-        if not self._ahead:
-            self._store(batch.sampled, 1)  # before the token of this step is known
+        if not self._pytorch and self._cache is not None:
+            store_prompts(self._cache, batch)
         self._end_finished(finished)
-        if self._ahead:
-            self._store(batch.sampled, 0)
-        else:
+        self._store_chunks(batch)
+        if not self._ahead:
             self._in_flight.let_decode(batch.sampled, self.partial)
         return finished
 
@@ -178,12 +186,9 @@ class TensorrtLlm:
             else:
                 self._forget(seq)  # paused with its last token in flight
 
-    def _store(self, sampled: Iterable[Sequence], but: int) -> None:
-        """Stores the prompts that were computed to their ends, but for their last `but` tokens."""
-        if self._cache is not None:
-            for seq in sampled:
-                if seq in self.running:
-                    self._cache.store(seq, seq.settled_computed_tokens - but)
+    def _store_chunks(self, batch: Batch) -> None:
+        if self._pytorch and self._cache is not None:
+            store_chunks(self._cache, batch, self.running, self._in_flight.batch)
 
     # ---- stage 1: whose KV fits
 
@@ -282,24 +287,23 @@ class TensorrtLlm:
     # ---- stage 2: who runs in this step
 
     def _with_tokens(self, fitting: list[Sequence]) -> list[Sequence]:
-        """The prompts of `fitting` for which tokens are left. Tokens go by arrival, with chunks those of decodes alone,
-        until someone finds too few: decodes from there on are left out of this step, those before are in it again.
+        """The prompts of `fitting` up to the first that finds too few tokens.
+
+        Tokens go by arrival, with chunks those of decodes alone, until someone finds too few: decodes from there on are
+        left out of this step, those before are in it again.
         """
-        left, whole = self.config.max_num_tokens, not self.config.enable_chunked_prefill
-        contexts: list[Sequence] = []
+        left, contexts = self.config.max_num_tokens, list[Sequence]()
         for seq in fitting:
             if seq in self._in_flight.ending:
                 continue
-            decodes = seq in self.running and seq not in self.partial
-            if decodes:
-                left -= self._each
-            elif whole:
-                left -= seq.num_tokens
+            if seq not in self.running or seq in self.partial:
+                if left >= 0:
+                    contexts.append(seq)
+                    left -= 0 if self.config.enable_chunked_prefill else seq.num_tokens
+                continue
+            left -= self._each
             if left < 0:
-                if decodes:
-                    self._leave_out(seq)
-            elif not decodes:
-                contexts.append(seq)
+                self._leave_out(seq)
             elif seq in self.left_out:
                 del self.left_out[seq]
                 self._in_flight.decode_on(seq)
@@ -316,13 +320,7 @@ class TensorrtLlm:
         if self.config.enable_chunked_prefill:
             cut = equal_progress if self.config.context_chunking_policy == "EQUAL_PROGRESS" else first_come
             return unfinished_first(cut(contexts, capacity, self.kv.block_size)) if capacity else []
-        chunks: Chunks = []
-        for seq in contexts:
-            if seq.num_tokens > capacity:
-                break
-            chunks.append((seq, seq.num_tokens))
-            capacity -= seq.num_tokens
-        return chunks
+        return whole(contexts, capacity, self.config.max_num_tokens)
 
     # ---- lives
 
@@ -392,15 +390,9 @@ class TensorrtLlm:
         if seq.group is not None:
             self.group.leave(seq)
         seq.reset_computed()
-        if not self.config.enable_chunked_prefill:
-            self._cut_to_step(seq, unknown)
+        if not (self._pytorch or self.config.enable_chunked_prefill):
+            seq.cut_output(self.config.max_num_tokens)
         self.waiting.put_back(seq)
-
-    def _cut_to_step(self, seq: Sequence, unknown: int) -> None:
-        """Cuts the paused `seq` to what it may come back with, the tokens of one step."""
-        if seq.num_tokens > self.config.max_num_tokens:
-            seq.lose_in_flight(unknown)
-        seq.cut_output(self.config.max_num_tokens)
 
     def _end(self, seq: Sequence, unknown: int) -> None:
         """Ends `seq`, the last `unknown` of whose tokens are in flight."""

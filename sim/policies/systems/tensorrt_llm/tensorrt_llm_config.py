@@ -19,8 +19,10 @@ class TensorrtLlmConfig(PolicyConfig):
     `context_chunking_policy` needs chunked prefill; null: FIRST_COME_FIRST_SERVED with it. Nor is a cache in host
     memory simulated (`host_cache_size`, 0 there too). `enable_prefix_aware_scheduling` needs block reuse; null: on with
     it. Off, nobody waits for a prompt that is being computed; the versions of 2025 have no such knob and always wait.
-    Scheduling overlaps with the GPU's work unless `disable_overlap_scheduler`. `speculative_config`: decodes verify
-    draft tokens.
+    `backend`: the PyTorch runtime, which `trtllm-serve` starts, or the C++ one of TensorRT engines. In the first
+    scheduling overlaps with the GPU's work unless `disable_overlap_scheduler`, blocks are found again chunk by chunk
+    and a paused request keeps its tokens; in the second never, with the prompt's end, and as far as one step computes
+    them anew. `speculative_config`: decodes verify draft tokens.
     """
 
     capacity_scheduler_policy: Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"] = "GUARANTEED_NO_EVICT"
@@ -32,8 +34,9 @@ class TensorrtLlmConfig(PolicyConfig):
     enable_prefix_aware_scheduling: bool | None = None
     enable_partial_reuse: bool = False
     host_cache_size: Annotated[int, Range(0, 10**15)] = 0
-    disable_overlap_scheduler: bool = False
+    disable_overlap_scheduler: bool | None = None
     speculative_config: DecodingConfig | None = None
+    backend: Literal["pytorch", "tensorrt"] = "pytorch"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,6 +57,11 @@ class TensorrtLlmConfig(PolicyConfig):
         if self.enable_prefix_aware_scheduling and not self.enable_block_reuse:
             raise ValueError("enable_prefix_aware_scheduling: true needs enable_block_reuse: true")
         drafting = self.speculative_config
+        if self.backend == "tensorrt":
+            if self.disable_overlap_scheduler is False:
+                raise ValueError("disable_overlap_scheduler: false: backend tensorrt never overlaps. Leave it out")
+            if drafting is not None:
+                raise ValueError("speculative_config: drafts are not simulated of backend tensorrt. Leave one out")
         if drafting is None:
             return
         if not self.disable_overlap_scheduler:
@@ -70,7 +78,7 @@ class TensorrtLlmConfig(PolicyConfig):
             max_num_seqs=self.max_batch_size,
             prefix_cache="reuse" if self.enable_block_reuse else "",
             knobs=("max_batch_size", "max_num_tokens"),
-            loop=SYNC if self.disable_overlap_scheduler else OVERLAP,
+            loop=SYNC if self.disable_overlap_scheduler or self.backend == "tensorrt" else OVERLAP,
             speculation=None if self.speculative_config is None else self.speculative_config.speculation,
         )
 

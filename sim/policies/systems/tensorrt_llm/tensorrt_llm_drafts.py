@@ -1,14 +1,14 @@
-"""TensorRT-LLM of 2025, whole blocks reused; with `speculative_config`, of 2026, decodes verify draft tokens.
+"""TensorRT-LLM, whole blocks reused: its PyTorch runtime, with draft tokens where asked for, or its C++ one.
 
-Without it: `batchsim.policies.systems.tensorrt_llm.tensorrt_llm`. With it, in the PyTorch backend, a decode gains one
-token and as many as drafts are right, until its cap or a stop token ends it among them.
+Without `speculative_config`: `batchsim.policies.systems.tensorrt_llm.tensorrt_llm`. With it, in the PyTorch runtime of
+2026, a decode gains one token and as many as drafts are right, until its cap or a stop token ends it among them.
 Rule: as `tensorrt_llm`, but each decode takes 1 + max_draft_len tokens of max_num_tokens, so that those that came last
 may find none. A prompt takes its own tokens alone; if the drafter is a part of the model, blocks for max_draft_len - 1
 tokens more, which the sequence keeps. A step takes blocks for all its drafts; with its results those that rejected ones
-leave empty are freed, the last one first. Neither max_tokens nor the model's length cuts drafts. Prompts enter the tree
-with a step's results, overlapping or not. Overlapping, a call knows nothing of what the step in flight accepts, and
-counts and holds blocks for all of it. Who lacks one token to its cap as a step starts is ending, since the step makes
-at least one; before the next step it counts for blocks up to its cap alone.
+leave empty are freed, the last one first. Neither max_tokens nor the model's length cuts drafts. Overlapping, a call
+knows nothing of what the step in flight accepts, and counts and holds blocks for all of it. Who lacks one token to its
+cap as a step starts is ending, since the step makes at least one; before the next step it counts for blocks up to its
+cap alone.
 Source: tensorrt_llm/_torch/pyexecutor/{py_executor,resource_manager,py_executor_creator}.py, _torch/speculative/
 {spec_sampler_base,drafter,utils}.py, cpp/tensorrt_llm/batch_manager/{kvCacheManager,microBatchScheduler}.cpp, as stored
 of NVIDIA/TensorRT-LLM in 2026. Its pull request 16101 (July 2026) has the tokens of drafts counted where the drafter is
@@ -29,7 +29,7 @@ from batchsim.kernel.decode import DecodeGroup
 from batchsim.kernel.draft_group import DraftGroup, DraftRows
 from batchsim.kernel.kv_blocks import Rewinds
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import Batch, Event, Idle, Sequence, by_order
+from batchsim.kernel.types import Batch, Event, Sequence, by_order
 from batchsim.policies.systems.tensorrt_llm.in_flight import InFlight
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm import TensorrtLlm
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig
@@ -95,7 +95,6 @@ class TensorrtLlmWithDrafts(TensorrtLlm):
         # The last step begins a token before the cap, or where one is in flight two of what is known.
         steps = 2 if context.loop.is_ahead else 1
         self._beyond = steps * self._num_drafts - 1 + self._extra
-        self._to_cut: dict[Sequence, None] = {}  # paused, what they had in flight not known yet
         super().__init__(config, context)
 
     def _new_group(self) -> DecodeGroup:
@@ -103,12 +102,6 @@ class TensorrtLlmWithDrafts(TensorrtLlm):
 
     def _new_in_flight(self) -> InFlight:
         return DraftsInFlight(self.group, self.kv, self.max_model_len, self._num_drafts, ahead=self._ahead)
-
-    def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
-        for seq in self._to_cut:
-            seq.cut_output(self.config.max_num_tokens)
-        self._to_cut.clear()
-        return super().schedule(now_ns, drain)
 
     def _ask(self, batch: Batch) -> None:
         group = self.group
@@ -120,7 +113,7 @@ class TensorrtLlmWithDrafts(TensorrtLlm):
     def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
         self._end_finished(finished)
         self._rewind()
-        self._store(batch.sampled, 0)
+        self._store_chunks(batch)
         if self._ahead:
             self._in_flight.landed()
         else:
@@ -182,11 +175,3 @@ class TensorrtLlmWithDrafts(TensorrtLlm):
         self.group.take_due()
         self.group.take_alike(self._each)
         return fits
-
-    # ---- lives
-
-    def _cut_to_step(self, seq: Sequence, unknown: int) -> None:
-        if unknown:
-            self._to_cut[seq] = None
-        else:
-            seq.cut_output(self.config.max_num_tokens)
