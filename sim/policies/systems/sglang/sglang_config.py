@@ -34,7 +34,8 @@ class SglangConfig(PolicyConfig):
     `chunked_prefill_size` -1 (or 0): off; else a multiple of the KV block. `max_running_requests` null: 512 times the
     KV tokens by max_model_len, from 2048 to 4096; any value is cut to half the KV tokens. Scheduling overlaps with the
     GPU's work unless `disable_overlap_schedule`; `disable_consecutive_prefill_overlap` is an environment variable of
-    SGLang's, null: unset, which is false. Preemption for priority needs a difference above
+    SGLang's, null: unset, which is false. With `scheduler_recv_interval` above 1 arrivals are taken in only after so many
+    steps of decodes, or after a prompt's step. Preemption for priority needs a difference above
     `priority_scheduling_preemption_threshold`.
 
     With a `speculative_algorithm` each decode verifies `speculative_num_draft_tokens` tokens a step, its own among
@@ -59,6 +60,7 @@ class SglangConfig(PolicyConfig):
     priority_scheduling_preemption_threshold: Priority = 10
     disable_overlap_schedule: bool = False
     disable_consecutive_prefill_overlap: bool | None = None
+    scheduler_recv_interval: PositiveInt = 1
     speculative_algorithm: (
         Literal["EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM", "FROZEN_KV_MTP", "DFLASH", "DSPARK", "UNO"] | None
     ) = None
