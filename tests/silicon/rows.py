@@ -143,7 +143,7 @@ def scenario_text(row: Row, *, kv: str | None = None, factor: float = 1.0) -> st
     stated = "".join(f", {name}: {dtype}" for name, dtype in types.items() if dtype)
     policy = {
         "vllm": f"max_num_seqs: {row.concurrency}, max_num_batched_tokens: 8192, enable_prefix_caching: false",
-        "sglang": "disable_radix_cache: true",
+        "sglang": _sglang(row),
         "tensorrt_llm": f"max_batch_size: {row.concurrency}, max_num_tokens: {max(8192, row.isl + 256)},"
         " enable_block_reuse: false",
     }[row.engine]
@@ -162,6 +162,19 @@ cost_factor: {factor!r}
 slo: ttft<1s @ 99%
 seeds: 1
 """
+
+
+def _sglang(row: Row) -> str:
+    """The knobs of the recipes: on Blackwell arrivals are taken in after 10 steps of decodes, 30 from 16 clients on.
+
+    Source: github.com/SemiAnalysisAI/InferenceX, benchmarks/dsr1_fp4_b200.sh and dsr1_fp8_h200.sh @ 1fc5d73, and
+    benchmarks/single_node/dsr1_fp8_b300.sh @ 5632483.
+    """
+    tokens = 16384 if row.precision == "fp4" else 32768
+    knobs = f"disable_radix_cache: true, chunked_prefill_size: {tokens}, max_prefill_tokens: {max(tokens, 16384)}"
+    if row.gpu in ("b200_sxm", "b300_sxm"):
+        knobs += f", scheduler_recv_interval: {30 if row.concurrency >= 16 else 10}"
+    return knobs
 
 
 def _law(tokens: int, exact: bool) -> str:
