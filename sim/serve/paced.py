@@ -230,7 +230,8 @@ class Paced(Answers):
         late_ns = self._frontend.per_stream * engine.core.journal.num_streams if streams else 0
         by_time: dict[int, list[News]] = {}
         for its in news:
-            assert (answer := its.answer) is not None, "noted before"
+            answer = its.answer
+            assert answer is not None, "noted before"
             if its.outcome is None and not answer.not_before_ns:  # its first piece, as a rule
                 answer.not_before_ns = now_ns + per_chunk_ns + late_ns
             by_time.setdefault(max(now_ns + per_chunk_ns, answer.not_before_ns), []).append(its)

@@ -102,7 +102,7 @@ def test_front_end_and_held_response():
 
 
 def test_a_late_first_piece_counts_for_ttft_and_not_twice():
-    """Of 100 ns of decoding 30 pass before the client has the first token: 70 are left for TPOT, and E2E is as it is."""
+    """Of 100 ns of decoding 30 pass before the client has the first token: 70 are left for TPOT, E2E is as it was."""
     records = records_of(
         [{"sent_ns": 0, "first_token_ns": 60, "first_delivery_ns": 110, "ended_ns": 160, "delivered_ns": 180}],
         [{"start_ns": 0, "duration_ns": 60, "num_chunks": 1}, {"start_ns": 60, "duration_ns": 100, "num_decode": 1}],
