@@ -132,11 +132,11 @@ def _row(plain: dict[str, str]) -> Row:
     )
 
 
-def scenario_text(row: Row, *, kv: str | None = None, factor: float = 1.0) -> str:
+def scenario_text(row: Row, *, kv: str | None = None) -> str:
     """The scenario of a point: what its client did, and its engine under the engine's own policy.
 
     Ten requests a client, all clients at once, lengths uniform in 0.8 to 1 of the greatest (exact for `gap`), no prefix
-    caching. `kv` is another type of the KV cache, `factor` stretches all steps.
+    caching. `kv` is another type of the KV cache.
     """
     weights, moe = row.types
     types = {"weights": weights, "moe": moe, "kv": row.kv if kv is None else kv}
@@ -158,7 +158,6 @@ workload:
   frontend: {row.engine}
 policies: {{{row.engine}: {{{policy}}}}}
 max_model_len: {row.isl + row.osl + 256}
-cost_factor: {factor!r}
 slo: ttft<1s @ 99%
 seeds: 1
 """

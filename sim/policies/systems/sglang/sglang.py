@@ -11,8 +11,9 @@ every step with a prompt.
 Source: python/sglang/srt/managers/{scheduler,schedule_policy,schedule_batch}.py, mem_cache/* of the 0.5.23 wheel;
 scheduler_recv_skipper.py @ 0cc650f.
 Simplifies: an engine at rest polls without end, so that it takes in arrivals at once. The page is the KV block
-(SGLang's default has 1 token). Where SGLang dies or hangs there is a way on: a prompt short of memory waits for the decodes, what can never fit is rejected, no prompt is cut behind another. A refused
-prompt takes no step. Several victims of one request queue up in batch order. A cancel takes effect at once.
+(SGLang's default has 1 token). Where SGLang dies or hangs there is a way on: a prompt short of memory waits for the
+decodes, what can never fit is rejected, no prompt is cut behind another. A refused prompt takes no step. Several
+victims of one request queue up in batch order. A cancel takes effect at once.
 Unlike elsewhere here the HIGHER priority number comes first, unless `schedule_low_priority_values_first`.
 """
 
