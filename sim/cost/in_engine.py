@@ -48,22 +48,17 @@ class Measured:
         )
 
     def __str__(self) -> str:
+        points = f"{self.points} points of this GPU, type and model"
+        points += f" under {self.engine} {self.versions}" if self.versions else ""
+        tpot, most = (f"±{100 * share:.0f} %" for share in self.tpot)
         if (self.decode, self.shift_us, self.prompts) == (1, 0, 1):
-            return (
-                f"kernels as the tables have them: {self.points} points of this GPU, type and model{self._under} miss them"
-                f" by no one factor (TPOT ±{100 * self.tpot[0]:.0f} % in the median, ±{100 * self.tpot[1]:.0f} % in 9 of 10)"
-            )
+            return f"kernels as in the tables: {points} miss TPOT by no one factor ({tpot} in the median, {most} in 9 of 10)"
         shift = f"{self.shift_us / 1000:+.2g} ms".replace("-", "−") if self.shift_us else ""
         factor = f"× {self.decode:g}" if self.decode != 1 or not shift else ""
         return (
             f"kernels in the engine: decodes {' '.join(filter(None, (factor, shift)))}, prompts × {self.prompts:g},"
-            f" fitted to {self.points} points of this GPU, type and model{self._under}"
-            f" (then TPOT ±{100 * self.tpot[0]:.0f} %, TTFT ±{100 * self.ttft[0]:.0f} % in the median)"
+            f" fitted to {points} (then TPOT {tpot}, TTFT ±{100 * self.ttft[0]:.0f} % in the median)"
         )
-
-    @property
-    def _under(self) -> str:
-        return f" under {self.engine} {self.versions}" if self.versions else ""
 
 
 UNMEASURED = "kernels as the tables have them: no measurement of this GPU, type and model in the engine"

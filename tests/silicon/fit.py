@@ -1,9 +1,9 @@
 """Fits the constants of an engine's preset to its measured points: `python -m tests.silicon.fit --engine vllm`.
 
-Prints the rows of `batchsim.cost.in_engine.MEASURED`, and with `--way` fits the way between client and engine too, all
-to the GIVEN half. Each point is simulated as the tables have it, with steps of decodes changed, and with steps with
-prompts changed; in between, the means of TPOT and TTFT are taken for straight lines. `--left-out` fits as often as there
-are deployments, each time without one, and prints what is then missed of it.
+Prints the rows of `batchsim.cost.in_engine.MEASURED`, and with `--way` fits the way between client and engine too,
+all to the GIVEN half. Each point is simulated as the tables have it, with steps of decodes changed, and with steps
+with prompts changed; in between, the means of TPOT and TTFT are taken for straight lines. `--left-out` fits as often
+as there are deployments, each time without one, and prints what is then missed of it.
 """
 
 from __future__ import annotations
