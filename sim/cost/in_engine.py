@@ -52,7 +52,7 @@ class Measured:
         points += f" under {self.engine} {self.versions}" if self.versions else ""
         tpot, most = (f"±{100 * share:.0f} %" for share in self.tpot)
         if (self.decode, self.shift_us, self.prompts) == (1, 0, 1):
-            return f"kernels as in the tables: {points} miss TPOT by no one factor ({tpot} in the median, {most} in 9 of 10)"
+            return f"kernels as in the tables: {points} miss TPOT by no one factor ({tpot} median, {most} p90)"
         shift = f"{self.shift_us / 1000:+.2g} ms".replace("-", "−") if self.shift_us else ""
         factor = f"× {self.decode:g}" if self.decode != 1 or not shift else ""
         return (
