@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -32,8 +32,9 @@ _PROMPTS = np.arange(0.7, 1.61, 0.02)
 _WAYS = list(product(np.arange(0, 26, 2.5), np.arange(0, 9, 1.5), np.arange(0.2, 1.01, 0.1)))  # ms, us a token, ms
 _MOST = 0.6  # of a point's error counts: some runs stalled
 _AGREE = 0.15  # points that a fit leaves further off in the median disagree among themselves: it is not used
+_OTHERWISE = 0.4  # nor is one that changes steps by more than this: such points are of an engine that drafts, say
 
-Key = tuple[str, str, str, str]
+Key = tuple[str, str, str, int, str]
 Array = NDArray[np.float64]
 
 
@@ -63,7 +64,8 @@ def main() -> int:
     found = _fitted(points, preset, way)
     print(f"way: {way[0]:g} ms + {way[1]:g} us a prompt token + {way[2]:g} ms a stream")
     for key in sorted(found):
-        print(f"    {_measured(key, found[key], [each for each in points if each.key == key], preset, way)!r},")
+        measured = _measured(key, found[key], [each for each in points if each.key == key], preset, way)
+        print(f"    Measured({', '.join(map(repr, astuple(measured)))}),")
     print(f"all: {_said(points, found, way)}")
     if args.left_out:
         print(f"left out: {_left_out(points, preset, way)}")
@@ -90,7 +92,7 @@ def _points(rows: Sequence[Row], preset: Preset) -> Iterator[Lines]:
             for how in ({}, changed, {"prompts": 1 + _STEP})
         )
         its = cost.profile.setup
-        key = (str(cost.profile.gpu), its.weight_dtype, its.moe_dtype, CHECKPOINTS[row.model])
+        key = (str(cost.profile.gpu), its.weight_dtype, its.moe_dtype, its.ep, CHECKPOINTS[row.model])
         yield Lines(row, key, base, _less(decode, base), _less(prompts, base))
         print(f"{number} of {len(rows)}: {row.id}", file=sys.stderr, flush=True)
 
@@ -115,7 +117,7 @@ def _less(found: tuple[float, float], base: tuple[float, float]) -> tuple[float,
 
 def _fitted(points: Sequence[Lines], preset: Preset, way: tuple[float, float, float]) -> dict[Key, tuple[float, float]]:
     """By key the change of decodes, in steps of what was simulated, that meets TPOT in the median, and the factor on
-    prompts of `_PROMPTS` with the least mean error of TTFT; none where the points disagree."""
+    prompts of `_PROMPTS` with the least mean error of TTFT; none where points disagree, or are of another engine."""
     found = {}
     for key in {each.key for each in points}:
         mine = [each for each in points if each.key == key]
@@ -127,6 +129,7 @@ def _fitted(points: Sequence[Lines], preset: Preset, way: tuple[float, float, fl
             errors = [_size(_errors(mine, dict.fromkeys((key,), (decode, p)), way)[0]) for p in (_PROMPTS - 1) / _STEP]
             prompts = float((_PROMPTS[int(np.argmin(errors))] - 1) / _STEP)
         agree = np.median(np.abs(_errors(mine, {key: (decode, prompts)}, way)[1])) <= _AGREE
+        agree = agree and np.median([abs(decode * e.decode[1] / e.base[1]) for e in mine]) <= _OTHERWISE
         found[key] = (decode, prompts) if agree else (0.0, 0.0)
     return found
 
