@@ -62,48 +62,7 @@ class Measured:
         )
 
 
-UNMEASURED = "kernels as the tables have them: no measurement of this GPU, type and model in the engine"
-
-
-def measured_of(profile: Profile) -> Measured | None:
-    """The measured points of what `profile` is of; None if there are none."""
-    return next((each for each in MEASURED if each.is_of(profile)), None)
-
-
-def in_engine(costs: StepCosts, *, decode: float = 1.0, shift_ns: float = 0.0, prompts: float = 1.0) -> StepCosts:
-    """`costs` with steps of decodes `decode` times as long and `shift_ns` longer, of which at least a tenth of their
-    time is left, and steps with prompts `prompts` times as long; a step without graphs for decodes counts as one."""
-    graphs = costs.decode
-    if graphs is not None:
-        ns = tuple(max(decode * ns + shift_ns, _LEAST * ns) for ns in graphs.ns)
-        graphs = Curve(graphs.x, (*ns[:-1], max(ns[-2:])))
-    chunk = costs.chunk_attention
-    return replace(
-        costs,
-        layers=_stretched(costs.layers, prompts),
-        head=_stretched(costs.head, prompts),
-        decode=graphs,
-        decode_attention=_stretched_grid(costs.decode_attention, decode),
-        beside=costs.beside * prompts / decode,
-        chunk_attention=replace(
-            chunk,
-            per_chunk=chunk.per_chunk * prompts,
-            per_token=chunk.per_token * prompts,
-            per_pair=chunk.per_pair * prompts,
-        ),
-        chunk_grid=None if costs.chunk_grid is None else _stretched_grid(costs.chunk_grid, prompts),
-        prefill_ns=costs.prefill_ns * prompts,
-    )
-
-
-def _stretched(curve: Curve, factor: float) -> Curve:
-    return replace(curve, ns=tuple(ns * factor for ns in curve.ns))
-
-
-def _stretched_grid(grid: Grid, factor: float) -> Grid:
-    return replace(grid, ns=tuple(tuple(ns * factor for ns in row) for row in grid.ns))
-
-
+UN  # fmt: off
 MEASURED = (
     Measured(
         "vllm",
@@ -346,6 +305,7 @@ MEASURED = (
         (0.082, 0.148),
     ),
 )
-"""Fitted by `python -m tests.silicon.fit` to measured points of others: aiconfigurator-core's silicon_sample.csv, the half
-of its deployments whose SHA-256 is even; no factor where points disagree, or are so far off that the engine must have
+# fmt: on
+"""Fitted by `python -m tests.silicon.fit` to measured points of others: aiconfigurator-core's silicon_sample.csv, the
+half of its deployments whose SHA-256 is even; no factor where points disagree, or are so far off that the engine must have
 run otherwise, as with draft tokens."""
