@@ -104,26 +104,47 @@ def _stretched_grid(grid: Grid, factor: float) -> Grid:
     return replace(grid, ns=tuple(tuple(ns * factor for ns in row) for row in grid.ns))
 
 
-# fmt: off
-MEASURED = (
-    Measured("vllm", "b200_sxm", "bfloat16", "mxfp4", 1, "openai/gpt-oss-120b", 0.983, 0.0, 0.7, 35, "0.15.1", (0.126, 0.171), (0.183, 0.317)),
-    Measured("vllm", "b200_sxm", "fp8", "", 1, "meta-llama/Llama-3.1-70B", 0.894, 0.0, 1.2, 30, "", (0.029, 0.171), (0.067, 0.31)),
-    Measured("vllm", "b200_sxm", "fp8", "fp8", 1, "MiniMaxAI/MiniMax-M2.5", 1.14, 0.0, 1.34, 53, "0.17.0 to 0.19.0", (0.074, 0.217), (0.066, 0.269)),
-    Measured("vllm", "b200_sxm", "fp8", "fp8", 2, "MiniMaxAI/MiniMax-M2.5", 1.126, 0.0, 1.1, 7, "0.19.0", (0.04, 0.135), (0.043, 0.07)),
-    Measured("vllm", "b200_sxm", "nvfp4", "", 1, "meta-llama/Llama-3.1-70B", 1.086, 0.0, 1.22, 15, "", (0.014, 0.062), (0.08, 0.163)),
-    Measured("vllm", "b200_sxm", "nvfp4", "nvfp4", 1, "MiniMaxAI/MiniMax-M2.5", 1.191, 0.0, 1.36, 64, "0.19.0", (0.054, 0.133), (0.089, 0.338)),
-    Measured("vllm", "b200_sxm", "nvfp4", "nvfp4", 1, "moonshotai/Kimi-K2.5", 1.034, 0.0, 0.88, 4, "0.17.0", (0.025, 0.07), (0.108, 0.482)),
-    Measured("vllm", "b300_sxm", "nvfp4", "nvfp4", 1, "MiniMaxAI/MiniMax-M2.5", 1.181, 0.0, 1.2, 25, "0.19.0", (0.03, 0.084), (0.098, 0.138)),
-    Measured("vllm", "b300_sxm", "nvfp4", "nvfp4", 1, "moonshotai/Kimi-K2.5", 0.727, 0.0, 0.7, 4, "0.17.0 to 0.19.0", (0.029, 0.047), (0.179, 0.353)),
-    Measured("vllm", "h100", "bfloat16", "mxfp4", 1, "openai/gpt-oss-120b", 1.087, 0.0, 1.06, 16, "0.18.0", (0.019, 0.27), (0.106, 0.232)),
-    Measured("vllm", "h100", "fp8", "", 1, "meta-llama/Llama-3.1-70B", 1.12, 0.0, 0.88, 28, "", (0.076, 0.139), (0.085, 0.193)),
-    Measured("vllm", "h200", "bfloat16", "mxfp4", 1, "openai/gpt-oss-120b", 0.989, 0.0, 1.4, 32, "0.18.0", (0.028, 0.062), (0.066, 0.205)),
-    Measured("vllm", "h200", "fp8", "", 1, "meta-llama/Llama-3.1-70B", 1.018, 0.0, 1.08, 29, "", (0.027, 0.083), (0.065, 0.135)),
-    Measured("tensorrt_llm", "b200_sxm", "fp8", "", 1, "meta-llama/Llama-3.1-70B", 1.0, -3840.0, 1.06, 34, "", (0.025, 0.057), (0.073, 0.61)),
-    Measured("tensorrt_llm", "b200_sxm", "nvfp4", "", 1, "meta-llama/Llama-3.1-70B", 1.0, -1770.0, 1.04, 36, "", (0.022, 0.064), (0.09, 0.528)),
-    Measured("tensorrt_llm", "h200", "fp8", "", 1, "meta-llama/Llama-3.1-70B", 1.0, -2480.0, 1.02, 18, "", (0.029, 0.11), (0.082, 0.148)),
-)
-# fmt: on
+_POINTS = """
+vllm b200_sxm bfloat16 mxfp4 1 openai/gpt-oss-120b 0.983 0 0.7 35 0.15.1 0.126 0.171 0.183 0.317
+vllm b200_sxm fp8 - 1 meta-llama/Llama-3.1-70B 0.894 0 1.2 30 - 0.029 0.171 0.067 0.31
+vllm b200_sxm fp8 fp8 1 MiniMaxAI/MiniMax-M2.5 1.14 0 1.34 53 0.17.0..0.19.0 0.074 0.217 0.066 0.269
+vllm b200_sxm fp8 fp8 2 MiniMaxAI/MiniMax-M2.5 1.126 0 1.1 7 0.19.0 0.04 0.135 0.043 0.07
+vllm b200_sxm nvfp4 - 1 meta-llama/Llama-3.1-70B 1.086 0 1.22 15 - 0.014 0.062 0.08 0.163
+vllm b200_sxm nvfp4 nvfp4 1 MiniMaxAI/MiniMax-M2.5 1.191 0 1.36 64 0.19.0 0.054 0.133 0.089 0.338
+vllm b200_sxm nvfp4 nvfp4 1 moonshotai/Kimi-K2.5 1.034 0 0.88 4 0.17.0 0.025 0.07 0.108 0.482
+vllm b300_sxm nvfp4 nvfp4 1 MiniMaxAI/MiniMax-M2.5 1.181 0 1.2 25 0.19.0 0.03 0.084 0.098 0.138
+vllm b300_sxm nvfp4 nvfp4 1 moonshotai/Kimi-K2.5 0.727 0 0.7 4 0.17.0..0.19.0 0.029 0.047 0.179 0.353
+vllm h100 bfloat16 mxfp4 1 openai/gpt-oss-120b 1.087 0 1.06 16 0.18.0 0.019 0.27 0.106 0.232
+vllm h100 fp8 - 1 meta-llama/Llama-3.1-70B 1.12 0 0.88 28 - 0.076 0.139 0.085 0.193
+vllm h200 bfloat16 mxfp4 1 openai/gpt-oss-120b 0.989 0 1.4 32 0.18.0 0.028 0.062 0.066 0.205
+vllm h200 fp8 - 1 meta-llama/Llama-3.1-70B 1.018 0 1.08 29 - 0.027 0.083 0.065 0.135
+tensorrt_llm b200_sxm fp8 - 1 meta-llama/Llama-3.1-70B 1 -3840 1.06 34 - 0.025 0.057 0.073 0.61
+tensorrt_llm b200_sxm nvfp4 - 1 meta-llama/Llama-3.1-70B 1 -1770 1.04 36 - 0.022 0.064 0.09 0.528
+tensorrt_llm h200 fp8 - 1 meta-llama/Llama-3.1-70B 1 -2480 1.02 18 - 0.029 0.11 0.082 0.148
+"""
 """Fitted by `python -m tests.silicon.fit` to measured points of others: aiconfigurator-core's silicon_sample.csv, the
-half of its deployments whose SHA-256 is even; no factor where points disagree, or are so far off that the engine must
-have run otherwise, as with draft tokens."""
+half of its deployments whose SHA-256 is even. No factor where points disagree, or are so far off that the engine must
+have run otherwise, as with draft tokens. A line has the fields of `Measured` in order, `-` for none."""
+
+
+def _read(line: str) -> Measured:
+    engine, gpu, weights, experts, ep, model, decode, shift_us, prompts, points, versions, *errors = line.split()
+    tpot, tpot_p90, ttft, ttft_p90 = map(float, errors)
+    return Measured(
+        engine,
+        gpu,
+        weights,
+        experts.strip("-"),
+        int(ep),
+        model,
+        float(decode),
+        float(shift_us),
+        float(prompts),
+        int(points),
+        versions.strip("-").replace("..", " to "),
+        (tpot, tpot_p90),
+        (ttft, ttft_p90),
+    )
+
+
+MEASURED = tuple(map(_read, _POINTS.strip().splitlines()))

@@ -1,6 +1,6 @@
 """Fits the constants of an engine's preset to its measured points: `python -m tests.silicon.fit --engine vllm`.
 
-Prints the rows of `batchsim.cost.in_engine.MEASURED`, and with `--way` fits the way between client and engine too,
+Prints the lines of the table in `batchsim.cost.in_engine`, and with `--way` fits the way between client and engine too,
 all to the GIVEN half. Each point is simulated as the tables have it, with steps of decodes changed, and with steps
 with prompts changed; in between, the means of TPOT and TTFT are taken for straight lines. `--left-out` fits as often
 as there are deployments, each time without one, and prints what is then missed of it.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -65,7 +65,7 @@ def main() -> int:
     print(f"way: {way[0]:g} ms + {way[1]:g} us a prompt token + {way[2]:g} ms a stream")
     for key in sorted(found):
         measured = _measured(key, found[key], [each for each in points if each.key == key], preset, way)
-        print(f"    Measured({', '.join(map(repr, astuple(measured)))}),")
+        print(_line(measured))
     print(f"all: {_said(points, found, way)}")
     if args.left_out:
         print(f"left out: {_left_out(points, preset, way)}")
@@ -170,6 +170,14 @@ def _measured(
     spread = [(round(float(np.median(size)), 3), round(float(np.quantile(size, 0.9)), 3)) for size in (tpot, ttft)]
     factors = round(decode, 3), float(round(shift_us, -1)), round(1 + _STEP * found[1], 2)
     return Measured(preset.engine, *key, *factors, len(points), versions, *spread)
+
+
+def _line(its: Measured) -> str:
+    """A line of the table in `batchsim.cost.in_engine`."""
+    facts = its.engine, its.gpu, its.weights, its.experts or "-", its.ep, its.model
+    numbers = (f"{x:g}" for x in (its.decode, its.shift_us, its.prompts, its.points))
+    versions = its.versions.replace(" to ", "..") or "-"
+    return " ".join(map(str, (*facts, *numbers, versions, *(f"{x:g}" for x in (*its.tpot, *its.ttft)))))
 
 
 def _said(points: Sequence[Lines], found: dict[Key, tuple[float, float]], way: Sequence[float]) -> str:
