@@ -202,7 +202,6 @@ KEY_WORDS = {
     "enable_priority_scheduling": "Whether requests have priorities",
     "disable_priority_preemption": "Whether a higher priority preempts no one",
     "schedule_low_priority_values_first": "Whether low values go first",
-    "scheduler_recv_interval": "Steps of decodes between two looks at what has arrived (`--scheduler-recv-interval`)",
     "speculative_num_steps": "Passes of the drafter in a step",
     "speculative_eagle_topk": "Branches of its tree",
     "capacity_scheduler_policy": "Which requests are let in by their KV memory",
