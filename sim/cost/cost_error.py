@@ -55,7 +55,8 @@ def error_of(profile: Profile, *, host: str = "", beyond: bool = False) -> CostE
     """
     if (points := profile.made.get("in_engine")) is not None and not host:
         said = f"mean TPOT of nine of ten of the {points['points']} measured points that it was fitted to"
-        return symmetric(float(points["tpot_p90"]), said + _beyond(beyond))
+        share = float(points["tpot_p90"])
+        return CostError(1 / (1 + share) - 1, share, said + _beyond(beyond))  # as far off either way, as a factor
     if profile.origin == "imported":
         its = host or ("assumed" if profile.costs.host.assumed else "a preset's")
         own = f"kernels differ so between versions of an engine; its host is {its}"
