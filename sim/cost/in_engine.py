@@ -120,11 +120,11 @@ vllm h200 bfloat16 mxfp4 1 openai/gpt-oss-120b 0.989 0 1.4 32 0.18.0 0.028 0.062
 vllm h200 fp8 - 1 meta-llama/Llama-3.1-70B 1.018 0 1.08 29 - 0.027 0.083 0.065 0.135
 tensorrt_llm b200_sxm fp8 - 1 meta-llama/Llama-3.1-70B 1 -3840 1.06 34 - 0.025 0.057 0.073 0.61
 tensorrt_llm b200_sxm nvfp4 - 1 meta-llama/Llama-3.1-70B 1 -1770 1.04 36 - 0.022 0.064 0.09 0.528
-tensorrt_llm b200_sxm nvfp4 nvfp4 1 deepseek-ai/DeepSeek-R1 1 0 1 25 1.1.0rc2.post2..1.2.0rc6.post3 0.198 0.787 0.533 0.659
-tensorrt_llm b200_sxm nvfp4 nvfp4 8 deepseek-ai/DeepSeek-R1 1 0 1 5 1.2.0rc6.post2..1.2.0rc6.post3 0.374 0.581 0.512 0.688
+tensorrt_llm b200_sxm nvfp4 nvfp4 1 deepseek-ai/DeepSeek-R1 1 0 1 25 1.1.0rc2..1.2.0rc6 0.198 0.787 0.533 0.659
+tensorrt_llm b200_sxm nvfp4 nvfp4 8 deepseek-ai/DeepSeek-R1 1 0 1 5 1.2.0rc6..1.2.0rc6 0.374 0.581 0.512 0.688
 tensorrt_llm h200 fp8 - 1 meta-llama/Llama-3.1-70B 1 -2480 1.02 18 - 0.029 0.11 0.082 0.148
 tensorrt_llm h200 fp8 fp8 1 deepseek-ai/DeepSeek-R1 1 290 1.4 15 - 0.042 0.095 0.514 0.64
-tensorrt_llm h200 fp8 fp8 8 deepseek-ai/DeepSeek-R1 1 0 1 16 1.1.0rc2.post2 0.731 1.404 0.784 0.848
+tensorrt_llm h200 fp8 fp8 8 deepseek-ai/DeepSeek-R1 1 0 1 16 1.1.0rc2 0.731 1.404 0.784 0.848
 """
 """Fitted by `python -m tests.silicon.fit` to measured points of others: aiconfigurator-core's silicon_sample.csv, the
 half of its deployments whose SHA-256 is even. No factor where points disagree, or are so far off that the engine must

@@ -165,7 +165,9 @@ def _measured(
     decode, shift_us = 1 + _STEP * found[0], 0.0
     if preset.form == "shift":
         decode, shift_us = 1.0, _SHIFT_NS / 1e3 * found[0]
-    named = sorted({e.row.version.removeprefix("v") for e in points if e.row.version[:1].isdigit()})
+    named = sorted(
+        {e.row.version.removeprefix("v").partition(".post")[0] for e in points if e.row.version[:1].isdigit()}
+    )
     versions = " to ".join(dict.fromkeys((named[0], named[-1]))) if named else ""
     spread = [(round(float(np.median(size)), 3), round(float(np.quantile(size, 0.9)), 3)) for size in (tpot, ttft)]
     factors = round(decode, 3), float(round(shift_us, -1)), round(1 + _STEP * found[1], 2)
