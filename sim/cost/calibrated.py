@@ -289,8 +289,12 @@ class Calibrated(Cost):
 
     def without_host(self) -> Calibrated:
         host = HostTerm(0, 0, 0, "serial", self.host.assumed)
+        return self.of(replace(self.profile, costs=replace(self._ahead, host=host), ahead=None), host)
+
+    def of(self, profile: Profile, host: HostTerm | None = None) -> Calibrated:
+        """This cost with another profile of the same deployment, and with `host`, that profile's unless given."""
         return Calibrated(
-            replace(self.profile, costs=replace(self._ahead, host=host), ahead=None),
+            profile,
             extrapolate=self.extrapolate,
             host=host,
             block_size=self.block_size,
@@ -363,6 +367,7 @@ class Calibrated(Cost):
         p = self.profile
         host = "; host assumed" if self.host.assumed else "; host stated" if self.host != p.costs.host else ""
         host += "; extrapolates" if self.extrapolate else ""
+        host += f"; {p.made['anchor']}" if "anchor" in p.made else ""
         if p.setup is not None:
             found = p.held_out or {}
             near = f"; follows them to ±{100 * found['p50']:.1f} % (median of {found['n']:,} steps)" if found else ""

@@ -1,4 +1,5 @@
-"""What kernel tables do not hold, by engine and mode, fitted to measured runs: the host, the way there, slower kernels.
+"""What kernel tables do not hold, by engine and mode, fitted to measured runs: the host and the way there; and, by GPU,
+types and model, how long kernels take inside the engine (`in_engine`).
 
 Each preset says what it rests on. Engines and modes that are not here keep the host of the profile, which is assumed.
 """
@@ -6,28 +7,35 @@ Each preset says what it rests on. Engines and modes that are not here keep the 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from batchsim.cost.base import Cost
 from batchsim.cost.calibrated import Calibrated
-from batchsim.cost.profile import HostTerm
+from batchsim.cost.in_engine import UNMEASURED, in_engine, measured_of
+from batchsim.cost.profile import HostTerm, Profile
 from batchsim.cost.scaled import Scaled
+
+Form = Literal["stretch", "shift"]
+"""How the steps of an engine differ from its tables: by a factor, or, where the tables time each kernel with its launch
+and the engine replays a graph of them, by a constant."""
 
 
 @dataclass(frozen=True)
 class Preset:
     """One engine in one mode: `ahead` of results or not.
 
-    `in_situ`: the time of kernels inside the engine over that of the tables. `host`: ns of a step; None: nobody knows
-    it better than the profile. `request_ns` and `per_prompt_token_ns`: from a client's sending to the engine, beyond
-    what is simulated. `evidence`: the measured points that these are fitted to, and how far off they then are.
+    `host`: ns of a step; None: nothing better than the profile's is known. `request_ns`, `per_prompt_token_ns` and
+    `per_stream_ns`: the way between client and engine, beyond what is simulated, as in `Frontend`. `form`: how its
+    steps differ from the tables. `evidence`: the measured points that these are fitted to.
     """
 
     engine: str
     ahead: bool
-    in_situ: float
     host: HostTerm | None
     request_ns: int
     per_prompt_token_ns: int
+    per_stream_ns: int
+    form: Form
     evidence: str
 
     @property
@@ -35,8 +43,12 @@ class Preset:
         return f"{self.engine} {'asynchronous' if self.ahead else 'synchronous'}"
 
     def __str__(self) -> str:
-        slower = f"; kernels × {self.in_situ:g}" if self.in_situ != 1 else ""
-        return f"host: preset {self.name} ({self.evidence}){slower}"
+        return f"host: preset {self.name} ({self.evidence})"
+
+    def kernels_text(self, profile: Profile) -> str:
+        """What is known of kernels inside the engine, of what `profile` is of."""
+        measured = measured_of(profile) if self.ahead else None
+        return UNMEASURED if measured is None else str(measured)
 
 
 _HIDDEN = HostTerm(600_000.0, 2_000.0, 0.0, "serial", assumed=False)
@@ -46,38 +58,42 @@ PRESETS = (
     Preset(
         "vllm",
         True,
-        1.1,
         _HIDDEN,
-        13_000_000,
-        6_000,
-        f"342 points of vLLM 0.15 to 0.19, TTFT ±15 % and TPOT ±8 % in the median, in {_SILICON}",
+        7_500_000,
+        4_500,
+        600_000,
+        "stretch",
+        f"342 points of vLLM 0.15 to 0.19 in {_SILICON}",
     ),
     Preset(
         "vllm",
         False,
-        1.0,
         HostTerm(1_000_000.0, 17_000.0, 6_500.0, "serial", assumed=False),
         14_000_000,
         0,
+        0,
+        "stretch",
         "vLLM 0.11, Llama-3.1-8B on one H100: kubernetes-sigs/inference-perf, kubecon-na-2025",
     ),
     Preset(
         "sglang",
         True,
-        1.0,
         None,
-        200_000_000,
+        100_000_000,
         0,
-        f"DeepSeek-R1 and Qwen3.5 under SGLang 0.5.9 and 0.5.10 in {_SILICON}",
+        0,
+        "stretch",
+        f"54 points of DeepSeek-R1 under SGLang 0.5.9 and 0.5.10 in {_SILICON}",
     ),
     Preset(
         "tensorrt_llm",
         True,
-        1.0,
         _HIDDEN,
         20_000_000,
         0,
-        f"154 points of TensorRT-LLM 1.1 and 1.2, TTFT ±24 % and TPOT ±23 % in the median, in {_SILICON}",
+        0,
+        "shift",
+        f"149 points of TensorRT-LLM 1.1 and 1.2 in {_SILICON}",
     ),
 )
 """In a mode that hides the host behind the GPU its time counts only where steps are shorter than it: 0.6 ms and 2 us a
@@ -89,9 +105,9 @@ def preset_of(engine: str, ahead: bool) -> Preset | None:
     return next((preset for preset in PRESETS if (preset.engine, preset.ahead) == (engine, ahead)), None)
 
 
-def ways_there() -> dict[str, tuple[int, int]]:
-    """`request_ns` and `per_prompt_token_ns` of each engine in the mode of its defaults."""
-    return {p.engine: (p.request_ns, p.per_prompt_token_ns) for p in PRESETS if p.ahead}
+def ways_there() -> dict[str, tuple[int, int, int]]:
+    """`request_ns`, `per_prompt_token_ns` and `per_stream_ns` of each engine in the mode of its defaults."""
+    return {p.engine: (p.request_ns, p.per_prompt_token_ns, p.per_stream_ns) for p in PRESETS if p.ahead}
 
 
 def under_preset(cost: Cost, preset: Preset | None) -> Cost:
@@ -104,11 +120,10 @@ def under_preset(cost: Cost, preset: Preset | None) -> Cost:
     if preset is None or not isinstance(cost, Calibrated) or cost.profile.origin != "imported" or not cost.host.assumed:
         return cost
     profile = cost.profile
-    host = profile.costs.host if preset.host is None else preset.host
-    costs = replace(profile.costs, in_situ=profile.costs.in_situ * preset.in_situ, host=host)
-    return Calibrated(
-        replace(profile, costs=costs, notes=(*profile.notes, str(preset))),
-        extrapolate=cost.extrapolate,
-        block_size=cost.block_size,
-        max_model_len=cost.max_model_len,
-    )
+    costs, made = profile.costs if preset.host is None else replace(profile.costs, host=preset.host), profile.made
+    measured = measured_of(profile) if preset.ahead else None
+    if measured is not None:
+        costs = in_engine(costs, decode=measured.decode, shift_ns=1_000 * measured.shift_us, prompts=measured.prompts)
+        made = made | {"in_engine": {"points": measured.points, "tpot_p90": measured.tpot[1]}}
+    notes = (*profile.notes, str(preset), preset.kernels_text(profile))
+    return cost.of(replace(profile, costs=costs, made=made, notes=notes))

@@ -192,6 +192,7 @@ class Resolved:
             max_model_len=self.max_model_len,
             max_waiting=self.max_waiting,
             per_chunk_ns=workload.frontend.per_chunk,
+            per_stream_ns=workload.frontend.per_stream,
             stop_ns=None if drain_ns is None else workload.window_ns[1] + drain_ns,
             loop=policy.config.traits.loop.over(stages),
         )

@@ -33,7 +33,8 @@ MAX_FRUITLESS_PREEMPTIONS = 10_000
 class EngineCore:
     """The engine without a clock. See the module's text for the order of one instant.
 
-    `per_chunk_ns` is the front end's time to deliver each piece of a response. `max_waiting` bounds the queue: arrivals
+    `per_chunk_ns` is the front end's time to deliver each piece of a response, `per_stream_ns` what it takes longer for
+    the first one, for each answer that is being streamed. `max_waiting` bounds the queue: arrivals
     beyond it are rejected, those of one instant counting against each other. At the first step boundary at or after
     `stop_ns` all that is open ends unfinished. `tells_tokens`: `complete` also returns who got tokens, which costs a
     step O(batch). `loop`: how host and GPU wait for each other.
@@ -48,6 +49,7 @@ class EngineCore:
         max_model_len: int,
         max_waiting: int | None = None,
         per_chunk_ns: int = 0,
+        per_stream_ns: int = 0,
         stop_ns: int | None = None,
         tells_tokens: bool = False,
         loop: EngineLoop = SYNC,
@@ -67,7 +69,7 @@ class EngineCore:
         self.events: list[EngineEvent] = []  # what happened and was not returned yet
         self._inbox: list[tuple[int, int, Arrival]] = []
         self._timers: list[tuple[int, int, Sequence, str]] = []
-        self.journal = Journal(recorder, per_chunk_ns, ahead=self._ahead, told=loop.kind == "events")
+        self.journal = Journal(recorder, per_chunk_ns, per_stream_ns, ahead=self._ahead, told=loop.kind == "events")
         self.in_flight = StepsInFlight(loop)
         self._sending: set[Sequence] = set()  # handed over, their KV kept until it is sent
         self._fruitless = 0  # preemptions since the last token

@@ -45,6 +45,7 @@ class _Life:
         "preemptions",
         "recomputed",
         "scheduled_ns",
+        "streams",
         "swaps",
     )
 
@@ -52,6 +53,7 @@ class _Life:
         self.arrival = arrival
         self.scheduled_ns = self.first_token_ns = self.last_token_ns = MISSING
         self.output_tokens = self.preemptions = self.swaps = self.recomputed = self.cached = self.cached_all = 0
+        self.streams = 0  # answers that were being streamed with its first token, its own included
         self.computed_once = 0  # high-water mark of computed tokens: below it, computing again is recompute
         if (resume := arrival.resume) is not None:
             self.scheduled_ns, self.first_token_ns = resume.scheduled_ns, resume.first_token_ns
@@ -70,9 +72,19 @@ class Journal:
     `told`: a prompt that has no chunk in a step sits out only where the policy says so: else a chunk is in flight.
     """
 
-    def __init__(self, recorder: Recorder, per_chunk_ns: int, *, ahead: bool = False, told: bool = False) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        per_chunk_ns: int,
+        per_stream_ns: int = 0,
+        *,
+        ahead: bool = False,
+        told: bool = False,
+    ) -> None:
         self.recorder = recorder
         self.per_chunk_ns = per_chunk_ns
+        self.per_stream_ns = per_stream_ns
+        self.num_streams = 0  # open requests that have a token
         self._ahead = ahead
         self._told = told
         self.lives: dict[Sequence, _Life] = {}
@@ -80,7 +92,8 @@ class Journal:
         self.prefilling: dict[Sequence, None] = {}  # had a chunk in the last step, and are not done
 
     def begin(self, seq: Sequence, arrival: Arrival) -> None:
-        self.lives[seq] = _Life(arrival)
+        life = self.lives[seq] = _Life(arrival)
+        self.num_streams += life.first_token_ns != MISSING
 
     @property
     def waiting_prompt_tokens(self) -> int:
@@ -181,14 +194,19 @@ class Journal:
 
     def tokens(self, batch: Batch, finished: list[Sequence], now_ns: int) -> None:
         """Notes what the step's tokens, out at `now_ns`, change: first and last ones, prefills that go on to decode."""
+        begun: list[_Life] = []
         for seq in batch.sampled:
             life = self.lives[seq]
             if life.first_token_ns == MISSING:
                 life.first_token_ns = now_ns
+                begun.append(life)
                 if self.first_tokens is not None:
                     self.first_tokens.append(seq.request.id)
             if seq.state in (PREFILL, RECOMPUTE):
                 seq.state = DECODE
+        self.num_streams += len(begun)
+        for life in begun:
+            life.streams = self.num_streams
         for seq in finished:
             life = self.lives[seq]
             life.last_token_ns = now_ns
@@ -222,6 +240,7 @@ class Journal:
         A finished request is delivered now, or where the policy `streams` was with its last token.
         """
         life = self.lives.pop(seq)
+        self.num_streams -= life.first_token_ns != MISSING
         self.prefilling.pop(seq, None)
         finished = outcome == FINISHED
         output_tokens = life.output_tokens or seq.num_output_tokens - undelivered
@@ -231,7 +250,8 @@ class Journal:
         first_delivery = delivered = MISSING
         if finished:
             delivered = (life.last_token_ns if streams else now_ns) + self.per_chunk_ns
-            first_delivery = life.first_token_ns + self.per_chunk_ns if streams else delivered
+            first_delivery = life.first_token_ns + self.per_chunk_ns + self.per_stream_ns * life.streams
+            first_delivery = min(first_delivery, delivered) if streams else delivered
         self.recorder.request(
             request.id,
             self.recorder.text(request.request_class),

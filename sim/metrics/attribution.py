@@ -144,11 +144,12 @@ def attribute(records: Records, per_chunk_ns: int = 0) -> pd.DataFrame:
     first[1:] = (code[1:] != code[:-1]) | (request[1:] != request[:-1]) | (blocker[1:] != blocker[:-1])
     if len(ns):
         ns = np.add.reduceat(ns, np.flatnonzero(first))
-    blocker = blocker[first]
+    some = ns != 0  # a first piece that came late may weigh nothing in the whole
+    code, request, blocker, ns = code[first][some], request[first][some], blocker[first][some], ns[some]
     return pd.DataFrame(
         {
-            "request_id": records.requests["request_id"][request[first]],
-            "part": pd.Categorical.from_codes(code[first], names),
+            "request_id": records.requests["request_id"][request],
+            "part": pd.Categorical.from_codes(code, names),
             "ns": ns,
             "blocker": pd.arrays.IntegerArray(blocker, blocker == MISSING),
         }
@@ -191,6 +192,11 @@ def _ends(records: Records, per_chunk_ns: int) -> Iterator[PartTimes]:
     lost_ns = requests["ended_ns"][lost] - requests["last_token_ns"][lost]
     yield _times("response_held", lost, lost_ns, np.ones(len(lost), bool))
     yield _times("frontend", finished, np.full(len(finished), per_chunk_ns))
+    # What the first piece took longer than the others counts for TTFT; later pieces have caught up with it by the end.
+    late_ns = np.where(done["first_delivery_ns"] < done["delivered_ns"], done["first_delivery_ns"], 0)
+    late_ns = _span(done["first_token_ns"] + per_chunk_ns, late_ns)
+    yield _times("frontend", finished, late_ns)
+    yield _times("frontend", finished, -late_ns, np.ones(len(finished), bool))
 
 
 def _span(start_ns: Int, end_ns: Int) -> Int:

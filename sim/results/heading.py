@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from batchsim.cost.presets import Preset, ways_there
+from batchsim.cost import Scaled
+from batchsim.cost.presets import ways_there
 from batchsim.scenario import Scenario
 from batchsim.scenario.deployment_config import ENGINES, DeploymentConfig
 from batchsim.scenario.point import Setup
@@ -62,12 +63,21 @@ def _deployed(setup: Setup) -> Iterator[Scenario]:
 
 
 def _presets(setup: Setup) -> Iterator[str]:
-    """The presets of the deployment's engine in the modes that policies have, with their evidence."""
-    found: list[Preset | None] = []
-    for scenario in _deployed(setup):
-        if isinstance(cost := scenario.cost, DeploymentConfig):
-            found += [cost.preset(spec.config) for spec in scenario.specs]
-    yield from dict.fromkeys(str(preset) for preset in found if preset is not None)
+    """The presets of the deployment's engine in the modes that policies have, with what they rest on, and whether the
+    kernels were measured in the engine; with a key that varies, those of its first value."""
+    found: dict[str, None] = {}
+    kernels: dict[str, None] = {}
+    for each in [group.setup for group in setup.groups] or [setup]:
+        profile = (each.cost.cost if isinstance(each.cost, Scaled) else each.cost).profile
+        for number, scenario in enumerate(each.scenario.variants or (each.scenario,)):
+            if not isinstance(cost := scenario.cost, DeploymentConfig):
+                continue
+            presets = [preset for spec in scenario.specs if (preset := cost.preset(spec.config)) is not None]
+            found |= dict.fromkeys(map(str, presets))
+            if profile is not None and not number:
+                kernels |= dict.fromkeys(preset.kernels_text(profile) for preset in presets)
+    yield from found
+    yield from kernels
 
 
 def _hidden_host(setup: Setup) -> str:
@@ -122,7 +132,7 @@ def _name(config: object) -> str:
 def measured_at(setup: Setup) -> str:
     """Where latencies are taken: at the engine, or at the client where the scenario models the way there."""
     frontend = setup.scenario.file.workload.frontend
-    for engine, (request_ns, per_token_ns) in ways_there().items():
-        if frontend == Frontend(request_ns, per_token_ns):
+    for engine, (request_ns, per_token_ns, per_stream_ns) in ways_there().items():
+        if frontend == Frontend(request_ns, per_token_ns, per_stream=per_stream_ns):
             return f"client, front end by the preset of {engine}"
     return "engine" if frontend == Frontend() else "client, front end modelled"

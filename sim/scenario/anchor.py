@@ -1,15 +1,18 @@
-"""One factor on step times from one measured point: the mean time per output token of so many requests at a time."""
+"""Step times by one measured point: the mean time per output token of so many requests at a time."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.units import format_duration
-from batchsim.cost import Scaled
+from batchsim.cost import Calibrated, Cost, Scaled
+from batchsim.cost.in_engine import in_engine, measured_of
 from batchsim.drive.simulate import simulate
 from batchsim.kernel.record import FINISHED
+from batchsim.scenario.deployment_config import Anchor, DeploymentConfig
 from batchsim.workload.workload_config import ClosedLoop, TraceLengths, WorkloadConfig
 
 if TYPE_CHECKING:
@@ -24,38 +27,93 @@ _CLOSE = 1e-3  # of the measured time: far below the spread of repeats
 _TRIES = 12
 
 
-def anchored_factor(setup: Setup, spec: PolicySpec, concurrency: int, tpot_ns: float) -> float:
-    """The factor on the step times of `setup` with which `concurrency` users who ask again when answered have a mean
-    TPOT of `tpot_ns` under `spec`; lengths are the scenario's. By the secant, from 1.
+@dataclass(frozen=True)
+class Form:
+    """A way in which steps may differ from what they are said to take: `at(x)` is the cost, at 1 the one that there is.
+    `text`: what x stands for; `slope`: of the simulated time over x, as far as it is known beforehand."""
 
-    ScenarioError if it is not between LEAST and MOST, or no answer has two tokens.
+    at: Callable[[float], Cost]
+    text: Callable[[float], str]
+    slope: float | None = None
+
+
+def anchored(setup: Setup, spec: PolicySpec, anchor: Anchor) -> Cost:
+    """The cost of `setup` with which the users of `anchor`, who ask again when answered, have its mean TPOT under
+    `spec`; lengths are the scenario's.
+
+    An engine whose tables are known to be off by a constant is shifted in its steps of decodes; one whose prompts were
+    measured is stretched in them; of any other every step is stretched. ScenarioError if it is not within reach, or no
+    answer has two tokens.
+    """
+    form = form_of(setup, spec, anchor)
+    x = solved(setup, spec, anchor.concurrency, anchor.tpot, form.at, slope=form.slope)
+    cost = form.at(x)
+    if not isinstance(cost, Calibrated):
+        return Scaled(setup.cost, x, str(anchor))
+    text = f"anchored to {anchor}: {form.text(x)}"
+    profile = cost.profile
+    return cost.of(replace(profile, made=profile.made | {"anchor": text}, notes=(*profile.notes, text)))
+
+
+def form_of(setup: Setup, spec: PolicySpec, anchor: Anchor) -> Form:
+    """How the steps of the deployment differ from its tables, by what is known of its engine."""
+    cost, stated = setup.cost, setup.scenario.cost
+    preset = stated.preset(spec.config) if isinstance(stated, DeploymentConfig) else None
+    if preset is not None and isinstance(cost, Calibrated):
+        if preset.form == "shift":
+            return Form(
+                lambda x: _adjusted(cost, shift_ns=(x - 1) * anchor.tpot),
+                lambda x: f"steps of decodes {(x - 1) * anchor.tpot / 1e6:+.3g} ms".replace("-", "−"),
+                slope=1.0,
+            )
+        if preset.ahead and measured_of(cost.profile) is not None:
+            return Form(lambda x: _adjusted(cost, decode=x), lambda x: f"steps of decodes × {x:.4g}")
+    return Form(lambda x: Scaled(cost, x), lambda x: f"every step's time × {x:.4g}")
+
+
+def _adjusted(cost: Calibrated, **how: float) -> Calibrated:
+    return cost.of(replace(cost.profile, costs=in_engine(cost.profile.costs, **how)), cost.host)
+
+
+def solved(
+    setup: Setup,
+    spec: PolicySpec,
+    concurrency: int,
+    tpot_ns: float,
+    at: Callable[[float], Cost],
+    *,
+    slope: float | None = None,
+) -> float:
+    """The x with which `concurrency` users have a mean TPOT of `tpot_ns` under the cost `at(x)`, by the secant from 1;
+    `slope`: of the simulated time over the measured one by x, at first; None: as if it were 0 at 0.
+
+    ScenarioError if x is not between LEAST and MOST, or no answer has two tokens.
     """
     looped = _looped(setup, concurrency)
     where = f"anchor: tpot {format_duration(round(tpot_ns))} at concurrency {concurrency}"
 
-    def ratio(factor: float) -> float:
+    def ratio(x: float) -> float:
         """Simulated over measured."""
-        found = _tpot_ns(replace(looped, cost=Scaled(setup.cost, factor)), spec)
+        found = _tpot_ns(replace(looped, cost=at(x)), spec)
         if found is None:
             raise ScenarioError(f"{where}: no request finished with two tokens or more. Give longer outputs.")
         return found / tpot_ns
 
-    (x, y), factor = (0.0, 0.0), 1.0  # TPOT grows from about 0 with the factor
-    first = ratio(factor)
-    found = first
+    x, first = 1.0, ratio(1.0)
+    found, before = first, (0.0, 0.0) if slope is None else (0.0, first - slope)
     for _ in range(_TRIES):
         if abs(found - 1) < _CLOSE:
-            return factor
-        slope = (found - y) / (factor - x) if factor != x and found != y else found / factor
-        aimed = factor + (1 - found) / slope
-        if (aimed > MOST and factor == MOST) or (aimed < LEAST and factor == LEAST):
+            return x
+        steep = (found - before[1]) / (x - before[0]) if x != before[0] and found != before[1] else found / x
+        aimed = x + (1 - found) / steep
+        if (aimed > MOST and x == MOST) or (aimed < LEAST and x == LEAST):
             raise ScenarioError(
                 f"{where} is {1 / first:.3g} times what is simulated, and step times are stretched by {LEAST:g} to"
                 f" {MOST:g} at most. Correct the point or the deployment."
             )
-        (x, y), factor = (factor, found), min(max(aimed, LEAST), MOST)
-        found = ratio(factor)
-    raise ScenarioError(f"{where}: no factor on step times meets it; near {factor:.3g} TPOT jumps. Anchor elsewhere.")
+        before, x = (x, found), min(max(aimed, LEAST), MOST)
+        found = ratio(x)
+    raise ScenarioError(f"{where}: no factor on step times meets it; near {x:.3g} TPOT jumps. Anchor elsewhere.")
 
 
 def _looped(setup: Setup, concurrency: int) -> Setup:

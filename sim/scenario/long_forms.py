@@ -84,8 +84,8 @@ def _take_frontend(document: Document) -> None:
         raise ScenarioError(
             f"{where}: workload.frontend is {shown(name)}. {nearest(name, ways)} Or write it out: {{request: 13ms}}."
         )
-    request_ns, per_token_ns = ways[name]
-    workload["frontend"] = {"request": f"{request_ns}ns", "per_prompt_token": f"{per_token_ns}ns"}
+    keys = ("request", "per_prompt_token", "per_stream")
+    workload["frontend"] = {key: f"{ns}ns" for key, ns in zip(keys, ways[name], strict=True) if ns}
 
 
 def read_logs(document: Document, folder: Path) -> None:

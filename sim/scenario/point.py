@@ -23,7 +23,7 @@ from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.kernel.record import Records
 from batchsim.kv.choice import new_kv
 from batchsim.scenario import Point, PolicySpec, Scenario
-from batchsim.scenario.anchor import anchored_factor
+from batchsim.scenario.anchor import anchored
 from batchsim.scenario.config import Keep
 from batchsim.scenario.deployment_config import DeploymentConfig
 from batchsim.scenario.device import check_same_defaults
@@ -278,7 +278,7 @@ def _simulate_fleet(setup: Setup, point: Point, workload: BuiltWorkload, pulse: 
 
 
 def _anchored(setup: Setup) -> Setup:
-    """`setup` with the factor on step times by which its deployment meets its measured point, if it states one."""
+    """`setup` with the step times by which its deployment meets its measured point, if it states one."""
     stated = setup.scenario.cost
     if not isinstance(stated, DeploymentConfig) or stated.anchor is None:
         return setup
@@ -287,8 +287,7 @@ def _anchored(setup: Setup) -> Setup:
         raise ScenarioError(
             f"anchor: {stated.anchor} was measured under {stated.engine}, which no policy is. Add {stated.engine}."
         )
-    factor = anchored_factor(setup, specs[0], stated.anchor.concurrency, stated.anchor.tpot)
-    return replace(setup, cost=Scaled(setup.cost, factor, str(stated.anchor)))
+    return replace(setup, cost=anchored(setup, specs[0], stated.anchor))
 
 
 def _groups(setup: Setup, replicas: ReplicasConfig) -> tuple[Group, ...]:

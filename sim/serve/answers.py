@@ -58,6 +58,7 @@ class Answer:
         "held",
         "ids",
         "last_token_ns",
+        "not_before_ns",
         "num_made",
         "num_tokens",
         "outcome",
@@ -76,6 +77,7 @@ class Answer:
         self.outcome: int | None = None
         self.reason = ""
         self.last_token_ns = -1
+        self.not_before_ns = 0  # when its first piece is at the client, which no later one overtakes
         self.ids: list[int] = []
         self.by_eos = False
         self.has_row = False  # its end is in the records, and may be on its way to who asked

@@ -222,17 +222,29 @@ class Paced(Answers):
         """Counts what an engine did at `now_ns`, and passes it on to who asked."""
         per_chunk_ns, streams = self._frontend.per_chunk, engine.core.scheduler.streams
         tokens = [event for event in events if type(event) is Tokens]
-        if streams and not per_chunk_ns and len(tokens) == len(events):
+        if streams and self._frontend.is_immediate and len(tokens) == len(events):
             self.pass_on(engine.slot.number, tokens, now_ns)
             return
         heard = self.hear(engine.core, events)
         news = self.count(engine.slot.number, *heard, now_ns, streams)
-        if not per_chunk_ns:
+        late_ns = self._frontend.per_stream * engine.core.journal.num_streams if streams else 0
+        by_time: dict[int, list[News]] = {}
+        for its in news:
+            answer = its.answer
+            assert answer is not None, "noted before"
+            if its.outcome is None and not answer.not_before_ns:  # its first piece, as a rule
+                answer.not_before_ns = now_ns + per_chunk_ns + late_ns
+            by_time.setdefault(max(now_ns + per_chunk_ns, answer.not_before_ns), []).append(its)
+        for due_ns, some in by_time.items():
+            self._deliver_at(due_ns, some, now_ns)
+
+    def _deliver_at(self, due_ns: int, news: list[News], now_ns: int) -> None:
+        if due_ns == now_ns:
             self.deliver(news)
-        elif news:
-            later = self._env.timeout(per_chunk_ns)
-            assert later.callbacks is not None
-            later.callbacks.append(lambda _: self.deliver(news))
+            return
+        later = self._env.timeout(due_ns - now_ns)
+        assert later.callbacks is not None
+        later.callbacks.append(lambda _: self.deliver(news))
 
     def _forget(self, answer: Answer) -> None:
         super()._forget(answer)

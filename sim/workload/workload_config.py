@@ -197,12 +197,20 @@ class TrafficClass(Config):
 class Frontend(Config):
     """Time outside the engine: a request reaches it `request` + `per_prompt_token` * prompt after it was sent.
 
-    Every piece of the response takes `per_chunk` back to the client. A pure delay: requests do not wait for another.
+    Every piece of the response takes `per_chunk` back to the client. The first one takes `per_stream` besides for each
+    answer that is being streamed by then, its own included, and comes no later than the last: a server that writes all
+    streams from one loop is at a new one the later the more there are. Pure delays: requests do not wait for another.
     """
 
     request: Duration = 0
     per_prompt_token: PartDuration = 0
     per_chunk: Duration = 0
+    per_stream: PartDuration = 0
+
+    @property
+    def is_immediate(self) -> bool:
+        """Whether pieces of answers are at their clients as soon as they are made."""
+        return not (self.per_chunk or self.per_stream)
 
 
 @dataclass(frozen=True)

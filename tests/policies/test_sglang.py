@@ -85,6 +85,30 @@ def test_rule_1_riding_decodes_are_charged_to_the_kv_tokens(output: int, step: i
     assert (1, 19) in done.items[step]
 
 
+def test_rule_1_arrivals_are_taken_in_at_every_so_many_calls_after_decodes() -> None:
+    """Request 1 comes at 15, in the first decode of 0: of the calls at 26, 38 and 50 the third takes it in."""
+    done = timeline("0:4->9 15:4->1", scheduler_recv_interval=3)
+    assert [step for step in steps(done) if (1, 4) in step[1]] == [(50, [(1, 4)])]
+    assert blocked(done.records) == []
+
+
+def test_rule_1_after_a_prompt_and_at_rest_arrivals_are_taken_in_at_once() -> None:
+    """Request 1 comes in the prompt's step of 0, request 2 in its last but one decode, request 3 to an engine at rest.
+
+    2 is taken in at the call of 64, when no one runs any more, before the interval of 30 is over.
+    """
+    done = timeline("0:4->4 5:4->1 45:4->1 200:4->1", scheduler_recv_interval=30)
+    prompts = [(start, items) for start, items in steps(done) if items[0][1] == 4]
+    assert prompts == [(0, [(0, 4)]), (14, [(1, 4)]), (64, [(2, 4)]), (200, [(3, 4)])]
+
+
+def test_rule_1_an_arrival_that_is_not_taken_in_can_be_cancelled() -> None:
+    """Request 1 comes at 15, gives up at 30 and is never seen by the queue."""
+    done = timeline("0:4->9 15:4->1c30", scheduler_recv_interval=30)
+    assert [outcome for outcome, _ in outcomes(done.records)] == ["finished", "cancelled"]
+    assert all((1, 4) not in items for _, items in steps(done))
+
+
 # ---- rule 2: schedule policies
 
 

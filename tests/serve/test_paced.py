@@ -188,6 +188,24 @@ def test_one_sent_at_an_instant_already_handled_comes_after_it() -> None:
     assert core.recorder.records().requests["scheduled_ns"].tolist() == [1, 20_000_001]
 
 
+def test_a_first_piece_is_late_by_the_streams_and_none_overtakes_it() -> None:
+    """Two answers stream: their first token, made at 10 ms, comes 2 x 12 ms later, the second, of 20 ms, with it."""
+    setup = setup_of(POLICIES["continuous"], workload="frontend: {per_stream: 12ms}")
+    paced = paced_of(setup)
+    told: list[tuple[int, int]] = []
+    for _ in range(2):
+        paced.send(Asked(100, 9, 9), 0, lambda answer: told.append((answer.number, answer.num_tokens)))
+    times: dict[int, int] = {}
+    for ms in range(100):
+        paced.run_to(ms * 1_000_000)
+        for number, tokens in told:
+            times.setdefault((number, tokens), ms)
+        told.clear()
+    made = [int(row["first_token_ns"]) // 1_000_000 for row in paced.records().requests]
+    assert [times[number, 1] for number in (0, 1)] == [ms + 24 + 1 for ms in made]
+    assert times[0, 2] == times[0, 1] and times[0, 9] < 100
+
+
 def test_an_answer_on_its_way_at_the_end_is_recorded_once() -> None:
     """One whose last token the frontend still holds when the server ends has the one row of its end, FINISHED."""
     setup = setup_of(POLICIES["continuous"], workload="frontend: {per_chunk: 5ms}")

@@ -13,6 +13,8 @@ import argparse
 import csv
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from importlib.metadata import version
 from io import StringIO
 from math import log
@@ -23,7 +25,8 @@ import numpy as np
 from batchsim.base.errors import BatchsimError
 from batchsim.kernel.record import FINISHED
 from batchsim.scenario import Point as Simulated
-from batchsim.scenario.anchor import anchored_factor
+from batchsim.scenario.anchor import form_of, solved
+from batchsim.scenario.deployment_config import Anchor
 from batchsim.scenario.load import parse_scenario
 from batchsim.scenario.point import Setup, simulate_point
 from tests.silicon.own import own_estimate
@@ -80,34 +83,42 @@ def _deployments(rows: Sequence[Row]) -> list[list[Row]]:
 def _points(rows: Sequence[Row], kept: dict[str, tuple[float, float]]) -> Iterator[Point]:
     """The points of one deployment."""
     anchor = min(rows, key=lambda row: (abs(log(row.concurrency / _ANCHOR)), row.isl, row.osl, row.id))
-    factor: float | None = None
-    try:
-        setup = _setup(anchor)
-        factor = anchored_factor(setup, setup.scenario.specs[0], anchor.concurrency, anchor.tpot_ms * 1e6)
-    except BatchsimError:
-        pass  # out of reach, which its simulated points show, or not to be simulated, which they say
+    point, x = Anchor(anchor.concurrency, round(anchor.tpot_ms * 1e6)), None
+    with suppress(BatchsimError):  # out of reach, which its simulated points show, or not to be simulated, as they say
+        x = _anchored(_setup(anchor), point)
     for row in rows:
         own = kept[row.id] if row.id in kept else own_estimate(row)
         try:
-            simulated = _simulated(_setup(row))
+            found = simulated(_setup(row))
         except BatchsimError as error:
             yield Point(row, None, None, own, _short(str(error)))
             continue
-        anchored = None if factor is None or row is anchor else _simulated(_setup(row, factor))
-        yield Point(row, simulated, anchored, own)
+        by_anchor = None
+        if x is not None and row is not anchor:
+            setup = _setup(row)
+            cost = form_of(setup, setup.scenario.specs[0], point).at(x)
+            by_anchor = simulated(replace(setup, cost=cost))
+        yield Point(row, found, by_anchor, own)
 
 
-def _setup(row: Row, factor: float = 1.0) -> Setup:
+def _anchored(setup: Setup, point: Anchor) -> float:
+    """What the steps of `setup` are changed by to meet a measured point, as `deployment.anchor` has it."""
+    spec = setup.scenario.specs[0]
+    form = form_of(setup, spec, point)
+    return solved(setup, spec, point.concurrency, point.tpot, form.at, slope=form.slope)
+
+
+def _setup(row: Row) -> Setup:
     """The scenario of a point, its KV cache in 16 bits where there are no kernels for it in 8."""
     try:
-        return Setup.of(parse_scenario(scenario_text(row, factor=factor), row.id, Path(), ()))
+        return Setup.of(parse_scenario(scenario_text(row), row.id, Path(), ()))
     except BatchsimError:
         if not row.kv:
             raise
-        return Setup.of(parse_scenario(scenario_text(row, kv="", factor=factor), row.id, Path(), ()))
+        return Setup.of(parse_scenario(scenario_text(row, kv=""), row.id, Path(), ()))
 
 
-def _simulated(setup: Setup) -> tuple[float, float]:
+def simulated(setup: Setup) -> tuple[float, float]:
     """The means of TTFT and TPOT over all requests, in ms."""
     requests = simulate_point(setup, Simulated(setup.scenario.specs[0], 1.0, 0)).records.requests
     done = requests[(requests["outcome"] == FINISHED) & (requests["output_tokens"] > 1)]

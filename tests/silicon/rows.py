@@ -132,18 +132,18 @@ def _row(plain: dict[str, str]) -> Row:
     )
 
 
-def scenario_text(row: Row, *, kv: str | None = None, factor: float = 1.0) -> str:
+def scenario_text(row: Row, *, kv: str | None = None) -> str:
     """The scenario of a point: what its client did, and its engine under the engine's own policy.
 
     Ten requests a client, all clients at once, lengths uniform in 0.8 to 1 of the greatest (exact for `gap`), no prefix
-    caching. `kv` is another type of the KV cache, `factor` stretches all steps.
+    caching. `kv` is another type of the KV cache.
     """
     weights, moe = row.types
     types = {"weights": weights, "moe": moe, "kv": row.kv if kv is None else kv}
     stated = "".join(f", {name}: {dtype}" for name, dtype in types.items() if dtype)
     policy = {
         "vllm": f"max_num_seqs: {row.concurrency}, max_num_batched_tokens: 8192, enable_prefix_caching: false",
-        "sglang": "disable_radix_cache: true",
+        "sglang": _sglang(row),
         "tensorrt_llm": f"max_batch_size: {row.concurrency}, max_num_tokens: {max(8192, row.isl + 256)},"
         " enable_block_reuse: false",
     }[row.engine]
@@ -158,10 +158,22 @@ workload:
   frontend: {row.engine}
 policies: {{{row.engine}: {{{policy}}}}}
 max_model_len: {row.isl + row.osl + 256}
-cost_factor: {factor!r}
 slo: ttft<1s @ 99%
 seeds: 1
 """
+
+
+def _sglang(row: Row) -> str:
+    """The knobs of the recipes: on Blackwell arrivals are taken in after 10 steps of decodes, 30 from 16 clients on.
+
+    Source: github.com/SemiAnalysisAI/InferenceX, benchmarks/dsr1_fp4_b200.sh and dsr1_fp8_h200.sh @ 1fc5d73, and
+    benchmarks/single_node/dsr1_fp8_b300.sh @ 5632483.
+    """
+    tokens = 16384 if row.precision == "fp4" else 32768
+    knobs = f"disable_radix_cache: true, chunked_prefill_size: {tokens}, max_prefill_tokens: {max(tokens, 16384)}"
+    if row.gpu in ("b200_sxm", "b300_sxm"):
+        knobs += f", scheduler_recv_interval: {30 if row.concurrency >= 16 else 10}"
+    return knobs
 
 
 def _law(tokens: int, exact: bool) -> str:

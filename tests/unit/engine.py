@@ -83,6 +83,7 @@ def engine(
     *,
     max_waiting: int | None = None,
     per_chunk_ns: int = 0,
+    per_stream_ns: int = 0,
     stop_ns: int | None = None,
     tells_tokens: bool = False,
 ) -> EngineCore:
@@ -93,6 +94,7 @@ def engine(
         max_model_len=MAX_MODEL_LEN,
         max_waiting=max_waiting,
         per_chunk_ns=per_chunk_ns,
+        per_stream_ns=per_stream_ns,
         stop_ns=stop_ns,
         tells_tokens=tells_tokens,
     )

@@ -143,12 +143,14 @@ def run(
     num_swap_blocks: int = 0,
     cost: LinearCost | None = None,
     per_chunk_ns: int = 0,
+    per_stream_ns: int = 0,
 ) -> Run:
     """`arrivals` through `policy` in virtual time."""
     executor = LoggingExecutor(cost or LinearCost(), MAX_MODEL_LEN)
     recorder = Recorder()
     scheduler = policy(CountingKV(num_blocks, BLOCK_SIZE, num_swap_blocks))
-    core = EngineCore(scheduler, executor, recorder, max_model_len=MAX_MODEL_LEN, per_chunk_ns=per_chunk_ns)
+    front_end = {"per_chunk_ns": per_chunk_ns, "per_stream_ns": per_stream_ns}
+    core = EngineCore(scheduler, executor, recorder, max_model_len=MAX_MODEL_LEN, **front_end)
     live(core, Fixed(arrivals), VirtualClock())
     return Run(recorder.records(), executor.log)
 

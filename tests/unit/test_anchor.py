@@ -3,8 +3,9 @@
 import pytest
 
 from batchsim.base.errors import ScenarioError
+from batchsim.cost import Scaled
 from batchsim.scenario import load_scenario
-from batchsim.scenario.anchor import _looped, _tpot_ns, anchored_factor
+from batchsim.scenario.anchor import _looped, _tpot_ns, solved
 from batchsim.scenario.point import Setup
 
 MS = 1_000_000
@@ -33,6 +34,11 @@ def setup_of(folder, cost=LINEAR, **changes):
     return Setup.of(load_scenario(str(folder / "s.yaml")))
 
 
+def factor_of(setup, concurrency, tpot_ns):
+    """The factor on all steps of `setup` that meets the point under its first policy."""
+    return solved(setup, setup.scenario.specs[0], concurrency, tpot_ns, lambda x: Scaled(setup.cost, x))
+
+
 def test_the_factor_is_that_of_a_cost_stretched_by_it(tmp_path):
     """What a cost of 1.7 times the step times shows at 16 users is found again as 1.7."""
     setup = setup_of(tmp_path)
@@ -40,14 +46,14 @@ def test_the_factor_is_that_of_a_cost_stretched_by_it(tmp_path):
     slow = setup_of(tmp_path, "{kind: linear, base: 8500us, per_token: 17us, per_sequence: 34us}")
     measured = _tpot_ns(_looped(slow, 16), spec)
     assert measured is not None and measured > 10 * MS
-    assert anchored_factor(setup, spec, 16, measured) == pytest.approx(1.7, rel=2e-3)
-    assert anchored_factor(setup, spec, 16, measured) == anchored_factor(setup, spec, 16, measured)
+    assert factor_of(setup, 16, measured) == pytest.approx(1.7, rel=2e-3)
+    assert factor_of(setup, 16, measured) == factor_of(setup, 16, measured)
 
 
 def test_a_point_that_the_costs_meet_has_the_factor_1(tmp_path):
     """Exactly: nothing is stretched."""
     setup = setup_of(tmp_path, "{kind: constant, step: 7ms}")
-    assert anchored_factor(setup, setup.scenario.specs[0], 1, 7 * MS) == 1
+    assert factor_of(setup, 1, 7 * MS) == 1
 
 
 @pytest.mark.parametrize(("tpot_ms", "times"), [(0.07, "0.01"), (70, "10")])
@@ -55,7 +61,7 @@ def test_a_point_out_of_reach_is_one_line(tmp_path, tpot_ms, times):
     """Ten or a hundred times off: the unit or the deployment is wrong, and the line says by how much."""
     setup = setup_of(tmp_path, "{kind: constant, step: 7ms}")
     with pytest.raises(ScenarioError, match=rf"concurrency 4 is {times} times what is simulated.*0\.2 to 5") as caught:
-        anchored_factor(setup, setup.scenario.specs[0], 4, tpot_ms * MS)
+        factor_of(setup, 4, tpot_ms * MS)
     assert "\n" not in str(caught.value)
 
 
@@ -63,4 +69,4 @@ def test_answers_of_one_token_anchor_nothing(tmp_path):
     """They have no time between tokens."""
     setup = setup_of(tmp_path, **{"{kind: uniform, min: 40, max: 80}": "{kind: fixed, tokens: 1}"})
     with pytest.raises(ScenarioError, match="no request finished with two tokens"):
-        anchored_factor(setup, setup.scenario.specs[0], 4, MS)
+        factor_of(setup, 4, MS)

@@ -33,10 +33,16 @@ def _parts(records, request_id: int = 0, **more: int) -> dict[str, int]:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=40, deadline=None, derandomize=True)
-@given(arrivals=traffic(), num_blocks=st.integers(9, 40), per_chunk_ns=st.sampled_from((0, 111)))
-def test_parts_sum_to_the_life(policy, arrivals, num_blocks, per_chunk_ns):
+@given(
+    arrivals=traffic(),
+    num_blocks=st.integers(9, 40),
+    per_chunk_ns=st.sampled_from((0, 111)),
+    per_stream_ns=st.sampled_from((0, 90)),
+)
+def test_parts_sum_to_the_life(policy, arrivals, num_blocks, per_chunk_ns, per_stream_ns):
     """The parts of every request sum to delivery (or end) minus sent, to the nanosecond, and none is negative."""
-    made = run(arrivals, POLICIES[policy], num_blocks, num_swap_blocks=12, per_chunk_ns=per_chunk_ns)
+    front_end = {"per_chunk_ns": per_chunk_ns, "per_stream_ns": per_stream_ns}
+    made = run(arrivals, POLICIES[policy], num_blocks, num_swap_blocks=12, **front_end)
     rows = attribute(made.records, per_chunk_ns)
     assert (rows["ns"] > 0).all()
     total = rows.groupby("request_id")["ns"].sum()
@@ -93,6 +99,21 @@ def test_front_end_and_held_response():
         [(40, 0, PREFILL, 0, MISSING)],
     )
     assert _parts(records, per_chunk_ns=20) == {"frontend": 60, "prefill": 60, "response_held": 30}
+
+
+def test_a_late_first_piece_counts_for_ttft_and_not_twice():
+    """Of 100 ns of decoding 30 pass before the client has the first token: 70 are left for TPOT, E2E is as it was."""
+    records = records_of(
+        [{"sent_ns": 0, "first_token_ns": 60, "first_delivery_ns": 110, "ended_ns": 160, "delivered_ns": 180}],
+        [{"start_ns": 0, "duration_ns": 60, "num_chunks": 1}, {"start_ns": 60, "duration_ns": 100, "num_decode": 1}],
+        [(0, 0, PREFILL, 0, MISSING), (60, 0, DECODE, 0, MISSING)],
+    )
+    assert _parts(records, per_chunk_ns=20) == {"frontend": 20, "prefill": 60, "decode_alone": 100}
+    sides = {False: 0, True: 0}
+    for times in part_times(records, 20):
+        for ns, after in zip(times.ns, times.after_first, strict=True):
+            sides[bool(after)] += int(ns)
+    assert sides == {False: 110, True: 70}
 
 
 def test_prefill_first_steps_are_sat_out_and_gaps_are_the_hosts():

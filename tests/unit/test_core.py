@@ -94,6 +94,18 @@ def test_a_front_end_shifts_only_the_delivery(drive: Driver) -> None:
     ]
 
 
+def test_a_first_token_is_the_later_at_its_client_the_more_answers_stream(drive: Driver) -> None:
+    """Two begin at 10, a third at 30 with the last tokens of the others, a fourth, of one token, at 70 and alone.
+
+    The first piece is no later than the last, which nothing delays.
+    """
+    core = engine(vllm(CountingKV(100, 4)), per_chunk_ns=7, per_stream_ns=3)
+    play(drive, core, arrival(0, 0), arrival(1, 0), arrival(2, 15), arrival(3, 60, output=1))
+    rows = sorted(core.recorder.records().requests, key=lambda row: row["request_id"])
+    assert [int(row["first_delivery_ns"]) for row in rows] == [10 + 7 + 6, 10 + 7 + 6, 30 + 7 + 9, 70 + 7]
+    assert [int(row["delivered_ns"] - row["last_token_ns"]) for row in rows] == [7, 7, 7, 7]
+
+
 def test_clients_are_told_once_each(drive: Driver) -> None:
     """Finished, rejected and cancelled requests are all answered, when it happens."""
     core = engine(vllm(CountingKV(5, 4)))

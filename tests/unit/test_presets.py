@@ -6,6 +6,7 @@ import pytest
 
 from batchsim.base.errors import ScenarioError
 from batchsim.cost import Scaled
+from batchsim.cost.in_engine import measured_of
 from batchsim.cost.presets import PRESETS, preset_of, under_preset
 from batchsim.kernel.types import Batch
 from batchsim.results.heading import heading, measured_at
@@ -25,6 +26,7 @@ workload:
 max_model_len: 4096
 slo: ttft<1s @ 90%
 """
+BIG = TEXT.replace("Llama-3.1-8B", "Llama-3.1-70B").replace("gpu: h100", "gpu: h100, tp: 2, weights: fp8")
 
 
 def setup_of(*overrides, text=TEXT):
@@ -44,7 +46,7 @@ def test_each_engine_and_mode_has_its_own_with_evidence():
 
 
 def test_a_deployment_takes_the_preset_of_the_mode_of_each_policy():
-    """vLLM's host is hidden, and kernels are slower, ahead of results; in lockstep it costs more."""
+    """vLLM's host is hidden ahead of results; in lockstep it costs more."""
     setup = setup_of(
         "policies={vllm: {async_scheduling: true}, continuous: {max_num_seqs: 8, max_num_batched_tokens: 512}}"
     )
@@ -52,13 +54,41 @@ def test_a_deployment_takes_the_preset_of_the_mode_of_each_policy():
     for cost, preset in ((ahead, preset_of("vllm", ahead=True)), (sync, preset_of("vllm", ahead=False))):
         assert preset is not None and preset.host is not None
         assert cost.profile.costs.host == preset.host
-        assert cost.profile.costs.in_situ == preset.in_situ
         assert str(preset) in heading(setup) and any(str(preset) in line for line in cost.sources())
-        assert f"kernels × {preset.in_situ:g}" in str(preset) or preset.in_situ == 1
         assert "its host is a preset's" in cost.error.source
     assert "its host is assumed" in setup.cost.error.source
-    kernels = [cost.without_host().recompute_ns(512) for cost in (ahead, sync)]
-    assert kernels[0] == pytest.approx(1.1 * kernels[1], rel=1e-6)
+
+
+def test_kernels_that_were_not_measured_in_the_engine_are_the_tables_and_the_heading_says_so():
+    """No factor is taken from another GPU, type or model, and no error is claimed for them."""
+    setup = setup_of("policies={vllm: {async_scheduling: true}}")
+    assert "no measurement of this GPU, type and model" in heading(setup)
+    assert "%" not in heading(setup).partition("host: preset")[2].partition("measured at")[0]
+    assert under(setup).profile.costs.layers == setup.cost.profile.costs.layers
+    assert under(setup).profile.costs.decode == setup.cost.profile.costs.decode
+
+
+def test_kernels_measured_on_this_gpu_with_this_type_and_model_are_as_long_as_there():
+    """Decodes and prompts each by their own factor, with the error that is left; another type has none of it."""
+    setup = setup_of(
+        "policies={vllm: {async_scheduling: true}, again: {kind: vllm, async_scheduling: false}}", text=BIG
+    )
+    measured = measured_of(setup.cost.profile)
+    assert measured is not None and measured.decode != measured.prompts and str(measured) in heading(setup)
+    costs, tables = under(setup).profile.costs, setup.cost.profile.costs
+    assert costs.layers.at_one(512) == pytest.approx(measured.prompts * tables.layers.at_one(512))
+    assert costs.decode.at_one(8) == pytest.approx(measured.decode * tables.decode.at_one(8))
+    assert costs.decode_attention.ns[3][3] == pytest.approx(measured.decode * tables.decode_attention.ns[3][3])
+    beside = costs.beside * costs.decode_attention.ns[3][3]
+    assert beside == pytest.approx(measured.prompts * tables.beside * tables.decode_attention.ns[3][3])
+    assert (
+        under(setup).error.high == measured.tpot[1]
+        and f"{measured.points} measured points" in under(setup).error.source
+    )
+    sync = setup.cost_under(setup.scenario.specs[1].config)
+    assert sync.profile.costs.layers == tables.layers and "kernels differ so" in sync.error.source
+    other = setup_of("deployment.weights=bfloat16", "deployment.tp=4", "policies={vllm: {}}", text=BIG)
+    assert measured_of(other.cost.profile) is None and "no measurement of this GPU, type" in heading(other)
 
 
 def test_a_stated_host_and_costs_of_other_origin_have_no_preset():
@@ -72,15 +102,15 @@ def test_a_stated_host_and_costs_of_other_origin_have_no_preset():
 
 def test_the_preset_reaches_below_a_stretched_cost():
     """cost_factor stretches kernels and host of the preset alike."""
-    cost = under(setup_of("cost_factor=2"))
-    assert isinstance(cost, Scaled) and cost.cost.profile.costs.in_situ == 1.1
+    cost, preset = under(setup_of("cost_factor=2")), preset_of("vllm", ahead=True)
+    assert isinstance(cost, Scaled) and preset is not None and cost.cost.profile.costs.host == preset.host
     assert cost.step_ns(Batch(None, [], 0)) == 2 * cost.cost.step_ns(Batch(None, [], 0))
 
 
 def test_the_way_to_an_engine_goes_by_its_name():
     """`workload.frontend: vllm` is written out, and the heading says whose preset it is."""
     setup = setup_of("workload.frontend=vllm")
-    assert setup.scenario.file.workload.frontend == Frontend(13 * MS, 6_000)
+    assert setup.scenario.file.workload.frontend == Frontend(7_500_000, 4_500, per_stream=600_000)
     assert measured_at(setup) == "client, front end by the preset of vllm"
     assert measured_at(setup_of("workload.frontend={request: 1ms}")) == "client, front end modelled"
     with pytest.raises(ScenarioError, match=r"frontend is 'vlm'. Did you mean vllm"):
@@ -96,6 +126,36 @@ def test_an_anchor_stretches_steps_and_says_so():
     assert f"× {cost.factor:.4g}: anchored to tpot 12 ms at concurrency 4" in heading(anchored)
     assert any(line.startswith("anchor: every step's time ×") for line in cost.sources())
     assert cost.recompute_ns(512) == pytest.approx(cost.factor * plain.cost.recompute_ns(512), rel=1e-6)
+
+
+def test_an_anchor_of_measured_kernels_changes_decodes_alone():
+    """Prompts have a measurement of their own, which one point of TPOT says nothing of."""
+    plain = setup_of("policies={vllm: {async_scheduling: true}}", text=BIG)
+    found = setup_of(
+        "policies={vllm: {async_scheduling: true}}", "deployment.anchor={concurrency: 4, tpot: 40ms}", text=BIG
+    )
+    before, after = under(plain).profile.costs, under(found).profile.costs
+    assert after.layers == before.layers and after.chunk_grid == before.chunk_grid
+    factor = after.decode.at_one(4) / before.decode.at_one(4)
+    assert factor > 1.1 and f"steps of decodes × {factor:.4g}" in heading(found)
+    assert after.beside * after.decode_attention.ns[3][3] == pytest.approx(
+        before.beside * before.decode_attention.ns[3][3]
+    )
+
+
+def test_an_anchor_shifts_the_decodes_of_an_engine_whose_tables_are_off_by_a_constant():
+    """TensorRT-LLM's: at 4 and at 64 rows steps change by the same, and prompts take as long as before."""
+    text = BIG.replace("vllm, gpu: h100, tp: 2", "tensorrt_llm, gpu: h200, tp: 4")
+    more = ("deployment.kv=fp8", "policies={tensorrt_llm: {}}")
+    plain = setup_of(*more, text=text)
+    found = setup_of(*more, "deployment.anchor={concurrency: 4, tpot: 9ms}", text=text)
+    before, after = under(plain).profile.costs, under(found).profile.costs
+    assert after.layers == before.layers and after.decode_attention == before.decode_attention
+    shifts = [after.decode.at_one(rows) - before.decode.at_one(rows) for rows in (4, 64)]
+    assert shifts[0] == pytest.approx(shifts[1]) and abs(shifts[0]) > 0.3 * MS
+    assert f"anchored to tpot 9 ms at concurrency 4: steps of decodes {shifts[0] / MS:+.3g} ms".replace(
+        "-", "−"
+    ) in heading(found)
 
 
 def test_an_anchor_needs_a_policy_of_its_engine():

@@ -63,6 +63,7 @@ _FLAGS = (
     Flag("policy.disable_priority_preemption", "--disable-priority-preemption", read=None),
     Flag("policy.schedule_low_priority_values_first", "--schedule-low-priority-values-first", read=None),
     Flag("policy.priority_scheduling_preemption_threshold", "--priority-scheduling-preemption-threshold"),
+    Flag("policy.scheduler_recv_interval", "--scheduler-recv-interval"),
     Flag("policy.retraction_policy", "--retraction-policy", read=words("length", "priority")),
 )
 _SAME_SWITCHES = """
@@ -97,7 +98,7 @@ _UNTOLD_VALUES = """
 --moe-a2a-backend --fp8-gemm-backend --fp4-gemm-backend --bf16-gemm-backend --deepep-mode --deepep-config
 --cuda-graph-max-bs --cuda-graph-max-bs-decode --cuda-graph-max-bs-prefill --cuda-graph-bs --cuda-graph-bs-decode
 --cuda-graph-bs-prefill --cuda-graph-config --triton-attention-num-kv-splits --triton-attention-split-tile-size
---scheduler-recv-interval --stream-interval --dsa-prefill-backend --dsa-decode-backend --moe-dense-tp-size
+--stream-interval --dsa-prefill-backend --dsa-decode-backend --moe-dense-tp-size
 --flashinfer-mxfp4-moe-precision --linear-attn-backend --mamba-ssm-dtype --dp-load-balance-method
 --load-balance-method --swa-full-tokens-ratio
 """

@@ -6,10 +6,14 @@ KV tokens that are free or evictable, less what the running are expected to need
 leave. Else no prefill is tried until somebody leaves. One prompt at a time is cut to the chunk size and goes first.
 If the decodes lack pages, those with the fewest output tokens are retracted to the end of the queue; the ratio rises.
 Overlapping, it knows each row's tokens but the one in flight, which a retraction loses; who ends by it is not decoded.
-Source: python/sglang/srt/managers/{scheduler,schedule_policy,schedule_batch}.py, mem_cache/* of the 0.5.23 wheel.
-Simplifies: the page is the KV block (SGLang's default has 1 token). Where SGLang dies or hangs there is a way on: a
-prompt short of memory waits for the decodes, what can never fit is rejected, no prompt is cut behind another. A refused
-prompt takes no step. Several victims of one request queue up in batch order. A cancel takes effect at once.
+Arrivals enter the queue at every call; with `scheduler_recv_interval` N at every N-th call after decodes, and after
+every step with a prompt.
+Source: python/sglang/srt/managers/{scheduler,schedule_policy,schedule_batch}.py, mem_cache/* of the 0.5.23 wheel;
+scheduler_recv_skipper.py @ 0cc650f.
+Simplifies: an engine at rest polls without end, so that it takes in arrivals at once. The page is the KV block
+(SGLang's default has 1 token). Where SGLang dies or hangs there is a way on: a prompt short of memory waits for the
+decodes, what can never fit is rejected, no prompt is cut behind another. A refused prompt takes no step. Several
+victims of one request queue up in batch order. A cancel takes effect at once.
 Unlike elsewhere here the HIGHER priority number comes first, unless `schedule_low_priority_values_first`.
 """
 
@@ -26,6 +30,7 @@ from batchsim.policies.systems.sglang.sglang_config import SglangConfig
 from batchsim.policies.systems.sglang.token_budget import IGNORE_EOS_RESERVE_TOKENS, NewTokenRatio
 from batchsim.policies.systems.sglang.waiting_queue import ByPrefix, ByPriority, Fcfs, Waiting
 
+_PROMPTS = 1000  # polls that a step with prompts counts as
 RESERVED_LEN = 6  # tokens that a prompt leaves of the context, or of the KV memory if that is smaller
 
 
@@ -59,6 +64,9 @@ class Sglang:
         self._preempts = config.preempts
         self._ahead = context.loop.is_ahead
         self._last: Batch | None = None  # the batch of the call before, whose prompts' ends do not decode yet
+        self._unread: list[Sequence] = []  # have arrived and are not taken in yet
+        self._polls = 0  # since arrivals were taken in: calls, as `scheduler_recv_interval` counts them
+        self._prompts_before = False  # whether the call before made a step with prompts
         self.batch = self._new_batch()
         self.waiting: Waiting = self._new_queue()
         self.adder = PrefillAdder(config, kv, self._cache, self.waiting, self.batch, slots=self._most_running())
@@ -73,13 +81,20 @@ class Sglang:
 
     @property
     def num_waiting(self) -> int:
-        return len(self.waiting)
+        return len(self.waiting) + len(self._unread)
 
     @property
     def num_running(self) -> int:
         return len(self.running) - len(self.batch.capped)
 
     def add(self, seq: Sequence, now_ns: int) -> None:
+        if self.config.scheduler_recv_interval > 1:
+            self._unread.append(seq)
+        else:
+            self._take_in(seq)
+
+    def _take_in(self, seq: Sequence) -> None:
+        """Queues an arrival, or rejects it."""
         pool, page, prompt = self.kv.num_blocks * self.kv.block_size, self.kv.block_size, seq.request.prompt_tokens
         limit = min(self.max_model_len, pool)
         if prompt >= limit - RESERVED_LEN:
@@ -95,6 +110,9 @@ class Sglang:
             self.waiting.push(seq)
 
     def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
+        if seq in self._unread:
+            self._unread.remove(seq)
+            return []
         if seq not in self.running:
             self.waiting.remove(seq)
             self._forget(seq)
@@ -105,6 +123,7 @@ class Sglang:
         return []
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
+        self._poll(_PROMPTS if self._prompts_before else 1)
         batch, last = self.batch, self._last
         in_flight, replaced = last is not None, self._take_in_last()
         self.free_blocks_asked = self.kv.num_free
@@ -117,6 +136,7 @@ class Sglang:
                 self._forget(self.waiting.pop())
                 made = self._prefill(preempted)
         self._note_blocked()
+        self._prompts_before = bool(made.chunks)
         if not (made.chunks or decodes):
             if preempted:
                 return Batch(None, [], 0, preempted=preempted) if self._ahead else self._work(made, preempted)
@@ -150,10 +170,12 @@ class Sglang:
         # No prefill is tried while the flag stands or nobody waits, and nobody leaves.
         if batch.chunks or batch.preempted or self.adder.chunked is not None:
             return False
-        if (self._preempts or not self.batch.full) and len(self.waiting):
+        if self._unread or ((self._preempts or not self.batch.full) and len(self.waiting)):
             return False
         if not self.batch.grow():
             return False
+        if self.config.scheduler_recv_interval > 1:
+            self._poll(1)
         self.ratio.decay()
         batch.again()
         return True
@@ -173,6 +195,15 @@ class Sglang:
         return finished
 
     # ---- one call
+
+    def _poll(self, weight: int) -> None:
+        """Takes in what has arrived, if this call does: `weight` is what the batch of the call before counts."""
+        self._polls += weight
+        if self._polls >= self.config.scheduler_recv_interval or not self.running:
+            self._polls = 0
+            unread, self._unread = self._unread, []
+            for seq in unread:
+                self._take_in(seq)
 
     def _take_in_last(self) -> bool:
         """Lets those decode whose prompts ended in the batch before, whether or not its results are there; the part of

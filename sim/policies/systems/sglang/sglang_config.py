@@ -35,7 +35,8 @@ class SglangConfig(PolicyConfig):
     KV tokens by max_model_len, from 2048 to 4096; any value is cut to half the KV tokens. Scheduling overlaps with the
     GPU's work unless `disable_overlap_schedule`; `disable_consecutive_prefill_overlap` is an environment variable of
     SGLang's, null: unset, which is false. Preemption for priority needs a difference above
-    `priority_scheduling_preemption_threshold`.
+    `priority_scheduling_preemption_threshold`. With `scheduler_recv_interval` above 1 arrivals are taken in only after
+    so many steps of decodes, or after a step with a prompt.
 
     With a `speculative_algorithm` each decode verifies `speculative_num_draft_tokens` tokens a step, its own among
     them, and `max_running_requests` null is 48. Supposed in a simulation: `acceptance`, a law, or one by request class,
@@ -59,6 +60,7 @@ class SglangConfig(PolicyConfig):
     priority_scheduling_preemption_threshold: Priority = 10
     disable_overlap_schedule: bool = False
     disable_consecutive_prefill_overlap: bool | None = None
+    scheduler_recv_interval: PositiveInt = 1
     speculative_algorithm: (
         Literal["EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM", "FROZEN_KV_MTP", "DFLASH", "DSPARK", "UNO"] | None
     ) = None
