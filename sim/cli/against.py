@@ -51,7 +51,7 @@ def against(
         known = ", ".join(spec.name for spec in loaded.specs)
         raise ScenarioError(f"--policy {sorted(unknown)[0]}: the scenario has {known}. Write one of them.")
     runs = [run for file in files for run in _own_log(loaded, file) or read_measured(file)]
-    groups = _repeats(runs, parts)
+    groups = _repeats(runs, parts, setup.model.name)
     stem = out / f"against-{name or f'{loaded.name}-{files[0].stem}'}"
     check_out(out)
     if json_file is not None:
@@ -93,13 +93,16 @@ def _own_log(scenario: Scenario, file: Path) -> list[MeasuredRun]:
     return [with_faults(measured_log(rows))] if tells_latencies(rows) else []
 
 
-def _repeats(runs: Sequence[MeasuredRun], parts: Sequence[str]) -> list[list[MeasuredRun]]:
-    """The runs whose part holds one of `parts`, those of one part together. ScenarioError where none does."""
-    groups: dict[str, list[MeasuredRun]] = {}
-    for run in runs:
-        if not parts or any(text in run.part for text in parts):
-            groups.setdefault(run.part, []).append(run)
-    if not groups:
+def _repeats(runs: Sequence[MeasuredRun], parts: Sequence[str], model: str) -> list[list[MeasuredRun]]:
+    """The runs whose part holds one of `parts`, of files of several models those of `model`, those of one part
+    together. ScenarioError where no part does, MeasuredError where none is of the model."""
+    from batchsim.check.measured.select import runs_of_model
+
+    named = [run for run in runs if not parts or any(text in run.part for text in parts)]
+    if not named:
         known = ", ".join(dict.fromkeys(run.part or "one without a name" for run in runs[:12]))
         raise ScenarioError(f"--part {parts[0]}: no run is so called. There are {known}. Write a piece of a name.")
+    groups: dict[str, list[MeasuredRun]] = {}
+    for run in runs_of_model(named, model):
+        groups.setdefault(run.part, []).append(run)
     return list(groups.values())

@@ -55,9 +55,9 @@ def calibrate_bench(
         )
     check_output(out, "Give -o another path.")
     loaded = read_scenario(scenario, set_, None, "calibrate", allow_code=allow_code)
-    runs, held = chosen(files, parts, hold_out)
-    specs = policy_of(loaded, policy, [*runs, *held])
     setup = Setup.of(loaded)
+    runs, held = chosen(files, parts, hold_out, setup.model.name)
+    specs = policy_of(loaded, policy, [*runs, *held])
     found = fit_engine(setup, lambda run: specs[run.name], runs, held, lambda text: typer.echo(text, err=True))
     found = replace(found, notes=(*found.notes, *notes))
     typer.echo(report(found))
@@ -98,11 +98,13 @@ def policy_of(scenario: Scenario, label: str | None, runs: Sequence[MeasuredRun]
 
 
 def chosen(
-    files: Sequence[Path], parts: Sequence[str], hold_out: Sequence[str]
+    files: Sequence[Path], parts: Sequence[str], hold_out: Sequence[str], model: str
 ) -> tuple[list[MeasuredRun], list[MeasuredRun]]:
     """(given, held out) of the runs of `files`, folders among them meaning all their SUFFIXES, whose names hold one of
-    `parts`. Each `hold_out` is a file, or a piece of names; without one the rule of `batchsim.fit.held_out` applies."""
+    `parts`; where they are of several models, of those of `model`. Each `hold_out` is a file, or a piece of names;
+    without one the rule of `batchsim.fit.held_out` applies."""
     from batchsim.check.measured.read import read_measured
+    from batchsim.check.measured.select import runs_of_model
     from batchsim.fit.held_out import split
 
     runs = [run for file in _files(files) for run in read_measured(file)]
@@ -110,13 +112,14 @@ def chosen(
         runs = [run for run in runs if any(text in run.name for text in parts)]
         if not runs:
             raise ScenarioError(f"--part {parts[0]}: no run is so called. Write a piece of a name.")
+    runs = runs_of_model(runs, model)
     if not hold_out:
         return split(runs)
     held: list[MeasuredRun] = []
     for text in hold_out:
         there = Path(text)
         if there.exists():
-            named = [run for file in _files([there]) for run in read_measured(file)]
+            named = runs_of_model([run for file in _files([there]) for run in read_measured(file)], model)
         else:
             named = [run for run in runs if text in run.name]
         if not named:
@@ -130,11 +133,17 @@ def chosen(
     return given, [*{run.name: run for run in held}.values()]
 
 
+def is_beside(path: Path) -> bool:
+    """Whether a file of a folder is no run of its own: what aiperf writes beside the records of its requests."""
+    return path.name.startswith("profile_export_aiperf.") and path.with_name("profile_export.jsonl").is_file()
+
+
 def _files(given: Sequence[Path]) -> list[Path]:
     """The files, and those of folders by name. MeasuredError for a folder without any, and for a file given twice."""
     found: list[Path] = []
     for path in given:
         inside = sorted(one for one in path.iterdir() if one.suffix in SUFFIXES) if path.is_dir() else [path]
+        inside = [one for one in inside if not (path.is_dir() and is_beside(one))]
         if not inside:
             raise MeasuredError(f"{path}: holds no {', '.join(SUFFIXES)} file. Give the folder of measured runs.")
         found += inside

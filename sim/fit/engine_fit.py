@@ -13,7 +13,8 @@ from typing import Any
 from batchsim.base.errors import MeasuredError, ScenarioError
 from batchsim.base.files import file_hash
 from batchsim.base.units import NS_PER_S
-from batchsim.check.measured.run import MeasuredRun
+from batchsim.check.measured.run import LATENCIES, MeasuredRun
+from batchsim.check.validation.impossible import possible
 from batchsim.check.validation.replay import Replay, replay
 from batchsim.cost import Cost, Free, Linear, Scaled
 from batchsim.cost.constant import Constant
@@ -22,6 +23,7 @@ from batchsim.cost.own_cost import OwnCost
 from batchsim.fit.held_out import LoadError, claims_of, load_error, mean_lengths, short_names
 from batchsim.fit.identify import Identified, identify
 from batchsim.fit.solve import Case, Solved, error_of, simulate_all, solve, with_fit
+from batchsim.fit.thin import MOST_REQUESTS, first_of_each, thinned
 from batchsim.scenario.config import PolicySpec
 from batchsim.scenario.fitted_config import FORMAT
 from batchsim.scenario.point import Setup
@@ -129,26 +131,32 @@ def fit_engine(
     runs: Sequence[MeasuredRun],
     held_out: Sequence[MeasuredRun],
     say: Callable[[str], None] = lambda _: None,
+    most: int = MOST_REQUESTS,
 ) -> EngineFit:
     """The step times of the engine of `setup` under `spec` from `runs`, judged by those `held_out`, which play no part
     in the fit. `spec` may say it for each run, of engines that differ in their policy alone. `say` is told of the
-    progress, a line at a time.
+    progress, a line at a time. Of more than `most` requests in all given runs the first ones of each are fitted and
+    judged.
 
     The kernel is the scenario's cost without its host; with a constant, linear or free cost there is none, and the
     free form begins with its numbers. MeasuredError or ScenarioError where runs or scenario do not fit each other.
     """
+    runs, nothing = _possible(setup, runs)
+    held_out, more = _possible(setup, held_out)
     _check(setup, [*runs, *held_out])
     spec_of = spec if callable(spec) else lambda _: spec
     runs, left_out = _of_known_slots(runs, spec_of)
     if not runs:
         raise MeasuredError(f"{left_out[0].name}: {_LEFT_OUT}. Give other loads.")
+    first = first_of_each(runs, most)
+    runs, held_out = ([thinned(run, first, most) for run in each] for each in (runs, held_out))
     case = _case(setup, spec_of, runs)
     replays = [replay(setup, run) for run in runs]
     solved = solve(case, replays, say)
     if case.active == FREE and error_of(solved.equations) > MISSED:
         say("the free form misses these runs: with steps by the number of rows")
         stairs = replace(case, active=STAIRS)
-        other = solve(stairs, replays, say)
+        other = solve(stairs, replays, say, solved.values)
         if error_of(other.equations) < BETTER * error_of(solved.equations):
             case, solved = stairs, other
     ahead = any(spec_of(run).config.traits.loop.is_ahead for run in runs)
@@ -159,7 +167,8 @@ def fit_engine(
     given = [load_error(fitted, spec_of(run), run, steep.get(number, 1.0)) for number, run in enumerate(runs)]
     claims = claims_of(given, solved.equations, len(case.active))
     say("errors of the loads held out")
-    apart = [_held_out_error(case, fitted, solved, replay(setup, run)) for run in held_out]
+    held = [replay(setup, run) for run in held_out]
+    apart = [_held_out_error(case, fitted, solved, one) for one in held]
     terms = StepTerms(**{name: solved.values[name] for name in TERMS})
     words = _words(runs)
     every = (*runs, *held_out)
@@ -167,10 +176,23 @@ def fit_engine(
     given, apart = ([replace(one, name=short[one.name]) for one in ones] for ones in (given, apart))
     way = solved.values["frontend"]
     specs = tuple({each.name: each for each in map(spec_of, every)}.values())
-    notes = (*(f"{short[run.name]}: {_LEFT_OUT}" for run in left_out), *_notes(case, solved, replays, short))
+    notes = (*nothing, *more, *(f"{short[run.name]}: {_LEFT_OUT}" for run in left_out))
+    notes = (*notes, *_notes(case, solved, [*replays, *held], short))
     return EngineFit(
         setup, specs, case.kernel, terms, way, known, tuple(given), tuple(apart), claims, words, notes, every
     )
+
+
+def _possible(setup: Setup, runs: Sequence[MeasuredRun]) -> tuple[list[MeasuredRun], list[str]]:
+    """`runs` without the figures that cannot be, those of which no latency is left left out; a line on each of these.
+    MeasuredError, with the reason, where no run is left."""
+    found = [possible(setup, run) for run in runs]
+    means = {f"{latency}_mean_s" for latency in LATENCIES}
+    kept = [run for run in found if means & run.figures.keys() or not means & run.impossible.keys()]
+    notes = [f"{run.name}: {run.notes[-1]}" for run in found if not any(run is one for one in kept)]
+    if runs and not kept:
+        raise MeasuredError(f"{notes[0]}, and no run is left to fit to. Give runs that were measured without.")
+    return kept, notes
 
 
 def _of_known_slots(
@@ -210,12 +232,6 @@ def _check(setup: Setup, runs: Sequence[MeasuredRun]) -> None:
         )
     if scenario.cost.draft is not None:
         raise ScenarioError(f"{scenario.places['cost']}: cost.draft: drafting is not fitted. Leave it out.")
-    models = sorted({run.model for run in runs if run.model})
-    if len(models) > 1:
-        other = next(run for run in runs if run.model == models[1])
-        raise MeasuredError(
-            f"{other.name}: the files are of {len(models)} models ({', '.join(models)}). Give those of one."
-        )
     for run in runs:
         if not {"ttft_mean_s", "tpot_mean_s", "e2e_mean_s"} & run.figures.keys():
             raise MeasuredError(f"{run.name}: has no mean TTFT, TPOT or E2E to fit to. Give a file with one.")

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from time import process_time
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
+from batchsim.base.units import format_duration
 from batchsim.check.measured.run import MeasuredRun
 from batchsim.check.validation.replay import Replay
 from batchsim.cost import Cost
@@ -106,12 +108,19 @@ def with_fit(setup: Setup, cost: Fitted, frontend_ns: float) -> Setup:
     return replace(setup, cost=cost, resolved=replace(setup.resolved, workload=replace(workload, frontend=way)))
 
 
-def solve(case: Case, replays: Sequence[Replay], say: Callable[[str], None]) -> Solved:
-    """The terms of `case` under which `replays` come nearest to what was measured."""
-    values = {name: case.defaults.get(name, 0.0) for name in NAMES}
+def solve(
+    case: Case, replays: Sequence[Replay], say: Callable[[str], None], start: Mapping[str, float] | None = None
+) -> Solved:
+    """The terms of `case` under which `replays` come nearest to what was measured, from the defaults or `start` on."""
+    values = {name: case.defaults.get(name, 0.0) for name in NAMES} if start is None else dict(start)
     best, best_error, moved, rounds = None, np.inf, np.inf, 0
     while True:
+        begun_s = process_time()
         equations = simulate_all(case, replays, values)
+        if not rounds:
+            count, took_s = sum(one.count for one in replays), process_time() - begun_s
+            most_s = format_duration(took_s * ROUNDS * 1e9)
+            say(f"{count:,} requests in {len(replays)} runs: at most {ROUNDS} rounds more, which take {most_s} of CPU")
         error = error_of(equations)
         if error < best_error:
             best, best_error = (values, equations), error

@@ -51,7 +51,7 @@ def rows_of(replay: Replay, played: Run, cost: Fitted) -> list[Rows]:
     MeasuredError where requests that the measured engine served did not finish in simulation.
     """
     simulated = simulated_requests(played)
-    if lost := int((~simulated.ok).sum()):
+    if lost := replay.unfinished(simulated):
         raise MeasuredError(
             f"{replay.run.name}: {lost:,} of its {len(simulated):,} requests did not finish in simulation, and the"
             " measured engine served them. Look at kv, max_waiting and the policy of the scenario."

@@ -155,6 +155,9 @@ class RequestSampler:
         for index, patience in enumerate(self._patience):
             if patience is not None:
                 patience_ns = np.where(request_class == index, _waits(patience, stream("patience"), size), patience_ns)
+        if rows is not None and "patience" in rows.labels:  # of measured requests that were given up
+            own_ns = rows.labels["patience"]
+            patience_ns = np.where(own_ns < 0, patience_ns, own_ns)
         group, group_tokens = self._groups(request_class, stream)
         prompt_tokens = prompt.tokens + group_tokens
         ignore_eos = np.zeros(size, np.int64)

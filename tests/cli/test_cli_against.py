@@ -48,6 +48,34 @@ def test_the_runs_of_a_table_are_chosen_by_their_names(scenario: Path, tmp_path:
     ]
 
 
+USERS = "model,requests,max_concurrency,request_rate,prompt_tokens_mean,output_tokens_mean,ttft_mean_ms,tpot_mean_ms"
+
+
+def test_rows_of_the_scenario_s_model_are_compared(scenario: Path, tmp_path: Path) -> None:
+    """A closed loop by `max_concurrency`, at an infinite rate, beside rows of another model, which are counted."""
+    table = tmp_path / "mc.csv"
+    rows = [f"{name},8,2,inf,100,8,20,10" for name in ("meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-8B")]
+    table.write_text("\n".join([USERS, *rows]) + "\n")
+    asked = ["--policy", "continuous", "--no-shift", "--out", tmp_path, "--json", tmp_path / "x.json"]
+    done = batchsim("validate", scenario, "--against", table, *asked)
+    assert done.exit_code == 0, done.stderr
+    (point,) = json.loads((tmp_path / "x.json").read_text())["points"]
+    assert point["client"] == "a closed loop, 2 in flight"
+    assert any(note.startswith("1 of other models left out") for note in point["notes"])
+
+
+def test_what_cannot_be_is_named_and_is_no_error(scenario: Path, tmp_path: Path) -> None:
+    """On a sheet's GPU a TTFT of 1 ms for 16,384 tokens and a TPOT of 0.05 ms: measured and simulated stand in the
+    table, and no error beside."""
+    table = tmp_path / "absurd.csv"
+    table.write_text(USERS.removeprefix("model,") + "\n4,1,,16384,128,1.0,0.05\n")
+    asked = ["--policy", "continuous", "--no-shift", "--out", tmp_path, "--set", "cost=h100"]
+    done = batchsim("validate", scenario, "--against", table, *asked, "--set", "kv.tokens=20000")
+    assert done.exit_code == 0, done.stderr
+    assert "cannot be as measured (by the sheet of llama-3.1-8b on h100" in " ".join(done.stdout.split())
+    assert [line.split()[-6:-4] for line in done.stdout.splitlines()[-2:]] == [["cannot", "be"]] * 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -13,6 +13,7 @@ from tiny_scenario import batchsim
 
 from batchsim.check.measured.read import read_measured
 from batchsim.check.validation.against import compare
+from batchsim.cli.bench import chosen
 from batchsim.results.heading import heading
 from batchsim.scenario.load import load_scenario
 from batchsim.scenario.point import Setup
@@ -83,6 +84,13 @@ def changed_rows(text: str, **columns: object) -> str:
     return out.getvalue()
 
 
+def test_what_aiperf_writes_beside_its_records_is_no_run_of_its_own() -> None:
+    """A folder of its artifacts has one run, by name the records of its requests."""
+    data = Path(__file__).parents[1] / "data" / "measured"
+    given, held = chosen([data / "aiperf_rate", data / "aiperf_concurrency"], [], ["aiperf_concurrency"], "tiny")
+    assert [Path(run.source).name for run in (*given, *held)] == ["profile_export.jsonl"] * 2
+
+
 FEW = tidy(measured(scenario_text(LINEAR, load=Load(4), requests=5)))
 HEAD = "requests,requested_rps,completed_rps,prompt_tokens,output_tokens,ttft_mean_s,e2e_mean_s\n"
 ROWS = [f"60,{rate},{rate},100,10,0.1,0.2" for rate in (1, 2, 4)]
@@ -107,7 +115,7 @@ FILES = {
     "beyond 64 bits": (FEW.replace(FEW.splitlines()[5].split(",")[0] + ",", "1e10,"), "is above 4e+09"),
     "another model": (
         (vllm_bench(measured(scenario_text(LINEAR, load=Load(4), requests=5)), 4)).replace('"m"', '"other"'),
-        "2 models (m, other)",
+        "rows of 2 models, other (5), m (60): none is the scenario's llama-3.1-8b. Pick one by --part",
     ),
     "a prompt beyond the model": (changed_rows(FEW, prompt_tokens=9000), "beyond max_model_len 8,192"),
     "aggregates without lengths": ("requests,ttft_mean_s\n60,0.1\n60,0.2\n60,0.3\n", "has no column of prompt_tokens"),

@@ -15,7 +15,8 @@ from batchsim.base.errors import MeasuredError
 from batchsim.check.measured.read import read_measured
 from batchsim.check.measured.run import FIGURES, MISSING, Client, MeasuredRequests, MeasuredRun
 from batchsim.check.validation.against import Comparison, compare
-from batchsim.check.validation.replay import replay, simulated_requests
+from batchsim.check.validation.impossible import floors
+from batchsim.check.validation.replay import Replay, replay, simulated_requests
 from batchsim.scenario.load import parse_scenario
 from batchsim.scenario.point import Setup, simulate_point
 from batchsim.workload.traces.trace_rows import HashIds
@@ -171,6 +172,62 @@ def test_aggregates_are_played_as_so_many_requests_of_the_mean_lengths() -> None
     assert loop.limit == 4 and not loop.open
 
 
+def _of_means(client: Client, count: int = 160, **means: float) -> Replay:
+    """The replay of aggregates of `count` requests of 100 and 40 tokens on average."""
+    its = {"requests": float(count), "prompt_tokens": 100.0, "output_tokens": 40.0, "sent_rps": 10.0} | means
+    return replay(engine(), MeasuredRun("file", "tidy table", "", client, {}, None, its))
+
+
+def test_users_of_a_closed_loop_of_aggregates_are_not_in_lockstep() -> None:
+    """Lengths vary by ± 20 % around the means, and the note says so: with equal ones all five ask at the same time
+    again and again, and wait for each other's prompts."""
+    loop = _of_means(Client("closed", max_concurrency=5))
+    (spec,) = engine().scenario.specs
+    varied = simulated_requests(loop.simulate(spec))
+    assert varied.prompt_tokens.mean() == pytest.approx(100, abs=0.1) and varied.output_tokens.mean() == pytest.approx(
+        40, abs=0.1
+    )
+    assert (varied.prompt_tokens.min(), varied.prompt_tokens.max()) == (80, 120)
+    assert "prompts vary from 80 to 120 tokens, within ± 20% by assumption" in loop.notes[0]
+    assert "outputs vary from 32 to 48 tokens, within" in loop.notes[0]
+    equal = _of_means(Client("closed", max_concurrency=5), prompt_tokens_std=0.0, output_tokens_std=0.0)
+    in_step = simulated_requests(equal.simulate(spec))
+    assert {*in_step.prompt_tokens.tolist(), *in_step.output_tokens.tolist()} == {100, 40}
+    assert in_step.figures()["ttft_mean_s"] > 1.4 * varied.figures()["ttft_mean_s"]
+
+
+def test_lengths_of_aggregates_vary_as_the_file_tells() -> None:
+    """By its deviation, or between its shortest and longest; never beyond what the engine could serve; one user, and
+    open arrivals, have no lockstep to be kept from."""
+    rows = _of_means(
+        Client("closed", max_concurrency=8), prompt_tokens_std=30.0, output_tokens_min=10.0, output_tokens_max=70.0
+    ).setup.resolved.rows[0]
+    assert rows.prompt_tokens.std() == pytest.approx(30, rel=0.02) and rows.prompt_tokens.mean() == pytest.approx(
+        100, abs=0.5
+    )
+    assert (rows.output_tokens.min(), rows.output_tokens.max()) == (10, 70)
+    skewed = _of_means(Client("closed", max_concurrency=8), output_tokens_std=40.0).setup.resolved.rows[0]
+    assert skewed.output_tokens.mean() == pytest.approx(40, abs=0.5) and np.median(skewed.output_tokens) < 32
+    for output in (90.0, 100.0):
+        tight = _of_means(
+            Client("closed", max_concurrency=8), prompt_tokens=1900.0, output_tokens=output
+        ).setup.resolved.rows[0]
+        assert (
+            len({*tight.prompt_tokens.tolist()}) > 1 and int((tight.prompt_tokens + tight.output_tokens).max()) <= 2000
+        )
+    for client in (Client("closed", max_concurrency=1), Client("open", 10.0)):
+        assert {*_of_means(client).setup.resolved.rows[0].prompt_tokens.tolist()} == {100}
+
+
+def test_failures_of_aggregates_that_lasted_are_played_among_the_others() -> None:
+    """Forty beside 160 are given up after 3 s: they load the engine, are no figures, and are no lost requests."""
+    alone, beside = _of_means(Client("open", 10.0)), _of_means(Client("open", 10.0), given_up=40.0, given_up_s=3.0)
+    (spec,) = engine().scenario.specs
+    calm, busy = (simulated_requests(one.simulate(spec)) for one in (alone, beside))
+    assert len(busy) == 200 and busy.ok.sum() == 160 and beside.unfinished(busy) == 0
+    assert busy.figures()["e2e_mean_s"] > 1.2 * calm.figures()["e2e_mean_s"]
+
+
 def test_repeats_are_one_comparison_with_their_spread() -> None:
     """Half of the range of two files, over their mean; errors are of the means."""
     one = measured(engine(), asked(40))
@@ -179,16 +236,39 @@ def test_repeats_are_one_comparison_with_their_spread() -> None:
     assert error.spread == pytest.approx(0.05 / 1.05) and error.error == pytest.approx(1 / 1.05 - 1)
 
 
-def test_failed_requests_are_not_replayed_and_no_figures() -> None:
-    """Without lengths they are left out, and the note says how many."""
+def test_failed_requests_that_the_engine_never_held_are_not_replayed_and_no_figures() -> None:
+    """Without tokens and without a time they are left out, and the note says how many."""
     truth = measured(engine(), asked(30, gap_s=2.0))
     assert truth.requests is not None
-    ok, output = truth.requests.ok.copy(), truth.requests.output_tokens.copy()
-    ok[[3, 7]], output[[3, 7]] = False, 0
-    requests = replace(truth.requests, ok=ok, output_tokens=output)
+    ok, output, e2e_ns = truth.requests.ok.copy(), truth.requests.output_tokens.copy(), truth.requests.e2e_ns.copy()
+    ok[[3, 7]], output[[3, 7]], e2e_ns[[3, 7]] = False, 0, MISSING
+    requests = replace(truth.requests, ok=ok, output_tokens=output, e2e_ns=e2e_ns)
     found = compared(engine(), replace(truth, requests=requests, figures=requests.figures()))
     assert found.error("e2e_mean_s").error == pytest.approx(0, abs=1e-12)
-    assert found.notes == ["failed requests that are not replayed, as nobody knows how long the engine had them: 2"]
+    assert found.notes == ["failed requests that are not replayed, as the file tells of no time in the engine: 2"]
+
+
+@pytest.mark.parametrize("client", [Client("open"), Client("closed", max_concurrency=5)], ids=["open", "closed"])
+def test_requests_that_timed_out_load_the_engine_until_they_are_given_up(client: Client) -> None:
+    """Every third of 90 waits for 2 s for an answer of 500 tokens: of these the file tells the time alone, and the
+    others' latencies come out as they were (in a closed loop nearly: a cancel waits for a step's end), and not without
+    that time."""
+    run = asked(90, client=client)
+    assert run.requests is not None
+    late = np.arange(90) % 3 == 1
+    output, given_up_ns = np.where(late, 500, run.requests.output_tokens), np.where(late, 2 * 10**9, MISSING)
+    sent = replace(run.requests, ok=~late, output_tokens=output, e2e_ns=given_up_ns)
+    truth = measured(engine(), replace(run, requests=sent))
+    assert truth.requests is not None and (~truth.requests.ok == late).all()
+    e2e_ns = np.where(late, given_up_ns, truth.requests.e2e_ns)
+    told = replace(truth.requests, output_tokens=np.where(late, 0, output), e2e_ns=e2e_ns)
+    found = compared(engine(), replace(truth, requests=told))
+    within = 1e-9 if client.arrivals == "open" else 0.03
+    assert all(abs(found.error(f"{name}_mean_s").error or 0) < within for name in ("ttft", "tpot", "e2e"))
+    assert any("that held the engine, and are replayed until they were given up: 30" in note for note in found.notes)
+    assert not any("did not finish" in note for note in found.notes)
+    dropped = replace(told, e2e_ns=np.where(late, MISSING, e2e_ns))
+    assert abs(compared(engine(), replace(truth, requests=dropped)).error("e2e_mean_s").error or 0) > 0.05
 
 
 def test_requests_that_were_cut_off_load_the_engine_and_are_no_figures() -> None:
@@ -271,3 +351,64 @@ def test_a_simulation_written_as_a_file_comes_back_through_its_reader(tmp_path: 
         assert run.client == Client("closed", max_concurrency=4)
         found = compared(engine(), run)
         assert max(abs(error.error or 0) for error in found.errors) < 1e-6
+
+
+# ---- what cannot be
+
+
+GPU = "cost: {kind: roofline, gpu: h100}"
+
+
+def _told(folder: Path, columns: str, *rows: str) -> list[MeasuredRun]:
+    path = folder / "told.csv"
+    path.write_text("\n".join([columns, *rows]) + "\n")
+    return read_measured(path)
+
+
+def on_h100(**changes: str) -> Setup:
+    """The engine of SCENARIO on the sheet of an H100, with keys of its first lines replaced."""
+    linear = next(line for line in SCENARIO.splitlines() if line.startswith("cost:"))
+    swaps = [(linear, changes.get("cost", GPU)), ("kv: {tokens: 16000}\n", "")]
+    swaps += [("model: llama-3.1-8b", f"model: {changes['model']}")] if "model" in changes else []
+    return engine(*swaps, ("max_model_len: 2000", f"max_model_len: {changes.get('max_model_len', '2000')}"))
+
+
+def test_means_that_no_gpu_of_the_sheet_reaches_are_named_and_are_no_errors(tmp_path: Path) -> None:
+    """A TTFT below the prompt's FLOPs, a TPOT below the weights' bytes, an E2E below both and tokens/s above what so
+    many users can be given: each with its numbers and a reason; what can be is compared."""
+    head = (
+        "requests,users,prompt_tokens_mean,output_tokens_mean,ttft_mean_ms,tpot_mean_ms,e2e_mean_ms,output_tokens_per_s"
+    )
+    (absurd,) = _told(tmp_path, head, "8,2,1024,64,1,1,64,2000")
+    found = compared(on_h100(), absurd)
+    assert all(error.error is None for error in found.errors)
+    (note,) = (note for note in found.notes if note.startswith("cannot be as measured"))
+    assert "a mean TTFT of prompts of 1,024 tokens of 1 ms where at least 14.7 ms are needed (were prompts" in note
+    assert "a mean TPOT of 1 ms where at least 4.44 ms are needed (did drafts" in note
+    assert "2,000 output tokens/s with 2 in flight where at most 450 can be" in note
+    assert found.runs[0].impossible["tpot_mean_s"] == 0.001
+    (can_be,) = _told(tmp_path, head, "8,2,1024,64,16,4.6,306,400")
+    found = compared(on_h100(), can_be)
+    assert found.error("ttft_mean_s").error is not None and not found.runs[0].impossible
+
+
+def test_requests_that_no_gpu_of_the_sheet_reaches_are_counted(tmp_path: Path) -> None:
+    """One of forty is named and the others are compared; of a tenth the latency is left out, not those beside it."""
+    head = "sent_s,prompt_tokens,output_tokens,ttft_s,e2e_s"
+    for count, out in ((1, False), (4, True)):
+        rows = [f"{number},1024,33,{0.001 if number < count else 0.05},0.4" for number in range(40)]
+        (run,) = _told(tmp_path, head, *rows)
+        found = compared(on_h100(), run)
+        (note,) = (note for note in found.notes if "cannot be" in note)
+        assert f"the TTFT of {count} of 40 requests, the first one of a prompt of 1,024 tokens of 1 ms" in note
+        assert (found.error("ttft_mean_s").error is None) == out == bool(found.runs[0].impossible)
+        assert found.error("tpot_mean_s").error is not None
+
+
+def test_bounds_are_what_the_sheet_allows_at_best() -> None:
+    """All GPUs share FLOPs and weights; narrow types count; of experts those of one token; a model that a cache holds
+    has no bound; nothing is known of stated step times."""
+    one, four = floors(on_h100()), floors(on_h100(cost="cost: {kind: roofline, gpu: h100, tp: 4}"))
+    assert one is not None and four is not None and floors(engine()) is None
+    assert one.tpot_s == pytest.approx((15.01e9 - 128e6) / 3.35e12, rel=0.01)
+    assert one.token_s == pytest.approx(4 * four.token_s) and one.tpot_s == pytest.approx(4 * four.tpot_s, rel=0.03)

@@ -17,10 +17,11 @@ from batchsim.check.measured.run import Client, MeasuredRun
 from batchsim.check.validation.replay import replay
 from batchsim.cost.fitted import TERMS, Fitted, Free, StepTerms
 from batchsim.cost.profile import load_profile
-from batchsim.fit.engine_fit import EngineFit
+from batchsim.fit.engine_fit import EngineFit, fit_engine
 from batchsim.fit.held_out import FLOORS, LoadError, claims_of, load_error, short_names, split
 from batchsim.fit.identify import Term
 from batchsim.fit.solve import Case, Equations, simulate_all
+from batchsim.fit.thin import first_of_each, thinned
 from batchsim.fit.windows import NAMES, Rows, rows_of
 from batchsim.scenario.fitted_config import FORMAT
 from batchsim.scenario.load import load_scenario
@@ -35,6 +36,63 @@ def run_of(tmp_path: Path, load: Load, requests: int = 30) -> MeasuredRun:
     path.write_text(tidy(measured(scenario_text(LINEAR, load=load, requests=requests))))
     (run,) = read_measured(path)
     return run
+
+
+# ---- full runs
+
+
+def test_the_first_requests_of_each_run_are_as_many_as_bring_all_to_the_most() -> None:
+    """Short runs stay whole, and leave their share to the others; nothing is cut of what is no more than that."""
+    runs = [MeasuredRun("f", "t", "", Client(), {}, None, {"requests": count}) for count in (10.0, 1000.0, 100.0)]
+    assert first_of_each(runs, 300) == 190 and first_of_each(runs, 1110) is None and first_of_each(runs, 1109) == 999
+    cut = [thinned(run, 190) for run in runs]
+    assert [run.means["requests"] for run in cut] == [10, 190, 100] and not cut[0].notes
+    assert cut[1].notes[0].startswith("its first 190 requests of 1,000 are fitted and judged")
+
+
+def test_the_requests_beside_the_first_ones_of_a_run_are_played_and_not_judged(tmp_path: Path) -> None:
+    """Figures are of the first ones; those that were sent before the last of them ended load the engine, others are
+    left out; so that the simulation of the truth has no error."""
+    run = run_of(tmp_path, Load(6), 60)
+    cut = thinned(run, 20)
+    assert run.requests is not None and cut.requests is not None and run.requests.sent_ns is not None
+    ends_ns = (run.requests.sent_ns + run.requests.e2e_ns)[:20].max()
+    assert len(cut.requests) == int((run.requests.sent_ns <= ends_ns).sum()) > 20
+    assert cut.figures["e2e_mean_s"] == pytest.approx(run.requests.e2e_ns[:20].mean() / 1e9)
+    assert "throughput_rps" not in cut.figures
+    setup = setup_of(scenario_text(LINEAR))
+    errors = load_error(setup, setup.scenario.specs[0], cut, 1.0).errors
+    assert errors == pytest.approx({"ttft_mean_s": 0, "tpot_mean_s": 0, "e2e_mean_s": 0}, abs=1e-6)
+
+
+def test_more_requests_than_a_fit_simulates_are_thinned_by_it(tmp_path: Path) -> None:
+    """And how long its rounds take is said after the first simulation of all, with how many that is."""
+    runs = [run_of(tmp_path, load, 40) for load in (Load(0.5), Load(2, 1000, 40), Load(12))]
+    setup, said = setup_of(scenario_text("cost: {kind: free}")), list[str]()
+    found = fit_engine(setup, setup.scenario.specs[0], runs, [], said.append, most=60)
+    assert "requests in 3 runs: at most 10 rounds more, which take" in said[0] and "of CPU" in said[0]
+    assert any(
+        "its first 20 requests of 40 are fitted and judged, so that those given are 60" in note for note in found.notes
+    )
+
+
+def test_a_fit_leaves_out_runs_of_which_nothing_can_be() -> None:
+    """With the reason; one of which a latency is left is fitted by that, and without any run it is refused."""
+    setup, means = (
+        setup_of(scenario_text("cost: h100")),
+        {"requests": 4.0, "prompt_tokens": 1024.0, "output_tokens": 8.0},
+    )
+    figures = ({"ttft_mean_s": 0.001, "tpot_mean_s": 0.0001}, {"ttft_mean_s": 0.05, "tpot_mean_s": 0.0001})
+    client = Client("closed", max_concurrency=1)
+    absurd, half = (MeasuredRun(f"f{n}", "t", "", client, its, None, means) for n, its in enumerate(figures))
+    with pytest.raises(MeasuredError, match=r"f0: cannot be as measured \(by the sheet of .* no run is left to fit to"):
+        fit_engine(setup, setup.scenario.specs[0], [absurd], [])
+    found = fit_engine(setup, setup.scenario.specs[0], [absurd, half], [])
+    assert [one.name for one in found.given] == ["f1"] and "tpot_mean_s" not in found.given[0].errors
+    assert {note[:27] for note in found.notes if "cannot be" in note} == {
+        "f0: cannot be as measured (",
+        "f1: cannot be as measured (",
+    }
 
 
 # ---- windows

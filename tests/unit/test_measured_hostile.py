@@ -140,6 +140,14 @@ HOSTILE: dict[str, tuple[str | bytes, str]] = {
         "Did you mean out_tokens? Name it output_tokens.",
     ),
     "csv_users": (HEAD + ",users\n0,64,5,0.1,0.5,2\n0,64,5,0.1,0.5,3\n", ":3: users is 3 after 2 before it"),
+    "stages_users": (
+        "requests,users,concurrency,prompt_tokens,output_tokens,ttft_mean_s\n9,4,8,10,5,1\n",
+        "users 4 and concurrency 8 are one thing. Keep one of them.",
+    ),
+    "stages_all_failed": (
+        "requests,failed,users,prompt_tokens,output_tokens,ttft_mean_s\n9,9,4,10,5,1\n",
+        "9 of its 9 requests failed. Look at their errors.",
+    ),
     "csv_no_times": ("sent_s,prompt_tokens,output_tokens\n0,64,5\n", "no column of a measured time"),
     "csv_no_sending": ("prompt_tokens,output_tokens,first_token_s\n64,5,1\n", "no time of sending"),
     "csv_word": (HEAD + "\n0,many,5,0.1,0.5\n", ":2: prompt_tokens: 'many' is no number"),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
+from batchsim.check.measured.aggregates import is_endless, spreads_of, with_failures
 from batchsim.check.measured.build import Row, check_row, requests_of
+from batchsim.check.measured.counts import UNLIKE, failure_kind, mean_tokens
 from batchsim.check.measured.run import LATENCIES, MISSING, OF, Client, MeasuredRun
 from batchsim.check.measured.values import Node, same_lengths
 
@@ -29,7 +30,12 @@ def read_bench(node: Node, source: str, part: str, form: str) -> MeasuredRun:
     model = node.maybe("model_id", Node.text) or ""
     make = partial(MeasuredRun, source, form, version, client, part=part, model=model)
     if not any(node.has(name) for name in _LISTS):
-        return make(_aggregates(node), means=_means(node, client), notes=(f"no requests one by one: {_HOW[form]}",))
+        figures, means = _aggregates(node), _means(node, client)
+        itl_s = node.maybe("mean_itl_ms", Node.number) if form == VLLM else None  # SGLang's is of tokens
+        notes = mean_tokens(figures, means, itl_s=None if itl_s is None else itl_s / 1e3)
+        notes += with_failures(node, means, _failed(node))
+        means |= spreads_of(node, means)
+        return make(figures, means=means, notes=(f"no requests one by one: {_HOW[form]}", *notes, *_retokenised(node)))
     lists = {name: node.of(name, f"Write the file with {_HOW[form]}.").items() for name in _LISTS}
     starts = node.maybe("start_times", Node.items)
     count = same_lengths(node, lists | ({} if starts is None else {"start_times": starts}))
@@ -39,7 +45,22 @@ def read_bench(node: Node, source: str, part: str, form: str) -> MeasuredRun:
     ]
     requests = requests_of(node, rows)
     duration_s = node.maybe("duration", Node.number)
-    return make(requests.figures(duration_s), requests=requests, means=_means(node, client))
+    notes = _retokenised(node)
+    return make(requests.figures(duration_s), requests=requests, means=_means(node, client), notes=tuple(notes))
+
+
+def _failed(node: Node) -> float:
+    """The requests that failed, as told or as those of `num_prompts` that did not end well."""
+    failed, asked = (node.maybe(name, lambda x: x.count(low=0)) for name in ("failed", "num_prompts"))
+    return failed or max((asked or 0) - node.of("completed").count(low=0), 0)
+
+
+def _retokenised(node: Node) -> list[str]:
+    """A line where SGLang's client, which counts the text anew, finds other tokens than the engine told."""
+    ours, theirs = (node.maybe(f"total_output_tokens{end}", Node.number) for end in ("", "_retokenized"))
+    if not ours or theirs is None or abs(theirs / ours - 1) <= UNLIKE:
+        return []
+    return [f"the client counted {theirs:,.0f} output tokens anew, the engine {ours:,.0f}, which are taken"]
 
 
 def _row(number: int, values: dict[str, Node], start: Node | None, form: str) -> Row:
@@ -49,10 +70,11 @@ def _row(number: int, values: dict[str, Node], start: Node | None, form: str) ->
     gaps = [gap.ns() for gap in values["itls"].items()]
     sent = MISSING if start is None else start.ns()
     prompt, output = values["input_lens"].tokens(), values["output_lens"].tokens()
-    if error or (not output and not gaps and not values["ttfts"].number()):
-        return Row(prompt, output, ok=False, sent=sent)
     base = 0 if start is None else sent
     first = base + values["ttfts"].ns()
+    if error or (not output and not gaps and first == base):
+        came = len(gaps) + (first > base)  # an answer that broke off has its times, and no length
+        return Row(prompt, output or came, ok=False, sent=sent, last=first + sum(gaps), why=failure_kind(error or ""))
     chunks = len(gaps) + 1 if form == VLLM else MISSING  # SGLang's client shares a chunk's gap among its tokens
     row = Row(prompt, output, sent=sent, first=first, last=first + sum(gaps), chunks=chunks)
     return check_row(
@@ -66,7 +88,7 @@ def _client(node: Node) -> Client:
     asked = node.value.get("request_rate")
     if asked in (None, "trace"):
         return Client("open" if asked else "unknown", max_concurrency=most)
-    if asked == "inf" or asked == math.inf:
+    if is_endless(asked):
         return Client("at_once" if most is None else "closed", max_concurrency=most)
     rate = node.of("request_rate").number()
     if not rate:

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from batchsim.check.measured.counts import REFUSED, engine_tokens, failures_note
 from batchsim.check.measured.run import MISSING, MeasuredRequests
 from batchsim.check.measured.values import Node
 from batchsim.workload.traces.trace_rows import HashIds, Ints
@@ -19,7 +20,9 @@ _YEAR_NS = 365 * 86_400 * 10**9
 class Row:
     """One request: absolute times in ns on any one clock, MISSING where not told; lengths in tokens.
 
-    `first` and `last` are the times of the first and last token, `chunks` the pieces of the answer.
+    `first` and `last` are the times of the first and last token, `chunks` the pieces of the answer. `by_engine`: the
+    engine told its `output_tokens`; `counted` is what the client counted besides. `why` is the kind of a failure, after
+    which `last` is when the client gave up.
     """
 
     prompt_tokens: int
@@ -30,6 +33,14 @@ class Row:
     first: int = MISSING
     last: int = MISSING
     chunks: int = MISSING
+    counted: int = MISSING
+    by_engine: bool = False
+    why: str = ""
+
+    @property
+    def held(self) -> bool:
+        """Whether the engine worked on it, as far as is told: it did well, tokens came, or it lasted and was let in."""
+        return self.ok or self.output_tokens > 0 or (self.last > self.sent != MISSING and self.why not in REFUSED)
 
 
 def check_row(node: Node, row: Row) -> Row:
@@ -60,8 +71,11 @@ def requests_of(node: Node, rows: list[Row], hash_ids: Callable[[Ints], HashIds]
         node.bad(f"none of its {len(rows):,} requests ended well", "Look at their errors.")
     columns = {
         name: np.array([getattr(row, name) for row in rows], np.int64)
-        for name in ("intended", "sent", "first", "last", "prompt_tokens", "output_tokens", "chunks")
+        for name in ("intended", "sent", "first", "last", "prompt_tokens", "output_tokens", "chunks", "counted")
     }
+    by_engine, held = (np.array([getattr(row, name) for row in rows]) for name in ("by_engine", "held"))
+    output, notes = engine_tokens(columns["output_tokens"], columns["counted"], columns["chunks"], ok, by_engine)
+    notes = [*failures_note([row.why for row in rows if not row.ok], len(rows)), *notes]
     sent, intended = columns["sent"], columns["intended"]
     told = sent != MISSING
     if told.any() and not told.all():
@@ -74,16 +88,17 @@ def requests_of(node: Node, rows: list[Row], hash_ids: Callable[[Ints], HashIds]
             f"its sendings lie {(int(base[order[-1]]) - start) / _YEAR_NS:.3g} years apart",
             "Look at the unit of its times.",
         )
-    has_first, has_last = ok & (columns["first"] != MISSING), ok & (columns["last"] != MISSING)
+    has_first, has_last = ok & (columns["first"] != MISSING), held & (columns["last"] != MISSING)
     found = MeasuredRequests(
         sent_ns=sent - start if told.all() else None,
         intended_ns=intended - start if told.all() and (intended != MISSING).all() else None,
         ttft_ns=np.where(has_first, columns["first"] - base, MISSING),
         e2e_ns=np.where(has_last, columns["last"] - base, MISSING),
         prompt_tokens=columns["prompt_tokens"],
-        output_tokens=columns["output_tokens"],
+        output_tokens=output,
         ok=ok,
         chunks=columns["chunks"],
         hash_ids=None if hash_ids is None else hash_ids(np.arange(len(rows))),
+        notes=tuple(notes),
     )
     return found.picked(order)

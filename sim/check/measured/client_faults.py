@@ -36,13 +36,13 @@ def with_faults(run: MeasuredRun) -> MeasuredRun:
     if run.requests is None:
         return _held_back(run)
     client = run.client
-    notes = [*run.notes, *_left_out(run.requests)]
+    notes = [*run.notes, *run.requests.notes]
     if run.requests.sent_ns is not None:
         client, loop = _found_out(client, run.requests)
         notes += [*loop, *_late(client, run.requests), *_together(client, run.requests), *_gaps(client, run.requests)]
     elif client.arrivals == "open":
         notes.append("the times of sending are not in the file")
-    return replace(run, client=client, notes=(*notes, *_merged(run.requests)))
+    return replace(run, client=client, notes=tuple(notes))
 
 
 def _held_back(run: MeasuredRun) -> MeasuredRun:
@@ -53,6 +53,7 @@ def _held_back(run: MeasuredRun) -> MeasuredRun:
     """
     client, figures, count = run.client, run.figures, run.means.get("requests")
     asked, done, e2e_s = client.rate_rps, figures.get("throughput_rps"), figures.get("e2e_mean_s")
+    asked = asked and asked * run.means.get("ended_well", 1.0)
     if client.arrivals != "open" or not (asked and done and e2e_s and count):
         return run
     if done >= HELD_SHARE * count / (count / asked + figures.get("e2e_p99_s", e2e_s)):
@@ -66,18 +67,13 @@ def _held_back(run: MeasuredRun) -> MeasuredRun:
     return replace(run, client=Client("closed", asked, max_concurrency=users), notes=(*run.notes, note))
 
 
-def _left_out(requests: MeasuredRequests) -> list[str]:
-    failed = int((~requests.ok).sum())
-    return [f"{failed:,} of {len(requests):,} requests failed: their latencies are no figures"] if failed else []
-
-
 def in_flight(requests: MeasuredRequests) -> Ints:
     """How many requests were in flight right after each sending.
 
-    Of failed requests nobody knows how long they were; they count at no time.
+    Failed requests of which it is not told how long they were count at no time.
     """
     assert requests.sent_ns is not None, "asked of requests with times of sending"
-    told = requests.ok & (requests.e2e_ns != MISSING)
+    told = requests.e2e_ns != MISSING
     sent = requests.sent_ns[told]
     begun = np.searchsorted(np.sort(sent), requests.sent_ns, "right")
     return begun - np.searchsorted(np.sort(sent + requests.e2e_ns[told]), requests.sent_ns, "right")
@@ -140,12 +136,3 @@ def _gaps(client: Client, requests: MeasuredRequests) -> list[str]:
         if abs(rate / client.rate_rps - 1) > max(SURE / np.sqrt(len(requests)), 0.02):
             notes.append(f"{client.rate_rps:.4g}/s were asked for and {rate:.4g}/s sent")
     return notes
-
-
-def _merged(requests: MeasuredRequests) -> list[str]:
-    """A line where several tokens came in one chunk."""
-    told = requests.ok & (requests.chunks != MISSING)
-    tokens, chunks = int(requests.output_tokens[told].sum()), int(requests.chunks[told].sum())
-    if tokens <= chunks:
-        return []
-    return [f"{tokens:,} tokens came in {chunks:,} chunks: the gaps between chunks are no steps"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from batchsim.check.measured.build import Row, check_row, requests_of
+from batchsim.check.measured.counts import failure_kind
 from batchsim.check.measured.run import MISSING, Client, MeasuredRun
 from batchsim.check.measured.values import Node
 
@@ -25,14 +26,16 @@ def read_guidellm(node: Node, source: str) -> list[MeasuredRun]:
 def _run(node: Node, source: str, version: str, number: int, count: int) -> MeasuredRun:
     client, name = _client(node)
     lists = node.of("requests", "Only reports of guidellm from 0.4 on are read.")
-    rows: list[Row] = []
+    rows: list[Row | None] = []
     for status in ("successful", "errored", "incomplete"):
         mine = lists.maybe(status, Node.items) or []
-        rows += [row for one in mine if (row := _row(one, ok=status == "successful")) is not None]
+        rows += [_row(one, status) for one in mine]
         _check_complete(node, status, len(mine))
-    requests = requests_of(node, rows)
+    unsent = sum(row is None for row in rows)
+    notes = (f"{unsent:,} requests were cancelled before they were sent: left out",) if unsent else ()
+    requests = requests_of(node, [row for row in rows if row is not None])
     part = f"{name}, {number} of {count}" if count > 1 else ""
-    return MeasuredRun(source, FORM, version, client, requests.figures(), requests, part=part)
+    return MeasuredRun(source, FORM, version, client, requests.figures(), requests, part=part, notes=notes)
 
 
 def _check_complete(node: Node, status: str, kept: int) -> None:
@@ -44,18 +47,23 @@ def _check_complete(node: Node, status: str, kept: int) -> None:
         node.bad(f"keeps {kept:,} of {made:,} {status} requests", "Run guidellm without a sample size.")
 
 
-def _row(node: Node, *, ok: bool) -> Row | None:
+def _row(node: Node, status: str) -> Row | None:
     """The request; None for one that was cancelled before it was sent."""
     timings = node.of("info").of("timings")
     ns = {
         name: found if (found := timings.maybe(name, Node.ns)) is not None else MISSING
         for name in ("targeted_start", "request_start", "first_token_iteration", "last_token_iteration", "request_end")
     }
-    if not ok:
+    pieces = timings.maybe("token_iterations", lambda x: x.count(low=0))
+    if status != "successful":
         tokens = [node.maybe(name, Node.tokens) or 0 for name in ("prompt_tokens", "output_tokens")]
         begun = timings.maybe("request_start", Node.ns) or timings.maybe("resolve_start", Node.ns)
-        return Row(*tokens, ok=False, intended=ns["targeted_start"], sent=begun) if begun else None
-    pieces = timings.maybe("token_iterations", lambda x: x.count(low=0))
+        if not begun:
+            return None
+        why = failure_kind(node.of("info").maybe("error", lambda x: str(x.value)) or status)
+        last = max(ns["request_end"], ns["last_token_iteration"])
+        tokens[1] = max(tokens[1], pieces or 0)
+        return Row(*tokens, ok=False, intended=ns["targeted_start"], sent=begun, last=last, why=why)
     last = ns["last_token_iteration"]
     row = Row(
         node.of("prompt_tokens").tokens(),
@@ -65,6 +73,7 @@ def _row(node: Node, *, ok: bool) -> Row | None:
         first=ns["first_token_iteration"],
         last=ns["request_end"] if last == MISSING else last,
         chunks=pieces or MISSING,
+        by_engine=True,
     )
     return check_row(node, row)
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from batchsim.check.measured.aggregates import with_failures
 from batchsim.check.measured.build import Row, check_row, requests_of
+from batchsim.check.measured.counts import failure_kind
 from batchsim.check.measured.run import MISSING, OF, Client, MeasuredRun
 from batchsim.check.measured.values import Node
 
 FORM = "inference-perf"
 _LATE_S = 0.01
-_HALVED = "TPOT from the means of E2E, TTFT and output length: the tool counts chunks' tokens anew, up to twice as many"
+_HALVED = (
+    "TPOT from the means of E2E, TTFT and output length, which the tool counts anew from the text: off by as much as"
+    " that is"
+)
 
 
 def is_requests(items: list[object]) -> bool:
@@ -28,15 +33,20 @@ def read_requests(node: Node, source: str) -> MeasuredRun:
 
 def _row(node: Node) -> Row:
     sent, ended = node.of("start_time").ns(), node.of("end_time").ns()
-    if node.has("error"):
-        return Row(0, 0, ok=False, sent=sent)
+    failed = node.has("error")
+    if failed and not node.has("info"):
+        return Row(0, 0, ok=False, sent=sent, last=ended, why=failure_kind(str(node.of("error").value)))
     info = node.of("info")
     asked, answer = info, info
     if info.has("response_metrics"):  # from 0.5 on
         asked, answer = info.of("request_metrics").of("text"), info.of("response_metrics")
+    if failed:
+        tokens = [asked.maybe("input_tokens", Node.tokens) or 0, answer.maybe("output_tokens", Node.tokens) or 0]
+        return Row(*tokens, ok=False, sent=sent, last=ended, why=failure_kind(str(node.of("error").value)))
     usage = answer.of("server_usage") if answer.has("server_usage") else answer
     counted = usage.maybe("completion_tokens", Node.tokens)
     times = [time.ns() for time in answer.maybe("output_token_times", Node.items) or []]
+    client = answer.maybe("output_tokens", Node.tokens)
     row = Row(
         asked.of("input_tokens").tokens(),
         answer.of("output_tokens").tokens() if counted is None else counted,
@@ -44,6 +54,8 @@ def _row(node: Node) -> Row:
         first=times[0] if times else MISSING,
         last=ended,
         chunks=len(set(times)) if times else MISSING,
+        counted=MISSING if counted is None or client is None else client,
+        by_engine=counted is not None,
     )
     return check_row(node, row)
 
@@ -74,10 +86,24 @@ def read_aggregates(node: Node, source: str) -> MeasuredRun:
     client = Client("closed", max_concurrency=most) if most else Client("open" if rate else "unknown", rate or None)
     means = {"requests": good.of("count").number(), "prompt_tokens": prompt, "output_tokens": output}
     sent = load.maybe("achieved_rate", Node.number) or rate
-    notes = [_HALVED, *_late(load)]
-    return MeasuredRun(
-        source, FORM, "", client, found, means=means | ({"sent_rps": sent} if sent else {}), notes=tuple(notes)
-    )
+    means |= {"sent_rps": sent} if sent else {}
+    notes = [_HALVED, *_failures(node, means, found.get("ttft_mean_s", 0.0)), *_late(load)]
+    for side in ("prompt", "output"):
+        told = next((good.of(f"{side}_{end}") for end in ("tokens", "len") if good.has(f"{side}_{end}")), good)
+        for of in ("std", "min", "max"):
+            value = told.maybe(of, Node.number)
+            means |= {} if value is None else {f"{side}_tokens_{of}": value}
+    return MeasuredRun(source, FORM, "", client, found, means=means, notes=tuple(notes))
+
+
+def _failures(node: Node, means: dict[str, float], first_s: float) -> list[str]:
+    """Lines on failures. Those that lasted longer than the others waited for their first token were let in."""
+    if not node.has("failures"):
+        return []
+    bad = node.of("failures")
+    lasted_s = bad.of("request_latency").maybe("mean", Node.number) if bad.has("request_latency") else None
+    held_s = lasted_s if lasted_s and lasted_s > first_s else 0.0
+    return with_failures(node, means, bad.maybe("count", lambda x: x.count(low=0)) or 0, lasted_s=held_s)
 
 
 def _late(load: Node) -> list[str]:

@@ -28,6 +28,7 @@ def read_llm_serving_sim(nodes: list[Node], source: str) -> MeasuredRun:
                 sent=arrival + shift,
                 first=found["first_token_ts"],
                 last=found["last_token_ts"],
+                by_engine=True,
             ),
         )
         for node, found, arrival in zip(nodes, times, arrivals, strict=True)

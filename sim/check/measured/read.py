@@ -113,8 +113,8 @@ def _of_records(path: Path, values: list[Node]) -> list[MeasuredRun]:
         return [aiperf.read_aiperf(values, source, _beside(path, "profile_export_aiperf.json"))]
     if llm_serving_sim.is_llm_serving_sim(data):
         return [llm_serving_sim.read_llm_serving_sim(values, source)]
-    if "input_config" in data and "time_to_first_token" in data:
-        values[0].bad("aggregates of aiperf", "Give profile_export.jsonl, which has the requests.")
+    if aiperf.is_aggregates(data):
+        return [aiperf.read_aggregates(values[0], source)]
     names = list(data)
     if not tidy.is_tidy(names):
         values[0].bad(f"keys {', '.join(names[:8])} are of no form that is known", _NOT)

@@ -55,8 +55,10 @@ class MeasuredRequests:
 
     `sent_ns` counts from the first sending and is None where the file does not tell it; `intended_ns`, on the same
     clock, is when the client meant to send, None likewise. `ttft_ns` and `e2e_ns` count from the sending; MISSING where
-    not told, or where the request failed (`ok` is false). `chunks` is in how many pieces the answer came, MISSING where
-    not told. `hash_ids`: what prompts share; None where the file does not say.
+    not told. Of a request that failed (`ok` is false) `e2e_ns` is how long it held the engine, MISSING where it did not
+    or the file does not tell, and `output_tokens` what came until then. `chunks` is in how many pieces the answer came,
+    MISSING where not told. `hash_ids`: what prompts share; None where the file does not say. `notes`: what was made of
+    lengths and failures, a line each. `apart`: the latencies that are left out, since they cannot be.
     """
 
     sent_ns: Ints | None
@@ -68,6 +70,8 @@ class MeasuredRequests:
     ok: NDArray[np.bool_]
     chunks: Ints
     hash_ids: HashIds | None = None
+    notes: tuple[str, ...] = ()
+    apart: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
         return len(self.ok)
@@ -84,7 +88,7 @@ class MeasuredRequests:
         has["tpot"] = has["ttft"] & has["e2e"] & (self.output_tokens > 1)
         ns = {"ttft": self.ttft_ns, "e2e": self.e2e_ns, "tpot": self.e2e_ns - self.ttft_ns}[name]
         pieces = np.maximum(self.output_tokens - 1, 1) if name == "tpot" else 1
-        return np.where(self.ok & has[name], ns / pieces / NS_PER_S, np.nan)
+        return np.where(self.ok & has[name] & (name not in self.apart), ns / pieces / NS_PER_S, np.nan)
 
     def figures(self, duration_s: float | None = None) -> dict[str, float]:
         """The figures of FIGURES that are defined, by name. `duration_s`: of the run, where sendings are not told."""
@@ -107,9 +111,12 @@ class MeasuredRun:
 
     `source` is the file, `part` which of its runs, "" for the only one, `model` what was served, "" where not told.
     `figures`: those of FIGURES that are known. `requests` is None where the file has aggregates alone; `means` then
-    says how many requests there were, their lengths, and how fast they were sent (`requests`, `prompt_tokens`,
-    `output_tokens`, `sent_rps`). `definitions` names the row of `batchsim.check.measured.definitions` by which metrics
-    were converted. `notes`: what was converted, left out, or is wrong with the client, a line each.
+    says how many requests ended well, their lengths, how these vary (`_std`, or `_min` and `_max`), and how fast they
+    were sent (`requests`, `prompt_tokens`, `output_tokens`, `sent_rps`); `ended_well` is their share of all,
+    `given_up` are so many more that lasted `given_up_s`.
+    `definitions` names the row of `batchsim.check.measured.definitions` by which metrics were converted. `notes`: what
+    was converted, left out, or is wrong with the client, a line each. `impossible`: the figures that are left out of
+    `figures`, since they cannot be.
     """
 
     source: str
@@ -122,6 +129,7 @@ class MeasuredRun:
     part: str = ""
     model: str = ""
     notes: tuple[str, ...] = ()
+    impossible: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
     def name(self) -> str:

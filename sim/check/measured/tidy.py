@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from batchsim.base.errors import nearest, shown
+from batchsim.check.measured.aggregates import FORM, MODEL, UNIT_S, USERS, figure_of, most_in_flight, runs_of_rows
 from batchsim.check.measured.build import Row, check_row, requests_of
-from batchsim.check.measured.run import LATENCIES, MISSING, OF, Client, MeasuredRun
+from batchsim.check.measured.counts import failure_kind
+from batchsim.check.measured.run import MISSING, Client, MeasuredRun
 from batchsim.check.measured.values import Node
 from batchsim.workload.traces.trace_rows import HashIds, Ints
 from batchsim.workload.traces.values import clock_reader
 
-FORM = "tidy table"
-_UNIT_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _BLOCKS = (16, 32, 64, 128, 256, 512)
 
 REQUEST = {
@@ -49,38 +49,40 @@ REQUEST = {
         "input_length",
         "input_len",
         "prompt_len",
+        "input_sequence_length",
         "ContextTokens",
     ),
-    "output_tokens": ("output_tokens", "output", "output_length", "output_len", "completion_tokens", "GeneratedTokens"),
+    "output_tokens": (
+        "output_tokens",
+        "output",
+        "output_length",
+        "output_len",
+        "output_sequence_length",
+        "GeneratedTokens",
+    ),
+    "engine_tokens": ("completion_tokens", "usage_completion_tokens", "server_output_tokens"),
     "status": ("status", "success", "ok"),
     "error": ("error", "error_message"),
     "chunks": ("chunks", "num_chunks"),
     "hash_ids": ("hash_ids",),
-    "users": ("users",),
+    "users": USERS,
+    "model": MODEL,
 }
-"""The columns of a request, each with the names that it goes by; those of times end with a unit besides. `users`, the
+"""The columns of a request, each with the names that it goes by; those of times end with a unit besides.
+`engine_tokens` are the output tokens by the engine's own count, which is taken before `output_tokens`. `users`, the
 same in every row, says that the client was a closed loop of so many."""
 
 _TIMES = ("intended", "sent", "first", "last", "ttft", "e2e")
 _GOOD = {"", "ok", "true", "1", "success", "successful", "completed", "200", "finished"}
+_SAYS_NOTHING = {"", "ok", "false", "0", "error", "errored", "failed"}
 _BAD = {"false", "0", "error", "errored", "failed", "timeout", "cancelled", "canceled", "incomplete", "aborted"}
-_RATES = {
-    "throughput_rps": ("completed_rps", "throughput_rps", "request_throughput"),
-    "output_tokens_per_s": ("output_tokens_per_s", "output_throughput"),
-}
-_MEANS = {
-    "requests": ("requests", "completed", "num_requests"),
-    "prompt_tokens": ("prompt_tokens_mean", "prompt_tokens", "input_tokens_mean", "input_tokens"),
-    "output_tokens": ("output_tokens_mean", "output_tokens"),
-    "sent_rps": ("sent_rps", "requested_rate", "request_rate", "requested_rps"),
-}
-_NAMES = ("config", "part", "name", "stage", "run")
+_ASKED = ("requested_rps", "requested_rate", "request_rate")
 
 
 def is_tidy(names: Sequence[str]) -> bool:
     """Whether columns of these names are of requests or of runs."""
     columns = _columns(names)
-    return "prompt_tokens" in columns or any(_figure(name) for name in names)
+    return "prompt_tokens" in columns or any(figure_of(name) for name in names)
 
 
 def read_tidy(
@@ -92,26 +94,47 @@ def read_tidy(
     """
     if not rows:
         Node(None, source).bad("has a header and no rows", "Give a table with rows.")
-    if any(_figure(name) for name in names):
-        return [_aggregates(row, source) for row in rows]
+    if any(figure_of(name) for name in names):
+        return runs_of_rows(rows, source)
     columns = _columns(names)
     node = Node(None, source)
-    for name in ("prompt_tokens", "output_tokens"):
-        if name not in columns:
+    for name, others in (("prompt_tokens", {"prompt_tokens"}), ("output_tokens", {"output_tokens", "engine_tokens"})):
+        if not others & columns.keys():
             node.bad(f"has no column {name}; it has {', '.join(map(shown, list(names)[:12]))}", _advice(names, name))
     if not {"first", "ttft", "last", "e2e"} & columns.keys():
         node.bad("has no column of a measured time", "Add ttft_s and e2e_s, or first_token_s and last_token_s.")
     if {"first", "last"} & columns.keys() and "sent" not in columns:
         node.bad("has times of tokens, and no time of sending", "Add a column sent_s, or ttft_s and e2e_s.")
-    made = [_request(row, columns) for row in rows]
     lists = hash_ids
     if lists is None and "hash_ids" in columns:
         lists = [row.of(columns["hash_ids"][0]) for row in rows]
-    shared = None if lists is None else _hash_ids(lists, made)
-    requests = requests_of(node, made, None if shared is None else shared.picked)
-    notes = () if hash_ids is None else ("what its prompts share is told by trace.jsonl beside it",)
-    client = _loop_of(rows) if "users" in columns else Client()
-    return [MeasuredRun(source, FORM, "", client, requests.figures(), requests, notes=notes)]
+    note = [] if hash_ids is None else ["what its prompts share is told by trace.jsonl beside it"]
+    return _runs_of_models(node, rows, columns, lists, note)
+
+
+def _runs_of_models(
+    node: Node, rows: list[Node], columns: Mapping[str, tuple[str, float]], lists: list[Node] | None, notes: list[str]
+) -> list[MeasuredRun]:
+    """A run for each model of the requests `rows` of which any ended well; `lists`: their hash ids."""
+    key = columns.get("model", ("", 0.0))[0]
+    by_model: dict[str, list[int]] = {}
+    for number, row in enumerate(rows):
+        by_model.setdefault(str(row.value.get(key) or ""), []).append(number)
+    made = {name: [_request(rows[number], columns) for number in its] for name, its in by_model.items()}
+    good = {name for name, its in made.items() if any(row.ok for row in its)} or {*by_model}
+    notes += [f"all {len(its):,} requests of {name} failed: left out" for name, its in made.items() if name not in good]
+    found: list[MeasuredRun] = []
+    for name, its in by_model.items():
+        if name in good:
+            shared = None if lists is None else _hash_ids([lists[number] for number in its], made[name])
+            requests = requests_of(node, made[name], None if shared is None else shared.picked)
+            client = _loop_of([rows[number] for number in its]) if "users" in columns else Client()
+            part = (name or "no model told") if len(by_model) > 1 else ""
+            figures = requests.figures()
+            found.append(
+                MeasuredRun(node.where, FORM, "", client, figures, requests, part=part, model=name, notes=tuple(notes))
+            )
+    return found
 
 
 def csv_rows(text: str, source: str) -> tuple[list[Node], list[str]]:
@@ -155,9 +178,9 @@ def _columns(names: Sequence[str]) -> dict[str, tuple[str, float]]:
     for column, known in REQUEST.items():
         for name in names:
             stem, _, unit = name.rpartition("_")
-            timed = column in _TIMES and stem in known and unit in _UNIT_S
+            timed = column in _TIMES and stem in known and unit in UNIT_S
             if column not in found and (timed or name in known):
-                found[column] = (name, _UNIT_S[unit] if timed else 0.0)
+                found[column] = (name, UNIT_S[unit] if timed else 0.0)
     return found
 
 
@@ -168,12 +191,13 @@ def _advice(names: Sequence[str], column: str) -> str:
 
 
 def _loop_of(rows: list[Node]) -> Client:
-    """The closed loop that a column `users` tells. MeasuredError where its rows differ."""
-    users = rows[0].of("users").count()
+    """The closed loop that a column of USERS tells. MeasuredError where its rows differ."""
+    users = most_in_flight(rows[0])
     for row in rows:
-        if (other := row.of("users").count()) != users:
-            row.bad(f"users is {other} after {users} before it", "Give each run a file of its own.")
-    return Client("closed", max_concurrency=users)
+        if (other := most_in_flight(row)) != users:
+            name = next(name for name in USERS if name in row.value)
+            row.bad(f"{name} is {other} after {users} before it", "Give each run a file of its own.")
+    return Client() if users is None else Client("closed", max_concurrency=users)
 
 
 def _request(row: Node, columns: Mapping[str, tuple[str, float]]) -> Row:
@@ -181,8 +205,12 @@ def _request(row: Node, columns: Mapping[str, tuple[str, float]]) -> Row:
         name, unit_s = columns.get(column, ("", 0.0))
         return row.maybe(name, lambda x: x.ns(unit_s) if unit_s else _date_ns(x, name)) if name else None
 
-    ok = _ended_well(row, columns)
-    tokens = [row.maybe(columns[name][0], Node.tokens) for name in ("prompt_tokens", "output_tokens")]
+    why = _failure(row, columns)
+    ok = why is None
+    prompt, output, engine = (
+        row.maybe(columns[name][0], Node.tokens) if name in columns else None
+        for name in ("prompt_tokens", "output_tokens", "engine_tokens")
+    )
     sent, first, last = ns("sent"), ns("first"), ns("last")
     begun = 0 if sent is None else sent
     if first is None and (ttft := ns("ttft")) is not None:
@@ -190,14 +218,16 @@ def _request(row: Node, columns: Mapping[str, tuple[str, float]]) -> Row:
     if last is None and (e2e := ns("e2e")) is not None:
         last = begun + e2e
     if ok:
-        for name, value in zip(("prompt_tokens", "output_tokens"), tokens, strict=True):
+        for name, value in (("prompt_tokens", prompt), ("output_tokens", output if engine is None else engine)):
             if value is None:
-                row.bad(f"{columns[name][0]} is missing")
+                row.bad(f"{columns.get(name, columns.get('engine_tokens', (name, 0)))[0]} is missing")
         if first is None and last is None:
             row.bad("has no measured time of a request that did not fail", "Say so in a column status.")
     pieces = row.maybe(columns["chunks"][0], lambda x: x.count(low=0)) if "chunks" in columns else None
     times = [MISSING if ns_ is None else ns_ for ns_ in (ns("intended"), sent, first, last)]
-    return check_row(row, Row(tokens[0] or 0, tokens[1] or 0, ok, *times, chunks=pieces or MISSING))
+    counts = {"counted": MISSING if None in (output, engine) else output or 0, "by_engine": engine is not None}
+    tokens = (output if engine is None else engine) or 0
+    return check_row(row, Row(prompt or 0, tokens, ok, *times, chunks=pieces or MISSING, **counts, why=why or ""))
 
 
 def _date_ns(node: Node, name: str) -> int:
@@ -210,17 +240,18 @@ def _date_ns(node: Node, name: str) -> int:
         node.bad(str(error), "Correct it.")
 
 
-def _ended_well(row: Node, columns: Mapping[str, tuple[str, float]]) -> bool:
-    if "error" in columns and row.has(columns["error"][0]):
-        return False
+def _failure(row: Node, columns: Mapping[str, tuple[str, float]]) -> str | None:
+    """The kind of its failure; None for a request that ended well."""
+    text = str(row.value[columns["error"][0]]) if "error" in columns and row.has(columns["error"][0]) else ""
     if "status" not in columns:
-        return True
+        return failure_kind(text) if text else None
     word = str(row.value.get(columns["status"][0]) or "").lower()
-    if re.fullmatch(r"[45]\d\d", word):  # of HTTP
-        return False
-    if word not in _GOOD | _BAD:
+    status = re.fullmatch(r"[45]\d\d", word)  # of HTTP
+    if not status and word not in _GOOD | _BAD:
         row.bad(f"{columns['status'][0]} is {shown(word)}", "Write ok or error.")
-    return word in _GOOD
+    if word in _GOOD and not text:
+        return None
+    return failure_kind(text or ("" if word in _SAYS_NOTHING else word))
 
 
 def _hash_ids(lists: list[Node], rows: list[Row]) -> HashIds:
@@ -247,59 +278,3 @@ def _hash_ids(lists: list[Node], rows: list[Row]) -> HashIds:
         )
     ends: Ints = np.cumsum([0, *map(len, ids)], dtype=np.int64)
     return HashIds.of(fits[0], np.array([one for mine in ids for one in mine], np.int64), ends)
-
-
-# ---- aggregates
-
-
-def _figure(name: str) -> tuple[str, float] | None:
-    """The figure that column `name` has, and the seconds of its unit; None for another column."""
-    match = re.fullmatch(r"(ttft|tpot|e2e|e2el)_(mean|p50|median|p90|p99)_(s|ms|us|ns)", name)
-    match = match or re.fullmatch(r"(ttft|tpot|e2e|e2el)_(mean|p50|median|p90|p99)()", name)  # refused when read
-    if match is None:
-        return None
-    latency, of, unit = match.groups()
-    return f"{latency.removesuffix('l')}_{'p50' if of == 'median' else of}_s", _UNIT_S.get(unit, 0.0)
-
-
-def _aggregates(row: Node, source: str) -> MeasuredRun:
-    """The run of one row."""
-    found: dict[str, float] = {}
-    for name in row.object():
-        figure = _figure(name)
-        if figure is not None and not figure[1]:
-            row.bad(f"{name} has no unit", f"Name the column {name}_s or {name}_ms.")
-        if figure is not None and row.has(name):
-            found[figure[0]] = row.of(name).number() * figure[1]
-    for latency in LATENCIES:
-        ordered = [found[f"{latency}_{of}_s"] for of in OF if of != "mean" and f"{latency}_{of}_s" in found]
-        if ordered != sorted(ordered):
-            row.bad(f"percentiles of {latency} fall: {', '.join(f'{x:g}' for x in ordered)} s")
-    means = _known(row, _MEANS)
-    for name in ("prompt_tokens", "output_tokens"):
-        if name not in means:
-            row.bad(f"has no column of {name}", f"Add {name}_mean.")
-    found |= _known(row, _RATES)
-    words = [
-        str(row.value[name]) if name != "stage" else f"stage {row.value[name]}" for name in _NAMES if row.has(name)
-    ]
-    client = _client(row, means)
-    version = row.maybe("image", Node.text) or row.maybe("version", lambda x: str(x.value)) or ""
-    return MeasuredRun(source, FORM, version, client, found, None, means, ", ".join(words))
-
-
-def _known(row: Node, names: Mapping[str, Sequence[str]]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for name, known in names.items():
-        column = next((column for column in known if row.has(column)), None)
-        if column is not None:
-            found[name] = row.of(column).number()
-    return found
-
-
-def _client(row: Node, means: Mapping[str, float]) -> Client:
-    most, users = (row.maybe(name, Node.count) for name in ("max_concurrency", "users"))
-    if users is not None:
-        return Client("closed", max_concurrency=users)
-    asked = next((row.of(name).number() for name in _MEANS["sent_rps"][1:] if row.has(name)), means.get("sent_rps"))
-    return Client("open" if asked else "unknown", asked or None, poisson=True, max_concurrency=most)

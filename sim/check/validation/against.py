@@ -7,14 +7,14 @@ repeats: errors are of the means, the spread is half the range of the measured o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.base.units import NS_PER_S, format_duration
 from batchsim.check.measured.client_faults import in_flight
-from batchsim.check.measured.run import FIGURES, OF, MeasuredRequests, MeasuredRun
+from batchsim.check.measured.run import FIGURES, MISSING, OF, RATES, MeasuredRequests, MeasuredRun
 from batchsim.check.validation.compare_runs import MetricError, relative
 from batchsim.check.validation.load_shift import load_shifts
 from batchsim.check.validation.replay import Replay, replay, simulated_requests
@@ -75,7 +75,7 @@ class Comparison:
     def notes(self) -> list[str]:
         """What is to be known of the files and of the replay, each line once."""
         found = [note for one in self.replays for note in (*one.run.notes, *one.notes)]
-        lost = sum(int((~requests.ok).sum()) for requests in self.simulated)
+        lost = sum(one.unfinished(its) for one, its in zip(self.replays, self.simulated, strict=True))
         found += [f"in simulation {lost:,} requests did not finish: their latencies are no figures"] if lost else []
         return list(dict.fromkeys(found))
 
@@ -96,14 +96,18 @@ def compare(setup: Setup, spec: PolicySpec, runs: Sequence[MeasuredRun], *, shif
 
 
 def _figures(one: Replay, simulated: MeasuredRequests) -> dict[str, float | None]:
-    """The simulation's figures over the requests that the measured ones are over."""
+    """The simulation's figures over the requests that those measured are over, each latency over those that tell it."""
     measured = one.run.requests
-    if measured is not None and len(one.index) == len(simulated):
-        ok = simulated.ok & measured.ok[one.index]
-        simulated = MeasuredRequests(
-            **{name: getattr(simulated, name) for name in simulated.__dataclass_fields__ if name != "ok"}, ok=ok
-        )
     found = simulated.figures()
+    if measured is not None and len(one.index) == len(simulated):
+        measured = measured.picked(one.index)
+        both = replace(simulated, ok=simulated.ok & measured.ok)
+        told = {
+            name: np.where(getattr(measured, name) < 0, MISSING, getattr(simulated, name))
+            for name in ("ttft_ns", "e2e_ns")
+        }
+        latencies, rates = replace(both, **told).figures(), both.figures()
+        found = latencies | {name: rates[name] for name in RATES if name in rates}
     return {name: found.get(name) for name in FIGURES}
 
 

@@ -2,7 +2,9 @@
 
 Open arrivals are sent when the client sent them, late or not; with a limit on those in flight they wait at the client.
 A closed loop is one list of requests in the order of sending, each taken when another is answered. Where a file has
-aggregates alone, as many requests of its mean lengths are sent at its rate, with exponential gaps.
+aggregates alone, as many requests of its mean lengths are sent at its rate, with exponential gaps; the lengths vary as
+it tells, and where they would keep users in lockstep in any case. A request that failed after it had held the engine is
+given up when it was.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from batchsim.base.errors import MeasuredError
 from batchsim.base.units import NS_PER_S
 from batchsim.check.measured.client_faults import in_flight
 from batchsim.check.measured.run import MISSING, MeasuredRequests, MeasuredRun
+from batchsim.check.validation.impossible import possible
 from batchsim.kernel.record import FINISHED
 from batchsim.scenario import Point
 from batchsim.scenario.config import PolicySpec
@@ -27,6 +30,12 @@ from batchsim.workload.traces.trace_rows import Ints, TraceRows
 from batchsim.workload.workload_config import TraceArrivals, WorkloadConfig
 
 SEED = 0
+SPREAD = 0.2
+"""Share by which lengths vary around their mean, equally likely, where nothing is told of them and all users of a
+closed loop begin at once."""
+SKEWED = 0.4
+"""Standard deviation, as a share of the mean, from which on lengths are taken as lognormal: normal ones would be below
+0."""
 
 
 @dataclass(frozen=True)
@@ -42,26 +51,34 @@ class Replay:
     limit: int | None
     notes: tuple[str, ...]
 
+    @property
+    def count(self) -> int:
+        """The requests that are sent."""
+        return len(self.setup.resolved.rows[SEED])
+
     def simulate(self, spec: PolicySpec, load: float = 1.0) -> Run:
         """The simulation under a policy. `load`: times the measured rate, or the users of a closed loop."""
         replay = self if self.open or load == 1.0 else _with_users(self, load)
         return simulate_point(replay.setup, Point(spec, load if self.open else 1.0, SEED))
 
+    def unfinished(self, simulated: MeasuredRequests) -> int:
+        """How many requests did not finish in simulation, of those that did when they were measured."""
+        rows, measured = self.setup.resolved.rows[SEED], self.run.requests
+        did = rows.labels["patience"] < 0 if "patience" in rows.labels else np.full(len(rows), True)
+        return int((~simulated.ok & (did if measured is None else measured.ok[self.index])).sum())
+
 
 def replay(setup: Setup, run: MeasuredRun) -> Replay:
     """`run` as a workload for the engine of `setup`. MeasuredError where that engine could not have served it."""
+    run = possible(setup, run)
     requests, client = run.requests, run.client
-    notes: list[str] = []
     if requests is None:
-        prompt, output, index = _of_means(run)
-        notes.append(f"played as {len(prompt):,} requests of the mean lengths: the file has none one by one")
+        prompt, output, notes = _of_means(setup, run)
+        index = np.empty(0, np.int64)
+        prompt, output, patience_ns = _with_given_up(setup, run, prompt, output)
     else:
-        index = np.flatnonzero((requests.prompt_tokens > 0) & (requests.output_tokens > 0))
-        if left := len(requests) - len(index):
-            notes.append(
-                f"failed requests that are not replayed, as nobody knows how long the engine had them: {left:,}"
-            )
-        prompt, output = requests.prompt_tokens[index], requests.output_tokens[index]
+        index, output, patience_ns, notes = _held(requests, setup.max_model_len)
+        prompt = requests.prompt_tokens[index]
     limit = client.max_concurrency if client.arrivals in ("closed", "open") else None
     closed = client.arrivals == "closed"
     sent_ns, note = _sendings(run, index, closed, limit)
@@ -84,6 +101,7 @@ def replay(setup: Setup, run: MeasuredRun) -> Replay:
         run.name,
         "measured",
         hash_ids=hash_ids,
+        labels={} if patience_ns is None else {"patience": patience_ns},
     )
     config = WorkloadConfig(
         arrivals=TraceArrivals(),
@@ -97,20 +115,110 @@ def replay(setup: Setup, run: MeasuredRun) -> Replay:
     return Replay(playing(setup, config, rows), run, index, is_open, limit, tuple(notes))
 
 
-def _of_means(run: MeasuredRun) -> tuple[Ints, Ints, Ints]:
-    """Lengths of as many requests as there were, each of the mean length, and no index."""
+def _held(requests: MeasuredRequests, max_model_len: int) -> tuple[Ints, Ints, Ints | None, list[str]]:
+    """The rows to be replayed, the output and the patience in ns of each, None where none failed; notes on failures.
+
+    One that failed is replayed where it held the engine: where it is told how long it lasted, as an answer without an
+    end that is given up after that time, else as one of as many tokens as came.
+    """
+    lasted = ~requests.ok & (requests.e2e_ns > 0)
+    played = (requests.prompt_tokens > 0) & ((requests.output_tokens > 0) | lasted)
+    index = np.flatnonzero(played)
+    cut = lasted[index]
+    failed = int((~requests.ok[index]).sum())
+    notes: list[str] = []
+    if failed:
+        notes.append(
+            f"failed requests that held the engine, and are replayed until they were given up: {failed:,}; their"
+            " latencies are no figures"
+        )
+    if left := len(requests) - len(index):
+        notes.append(f"failed requests that are not replayed, as the file tells of no time in the engine: {left:,}")
+    output = requests.output_tokens[index]
+    if not cut.any():
+        return index, output, None, notes
+    room = np.maximum(max_model_len - requests.prompt_tokens[index], 1)
+    return index, np.where(cut, room, output), np.where(cut, requests.e2e_ns[index], -1), notes
+
+
+def _of_means(setup: Setup, run: MeasuredRun) -> tuple[Ints, Ints, list[str]]:
+    """Prompts and outputs of as many requests as there were, which have the means, and a note on how they vary.
+
+    They vary by no more than leaves the longest to be served and timed, and the shortest longer than what prompts
+    share; by assumption, where the model is hardly longer than their sum, longer prompts have shorter outputs.
+    """
     for name in ("requests", "prompt_tokens", "output_tokens"):
         if not run.means.get(name):
             _refuse(run, f"does not say its {name}", "Give a file with the requests.")
-    count = round(run.means["requests"])
-    lengths = [np.full(count, max(round(run.means[name]), 1)) for name in ("prompt_tokens", "output_tokens")]
-    return lengths[0], lengths[1], np.empty(0, np.int64)
+    count, client = round(run.means["requests"]), run.client
+    in_step = client.arrivals in ("closed", "at_once") and client.max_concurrency != 1 and client.rate_rps is None
+    spread = SPREAD if in_step else 0.0
+    rng, prefix, reach = np.random.default_rng(SEED), setup.resolved.workload.shared_prefix, setup.cost.reach
+    means = [run.means[side] for side in ("prompt_tokens", "output_tokens")]
+    room = max(setup.max_model_len - sum(means) - 1, 0.0)
+    most = [mean * (1 + room / sum(means)) for mean in means]
+    shortest = 1 if prefix is None else prefix.added_tokens + 1
+    timed = setup.max_model_len if reach is None else reach.max_chunk_context - 1
+    prompt = _varied(run, "prompt_tokens", rng, spread, (shortest, min(most[0], timed)))
+    output = _varied(run, "output_tokens", rng, spread, (1, most[1]))
+    told = [any(f"{side}_tokens_{of}" in run.means for of in ("std", "min")) for side in ("prompt", "output")]
+    if spread * sum(means) > room and not any(told):
+        half = max(int(min(spread * min(means), means[0] - shortest, timed - means[0])), 0)
+        off = rng.permutation(np.linspace(-half, half, count)).astype(np.int64)
+        prompt, output = int(means[0]) + off, int(means[1]) - off
+    note = f"played as {count:,} requests of the mean lengths: the file has none one by one"
+    for side, its, by_file in zip(("prompts", "outputs"), (prompt, output), told, strict=True):
+        if its.min() < its.max():
+            how = (
+                "as the file says" if by_file else f"within ± {SPREAD:.0%} by assumption, as equal ones run in lockstep"
+            )
+            note += f"; {side} vary from {its.min():,} to {its.max():,} tokens, {how}"
+    return prompt, output, [note]
+
+
+def _with_given_up(setup: Setup, run: MeasuredRun, prompt: Ints, output: Ints) -> tuple[Ints, Ints, Ints | None]:
+    """Prompts, outputs and patience of the requests of aggregates with those among them that were given up."""
+    if not (count := round(run.means.get("given_up", 0))):
+        return prompt, output, None
+    rng, mean = np.random.default_rng(SEED), int(run.means["prompt_tokens"])
+    gone = rng.permutation(np.arange(len(prompt) + count) < count)
+    found = [np.zeros(len(gone), np.int64) for _ in range(3)]
+    for column, others, its in zip(
+        found,
+        (prompt, output, -1),
+        (mean, max(setup.max_model_len - mean, 1), round(run.means["given_up_s"] * NS_PER_S)),
+        strict=True,
+    ):
+        column[~gone], column[gone] = others, its
+    return found[0], found[1], found[2]
+
+
+def _varied(run: MeasuredRun, side: str, rng: np.random.Generator, spread: float, limits: tuple[float, float]) -> Ints:
+    """Lengths of `side` with its mean: normal of the standard deviation that is told, lognormal of a large one,
+    equally likely between the shortest and the longest told, else within ± `spread` of the mean (of what is beyond the
+    lower of `limits`); drawn together where they would leave `limits`."""
+    mean, count = run.means[side], round(run.means["requests"])
+    low, high, std = (run.means.get(f"{side}_{of}") for of in ("min", "max", "std"))
+    if std is not None:
+        off = rng.standard_normal(count)
+        off = std * (off - off.mean()) / (off.std() or 1.0)
+        if std > SKEWED * mean:
+            sigma = np.sqrt(np.log1p((std / mean) ** 2))
+            off = mean * (np.exp(sigma * off / std - sigma**2 / 2) - 1)
+        off = np.clip(off, (1 if low is None else low) - mean, np.inf if high is None else max(high - mean, 0.0))
+        off -= off.mean()
+    else:
+        half = spread * (mean - limits[0] + 1) if low is None or high is None else (high - low) / 2
+        off = half * (rng.permutation(2 * np.arange(count) + 1) / count - 1)
+    room = ((mean - limits[0], -off.min()), (limits[1] - mean, off.max()))
+    narrowed = min(1.0, *(max(free, 0.0) / max(float(most), 1e-9) for free, most in room))
+    return np.maximum(np.rint(mean + narrowed * off), 1).astype(np.int64)
 
 
 def _sendings(run: MeasuredRun, index: Ints, closed: bool, limit: int | None) -> tuple[Ints, list[str]]:
     """When each request is sent, in ns, or where its client is full, from when on; and what is not as it was."""
     requests, client = run.requests, run.client
-    count = len(index) if requests is not None else round(run.means["requests"])
+    count = len(index) if requests is not None else round(run.means["requests"] + run.means.get("given_up", 0))
     if client.arrivals == "at_once" or (closed and limit is None):
         return np.zeros(count, np.int64), []
     told = None if requests is None or requests.sent_ns is None else requests.sent_ns[index]

@@ -16,6 +16,7 @@ from batchsim.report.markdown import escaped, markdown_table
 from batchsim.results.provenance import as_json
 
 DASH = "–"
+IMPOSSIBLE = "cannot be"
 _ROWS = (("TTFT", "ttft"), ("TPOT", "tpot"), ("E2E", "e2e"))
 _OF = ("mean", "p50", "p90", "p99")
 _RATES = (("requests/s", "throughput_rps"), ("tokens/s", "output_tokens_per_s"))
@@ -63,6 +64,12 @@ def grid(found: Sequence[Comparison]) -> Grid:
         name = [one.policy, one.part]
         for title, latency in _ROWS:
             errors = [one.error(f"{latency}_{of}_s") for of in _OF]
+            impossible = one.runs[0].impossible.get(errors[0].name)
+            if impossible is not None:
+                values = [_ms(impossible), _ms(errors[0].simulated)]
+                rows.append([*name, title, *values, IMPOSSIBLE, DASH, DASH, DASH, DASH])
+                name = ["", ""]
+                continue
             if all(error.error is None for error in errors):
                 continue
             mean = errors[0]
@@ -70,10 +77,17 @@ def grid(found: Sequence[Comparison]) -> Grid:
             rows.append([*name, title, *values, *map(_cell, errors), _shift(one, mean.name)])
             name = ["", ""]
         for title, rate in _RATES:
-            error = one.error(rate)
+            error, impossible = one.error(rate), one.runs[0].impossible.get(rate)
+            if impossible is not None:
+                rows.append(
+                    [*name, title, f"{impossible:.4g}", f"{error.simulated or 0:.4g}", IMPOSSIBLE, "", "", "", ""]
+                )
+                name = ["", ""]
             if error.error is not None:
                 rows.append([*name, title, f"{error.live:.4g}", f"{error.simulated:.4g}", _cell(error), "", "", "", ""])
                 name = ["", ""]
+        if name[0]:
+            rows.append([*name, "nothing to compare", *[DASH] * 7])
     return rows
 
 
@@ -124,6 +138,7 @@ def to_json(name: str, heading: str, found: Sequence[Comparison], made: Mapping[
             "client": str(one.runs[0].client),
             "notes": one.notes,
             "errors": [asdict(error) for error in one.errors],
+            "impossible": dict(one.runs[0].impossible),
             "load_equivalent": one.shifts,
             "first_request_that_parts": None if one.parting is None else asdict(one.parting),
         }
