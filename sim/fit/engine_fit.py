@@ -22,6 +22,7 @@ from batchsim.cost.own_cost import OwnCost
 from batchsim.fit.held_out import LoadError, claims_of, load_error, mean_lengths, short_names
 from batchsim.fit.identify import Identified, identify
 from batchsim.fit.solve import Case, Solved, error_of, simulate_all, solve, with_fit
+from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.scenario.config import PolicySpec
 from batchsim.scenario.fitted_config import FORMAT
 from batchsim.scenario.point import Setup
@@ -71,8 +72,13 @@ class EngineFit:
     @property
     def fitted(self) -> Setup:
         """The scenario's setup with the fitted step times, and the way from the client."""
-        cost = Fitted(self.kernel, self.terms, self.words, self.claims["tpot_mean_s"])
+        cost = Fitted(self.kernel, self.terms, self.words, self.claims.get("tpot_mean_s"))
         return with_fit(self.setup, cost, self.frontend_ns)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The files that it was fitted to and judged by."""
+        return tuple(dict.fromkeys(run.source for run in self.runs))
 
     @property
     def exceeded(self) -> list[str]:
@@ -114,7 +120,7 @@ class EngineFit:
             "not_told_apart": [asdict(pair) for pair in self.known.confused],
             "given": [{"run": one.name, "beyond_knee": one.knee, "errors": one.errors} for one in self.given],
             "held_out": [{"run": one.name, "beyond_knee": one.knee, "errors": one.errors} for one in self.held_out],
-            "files": {source: file_hash(source) for source in dict.fromkeys(run.source for run in self.runs)},
+            "files": {source: file_hash(source) for source in self.sources},
             "engine_versions": sorted({run.version for run in self.runs if run.version}),
             "policies": {spec.name: {"kind": spec.kind} | spec.knobs | spec.by_device for spec in self.specs},
             "notes": list(self.notes),
@@ -191,7 +197,8 @@ def _held_out_error(case: Case, fitted: Setup, solved: Solved, one: Replay) -> L
     return load_error(fitted, case.spec_of(one.run), one.run, first[0] if first else 1.0)
 
 
-def _check(setup: Setup, runs: Sequence[MeasuredRun]) -> None:
+def check_fits(setup: Setup) -> None:
+    """ScenarioError where no step times can be fitted for the engine of `setup`."""
     scenario = setup.scenario
     if setup.groups:
         raise ScenarioError(
@@ -210,6 +217,10 @@ def _check(setup: Setup, runs: Sequence[MeasuredRun]) -> None:
         )
     if scenario.cost.draft is not None:
         raise ScenarioError(f"{scenario.places['cost']}: cost.draft: drafting is not fitted. Leave it out.")
+
+
+def _check(setup: Setup, runs: Sequence[MeasuredRun]) -> None:
+    check_fits(setup)
     models = sorted({run.model for run in runs if run.model})
     if len(models) > 1:
         other = next(run for run in runs if run.model == models[1])
@@ -223,21 +234,27 @@ def _check(setup: Setup, runs: Sequence[MeasuredRun]) -> None:
 
 def _case(setup: Setup, spec_of: Callable[[MeasuredRun], PolicySpec], runs: Sequence[MeasuredRun]) -> Case:
     """The kernel and the defaults: those of the scenario's cost under the policy."""
-    cost, way = setup.cost_under(spec_of(runs[0]).config), float(setup.resolved.workload.frontend.request)
-    if not isinstance(cost, Free | Linear | Constant):
-        host = cost.host_part
-        defaults = {"kernel": 1.0, "base": host.base, "sequence": host.per_sequence, "prompt_token": host.per_token}
-        return Case(setup, spec_of, setup.cost.without_host(), OVER_KERNEL, {**defaults, "frontend": way})
+    config, way = spec_of(runs[0]).config, float(setup.resolved.workload.frontend.request)
+    kernel, stated = start_of(setup, config)
+    defaults = {**(stated or _first_guess(runs)), "frontend": way}
+    free = SPLIT if config.traits.splits_steps else FREE
+    return Case(setup, spec_of, kernel, free if kernel is None else OVER_KERNEL, defaults)
+
+
+def start_of(setup: Setup, config: PolicyConfig) -> tuple[Cost | None, dict[str, float]]:
+    """What a fit begins with: the kernel, None where the scenario's cost has none, and the terms that it states."""
+    cost = setup.cost_under(config)
     if isinstance(cost, Linear):
         each = cost.per_token + cost.per_sequence
-        defaults = {"base": cost.base, "sequence": each, "prompt_token": cost.per_token}
-        defaults["context_token"] = cost.per_context_token
-    elif isinstance(cost, Constant):
-        defaults = {"base": float(cost.step)}
-    else:
-        defaults = _first_guess(runs)
-    splits = spec_of(runs[0]).config.traits.splits_steps
-    return Case(setup, spec_of, None, SPLIT if splits else FREE, {**defaults, "frontend": way})
+        stated = {"base": cost.base, "sequence": each, "prompt_token": cost.per_token}
+        return None, stated | {"context_token": cost.per_context_token}
+    if isinstance(cost, Constant):
+        return None, {"base": float(cost.step)}
+    if isinstance(cost, Free):
+        return None, {}
+    host = cost.host_part
+    stated = {"kernel": 1.0, "base": host.base, "sequence": host.per_sequence, "prompt_token": host.per_token}
+    return setup.cost.without_host(), stated
 
 
 def _first_guess(runs: Sequence[MeasuredRun]) -> dict[str, float]:
