@@ -149,7 +149,8 @@ def chosen(
 
 
 def files_of(given: Sequence[Path], suffixes: Sequence[str] = SUFFIXES) -> list[Path]:
-    """The files, and those of folders by name that end in one of `suffixes`. MeasuredError for a folder without any, and for a file given twice."""
+    """The files, and those of folders that end in one of `suffixes`, by name. MeasuredError for a folder without any,
+    and for a file given twice."""
     found: list[Path] = []
     for path in given:
         inside = sorted(one for one in path.iterdir() if one.suffix in suffixes) if path.is_dir() else [path]

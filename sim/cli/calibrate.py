@@ -90,10 +90,14 @@ def calibrate(
     ] = None,
     hold_out: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILES", help="Of --bench: runs to judge by alone, files or pieces of names; of --steps: logs."),
+        typer.Option(
+            metavar="FILES", help="Of --bench: runs to judge by alone, files or pieces of names; of --steps: logs."
+        ),
     ] = None,
     part: Annotated[list[str] | None, typer.Option(help="Of --bench: the runs whose name holds this.")] = None,
-    policy: Annotated[str | None, typer.Option(help="Of --bench and --steps: the policy, where the scenario has more.")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Of --bench and --steps: the policy, where the scenario has more.")
+    ] = None,
     url: Annotated[
         str | None, typer.Option(help="Measure your running OpenAI-compatible server: http://127.0.0.1:8000.")
     ] = None,
@@ -204,7 +208,9 @@ def _check_given(context: typer.Context, way: str) -> None:
             raise CalibrationError(f"{given}: nothing is measured here with {way}. Drop one of them.")
         if way:
             raise CalibrationError(f"{given}: is of {' and '.join(ways)}, not of {way}. Drop one of them.")
-        raise CalibrationError(f"{given}: is of {' and '.join(ways)}. Add {' or '.join(map(_GIVEN.get, ways))}, or drop it.")
+        raise CalibrationError(
+            f"{given}: is of {' and '.join(ways)}. Add {' or '.join(_GIVEN[one] for one in ways)}, or drop it."
+        )
 
 
 @calibrate_app.command()

@@ -94,7 +94,11 @@ def validate_steps(
         for spec in specs
     ]
     notes = [f"{Path(log.source).name}: {note}" for log in logs for note in log.notes]
-    made = provenance() | {"cost": setup.cost.sources(), "scenario": loaded.plain, "files": [log.source for log in logs]}
+    made = provenance() | {
+        "cost": setup.cost.sources(),
+        "scenario": loaded.plain,
+        "files": [log.source for log in logs],
+    }
     whole = {"format": "batchsim steps 1", "notes": notes, "policies": [asdict(one) for one in found], "made": made}
     with writing(path, "Give another path with --json or another folder with --out."):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -129,6 +133,6 @@ def _read(file: Path, setup: Setup, specs: Sequence[PolicySpec]) -> StepLog:
     its, kinds = _KINDS.get(log.form), {spec.kind for spec in specs}
     if its and not kinds & {its} and kinds & {*_KINDS.values()}:
         raise ScenarioError(
-            f"{file}: has {log.form}, and the scenario's policy is {', '.join(sorted(kinds))}. Give a scenario of {its}."
+            f"{file}: has {log.form}, and the scenario's policy is {', '.join(sorted(kinds))}. Give one of {its}."
         )
     return log

@@ -91,7 +91,9 @@ def validate(
         raise ScenarioError(f"--name {name}: is the name of files in --out, not a path. Write it without /.")
     if steps:
         if at is not None or loads is not None or from_ is not None or against or part:
-            raise ScenarioError("--steps: compares recorded steps alone. Drop --at, --loads, --from, --against and --part.")
+            raise ScenarioError(
+                "--steps: compares recorded steps alone. Drop --at, --loads, --from, --against and --part."
+            )
         validate_steps(
             scenario,
             steps,

@@ -241,7 +241,7 @@ def _case(setup: Setup, spec_of: Callable[[MeasuredRun], PolicySpec], runs: Sequ
     return Case(setup, spec_of, kernel, free if kernel is None else OVER_KERNEL, defaults)
 
 
-def start_of(setup: Setup, config: PolicyConfig) -> tuple[Cost | None, dict[str, float]]:
+def start_of(setup: Setup, config: PolicyConfig) -> tuple[Cost | None, Mapping[str, float]]:
     """What a fit begins with: the kernel, None where the scenario's cost has none, and the terms that it states."""
     cost = setup.cost_under(config)
     if isinstance(cost, Linear):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -83,67 +83,89 @@ def fit_steps(setup: Setup, spec: PolicySpec, logs: Sequence[StepLog], held: Seq
     steps = RecordedSteps.join([log.steps for log in every])
     apart = np.repeat([False] * len(logs) + [True] * len(held), [len(log.steps) for log in every])
     low, high, asked = at_ends(steps, Fitted(kernel, StepTerms(kernel=1.0)).features)
-    steps, apart = steps.picked(asked), apart[asked]
+    steps = steps.picked(asked)
     design = _Design(low, high, steps.ns, stated)
     active, open_terms = design.told_terms(FREE[:-1] if kernel is None else OVER_KERNEL[:-1])
-    rows = design.told(active)
 
-    def parted() -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
-        """The stretch of each step, the steps fitted to and those held out."""
-        stretch = _stretches(steps.core, rows)
-        given = rows & (~apart if held else ~np.isin(stretch, HELD))
-        judged = rows & ~given
-        if rows.sum() < FEWEST or not given.any() or not judged.any():
+    def parted(rows: NDArray[np.bool_]) -> _Parted:
+        found = _Parted.of(steps.core, rows, apart[asked] if held else None)
+        if rows.sum() < max(FEWEST, MOSTLY * len(asked)) or not found.given.any() or not found.held_out.any():
             raise MeasuredError(
-                f"{logs[0].source}: {int(rows.sum()):,} of {len(low):,} recorded steps tell what the fit needs, and"
-                f" {FEWEST} are needed, some of them to be held out. {_advice(every, kernel)}"
+                f"{logs[0].source}: {int(rows.sum()):,} of {len(asked):,} recorded steps tell what the fit needs, and"
+                f" {FEWEST} are needed, half of all, and some of them to be held out. {_advice(every, kernel)}"
             )
-        return stretch, given, judged
+        return found
 
-    stretch, given, judged = parted()
-    rows = design.nearly_told(design.solve(active, given))
-    stretch, given, judged = parted()
-    values = design.solve(active, given)
-    stairs = (*active, *STAIRS[-4:-1])
-    if kernel is None and design.error(values, given) > MISSED:
-        other = design.solve(stairs, given)
-        if design.error(other, given) < BETTER * design.error(values, given):
-            active, values = stairs, other
-    predicted = design.mid @ np.array([values[name] for name in TERMS])
-    known = design.identify(active, values, given, predicted)
-    parts = tuple(_biases(steps, predicted, stretch, part) for part in (given, judged))
-    mean = float(np.sqrt(np.mean([one.errors["step_time"] ** 2 for one in parts[0] if one.errors["step_time"]])))
-    regions = tuple(
-        (name, pairs_of(steps.picked(part), predicted[part]).errors())
-        for name, part in (("given", given), ("held out", judged))
-    )
-    notes = [*_notes(every), *(_OF_OPEN[name] for name in open_terms)]
-    if unfit := len(low) - int(rows.sum()):
-        notes.append(f"{unfit:,} of {len(low):,} steps are not fitted to: their logs leave open what the terms ask for")
-    if (stalled := rows & (steps.ns > STALLED * predicted)).any():
-        share = steps.ns[stalled].sum() / steps.ns[rows].sum()
-        notes.append(
-            f"{int(stalled.sum()):,} steps took more than {STALLED:g} times what is predicted, {share:.1%} of all time:"
-            " they hardly count in the fit, and wholly in the errors"
-        )
-    empty = [name for name in _LACKING if name in active and not values[name] and not design.mid[given][:, TERMS.index(name)].any()]
+    parts = parted(design.nearly_told(design.solve(active, parted(design.told(active)).given)))
+    active, values = design.best(active, parts.given, stairs=kernel is None)
+    predicted = design.mid @ _vector(values)
+    given, held_out = (parts.biases(steps.ns, predicted, part) for part in (parts.given, parts.held_out))
+    mean = float(np.sqrt(np.mean([(one.errors["step_time"] or 0.0) ** 2 for one in given])))
+    there = design.mid[parts.given].max(axis=0) > 0
     return StepFit(
-        setup,
-        (spec,),
-        kernel,
-        StepTerms(**values),
-        0.0,
-        known,
-        parts[0],
-        parts[1],
-        {"step_time": max(FLOORS["tpot_mean_s"], SIGMAS * mean)},
-        _words(logs, int(given.sum())),
-        tuple(notes),
-        (),
-        tuple(dict.fromkeys(log.source for log in every)),
-        regions,
-        tuple(_LACKING[name] for name in empty),
+        setup=setup,
+        specs=(spec,),
+        kernel=kernel,
+        terms=StepTerms(**values),
+        frontend_ns=0.0,
+        known=design.identify(active, values, parts.given, predicted),
+        given=given,
+        held_out=held_out,
+        claims={"step_time": max(FLOORS["tpot_mean_s"], SIGMAS * mean)},
+        words=_words(logs, int(parts.given.sum())),
+        notes=(
+            *_notes(every),
+            *(_OF_OPEN[name] for name in open_terms),
+            *_left_aside(len(asked) - int(parts.rows.sum()), len(asked)),
+            *_stalls(steps.ns[parts.rows], predicted[parts.rows]),
+        ),
+        runs=(),
+        logs=tuple(dict.fromkeys(log.source for log in every)),
+        regions=tuple(
+            (name, pairs_of(steps.picked(part), predicted[part]).errors())
+            for name, part in (("given", parts.given), ("held out", parts.held_out))
+        ),
+        lacking=tuple(
+            why
+            for name, why in _LACKING.items()
+            if kernel is None and not there[TERMS.index(name)] and not values[name]
+        ),
     )
+
+
+@dataclass(frozen=True)
+class _Parted:
+    """Of all steps those fitted to, `given`, and those `held_out`; the core of each, and which stretch of it."""
+
+    core: NDArray[np.int64]
+    stretch: NDArray[np.int64]
+    given: NDArray[np.bool_]
+    held_out: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, core: NDArray[np.int64], rows: NDArray[np.bool_], apart: NDArray[np.bool_] | None) -> _Parted:
+        """The parts of the steps `rows`: those `apart` are held out, or where None is said, HELD of the stretches."""
+        stretch = np.full(len(core), -1)
+        for one in np.unique(core[rows]):
+            at = np.flatnonzero(rows & (core == one))
+            stretch[at] = np.arange(len(at)) * STRETCHES // len(at)
+        apart = np.isin(stretch, HELD) if apart is None else apart
+        return cls(core, stretch, rows & ~apart, rows & apart)
+
+    @property
+    def rows(self) -> NDArray[np.bool_]:
+        """The steps of both."""
+        return self.given | self.held_out
+
+    def biases(self, ns: Floats, predicted: Floats, part: NDArray[np.bool_]) -> tuple[LoadError, ...]:
+        """The bias of the time of each stretch of the steps `part`."""
+        found: list[LoadError] = []
+        for core, number in sorted({*zip(self.core[part].tolist(), self.stretch[part].tolist(), strict=True)}):
+            mine = part & (self.core == core) & (self.stretch == number)
+            bias = float(predicted[mine].sum() / ns[mine].sum() - 1)
+            name = f"stretch {number + 1} of {STRETCHES} of core {core + 1}"
+            found.append(LoadError(name, {"step_time": bias}, knee=False))
+        return tuple(found)
 
 
 class _Design:
@@ -155,7 +177,7 @@ class _Design:
 
     def told_terms(self, terms: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Of `terms` those that most steps with any of it tell, and those left open."""
-        left_open = []
+        left_open: list[str] = []
         for name in terms:
             j = TERMS.index(name)
             there = self.high[:, j] > 0
@@ -167,24 +189,38 @@ class _Design:
     def told(self, active: Sequence[str]) -> NDArray[np.bool_]:
         """The steps of which the log tells what each of the `active` terms multiplies."""
         of = [TERMS.index(name) for name in active]
-        return (self.high[:, of] - self.low[:, of] <= TOLD * self.mid[:, of]).all(axis=1)
+        return np.all(self.high[:, of] - self.low[:, of] <= TOLD * self.mid[:, of], axis=1)
 
     def nearly_told(self, values: Mapping[str, float]) -> NDArray[np.bool_]:
         """The steps whose time under the terms `values` all that the log leaves open moves by no more than OPEN."""
-        its = np.array([values[name] for name in TERMS])
-        return (self.high - self.low) @ its <= OPEN * (self.mid @ its)
+        its = _vector(values)
+        return np.asarray((self.high - self.low) @ its <= OPEN * (self.mid @ its))
 
     def _weights(self, off: Floats) -> Floats:
         return np.sqrt(CUT / np.maximum(np.abs(off), CUT))
 
     def off(self, values: Mapping[str, float], rows: NDArray[np.bool_]) -> Floats:
         """By which share of what it took each of the steps `rows` is predicted too long."""
-        return self.mid[rows] @ np.array([values[name] for name in TERMS]) / self.ns[rows] - 1
+        return self.mid[rows] @ _vector(values) / self.ns[rows] - 1
 
     def error(self, values: Mapping[str, float], rows: NDArray[np.bool_]) -> float:
         """Root mean square of the errors of steps, as shares; beyond CUT, of their product."""
         off = np.abs(self.off(values, rows))
         return float(np.sqrt((off * np.minimum(off, CUT)).mean()))
+
+    def best(
+        self, active: Sequence[str], rows: NDArray[np.bool_], *, stairs: bool
+    ) -> tuple[Sequence[str], dict[str, float]]:
+        """The terms fitted to the steps `rows`, and their values; with `stairs` those of a step's number of tokens too,
+        where the others miss by more than MISSED and these miss far less."""
+        values = self.solve(active, rows)
+        error = self.error(values, rows)
+        if stairs and error > MISSED:
+            more = (*active, *(name for name in STAIRS if name in TERMS and name not in FREE))
+            other = self.solve(more, rows)
+            if self.error(other, rows) < BETTER * error:
+                return more, other
+        return active, values
 
     def solve(self, active: Sequence[str], rows: NDArray[np.bool_]) -> dict[str, float]:
         """The terms that come nearest to the steps `rows`, in shares of what each took; beyond CUT a step counts by its
@@ -218,26 +254,25 @@ class _Design:
         return identified(self.mid[rows][:, of] * (weights / self.ns[rows])[:, None], active, values, sigma, shares)
 
 
-def _stretches(core: NDArray[np.int64], rows: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The stretch of its core that each of the steps `rows` is in."""
-    found = np.full(len(core), -1)
-    for one in np.unique(core[rows]):
-        at = np.flatnonzero(rows & (core == one))
-        found[at] = np.arange(len(at)) * STRETCHES // len(at)
-    return found
+def _vector(values: Mapping[str, float]) -> Floats:
+    return np.array([values[name] for name in TERMS])
 
 
-def _biases(
-    steps: RecordedSteps, predicted: Floats, stretch: NDArray[np.int64], part: NDArray[np.bool_]
-) -> tuple[LoadError, ...]:
-    """The bias of the time of each stretch of the steps `part`."""
-    found = []
-    for core, number in sorted({*zip(steps.core[part].tolist(), stretch[part].tolist(), strict=True)}):
-        mine = part & (steps.core == core) & (stretch == number)
-        bias = float(predicted[mine].sum() / steps.ns[mine].sum() - 1)
-        name = f"stretch {number + 1} of {STRETCHES} of core {core + 1}"
-        found.append(LoadError(name, {"step_time": bias}, knee=False))
-    return tuple(found)
+def _left_aside(count: int, recorded: int) -> list[str]:
+    if not count:
+        return []
+    return [f"{count:,} of {recorded:,} steps are not fitted to: their logs leave open what the terms ask for"]
+
+
+def _stalls(ns: Floats, predicted: Floats) -> list[str]:
+    """A line on steps that took far longer than is predicted, where there are any."""
+    stalled = ns > STALLED * predicted
+    if not stalled.any():
+        return []
+    return [
+        f"{int(stalled.sum()):,} steps took more than {STALLED:g} times what is predicted,"
+        f" {ns[stalled].sum() / ns.sum():.1%} of all time: they hardly count in the fit, and wholly in the errors"
+    ]
 
 
 def _notes(logs: Sequence[StepLog]) -> list[str]:

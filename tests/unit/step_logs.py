@@ -25,7 +25,9 @@ def simulated(text: str, noise: float = 0.0) -> tuple[Steps, NDArray[np.float64]
 
 def vllm_log(steps: Steps, ms: NDArray[np.float64], blocks: int, *, usage: bool = True, pool: str = "") -> str:
     """vLLM's iterations of 2026 on, or without KV usage those of before."""
-    lines = [f"(EngineCore pid=7) INFO 10-05 12:00:00 [kv_cache_utils.py:1733] GPU KV cache size: {pool} tokens"] * bool(pool)
+    lines = [
+        f"(EngineCore pid=7) INFO 10-05 12:00:00 [kv_cache_utils.py:1733] GPU KV cache size: {pool} tokens"
+    ] * bool(pool)
     used = 1 - np.append(steps["free_blocks"][1:], blocks) / blocks
     for i, step in enumerate(steps):
         head = "(APIServer pid=1) INFO 10-05 12:00:00 [loggers.py:182] Engine 000: " if usage else (
@@ -65,7 +67,7 @@ def fpm_log(steps: Steps, ms: NDArray[np.float64]) -> str:
     return "".join(json.dumps(record) + "\n" for record in records)
 
 
-def sglang_log(steps: Steps, ms: NDArray[np.float64], blocks: int, size: int, every: int = 40) -> str:
+def sglang_log(steps: Steps, ms: NDArray[np.float64], every: int = 40) -> str:
     """SGLang's batches: a line for each prefill, and for every fortieth decode."""
     lines, count, tokens, since_ms = [], 0, 0, 0.0
     for i, step in enumerate(steps):

@@ -97,7 +97,7 @@ class ForwardPassLog:
             return "recorded twice"
         self._seen.add((core, number))
         ns = time_ns(1e3 * seconds)
-        if ns is None or not chunks + decodes or not chunks <= tokens or tokens and not chunks:
+        if ns is None or not chunks + decodes or not chunks <= tokens or (tokens and not chunks):
             return _IMPOSSIBLE
         lists = [of.maybe(name, _whole) for name in ("extend_lengths", "past_kv_lengths")]
         decoded, pairs = decodes, pairs_between(tokens, chunks, before, before)

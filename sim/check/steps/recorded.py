@@ -70,15 +70,11 @@ class RecordedSteps:
         """The columns of `steps`; no sequence is longer than `longest` tokens."""
         cores = {core: number for number, core in enumerate(dict.fromkeys(step.core for step in steps))}
         table = np.array([(cores[step.core], *step[1:]) for step in steps], dtype=np.float64).reshape(-1, 10)
-        whole = {"core", "decodes", "decode_tokens", "chunks", "prompt_tokens"}
-        found = {
-            name: column.astype(np.int64) if name in whole else column
-            for name, column in zip(Step._fields, table.T, strict=True)
-        }
-        for name, rows in (("context", found["decodes"]), ("pairs", found["prompt_tokens"])):
-            least = found[f"least_{name}"]
-            found[f"most_{name}"] = np.maximum(least, np.minimum(found[f"most_{name}"], rows * float(longest)))
-        return cls(**found)
+        core, ns, decodes, decoded, chunks, prompt, *bounds = table.T
+        for least, most, rows in ((0, 1, decodes), (2, 3, prompt)):
+            bounds[most] = np.maximum(bounds[least], np.minimum(bounds[most], rows * float(longest)))
+        whole = [one.astype(np.int64) for one in (core, decodes, decoded, chunks, prompt)]
+        return cls(whole[0], ns, *whole[1:], *bounds)  # type: ignore[arg-type]
 
     @classmethod
     def join(cls, several: Sequence[RecordedSteps]) -> RecordedSteps:
@@ -125,9 +121,7 @@ class StepLog:
     left_out: Counter[str]
 
 
-def at_ends(
-    steps: RecordedSteps, ask: Callable[[Columns], Floats]
-) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+def at_ends(steps: RecordedSteps, ask: Callable[[Columns], Floats]) -> tuple[Floats, Floats, NDArray[np.bool_]]:
     """The least and the most of what `ask` says of each step, whatever the log leaves open, and of which steps it says
     anything: where the most is beyond the reach of a cost, those alone whose contents the log nearly tells."""
     rows = np.ones(len(steps), bool)

@@ -4,13 +4,13 @@
     throughput (token/s): 812.40, #queue-req: 0
 
 A "Decode batch" line comes every `--decode-log-interval` (40) decode steps, and tells the tokens made since the last
-one over the time since then, whatever ran between. So it tells the mean time of a step where the same requests decoded
-all along: as many as in the line before, and no "Prefill batch" between. Their mean context is that of the tokens held
-in both lines. A "Prefill batch" line has no time. Newer ones have `input throughput`: new tokens over the time since the
-last such line, of this batch or of the one before, by version. It tells a batch's time where both have as many tokens,
-prompts waited, and no decodes ran between: no request was decoding, or the numbers of forward passes
+one over the time since then, whatever ran between. So it tells the mean time of a step where the same requests
+decoded all along: as many as in the line before, and no "Prefill batch" between. Their mean context is that of the
+tokens held in both lines. A "Prefill batch" line has no time. Newer ones have `input throughput`: new tokens over the
+time since the last such line, of this batch or of the one before, by version. It tells a batch's time where both have
+as many tokens, prompts waited, and no decodes ran between: no request was decoding, or the numbers of forward passes
 (SGLANG_LOG_FORWARD_ITERS) follow each other. Mixed steps, and tokens of a chunk's beginning, are in no line.
-Source: scheduler_metrics_mixin.py and metrics_reporter.py under python/sglang/srt, 0.4 to 0.6.
+Source: scheduler_metrics_mixin.py and metrics_reporter.py under python/sglang/srt, of 2025 and 2026.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import math
 import re
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import mode
 
 from batchsim.check.steps.recorded import MAX_TOKENS, Engine, Step, pairs_between, time_ns
@@ -84,7 +85,7 @@ class SglangLog:
         for core, lines in self._lines.items():
             intervals = [
                 round((now.held - last.held) / now["#running-req"])
-                for last, now in zip(lines, lines[1:], strict=False)
+                for last, now in pairwise(lines)
                 if last.kind == now.kind == "Decode" and last["#running-req"] == now["#running-req"] > 0
                 and now.held > last.held
             ]  # fmt: skip

@@ -3,12 +3,13 @@
     Iteration(7): 1 context requests, 512 context tokens, 3 generation requests, 3 generation tokens, iteration elapsed
     time: 18.42 ms, GPU KV cache usage: 37.1%
 
-The last part came in 2026, with the lines moved from the engine core to the frontend. The time is that of waiting for
-the model's output: it begins after the batch was scheduled and handed to the workers, and ends before the output is
-taken in. Under asynchronous scheduling it begins after the next batch was scheduled too, so that it is only the rest.
+The last part came in mid-2026, when the lines moved from the engine core to the frontend. The time is that of waiting
+for the model's output: it begins after the batch was scheduled and handed over, and ends before the output is taken in.
+Where the model runs in the core's own process handing over is launching its kernels, on a CPU all of the model. Under
+asynchronous scheduling it begins after the next batch was scheduled too, so that it is only the rest.
 Contexts of decodes are in no line; the KV in use after the step before holds them, to a tenth of a percent of the pool
 and half a block a sequence, less what prompts in progress hold. Where KV is shared it is less than what is read.
-Source: vllm/v1/engine/core.py and vllm/v1/metrics/loggers.py of 0.14 to 0.32, vllm/v1/utils.py.
+Source: vllm/v1/engine/core.py, metrics/loggers.py and utils.py of 0.32.0; vLLM's pull requests 31193 and 46647.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class VllmLog:
             why_not = "of contents that no step has"
         elif match["encoder"]:
             why_not = "with images or sound"
-        elif ns is None or usage is not None and not 0 <= usage <= 1:
+        elif ns is None or (usage is not None and not 0 <= usage <= 1):
             why_not = "of a time or a KV usage that cannot be"
         self._lines.append(_Line(core, index, chunks, prompt, decodes, decoded, ns, usage, why_not))
 
@@ -117,7 +118,7 @@ class VllmLog:
             if last is not None and line.index == last.index and line == last:
                 self.left_out["printed twice"] += 1
                 continue
-            follows = line.index == 0 or last is not None and line.index == last.index + 1
+            follows = line.index == 0 or (last is not None and line.index == last.index + 1)
             before[line.core] = line
             if not follows:
                 last, begun[line.core] = None, math.inf
@@ -169,7 +170,10 @@ class VllmLog:
 
     def notes(self) -> list[str]:
         """What is to be known of the times and the contents."""
-        found = ["times are those of waiting for the model: scheduling and taking its output in are not in them"]
+        found = [
+            "times are those of waiting for the model's output once a step is handed over: scheduling is not in them,"
+            " nor, with the model in the engine core's process, launching its kernels (on a CPU, the model)"
+        ]
         if self._ahead:
             found = [
                 "times are the rest of waiting for the model while the next step was scheduled already (asynchronous"
@@ -183,7 +187,9 @@ class VllmLog:
         elif told and (self._most_hits or 0.0) >= SHARED:
             found.append("prompts share KV, so that KV usage does not tell the contexts of decodes")
         elif told and self._shares and self._most_hits is None:
-            found.append("contexts are taken from the KV in use, as if no prompts shared any: no line says how many did")
+            found.append(
+                "contexts are taken from the KV in use, as if no prompts shared any: no line says how many did"
+            )
         return found
 
 

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from batchsim.base.errors import MeasuredError
 from batchsim.check.steps.recorded import RecordedSteps, at_ends
-from batchsim.check.validation.step_error import HOST_TERMS, RegionError, StepPairs
+from batchsim.check.validation.step_error import RegionError, StepPairs
 from batchsim.cost import Cost
+from batchsim.cost.lanes import HostPart
 from batchsim.cost.periods import regions
 from batchsim.cost.work import TIME_TERMS, Columns
 
@@ -22,14 +23,15 @@ OPEN = 0.02
 
 @dataclass(frozen=True)
 class StepsCompared:
-    """A row for each kind of step of a policy's `name`, the last for all; of how many of `recorded` steps, the others
-    being those whose time hangs on what the log does not tell; the bias of all without the host's part."""
+    """A row for each kind of step of a policy's `name`, the last for all; how many of the `recorded` steps were
+    `compared`, the time of the others hanging on what the log does not tell; the bias of all without the host's part,
+    None where there is none."""
 
     name: str
     rows: list[RegionError]
     compared: int
     recorded: int
-    device_bias: float
+    device_bias: float | None
 
 
 def pairs_of(steps: RecordedSteps, predicted: Floats) -> StepPairs:
@@ -45,17 +47,13 @@ def compare_steps(name: str, cost: Cost, steps: RecordedSteps, *, ahead: bool) -
     """
 
     def ask(columns: Columns) -> Floats:
-        """Predicted ns of each step, and without its host."""
-        terms = cost.explain(columns)
-        device = sum((terms[term] for term in TIME_TERMS if term not in HOST_TERMS), np.zeros(len(terms["host"])))
-        host = terms["host"] + terms["swap"]
-        if ahead:
-            bare = cost.without_host().explain(columns)
-            device = sum((bare[term] for term in TIME_TERMS), np.zeros(len(host)))
-            return np.stack([np.maximum(device, cost.host_part.of(columns)), device])
-        return np.stack([device + host, device])
+        """Predicted ns of each step, and of its device."""
+        host, bare = cost.host_part.of(columns), (cost.without_host() if ahead else cost).explain(columns)
+        whole = sum((bare[term] for term in TIME_TERMS), np.zeros(len(host)))
+        both = (np.maximum(whole, host), whole) if ahead else (whole, whole - host)
+        return np.stack(both, axis=1)
 
-    least, most, rows = at_ends(steps, lambda columns: ask(columns).T)
+    least, most, rows = at_ends(steps, ask)
     told = most[:, 0] - least[:, 0] <= OPEN * most[:, 0]
     if not told.any():
         raise MeasuredError(
@@ -65,5 +63,5 @@ def compare_steps(name: str, cost: Cost, steps: RecordedSteps, *, ahead: bool) -
         )
     its = steps.picked(rows).picked(told)
     whole, device = ((least + most) / 2)[told].T
-    bias = float(device.sum() / its.ns.sum() - 1)
+    bias = None if cost.host_part == HostPart() else float(device.sum() / its.ns.sum() - 1)
     return StepsCompared(name, pairs_of(its, whole).errors(), len(its), len(steps), bias)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from batchsim.base.units import two_digits
 from batchsim.check.validation.recorded_steps import OPEN, StepsCompared
 from batchsim.check.validation.step_error import RegionError
-from batchsim.fit.step_fit import HELD, STRETCHES, StepFit
+from batchsim.fit.step_fit import StepFit
 from batchsim.report.layout import Grid, aligned, fit
 from batchsim.report.text.fit_text import terms_lines
 
@@ -28,8 +28,8 @@ def fit_report(found: StepFit) -> str:
             fit(LEGEND),
             *aligned(_grid(found.regions), left=(0, 1), close=True),
             fit(
-                f"claimed of the time of other steps: ±{two_digits(100 * claim)} % over some hundred; held out, the worst"
-                f" stretch is off by {100 * worst:.1f} %"
+                f"claimed of the time of other steps: ±{two_digits(100 * claim)} %, of many together; held out, the"
+                f" worst stretch is off by {100 * worst:.1f} %"
             ),
         ]
     )
@@ -39,12 +39,16 @@ def compared_report(heading: str, notes: Sequence[str], found: Sequence[StepsCom
     """The errors of predicted step times by policy and kind of step."""
     lines = [heading, *(f"! {note}" for note in notes)]
     lines += [
-        f"! {one.name}: {one.recorded - one.compared:,} of {one.recorded:,} steps are not compared: what their log leaves"
-        f" open moves their predicted time by more than {100 * OPEN:g} %"
+        f"! {one.name}: {one.recorded - one.compared:,} of {one.recorded:,} steps are not compared: what their log"
+        f" leaves open moves their predicted time by more than {100 * OPEN:g} %"
         for one in found
         if one.compared < one.recorded
     ]
-    lines += [f"{one.name}: without the host's part the bias of all is {100 * one.device_bias:+.1f} %" for one in found]
+    lines += [
+        f"{one.name}: without the host's part the bias of all is {100 * one.device_bias:+.1f} %"
+        for one in found
+        if one.device_bias is not None
+    ]
     grid = _grid([(one.name, one.rows) for one in found])
     return "\n".join([*map(fit, [*lines, "", LEGEND]), *aligned(grid, left=(0, 1), close=True)])
 
