@@ -128,6 +128,7 @@ def _read(file: Path, setup: Setup, specs: Sequence[PolicySpec]) -> StepLog:
         block_size=setup.kv.block_size,
         shares=any(bool(spec.config.traits.prefix_cache) for spec in specs),
         max_model_len=setup.resolved.max_model_len,
+        ahead=any(spec.config.traits.loop.is_ahead for spec in specs),
     )
     log = read_steps(file, engine)
     its, kinds = _KINDS.get(log.form), {spec.kind for spec in specs}

@@ -85,7 +85,7 @@ class EngineFit:
         """What is no claim, and what of each held-out load errs by more than is claimed. Empty: the claims hold."""
         found = [
             f"{name}: ±{100 * claim:.3g} % would be claimed, and more than ±{100 * MOST_CLAIMED:g} % is no claim: the"
-            " terms do not explain the given loads"
+            " terms do not explain what was given"
             for name, claim in self.claims.items()
             if claim > MOST_CLAIMED
         ]

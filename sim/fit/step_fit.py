@@ -125,10 +125,13 @@ def fit_steps(setup: Setup, spec: PolicySpec, logs: Sequence[StepLog], held: Seq
             (name, pairs_of(steps.picked(part), predicted[part]).errors())
             for name, part in (("given", parts.given), ("held out", parts.held_out))
         ),
-        lacking=tuple(
-            why
-            for name, why in _LACKING.items()
-            if kernel is None and not there[TERMS.index(name)] and not values[name]
+        lacking=(
+            *(f"{Path(log.source).name}: {log.doubt}" for log in every if log.doubt),
+            *(
+                why
+                for name, why in _LACKING.items()
+                if kernel is None and not there[TERMS.index(name)] and not values[name]
+            ),
         ),
     )
 

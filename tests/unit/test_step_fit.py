@@ -105,6 +105,12 @@ def test_decodes_alone_make_no_model_of_prompts(tmp_path: Path) -> None:
     assert not stated.lacking and stated.terms.prompt_token == pytest.approx(60e3)
 
 
+def test_times_that_are_none_of_steps_make_no_model(tmp_path: Path) -> None:
+    """Under asynchronous scheduling vLLM prints the rest of a wait: the fit is refused without --force."""
+    log = log_of(tmp_path, lambda steps, ms: "async_scheduling=True\n" + vllm_log(steps, ms, POOL // 16))
+    assert fitted(log).exceeded == [f"engine.log: {log.doubt}"] and "Record with --no-async-scheduling" in log.doubt
+
+
 def test_few_steps_and_scenarios_that_take_no_fit_are_refused(tmp_path: Path) -> None:
     """In one line each."""
     log = log_of(tmp_path, fpm_log)

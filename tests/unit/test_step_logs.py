@@ -9,8 +9,10 @@ from __future__ import annotations
 import gzip
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from engine_truth import LINEAR_ENGINE, scenario_text, setup_of
 from step_logs import fpm, fpm_log, sglang_log, simulated, vllm_log
@@ -101,8 +103,12 @@ def test_the_pool_of_the_log_beats_that_of_the_scenario(tmp_path: Path) -> None:
 
 def test_asynchronous_scheduling_is_said_since_its_times_are_no_step_s(tmp_path: Path) -> None:
     """The rest of a wait is less than the step; without it the host's work is what lacks."""
-    told = " ".join(read(tmp_path, "Asynchronous scheduling is enabled.", line(0, 0, 0, 4, "8")).notes)
-    assert "steps took longer than that. Record with --no-async-scheduling" in told
+    for said in ("Asynchronous scheduling is enabled.", "non-default args: {'async_scheduling': True}"):
+        log = read(tmp_path, said, line(0, 0, 0, 4, "8"))
+        assert "steps took longer than that. Record with --no-async-scheduling" in log.doubt and log.doubt in log.notes
+    ahead = replace(ENGINE, ahead=True)
+    assert read(tmp_path, line(0, 0, 0, 4, "8"), engine=ahead).doubt
+    assert not read(tmp_path, "args: {'async_scheduling': False}", line(0, 0, 0, 4, "8"), engine=ahead).doubt
     assert "scheduling is not in them, nor" in " ".join(read(tmp_path, line(0, 0, 0, 4, "8")).notes)
 
 
@@ -292,6 +298,39 @@ def test_older_sglang_lines_are_read_too(tmp_path: Path) -> None:
 
 
 # ---- all
+
+STEPS = Path(__file__).parents[1] / "data" / "steps"
+"""Logs of vLLM 0.32.0 on a CPU, with the scheduler of ai-dynamo 1.6.1 where there are forward-pass metrics."""
+
+
+def test_two_records_of_one_real_run_tell_the_same() -> None:
+    """vLLM's log and Dynamo's metrics of the same 716 steps: contents are equal, and the contexts and pairs that Dynamo
+    tells lie between the least and the most that vLLM's KV usage and indices allow for."""
+    own = Engine(kv_tokens=32_768, block_size=32, shares=False, max_model_len=2048)
+    vllm, fpm = (read_steps(STEPS / name, own) for name in ("vllm-one-process.log.gz", "dynamo.jsonl.gz"))
+    assert (vllm.form, fpm.form) == ("vLLM's iterations", "forward-pass metrics")
+    assert not vllm.left_out and not fpm.left_out and len(vllm.steps) == 716
+    for name in ("decodes", "decode_tokens", "chunks", "prompt_tokens"):
+        assert (getattr(vllm.steps, name) == getattr(fpm.steps, name)).all()
+    exact = fpm.steps.least_context
+    assert (vllm.steps.least_context <= exact).all() and (exact <= vllm.steps.most_context).all()
+    assert (vllm.steps.least_pairs <= fpm.steps.most_pairs).all() and (
+        fpm.steps.least_pairs <= vllm.steps.most_pairs
+    ).all()
+    crowded = exact > 3000
+    assert crowded.sum() > 50
+    assert (vllm.steps.most_context[crowded] / vllm.steps.least_context[crowded]).min() < 1.25
+    assert (vllm.steps.ns < fpm.steps.ns).mean() > 0.99  # the model runs before the wait that is timed begins
+
+
+def test_a_real_log_of_workers_apart_times_steps_and_one_ahead_is_doubted() -> None:
+    """With a process for the model the wait is the step, 15 to 60 ms here; asynchronous scheduling is told by the
+    arguments that the server prints."""
+    own = Engine(kv_tokens=None, block_size=32, shares=False, max_model_len=2048)
+    apart = read_steps(STEPS / "vllm-workers.log.gz", own)
+    alone = (apart.steps.decodes == 1) & (apart.steps.chunks == 0)
+    assert alone.sum() > 30 and 10e6 < np.median(apart.steps.ns[alone]) < 30e6 and not apart.doubt
+    assert read_steps(STEPS / "vllm-ahead.log.gz", own).doubt
 
 
 @pytest.mark.parametrize("form", ["vllm", "fpm", "sglang"])

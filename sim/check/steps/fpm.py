@@ -35,6 +35,7 @@ class ForwardPassLog:
     """Takes the lines of a log of `engine` one by one; then `steps` has the steps in order."""
 
     form = FORM
+    doubt = ""
     marks = ("{", "}", '"')
 
     def __init__(self, engine: Engine) -> None:

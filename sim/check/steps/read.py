@@ -16,7 +16,7 @@ from batchsim.check.steps.recorded import Engine, RecordedSteps, StepLog
 from batchsim.check.steps.sglang import SglangLog
 from batchsim.check.steps.vllm import VllmLog
 
-MOST_STEPS = 5_000_000
+MOST_STEPS = 1_000_000
 LINE_BYTES = 1 << 20
 """Of one line; what is longer is read in pieces."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -63,7 +63,7 @@ def read_steps(path: Path | str, engine: Engine) -> StepLog:
         notes.append(
             f"{cores} engine cores: each step is that of one, as it recorded it; ranks may wait for each other"
         )
-    return StepLog(str(path), reader.form, steps, tuple(notes), reader.left_out)
+    return StepLog(str(path), reader.form, steps, tuple(notes), reader.left_out, reader.doubt)
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:

@@ -25,12 +25,13 @@ NEAR = 1.25
 @dataclass(frozen=True)
 class Engine:
     """What of an engine its log may leave out: tokens of its KV pool (None: not known, or layers keep unlike ones) and
-    of a block, whether prompts of the same beginning share KV, its longest sequence."""
+    of a block, whether prompts of the same beginning share KV, its longest sequence, whether it schedules `ahead`."""
 
     kv_tokens: int | None
     block_size: int
     shares: bool
     max_model_len: int
+    ahead: bool = False
 
 
 class Step(NamedTuple):
@@ -112,13 +113,14 @@ class RecordedSteps:
 @dataclass(frozen=True)
 class StepLog:
     """The steps of one log; of which `form` it is, what is to be known of its times and contents (`notes`), how many of
-    its records were left out, by why."""
+    its records were left out, by why; `doubt`: why its times are none of steps, "" where they are."""
 
     source: str
     form: str
     steps: RecordedSteps
     notes: tuple[str, ...]
     left_out: Counter[str]
+    doubt: str = ""
 
 
 def at_ends(steps: RecordedSteps, ask: Callable[[Columns], Floats]) -> tuple[Floats, Floats, NDArray[np.bool_]]:

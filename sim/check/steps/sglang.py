@@ -53,6 +53,7 @@ class SglangLog:
     """Takes the lines of a log of `engine` one by one; then `steps` has the steps in order."""
 
     form = FORM
+    doubt = ""
     marks = ("Prefill batch", "Decode batch")
 
     def __init__(self, engine: Engine) -> None:

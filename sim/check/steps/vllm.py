@@ -31,7 +31,8 @@ _ITERATION = re.compile(
 _PROCESS = re.compile(r"\((\w+ pid=\d+)\)")
 _POOL = re.compile(r"KV cache size: ([\d,]{1,20}) tokens")
 _HITS = re.compile(r"Prefix cache hit rate: ([\d.]+)%")
-_CACHING = re.compile(r"\benable_prefix_caching=(True|False)")
+_CACHING = re.compile(r"\benable_prefix_caching['\"]?[=:] ?(True|False)")
+_AHEAD = re.compile(r"\basync_scheduling['\"]?[=:] ?(True|False)")
 ROUNDING = 0.0005
 """Of a pool's share in use, which is printed to a tenth of a percent."""
 SHARED = 1.0
@@ -57,7 +58,14 @@ class VllmLog:
     """Takes the lines of a log of `engine` one by one; then `steps` has the steps in order."""
 
     form = FORM
-    marks = ("Iteration(", "KV cache size", "Prefix cache hit rate", "enable_prefix_caching=", "synchronous scheduling")
+    marks = (
+        "Iteration(",
+        "KV cache size",
+        "Prefix cache hit rate",
+        "enable_prefix_caching",
+        "async_scheduling",
+        "synchronous scheduling",
+    )
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -65,7 +73,7 @@ class VllmLog:
         self._lines: list[_Line] = []
         self._pools: list[int] = []
         self._most_hits: float | None = None
-        self._shares, self._ahead = engine.shares, False
+        self._shares, self._ahead = engine.shares, engine.ahead
 
     @property
     def found(self) -> int:
@@ -80,10 +88,11 @@ class VllmLog:
             self._pools.append(int(pool[1].replace(",", "") or 0))
         elif hits := _HITS.search(text):
             self._most_hits = max(self._most_hits or 0.0, _number(hits[1]))
-        elif caching := _CACHING.search(text):
-            self._shares = caching[1] == "True"
-        elif "Asynchronous scheduling is enabled" in text:
-            self._ahead = True
+        else:
+            caching, ahead = _CACHING.search(text), _AHEAD.search(text)
+            self._shares = self._shares if caching is None else caching[1] == "True"
+            self._ahead = self._ahead if ahead is None else ahead[1] == "True"
+            self._ahead |= "Asynchronous scheduling is enabled" in text
 
     def _iteration(self, text: str) -> None:
         match = _ITERATION.search(text)
@@ -168,17 +177,24 @@ class VllmLog:
             return self.engine.kv_tokens
         return min(self._pools) if min(self._pools) >= (1 - ALIKE) * max(self._pools) else None
 
+    @property
+    def doubt(self) -> str:
+        """Why the times are none of steps, "" where they are."""
+        if not self._ahead:
+            return ""
+        return (
+            "times are the rest of waiting for a step once the next one was scheduled (asynchronous scheduling): steps"
+            " took longer than that. Record with --no-async-scheduling"
+        )
+
     def notes(self) -> list[str]:
         """What is to be known of the times and the contents."""
         found = [
             "times are those of waiting for the model's output once a step is handed over: scheduling is not in them,"
             " nor, with the model in the engine core's process, launching its kernels (on a CPU, the model)"
         ]
-        if self._ahead:
-            found = [
-                "times are the rest of waiting for the model while the next step was scheduled already (asynchronous"
-                " scheduling): steps took longer than that. Record with --no-async-scheduling"
-            ]
+        if self.doubt:
+            found = [self.doubt]
         told = [line for line in self._lines if line.decodes]
         if any(line.usage is None for line in told):
             found.append("lines without KV usage, of an older vLLM, do not tell the contexts of decodes")
