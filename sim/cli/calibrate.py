@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,7 +35,7 @@ _OF = {
 }  # fmt: skip
 """Options by the one that says what is done; without it a model is measured here."""
 
-_GIVEN = {"--bench": "the files of measured runs", "--steps": "an engine's logs", "--url": "a server's address"}
+_GIVEN = {"--bench": "files of measured runs", "--steps": "an engine's logs", "--url": "the address of a server"}
 """What each of them is given."""
 
 
@@ -206,11 +206,14 @@ def _check_given(context: typer.Context, way: str) -> None:
         given, ways = f"--{name.strip('_').replace('_', '-')}", [one for one in _OF if one and name in _OF[one]]
         if way and not ways:
             raise CalibrationError(f"{given}: nothing is measured here with {way}. Drop one of them.")
+        of = _listed(ways, "and")
         if way:
-            raise CalibrationError(f"{given}: is of {' and '.join(ways)}, not of {way}. Drop one of them.")
-        raise CalibrationError(
-            f"{given}: is of {' and '.join(ways)}. Add {' or '.join(_GIVEN[one] for one in ways)}, or drop it."
-        )
+            raise CalibrationError(f"{given}: is of {of}, not of {way}. Drop one of them.")
+        raise CalibrationError(f"{given}: is of {of}. Add {_listed([_GIVEN[one] for one in ways], 'or')}, or drop it.")
+
+
+def _listed(words: Sequence[str], last: str) -> str:
+    return f" {last} ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
 
 
 @calibrate_app.command()

@@ -68,7 +68,7 @@ def test_nothing_is_written_where_stretches_held_out_err_by_more_than_is_claimed
         ("calibrate --steps vllm.log --scenario free.yaml", "calibrate --steps: -o is missing"),
         (f"{FIT} vllm.log --minutes 3", "--minutes: is of --url, not of --steps"),
         (f"{FIT} vllm.log --bench vllm.log", "--steps: is of --steps, not of --bench"),
-        ("calibrate --hold-out vllm.log -o a.json", "Add the files of measured runs or an engine's logs, or drop it"),
+        ("calibrate --hold-out vllm.log -o a.json", "Add files of measured runs or an engine's logs, or drop it"),
         (f"{FIT} vllm.log vllm.log", "is given twice"),
         (f"{FIT} vllm.log --hold-out vllm.log", "no log is left to fit to"),
         (f"{FIT} none.log", "none.log: cannot be read"),

@@ -180,6 +180,16 @@ def test_forward_pass_metrics_tell_a_step_exactly_whatever_they_are_wrapped_in(t
     assert {*steps.ns} == {12.5e6} and {*steps.least_context} == {*steps.most_context} == {900}
     assert {*steps.least_pairs} == {*steps.most_pairs} == {100 * 40 + 5050}
     assert {*steps.decodes} == {3} and {*steps.prompt_tokens} == {100}
+    ranks = [json.dumps(fpm(STEP, 9, 1, worker=worker, rank=rank)) for worker, rank in [("a", 0), ("a", 1), ("b", 0)]]
+    assert read(tmp_path, *ranks).steps.core.tolist() == [0, 1, 2]
+
+
+def test_objects_of_others_over_several_lines_swallow_no_record(tmp_path: Path) -> None:
+    """Nor do they grow without end; one of ours that is cut off is counted."""
+    ours = [json.dumps(fpm(STEP, 10, number)) for number in (1, 2)]
+    pretty = json.dumps(fpm(STEP, 10, 3), indent=2).splitlines()
+    log = read(tmp_path, "{", '"level": "info",', ours[0], *["{"] * 1000, *pretty[:-3], *["noise {"] * 300, ours[1])
+    assert log.steps.ns.tolist() == [10e6, 10e6] and log.left_out == {"cut or garbled": 1}
 
 
 def test_lists_of_requests_tell_the_pairs_of_several_prompts_and_drafts(tmp_path: Path) -> None:

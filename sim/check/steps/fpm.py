@@ -17,6 +17,7 @@ metrics_reporter.py, AISimulate's learned-forward-pass-model.md.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from typing import Any
 
@@ -26,8 +27,12 @@ from batchsim.check.steps.recorded import Engine, Step, pairs_between, time_ns
 
 FORM = "forward-pass metrics"
 VERSION = 1
+_FIRST = re.compile(r"(\[worker=.*\] )?\{")
+"""The first line of an object that stands over several."""
 _LONGEST = 200
-"""Lines of one object that stands over several."""
+"""Lines of such an object."""
+_MOST_PAIRS = 9e18
+_CUT = "cut or garbled"
 _IMPOSSIBLE = "of contents or a time that cannot be"
 
 
@@ -53,16 +58,32 @@ class ForwardPassLog:
     def line(self, text: str) -> None:
         """Takes a line that holds one of `marks`."""
         bare = text.strip()
-        if self._open or bare.endswith("{"):  # an object over several lines, the first of which may say of whom
-            self._open = [*self._open, bare] if self._open and not bare.startswith("[worker=") else [bare]
-            if text.startswith("}") or len(self._open) > _LONGEST:
+        if "scheduled_requests" in bare and not bare.startswith('"scheduled_requests"'):
+            self._drop()
+            self._parse(bare)
+        elif _FIRST.fullmatch(bare):
+            self._drop()
+            self._open = [bare]
+        elif self._open:
+            self._open.append(bare)
+            if text.startswith("}"):
                 whole, self._open = " ".join(self._open), []
-                self.line(whole)
-        elif "scheduled_requests" in text:
-            try:
-                self._record(json.loads(bare[bare.index("{") :].rstrip(",]")))
-            except (ValueError, RecursionError):
-                self.left_out["cut or garbled"] += 1
+                if "scheduled_requests" in whole:
+                    self._parse(whole)
+            elif len(self._open) > _LONGEST:
+                self._drop()
+
+    def _parse(self, text: str) -> None:
+        try:
+            self._record(json.loads(text[text.index("{") :].rstrip(",]")))
+        except (ValueError, RecursionError):
+            self.left_out[_CUT] += 1
+
+    def _drop(self) -> None:
+        """Gives up an object over several lines that does not end."""
+        if any("scheduled_requests" in line for line in self._open):
+            self.left_out[_CUT] += 1
+        self._open = []
 
     def _record(self, found: Any) -> None:
         for name in ("event", "fpm"):
@@ -108,15 +129,14 @@ class ForwardPassLog:
                 return _IMPOSSIBLE
             pairs = (float(sum(new * past + new * (new + 1) / 2 for new, past in each[:chunks])),) * 2
             tokens, decoded = (sum(new for new, _ in part) for part in (each[:chunks], each[chunks:]))
-            if decoded < decodes or tokens < chunks:
+            if decoded < decodes or tokens < chunks or pairs[0] > _MOST_PAIRS:
                 return _IMPOSSIBLE
         self._sums_alone |= pairs[0] != pairs[1]
         return Step(core, ns, decodes, decoded, chunks, tokens, float(context), float(context), *pairs)
 
     def steps(self) -> list[Step]:
         """The steps of all records taken."""
-        if self._open:
-            self.left_out["cut or garbled"] += 1
+        self._drop()
         return self._steps
 
     def notes(self) -> list[str]:

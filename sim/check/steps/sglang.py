@@ -26,7 +26,9 @@ from batchsim.check.steps.recorded import MAX_TOKENS, Engine, Step, pairs_betwee
 
 FORM = "SGLang's batches"
 _LINE = re.compile(r"\[[\d-]+ [\d:,.]+(?P<core>(?: \w+)*)\] (?P<kind>Prefill|Decode) batch(?: \[(?P<pass>\d+)\])?[.,] ")
-_FIELD = re.compile(r"([#\w][\w /()#-]*): ([^,\s]+)")
+_FIELD = re.compile(r"([#\w][\w /()#-]{0,40}): ([^,\s]{1,40})")
+_LETTERS = 2000
+"""Of a line's fields."""
 SAME = 0.01
 """Share by which the tokens of two prefill batches that count as alike differ at most."""
 STEADY = 0.1
@@ -70,7 +72,8 @@ class SglangLog:
     def line(self, text: str) -> None:
         """Takes a line that holds one of `marks`."""
         match = _LINE.search(text)
-        fields = {} if match is None else {name: _number(value) for name, value in _FIELD.findall(text[match.end() :])}
+        rest = "" if match is None else text[match.end() : match.end() + _LETTERS]
+        fields = {name: _number(value) for name, value in _FIELD.findall(rest)}
         needed = ("#running-req",) if match and match["kind"] == "Decode" else ("#new-seq", "#new-token")
         if match is None or not all(0 <= fields.get(name, math.nan) <= MAX_TOKENS for name in needed):
             self.left_out["cut or garbled"] += 1
