@@ -95,6 +95,20 @@ def test_a_step_after_a_gap_in_the_indices_has_no_line_before_it(tmp_path: Path)
     assert steps.most_pairs[1] == 100 * 8192 and steps.most_pairs[2] == steps.least_pairs[2] == 5050
 
 
+def test_where_prefixes_are_cached_a_chunk_may_begin_anywhere(tmp_path: Path) -> None:
+    """Unless the log says that nothing was found; its own arguments beat the scenario."""
+    shares = replace(ENGINE, shares=True)
+    hits = "Prefix cache hit rate: {}%"
+    for lines, engine, most in [
+        ([], shares, 100 * 8192),
+        ([hits.format("0.0")], shares, 5050),
+        ([hits.format("0.5")], shares, 100 * 8192),
+        (["args: {'enable_prefix_caching': False}"], shares, 5050),
+        (["enable_prefix_caching=True, x"], ENGINE, 100 * 8192),
+    ]:
+        assert read(tmp_path, *lines, line(0, 1, 100, 0, "8"), engine=engine).steps.most_pairs.tolist() == [most]
+
+
 def test_the_pool_of_the_log_beats_that_of_the_scenario(tmp_path: Path) -> None:
     """`GPU KV cache size` in the log is what its percentages are of."""
     log = read(tmp_path, "GPU KV cache size: 40,000 tokens", line(0, 0, 0, 1, "8", 10.0), line(1, 0, 0, 1, "8"))
@@ -278,6 +292,14 @@ def test_a_decode_line_over_whose_time_others_ran_tells_no_step(tmp_path: Path, 
     log = read(tmp_path, decode(4, 840, "1.00"), decode(4, 1000, "400"), decode(4, 1160, "400.00"), *between, after)
     assert log.steps.ns.tolist() == [10e6, 10e6]
     assert log.left_out.total() == 2 + len(between)
+
+
+def test_shared_tokens_leave_contexts_open(tmp_path: Path) -> None:
+    """`#token` counts what several requests share once; up to one percent of prompts found again does not matter."""
+    decodes = [decode(4, 1000, "1"), decode(4, 1160, "400.00")]
+    for cached, most in (("20", 4 * 8192), ("8", 1080)):
+        found_again = prefill(1000, None).replace("#cached-token: 0", f"#cached-token: {cached}")
+        assert read(tmp_path, found_again, *decodes).steps.most_context.tolist() == [most]
 
 
 def test_prompts_back_to_back_tell_their_time_where_versions_agree(tmp_path: Path) -> None:

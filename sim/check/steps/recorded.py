@@ -150,3 +150,11 @@ def pairs_between(tokens: int, chunks: int, least: float, most: float) -> tuple[
 def time_ns(ms: float) -> float | None:
     """A recorded time in ns; None where no step can have taken it."""
     return ms * 1e6 if math.isfinite(ms) and 0 < ms <= MAX_MS else None
+
+
+def number_of(text: str) -> float:
+    """The number that `text` says; NaN where it says none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

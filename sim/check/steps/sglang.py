@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import mode
 
-from batchsim.check.steps.recorded import MAX_TOKENS, Engine, Step, pairs_between, time_ns
+from batchsim.check.steps.recorded import MAX_TOKENS, Engine, Step, number_of, pairs_between, time_ns
 
 FORM = "SGLang's batches"
 _LINE = re.compile(r"\[[\d-]+ [\d:,.]+(?P<core>(?: \w+)*)\] (?P<kind>Prefill|Decode) batch(?: \[(?P<pass>\d+)\])?[.,] ")
@@ -73,7 +73,7 @@ class SglangLog:
         """Takes a line that holds one of `marks`."""
         match = _LINE.search(text)
         rest = "" if match is None else text[match.end() : match.end() + _LETTERS]
-        fields = {name: _number(value) for name, value in _FIELD.findall(rest)}
+        fields = {name: number_of(value) for name, value in _FIELD.findall(rest)}
         needed = ("#running-req",) if match and match["kind"] == "Decode" else ("#new-seq", "#new-token")
         if match is None or not all(0 <= fields.get(name, math.nan) <= MAX_TOKENS for name in needed):
             self.left_out["cut or garbled"] += 1
@@ -142,10 +142,3 @@ class SglangLog:
         if self._hit > SHARED * (self._new + self._hit):
             found.append("prompts share KV, so that the tokens held do not tell the contexts of decodes")
         return found
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan

@@ -19,7 +19,7 @@ import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from batchsim.check.steps.recorded import MAX_TOKENS, Engine, Step, pairs_between, time_ns
+from batchsim.check.steps.recorded import MAX_TOKENS, Engine, Step, number_of, pairs_between, time_ns
 
 FORM = "vLLM's iterations"
 _ITERATION = re.compile(
@@ -87,7 +87,7 @@ class VllmLog:
         elif pool := _POOL.search(text):
             self._pools.append(int(pool[1].replace(",", "") or 0))
         elif hits := _HITS.search(text):
-            self._most_hits = max(self._most_hits or 0.0, _number(hits[1]))
+            self._most_hits = max(self._most_hits or 0.0, number_of(hits[1]))
         else:
             caching, ahead = _CACHING.search(text), _AHEAD.search(text)
             self._shares = self._shares if caching is None else caching[1] == "True"
@@ -104,7 +104,7 @@ class VllmLog:
         index, chunks, prompt, decodes, decoded = (
             int(match[name]) for name in ("index", "chunks", "prompt", "decodes", "decoded")
         )
-        ns, usage = time_ns(_number(match["ms"])), None if match["usage"] is None else _number(match["usage"]) / 100
+        ns, usage = time_ns(number_of(match["ms"])), None if match["usage"] is None else number_of(match["usage"]) / 100
         whole = chunks <= prompt <= MAX_TOKENS and decodes <= decoded <= MAX_TOKENS and bool(chunks) == bool(prompt)
         why_not = ""
         if match["dummy"]:
@@ -207,10 +207,3 @@ class VllmLog:
                 "contexts are taken from the KV in use, as if no prompts shared any: no line says how many did"
             )
         return found
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
