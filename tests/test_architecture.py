@@ -60,6 +60,7 @@ ROOMS = {
     "deployment": _room(1, pure=True),
     "workload.traces": _room(1, "numpy", inside="pyarrow"),
     "check.measured": _room(2, "numpy", pure=True),
+    "check.steps": _room(3, "numpy", pure=True),
     "kv": _room(2, pure=True),
     "cost": _room(2, "numpy"),
     "workload": _room(2, "numpy"),

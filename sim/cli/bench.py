@@ -15,6 +15,7 @@ from batchsim.cli.common import check_output, read_scenario
 
 if TYPE_CHECKING:
     from batchsim.check.measured.run import MeasuredRun
+    from batchsim.fit.engine_fit import EngineFit
     from batchsim.scenario.config import PolicySpec, Scenario
 
 SUFFIXES = (".json", ".jsonl", ".csv")
@@ -42,25 +43,42 @@ def calibrate_bench(
     """
     from batchsim.fit.engine_fit import fit_engine
     from batchsim.report.text.fit_text import report
-    from batchsim.results.provenance import provenance
     from batchsim.scenario.point import Setup
 
-    if scenario is None:
-        raise ScenarioError("calibrate --bench: --scenario is missing. Give one that says engine, model, cost and KV.")
-    if out is None:
-        raise ScenarioError("calibrate --bench: -o is missing. Give the file to write, like -o mine.json.")
-    if out.suffix != ".json":
-        raise ScenarioError(
-            f"-o {out}: does not end in .json, by which a cost is known as a file. Give a name that does."
-        )
-    check_output(out, "Give -o another path.")
-    loaded = read_scenario(scenario, set_, None, "calibrate", allow_code=allow_code)
+    loaded, path = fit_inputs("--bench", scenario, out, set_, allow_code=allow_code)
     setup = Setup.of(loaded)
     runs, held = chosen(files, parts, hold_out, setup.model.name)
     specs = policy_of(loaded, policy, [*runs, *held])
     found = fit_engine(setup, lambda run: specs[run.name], runs, held, lambda text: typer.echo(text, err=True))
     found = replace(found, notes=(*found.notes, *notes))
-    typer.echo(report(found))
+    write_fit(found, report(found), path, "--against", force=force)
+
+
+def fit_inputs(
+    way: str, scenario: str | None, out: Path | None, set_: list[str] | None, *, allow_code: bool
+) -> tuple[Scenario, Path]:
+    """The scenario and the file of `calibrate` with the option `way`. ScenarioError where one is missing."""
+    if scenario is None:
+        raise ScenarioError(f"calibrate {way}: --scenario is missing. Give one that says engine, model, cost and KV.")
+    if out is None:
+        raise ScenarioError(f"calibrate {way}: -o is missing. Give the file to write, like -o mine.json.")
+    if out.suffix != ".json":
+        raise ScenarioError(
+            f"-o {out}: does not end in .json, by which a cost is known as a file. Give a name that does."
+        )
+    check_output(out, "Give -o another path.")
+    return read_scenario(scenario, set_, None, "calibrate", allow_code=allow_code), out
+
+
+def write_fit(found: EngineFit, text: str, out: Path, judge: str, *, force: bool) -> None:
+    """Prints a fit as `text` and writes it to `out`, where it keeps what it claims; `judge` is the option of
+    `validate` that holds it against other measurements.
+
+    typer.Exit with REFUSED_EXIT, and nothing written, where it does not, unless `force`.
+    """
+    from batchsim.results.provenance import provenance
+
+    typer.echo(text)
     for line in found.exceeded:
         typer.echo(line, err=True)
     if found.exceeded and not force:
@@ -72,7 +90,7 @@ def calibrate_bench(
         raise typer.Exit(REFUSED_EXIT)
     with writing(out, "Give -o another path."):
         write_text(out, found.to_json(provenance()))
-    typer.echo(f"{out}: use it with cost: {out}, hold it against other runs with batchsim validate --against")
+    typer.echo(f"{out}: use it with cost: {out}, hold it against other runs with batchsim validate {judge}")
 
 
 def policy_of(scenario: Scenario, label: str | None, runs: Sequence[MeasuredRun]) -> dict[str, PolicySpec]:
@@ -107,7 +125,7 @@ def chosen(
     from batchsim.check.measured.select import runs_of_model
     from batchsim.fit.held_out import split
 
-    runs = [run for file in _files(files) for run in read_measured(file)]
+    runs = [run for file in files_of(files) for run in read_measured(file)]
     if parts:
         runs = [run for run in runs if any(text in run.name for text in parts)]
         if not runs:
@@ -119,7 +137,7 @@ def chosen(
     for text in hold_out:
         there = Path(text)
         if there.exists():
-            named = runs_of_model([run for file in _files([there]) for run in read_measured(file)], model)
+            named = runs_of_model([run for file in files_of([there]) for run in read_measured(file)], model)
         else:
             named = [run for run in runs if text in run.name]
         if not named:
@@ -138,14 +156,15 @@ def is_beside(path: Path) -> bool:
     return path.name.startswith("profile_export_aiperf.") and path.with_name("profile_export.jsonl").is_file()
 
 
-def _files(given: Sequence[Path]) -> list[Path]:
-    """The files, and those of folders by name. MeasuredError for a folder without any, and for a file given twice."""
+def files_of(given: Sequence[Path], suffixes: Sequence[str] = SUFFIXES) -> list[Path]:
+    """The files, and those of folders that end in one of `suffixes`, by name. MeasuredError for a folder without any,
+    and for a file given twice."""
     found: list[Path] = []
     for path in given:
-        inside = sorted(one for one in path.iterdir() if one.suffix in SUFFIXES) if path.is_dir() else [path]
+        inside = sorted(one for one in path.iterdir() if one.suffix in suffixes) if path.is_dir() else [path]
         inside = [one for one in inside if not (path.is_dir() and is_beside(one))]
         if not inside:
-            raise MeasuredError(f"{path}: holds no {', '.join(SUFFIXES)} file. Give the folder of measured runs.")
+            raise MeasuredError(f"{path}: holds no {', '.join(suffixes)} file. Give the folder of measured runs.")
         found += inside
     real = [path.resolve() for path in found]
     for number, path in enumerate(real):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,21 +17,26 @@ from batchsim.cli import complete, option
 from batchsim.cli.bench import calibrate_bench
 from batchsim.cli.common import OneLineGroup, check_output, one_line_errors, require_torch
 from batchsim.cli.live import check_overwrite
+from batchsim.cli.steps import calibrate_steps
 from batchsim.cli.url import calibrate_url
 
 _ANOTHER = "Give -o another path."
 
-_LISTS = ("--bench", "--hold-out")
+_LISTS = ("--bench", "--steps", "--hold-out")
 """Options that take all the values up to the next option, so that a shell's *.json can follow them."""
 
 _OF_FIT = ("scenario", "policy", "set_", "force", "allow_code")
 _OF = {
     "--bench": ("bench", "hold_out", "part", *_OF_FIT),
+    "--steps": ("steps", "hold_out", *_OF_FIT),
     "--url": ("url", "model", "minutes", "max_concurrency", "max_requests", "log", "api_key", "yes", *_OF_FIT),
     "": ("model", "device", "minutes", "max_seqs", "max_batched_tokens", "max_model_len", "kv_tokens", "block_size",
          "graphs", "seed", "name"),
 }  # fmt: skip
 """Options by the one that says what is done; without it a model is measured here."""
+
+_GIVEN = {"--bench": "files of measured runs", "--steps": "an engine's logs", "--url": "the address of a server"}
+"""What each of them is given."""
 
 
 class _Group(OneLineGroup):
@@ -76,13 +81,23 @@ def calibrate(
     bench: Annotated[
         list[Path] | None, typer.Option(metavar="FILES", help="Fit to measured runs of your engine; measures nothing.")
     ] = None,
-    scenario: Annotated[str | None, typer.Option(help="Of --bench and --url: engine, model, cost and KV.")] = None,
+    steps: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="LOGS", help="Fit to steps in logs of vLLM, SGLang or Dynamo; measures nothing."),
+    ] = None,
+    scenario: Annotated[
+        str | None, typer.Option(help="Of --bench, --steps and --url: engine, model, cost and KV.")
+    ] = None,
     hold_out: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILES", help="Of --bench: runs to judge by alone, files or pieces of names."),
+        typer.Option(
+            metavar="FILES", help="Of --bench: runs to judge by alone, files or pieces of names; of --steps: logs."
+        ),
     ] = None,
     part: Annotated[list[str] | None, typer.Option(help="Of --bench: the runs whose name holds this.")] = None,
-    policy: Annotated[str | None, typer.Option(help="Of --bench: the policy, where the scenario has more.")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Of --bench and --steps: the policy, where the scenario has more.")
+    ] = None,
     url: Annotated[
         str | None, typer.Option(help="Measure your running OpenAI-compatible server: http://127.0.0.1:8000.")
     ] = None,
@@ -102,11 +117,13 @@ def calibrate(
 
     Examples: batchsim calibrate --model llama-3.1-8b --device cuda -o h200.json; batchsim calibrate show h200.json;
     batchsim calibrate --bench results/*.json --scenario mine.yaml -o mine.json;
+    batchsim calibrate --steps vllm.log --scenario mine.yaml -o mine.json;
     batchsim calibrate --url http://127.0.0.1:8000 --scenario mine.yaml -o mine.json
     """
     if context.invoked_subcommand is not None:
         return
-    _check_given(context, "--url" if url is not None else "--bench" if bench else "")
+    ways = [way for way, value in (("--url", url is not None), ("--bench", bench), ("--steps", steps)) if value]
+    _check_given(context, ways[0] if ways else "")
     if url is not None:
         calibrate_url(
             url,
@@ -131,6 +148,18 @@ def calibrate(
             scenario,
             out,
             parts=part or [],
+            hold_out=hold_out or [],
+            policy=policy,
+            set_=set_,
+            force=force,
+            allow_code=allow_code,
+        )
+        return
+    if steps:
+        calibrate_steps(
+            steps,
+            scenario,
+            out,
             hold_out=hold_out or [],
             policy=policy,
             set_=set_,
@@ -177,11 +206,14 @@ def _check_given(context: typer.Context, way: str) -> None:
         given, ways = f"--{name.strip('_').replace('_', '-')}", [one for one in _OF if one and name in _OF[one]]
         if way and not ways:
             raise CalibrationError(f"{given}: nothing is measured here with {way}. Drop one of them.")
+        of = _listed(ways, "and")
         if way:
-            raise CalibrationError(f"{given}: is of {' and '.join(ways)}, not of {way}. Drop one of them.")
-        what = "the files of measured runs" if ways == ["--bench"] else "the address of a server"
-        both = "files of measured runs, or a server's address," if len(ways) > 1 else f"{what},"
-        raise CalibrationError(f"{given}: is of {' and '.join(ways)}. Add {both} or drop it.")
+            raise CalibrationError(f"{given}: is of {of}, not of {way}. Drop one of them.")
+        raise CalibrationError(f"{given}: is of {of}. Add {_listed([_GIVEN[one] for one in ways], 'or')}, or drop it.")
+
+
+def _listed(words: Sequence[str], last: str) -> str:
+    return f" {last} ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
 
 
 @calibrate_app.command()

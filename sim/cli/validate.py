@@ -16,6 +16,7 @@ from batchsim.cli import complete, option
 from batchsim.cli.against import against as compare_files
 from batchsim.cli.common import check_loads, check_out, check_output, one_line_errors, read_scenario, require_torch
 from batchsim.cli.live import INTERRUPTED_EXIT, kv_blocks, load_runner, prepare_machine
+from batchsim.cli.steps import validate_steps
 
 if TYPE_CHECKING:
     from batchsim.calibrate.session import LiveResult
@@ -53,6 +54,12 @@ def validate(
         list[str] | None,
         typer.Option(help="Of --against: the runs whose name holds this; all by default. Repeatable."),
     ] = None,
+    steps: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="LOG", help="A log with an engine's own steps to compare step times with; nothing runs. Repeatable."
+        ),
+    ] = None,
     shift: Annotated[
         bool, typer.Option(help="Of --against: find also by how much load the simulation is off; 17 simulations a run.")
     ] = True,
@@ -69,10 +76,12 @@ def validate(
 
     With --against nothing runs live: the requests of a benchmark's file (vllm bench serve, SGLang, guidellm, aiperf,
     inference-perf, a table of your own, or the scenario's own trace where its columns tell ttft or e2e) are simulated,
-    whatever the scenario's workload and load.
+    whatever the scenario's workload and load. With --steps neither is: the time of every step that a log of vLLM,
+    SGLang or Dynamo tells is predicted from what it held.
 
     Examples: batchsim validate live-demo --set cost=my-cpu.json; batchsim validate chat --device cuda --policy vllm
-    --at 50%,80%,95%; batchsim validate chat --from campaign/; batchsim validate mine.yaml --against result.json
+    --at 50%,80%,95%; batchsim validate chat --from campaign/; batchsim validate mine.yaml --against result.json;
+    batchsim validate mine.yaml --steps vllm.log
     """
     from batchsim.check.validation.compare_runs import ValidationSetup
     from batchsim.check.validation.planned_points import check_profile, parse_loads, parse_shares, plan, planned
@@ -80,6 +89,23 @@ def validate(
 
     if name and "/" in name:
         raise ScenarioError(f"--name {name}: is the name of files in --out, not a path. Write it without /.")
+    if steps:
+        if at is not None or loads is not None or from_ is not None or against or part:
+            raise ScenarioError(
+                "--steps: compares recorded steps alone. Drop --at, --loads, --from, --against and --part."
+            )
+        validate_steps(
+            scenario,
+            steps,
+            policies=policy or [],
+            set_=set_,
+            name=name,
+            out=out,
+            json_file=json_file,
+            traces=traces,
+            allow_code=allow_code,
+        )
+        return
     if against:
         if at is not None or loads is not None or from_ is not None:
             raise ScenarioError("--against: the file says the loads. Drop --at, --loads and --from.")

@@ -24,6 +24,7 @@ from batchsim.fit.held_out import LoadError, claims_of, load_error, mean_lengths
 from batchsim.fit.identify import Identified, identify
 from batchsim.fit.solve import Case, Solved, error_of, simulate_all, solve, with_fit
 from batchsim.fit.thin import MOST_REQUESTS, first_of_each, thinned
+from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.scenario.config import PolicySpec
 from batchsim.scenario.fitted_config import FORMAT
 from batchsim.scenario.point import Setup
@@ -73,15 +74,20 @@ class EngineFit:
     @property
     def fitted(self) -> Setup:
         """The scenario's setup with the fitted step times, and the way from the client."""
-        cost = Fitted(self.kernel, self.terms, self.words, self.claims["tpot_mean_s"])
+        cost = Fitted(self.kernel, self.terms, self.words, self.claims.get("tpot_mean_s"))
         return with_fit(self.setup, cost, self.frontend_ns)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The files that it was fitted to and judged by."""
+        return tuple(dict.fromkeys(run.source for run in self.runs))
 
     @property
     def exceeded(self) -> list[str]:
         """What is no claim, and what of each held-out load errs by more than is claimed. Empty: the claims hold."""
         found = [
             f"{name}: ±{100 * claim:.3g} % would be claimed, and more than ±{100 * MOST_CLAIMED:g} % is no claim: the"
-            " terms do not explain the given loads"
+            " terms do not explain what was given"
             for name, claim in self.claims.items()
             if claim > MOST_CLAIMED
         ]
@@ -116,7 +122,7 @@ class EngineFit:
             "not_told_apart": [asdict(pair) for pair in self.known.confused],
             "given": [{"run": one.name, "beyond_knee": one.knee, "errors": one.errors} for one in self.given],
             "held_out": [{"run": one.name, "beyond_knee": one.knee, "errors": one.errors} for one in self.held_out],
-            "files": {source: file_hash(source) for source in dict.fromkeys(run.source for run in self.runs)},
+            "files": {source: file_hash(source) for source in self.sources},
             "engine_versions": sorted({run.version for run in self.runs if run.version}),
             "policies": {spec.name: {"kind": spec.kind} | spec.knobs | spec.by_device for spec in self.specs},
             "notes": list(self.notes),
@@ -213,13 +219,14 @@ def _held_out_error(case: Case, fitted: Setup, solved: Solved, one: Replay) -> L
     return load_error(fitted, case.spec_of(one.run), one.run, first[0] if first else 1.0)
 
 
-def _check(setup: Setup, runs: Sequence[MeasuredRun]) -> None:
+def check_fits(setup: Setup) -> None:
+    """ScenarioError where no step times can be fitted for the engine of `setup`."""
     scenario = setup.scenario
     if setup.groups:
         raise ScenarioError(
             f"{scenario.places['replicas']}: replicas cannot be fitted, one engine can. Remove the key."
         )
-    if isinstance(setup.cost, Scaled):
+    if isinstance(setup.cost, Scaled) or getattr(scenario.cost, "anchor", None) is not None:
         raise ScenarioError(
             f"{scenario.source}: cost_factor and anchor stretch steps, and the fit finds by how much. Remove them."
         )
@@ -232,6 +239,10 @@ def _check(setup: Setup, runs: Sequence[MeasuredRun]) -> None:
         )
     if scenario.cost.draft is not None:
         raise ScenarioError(f"{scenario.places['cost']}: cost.draft: drafting is not fitted. Leave it out.")
+
+
+def _check(setup: Setup, runs: Sequence[MeasuredRun]) -> None:
+    check_fits(setup)
     for run in runs:
         if not {"ttft_mean_s", "tpot_mean_s", "e2e_mean_s"} & run.figures.keys():
             raise MeasuredError(f"{run.name}: has no mean TTFT, TPOT or E2E to fit to. Give a file with one.")
@@ -239,21 +250,27 @@ def _check(setup: Setup, runs: Sequence[MeasuredRun]) -> None:
 
 def _case(setup: Setup, spec_of: Callable[[MeasuredRun], PolicySpec], runs: Sequence[MeasuredRun]) -> Case:
     """The kernel and the defaults: those of the scenario's cost under the policy."""
-    cost, way = setup.cost_under(spec_of(runs[0]).config), float(setup.resolved.workload.frontend.request)
-    if not isinstance(cost, Free | Linear | Constant):
-        host = cost.host_part
-        defaults = {"kernel": 1.0, "base": host.base, "sequence": host.per_sequence, "prompt_token": host.per_token}
-        return Case(setup, spec_of, setup.cost.without_host(), OVER_KERNEL, {**defaults, "frontend": way})
+    config, way = spec_of(runs[0]).config, float(setup.resolved.workload.frontend.request)
+    kernel, stated = start_of(setup, config)
+    defaults = {**(stated or _first_guess(runs)), "frontend": way}
+    free = SPLIT if config.traits.splits_steps else FREE
+    return Case(setup, spec_of, kernel, free if kernel is None else OVER_KERNEL, defaults)
+
+
+def start_of(setup: Setup, config: PolicyConfig) -> tuple[Cost | None, Mapping[str, float]]:
+    """What a fit begins with: the kernel, None where the scenario's cost has none, and the terms that it states."""
+    cost = setup.cost_under(config)
     if isinstance(cost, Linear):
         each = cost.per_token + cost.per_sequence
-        defaults = {"base": cost.base, "sequence": each, "prompt_token": cost.per_token}
-        defaults["context_token"] = cost.per_context_token
-    elif isinstance(cost, Constant):
-        defaults = {"base": float(cost.step)}
-    else:
-        defaults = _first_guess(runs)
-    splits = spec_of(runs[0]).config.traits.splits_steps
-    return Case(setup, spec_of, None, SPLIT if splits else FREE, {**defaults, "frontend": way})
+        stated = {"base": cost.base, "sequence": each, "prompt_token": cost.per_token}
+        return None, stated | {"context_token": cost.per_context_token}
+    if isinstance(cost, Constant):
+        return None, {"base": float(cost.step)}
+    if isinstance(cost, Free):
+        return None, {}
+    host = cost.host_part
+    stated = {"kernel": 1.0, "base": host.base, "sequence": host.per_sequence, "prompt_token": host.per_token}
+    return setup.cost.without_host(), stated
 
 
 def _first_guess(runs: Sequence[MeasuredRun]) -> dict[str, float]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
@@ -98,34 +98,49 @@ def identify(case: Case, solved: Solved, *, ahead: bool) -> Identified:
     is simulated no runs of one model can tell from the way from the client.
     """
     a, _ = system(case, solved.equations, solved.values)
+    sigma = _sigma(solved, int((a != 0).any(axis=0).sum()))
+    found = identified(a, case.active, solved.values, sigma, _shares(case, solved), "frontend" if ahead else "")
+    lag = (Confused("frontend", "lag", 1.0, _LAG),) if ahead else ()
+    return replace(found, confused=(*lag, *found.confused))
+
+
+def identified(
+    a: Floats,
+    names: Sequence[str],
+    values: Mapping[str, float],
+    sigma: float,
+    shares: Mapping[str, float],
+    mixed: str = "",
+) -> Identified:
+    """How well the terms `names` are known that solve equations of rows `a`, each off by `sigma` (FLOOR at least).
+
+    `shares`: the largest part of a latency, or of a step, that each makes. `mixed`: the term that does not stand alone.
+    """
     size = np.sqrt((a * a).sum(axis=0))
     seen = size > 0
     scaled = a[:, seen] / size[seen]
-    _, spread, directions = np.linalg.svd(scaled, full_matrices=True)
+    _, spread, directions = np.linalg.svd(np.linalg.qr(scaled, mode="r"), full_matrices=True)
     condition = float(spread[0] / spread[-1]) if len(spread) == int(seen.sum()) and spread[-1] > 0 else float("inf")
     covariance = np.linalg.pinv(scaled.T @ scaled, rcond=1e-12)
-    sigma = max(_sigma(solved, int(seen.sum())), FLOOR)
     halves = np.full(len(size), np.inf)
-    halves[seen] = SIGMAS * sigma * np.sqrt(np.maximum(np.diag(covariance), 0.0)) / size[seen]
+    halves[seen] = SIGMAS * max(sigma, FLOOR) * np.sqrt(np.maximum(np.diag(covariance), 0.0)) / size[seen]
     told = int((spread > NOTHING * spread[0]).sum())
     unknown = np.abs(directions[told:]).max(axis=0, initial=0.0) > NOTHING  # the equations say nothing of these
     halves[np.flatnonzero(seen)[unknown]] = np.inf
-    shares = _shares(case, solved)
     terms = tuple(
-        Term(name, solved.values[name], half, shares[name], not (ahead and name == "frontend"))
-        for name, half in zip(case.active, halves.tolist(), strict=True)
+        Term(name, values[name], half, shares[name], name != mixed)
+        for name, half in zip(names, halves.tolist(), strict=True)
     )
     known = {term.name: term.identified for term in terms}
-    names = [name for name, its in zip(case.active, seen, strict=True) if its]
+    there = [name for name, its in zip(names, seen, strict=True) if its]
     deviations = np.sqrt(np.maximum(np.diag(covariance), 1e-300))
     correlations = covariance / np.outer(deviations, deviations)
     found = [
-        Confused(names[i], names[j], float(correlations[i, j]), _settled_by(names[i], names[j]))
-        for i, j in combinations(range(len(names)), 2)
-        if abs(correlations[i, j]) >= TOLD_APART and not (known[names[i]] and known[names[j]])
+        Confused(there[i], there[j], float(correlations[i, j]), _settled_by(there[i], there[j]))
+        for i, j in combinations(range(len(there)), 2)
+        if abs(correlations[i, j]) >= TOLD_APART and not (known[there[i]] and known[there[j]])
     ]
-    lag = [Confused("frontend", "lag", 1.0, _LAG)] if ahead else []
-    return Identified(terms, condition, tuple(lag + sorted(found, key=lambda pair: -abs(pair.correlation))))
+    return Identified(terms, condition, tuple(sorted(found, key=lambda pair: -abs(pair.correlation))))
 
 
 def _settled_by(one: str, other: str) -> str:

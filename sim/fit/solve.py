@@ -180,14 +180,19 @@ def system(case: Case, equations: Sequence[Equations], values: Mapping[str, floa
 
 
 def _aim(case: Case, equations: Sequence[Equations], values: Mapping[str, float]) -> dict[str, float]:
-    """The values that solve the equations, none below 0, with a pull of RIDGE toward the defaults."""
+    """The values that solve the equations, none below 0, with a pull toward the defaults."""
     a, b = system(case, equations, values)
+    found = least(a, b, np.array([case.defaults.get(name, 0.0) for name in case.active]))
+    return {**values, **dict(zip(case.active, found.tolist(), strict=True))}
+
+
+def least(a: Floats, b: Floats, defaults: Floats) -> Floats:
+    """The x, none below 0, whose a·x is nearest to b, with a pull of RIDGE toward `defaults`."""
     size = np.sqrt((a * a).sum(axis=0))
     size[size == 0] = 1.0
-    pull = np.array([case.defaults.get(name, 0.0) for name in case.active]) * size
     ridge = np.sqrt(RIDGE) * np.eye(len(size))
-    found, _ = nnls(np.concatenate([a / size, ridge]), np.concatenate([b, np.sqrt(RIDGE) * pull]))
-    return {**values, **dict(zip(case.active, (found / size).tolist(), strict=True))}
+    found, _ = nnls(np.concatenate([a / size, ridge]), np.concatenate([b, np.sqrt(RIDGE) * defaults * size]))
+    return found / size
 
 
 def _moved(equations: Sequence[Equations], values: Mapping[str, float], following: Mapping[str, float]) -> float:

@@ -191,7 +191,7 @@ CALLS = {
 def test_options_of_bench_need_its_files(tmp_path: Path) -> None:
     """They would be ignored."""
     done = batchsim("calibrate", "--model", "llama-3.1-8b", "--device", "cpu", "-o", tmp_path / "x.json", "--force")
-    assert done.exit_code == 2 and "--force: is of --bench and --url. Add files" in done.stderr
+    assert done.exit_code == 2 and "--force: is of --bench, --steps and --url. Add files" in done.stderr
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -25,7 +25,7 @@ CALLS = {
         ["--url", HERE, "-o", "{out}.json", "--device", "cpu"],
         "--device: nothing is measured here",
     ),
-    "files": (["--url", HERE, "-o", "{out}.json", "--hold-out", "x"], "--hold-out: is of --bench, not of --url"),
+    "files": (["--url", HERE, "-o", "{out}.json", "--hold-out", "x"], "--hold-out: is of --bench and --steps, not of"),
     "no url": (["--max-concurrency", "3", "-o", "{out}.json"], "--max-concurrency: is of --url. Add the address"),
     "many policies": (["--url", HERE, "-o", "{out}.json", "--scenario", "systems"], "a server has one policy, of"),
 }

@@ -34,6 +34,9 @@ seeds: 1
 """
 
 
+LINEAR_ENGINE = "cost: {kind: linear, base: 8ms, per_token: 60us, per_sequence: 40us, per_context_token: 60ns}"
+
+
 @dataclass(frozen=True)
 class Load:
     """Requests/s and mean lengths in tokens."""

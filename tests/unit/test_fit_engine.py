@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from engine_truth import LINEAR_ENGINE as LINEAR
 from engine_truth import Load, measured, scenario_text, setup_of, tidy, write_runs
 
 from batchsim.base.errors import MeasuredError
@@ -14,7 +15,6 @@ from batchsim.check.measured.run import MeasuredRun
 from batchsim.fit.engine_fit import EngineFit, fit_engine
 from batchsim.scenario.fitted_config import FORMAT
 
-LINEAR = "cost: {kind: linear, base: 8ms, per_token: 60us, per_sequence: 40us, per_context_token: 60ns}"
 FREE = "cost: {kind: free}"
 
 

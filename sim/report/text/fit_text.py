@@ -39,12 +39,25 @@ LEGEND = (
 
 def report(found: EngineFit) -> str:
     """The terms with their intervals, what the runs cannot tell apart, the errors at each load, what is claimed."""
+    claimed = ", ".join(f"{_FIGURES[name]} ±{two_digits(100 * share)} %" for name, share in found.claims.items())
+    parts = [
+        *terms_lines(found, "a latency"),
+        "",
+        fit(LEGEND),
+        *aligned(errors(found), left=(0, 1), close=True),
+        fit(f"claimed of other loads: {claimed}"),
+    ]
+    return "\n".join(parts)
+
+
+def terms_lines(found: EngineFit, of: str) -> list[str]:
+    """The heading, the notes, and the terms with their intervals and shares `of` what was measured; which of them
+    cannot be told apart."""
     heading = (
         f"{found.setup.scenario.name} · {', '.join(spec.name for spec in found.specs)} · {found.fitted.cost.describe()}"
     )
     lines = [heading, *(f"! {note}" for note in found.notes), ""]
-    text = "\n".join(map(fit, lines))
-    terms = [["term", "", "value", "95 % interval", "share of a latency", ""], *map(_row, found.known.terms)]
+    terms = [["term", "", "value", "95 % interval", f"share of {of}", ""], *map(_row, found.known.terms)]
     condition = f"condition number {found.known.condition:.3g}"
     apart = [
         f"- {pair.one} and {pair.other} cannot be told apart (correlation {pair.correlation:+.3f}). It would be settled"
@@ -57,18 +70,12 @@ def report(found: EngineFit) -> str:
         for term in found.known.terms
         if not term.identified and term.name not in paired
     ]
-    claimed = ", ".join(f"{_FIGURES[name]} ±{two_digits(100 * share)} %" for name, share in found.claims.items())
-    parts = [
-        text,
+    return [
+        "\n".join(map(fit, lines)),
         *aligned(terms, left=(0, 1, -1), close=True),
         fit(condition + ("" if found.known.confused else "; all terms can be told apart")),
         *map(fit, apart),
-        "",
-        fit(LEGEND),
-        *aligned(errors(found), left=(0, 1), close=True),
-        fit(f"claimed of other loads: {claimed}"),
     ]
-    return "\n".join(parts)
 
 
 def _row(term: Term) -> list[str]:

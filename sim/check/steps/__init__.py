@@ -1,0 +1,1 @@
+"""Steps that real engines recorded of themselves, read from their logs."""

@@ -1,0 +1,139 @@
+"""`calibrate --steps` and `validate --steps`: steps that an engine recorded itself, fitted to or predicted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from batchsim.base.errors import ScenarioError
+from batchsim.base.files import write_text, writing
+from batchsim.cli.bench import files_of, fit_inputs, write_fit
+from batchsim.cli.common import check_out, check_output, read_scenario
+
+if TYPE_CHECKING:
+    from batchsim.check.steps.recorded import StepLog
+    from batchsim.scenario.config import PolicySpec, Scenario
+    from batchsim.scenario.point import Setup
+
+_KINDS = {"vLLM's iterations": "vllm", "SGLang's batches": "sglang"}
+"""Of a log's form the policy that is its engine's."""
+SUFFIXES = (".log", ".txt", ".jsonl", ".json", ".gz")
+"""Of the logs that are read of a folder."""
+
+
+def calibrate_steps(
+    files: Sequence[Path],
+    scenario: str | None,
+    out: Path | None,
+    *,
+    hold_out: Sequence[str],
+    policy: str | None,
+    set_: list[str] | None,
+    force: bool,
+    allow_code: bool,
+) -> None:
+    """Fits the engine of `scenario` to the steps of the logs `files`, prints the fit and writes `out`."""
+    from batchsim.fit.step_fit import fit_steps
+    from batchsim.report.text.step_text import fit_report
+    from batchsim.scenario.point import Setup
+
+    loaded, path = fit_inputs("--steps", scenario, out, set_, allow_code=allow_code)
+    setup = Setup.of(loaded)
+    specs = _specs(loaded, [policy] if policy else [])
+    if len(specs) > 1:
+        names = ", ".join(spec.name for spec in specs)
+        raise ScenarioError(f"{loaded.source}: has {len(specs)} policies ({names}). Say which with --policy.")
+    apart = [Path(text) for text in hold_out]
+    held = files_of(apart, SUFFIXES)
+    own = [file for file in files_of(files, SUFFIXES) if file.resolve() not in {one.resolve() for one in held}]
+    if not own:
+        raise ScenarioError(f"--hold-out {hold_out[0]}: no log is left to fit to. Hold out fewer, or give more logs.")
+    given, judged = ([_read(file, setup, specs) for file in some] for some in (own, held))
+    found = fit_steps(setup, specs[0], given, judged)
+    write_fit(found, fit_report(found), path, "--steps", force=force)
+
+
+def validate_steps(
+    scenario: str,
+    files: Sequence[Path],
+    *,
+    policies: Sequence[str],
+    set_: list[str] | None,
+    name: str | None,
+    out: Path,
+    json_file: Path | None,
+    traces: Path | None,
+    allow_code: bool,
+) -> None:
+    """Predicts the steps of the logs `files` under the scenario's policies, prints the errors and writes
+    steps-NAME.json."""
+    from batchsim.check.steps.recorded import RecordedSteps
+    from batchsim.check.validation.recorded_steps import compare_steps
+    from batchsim.report.text.step_text import compared_report
+    from batchsim.results.heading import heading
+    from batchsim.results.provenance import provenance
+    from batchsim.scenario.point import Setup
+
+    loaded = read_scenario(scenario, set_, traces, "validate", allow_code=allow_code)
+    setup = Setup.of(loaded)
+    specs = _specs(loaded, policies)
+    path = json_file or out / f"steps-{name or f'{loaded.name}-{files[0].stem}'}.json"
+    if json_file is None:
+        check_out(out)
+    else:
+        check_output(json_file, "Give another path with --json.")
+    logs = [_read(file, setup, specs) for file in files_of(files, SUFFIXES)]
+    steps = RecordedSteps.join([log.steps for log in logs])
+    found = [
+        compare_steps(spec.name, setup.cost_under(spec.config), steps, ahead=spec.config.traits.loop.is_ahead)
+        for spec in specs
+    ]
+    notes = [f"{Path(log.source).name}: {note}" for log in logs for note in log.notes]
+    made = provenance() | {
+        "cost": setup.cost.sources(),
+        "scenario": loaded.plain,
+        "files": [log.source for log in logs],
+    }
+    whole = {"format": "batchsim steps 1", "notes": notes, "policies": [asdict(one) for one in found], "made": made}
+    with writing(path, "Give another path with --json or another folder with --out."):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(whole, indent=1, allow_nan=False) + "\n")
+    typer.echo(str(path), err=True)
+    title = f"{heading(setup)} · beside {', '.join(Path(log.source).name for log in logs)}"
+    typer.echo(compared_report(title, notes, found))
+
+
+def _specs(loaded: Scenario, labels: Sequence[str]) -> list[PolicySpec]:
+    chosen = [spec for spec in loaded.specs if not labels or {spec.name, spec.label} & set(labels)]
+    known = {text for spec in loaded.specs for text in (spec.name, spec.label)}
+    if unknown := sorted(set(labels) - known):
+        names = ", ".join(spec.name for spec in loaded.specs)
+        raise ScenarioError(f"--policy {unknown[0]}: the scenario has {names}. Write one of them.")
+    return chosen
+
+
+def _read(file: Path, setup: Setup, specs: Sequence[PolicySpec]) -> StepLog:
+    """The log `file` of the scenario's engine. ScenarioError where it is of another one than all `specs`."""
+    from batchsim.check.steps.read import read_steps
+    from batchsim.check.steps.recorded import Engine
+
+    alike = len(setup.model.kinds) == 1
+    engine = Engine(
+        kv_tokens=setup.kv.tokens if alike else None,
+        block_size=setup.kv.block_size,
+        shares=any(bool(spec.config.traits.prefix_cache) for spec in specs),
+        max_model_len=setup.resolved.max_model_len,
+        ahead=any(spec.config.traits.loop.is_ahead for spec in specs),
+    )
+    log = read_steps(file, engine)
+    its, kinds = _KINDS.get(log.form), {spec.kind for spec in specs}
+    if its and not kinds & {its} and kinds & {*_KINDS.values()}:
+        raise ScenarioError(
+            f"{file}: has {log.form}, and the scenario's policy is {', '.join(sorted(kinds))}. Give one of {its}."
+        )
+    return log

@@ -1,0 +1,63 @@
+"""Recorded steps as text: a fit to them, and predictions beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from batchsim.base.units import two_digits
+from batchsim.check.validation.recorded_steps import OPEN, StepsCompared
+from batchsim.check.validation.step_error import RegionError
+from batchsim.fit.step_fit import StepFit
+from batchsim.report.layout import Grid, aligned, fit
+from batchsim.report.text.fit_text import terms_lines
+
+LEGEND = (
+    "errors in % of a step's recorded time: median and 95th percentile of |predicted / recorded − 1| · bias: of the sum"
+    " of all times"
+)
+
+
+def fit_report(found: StepFit) -> str:
+    """The terms with their intervals, the errors of steps given and held out by kind of step, what is claimed."""
+    worst = max((abs(one.errors["step_time"] or 0.0) for one in found.held_out), default=0.0)
+    claim = found.claims["step_time"]
+    return "\n".join(
+        [
+            *terms_lines(found, "a step"),
+            "",
+            fit(LEGEND),
+            *aligned(_grid(found.regions), left=(0, 1), close=True),
+            fit(
+                f"claimed of the time of other steps: ±{two_digits(100 * claim)} %, of many together; held out, the"
+                f" worst stretch is off by {100 * worst:.1f} %"
+            ),
+        ]
+    )
+
+
+def compared_report(heading: str, notes: Sequence[str], found: Sequence[StepsCompared]) -> str:
+    """The errors of predicted step times by policy and kind of step."""
+    lines = [heading, *(f"! {note}" for note in notes)]
+    lines += [
+        f"! {one.name}: {one.recorded - one.compared:,} of {one.recorded:,} steps are not compared: what their log"
+        f" leaves open moves their predicted time by more than {100 * OPEN:g} %"
+        for one in found
+        if one.compared < one.recorded
+    ]
+    lines += [
+        f"{one.name}: without the host's part the bias of all is {100 * one.device_bias:+.1f} %"
+        for one in found
+        if one.device_bias is not None
+    ]
+    grid = _grid([(one.name, one.rows) for one in found])
+    return "\n".join([*map(fit, [*lines, "", LEGEND]), *aligned(grid, left=(0, 1), close=True)])
+
+
+def _grid(parts: Sequence[tuple[str, Sequence[RegionError]]]) -> Grid:
+    rows = [
+        [name, row.region, f"{row.n:,}", f"{row.share:.0%}", *(f"{100 * x:.1f}" for x in (row.p50, row.p95)),
+         f"{100 * row.bias:+.1f}"]
+        for name, its in parts
+        for row in its
+    ]  # fmt: skip
+    return [["", "steps", "n", "of the time", "median", "p95", "bias"], *rows]
