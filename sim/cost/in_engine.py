@@ -105,7 +105,7 @@ def _stretched_grid(grid: Grid, factor: float) -> Grid:
 
 
 _POINTS = """
-vllm b200_sxm bfloat16 mxfp4 1 openai/gpt-oss-120b 0.983 0 0.7 35 0.15.1 0.126 0.171 0.183 0.317
+vllm b200_sxm bfloat16 mxfp4 1 openai/gpt-oss-120b 0.985 0 0.58 35 0.15.1 0.112 0.162 0.133 0.365
 vllm b200_sxm fp8 - 1 meta-llama/Llama-3.1-70B 0.894 0 1.2 30 - 0.029 0.171 0.067 0.31
 vllm b200_sxm fp8 fp8 1 MiniMaxAI/MiniMax-M2.5 1.14 0 1.34 53 0.17.0..0.19.0 0.074 0.217 0.066 0.269
 vllm b200_sxm fp8 fp8 2 MiniMaxAI/MiniMax-M2.5 1.126 0 1.1 7 0.19.0 0.04 0.135 0.043 0.07
@@ -125,6 +125,10 @@ tensorrt_llm b200_sxm nvfp4 nvfp4 8 deepseek-ai/DeepSeek-R1 1 0 1 5 1.2.0rc6..1.
 tensorrt_llm h200 fp8 - 1 meta-llama/Llama-3.1-70B 1 -2480 1.02 18 - 0.029 0.11 0.082 0.148
 tensorrt_llm h200 fp8 fp8 1 deepseek-ai/DeepSeek-R1 1 290 1.4 15 - 0.042 0.095 0.514 0.64
 tensorrt_llm h200 fp8 fp8 8 deepseek-ai/DeepSeek-R1 1 0 1 16 1.1.0rc2 0.731 1.404 0.784 0.848
+sglang b200_sxm nvfp4 nvfp4 1 deepseek-ai/DeepSeek-R1 1.311 0 1 18 - 0.047 0.121 0.906 0.946
+sglang b200_sxm nvfp4 nvfp4 4 deepseek-ai/DeepSeek-R1 0.99 0 1.22 10 0.5.9 0.024 0.044 0.048 0.173
+sglang b300_sxm fp8 fp8_block 1 deepseek-ai/DeepSeek-R1 1.314 0 1 6 0.5.10 0.127 0.171 0.595 0.781
+sglang h200 fp8 fp8_block 1 deepseek-ai/DeepSeek-R1 1 0 1 20 0.5.9 0.591 1.017 0.187 0.306
 """
 """Fitted by `python -m tests.silicon.fit` to measured points of others: aiconfigurator-core's silicon_sample.csv, the
 half of its deployments whose SHA-256 is even. No factor where points disagree, or are so far off that the engine must

@@ -28,10 +28,11 @@ from tests.silicon.__main__ import simulated
 from tests.silicon.rows import CHECKPOINTS, Row, given_rows, scenario_text
 
 _STEP, _SHIFT_NS = 0.1, -1e6  # by how much steps are changed to see what that does
-_PROMPTS = np.arange(0.7, 1.61, 0.02)
+_PROMPTS = np.arange(0.5, 1.81, 0.02)
 _WAYS = list(product(np.arange(0, 26, 2.5), np.arange(0, 9, 1.5), np.arange(0.2, 1.01, 0.1)))  # ms, us a token, ms
 _MOST = 0.6  # of a point's error counts: some runs stalled
 _AGREE = 0.15  # points that a fit leaves further off in the median disagree among themselves: it is not used
+_STALLED = 0.4  # nor is a factor on prompts that leaves TTFT further off: it is not prompts that take the time
 _OTHERWISE = 0.4  # nor is one that changes steps by more than this: such points are of an engine that drafts, say
 
 Key = tuple[str, str, str, int, str]
@@ -130,7 +131,8 @@ def _fitted(points: Sequence[Lines], preset: Preset, way: tuple[float, float, fl
             prompts = float((_PROMPTS[int(np.argmin(errors))] - 1) / _STEP)
         agree = np.median(np.abs(_errors(mine, {key: (decode, prompts)}, way)[1])) <= _AGREE
         agree = agree and np.median([abs(decode * e.decode[1] / e.base[1]) for e in mine]) <= _OTHERWISE
-        found[key] = (decode, prompts) if agree else (0.0, 0.0)
+        stalled = np.median(np.abs(_errors(mine, {key: (decode, prompts)}, way)[0])) > _STALLED
+        found[key] = (decode, 0.0 if stalled else prompts) if agree else (0.0, 0.0)
     return found
 
 
