@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from batchsim.cost import Scaled
 from batchsim.cost.presets import ways_there
+from batchsim.deployment.catalog import read_model
 from batchsim.scenario import Scenario
 from batchsim.scenario.deployment_config import ENGINES, DeploymentConfig
 from batchsim.scenario.point import Setup
@@ -29,6 +30,7 @@ def heading(setup: Setup) -> str:
         deployed,
         cost,
         _varied(setup.scenario),
+        *_doubts(setup),
         _others_kernels(setup),
         *_presets(setup),
         _hidden_host(setup),
@@ -42,6 +44,15 @@ def _varied(scenario: Scenario) -> str:
     """That GPUs and costs differ by the value of the key that varies, where they may; those named are of the first."""
     varied = scenario.vary_key.split(".")[0] in ("deployment", "cost", "model")
     return f"GPU and cost are those of the first value of {scenario.vary_key}" if varied else ""
+
+
+def _doubts(setup: Setup) -> Iterator[str]:
+    """What is known against the step times of values that vary, but the first, of which the cost is told."""
+    for each in [group.setup for group in setup.groups] or [setup]:
+        for scenario in each.scenario.variants[1:] if _varied(each.scenario) else ():
+            if isinstance(cost := scenario.cost, DeploymentConfig):
+                profile = cost.build(read_model(scenario.model_path)).profile
+                yield from (f"! {doubt}" for doubt in (profile.doubts if profile else ()))
 
 
 def _others_kernels(setup: Setup) -> str:
