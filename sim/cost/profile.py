@@ -189,9 +189,9 @@ class EngineSetup:
 
 @dataclass(frozen=True)
 class TableFault:
-    """An operation of the kernel tables that takes `ms` at a size, where `bound_ms` is the least or the most that can be
-    believed: by its sheet (`floor`), by another GPU (`ceiling`), by a smaller size (`order`). `basis` says of what that
-    is; `share`: how much of a step of that size lies beyond."""
+    """An operation of the kernel tables that takes `ms` at a size, where `bound_ms` is the least or the most that can
+    be believed: by its sheet (`floor`), by another GPU (`ceiling`), by a smaller size (`order`). `basis` says of what
+    that is; `share`: how much of a step of that size lies beyond."""
 
     operation: str
     size: str
@@ -267,9 +267,9 @@ class Profile:
     def doubts(self) -> tuple[str, ...]:
         """Why these step times are not to be trusted, a line each; () where nothing is known against them."""
         found: list[str] = []
-        if self.checks:
+        for worst in self.checks[:1]:
             more = f"; {len(self.checks) - 1} more of the kind" if len(self.checks) > 1 else ""
-            found.append(f"tables of {self.gpu}: {self.checks[0]}{more}: not to be trusted")
+            found.append(f"tables of {self.gpu}: {worst}{more}: not to be trusted")
         its = self.deployment
         if self.origin == "imported" and its.num_gpus > 1 and its.gpu is not None and its.gpu.over_pcie:
             found.append(

@@ -413,18 +413,16 @@ class Roofline(Cost):
         Unknown for all that was in no comparison: other models and types, several GPUs, attention where none was timed.
         """
         e, model, tp, pp = self.gpu.efficiencies, self.deployment.model, self.deployment.tp, self.deployment.pp
-        over = f" over {self.gpu.link or 'the stated link'}"
         if e.error_p95 is None:
-            collectives = f", nor a collective{over}" if self.deployment.num_gpus > 1 else ""
-            return Unknown(f"no kernel of {self.gpu.name} was timed{collectives}")
+            return Unknown(f"no kernel of {self.gpu.name} was timed" + f", no collective{self.gpu.via}" * (tp * pp > 1))
         types, plain = self.deployment.types, model.dtype
         as_fitted = replace(model, dtype=e.dtype, quantised=Quantisation())
         missing = [
             ("attention", e.compared == KERNELS),
             (f"weights {types.mlp}", types.attention == types.mlp == plain),
             (f"kv {types.kv}", types.kv == plain),
-            (f"tp {tp}{over}", tp == 1),
-            (f"pp {pp}{over}", pp == 1),
+            (f"tp {tp}{self.gpu.via}", tp == 1),
+            (f"pp {pp}{self.gpu.via}", pp == 1),
             (model.dtype, model.dtype == e.dtype),
             (model.name, any(as_fitted.same_shape(other) for other in e.models)),
         ]
@@ -433,12 +431,6 @@ class Roofline(Cost):
             return Unknown(f"{', '.join(outside)} not in the fit")
         assumed = "assumed" if self.host.is_assumed else "stated"
         return symmetric(e.error_p95, f"95th percentile of {e.compared} on {e.held_out}; its host is {assumed}")
-
-    @property
-    def _peers(self) -> str:
-        gpu = self.gpu
-        link = gpu.link or "a link"
-        return f"{link} of {gpu.peer_link / 1e9:g} GB/s one way and {format_duration(gpu.peer_latency_ns)} by its sheet"
 
     def sources(self) -> list[str]:
         """Lines on where the numbers come from: sheet, fit, host, swap."""
@@ -450,10 +442,9 @@ class Roofline(Cost):
             known = f"known of {', '.join(m.name for m in e.models)} in {e.dtype} on one GPU; here: {error}"
             compared = [f"{e.compared} {off} on {e.held_out}", known]
         return [
-            f"{self.gpu.name}: {self.gpu.source}",
+            f"{self.gpu.name}: {self.gpu.source}" + (f"; {self.gpu.peers}" if self.deployment.num_gpus > 1 else ""),
             f"efficiencies: {e.source}; fitted on {e.fitted_on}",
             *compared,
-            *([f"between GPUs: {self._peers}, all of it reached (assumed)"] if self.deployment.num_gpus > 1 else []),
             f"host: {self.host}, serial" + (" (assumed)" if self.host.is_assumed else ""),
             f"swap: {self.swap_bandwidth / 1e9:.1f} GB/s one way, serial" + (" (assumed)" if assumed else ""),
         ]

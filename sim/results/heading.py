@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from batchsim.cost import Scaled
+from batchsim.cost import Cost, Scaled
 from batchsim.cost.presets import ways_there
+from batchsim.deployment.catalog import read_model
 from batchsim.deployment.catalog import read_model
 from batchsim.scenario import Scenario
 from batchsim.scenario.deployment_config import ENGINES, DeploymentConfig
@@ -47,12 +48,18 @@ def _varied(scenario: Scenario) -> str:
 
 
 def _doubts(setup: Setup) -> Iterator[str]:
-    """What is known against the step times of values that vary, but the first, of which the cost is told."""
+    """What is known against the step times of values that vary, beyond what the cost of `setup` says itself."""
     for each in [group.setup for group in setup.groups] or [setup]:
-        for scenario in each.scenario.variants[1:] if _varied(each.scenario) else ():
+        told = set(_doubts_of(each.cost))
+        for scenario in each.scenario.variants if _varied(each.scenario) else ():
             if isinstance(cost := scenario.cost, DeploymentConfig):
-                profile = cost.build(read_model(scenario.model_path)).profile
-                yield from (f"! {doubt}" for doubt in (profile.doubts if profile else ()))
+                found = dict.fromkeys(_doubts_of(cost.build(read_model(scenario.model_path))))
+                yield from (f"! {doubt}" for doubt in found if doubt not in told)
+                told |= {*found}
+
+
+def _doubts_of(cost: Cost) -> tuple[str, ...]:
+    return () if cost.profile is None else cost.profile.doubts
 
 
 def _others_kernels(setup: Setup) -> str:

@@ -1,4 +1,4 @@
-"""Whether the kernel tables' times can be: against physics, against the same operations on other GPUs, against themselves.
+"""Whether the kernel tables' times can be: by physics, beside the same operations on other GPUs, and among themselves.
 
 Asked are decodes and prompts of a few sizes, operation by operation. A time fails that is
 
@@ -12,7 +12,7 @@ timed with its weights in a cache. The other two are doubts, and so wide that fe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import log
 
@@ -85,16 +85,16 @@ def faults_of(its: Deployment, own: Asked, others: list[Asked]) -> tuple[TableFa
 
 def siblings(tables: Tables) -> list[Tables]:
     """Tables of the same kernels, in the nearest version, on the GPU whose sheet is nearest, and on the nearest of
-    another generation, where there are such: boards with NVLink are compared with each other, cards on PCIe likewise."""
+    another generation, where there are such. Boards with NVLink are compared among each other, and cards on PCIe."""
     its = tables.deployment
     own = its.gpu
     assert own is not None, "tables are of a GPU"
     gpus = {gpu.name: gpu for gpu in GPUS.values() if gpu.over_pcie == own.over_pcie and gpu.name != own.name}
     near = sorted(gpus.values(), key=lambda gpu: sum(abs(log(ratio)) for ratio in _ratios(own, gpu)[:2]))
-    is_new: Callable[[GpuSpec], bool] = lambda gpu: not 1 / _GENERATION < gpu.peak_flops / own.peak_flops < _GENERATION
+    kin = [gpu for gpu in near if 1 / _GENERATION < gpu.peak_flops / own.peak_flops < _GENERATION]
     found: list[Tables] = []
-    for other in (False, True):
-        for gpu in (gpu for gpu in near if is_new(gpu) == other and has_tables(gpu, its.engine)):
+    for choice in (kin, [gpu for gpu in near if gpu not in kin]):
+        for gpu in (gpu for gpu in choice if has_tables(gpu, its.engine)):
             try:
                 found.append(Tables(replace(its, gpu=gpu, version=tables.backend), tables.modes))
                 break
@@ -178,7 +178,9 @@ def floors(its: Deployment, size: Size, whole: bool = False) -> dict[str, float]
     gpu, model, split, groups = its.gpu, its.model, its.split, its.dp_attention
     assert gpu is not None, "tables are of a GPU"
     tokens = size.rows or size.tokens
-    wide = min(ELEMENT_BYTES[its.types.attention], ELEMENT_BYTES[its.types.mlp])  # which of both a block has is not told
+    wide = min(
+        ELEMENT_BYTES[its.types.attention], ELEMENT_BYTES[its.types.mlp]
+    )  # which of both a block has is not told
     read = flops_ms = kv_read = pairs_ms = 0.0
     for each in model.kinds:
         weights = each.weights(model.hidden_size, split)
@@ -191,9 +193,8 @@ def floors(its: Deployment, size: Size, whole: bool = False) -> dict[str, float]
             flops_ms += each.count * 2 * routed * one / _peak(gpu, its.types.experts)
         if isinstance(each.attention, LatentAttention) and each.attention.index_heads:
             continue  # sparse attention reads and computes less than all keys
-        window = each.attention.window or size.context + size.tokens
-        kv_read += each.count * size.rows * min(size.context, window) * each.attention.kv_bytes(its.tp, _kv(its))
-        pairs = min(window, size.context + size.tokens / 2) * size.tokens if window > size.tokens else 0
+        keys, pairs = _least(size, each.attention.window)
+        kv_read += each.count * size.rows * keys * each.attention.kv_bytes(its.tp, ELEMENT_BYTES[its.types.kv])
         pairs_ms += each.count * 2 * pairs * each.attention.pair_size / its.tp / _peak(gpu, its.types.kv)
     head = model.head_parameters / its.tp / groups
     sent = model.num_hidden_layers * tokens * model.hidden_size * 2 * (its.tp - 1) / its.tp
@@ -208,8 +209,12 @@ def floors(its: Deployment, size: Size, whole: bool = False) -> dict[str, float]
     return found if whole else found | {_ATTENTION: max(kv_read / bandwidth, pairs_ms)}
 
 
-def _kv(its: Deployment) -> float:
-    return ELEMENT_BYTES[its.types.kv]
+def _least(size: Size, window: int | None) -> tuple[int, float]:
+    """(Keys that a decode reads, pairs of a prompt's tokens with keys), no more than there are within a window."""
+    pairs = size.tokens * (size.context + size.tokens / 2)
+    if window is None:
+        return size.context, pairs
+    return min(size.context, window), max(min(pairs, size.tokens * window - window**2 / 2), 0.0)
 
 
 def _peak(gpu: GpuSpec, dtype: str) -> float:

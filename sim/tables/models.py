@@ -77,8 +77,10 @@ def _works() -> dict[str, dict[str, Any] | None]:
 
 
 def _work(config: dict[str, Any], name: str) -> dict[str, Any] | None:
-    """The work in a config.json, which no type of its weights changes: long lists of what keeps its own are not read."""
-    plain = {"hf_quant_config": None} | ({"quantization_config": {"quant_method": "fp8"}} if "quantization_config" in config else {})
+    """The work in a config.json. No type changes it, and so the long lists of what keeps its own are not read."""
+    plain: dict[str, Any] = {"hf_quant_config": None}
+    if "quantization_config" in config:
+        plain["quantization_config"] = {"quant_method": "fp8"}
     try:
         return work_of(spec_of(config | plain, name))
     except ScenarioError:
