@@ -80,7 +80,12 @@ def faults_of(its: Deployment, own: Asked, others: list[Asked]) -> tuple[TableFa
         best = worst.get(key := (fault.operation, fault.bound))
         if fault.share > SHARE and (best is None or fault.share > best.share):
             worst[key] = fault
-    return tuple(sorted(worst.values(), key=lambda fault: -fault.share))
+    found = sorted(worst.values(), key=lambda fault: -fault.share)
+    return tuple(replace(f, ms=_short(f.ms), bound_ms=_short(f.bound_ms), share=_short(f.share)) for f in found)
+
+
+def _short(number: float) -> float:
+    return float(f"{number:.4g}")
 
 
 def siblings(tables: Tables) -> list[Tables]:
