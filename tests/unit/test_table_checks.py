@@ -135,7 +135,7 @@ def test_a_time_below_physics_fails(times: float, fails: bool) -> None:
         least = floors(EIGHT, MANY)["attention"]
         assert (fault.operation, fault.bound, fault.size) == ("attention", "floor", "256 decodes with 8,192 tokens")
         assert fault.bound_ms == pytest.approx(least, rel=1e-3) and fault.ms < 0.95 * least
-        assert str(fault).endswith(f"less than the {least:.3g} ms of the sheet of h100")
+        assert str(fault).endswith(f"less than the {fault.bound_ms:.3g} ms of the sheet of h100")
 
 
 @pytest.mark.parametrize(
