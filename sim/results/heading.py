@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from batchsim.cost import Cost, Scaled
 from batchsim.cost.presets import ways_there
 from batchsim.deployment.catalog import read_model
-from batchsim.deployment.catalog import read_model
 from batchsim.scenario import Scenario
 from batchsim.scenario.deployment_config import ENGINES, DeploymentConfig
 from batchsim.scenario.point import Setup
