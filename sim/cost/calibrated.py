@@ -371,7 +371,8 @@ class Calibrated(Cost):
         if p.setup is not None:
             found = p.held_out or {}
             near = f"; follows them to ±{100 * found['p50']:.1f} % (median of {found['n']:,} steps)" if found else ""
-            return f"cost: kernel tables of {p.setup} ({p.made.get('from', 'unnamed')}{near}{host})"
+            doubts = "".join(f" · ! {doubt}" for doubt in p.doubts)
+            return f"cost: kernel tables of {p.setup} ({p.made.get('from', 'unnamed')}{near}{host}){doubts}"
         if p.origin == "imported":
             return f"cost: profile {p.name} (imported: {p.made.get('from', p.executor)}{host})"
         where = [f"measured on {p.machine}", f"torch {p.software.get('torch')}", f"commit {p.software.get('commit')}"]

@@ -188,6 +188,27 @@ class EngineSetup:
 
 
 @dataclass(frozen=True)
+class TableFault:
+    """An operation of the kernel tables that takes `ms` at a size, where `bound_ms` is the least or the most that can
+    be believed: by its sheet (`floor`), by another GPU (`ceiling`), by a smaller size (`order`). `basis` says of what
+    that is; `share`: how much of a step of that size lies beyond."""
+
+    operation: str
+    size: str
+    ms: float
+    bound: Literal["floor", "ceiling", "order"]
+    bound_ms: float
+    basis: str
+    share: float
+
+    def __str__(self) -> str:
+        took = f"{self.operation} of {self.size} takes {self.ms:.3g} ms"
+        if self.bound == "ceiling":
+            return f"{took}, {self.ms / self.bound_ms:.1f} times what {self.basis} allows"
+        return f"{took}, less than the {self.bound_ms:.3g} ms of {self.basis}"
+
+
+@dataclass(frozen=True)
 class Profile:
     """Step costs with all that is needed to judge them.
 
@@ -201,6 +222,7 @@ class Profile:
     such engine was run, and `costs` apart stand in.
 
     `setup`: the engine, GPUs and data types that the costs are of; None: the executor on one GPU, with the model's own.
+    `checks`: the operations of the tables that cannot be believed, the worst first.
     """
 
     name: str
@@ -223,6 +245,7 @@ class Profile:
     energy: dict[str, Any] | None = None
     ahead: StepCosts | None = None
     setup: EngineSetup | None = field(default=None, metadata=LEFT_OUT)
+    checks: tuple[TableFault, ...] = field(default=(), metadata=LEFT_OUT)
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -239,6 +262,21 @@ class Profile:
                 if not isinstance(row.get(key), int | float):
                     raise ValueError(f"the errors of {row['region']} lack {key}")
                 within.check(f"{key} of the errors of {row['region']}", row[key])
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Why these step times are not to be trusted, a line each; () where nothing is known against them."""
+        found: list[str] = []
+        for worst in self.checks[:1]:
+            more = f"; {len(self.checks) - 1} more of the kind" if len(self.checks) > 1 else ""
+            found.append(f"tables of {self.gpu}: {worst}{more}: not to be trusted")
+        its = self.deployment
+        if self.origin == "imported" and its.num_gpus > 1 and its.gpu is not None and its.gpu.over_pcie:
+            found.append(
+                f"{its.num_gpus} GPUs over {its.gpu.link}: collectives as the tables' own machine has them, where GPUs"
+                " reach each other's memory; without that they take several times as long"
+            )
+        return tuple(found)
 
     @property
     def deployment(self) -> Deployment:

@@ -414,15 +414,15 @@ class Roofline(Cost):
         """
         e, model, tp, pp = self.gpu.efficiencies, self.deployment.model, self.deployment.tp, self.deployment.pp
         if e.error_p95 is None:
-            return Unknown(f"no kernel of {self.gpu.name} was timed")
+            return Unknown(f"no kernel of {self.gpu.name} was timed" + f", no collective{self.gpu.via}" * (tp * pp > 1))
         types, plain = self.deployment.types, model.dtype
         as_fitted = replace(model, dtype=e.dtype, quantised=Quantisation())
         missing = [
             ("attention", e.compared == KERNELS),
             (f"weights {types.mlp}", types.attention == types.mlp == plain),
             (f"kv {types.kv}", types.kv == plain),
-            (f"tp {tp}", tp == 1),
-            (f"pp {pp}", pp == 1),
+            (f"tp {tp}{self.gpu.via}", tp == 1),
+            (f"pp {pp}{self.gpu.via}", pp == 1),
             (model.dtype, model.dtype == e.dtype),
             (model.name, any(as_fitted.same_shape(other) for other in e.models)),
         ]
@@ -442,7 +442,7 @@ class Roofline(Cost):
             known = f"known of {', '.join(m.name for m in e.models)} in {e.dtype} on one GPU; here: {error}"
             compared = [f"{e.compared} {off} on {e.held_out}", known]
         return [
-            f"{self.gpu.name}: {self.gpu.source}",
+            f"{self.gpu.name}: {self.gpu.source}" + (f"; {self.gpu.peers}" if self.deployment.num_gpus > 1 else ""),
             f"efficiencies: {e.source}; fitted on {e.fitted_on}",
             *compared,
             f"host: {self.host}, serial" + (" (assumed)" if self.host.is_assumed else ""),

@@ -40,7 +40,8 @@ class Scaled(Cost):
 
     def describe(self) -> str:
         why = f"anchored to {self.anchor}" if self.anchor else "every step's time stretched"
-        return f"{self.cost.describe()} × {self.factor:.4g}: {why}"
+        text, mark, doubts = self.cost.describe().partition(" · ! ")
+        return f"{text} × {self.factor:.4g}: {why}{mark}{doubts}"
 
     def sources(self) -> list[str]:
         why = f"anchor: every step's time × {self.factor:.4g}, fitted to {self.anchor}"

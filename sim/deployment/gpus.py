@@ -80,6 +80,26 @@ _FP8_FLOPS = {
     "rtx_pro_6000_server": 935.6e12,
 }
 """FLOP/s in FP8, dense, of the boards that multiply it, from the same sheets."""
+_FP4_FLOPS = {"b200_sxm": 9e15, "b300_sxm": 14e15, "gb200": 10e15, "gb300": 15e15, "rtx_pro_6000_server": 1871.2e12}
+"""The same in FP4."""
+_LINKS = {
+    "h200": "NVLink 4",
+    "h100": "NVLink 4",
+    "a100": "NVLink 3",
+    "l40s": "PCIe 4.0 x16",
+    "rtx4090": "PCIe 4.0 x16",
+    "h100_pcie": "PCIe 5.0 x16",
+    "b200_sxm": "NVLink 5",
+    "b300_sxm": "NVLink 5",
+    "gb200": "NVLink 5",
+    "gb300": "NVLink 5",
+    "a100_pcie": "PCIe 4.0 x16",
+    "a30": "PCIe 4.0 x16",
+    "l4": "PCIe 4.0 x16",
+    "rtx_pro_6000_server": "PCIe 5.0 x16",
+    "b60": "PCIe 5.0 x8",
+}
+"""The link between GPUs of one machine whose bytes/s `_BOARDS` has, by the same sheets."""
 _SECOND_NAMES = {"h100_sxm": "h100", "h200_sxm": "h200", "a100_sxm": "a100"}  # as the kernel tables call them
 
 
@@ -109,7 +129,8 @@ def _gpu(name: str) -> GpuSpec:
         source = f"NVIDIA {sheet}; {_TORCH_MEMORY if name == 'rtx4090' else _MEMORY}"
     memory = mebibytes * 2**20
     links = (host, peer, _PEER_LATENCY_NS)
-    return GpuSpec(name, memory, bandwidth, flops, *links, _efficiencies(name), source, _FP8_FLOPS.get(name))
+    rates = (_FP8_FLOPS.get(name), _FP4_FLOPS.get(name))
+    return GpuSpec(name, memory, bandwidth, flops, *links, _efficiencies(name), source, *rates, _LINKS[name])
 
 
 GPUS: dict[str, GpuSpec] = {name: _gpu(name) for name in _BOARDS}

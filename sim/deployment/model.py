@@ -272,7 +272,8 @@ class Efficiencies:
 @dataclass(frozen=True, slots=True)
 class GpuSpec:
     """One GPU. Bandwidths are bytes/s in one direction; `peak_flops` is dense 16-bit with 32-bit accumulation,
-    `fp8_flops` dense FP8; None: not known, or it has none."""
+    `fp8_flops` and `fp4_flops` dense FP8 and FP4; None: not known, or it has none. `link`: how GPUs of one machine
+    reach each other, in words; "": not known, but for its figures."""
 
     name: str
     memory_bytes: int
@@ -284,3 +285,21 @@ class GpuSpec:
     efficiencies: Efficiencies
     source: str
     fp8_flops: float | None = None
+    fp4_flops: float | None = None
+    link: str = ""
+
+    @property
+    def over_pcie(self) -> bool:
+        """Whether its peers are reached over PCIe, without NVLink."""
+        return self.link.startswith("PCIe")
+
+    @property
+    def via(self) -> str:
+        """The link to its peers, in words, where that is PCIe."""
+        return f" over {self.link}" if self.over_pcie else ""
+
+    @property
+    def peers(self) -> str:
+        """How a roofline takes its peers to be reached, in words."""
+        link = f"{self.link} of {self.peer_link / 1e9:g}".strip()
+        return f"between GPUs {link} GB/s one way, all of it reached, and {self.peer_latency_ns / 1e3:g} µs (assumed)"

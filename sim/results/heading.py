@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from batchsim.cost import Scaled
+from batchsim.cost import Cost, Scaled
 from batchsim.cost.presets import ways_there
+from batchsim.deployment.catalog import read_model
 from batchsim.scenario import Scenario
 from batchsim.scenario.deployment_config import ENGINES, DeploymentConfig
 from batchsim.scenario.point import Setup
@@ -29,6 +30,7 @@ def heading(setup: Setup) -> str:
         deployed,
         cost,
         _varied(setup.scenario),
+        *_doubts(setup),
         _others_kernels(setup),
         *_presets(setup),
         _hidden_host(setup),
@@ -42,6 +44,21 @@ def _varied(scenario: Scenario) -> str:
     """That GPUs and costs differ by the value of the key that varies, where they may; those named are of the first."""
     varied = scenario.vary_key.split(".")[0] in ("deployment", "cost", "model")
     return f"GPU and cost are those of the first value of {scenario.vary_key}" if varied else ""
+
+
+def _doubts(setup: Setup) -> Iterator[str]:
+    """What is known against the step times of values that vary, beyond what the cost of `setup` says itself."""
+    for each in [group.setup for group in setup.groups] or [setup]:
+        told = set(_doubts_of(each.cost))
+        for scenario in each.scenario.variants if _varied(each.scenario) else ():
+            if isinstance(cost := scenario.cost, DeploymentConfig):
+                found = dict.fromkeys(_doubts_of(cost.build(read_model(scenario.model_path))))
+                yield from (f"! {doubt}" for doubt in found if doubt not in told)
+                told |= {*found}
+
+
+def _doubts_of(cost: Cost) -> tuple[str, ...]:
+    return () if cost.profile is None else cost.profile.doubts
 
 
 def _others_kernels(setup: Setup) -> str:

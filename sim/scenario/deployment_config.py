@@ -38,8 +38,8 @@ _MULTIPLIED = {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "nvfp4", "int8": "int8
 @dataclass(frozen=True, slots=True)
 class GpuSheet(Config):
     """A GPU by the user's own figures, for which there are no tables: bytes of memory, bytes/s of memory and of the
-    links to the host and to its peers, dense FLOP/s in bf16, and in FP8 where it multiplies that. Step times are those
-    of its roofline."""
+    links to the host and to its peers, which several GPUs need stated, dense FLOP/s in bf16, and in FP8 where it
+    multiplies that. Step times are those of its roofline."""
 
     memory: Size
     bandwidth: Bandwidth
@@ -48,7 +48,7 @@ class GpuSheet(Config):
     kind: Literal["sheet"] = "sheet"
     name: str = "own-gpu"
     host_link: Bandwidth = 32e9
-    peer_link: Bandwidth = 32e9
+    peer_link: Bandwidth | None = None
 
     def spec(self) -> GpuSpec:
         """The GPU as costs and memory read it."""
@@ -58,7 +58,7 @@ class GpuSheet(Config):
             memory_bandwidth=self.bandwidth,
             peak_flops=self.bf16,
             host_link=self.host_link,
-            peer_link=self.peer_link,
+            peer_link=self.peer_link or self.host_link,  # one GPU has no peers
             fp8_flops=self.fp8,
         )
 
@@ -124,6 +124,11 @@ class DeploymentConfig(Config):
                 f"{stated[0]} {getattr(self, stated[0])} has no step times on a GPU of a sheet, whose roofline is of"
                 " dense models. Name a GPU with kernel tables, or write cost: {kind: linear, ...} or a"
                 " profile."
+            )
+        if self.num_gpus > 1 and not isinstance(self.gpu, str) and self.gpu.peer_link is None:
+            raise ValueError(
+                f"gpu.peer_link is missing: {self.num_gpus} GPUs exchange what they computed over a link of which the"
+                " sheet says nothing. State it, one way: 64GB/s for PCIe 5.0 x16, 450GB/s for NVLink 4."
             )
         if self.extrapolate:
             raise ValueError(

@@ -39,7 +39,7 @@ KEY_WORDS = {
     "bf16": "Dense bf16 operations a second, like 989TFLOP/s",
     "fp8": "Dense FP8 operations a second; none: it computes in bf16",
     "host_link": "Bandwidth between GPU and host memory, like 64GB/s",
-    "peer_link": "Bandwidth between GPUs, like 900GB/s",
+    "peer_link": "Bandwidth between GPUs, one way, like 450GB/s; several GPUs need it",
     "kernel": "Factor on the kernel's time",
     "sequence": "ns for each sequence of a step",
     "prompt_token": "ns for each prompt token computed",

@@ -14,6 +14,7 @@ from batchsim.base.plain import to_plain
 from batchsim.cost.profile import TABLES, Profile, load_profile, profile_names, work_of
 from batchsim.deployment.deployment import Deployment
 from batchsim.tables.build import BUILDER, build_profile, marks_of, setup_of
+from batchsim.tables.check import checked
 from batchsim.tables.compare import held_out, within
 from batchsim.tables.handle import Tables, holes_told, nearest_version, number_of, version
 from batchsim.tables.modes import PACKAGE, WAYS_OUT
@@ -82,7 +83,8 @@ def build(deployment: Deployment) -> Profile:
     with holes_told(tables):
         profile = build_profile(tables)
         found = held_out(profile, tables)
-    compared = replace(profile, held_out=found)
+        faults, note = checked(tables)
+    compared = replace(profile, held_out=found, checks=faults, notes=(*profile.notes, note))
     if within(compared):
         return compared
     far = (

@@ -8,14 +8,15 @@ divided evenly.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from batchsim.base.errors import nearest
 from batchsim.deployment.deployment import Deployment
+from batchsim.deployment.model import GpuSpec
 from batchsim.tables.models import model_folder
-from batchsim.tables.modes import PACKAGE, WAYS_OUT, NoTablesError, gemm_dtype, has_experts, modes_of
+from batchsim.tables.modes import PACKAGE, WAYS_OUT, Modes, NoTablesError, gemm_dtype, has_experts, modes_of
 
 ENGINES = {"vllm": "vllm", "sglang": "sglang", "tensorrt_llm": "trtllm"}
 """The tables' names of engines by ours."""
@@ -23,6 +24,23 @@ SYSTEMS = {"h100": "h100_sxm", "h200": "h200_sxm", "a100": "a100_sxm"}
 """The tables' names of GPUs by ours, where they differ."""
 _ATTENTION = frozenset({"context_attention", "generation_attention"})
 """Ops that are attention and nothing else. Others that depend on the context are whole blocks, projections included."""
+
+
+class Size(NamedTuple):
+    """`rows` decodes with `context` tokens each, or one prompt of `tokens` new tokens after `context`."""
+
+    rows: int
+    context: int
+    tokens: int
+
+    def __str__(self) -> str:
+        if self.rows:
+            return f"{self.rows} decode{'s' if self.rows > 1 else ''} with {self.context:,} tokens"
+        return f"{self.tokens:,} prompt tokens" + (f" after {self.context:,}" if self.context else "")
+
+
+Times = dict[Size, dict[str, float]]
+"""ms of each operation at each size."""
 
 
 def version() -> str | None:
@@ -40,10 +58,11 @@ class Tables:
     """The tables' answers for one deployment. NoTablesError if they have none, naming what they lack.
 
     `backend` is the version of the engine's kernels that is asked: the deployment's where the tables have it, else the
-    nearest; `modes` the types as the tables name them, `model_id` the model whose graph of ops is used.
+    nearest; `modes` the types as the tables name them, `model_id` the model whose graph of ops is used. Where modes are
+    given there are no others.
     """
 
-    def __init__(self, deployment: Deployment) -> None:
+    def __init__(self, deployment: Deployment, modes: Modes | None = None) -> None:
         logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)  # it warns of tables that nobody asked for
         self.deployment = deployment
         self.system = _system(deployment)
@@ -51,7 +70,7 @@ class Tables:
         self.backend = _nearest(deployment.version, _versions(self.system, self.engine), deployment)
         problems: list[str] = []
         with model_folder(deployment.model, gemm_dtype(deployment)) as (self.model_id, folder):
-            for self.modes in modes_of(deployment):
+            for self.modes in [modes] if modes else modes_of(deployment):
                 try:
                     self._open(folder)
                     break
@@ -119,6 +138,22 @@ class Tables:
         ops = list(range(self._ops["generation"]))
         found = self._handle.evaluate_generation_ops(ops, batch_size=rows, s=context)
         return {name: ms for name, ms, _, _ in found}
+
+    def operations(self, sizes: Iterable[Size]) -> Times:
+        """ms of every operation, on each group, at those of the sizes for which the tables have data."""
+        found: Times = {}
+        for size in sizes:
+            try:
+                ms = self._generation(*size[:2]) if size.rows else self._context(1, size.tokens, size.context)
+            except _holes():
+                continue
+            found[size] = {name.partition("_")[2]: each for name, each in ms.items()}
+        return found
+
+    @property
+    def blocks(self) -> frozenset[str]:
+        """The operations, as `operations` names them, that depend on the keys."""
+        return frozenset(name.partition("_")[2] for name in self._of_keys)
 
     def _share(self, count: int) -> int:
         """What each group has of `count`, where they have the same, rounded up."""
@@ -243,6 +278,11 @@ def _engine(deployment: Deployment) -> str:
     return ENGINES[deployment.engine]
 
 
+def has_tables(gpu: GpuSpec, engine: str) -> bool:
+    """Whether kernels of the engine were timed on the GPU."""
+    return bool(_versions(SYSTEMS.get(gpu.name, gpu.name), ENGINES[engine]))
+
+
 def _versions(system: str, engine: str) -> list[str]:
     """The versions of the engine whose kernels were timed on the system, the tables' own choice first."""
     from aiconfigurator_core.sdk.perf_database import get_version_slots  # pyright: ignore[reportMissingImports]
@@ -295,17 +335,21 @@ def _short(problem: str) -> str:
 @contextmanager
 def holes_told(tables: Tables) -> Iterator[None]:
     """A context in which sizes that the tables have no data for are a NoTablesError that says so in one line."""
+    try:
+        yield
+    except _holes() as error:
+        raise NoTablesError(_lacking(tables.deployment, tables.backend, [_short(str(error))])) from None
+
+
+def _holes() -> tuple[type[Exception], ...]:
+    """What the package raises for a size that it has no data for."""
     from aiconfigurator_core.sdk import errors  # pyright: ignore[reportMissingImports]
 
-    holes = (
+    return (
         errors.PerfDataNotAvailableError,
         errors.InterpolationDataNotAvailableError,
         errors.EmpiricalNotImplementedError,
     )
-    try:
-        yield
-    except holes as error:
-        raise NoTablesError(_lacking(tables.deployment, tables.backend, [_short(str(error))])) from None
 
 
 def _errors() -> tuple[type[Exception], ...]:

@@ -24,7 +24,8 @@ def model_folder(model: ModelSpec, weight_dtype: str) -> Iterator[tuple[str, str
 
     A folder, since the package would ask the network for what it does not call its own.
     """
-    known = {name: config for name, config in _configs().items() if _same(config, name, model)}
+    work = work_of(model)
+    known = {name: config for name, config in _configs().items() if _works()[name] == work}
     if not known and (plain := _plain_config(model)):
         known = {f"a plain {plain['architectures'][0]}": plain}
     if not known:
@@ -69,11 +70,21 @@ def _plain_config(model: ModelSpec) -> dict[str, Any] | None:
     return config
 
 
-def _same(config: dict[str, Any], name: str, model: ModelSpec) -> bool:
+@cache
+def _works() -> dict[str, dict[str, Any] | None]:
+    """`work_of` of every model of the tables by its id; None of one that is not understood."""
+    return {name: _work(config, name) for name, config in _configs().items()}
+
+
+def _work(config: dict[str, Any], name: str) -> dict[str, Any] | None:
+    """The work in a config.json. No type changes it, and so the long lists of what keeps its own are not read."""
+    plain: dict[str, Any] = {"hf_quant_config": None}
+    if "quantization_config" in config:
+        plain["quantization_config"] = {"quant_method": "fp8"}
     try:
-        return work_of(spec_of(config, name)) == work_of(model)
+        return work_of(spec_of(config | plain, name))
     except ScenarioError:
-        return False
+        return None
 
 
 def spec_of(config: dict[str, Any], name: str) -> ModelSpec:

@@ -154,7 +154,7 @@ MODEL = MODELS["llama-3.1-8b"]
         (replace(MODEL, dtype="float16"), "h200", 1, "float16"),
         (replace(MODEL, num_hidden_layers=16), "h200", 1, "llama-3.1-8b"),
         (MODEL, "l40s", 1, "attention"),
-        (MODELS["llama-3.1-70b"], "l40s", 8, "attention, tp 8, llama-3.1-70b"),
+        (MODELS["llama-3.1-70b"], "l40s", 8, "attention, tp 8 over PCIe 4.0 x16, llama-3.1-70b"),
     ],
 )
 def test_the_error_of_a_roofline_outside_its_fit_is_unknown(model, gpu, tp, why):

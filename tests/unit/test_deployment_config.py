@@ -21,7 +21,7 @@ from batchsim.scenario.load import parse_scenario
 from batchsim.scenario.point import Setup
 from batchsim.tables import find
 
-SHEET = "{kind: sheet, name: my-gpu, memory: 80GB, bandwidth: 3350GB/s, bf16: 989TFLOP/s}"
+SHEET = "{kind: sheet, name: my-gpu, memory: 80GB, bandwidth: 3350GB/s, bf16: 989TFLOP/s, peer_link: 450GB/s}"
 TEXT = f"""
 model: llama-3.1-8b
 deployment:
@@ -35,7 +35,7 @@ workload:
   requests: 10
 slo: ttft<1s @ 90%
 """
-OWN = GpuSheet(80 * 10**9, 3350e9, 989e12, name="my-gpu")
+OWN = GpuSheet(80 * 10**9, 3350e9, 989e12, name="my-gpu", peer_link=450e9)
 GROUPS = (
     "replicas={router: round_robin, groups: {a: {count: 1}, b: {count: 1, deployment: {engine: vllm, gpu: %s, tp: 4}}}}"
 )

@@ -27,7 +27,7 @@ workload:
 slo: ttft<1s @ 90%
 """
 GPU = "gpu: h100_sxm"
-SHEET = "gpu: {kind: sheet, memory: 24GB, bandwidth: 1008GB/s, bf16: 165TFLOP/s}"
+SHEET = "gpu: {kind: sheet, memory: 24GB, bandwidth: 1008GB/s, bf16: 165TFLOP/s, peer_link: 32GB/s}"
 FP8, TP = "weights: fp8", "tp: 4"
 BLOCK = TEXT[TEXT.index("deployment") : TEXT.index("workload")]
 WORKLOAD = "workload:"
@@ -52,6 +52,7 @@ MISTAKES = {
     "sheet_in_another_unit": (GPU, SHEET.replace("TFLOP/s", "TFLOPS"), "Write one of GFLOP/s, TFLOP/s, PFLOP/s"),
     "sheet_without_speed": (GPU, SHEET.replace("1008GB/s", "0GB/s"), "'0GB/s' is not above 0."),
     "sheet_of_8_bits": (f"{GPU}\n  tp: 4\n  {FP8}", f"{SHEET}\n  moe: fp8", "moe fp8 has no step times on a GPU of a"),
+    "sheet_without_a_link": (GPU, SHEET.replace(", peer_link: 32GB/s", ""), "gpu.peer_link is missing: 4 GPUs"),
     "sheet_almost_large_enough": (GPU, SHEET, "GB short of one KV block: 24.0 GB"),
     "sheet_beyond_reach": (f"{GPU}\n  tp: 4\n  {FP8}", f"{SHEET}\n  extrapolate: true", "extrapolate has no effect"),
     "sheet_of_a_version": (f"{GPU}\n  tp: 4\n  {FP8}", f"{SHEET}\n  version: 0.24", "a GPU of a sheet has none"),

@@ -48,7 +48,9 @@ plan:
   gpus:
     own:
       price: 2.00/h
-      deployment: {engine: vllm, gpu: {kind: sheet, memory: 80GB, bandwidth: 3350GB/s, bf16: 989TFLOP/s}}
+      deployment:
+        engine: vllm
+        gpu: {kind: sheet, memory: 80GB, bandwidth: 3350GB/s, bf16: 989TFLOP/s, peer_link: 450GB/s}
     slow: {price: 1.00/h, kv_tokens: 16000, cost: {kind: linear, base: 40ms, per_sequence: 2ms}}
   router: least_tokens
   max_replicas: 6

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from batchsim.base.errors import ScenarioError
+from batchsim.cost.profile import TableFault
 from batchsim.metrics.intervals import Interval, half_width
 from batchsim.metrics.slo import parse_slo
 from batchsim.report.page.plan_markdown import sentence_text
@@ -35,6 +36,7 @@ from batchsim.study.planning.plan_tables import plan_tables
 from batchsim.study.planning.probe import Ask, Book, GpuGroup, GroupProbe, Observed, drive
 from batchsim.study.planning.tables import tables_of
 from batchsim.study.sweep.points import Sweep
+from batchsim.tables import find
 from tests.unit.test_profile import PROFILE as PROFILE_OF_LLAMA
 
 REPLAY = """\
@@ -185,7 +187,7 @@ def test_the_report_says_what_a_lost_replica_leaves(replay: Scenario, tmp_path: 
 
 def test_a_plan_ends_with_the_command_of_the_deployment_that_it_recommends(replay: Scenario, tmp_path: Path) -> None:
     """So that it can be tried; the report's recommendation too, and it stands among the assumptions of every GPU."""
-    sheet = "{kind: sheet, memory: 80GB, bandwidth: 3350GB/s, bf16: 989TFLOP/s}"
+    sheet = "{kind: sheet, memory: 80GB, bandwidth: 3350GB/s, bf16: 989TFLOP/s, peer_link: 450GB/s}"
     offer = f"{{price: 2/h, kv_tokens: 100000, deployment: {{engine: vllm, gpu: {sheet}, tp: 2}}}}"
     tables = plan_tables(
         with_plan(replay, f"plan.gpus={{one: {offer}}}", "slo=ttft<9s @ 10%"), out=tmp_path / "results"
@@ -199,6 +201,24 @@ def test_a_plan_ends_with_the_command_of_the_deployment_that_it_recommends(repla
     assert {"what": "command on one", "assumed": line} in tables["assumptions"]
     tables["assumptions"] = []
     assert not plan_text(tables, "$").splitlines()[-1].startswith("vllm")
+
+
+def test_a_plan_says_what_is_known_against_the_step_times_of_a_gpu(
+    replay: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a line of its own, and among the assumptions; their error is unknown."""
+    fault = TableFault("qkv_gemm", "16 decodes with 2,048 tokens", 13.2, "ceiling", 4.55, "twice h200's", 0.3)
+    own = find.load_profile
+    monkeypatch.setattr(find, "load_profile", lambda name: replace(own(name), checks=(fault,)))
+    offer = "{price: 2/h, kv_tokens: 100000, deployment: {engine: vllm, gpu: l40s}}"
+    tables = plan_tables(
+        with_plan(replay, f"plan.gpus={{one: {offer}}}", "slo=ttft<9s @ 10%"), out=tmp_path / "results"
+    )
+    said = "tables of l40s: qkv_gemm of 16 decodes with 2,048 tokens takes 13.2 ms, 2.9 times what twice h200's allows"
+    assert f"! one: {said}: not to be trusted" in " ".join(plan_text(tables, "$").split())
+    assumed = {row["what"]: row["assumed"] for row in tables["assumptions"]}
+    assert assumed["against the step times of one"].startswith(said)
+    assert assumed["their error on one"].startswith(f"unknown: {said}")
 
 
 def test_headroom_does_not_go_beyond_what_is_completed_under_overload(replay: Scenario, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from batchsim.report.page.cells import COLUMNS, Row, Tables, one_seed_alone
 from batchsim.report.page.plan_markdown import sentence_text
 from batchsim.report.page.search_text import search_lines
 from batchsim.report.page.sections import recommendation, start_rows
+from batchsim.study.planning.assumptions import DOUBT
 
 
 def plan_text(tables: Tables, currency: str) -> str:
@@ -24,6 +25,8 @@ def plan_text(tables: Tables, currency: str) -> str:
             lines.append(f"{head}{row['replicas']:>8} {held:>10} {month:>11}  {_one_less(row)}")
         else:
             lines.append(f"{head}none: {row['why_not']}")
+    doubts = [row for row in tables.get("assumptions", []) if row["what"].startswith(DOUBT)]
+    lines += [f"! {row['what'].removeprefix(DOUBT).strip()}: {row['assumed']}" for row in doubts]
     for row in tables.get("what_if", []):
         if row["holds"] is False:
             needed = f"; {row['note']}" if row["note"] else ""

@@ -22,6 +22,8 @@ from batchsim.study.planning.probe import PLANNED, Ask, GpuGroup
 
 COMMAND = "command on"
 """What the row begins with that has the command line of a deployment; the name of its GPU follows."""
+DOUBT = "against the step times of"
+"""What the row begins with that says why they are not to be trusted; the name of the GPU follows."""
 _ENERGY = "joules a step of its profile, while steps run; idle power is left out"
 
 
@@ -76,6 +78,7 @@ def assumptions(planned: Planned) -> list[dict[str, Any]]:
         rows.append((f"their error on {name}", f"{error}: {error.source}"))
         rows.append((f"KV memory of {name}", str(setup.kv)))
         profile = setup.cost.profile
+        rows += [(f"{DOUBT} {name}", doubt) for doubt in (profile.doubts if profile else ())]
         measured = profile is not None and watts(profile.energy, profile.samples)
         rows.append((f"energy of {name}", _ENERGY if measured else "its profile has no power"))
     if plan.energy_price is not None:
