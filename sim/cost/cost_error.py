@@ -49,17 +49,17 @@ def error_of(profile: Profile, *, host: str = "", beyond: bool = False) -> CostE
 
     `host` says where the host's time is from if not from the profile; `beyond`: steps may lie outside its hull.
 
-    Unknown where there are doubts about its tables.
     Measured: the biases on held-out steps, whole and by region, widened by the median error, since a run dwells in
     regions of its own. Imported: what nine of ten points of its engine miss, where it was measured on this GPU with
-    this type and model; else what versions of one kernel differ by, and what the profile misses of its tables.
+    this type and model, whatever is doubted of the tables; unknown where there are doubts; else what versions of one
+    kernel differ by, and what the profile misses of its tables.
     """
-    if profile.doubts:
-        return Unknown("; ".join(profile.doubts))
     if (points := profile.made.get("in_engine")) is not None and not host:
         said = f"mean TPOT of nine of ten of the {points['points']} measured points that it was fitted to"
         share = float(points["tpot_p90"])
         return CostError(1 / (1 + share) - 1, share, said + _beyond(beyond))  # as far off either way, as a factor
+    if profile.doubts:
+        return Unknown("; ".join(profile.doubts))
     if profile.origin == "imported":
         its = host or ("assumed" if profile.costs.host.assumed else "a preset's")
         own = f"kernels differ so between versions of an engine; its host is {its}"
