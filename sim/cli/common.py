@@ -20,7 +20,7 @@ import typer
 from typer.core import TyperGroup
 
 from batchsim.base.errors import BatchsimError, CalibrationError, PointsFailed, ScenarioError, bounded, shown
-from batchsim.base.files import check_folder, check_writable, open_file, reason_text, writing
+from batchsim.base.files import Kind, check_folder, check_writable, keeping_what_is_read, writing
 from batchsim.base.units import NS_PER_S, clock_text
 
 if TYPE_CHECKING:
@@ -86,7 +86,11 @@ def _check_surroundings() -> None:
 
 
 def _check_options(given: Sequence[str]) -> None:
-    """Raises UsageError for an option with an empty value: an empty path would mean the current folder."""
+    """Raises UsageError for an option with an empty value, which as a path would mean the current folder, and for bytes
+    that are no text, which no table could name."""
+    for word in given:
+        if any("\ud800" <= letter <= "\udfff" for letter in word):
+            raise UsageError(f"{shown(word)} is not UTF-8 text. Rename the file")
     for option, value in pairwise((*given, "-")):
         name, equals, text = option.partition("=")
         if name.startswith("-") and ((equals and not text) or (not equals and not value)):
@@ -103,7 +107,8 @@ def one_line_errors(command: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            return command(*args, **kwargs)
+            with keeping_what_is_read():
+                return command(*args, **kwargs)
         except BatchsimError as error:
             for trace in getattr(error, "__notes__", ()):  # the traceback of a bug inside a worker
                 typer.echo(trace, err=True)
@@ -249,29 +254,10 @@ def require_torch(command: str) -> None:
         raise CalibrationError(f"batchsim {command}: needs torch, which is not installed. pip install 'batchsim[live]'")
 
 
-def check_replaceable(path: Path, first_bytes: tuple[bytes, ...], what: str) -> None:
-    """ScenarioError if the file at `path` does not begin like a `what`, or cannot be read to tell.
-
-    So no other work is written over.
-    """
-    if not path.is_file():
-        return
-    try:
-        with open_file(path) as file:
-            head = file.read(max(map(len, first_bytes)))
-    except OSError as error:
-        raise ScenarioError(
-            f"{path}: is there, and cannot be read: {reason_text(error)}. Whether it is a {what} cannot be told. Give"
-            " another path."
-        ) from None
-    if head and not head.startswith(first_bytes):
-        raise ScenarioError(f"{path}: is there, and no {what}. Give another path.")
-
-
-def check_output(path: Path, advice: str = "Give another path with -o.") -> None:
-    """ScenarioError unless a file can be written at `path`: asked before the work whose result it is for."""
+def check_output(path: Path, kind: Kind, advice: str = "Give another path with -o.") -> None:
+    """ScenarioError unless a file of `kind` can be written at `path`: asked before the work whose result it is for."""
     with writing(path, advice):
-        check_writable(path)
+        check_writable(path, kind)
 
 
 def check_out(folder: Path, advice: str = "Give another folder with --out.") -> None:

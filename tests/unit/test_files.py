@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from batchsim.base.files import (
+    ANY,
+    OccupiedError,
     check_folder,
     check_writable,
+    keeping_what_is_read,
     open_file,
     read_bytes,
     read_json,
@@ -128,7 +131,7 @@ def test_a_place_where_no_file_can_be_is_found_before_the_work(
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
     Path("folder").mkdir()
-    for attempt in (check_writable, lambda path: write_text(path, "")):
+    for attempt in (lambda path: check_writable(path, None), lambda path: write_text(path, "")):
         with pytest.raises(OSError):
             attempt(Path(place))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
@@ -137,8 +140,8 @@ def test_a_place_where_no_file_can_be_is_found_before_the_work(
 def test_a_place_that_will_do_is_left_as_it_was(tmp_path: Path) -> None:
     """Neither the file nor its folder is made by asking."""
     (tmp_path / "x").write_text("old")
-    check_writable(tmp_path / "x")
-    check_writable(tmp_path / "y")
+    check_writable(tmp_path / "x", ANY)
+    check_writable(tmp_path / "y", ANY)
     check_folder(tmp_path / "a" / "b")
     assert [path.name for path in tmp_path.iterdir()] == ["x"] and (tmp_path / "x").read_text() == "old"
     with pytest.raises(NotADirectoryError):
@@ -233,3 +236,19 @@ def test_a_stray_reader_or_writer_is_noticed(line: str) -> None:
     assert strays(f"def f(path):\n    {line}", "m") == [f"m.f:2: {line.split('(')[0].split('.')[-1]}"]
     assert strays("from batchsim.base.files import read_text\ndef f(path):\n    read_text(path)", "m") == []
     assert strays("with open_file(path) as file:\n    np.load(file)", "m") == []
+
+
+def test_what_is_read_is_not_written_over(tmp_path: Path) -> None:
+    """Within the context alone, by whatever name; files of batchsim's own folders, which have no Kind, may be."""
+    there, link = tmp_path / "x", tmp_path / "y"
+    there.write_text("old")
+    link.symlink_to(there)
+    with keeping_what_is_read():
+        assert read_text(there) == "old"
+        for path in (there, link):
+            with pytest.raises(OccupiedError):
+                write_text(path, "new", ANY)
+        write_text(there, "older")
+        write_text(tmp_path / "z", "new", ANY)
+    write_text(there, "new", ANY)
+    assert there.read_text() == "new"
