@@ -86,8 +86,6 @@ def validate(
     """
     from batchsim.check.validation.compare_runs import ValidationSetup
     from batchsim.check.validation.planned_points import check_profile, parse_loads, parse_shares, plan, planned
-    from batchsim.report.pictures.validation_plots import KIND
-    from batchsim.report.text.validation_text import JSON, PAGE
     from batchsim.scenario.point import Setup
 
     if name and "/" in name:
@@ -139,6 +137,9 @@ def validate(
     resolved = setup.resolved
     chosen = [resolved.find(label) for label in policy] if policy else list(resolved.policies)
     case = ValidationSetup(resolved, setup.cost, setup.kv.num_blocks, seed)
+    from batchsim.report.pictures.validation_plots import KIND
+    from batchsim.report.text.validation_text import JSON, PAGE
+
     stem = out / f"validation-{name or loaded.name}"
     _make_folder(out)
     check_files({f"{stem}.json": JSON, f"{stem}.md": PAGE, f"{stem}.png": KIND, f"{stem}-steps.png": KIND}, json_file)
