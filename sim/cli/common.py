@@ -52,6 +52,8 @@ class OneLineGroup(TyperGroup):
         try:
             _check_options(extra.get("args", args[0] if args else None) or sys.argv[1:])
             code = super().main(*args, **extra | {"standalone_mode": False})
+        except typer.Abort:  # Ctrl-C before or after the command itself
+            raise KeyboardInterrupt from None
         except UsageError as error:
             texts: list[str] = (args[0] if args else extra.get("args")) or sys.argv[1:]
             message, command = error.format_message(), error.ctx.command_path if error.ctx else "batchsim"

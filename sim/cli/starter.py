@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchsim.base.errors import ScenarioError
+from batchsim.base.ranges import INT32_MAX
 
 if TYPE_CHECKING:
     from batchsim.scenario.command_lines.flags import Keys
@@ -260,10 +261,7 @@ def _trace_block(trace: TraceConfig, path: str, timed: bool) -> str:
 
 def _cap(longest: int) -> int:
     """A cap on output tokens, the smallest power of two from 64 on that does not cut `longest`, the trace's longest."""
-    cap = 64
-    while cap < longest:
-        cap *= 2
-    return cap
+    return min(max(64, 1 << (longest - 1).bit_length()), INT32_MAX)
 
 
 def _relative(path: Path, folder: Path) -> str:

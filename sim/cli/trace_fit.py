@@ -80,6 +80,12 @@ def fit(
     scenario = _engine(engine)
     if scenario.file.replicas is not None:
         raise ScenarioError(f"{scenario.source}: has replicas, and the fit is tried on one engine. Drop replicas.")
+    longest, most = int(rows.output_tokens.max()), Setup.of(scenario).max_model_len
+    if draws != 0 and longest > most:
+        raise ScenarioError(
+            f"{file}: an output of {longest:,} tokens is beyond max_model_len {most:,} of the engine on which the fit is"
+            " tried. Give an --engine that writes so much, or --draws 0, which tries it on none."
+        )
     found = fit_traffic(rows, lambda what: typer.echo(f"fitting {what} …", err=True))
     trace, samples = recorded(found), [drawn(found.workload, seed) for seed in range(DRAWS)]
     figures = compare(trace, samples)

@@ -119,9 +119,7 @@ def options_of(path: str) -> Keys:
         ) from None
     found: Keys = {}
     if not isinstance(options := {} if document.value is None else document.value, dict):
-        raise ScenarioError(
-            f"{path}: holds {shown(options)}, no options by name. Write lines like max_batch_size: 64."
-        )
+        raise ScenarioError(f"{path}: holds {shown(options)}, no options by name. Write lines like max_batch_size: 64.")
     flat = list(_flat(options, ""))
     for name, value in flat:
         where = f"{document.where(tuple(name.split('.')))}: {name}"
