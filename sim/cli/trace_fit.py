@@ -83,8 +83,8 @@ def fit(
     longest, most = int(rows.output_tokens.max()), Setup.of(scenario).max_model_len
     if draws != 0 and longest > most:
         raise ScenarioError(
-            f"{file}: an output of {longest:,} tokens is beyond max_model_len {most:,} of the engine on which the fit is"
-            " tried. Give an --engine that writes so much, or --draws 0, which tries it on none."
+            f"{file}: an output of {longest:,} tokens is beyond max_model_len {most:,} of the engine that is to try the"
+            " fit. Give an --engine that writes so much, or --draws 0, and none tries it."
         )
     found = fit_traffic(rows, lambda what: typer.echo(f"fitting {what} …", err=True))
     trace, samples = recorded(found), [drawn(found.workload, seed) for seed in range(DRAWS)]
