@@ -205,9 +205,10 @@ IMPOSSIBLE: dict[str, tuple[str, str]] = {
     "years": (f"{HEAD}\n0,64,5,0.1,1e9\n", "2.89e+03 days. Look at its unit."),
     "row_no_time": (STAGE + "9,4,10,5,0,5\n", "ttft_mean_s is 0 s"),
     "row_at_once": (STAGE + "9,4,10,5,5,0\n", "tpot_mean_s is 0 s, and the tokens of an answer came all at once"),
-    "row_endless": (STAGE + "10000000,4,10,5,5,5\n", "requests is 10000000. Write 100,000:"),
-    "row_beyond_floats": (STAGE + "1e300,4,10,5,5,5\n", "requests is 1e+300. Write 100,000:"),
-    "row_part_of_one": (STAGE + "0.4,4,10,5,5,5\n", "requests is 0.4. It must be from 1 to 100000."),
+    "row_endless": (STAGE + "10000000,4,10,5,5,5\n", "requests is 10000000. Write 20,000:"),
+    "row_beyond_floats": (STAGE + "1e300,4,10,5,5,5\n", "requests is 1e+300. Write 20,000:"),
+    "row_of_nothing": (STAGE + "9,4,10,5,,\n", "tells no latency and no rate."),
+    "row_part_of_one": (STAGE + "0.4,4,10,5,5,5\n", "requests is 0.4. It must be from 1 to 20000."),
     "row_users": (STAGE + "9,10000000,10,5,5,5\n", "10,000,000 in flight at most. It must be from 1 to 1,000,000."),
     "row_long": (STAGE + "9,4,1e300,5,5,5\n", "prompt_tokens is 1e+300"),
     "two_sendings": (

@@ -8,7 +8,7 @@ from batchsim.check.measured.run import LATENCIES, OF, MeasuredRun
 
 LEAST_S, MOST_S = 1e-6, 1e7
 """Of a latency: no engine takes less for a token, and nobody waits for four months."""
-MOST_PLAYED = 100_000
+MOST_PLAYED = 20_000
 """Requests of a run of which only aggregates are known, each of which is simulated, up to 18 times over."""
 MOST_USERS = 1_000_000
 _COUNTS = {"requests": (1, MOST_PLAYED), "prompt_tokens": (0.5, INT32_MAX), "output_tokens": (0.5, INT32_MAX),
@@ -17,6 +17,8 @@ _COUNTS = {"requests": (1, MOST_PLAYED), "prompt_tokens": (0.5, INT32_MAX), "out
 
 def check_run(run: MeasuredRun) -> MeasuredRun:
     """`run`. MeasuredError where one of its figures cannot be, or it cannot be played."""
+    if not run.figures:
+        raise MeasuredError(f"{run.name}: tells no latency and no rate. Give a run with one of them at least.")
     for latency in LATENCIES:
         found = {name: run.figures[name] for of in OF if (name := f"{latency}_{of}_s") in run.figures}
         for name, value in found.items():

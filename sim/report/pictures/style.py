@@ -79,7 +79,8 @@ _RC: dict[Any, Any] = {
 def house_style() -> Iterator[None]:
     """Draws with batchsim's settings whatever the user's matplotlibrc says, and restores the user's own afterwards."""
     with matplotlib.rc_context(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)  # a label the font lacks is a box
+        # Of letters that the font lacks, of axes that span all that floats can: no user could do anything about it.
+        warnings.filterwarnings("ignore", module=r"matplotlib|numpy|batchsim\.report\.pictures")
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_RC)
         yield
