@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import io
 import json
 import os
 import sys
@@ -80,6 +81,8 @@ def _check_surroundings() -> None:
     if sys.stdout is None:  # >&-
         typer.echo("stdout: is closed. Send it somewhere, /dev/null if nothing is to be seen.", err=True)
         sys.exit(2)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may hold bytes that are no text
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         os.getcwd()
     except OSError as error:

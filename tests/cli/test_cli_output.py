@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 from tiny_scenario import TINY, batchsim, listing
 
 from batchsim.base.errors import ScenarioError
@@ -267,3 +268,10 @@ def test_a_name_that_is_no_text_is_one_line(folder: Path) -> None:
         result = batchsim(*args)
         assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
         assert "is not UTF-8 text. Rename the file." in result.stderr
+
+
+def test_a_name_that_is_no_text_is_printed_as_escapes(capfd: pytest.CaptureFixture[str]) -> None:
+    """As found in a folder: the bytes of a name need be no UTF-8."""
+    assert called(["policies"]) == 0
+    typer.echo("\udcff/s.yaml")
+    assert capfd.readouterr().out.splitlines()[-1] == "\\udcff/s.yaml"
