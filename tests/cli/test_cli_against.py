@@ -120,3 +120,11 @@ def test_the_same_comparison_is_made_anew(scenario: Path, tmp_path: Path) -> Non
     for _ in range(2):
         done = batchsim("validate", scenario, "--against", DATA / "vllm_detailed.json", *asked)
         assert done.exit_code == 0, done.stderr
+
+
+def test_an_answer_that_came_all_at_once_parts_from_nothing(scenario: Path, tmp_path: Path) -> None:
+    """Beside others that did not: its TPOT is 0, of which no latency is a share."""
+    (tmp_path / "run.csv").write_text("sent_s,prompt_tokens,output_tokens,ttft_s,e2e_s\n0,99,5,0.5,0.5\n9,99,5,0.5,9\n")
+    asked = ["--no-shift", "--out", tmp_path, "--policy", "continuous"]
+    done = batchsim("validate", scenario, "--against", tmp_path / "run.csv", *asked)
+    assert done.exit_code == 0, f"{done.output} {done.exception!r}"

@@ -604,3 +604,12 @@ def test_why_a_gate_rejected_all_is_said(
     result = batchsim("run", "s.yaml", "--jobs", "1", "--no-pictures")
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
     assert f"requests rejected: {reason}. Correct what the reason names" in result.stderr
+
+
+@pytest.mark.parametrize("change", ['model="\\ud800"', 'policies={"a\\udfff": {kind: vllm}}', 'slo="\\udc80"'])
+def test_halves_of_letters_are_one_line(tmp_path: Path, change: str) -> None:
+    """As JSON may escape them, in values and keys; no file could hold them."""
+    (tmp_path / "s.yaml").write_text(TINY)
+    result = batchsim("run", tmp_path / "s.yaml", "--set", change)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
+    assert "holds half of a letter" in result.stderr and "Write whole ones." in result.stderr

@@ -23,6 +23,7 @@ from batchsim.base.files import (
     replacing,
     write_text,
 )
+from batchsim.results.point_files import remove_unfinished
 
 ROOT = Path(__file__).parents[2]
 
@@ -252,3 +253,24 @@ def test_what_is_read_is_not_written_over(tmp_path: Path) -> None:
         write_text(tmp_path / "z", "new", ANY)
     write_text(there, "new", ANY)
     assert there.read_text() == "new"
+
+
+def test_every_command_says_what_it_may_replace() -> None:
+    """Each file that a command writes where its user says is of a Kind."""
+    arguments = {"write_text": 3, "replacing_text": 2, "check_output": 2}
+    calls = [
+        (path.name, node.func.id, len(node.args))
+        for path in sorted((ROOT / "sim" / "cli").glob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in arguments
+    ]
+    assert len(calls) > 20
+    assert [call for call in calls if call[2] < arguments[call[1]]] == []
+
+
+def test_only_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
+    """Whole names of batchsim's own; a folder of another's that begins with a dot stays."""
+    for name in (".0a1b2c-77", ".old.0a1b2c-77", ".git-backup", ".cache-1x", "0a1b2c"):
+        (tmp_path / name).mkdir()
+    remove_unfinished(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".cache-1x", ".git-backup", "0a1b2c"]
