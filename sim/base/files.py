@@ -184,7 +184,7 @@ def keeping_what_is_read() -> Iterator[None]:
 
 def check_replaceable(path: Path | str, kind: Kind | None) -> None:
     """OccupiedError if there is a file at `path` that is none of `kind`, or that is one of what is read."""
-    if kind is None or not os.path.isfile(path):
+    if kind is None or _is_stream(path) or not os.path.isfile(path):
         return
     found = os.stat(path)
     if (found.st_dev, found.st_ino) in (_read.get() or ()):

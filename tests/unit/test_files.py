@@ -15,6 +15,7 @@ from batchsim.base.files import (
     OccupiedError,
     check_folder,
     check_writable,
+    json_kind,
     keeping_what_is_read,
     open_file,
     read_bytes,
@@ -274,3 +275,10 @@ def test_only_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     remove_unfinished(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".cache-1x", ".git-backup", "0a1b2c"]
+
+
+def test_what_the_shell_opened_is_no_file_to_keep(tmp_path: Path) -> None:
+    """/dev/fd/N is written in place, at the end of what is there already: the shell's user asked for that."""
+    (tmp_path / "log").write_text("before\n")
+    with (tmp_path / "log").open("ab") as file:
+        check_writable(f"/dev/fd/{file.fileno()}", json_kind("mine"))
