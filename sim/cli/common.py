@@ -94,7 +94,7 @@ def _check_options(given: Sequence[str]) -> None:
     """Raises UsageError for an option with an empty value, which as a path would mean the current folder, and for bytes
     that are no text, which no table could name."""
     for word in given:
-        if any("\ud800" <= letter <= "\udfff" for letter in word):
+        if any("\udc80" <= letter <= "\udcff" for letter in word):  # as Python reads such a byte
             raise UsageError(f"{shown(word)} is not UTF-8 text. Rename the file")
     for option, value in pairwise((*given, "-")):
         name, equals, text = option.partition("=")
