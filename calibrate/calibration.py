@@ -31,7 +31,7 @@ from batchsim.calibrate.runner import ModelRunner, build_runner
 from batchsim.calibrate.schedules import Pace
 from batchsim.calibrate.session import settled_memory
 from batchsim.calibrate.telemetry import Telemetry
-from batchsim.cost.profile import Profile, load_profile
+from batchsim.cost.profile import KIND, Profile, load_profile
 from batchsim.deployment.catalog import load_model
 from batchsim.deployment.model import ModelSpec
 
@@ -78,7 +78,7 @@ def _check_out(out: Path) -> None:
     """CalibrationError unless a file can be written at `out`."""
     with writing(out, "Give -o another path.", CalibrationError):
         out.parent.mkdir(parents=True, exist_ok=True)
-        check_writable(out)
+        check_writable(out, KIND)
 
 
 def _finished(out: Path, key: dict[str, Any]) -> Profile:
@@ -300,7 +300,7 @@ class CalibrationRun:
             profile = assemble(self.job, raw)
         except CalibrationError:
             return None
-        write_text(self.out, profile.to_json())
+        write_text(self.out, profile.to_json(), KIND)
         if not [m for m in profile.missing if m.startswith(("block", "rounds"))]:
             self.partial.unlink()
         return profile

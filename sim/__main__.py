@@ -1,6 +1,20 @@
 """`python -m batchsim` is the command `batchsim`."""
 
-from batchsim.cli import app
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Runs the command. Ctrl-C ends it in one line with exit code 130, while it is still being imported too."""
+    try:
+        from batchsim.cli import app
+
+        app(prog_name="batchsim")
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted.\n")
+        sys.exit(130)
+
 
 if __name__ == "__main__":
-    app(prog_name="batchsim")
+    main()

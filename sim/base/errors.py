@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Iterable
 
 MAX_SHOWN = 80
@@ -55,11 +56,13 @@ def bounded(message: str, texts: Iterable[str] = ()) -> str:
 
 def _without(text: str, message: str) -> str:
     """`message` with every stretch that also stands in `text` cut to MAX_ECHO letters."""
-    at = 0
+    at, half = 0, MAX_ECHO // 2
     while (end := at + MAX_ECHO + 1) <= len(message):
-        if message[at:end] in text:
-            while end < len(message) and message[at : end + 1] in text:
-                end += 1
+        if message[at + half : at + 2 * half] not in text:  # every stretch that begins by then holds this piece
+            at += half + 1
+        elif message[at:end] in text:
+            longer = range(end + 1, len(message) + 1)  # halved, since to grow letter by letter takes their square
+            end += bisect_left(longer, True, key=lambda to: message[at:to] not in text)
             message = message[:at] + _without_middle(message[at:end]) + message[end:]
             at += MAX_ECHO
         else:

@@ -12,9 +12,13 @@ import hashlib
 import io
 import json
 import os
+import re
 import stat
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -34,7 +38,10 @@ _KINDS = {
     stat.S_IFBLK: "a block device",
 }
 _CHUNK_BYTES = 1 << 20
+_HEAD_BYTES = 1 << 12
+_ESCAPED = "backslashreplace"
 _STREAMS = ("/dev/fd/", "/dev/stdout", "/dev/stderr", "/proc/")  # files of processes, which a new one must not replace
+_read: ContextVar[set[tuple[int, int]] | None] = ContextVar("_read", default=None)  # device and number of each file
 _NAME_BYTES = 100  # of an unfinished file's name, which must not be longer than a name may be
 
 
@@ -58,7 +65,10 @@ def open_file(path: Path | str, limit: int = TRACE_BYTES) -> BinaryIO:
     check_regular(path, limit)  # before: to open some devices is to act on them
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        _check(os.fstat(number), path, limit)
+        found = os.fstat(number)
+        _check(found, path, limit)
+        if (read := _read.get()) is not None:
+            read.add((found.st_dev, found.st_ino))
         return os.fdopen(number, "rb")
     except BaseException:
         os.close(number)
@@ -139,6 +149,59 @@ def _too_large(size: int, path: Path | str, limit: int) -> OSError:
 # ---- writing
 
 
+@dataclass(frozen=True)
+class Kind:
+    """A kind of files that a command writes where its user says: their name, and the pattern of how all of them begin,
+    by which a command knows what it made before. What stands in folders of batchsim's own, beside a manifest, has no
+    Kind: its names are no others'."""
+
+    name: str
+    begins: bytes
+
+
+ANY = Kind("file", b"")
+"""Of a file that is to be replaced whatever it is, by --force."""
+
+
+def json_kind(format_: str) -> Kind:
+    """JSON files whose first key says that they are of this format."""
+    return Kind(f"{format_} file", rb'\{\s*"format": "%s"' % format_.encode())
+
+
+class OccupiedError(FileExistsError):
+    """At a path that is to be written stands a file that nothing here made, or that is being read."""
+
+
+@contextmanager
+def keeping_what_is_read() -> Iterator[None]:
+    """A context in which no file of a Kind is written over one that was read in it."""
+    token = _read.set(set())
+    try:
+        yield
+    finally:
+        _read.reset(token)
+
+
+def check_replaceable(path: Path | str, kind: Kind | None) -> None:
+    """OccupiedError if there is a file at `path` that is none of `kind`, or that is one of what is read."""
+    if kind is None or _is_stream(path) or not os.path.isfile(path):
+        return
+    found = os.stat(path)
+    if (found.st_dev, found.st_ino) in (_read.get() or ()):
+        raise OccupiedError(errno.EEXIST, "is read by this very command, and would be lost", str(path))
+    try:
+        with open(path, "rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError as error:
+        why = f"is there and cannot be read ({error.strerror}), so whether it is a {kind.name} cannot be told"
+        raise OccupiedError(errno.EEXIST, why, str(path)) from None
+    if head[:2] == b"\x1f\x8b":
+        with suppress(OSError, EOFError, zlib.error), gzip.open(path) as file:
+            head = file.read(_HEAD_BYTES)
+    if head and not re.match(kind.begins, head, re.DOTALL):
+        raise OccupiedError(errno.EEXIST, f"is there, and no {kind.name}", str(path))
+
+
 @contextmanager
 def writing(
     path: Path | str, advice: str = "Give another path.", error: type[BatchsimError] = ScenarioError
@@ -146,16 +209,19 @@ def writing(
     """A context that raises an OSError of its block as `error`: `path` cannot be written, why, and `advice`."""
     try:
         yield
+    except OccupiedError as found:
+        raise error(f"{found.filename}: {found.strerror}. {advice}") from None
     except OSError as found:
         raise error(f"{path}: cannot be written: {reason_text(found)}. {advice}") from None
 
 
 @contextmanager
-def replacing(path: Path | str) -> Iterator[BinaryIO]:
+def replacing(path: Path | str, kind: Kind | None = None) -> Iterator[BinaryIO]:
     """A context with a file to write, which replaces `path` where the block ends well; else `path` stays as it was.
 
-    Devices and pipes are written as they are. OSError where `path` cannot be written.
+    Devices and pipes are written as they are. OSError where `path` cannot be written, or is no file of `kind`.
     """
+    check_replaceable(path, kind)
     if _is_stream(path):
         with open(path, "wb") as file:
             yield file
@@ -173,30 +239,31 @@ def replacing(path: Path | str) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def replacing_text(path: Path | str, *, packed: bool = False) -> Iterator[TextIO]:
+def replacing_text(path: Path | str, kind: Kind | None = None, *, packed: bool = False) -> Iterator[TextIO]:
     """A file of UTF-8 text to write as `replacing` does, gzipped if it is to be `packed`."""
-    with replacing(path) as raw:
+    with replacing(path, kind) as raw:
         inner: Any = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if packed else raw
-        text = io.TextIOWrapper(inner, encoding="utf-8")
+        text = io.TextIOWrapper(inner, encoding="utf-8", errors=_ESCAPED)
         yield text
         text.detach()  # writes what is left, and leaves the file open
         if packed:
             inner.close()
 
 
-def write_bytes(path: Path | str, data: bytes) -> None:
+def write_bytes(path: Path | str, data: bytes, kind: Kind | None = None) -> None:
     """Writes a file whole or not at all, whatever happens to the process, the disk or the power."""
-    with replacing(path) as file:
+    with replacing(path, kind) as file:
         file.write(data)
 
 
-def write_text(path: Path | str, text: str) -> None:
-    """Writes a file of UTF-8 text, whole or not at all."""
-    write_bytes(path, text.encode())
+def write_text(path: Path | str, text: str, kind: Kind | None = None) -> None:
+    """Writes a file of UTF-8 text, whole or not at all; the bytes of a file's name that are none become escapes."""
+    write_bytes(path, text.encode(errors=_ESCAPED), kind)
 
 
-def check_writable(path: Path | str) -> None:
-    """OSError unless a file can be written at `path`, whose folder must be there. Leaves everything as it was."""
+def check_writable(path: Path | str, kind: Kind | None) -> None:
+    """OSError unless a file of `kind` can be written at `path`, whose folder must be there. Leaves all as it was."""
+    check_replaceable(path, kind)
     if _is_stream(path):
         if not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from batchsim.base.errors import ScenarioError
-from batchsim.base.files import write_text, writing
+from batchsim.base.files import Kind, check_replaceable, write_text, writing
 from batchsim.cli.common import check_out, check_output, read_scenario
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def against(
     """
     from batchsim.check.measured.read import read_measured
     from batchsim.check.validation.against import compare
-    from batchsim.report.pictures.against_plots import draw_against
-    from batchsim.report.text.against_text import markdown, report, to_json
+    from batchsim.report.pictures.against_plots import KIND, draw_against
+    from batchsim.report.text.against_text import JSON, PAGE, markdown, report, to_json
     from batchsim.results.heading import heading
     from batchsim.results.provenance import provenance
     from batchsim.scenario.point import Setup
@@ -54,8 +54,7 @@ def against(
     groups = _repeats(runs, parts, setup.model.name)
     stem = out / f"against-{name or f'{loaded.name}-{files[0].stem}'}"
     check_out(out)
-    if json_file is not None:
-        check_output(json_file, "Give another path with --json.")
+    check_files({f"{stem}.json": JSON, f"{stem}.md": PAGE, f"{stem}.png": KIND}, json_file)
     found = []
     for number, runs in enumerate(groups, 1):
         for spec in chosen:
@@ -69,13 +68,23 @@ def against(
     with writing(out, "Give another folder with --out."):
         out.mkdir(parents=True, exist_ok=True)
         draw_against(title, found, picture)
-        write_text(stem.with_name(f"{stem.name}.json"), text)
-        write_text(stem.with_name(f"{stem.name}.md"), markdown(stem.name, title, found, made, picture.name))
+        write_text(stem.with_name(f"{stem.name}.json"), text, JSON)
+        write_text(stem.with_name(f"{stem.name}.md"), markdown(stem.name, title, found, made, picture.name), PAGE)
     if json_file is not None:
         with writing(json_file, "Give another path with --json."):
-            write_text(json_file, text)
+            write_text(json_file, text, JSON)
     typer.echo("  ".join(f"{stem}{end}" for end in (".json", ".md", ".png")), err=True)
     typer.echo(report(title, found))
+
+
+def check_files(files: Mapping[str, Kind], json_file: Path | None) -> None:
+    """ScenarioError where one of `files` to be written, or the `json_file` of the kind of the first, would replace what
+    is of another kind: asked before the work."""
+    for path, kind in files.items():
+        with writing(path, "Give another --name, or another folder with --out."):
+            check_replaceable(path, kind)
+    if json_file is not None:
+        check_output(json_file, next(iter(files.values())), "Give another path with --json.")
 
 
 def _own_log(scenario: Scenario, file: Path) -> list[MeasuredRun]:

@@ -66,7 +66,9 @@ def fit_inputs(
         raise ScenarioError(
             f"-o {out}: does not end in .json, by which a cost is known as a file. Give a name that does."
         )
-    check_output(out, "Give -o another path.")
+    from batchsim.scenario.fitted_config import KIND
+
+    check_output(out, KIND, "Give -o another path.")
     return read_scenario(scenario, set_, None, "calibrate", allow_code=allow_code), out
 
 
@@ -77,6 +79,7 @@ def write_fit(found: EngineFit, text: str, out: Path, judge: str, *, force: bool
     typer.Exit with REFUSED_EXIT, and nothing written, where it does not, unless `force`.
     """
     from batchsim.results.provenance import provenance
+    from batchsim.scenario.fitted_config import KIND
 
     typer.echo(text)
     for line in found.exceeded:
@@ -89,7 +92,7 @@ def write_fit(found: EngineFit, text: str, out: Path, judge: str, *, force: bool
         )
         raise typer.Exit(REFUSED_EXIT)
     with writing(out, "Give -o another path."):
-        write_text(out, found.to_json(provenance()))
+        write_text(out, found.to_json(provenance()), KIND)
     typer.echo(f"{out}: use it with cost: {out}, hold it against other runs with batchsim validate {judge}")
 
 

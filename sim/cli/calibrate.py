@@ -16,7 +16,6 @@ from batchsim.base.ranges import INT32_MAX
 from batchsim.cli import complete, option
 from batchsim.cli.bench import calibrate_bench
 from batchsim.cli.common import OneLineGroup, check_output, one_line_errors, require_torch
-from batchsim.cli.live import check_overwrite
 from batchsim.cli.steps import calibrate_steps
 from batchsim.cli.url import calibrate_url
 
@@ -234,7 +233,9 @@ def show(
     if out is not None and out.suffix.lower() != ".png":
         raise CalibrationError(f"-o {out}: does not end in .png, which is what is drawn. Give a name that does.")
     if out is not None:
-        check_output(out, _ANOTHER)
+        from batchsim.report.pictures.profile_picture import KIND
+
+        check_output(out, KIND, _ANOTHER)
     loaded = load_profile(profile)
     typer.echo(table(loaded))
     if out is not None:
@@ -281,17 +282,15 @@ def import_aiconfigurator(
     Example: batchsim calibrate import-aiconfigurator tables/ --gpu h200_sxm --model llama-3.1-8b
     """
     from batchsim.calibrate.import_aiconfigurator import import_profile
-    from batchsim.cost.profile import FORMAT
+    from batchsim.cost.profile import KIND
     from batchsim.report.text.profile_text import summary
 
     if out is not None:
-        check_output(out, _ANOTHER)
-        check_overwrite(out, FORMAT)
+        check_output(out, KIND, _ANOTHER)
     profile = import_profile(folder, gpu, model)
     path = Path(f"{profile.name}.json") if out is None else out
-    check_overwrite(path, FORMAT)
     with writing(path, _ANOTHER):
-        write_text(path, profile.to_json())
+        write_text(path, profile.to_json(), KIND)
     typer.echo(summary(profile))
     typer.echo(str(path))
 

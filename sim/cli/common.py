@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import io
 import json
 import os
 import sys
@@ -20,7 +21,7 @@ import typer
 from typer.core import TyperGroup
 
 from batchsim.base.errors import BatchsimError, CalibrationError, PointsFailed, ScenarioError, bounded, shown
-from batchsim.base.files import check_folder, check_writable, open_file, reason_text, writing
+from batchsim.base.files import Kind, check_folder, check_writable, keeping_what_is_read, writing
 from batchsim.base.units import NS_PER_S, clock_text
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class OneLineGroup(TyperGroup):
         try:
             _check_options(extra.get("args", args[0] if args else None) or sys.argv[1:])
             code = super().main(*args, **extra | {"standalone_mode": False})
+        except typer.Abort:  # Ctrl-C before or after the command itself
+            raise KeyboardInterrupt from None
         except UsageError as error:
             texts: list[str] = (args[0] if args else extra.get("args")) or sys.argv[1:]
             message, command = error.format_message(), error.ctx.command_path if error.ctx else "batchsim"
@@ -78,6 +81,8 @@ def _check_surroundings() -> None:
     if sys.stdout is None:  # >&-
         typer.echo("stdout: is closed. Send it somewhere, /dev/null if nothing is to be seen.", err=True)
         sys.exit(2)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may hold bytes that are no text
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         os.getcwd()
     except OSError as error:
@@ -86,7 +91,11 @@ def _check_surroundings() -> None:
 
 
 def _check_options(given: Sequence[str]) -> None:
-    """Raises UsageError for an option with an empty value: an empty path would mean the current folder."""
+    """Raises UsageError for an option with an empty value, which as a path would mean the current folder, and for bytes
+    that are no text, which no table could name."""
+    for word in given:
+        if any("\udc80" <= letter <= "\udcff" for letter in word):  # as Python reads such a byte
+            raise UsageError(f"{shown(word)} is not UTF-8 text. Rename the file")
     for option, value in pairwise((*given, "-")):
         name, equals, text = option.partition("=")
         if name.startswith("-") and ((equals and not text) or (not equals and not value)):
@@ -103,7 +112,8 @@ def one_line_errors(command: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            return command(*args, **kwargs)
+            with keeping_what_is_read():
+                return command(*args, **kwargs)
         except BatchsimError as error:
             for trace in getattr(error, "__notes__", ()):  # the traceback of a bug inside a worker
                 typer.echo(trace, err=True)
@@ -249,29 +259,10 @@ def require_torch(command: str) -> None:
         raise CalibrationError(f"batchsim {command}: needs torch, which is not installed. pip install 'batchsim[live]'")
 
 
-def check_replaceable(path: Path, first_bytes: tuple[bytes, ...], what: str) -> None:
-    """ScenarioError if the file at `path` does not begin like a `what`, or cannot be read to tell.
-
-    So no other work is written over.
-    """
-    if not path.is_file():
-        return
-    try:
-        with open_file(path) as file:
-            head = file.read(max(map(len, first_bytes)))
-    except OSError as error:
-        raise ScenarioError(
-            f"{path}: is there, and cannot be read: {reason_text(error)}. Whether it is a {what} cannot be told. Give"
-            " another path."
-        ) from None
-    if head and not head.startswith(first_bytes):
-        raise ScenarioError(f"{path}: is there, and no {what}. Give another path.")
-
-
-def check_output(path: Path, advice: str = "Give another path with -o.") -> None:
-    """ScenarioError unless a file can be written at `path`: asked before the work whose result it is for."""
+def check_output(path: Path, kind: Kind, advice: str = "Give another path with -o.") -> None:
+    """ScenarioError unless a file of `kind` can be written at `path`: asked before the work whose result it is for."""
     with writing(path, advice):
-        check_writable(path)
+        check_writable(path, kind)
 
 
 def check_out(folder: Path, advice: str = "Give another folder with --out.") -> None:

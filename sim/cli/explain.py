@@ -11,7 +11,7 @@ from batchsim.base.errors import ScenarioError
 from batchsim.base.files import replacing_text, writing
 from batchsim.base.ranges import INT32_MAX
 from batchsim.cli import option
-from batchsim.cli.common import check_output, check_replaceable, one_line_errors, print_json, read_results
+from batchsim.cli.common import check_output, one_line_errors, print_json, read_results
 
 if TYPE_CHECKING:
     from batchsim.results.read import Results
@@ -123,13 +123,12 @@ def _story(results: Results, policies: list[str], load: float, seed: int, reques
 def _slo(
     results: Results, policies: list[str], load: float, seed: int | None, output: Path | None, as_json: bool
 ) -> None:
-    from batchsim.report.pictures.causes_picture import causes_picture
+    from batchsim.report.pictures.causes_picture import KIND, causes_picture
     from batchsim.report.text.causes_text import causes, causes_text
 
     seeds = sorted({int(number) for number in results.points["seed"]}) if seed is None else [seed]
     path = results.path / PICTURE if output is None else output
-    check_output(path)
-    check_replaceable(path, (b"\x89PNG",), "PNG picture")
+    check_output(path, KIND)
     found = causes(results, policies, load, seeds)
     with writing(path, "Give another path with -o."):
         causes_picture(results, found, load, len(seeds), path)
@@ -166,12 +165,11 @@ def _counterfactual(
 
 
 def _audit(results: Results, policies: list[str], load: float, seed: int, path: Path) -> None:
-    from batchsim.explain.audit import FIRST_BYTES, audit_log
+    from batchsim.explain.audit import KIND, audit_log
 
     live = bool(results.manifest.get("live"))
     count = 0
-    check_replaceable(path, (FIRST_BYTES,), "audit log")
-    with writing(path), replacing_text(path) as file:
+    with writing(path), replacing_text(path, KIND) as file:
         for name in policies:
             about = {"scenario": results.manifest["scenario_name"], "policy": name, "load": load, "seed": seed}
             for line in audit_log(results.records(name, load, seed), **about, live=live):

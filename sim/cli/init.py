@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from batchsim.base.errors import CalibrationError, ScenarioError
-from batchsim.base.files import write_text, writing
+from batchsim.base.files import ANY, Kind, write_text, writing
 from batchsim.cli import complete, option
-from batchsim.cli.common import check_output, check_replaceable, one_line_errors, read_scenario
+from batchsim.cli.common import check_output, one_line_errors, read_scenario
 from batchsim.cli.traces import trace_config
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SCHEMA = "batchsim.schema.json"
 """The file beside a scenario that describes it. A file, since an editor finds it without a network, and it is of the
 very version that wrote it; an address would be of another one some day."""
-SCHEMA_BEGINS = b'{\n "$schema": "https://json-schema.org/draft/2020-12/schema",\n "title": "batchsim scenario"'
+_SCHEMA = Kind("schema of a scenario", rb'\{\n "\$schema": "[^"]*",\n "title": "batchsim scenario"')
 _MODELINE = f"# yaml-language-server: $schema={SCHEMA}"
 _MODEL, _GPU = "llama-3.1-8b", "h200"
 _Degree = Annotated[int | None, typer.Option(min=1, max=1024, help="GPUs that share every layer.")]
@@ -71,11 +71,12 @@ def init(
 
     if output.exists() and not force:
         raise ScenarioError(f"{output}: is there already. Write another with -o, or replace it with --force.")
-    check_output(output)
+    check_output(output, ANY)
     beside = output.parent / SCHEMA
+    if schema and beside == output:
+        raise ScenarioError(f"{output}: is the name of the schema beside a scenario. Write another with -o.")
     if schema:
-        check_output(beside, "Leave it out with --no-schema.")
-        check_replaceable(beside, (SCHEMA_BEGINS,), "schema of a scenario")
+        check_output(beside, _SCHEMA, "Leave it out with --no-schema.")
     config = None if trace is None else trace_config(trace, format_, columns, time_unit)
     if config is None and (columns or time_unit or format_ != "auto"):
         raise ScenarioError("init: --columns, --time-unit and --format describe a trace. Name it with --trace.")
@@ -95,12 +96,12 @@ def init(
         if read and (its := read.keys["model"]) != deployed.keys["model"]:
             typer.echo(f"! --model {model} in the place of the command's {its}", err=True)
     with writing(output, "Give another path with -o."):
-        write_text(output, f"{_MODELINE}\n{text}" if schema else text)
+        write_text(output, f"{_MODELINE}\n{text}" if schema else text, ANY)
     if schema:
         from batchsim.scenario.schema import schema_text
 
         with writing(beside, "Leave it out with --no-schema."):
-            write_text(beside, schema_text())
+            write_text(beside, schema_text(), _SCHEMA)
     typer.echo(f"{output}   next: batchsim run {output}")
 
 

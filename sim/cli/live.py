@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from batchsim.base.errors import BatchsimError, ScenarioError
-from batchsim.base.files import TABLE_BYTES, read_json, write_text, writing
+from batchsim.base.files import write_text, writing
 from batchsim.base.ranges import INT32_MAX
 from batchsim.cli import complete, option
 from batchsim.cli.common import (
@@ -169,30 +169,16 @@ def resolve(
 
     Example: batchsim resolve bursty -o bursty.json --set seeds=1
     """
-    from batchsim.drive.resolved import FORMAT
+    from batchsim.drive.resolved import KIND
     from batchsim.scenario.point import resolve as resolved_of
 
-    check_output(output)
-    check_overwrite(output, FORMAT)
+    check_output(output, KIND)
     loaded = read_scenario(scenario, set_, traces, "resolve", allow_code=allow_code)
     check_loads(loaded)
     text = resolved_of(loaded).to_json()
     with writing(output, "Give another path with -o."):
-        write_text(output, text)
+        write_text(output, text, KIND)
     typer.echo(f"{output}   {len(text.encode()):,} bytes")
-
-
-def check_overwrite(path: Path, format_: str) -> None:
-    """ScenarioError if at `path` there is a file that is not JSON of the format `format_`."""
-
-    if not path.is_file():
-        return
-    try:
-        found = read_json(path, TABLE_BYTES)
-    except (OSError, ValueError):
-        found = None
-    if not isinstance(found, dict) or found.get("format") != format_:
-        raise ScenarioError(f"{path}: is there, and no {format_} file. Give another path with -o.")
 
 
 def kv_blocks(setup: Setup) -> int:

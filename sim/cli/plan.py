@@ -50,7 +50,7 @@ def plan(
     """
     from batchsim.report.layout import fit
     from batchsim.report.page.plan_text import plan_json, plan_text
-    from batchsim.report.page.write_page import write_report
+    from batchsim.report.page.write_page import check_own, write_report
     from batchsim.study.planning.plan_tables import plan_tables
 
     where = where_points_run(jobs, executor, address)
@@ -58,6 +58,8 @@ def plan(
     loaded = read_scenario(scenario, set_, traces, "plan", allow_code=allow_code)
     folder = output or out / loaded.name / "plan"
     check_out(folder, "Give another folder with -o.")
+    with writing(folder, "Give another folder with -o."):
+        check_own(folder)
     with progress_lines() as progress:
         tables = plan_tables(loaded, out=out, **where, progress=progress, tell=_to_stderr, limits=limits)
     currency = loaded.file.plan.currency if loaded.file.plan is not None else ""

@@ -139,8 +139,10 @@ def _check_rejections(results: Results, strict: bool) -> None:
         rejected, submitted = row["rejected"], row["submitted"]
         if rejected and (strict or nothing):
             where = f"{row['label']} at load {row['load']:g}"
-            reasons = results.manifest["details"].get(row["label"], {})
-            details = "; ".join(f"{reason} ({numbers})" for reason, numbers in reasons.items())
+            cases = results.manifest["details"].get(row["label"], {})
+            every = [its for its in results.manifest["outcomes"][row["label"]] if its["load"] == row["load"]]
+            reasons = dict.fromkeys(reason for its in every for reason in its["rejected_by_reason"])
+            details = "; ".join(f"{reason} ({cases[reason]})" if reason in cases else reason for reason in reasons)
             raise BatchsimError(
                 f"{where}: {rejected:,.0f} of {submitted:,.0f} requests rejected: {details}."
                 " Correct what the reason names, in the policy or the workload."

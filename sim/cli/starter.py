@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchsim.base.errors import ScenarioError
+from batchsim.base.ranges import INT32_MAX
 
 if TYPE_CHECKING:
     from batchsim.scenario.command_lines.flags import Keys
@@ -29,9 +30,9 @@ model: {model}  # catalog name (batchsim catalog), or the path of a config.json
 workload:
   arrivals: {{kind: poisson, mean_rate: {middle:g}/s}}  # or gamma, on_off, constant, closed_loop, all_at_once, trace
   lengths:
-    prompt: {{kind: lognormal, mean: 1000, cv: 1, max: {prompt}}}  # tokens
-    output: {{kind: lognormal, mean: 200, cv: 1, max: 1000}}
-  output_cap: 1024  # what clients ask for at most
+    prompt: {{kind: lognormal, mean: {mean}, cv: 1, max: {prompt}}}  # tokens
+    output: {{kind: lognormal, mean: {written}, cv: 1, max: {most}}}
+  output_cap: {cap}  # what clients ask for at most
   duration: 2min
   warmup: 20s  # left out of the latencies
 {policies}load: {{mean_rate: [{low:g}/s, {middle:g}/s, {high:g}/s]}}  # one simulation a policy, load and seed
@@ -106,8 +107,16 @@ def deployed_text(
     if trace is not None and figures is not None:
         return _replayed(common, folder, trace, figures)
     asked = {"question": "up to which request rate does this deployment hold the SLO?", "expect": _NOT_RUN}
-    room = int(keys.get("max_model_len", _PROMPT + _OUTPUT)) - _OUTPUT  # for a prompt
-    return _SYNTHETIC.format(**common, **asked, low=1, middle=2, high=4, prompt=min(_PROMPT, max(room, 1)))
+    lengths = _lengths(int(keys.get("max_model_len", _PROMPT + _OUTPUT)))
+    return _SYNTHETIC.format(**common, **asked, **lengths, low=1, middle=2, high=4)
+
+
+def _lengths(most: int = _PROMPT + _OUTPUT) -> dict[str, int]:
+    """The lengths of a starter, of whose requests none takes more than `most` tokens, where these are two at least."""
+    cap = max(min(_OUTPUT, most // 4), 1)
+    prompt = max(min(_PROMPT, most - cap), 1)
+    means = {"mean": max(min(1000, prompt // 2), 1), "written": max(min(200, cap // 2), 1)}
+    return means | {"prompt": prompt, "most": min(1000, cap), "cap": cap}
 
 
 def _flow(block: dict[str, Any]) -> str:
@@ -174,7 +183,7 @@ def _served(common: dict[str, str], model: str, gpu: str, folder: Path) -> str |
         for high in _HIGHEST_RPS:
             rates = {"low": high / 4, "middle": high / 2, "high": high}
             text = _SYNTHETIC.format(
-                **common, **_ASKED, **rates, prompt=_PROMPT, cost=_cost(gpu, tp, "serve these rates")
+                **common, **_ASKED, **rates, **_lengths(), cost=_cost(gpu, tp, "serve these rates")
             )
             if all(_keeps_slo(text, folder, rate, known) for rate in (high, high / 2, high / 4)):
                 return text
@@ -252,10 +261,7 @@ def _trace_block(trace: TraceConfig, path: str, timed: bool) -> str:
 
 def _cap(longest: int) -> int:
     """A cap on output tokens, the smallest power of two from 64 on that does not cut `longest`, the trace's longest."""
-    cap = 64
-    while cap < longest:
-        cap *= 2
-    return cap
+    return min(max(64, 1 << (longest - 1).bit_length()), INT32_MAX)
 
 
 def _relative(path: Path, folder: Path) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from batchsim.base.errors import ScenarioError
-from batchsim.base.files import write_text, writing
+from batchsim.base.files import check_replaceable, json_kind, write_text, writing
 from batchsim.cli.bench import files_of, fit_inputs, write_fit
 from batchsim.cli.common import check_out, check_output, read_scenario
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _KINDS = {"vLLM's iterations": "vllm", "SGLang's batches": "sglang"}
 """Of a log's form the policy that is its engine's."""
+_FORMAT = "batchsim steps 1"
+_KIND = json_kind(_FORMAT)
 SUFFIXES = (".log", ".txt", ".jsonl", ".json", ".gz")
 """Of the logs that are read of a folder."""
 
@@ -85,8 +87,10 @@ def validate_steps(
     path = json_file or out / f"steps-{name or f'{loaded.name}-{files[0].stem}'}.json"
     if json_file is None:
         check_out(out)
+        with writing(path, "Give another --name, or another folder with --out."):
+            check_replaceable(path, _KIND)
     else:
-        check_output(json_file, "Give another path with --json.")
+        check_output(json_file, _KIND, "Give another path with --json.")
     logs = [_read(file, setup, specs) for file in files_of(files, SUFFIXES)]
     steps = RecordedSteps.join([log.steps for log in logs])
     found = [
@@ -99,10 +103,10 @@ def validate_steps(
         "scenario": loaded.plain,
         "files": [log.source for log in logs],
     }
-    whole = {"format": "batchsim steps 1", "notes": notes, "policies": [asdict(one) for one in found], "made": made}
+    whole = {"format": _FORMAT, "notes": notes, "policies": [asdict(one) for one in found], "made": made}
     with writing(path, "Give another path with --json or another folder with --out."):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(whole, indent=1, allow_nan=False) + "\n")
+        write_text(path, json.dumps(whole, indent=1, allow_nan=False) + "\n", _KIND)
     typer.echo(str(path), err=True)
     title = f"{heading(setup)} · beside {', '.join(Path(log.source).name for log in logs)}"
     typer.echo(compared_report(title, notes, found))

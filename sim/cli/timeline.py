@@ -11,7 +11,7 @@ import typer
 from batchsim.base.errors import ScenarioError
 from batchsim.base.files import writing
 from batchsim.cli import option
-from batchsim.cli.common import check_output, check_replaceable, one_line_errors, read_results
+from batchsim.cli.common import check_output, one_line_errors, read_results
 
 if TYPE_CHECKING:
     from batchsim.kernel.record import Records
@@ -42,12 +42,11 @@ def timeline(
     from batchsim.base.units import parse_duration_ns
     from batchsim.report.reading import check_load, load_to_show
     from batchsim.report.step_terms import device_rows, step_terms
-    from batchsim.report.timeline_events import FIRST_BYTES, timeline_events, write_timeline
+    from batchsim.report.timeline_events import KIND, timeline_events, write_timeline
     from batchsim.results.read import blocks_by_replica, scenario_of
 
     loaded = read_results(results)
-    check_output(output, "Give another file with -o.")
-    check_replaceable(output, FIRST_BYTES, "trace")
+    check_output(output, KIND, "Give another file with -o.")
     known = list(dict.fromkeys(str(name) for name in loaded.points["policy"]))
     if policy not in known and (policy is not None or len(known) > 1):
         asked = f"has no policy {policy}" if policy is not None else f"has {len(known)} policies, a trace is of one"

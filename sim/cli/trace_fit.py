@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from batchsim.base.errors import ScenarioError
-from batchsim.base.files import write_text, writing
+from batchsim.base.files import ANY, write_text, writing
 from batchsim.cli import option
 from batchsim.cli.common import check_output, one_line_errors, print_json, read_scenario
 from batchsim.cli.traces import trace_config
@@ -62,7 +62,7 @@ def fit(
     from batchsim.fit.traffic.goodness import DRAWS, compare, drawn, recorded
     from batchsim.fit.traffic.load_file import scenario_text
     from batchsim.fit.traffic.traffic_fit import fit_traffic
-    from batchsim.report.pictures.traffic_fit_picture import traffic_fit_picture
+    from batchsim.report.pictures.traffic_fit_picture import KIND, traffic_fit_picture
     from batchsim.report.text.traffic_fit_text import engine_lines, heading, traffic_plain, traffic_text
     from batchsim.scenario.load import parse_scenario
     from batchsim.scenario.point import Setup
@@ -71,13 +71,21 @@ def fit(
     if output.exists() and not force:
         raise ScenarioError(f"{output}: is there already. Write another with -o, or replace it with --force.")
     picture = output.with_suffix(".png") if picture is None else picture
-    check_output(output, "Give another path with -o.")
-    check_output(picture, "Give another path with --picture.")
+    if picture.absolute() == output.absolute():
+        raise ScenarioError(f"{output}: is to be the scenario and its picture. Give another path with --picture.")
+    check_output(output, ANY, "Give another path with -o.")
+    check_output(picture, KIND, "Give another path with --picture.")
     config = _jittered(trace_config(file, format_, columns, time_unit), jitter)
     rows = read_trace(config, Path())
     scenario = _engine(engine)
     if scenario.file.replicas is not None:
         raise ScenarioError(f"{scenario.source}: has replicas, and the fit is tried on one engine. Drop replicas.")
+    longest, most = int(rows.output_tokens.max()), Setup.of(scenario).max_model_len
+    if draws != 0 and longest > most:
+        raise ScenarioError(
+            f"{file}: an output of {longest:,} tokens is beyond max_model_len {most:,} of the engine that is to try the"
+            " fit. Give an --engine that writes so much, or --draws 0, and none tries it."
+        )
     found = fit_traffic(rows, lambda what: typer.echo(f"fitting {what} …", err=True))
     trace, samples = recorded(found), [drawn(found.workload, seed) for seed in range(DRAWS)]
     figures = compare(trace, samples)
@@ -86,7 +94,7 @@ def fit(
     told = [check.at(share, draws, partial(typer.echo, err=True)) for share in LOADS if draws]
     comments = (heading(found), *(line.strip() for line in (engine_lines(told) if told else ())))
     with writing(output, "Give another path with -o."):
-        write_text(output, scenario_text(scenario.plain, found.workload, comments))
+        write_text(output, scenario_text(scenario.plain, found.workload, comments), ANY)
     with writing(picture, "Give another path with --picture."):
         traffic_fit_picture(found, trace, samples, told, picture)
     if as_json:

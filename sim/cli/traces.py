@@ -32,7 +32,7 @@ def inspect(
 
     Example: batchsim trace inspect my.csv --columns arrival=ts,prompt=in_tok,output=out_tok --time-unit ms
     """
-    from batchsim.report.pictures.trace_picture import trace_picture
+    from batchsim.report.pictures.trace_picture import KIND, trace_picture
     from batchsim.report.text.trace_text import trace_text
     from batchsim.workload.traces import read_trace
     from batchsim.workload.traces.inspect import summary
@@ -41,7 +41,7 @@ def inspect(
     if out is None and not as_json:
         out = Path(f"{file.name.partition('.')[0]}.trace.png")
     if out is not None:
-        check_output(out, "Give another path with --out.")
+        check_output(out, KIND, "Give another path with --out.")
     rows = read_trace(config, Path(), tolerant=True)
     figures = summary(rows)
     if out is not None:

@@ -51,6 +51,7 @@ def calibrate_url(
         ) from None
     from batchsim.fit.server.address import Address
     from batchsim.fit.server.client import Client
+    from batchsim.scenario.fitted_config import KIND
     from batchsim.scenario.point import Setup
 
     if out is None:
@@ -63,7 +64,7 @@ def calibrate_url(
         raise CalibrationError(f"--minutes {minutes:g}: an experiment takes {LEAST_S / 60:.2g} at least. Give more.")
     if log is not None and scenario is None:
         raise ScenarioError("--log: is read with the scenario, whose KV it says. Add --scenario.")
-    check_output(out, "Give -o another path.")
+    check_output(out, KIND, "Give -o another path.")
     address = Address.of(url)
     if not address.private and not yes:
         raise MeasuredError(

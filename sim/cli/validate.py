@@ -14,7 +14,8 @@ from batchsim.base.files import write_text, writing
 from batchsim.base.ranges import INT32_MAX
 from batchsim.cli import complete, option
 from batchsim.cli.against import against as compare_files
-from batchsim.cli.common import check_loads, check_out, check_output, one_line_errors, read_scenario, require_torch
+from batchsim.cli.against import check_files
+from batchsim.cli.common import check_loads, check_out, one_line_errors, read_scenario, require_torch
 from batchsim.cli.live import INTERRUPTED_EXIT, kv_blocks, load_runner, prepare_machine
 from batchsim.cli.steps import validate_steps
 
@@ -136,10 +137,12 @@ def validate(
     resolved = setup.resolved
     chosen = [resolved.find(label) for label in policy] if policy else list(resolved.policies)
     case = ValidationSetup(resolved, setup.cost, setup.kv.num_blocks, seed)
+    from batchsim.report.pictures.validation_plots import KIND
+    from batchsim.report.text.validation_text import JSON, PAGE
+
     stem = out / f"validation-{name or loaded.name}"
     _make_folder(out)
-    if json_file is not None:
-        check_output(json_file, "Give another path with --json.")
+    check_files({f"{stem}.json": JSON, f"{stem}.md": PAGE, f"{stem}.png": KIND, f"{stem}-steps.png": KIND}, json_file)
     if from_ is not None:
         case, found = _saved(case, from_, [p.name for p in chosen])
         runs = list(found.values())
@@ -223,7 +226,7 @@ def _live(
     runner = load_runner(sized, limits, device=device, weights=None, graphs=graphs)
     _make_folder(folder)
     with writing(folder):
-        for stale in folder.glob("*.npz"):  # runs of an earlier validation of this name
+        for stale in folder.glob("[0-9][0-9]-*[0-9].npz"):  # runs of an earlier validation of this name
             stale.unlink()
     sentinel = None if setup.cost.profile is None else Sentinel.of(setup.cost.profile)
     runs: list[list[Played]] = [[] for _ in points]
@@ -262,7 +265,7 @@ def _finish(
     from batchsim.check.validation.compare_runs import judge
     from batchsim.check.validation.verdicts import BOUNDS
     from batchsim.report.pictures.validation_plots import write_pictures
-    from batchsim.report.text.validation_text import markdown, report
+    from batchsim.report.text.validation_text import JSON, PAGE, markdown, report
     from batchsim.report.validation_report import Validation, to_json
     from batchsim.results.heading import heading
     from batchsim.results.provenance import provenance
@@ -286,11 +289,11 @@ def _finish(
     files = [stem.with_name(f"{stem.name}.json"), stem.with_name(f"{stem.name}.md")]
     with writing(stem.parent, "Give another folder with --out."):
         pictures = write_pictures(found, stem)
-        write_text(files[0], text)
-        write_text(files[1], markdown(found, [picture.name for picture in pictures]))
+        write_text(files[0], text, JSON)
+        write_text(files[1], markdown(found, [picture.name for picture in pictures]), PAGE)
     files += pictures
     if json_file is not None and json_file.resolve() != files[0].resolve():
         with writing(json_file, "Give another path with --json."):
-            write_text(json_file, text)
+            write_text(json_file, text, JSON)
     typer.echo("  ".join(map(str, files)), err=True)
     typer.echo(report(found))

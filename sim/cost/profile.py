@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.base.errors import CalibrationError, nearest
-from batchsim.base.files import parse_json, read_text, reason_text
+from batchsim.base.files import json_kind, parse_json, read_text, reason_text
 from batchsim.base.plain import LEFT_OUT, from_plain, to_plain
 from batchsim.base.ranges import INT32_MAX, Config, PositiveInt, Range, check_ranges
 from batchsim.base.units import HostDuration, PartDuration
@@ -50,6 +50,7 @@ __all__ = [
 ]
 
 FORMAT = "batchsim-profile"
+KIND = json_kind(FORMAT)
 VERSION = 2
 SHIPPED = "batchsim.calibrate"  # the package whose folder `profiles` holds those that come with batchsim
 TABLES = "batchsim.tables"  # the same for profiles of deployments, which `deployment:` of a scenario finds

@@ -10,9 +10,9 @@ from batchsim.base.errors import ScenarioError
 from batchsim.base.files import read_text, reason_text
 
 _LINES = {
-    "vllm": re.compile(r"GPU KV cache size: ([\d,]+) tokens"),
-    "sglang": re.compile(r"\bmax_total_num_tokens=(\d+)"),
-    "tensorrt_llm": re.compile(r"Allocated [\d.]+ GiB for max tokens in paged KV cache \((\d+)\)"),
+    "vllm": re.compile(r"GPU KV cache size: (\d[\d,]{0,20}) tokens"),
+    "sglang": re.compile(r"\bmax_total_num_tokens=(\d{1,18})\b"),
+    "tensorrt_llm": re.compile(r"Allocated [\d.]+ GiB for max tokens in paged KV cache \((\d{1,18})\)"),
 }
 """The line of each engine: of vLLM one from each worker or engine core, of SGLang one from each scheduler, of
 TensorRT-LLM one for each cache that it makes, of which the last stays."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from batchsim.base.errors import ScenarioError
-from batchsim.base.files import parse_json
+from batchsim.base.files import json_kind, parse_json
 from batchsim.base.plain import LEFT_OUT, fields_from_plain, from_plain, to_plain
 from batchsim.deployment.model import ModelSpec
 from batchsim.kernel.acceptance import DrawnLuck
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 FORMAT = "batchsim-resolved"
 VERSION = 3
+KIND = json_kind(FORMAT)
 
 _ATTRIBUTES = ("kv", "events", "streams", "num_waiting", "num_running")
 

@@ -34,6 +34,7 @@ from typing import Any
 
 import numpy as np
 
+from batchsim.base.files import Kind
 from batchsim.drive.fleet.fleet_records import by_engine
 from batchsim.kernel.record import (
     DECODE,
@@ -55,7 +56,7 @@ from batchsim.metrics.lives import Int, Intervals, queue_holds, queueing, state_
 
 SCHEMA = "batchsim-audit"
 VERSION = 1
-FIRST_BYTES = f'{{"schema": "{SCHEMA}"'.encode()  # of every log
+KIND = Kind("audit log", rb'\{"schema": "batchsim-audit"')
 MAX_LISTED = 100  # of those that overtook one request: a log of all would grow with their square
 KINDS = ("queue_held", "overtaken", "preempted", "swapped", "sat_out", "rejected", "cancelled", "unfinished", "lost")
 LOST = "lost"

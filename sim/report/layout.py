@@ -89,7 +89,8 @@ def _parts(shown: list[int], widths: list[int], most: int, gap: int) -> list[lis
 def _row(cells: list[str], widths: list[int], left: list[bool], gap: int) -> list[str]:
     """One row of a table as lines: several where the text of a left-set cell is wider than its column."""
     broken = [
-        textwrap.wrap(c, w, break_long_words=False, break_on_hyphens=False) for c, w in zip(cells, widths, strict=True)
+        textwrap.wrap(c, max(w, 1), break_long_words=False, break_on_hyphens=False)
+        for c, w in zip(cells, widths, strict=True)
     ]
     lines: list[str] = []
     for i in range(max(1, *map(len, broken))):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from heapq import heappop, heappush
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsim.base.files import replacing_text
+from batchsim.base.files import Kind, replacing_text
 from batchsim.kernel.record import FINISHED, MISSING, OUTCOME_NAMES, STATE_NAMES, Records
 from batchsim.metrics.attribution import attribute
 from batchsim.metrics.host_lane import host_spans_ns, host_waits_ns
@@ -34,8 +35,7 @@ HOST, STEPS = 1, 2
 """The engine's threads: its host's, if it is ahead of results, and the first one of its steps; lanes of requests are
 numbered from 1."""
 _HEAD = '{"displayTimeUnit":"ms","otherData":'
-FIRST_BYTES = (_HEAD.encode(), b"\x1f\x8b")
-"""First bytes of every trace file: plain, and gzipped."""
+KIND = Kind("trace of a run", re.escape(_HEAD).encode())
 
 Event = dict[str, Any]
 Window = tuple[int, int]
@@ -93,7 +93,7 @@ def write_timeline(events: Iterable[Event], path: Path, facts: dict[str, Any]) -
     `facts` go to the trace's `otherData`. OSError where `path` cannot be written.
     """
     counts: dict[str, int] = {}
-    with replacing_text(path, packed=path.suffix == ".gz") as file:
+    with replacing_text(path, KIND, packed=path.suffix == ".gz") as file:
         file.write(f'{_HEAD}{json.dumps(facts)},"traceEvents":[')
         separator = "\n"
         for event in events:

@@ -6,6 +6,7 @@ No file is forced to the disk: what a power cut leaves half-written does not mat
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from batchsim.results.frames import to_frame
 from batchsim.results.provenance import as_json
 
 RESULT = "point.json"
+_UNFINISHED = re.compile(r"\.(?:old\.)?[0-9a-f]+-\d+")
 
 
 @dataclass(frozen=True)
@@ -91,5 +93,6 @@ def _result(folder: Path) -> dict[str, Any]:
 
 def remove_unfinished(points: Path) -> None:
     """Removes what a killed run left half-written. The caller has the folder's lock, so nobody is at work on it."""
-    for folder in points.glob(".*-*"):
-        shutil.rmtree(folder, ignore_errors=True)
+    for folder in points.iterdir():
+        if _UNFINISHED.fullmatch(folder.name):
+            shutil.rmtree(folder, ignore_errors=True)

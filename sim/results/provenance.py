@@ -72,7 +72,7 @@ def spec_identity(spec: PolicySpec) -> list[Any]:
 
 
 def short_hash(value: Any) -> str:
-    return hashlib.sha256(as_json(value, sort_keys=True).encode()).hexdigest()[:12]
+    return hashlib.sha256(as_json(value, sort_keys=True).encode(errors="backslashreplace")).hexdigest()[:12]
 
 
 @cache

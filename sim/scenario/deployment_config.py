@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
 from batchsim.base.errors import ScenarioError, cut
-from batchsim.base.ranges import Config, PositiveInt, Range, check_ranges
+from batchsim.base.ranges import Config, Range, check_ranges
 from batchsim.base.units import Bandwidth, Flops, PositiveDuration, Size, format_duration
 from batchsim.cost import Calibrated, Cost, HostCost, Roofline
 from batchsim.cost.drafter_config import DraftersConfig
@@ -67,7 +67,7 @@ class GpuSheet(Config):
 class Anchor(Config):
     """One measured point: the mean time per output token of so many requests at a time."""
 
-    concurrency: PositiveInt
+    concurrency: Annotated[int, Range(1, 16_384)]  # simulated several times; no engine runs more at a time
     tpot: PositiveDuration
 
     def __str__(self) -> str:

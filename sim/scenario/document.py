@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from batchsim.base.errors import ScenarioError
+from batchsim.base.errors import ScenarioError, shown
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 30
@@ -26,6 +26,7 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
 # What plain text may resolve to; everything else is written as a tag.
 _KINDS = ("map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merge", "value")
 _CORE = "tag:yaml.org,2002:"
+_HALF = re.compile("[\ud800-\udfff]")
 _TAGS = {_CORE + kind for kind in _KINDS}
 _WORDS = {"true": True, "True": True, "false": False, "False": False, "null": None, "~": None, "": None}
 
@@ -111,6 +112,7 @@ def _plain(node: yaml.Node, path: Path, document: Document, seen: set[int]) -> A
         return _mapping(node, path, document, seen)
     if isinstance(node, yaml.SequenceNode):
         return [_plain(item, (*path, i), document, seen) for i, item in enumerate(node.value)]
+    _check_text(node.value, where)
     quoted = isinstance(node, yaml.ScalarNode) and node.style is not None
     return node.value if quoted else scalar(node.value)
 
@@ -122,6 +124,7 @@ def _mapping(node: yaml.MappingNode, path: Path, document: Document, seen: set[i
         if not isinstance(key_node, yaml.ScalarNode):
             raise ScenarioError(f"{where}: a key is not a word. Write key: value.")
         key = key_node.value
+        _check_text(key, where)
         if key in values:
             raise ScenarioError(f"{where}: {key} is given twice. Keep one.")
         document.lines[(*path, key)] = key_node.start_mark.line + 1
@@ -129,6 +132,12 @@ def _mapping(node: yaml.MappingNode, path: Path, document: Document, seen: set[i
         if key in TEXTS and isinstance(values[key], int | float) and isinstance(value_node, yaml.ScalarNode):
             values[key] = value_node.value
     return values
+
+
+def _check_text(text: str, where: str) -> None:
+    """ScenarioError for halves of letters, which JSON may escape and no file may hold."""
+    if _HALF.search(text):
+        raise ScenarioError(f"{where}: {shown(text)} holds half of a letter, \\ud800 to \\udfff. Write whole ones.")
 
 
 def scalar(text: str) -> Any:

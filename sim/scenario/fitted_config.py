@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from batchsim.base.errors import ScenarioError, shown
-from batchsim.base.files import parse_json, read_text, reason_text
+from batchsim.base.files import Kind, parse_json, read_text, reason_text
 from batchsim.base.ranges import Config, Range
 from batchsim.cost import CostConfig, ProfileConfig, RooflineConfig
 from batchsim.cost.drafter_config import DraftersConfig
@@ -23,6 +23,7 @@ from batchsim.scenario.long_forms import costs, place_files
 from batchsim.workload.tagged import ByKind
 
 FORMAT = "batchsim fit 1"
+KIND = Kind("fit", rb'\{\s*"format": "batchsim fit ')
 _AGAIN = "Write it anew with batchsim calibrate --bench."
 
 Kernel = Annotated[RooflineConfig | ProfileConfig | DeploymentConfig, ByKind()]

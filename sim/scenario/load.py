@@ -14,7 +14,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, ParamSpec
 
-from batchsim.base.errors import ScenarioError, TraceError, bounded, nearest
+from batchsim.base.errors import ScenarioError, TraceError, bounded, nearest, shown
 from batchsim.base.files import read_text, reason_text
 from batchsim.base.plain import texts_in
 from batchsim.base.ranges import MAX_CHOICES
@@ -216,7 +216,7 @@ def _build(document: Document, text: str, folder: Path, trace_folders: Sequence[
             file = replace(file, workload=classes_of_rows(file.workload, rows))
     load_name, loads = file.load.axis if file.load else ("", (1.0,))
     return Scenario(
-        name=Path(document.source).name.removesuffix(".yaml"),
+        name=_name(document.source),
         source=document.source,
         base=base,
         model_path=model_path,
@@ -230,6 +230,15 @@ def _build(document: Document, text: str, folder: Path, trace_folders: Sequence[
         loads=tuple(float(value) for value in loads),
         device=device,
     )
+
+
+def _name(source: str) -> str:
+    """The scenario's name, by which its results have a folder. ScenarioError where it would be no folder's of its own,
+    or cannot be shown."""
+    name = Path(source).name.removesuffix(".yaml")
+    if name in ("", ".", "..") or not name.isprintable():
+        raise ScenarioError(f"{source}: its results would have the folder {shown(name)}. Give the file another name.")
+    return name
 
 
 @contextmanager

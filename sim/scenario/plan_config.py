@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 from typing import Annotated, Any
 
-from batchsim.base.ranges import Config, PositiveInt, Range, check_ranges
+from batchsim.base.ranges import MAX_CHOICES, Config, PositiveInt, Range, check_ranges
 from batchsim.base.units import NS_PER_S, YEAR_NS, Duration, PricePerHour, PricePerKwh, Rate, Share, time_text
 from batchsim.drive.fleet.routing import RouterConfig
 from batchsim.drive.fleet.scaling.autoscaler import Replicas
@@ -111,6 +112,8 @@ class PlanConfig(Config):
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        if (count := prod(len(values) for values in (self.free or {}).values())) > MAX_CHOICES:
+            raise ValueError(f"free spans {count:,} configurations. List values for at most {MAX_CHOICES:,}.")
         for name, values in (self.free or {}).items():
             if not values:
                 raise ValueError(f"free.{name} is empty. List the values to choose from, or leave it out.")

@@ -21,6 +21,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from batchsim.base.errors import BatchsimError, ScenarioError
+from batchsim.base.files import parse_json
 from batchsim.report.page.charts import asset
 from batchsim.view.looks import BY, Looks
 
@@ -72,7 +73,7 @@ class Asked:
         value = self._left.pop(name, default)
         try:
             found = int(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise ScenarioError(f"{name}: {str(value)[:40]!r} is no whole number. Give one.") from None
         if isinstance(value, float) or abs(found) >= 2**63:
             raise ScenarioError(f"{name}: {str(value)[:40]!r} is no whole number of 64 bits. Give one.")
@@ -278,8 +279,8 @@ class _Handler(BaseHTTPRequestHandler):
         if not (length.isascii() and length.isdigit() and len(length) < 9 and int(length) <= MOST_BYTES):
             raise RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"Content-Length: is not from 0 to {MOST_BYTES}.")
         try:
-            body = json.loads(self.rfile.read(int(length)))
-        except (ValueError, RecursionError, TimeoutError):
+            body = parse_json(self.rfile.read(int(length)).decode())
+        except (ValueError, TimeoutError):
             raise ScenarioError("the body is no JSON. Send an object.") from None
         if not isinstance(body, dict):
             raise ScenarioError("the body is no JSON object. Send one.")

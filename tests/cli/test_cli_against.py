@@ -96,3 +96,35 @@ def test_what_cannot_be_compared_is_said_in_one_line(
     assert done.exit_code == 2
     lines = [line for line in done.stderr.splitlines() if ": 1 of 1" not in line]
     assert message in lines[-1] and len(lines) == 1
+
+
+@pytest.mark.parametrize("name", ["run.json", "against-x.json", "against-x.md", "against-x.png"])
+def test_no_file_of_another_is_written_over(scenario: Path, tmp_path: Path, name: str) -> None:
+    """Neither the measured run nor what bears a name of the files to be written: found before the work."""
+    run = tmp_path / "run.json"
+    run.write_bytes((DATA / "vllm_detailed.json").read_bytes())
+    there = tmp_path / name
+    if there != run:
+        there.write_text("my own work\n")
+    before = there.read_bytes()
+    asked = ["--no-shift", "--out", tmp_path, "--name", "x", "--json", run if there == run else tmp_path / "copy.json"]
+    refused = batchsim("validate", scenario, "--policy", "continuous", "--against", run, *asked)
+    assert (refused.exit_code, refused.stdout, refused.stderr.count("\n")) == (2, "", 1), refused.output
+    assert f"{name}: is " in refused.stderr and "Give another" in refused.stderr
+    assert there.read_bytes() == before and not (tmp_path / "copy.json").exists()
+
+
+def test_the_same_comparison_is_made_anew(scenario: Path, tmp_path: Path) -> None:
+    """Over its own files."""
+    asked = ["--no-shift", "--out", tmp_path, "--name", "x", "--json", tmp_path / "copy.json", "--policy", "continuous"]
+    for _ in range(2):
+        done = batchsim("validate", scenario, "--against", DATA / "vllm_detailed.json", *asked)
+        assert done.exit_code == 0, done.stderr
+
+
+def test_an_answer_that_came_all_at_once_parts_from_nothing(scenario: Path, tmp_path: Path) -> None:
+    """Beside others that did not: its TPOT is 0, of which no latency is a share."""
+    (tmp_path / "run.csv").write_text("sent_s,prompt_tokens,output_tokens,ttft_s,e2e_s\n0,99,5,0.5,0.5\n9,99,5,0.5,9\n")
+    asked = ["--no-shift", "--out", tmp_path, "--policy", "continuous"]
+    done = batchsim("validate", scenario, "--against", tmp_path / "run.csv", *asked)
+    assert done.exit_code == 0, f"{done.output} {done.exception!r}"

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from tiny_scenario import REPLAY, TINY, batchsim, changed, listing
 
+from batchsim.base.errors import _without
+
 SETS_OWN_SHARE = "slo: ttft<1s & tpot<50ms @ 99%"
 STATIC = "static: {batch_size: 4, max_wait: 100ms}"
 CONTINUOUS = "continuous: {max_num_seqs: 8, max_num_batched_tokens: 512}"
@@ -564,3 +566,50 @@ def test_so_does_an_error_in_a_scenario(old: str, text: str, tmp_path: Path) -> 
     result = batchsim("run", tmp_path / "s.yaml")
     assert result.exit_code == 2 and result.stderr.count("\n") == 1, result.output
     assert not any(result.stderr[i : i + 201] in text for i in range(len(result.stderr) - 200)), result.stderr
+
+
+class Counted(str):
+    """A text that counts how often it is searched."""
+
+    searched = 0
+
+    def __contains__(self, piece: object) -> bool:
+        Counted.searched += 1
+        return super().__contains__(piece)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("text", ["x" * 100_000, "a b " * 25_000, "".join(map(str, range(20_000)))])
+def test_a_long_text_is_cut_in_few_searches(text: str) -> None:
+    """Its length in hundreds and some: to look for every stretch at every letter takes their square."""
+    Counted.searched = 0
+    cut = _without(Counted(text), f"--set {text}: is wrong, and {text[::-1]}.")
+    assert cut.startswith(f"--set {text[:50]}") and Counted.searched < 3 * len(text) / 50
+
+
+@pytest.mark.parametrize(
+    ("admission", "reason"),
+    [
+        ("{rate_limit: {of: tokens, per_second: 0.001, burst: 1}}", "rate_limited"),
+        ("{max_outstanding: 1, shed: {x: 0}}", "shed"),
+    ],
+)
+def test_why_a_gate_rejected_all_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, admission: str, reason: str
+) -> None:
+    """Its reason, which no engine wrote down with numbers."""
+    monkeypatch.chdir(tmp_path)
+    text = changed(TINY, "  requests: 40\n", "  requests: 40\n  classes: {x: {share: 100%}}\n")
+    text += f"replicas: {{count: 2, router: round_robin, admission: {admission}}}\n"
+    Path("s.yaml").write_text(text)
+    result = batchsim("run", "s.yaml", "--jobs", "1", "--no-pictures")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
+    assert f"requests rejected: {reason}. Correct what the reason names" in result.stderr
+
+
+@pytest.mark.parametrize("change", ['model="\\ud800"', 'policies={"a\\udfff": {kind: vllm}}', 'slo="\\udc80"'])
+def test_halves_of_letters_are_one_line(tmp_path: Path, change: str) -> None:
+    """As JSON may escape them, in values and keys; no file could hold them."""
+    (tmp_path / "s.yaml").write_text(TINY)
+    result = batchsim("run", tmp_path / "s.yaml", "--set", change)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
+    assert "holds half of a letter" in result.stderr and "Write whole ones." in result.stderr

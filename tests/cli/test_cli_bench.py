@@ -209,3 +209,14 @@ def test_a_bad_call_is_one_line(folder: Path, tmp_path: Path, monkeypatch: pytes
     assert done.exit_code == 2 and not (tmp_path / "mine.json").exists()
     lines = [line for line in done.stderr.splitlines() if not line.startswith(("round", "errors"))]
     assert len(lines) == 1 and message in lines[0], done.stderr
+
+
+def test_a_measured_run_is_not_written_over(folder: Path, tmp_path: Path) -> None:
+    """By the fit to it: one line, before anything is fitted."""
+    (tmp_path / "a.json").write_bytes(next(folder.glob("*.json")).read_bytes())
+    before = (tmp_path / "a.json").read_bytes()
+    asked = ["--scenario", folder / "free.yaml", "-o", tmp_path / "a.json"]
+    result = batchsim("calibrate", "--bench", tmp_path / "a.json", *asked)
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1), result.output
+    assert "a.json: is there, and no fit. Give -o another path." in result.stderr
+    assert (tmp_path / "a.json").read_bytes() == before

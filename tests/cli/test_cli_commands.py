@@ -17,7 +17,6 @@ import yaml
 from tiny_scenario import REPLAY, TINY, batchsim, changed, listing
 
 from batchsim.cli import app, calibrate_app, trace_app
-from batchsim.cli.init import SCHEMA_BEGINS
 from batchsim.results.read import load_results
 from batchsim.scenario import load_scenario
 from batchsim.scenario.point import Setup
@@ -231,7 +230,7 @@ def test_init_keeps_what_is_no_schema(here: Path) -> None:
     refused = batchsim("init", "-o", "m.yaml")
     assert refused.exit_code == 2 and "no schema of a scenario" in refused.stderr and not Path("m.yaml").exists()
     assert Path("batchsim.schema.json").read_text() == "mine"
-    Path("batchsim.schema.json").write_bytes(SCHEMA_BEGINS + b',\n "old": 1\n}\n')
+    Path("batchsim.schema.json").write_text(done("schema").partition(',\n "$defs"')[0] + ',\n "old": 1\n}\n')
     done("init", "-o", "m.yaml", "--engine", "vllm")
     assert Path("batchsim.schema.json").read_text() == done("schema")
 

@@ -211,7 +211,10 @@ REFUSED = {
     "no_such_policy": (["--counterfactual", "policies.nobody.x=9"], "has no policy nobody"),
     "unknown_key": (["--counterfactual", "kv.token=9"], "Did you mean tokens"),
     "audit_over_another_file": (["--audit", __file__], "is there, and no audit log"),
-    "picture_over_another_file": (["--slo", "-o", __file__], "is there, and no PNG picture"),
+    "picture_over_another_file": (
+        ["--slo", "-o", __file__],
+        "is there, and no picture of the causes of misses by batchsim",
+    ),
     "slowest_of_one": (["--request", 1, "--slowest", 2], "--slowest and --request: each tells something else"),
     "no_latency": (["--by", "itl"], "--by itl: is no latency of a request. Write one of ttft"),
     "audit_as_json": (["--audit", "a.jsonl", "--json"], "is JSON lines already"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import gzip
 import os
 import subprocess
 import sys
@@ -9,11 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 from tiny_scenario import TINY, batchsim, listing
 
 from batchsim.base.errors import ScenarioError
+from batchsim.base.files import json_kind
 from batchsim.cli import app
-from batchsim.cli.common import check_replaceable
+from batchsim.cli.common import check_output
 
 SPOKEN: list[list[str]] = [["--help"], ["run", "--help"], ["policies"], ["catalog", "--json"], ["schema"]]
 
@@ -162,13 +166,112 @@ def test_a_file_that_cannot_be_read_is_not_said_to_be_one_that_cannot_be_written
     """Whether another's work would be written over cannot be told then."""
     there = tmp_path / "t.json"
     there.touch()
-    opening = os.open
+    opening = open
 
-    def no_reading(path: object, flags: int, *more: int) -> int:
-        if path == there and not flags & os.O_WRONLY:
+    def no_reading(path: object, mode: str = "r", *more: object) -> object:
+        if path == there and mode == "rb":
             raise PermissionError(13, "Permission denied", str(path))
-        return opening(path, flags, *more)  # type: ignore[arg-type]
+        return opening(path, mode, *more)  # type: ignore[call-overload]
 
-    monkeypatch.setattr(os, "open", no_reading)
-    with pytest.raises(ScenarioError, match=r"t\.json: is there, and cannot be read: Permission denied\."):
-        check_replaceable(there, (b"{",), "trace")
+    monkeypatch.setattr(builtins, "open", no_reading)
+    with pytest.raises(ScenarioError, match=r"t\.json: is there and cannot be read \(Permission denied\), so whether"):
+        check_output(there, json_kind("mine"))
+
+
+# ---- what is there
+
+NOT_OURS = {
+    "text": b"my own work\n",
+    "picture": b"\x89PNG\r\n\x1a\n" + bytes(400),
+    "json": b'{"format": "mine", "heading": ""}',
+    "packed": gzip.compress(b'{"mine": 1}'),
+}
+FILES = {name: written for name, written in WRITES.items() if name not in ("run", "capacity", "plan")}
+
+
+@pytest.mark.parametrize("data", NOT_OURS.values(), ids=NOT_OURS)
+@pytest.mark.parametrize(("args", "option"), FILES.values(), ids=FILES)
+def test_no_command_writes_over_what_it_did_not_make(
+    folder: Path, ran: Path, args: list[str], option: str, data: bytes
+) -> None:
+    """One line names the file and the way out, and the file is as it was."""
+    (folder / "mine.png").write_bytes(data)
+    result = batchsim(*[str(ran) if arg == "RAN" else arg for arg in args], option, "mine.png")
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1), result.output
+    assert result.stderr.startswith("mine.png: is there") and "another" in result.stderr
+    assert (folder / "mine.png").read_bytes() == data
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if not name.startswith("init")])
+def test_what_a_command_made_is_made_anew(folder: Path, ran: Path, name: str) -> None:
+    """The same call twice, with the same bytes; an empty file has nothing to lose."""
+    args, option = FILES[name]
+    args = [str(ran) if arg == "RAN" else arg for arg in args]
+    (folder / "mine.png").touch()
+    made = []
+    for _ in range(2):
+        result = batchsim(*args, option, "mine.png")
+        assert result.exit_code == 0, result.output
+        made.append((folder / "mine.png").read_bytes())
+    assert made[0] == made[1]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["trace", "inspect", "my.csv", "--columns", "prompt=in,output=out", "--out", "my.csv"],
+        ["trace", "fit", "my.csv", "--columns", "arrival=ts,prompt=in,output=out", "--picture", "my.csv"],
+        ["init", "--trace", "my.csv", "--columns", "prompt=in,output=out", "-o", "my.csv", "--force"],
+        ["init", "--trace", "my.csv", "--columns", "prompt=in,output=out", "-o", "link.yaml", "--force"],
+        ["init", "--from-trtllm", "trtllm-serve meta-llama/Llama-3.1-8B --config o.yaml", "-o", "o.yaml", "--force"],
+        ["resolve", "s.yaml", "-o", "s.yaml"],
+        ["init", "-o", "batchsim.schema.json"],
+        ["trace", "fit", "my.csv", "-o", "load.png"],
+    ],
+    ids=" ".join,
+)
+def test_no_command_writes_over_what_it_reads(folder: Path, args: list[str]) -> None:
+    """Not with --force either, nor through a link; and no two files of a call are the same."""
+    (folder / "o.yaml").write_text("max_batch_size: 8\n")
+    (folder / "link.yaml").symlink_to("my.csv")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    result = batchsim(*args)
+    assert result.exit_code == 2 and "another" in result.stderr.splitlines()[-1], result.output
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize("name", ["report.html", "report.md", "report.json"])
+def test_a_plan_writes_over_no_file_of_another(folder: Path, name: str) -> None:
+    """Found before the work, in a folder that holds no report of a plan."""
+    (folder / "docs").mkdir()
+    (folder / "docs" / name).write_text("my own work\n")
+    result = batchsim("plan", "plan", "-o", "docs")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
+    assert f"docs/{name}: is there, and no " in result.stderr and "Give another folder with -o." in result.stderr
+    assert listing(folder / "docs") == {name}
+
+
+@pytest.mark.parametrize("name", ["...yaml", "..yaml", ".yaml", "a\nb.yaml"])
+def test_results_stay_below_out(folder: Path, name: str) -> None:
+    """A scenario whose name is none of a folder of its own is refused: `..` would be the folder above."""
+    (folder / name).write_text(TINY)
+    (folder / "out").mkdir()
+    before = listing(folder)
+    result = batchsim("run", name, "--out", "out", "--no-pictures")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
+    assert "Give the file another name." in result.stderr and listing(folder) == before
+
+
+def test_a_name_that_is_no_text_is_one_line(folder: Path) -> None:
+    """Bytes that are no UTF-8, as an argument has them."""
+    for args in (["run", "s\udcff.yaml"], ["trace", "inspect", "my.csv", "--out", "\udcff.png"]):
+        result = batchsim(*args)
+        assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
+        assert "is not UTF-8 text. Rename the file." in result.stderr
+
+
+def test_a_name_that_is_no_text_is_printed_as_escapes(capfd: pytest.CaptureFixture[str]) -> None:
+    """As found in a folder: the bytes of a name need be no UTF-8."""
+    assert called(["policies"]) == 0
+    typer.echo("\udcff/s.yaml")
+    assert capfd.readouterr().out.splitlines()[-1] == "\\udcff/s.yaml"

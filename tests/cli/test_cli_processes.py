@@ -10,10 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
 from tiny_scenario import TINY, changed
+
+from batchsim.__main__ import main
+from batchsim.study.sweep.pool import start_early
 
 BATCHSIM = Path(sys.executable).with_name("batchsim")
 LIMIT_S = 60
@@ -219,3 +223,31 @@ def _goes_on(folder: Path, whole: int) -> None:
         assert {path.name for path in point.iterdir()} == {
             "point.json", "requests.parquet", "steps.parquet", "states.parquet"
         }  # fmt: skip
+
+
+def test_ctrl_c_while_it_is_imported_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Imports take most of the first second, and no command has begun."""
+
+    class Interrupted:
+        @staticmethod
+        def find_spec(name: str, *_: object) -> None:
+            if name == "batchsim.cli":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "batchsim.cli", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Interrupted, *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert (ended.value.code, capsys.readouterr().err) == (130, "interrupted.\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_ctrl_c_is_left_to_the_first_process() -> None:
+    """The server of workers, which imports for a second, never hears of it; this process does."""
+    start_early("batchsim.study.sweep.points")
+    status = Path(f"/proc/{forkserver._forkserver._forkserver_pid}/status").read_text()  # type: ignore[attr-defined]
+    blocked = int(next(line for line in status.splitlines() if line.startswith("SigBlk")).split()[1], 16)
+    assert blocked >> (signal.SIGINT - 1) & 1
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])

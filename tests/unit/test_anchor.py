@@ -6,6 +6,7 @@ from batchsim.base.errors import ScenarioError
 from batchsim.cost import Scaled
 from batchsim.scenario import load_scenario
 from batchsim.scenario.anchor import _looped, _tpot_ns, solved
+from batchsim.scenario.deployment_config import Anchor
 from batchsim.scenario.point import Setup
 
 MS = 1_000_000
@@ -70,3 +71,10 @@ def test_answers_of_one_token_anchor_nothing(tmp_path):
     setup = setup_of(tmp_path, **{"{kind: uniform, min: 40, max: 80}": "{kind: fixed, tokens: 1}"})
     with pytest.raises(ScenarioError, match="no request finished with two tokens"):
         factor_of(setup, 4, MS)
+
+
+@pytest.mark.parametrize("concurrency", [0, 16_385, 1_000_001])
+def test_a_point_has_as_many_requests_as_an_engine_may_run(concurrency):
+    """More would be simulated without end, and queue at any engine."""
+    with pytest.raises(ValueError, match=f"concurrency is {concurrency}. It must be from 1 to 16384."):
+        Anchor(concurrency, 7 * MS)

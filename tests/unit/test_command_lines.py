@@ -241,6 +241,16 @@ def test_what_a_line_leaves_untold_is_named() -> None:
         ("tensorrt_llm", "trtllm-serve m --config options.yaml", "options.yaml:2: kv_cache_config.dtyp is no option"),
         ("tensorrt_llm", "trtllm-serve m --extra_llm_api_options more.yaml", "more.yaml:1: enable_attention_dp is '8'"),
         ("tensorrt_llm", "trtllm-serve m --tp_size 4 --config tp.yaml", "another thing than a flag before"),
+        ("tensorrt_llm", "trtllm-serve m --config list.yaml", "list.yaml: holds ['tensor_parallel_size'], no options"),
+        ("tensorrt_llm", "trtllm-serve m --config bytes.yaml", "bytes.yaml: cannot be read: byte 1 is not UTF-8"),
+        ("tensorrt_llm", "trtllm-serve m --config dots.yaml", "dots.yaml:2: kv_cache_config.dtype is given twice"),
+        ("vllm", f"vllm serve m --max-model-len {'9' * 310}", "Write a whole number, like 8192"),
+        ("vllm", f"vllm serve m --max-model-len {'9' * 4301}", "Write a whole number, like 8192"),
+        ("vllm", f"vllm serve m --max-num-seqs 1.{'9' * 400}k", "Write a whole number, like 8192"),
+        ("vllm", f"vllm serve m -tp {'9' * 310}", "Write a whole number of at most 20 digits"),
+        ("sglang", f"sglang serve --model m --tp {'9' * 4301}", "Write a whole number of at most 20 digits"),
+        ("sglang", "sglang serve --model m --schedule-conservativeness nan", "'nan'. Write a number"),
+        ("sglang", "sglang serve --model m --schedule-conservativeness 1e999", "'1e999'. Write a number"),
     ],
 )
 def test_a_line_that_cannot_be_taken_says_why(
@@ -254,6 +264,9 @@ def test_a_line_that_cannot_be_taken_says_why(
     Path("py.yaml").write_text("scheduler_config: {use_python_scheduler: true}\n", encoding="utf-8")
     Path("more.yaml").write_text("enable_attention_dp: 8\n", encoding="utf-8")
     Path("tp.yaml").write_text("tensor_parallel_size: 8\n", encoding="utf-8")
+    Path("list.yaml").write_text("- tensor_parallel_size\n", encoding="utf-8")
+    Path("bytes.yaml").write_bytes(b"\xff")
+    Path("dots.yaml").write_text("kv_cache_config.dtype: fp8\nkv_cache_config: {dtype: auto}\n", encoding="utf-8")
     with pytest.raises(ScenarioError, match=re.escape(says)) as caught:
         read_command(line, engine)
     assert "\n" not in str(caught.value)
@@ -332,3 +345,11 @@ def test_only_a_deployment_has_a_command() -> None:
     scenario = parse_scenario(TEXT, "some.yaml", Path(), ("cost=h200", "policies={vllm: {}}"))
     with pytest.raises(ScenarioError, match=r"cost of kind roofline names no engine\. Write a deployment"):
         command_of(scenario)
+
+
+@pytest.mark.parametrize("longest", [2, 3, 16, 1024, 1500, 4096, 131_072])
+def test_a_starter_asks_for_no_more_than_its_engine_takes(longest: int, tmp_path: Path) -> None:
+    """Its longest request fits max_model_len, and its means lie within its own limits."""
+    keys = {"model": "llama-3.1-8b", "max_model_len": longest}
+    workload = parse_scenario(deployed_text(keys, "vllm", "h200", tmp_path, None, None), "s", tmp_path).file.workload
+    assert workload.lengths.prompt.max + workload.output_cap <= longest  # type: ignore[union-attr]

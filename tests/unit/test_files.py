@@ -11,8 +11,12 @@ from typing import Any
 import pytest
 
 from batchsim.base.files import (
+    ANY,
+    OccupiedError,
     check_folder,
     check_writable,
+    json_kind,
+    keeping_what_is_read,
     open_file,
     read_bytes,
     read_json,
@@ -20,6 +24,7 @@ from batchsim.base.files import (
     replacing,
     write_text,
 )
+from batchsim.results.point_files import remove_unfinished
 
 ROOT = Path(__file__).parents[2]
 
@@ -128,7 +133,7 @@ def test_a_place_where_no_file_can_be_is_found_before_the_work(
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
     Path("folder").mkdir()
-    for attempt in (check_writable, lambda path: write_text(path, "")):
+    for attempt in (lambda path: check_writable(path, None), lambda path: write_text(path, "")):
         with pytest.raises(OSError):
             attempt(Path(place))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
@@ -137,8 +142,8 @@ def test_a_place_where_no_file_can_be_is_found_before_the_work(
 def test_a_place_that_will_do_is_left_as_it_was(tmp_path: Path) -> None:
     """Neither the file nor its folder is made by asking."""
     (tmp_path / "x").write_text("old")
-    check_writable(tmp_path / "x")
-    check_writable(tmp_path / "y")
+    check_writable(tmp_path / "x", ANY)
+    check_writable(tmp_path / "y", ANY)
     check_folder(tmp_path / "a" / "b")
     assert [path.name for path in tmp_path.iterdir()] == ["x"] and (tmp_path / "x").read_text() == "old"
     with pytest.raises(NotADirectoryError):
@@ -233,3 +238,47 @@ def test_a_stray_reader_or_writer_is_noticed(line: str) -> None:
     assert strays(f"def f(path):\n    {line}", "m") == [f"m.f:2: {line.split('(')[0].split('.')[-1]}"]
     assert strays("from batchsim.base.files import read_text\ndef f(path):\n    read_text(path)", "m") == []
     assert strays("with open_file(path) as file:\n    np.load(file)", "m") == []
+
+
+def test_what_is_read_is_not_written_over(tmp_path: Path) -> None:
+    """Within the context alone, by whatever name; files of batchsim's own folders, which have no Kind, may be."""
+    there, link = tmp_path / "x", tmp_path / "y"
+    there.write_text("old")
+    link.symlink_to(there)
+    with keeping_what_is_read():
+        assert read_text(there) == "old"
+        for path in (there, link):
+            with pytest.raises(OccupiedError):
+                write_text(path, "new", ANY)
+        write_text(there, "older")
+        write_text(tmp_path / "z", "new", ANY)
+    write_text(there, "new", ANY)
+    assert there.read_text() == "new"
+
+
+def test_every_command_says_what_it_may_replace() -> None:
+    """Each file that a command writes where its user says is of a Kind."""
+    arguments = {"write_text": 3, "replacing_text": 2, "check_output": 2}
+    calls = [
+        (path.name, node.func.id, len(node.args))
+        for path in sorted((ROOT / "sim" / "cli").glob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in arguments
+    ]
+    assert len(calls) > 20
+    assert [call for call in calls if call[2] < arguments[call[1]]] == []
+
+
+def test_only_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
+    """Whole names of batchsim's own; a folder of another's that begins with a dot stays."""
+    for name in (".0a1b2c-77", ".old.0a1b2c-77", ".git-backup", ".cache-1x", "0a1b2c"):
+        (tmp_path / name).mkdir()
+    remove_unfinished(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".cache-1x", ".git-backup", "0a1b2c"]
+
+
+def test_what_the_shell_opened_is_no_file_to_keep(tmp_path: Path) -> None:
+    """/dev/fd/N is written in place, at the end of what is there already: the shell's user asked for that."""
+    (tmp_path / "log").write_text("before\n")
+    with (tmp_path / "log").open("ab") as file:
+        check_writable(f"/dev/fd/{file.fileno()}", json_kind("mine"))

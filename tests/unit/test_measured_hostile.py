@@ -195,3 +195,50 @@ def test_what_is_no_file_draws_one_line(tmp_path: Path) -> None:
     for name, words in (("", "is a folder"), ("gone", "No such file"), ("pipe", "is a FIFO")):
         with pytest.raises(MeasuredError, match=words):
             read_measured(tmp_path / name)
+
+
+STAGE = "requests,users,prompt_tokens,output_tokens,ttft_mean_ms,tpot_mean_ms\n"
+IMPOSSIBLE: dict[str, tuple[str, str]] = {
+    "no_time": (f"{HEAD}\n0,64,5,0,0\n", "ttft_mean_s is 0 s, and an engine takes longer"),
+    "a_nanosecond": (f"{HEAD}\n0,64,5,1e-9,0.5\n", "ttft_mean_s is 1e-09 s, and an engine takes longer"),
+    "at_once": (f"{HEAD}\n0,64,5,0.5,0.5\n", "E2E alone is compared and fitted."),
+    "years": (f"{HEAD}\n0,64,5,0.1,1e9\n", "2.89e+03 days. Look at its unit."),
+    "row_no_time": (STAGE + "9,4,10,5,0,5\n", "ttft_mean_s is 0 s"),
+    "row_at_once": (STAGE + "9,4,10,5,5,0\n", "tpot_mean_s is 0 s, and the tokens of an answer came all at once"),
+    "row_endless": (STAGE + "10000000,4,10,5,5,5\n", "requests is 10000000. Write 20,000:"),
+    "row_beyond_floats": (STAGE + "1e300,4,10,5,5,5\n", "requests is 1e+300. Write 20,000:"),
+    "row_of_nothing": (STAGE + "9,4,10,5,,\n", "tells no latency and no rate."),
+    "row_part_of_one": (STAGE + "0.4,4,10,5,5,5\n", "requests is 0.4. It must be from 1 to 20000."),
+    "row_users": (STAGE + "9,10000000,10,5,5,5\n", "10,000,000 in flight at most. It must be from 1 to 1,000,000."),
+    "row_long": (STAGE + "9,4,1e300,5,5,5\n", "prompt_tokens is 1e+300"),
+    "two_sendings": (
+        HEAD + ",sent_ms\n0,64,5,0.1,0.5,0\n1,64,5,0.1,0.5,5000\n",
+        ":3: sent_s and sent_ms say 1 s and 5 s",
+    ),
+    "two_names": (HEAD + ",start_time_s\n1,64,5,0.1,0.5,5\n", "sent_s and start_time_s say 1 s and 5 s"),
+    "two_units": (HEAD + ",ttft_ms\n0,64,5,0.1,0.5,700\n", "ttft_s and ttft_ms say 0.1 s and 0.7 s"),
+    "two_ways": (
+        HEAD + ",first_token_s\n1,64,5,0.1,0.5,1.4\n",
+        "first_token_s − sent_s and ttft_s say 0.4 s and 0.1 s",
+    ),
+    "two_ends": (HEAD + ",end_time_ms\n1,64,5,0.1,0.5,1900\n", "end_time_ms − sent_s and e2e_s say 0.9 s and 0.5 s"),
+    "two_figures": (STAGE[:-1] + ",tpot_mean_s\n9,4,10,5,5,5,5\n", "tpot_mean_ms and tpot_mean_s say 0.005 s and 5 s"),
+}
+
+
+@pytest.mark.parametrize(("text", "words"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_what_cannot_have_been_measured_draws_one_line(tmp_path: Path, text: str, words: str) -> None:
+    """Before anything is counted, simulated or divided by; two columns of one time are the same or refused."""
+    (tmp_path / "run.csv").write_text(text)
+    with pytest.raises(MeasuredError) as raised:
+        read_measured(tmp_path / "run.csv")
+    assert words in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_columns_that_agree_are_read(tmp_path: Path) -> None:
+    """To 10 ms on a clock, to 5 % of a latency, which a client takes by another look at its clock."""
+    (tmp_path / "run.csv").write_text(
+        f"{HEAD},sent_ms,first_token_s,end_time_s\n0,64,5,0.1,0.5,1,0.1001,0.51\n2,64,5,0.1,0.5,2000,2.1,2.52\n"
+    )
+    (run,) = read_measured(tmp_path / "run.csv")
+    assert run.figures["ttft_mean_s"] == pytest.approx(0.1, rel=1e-3)

@@ -153,6 +153,9 @@ def test_an_engines_own_log_wins(tmp_path: Path, log: str, tokens: int) -> None:
     [
         (None, "start.log cannot be read"),
         ("no such line\n", "has no line that says how many tokens of KV fit"),
+        (VLLM.format(","), "has no line that says how many tokens of KV fit"),
+        (VLLM.format("9" * 4301), "has no line that says how many tokens of KV fit"),
+        (SGLANG.format("9" * 310), "has no line that says how many tokens of KV fit"),
         (VLLM.format("1,000") + SGLANG.format("1000"), "has lines of vllm and sglang. Keep those of one engine"),
         (VLLM.format("158,656") + VLLM.format("107,312"), "says 2 times how many.*from 107,312 to 158,656"),
         (VLLM.format("0"), "from 0 to 0"),

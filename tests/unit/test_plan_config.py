@@ -77,6 +77,11 @@ def test_a_plan_is_read(tmp_path: Path) -> None:
         ("months: 6", "months: -1", "mine.yaml:13: plan.growth: months is -1"),
         ("  router: least_tokens\n", "", "plan.router is missing"),
         ("router: least_tokens", "router: fewest", "plan.router.kind is fewest. Write one of"),
+        (
+            "max_replicas: 8",
+            f"max_replicas: 8\n  free: {{tp: {list(range(3000))}, pp: {list(range(3000))}}}",
+            "free spans 9,000,000 configurations. List values for at most 1,000.",
+        ),
         ("max_replicas: 8", "max_replicas: 0", "max_replicas is 0. It must be from 1 to 10000"),
         ("poisson, mean_rate: 20/s", "closed_loop, users: 4, think_time: 1s", "arrivals are closed_loop"),
         ("output_cap:", "max_concurrency: 4\n  output_cap:", "client of workload.max_concurrency 4 keeps them back"),

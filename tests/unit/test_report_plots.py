@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,15 @@ from batchsim.report.pictures import closeup, plots
 from batchsim.report.pictures.frontier_picture import draw_throughput_latency, pareto
 from batchsim.report.pictures.palette import policy_styles
 from batchsim.report.pictures.slo_share_picture import draw_slo_share
-from batchsim.report.pictures.style import figure, frame, growth_notes, put_around, seconds_text, time_ticks
+from batchsim.report.pictures.style import (
+    figure,
+    frame,
+    growth_notes,
+    house_style,
+    put_around,
+    seconds_text,
+    time_ticks,
+)
 from batchsim.report.reading import FREE_DRAFTS, STATED_DRAFTS, speculation, sweeps, systems_note
 from batchsim.report.slo_shares import slo_shares
 
@@ -408,3 +417,14 @@ def test_a_heading_stays_within_its_picture() -> None:
     fig.canvas.draw()
     assert len(fig.texts) == 3
     assert all(text.get_window_extent().x1 <= fig.bbox.x1 for text in fig.texts)
+
+
+def test_what_the_plotting_library_warns_of_is_not_told() -> None:
+    """Of numbers at the ends of floats or letters that a font lacks: nobody could do anything about it."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with house_style():
+            warnings.warn_explicit("overflow encountered in exp", RuntimeWarning, "scale.py", 1, "matplotlib.scale")
+            warnings.warn_explicit("Glyph 1 missing", UserWarning, "style.py", 1, "batchsim.report.pictures.style")
+            warnings.warn_explicit("of ours", UserWarning, "read.py", 1, "batchsim.results.read")
+    assert [str(each.message) for each in caught] == ["of ours"]

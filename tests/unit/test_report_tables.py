@@ -302,3 +302,8 @@ def test_load_that_was_not_tested_is_refused():
     """The error names the loads there are."""
     with pytest.raises(ScenarioError, match=r"load 3 was not tested. Tested are 1, 2, 4, 8, 12, 16, 20\."):
         point_table(sample_results(), 3.0)
+
+
+def test_a_column_without_a_letter_is_empty():
+    """As where nothing is known of any row."""
+    assert aligned([["", "x"], ["", "1"]], left=(0,)) == ["  x", "  1"]

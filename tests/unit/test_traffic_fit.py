@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from numpy.typing import NDArray
 from scipy.linalg import expm
 from typer.testing import CliRunner
@@ -22,7 +23,7 @@ from batchsim.fit.traffic.goodness import compare, drawn, recorded
 from batchsim.fit.traffic.length_fit import fit_lengths, num_steps, pairs_of
 from batchsim.fit.traffic.load_file import scenario_text
 from batchsim.fit.traffic.mmpp_fit import fit_mmpp, log_likelihood
-from batchsim.fit.traffic.traffic_fit import TrafficFit, fit_traffic
+from batchsim.fit.traffic.traffic_fit import TrafficFit, _cap, fit_traffic
 from batchsim.report.text.traffic_fit_text import verdict
 from batchsim.scenario.load import parse_scenario
 from batchsim.scenario.point import Setup
@@ -278,6 +279,20 @@ def test_trace_fit_writes_a_scenario_that_runs_without_the_trace(tmp_path: Path)
     assert scenario.file.workload.trace is None and Setup.of(scenario).workload(scenario.loads[1], 0).num_offered
     again = CliRunner().invoke(app, [*asked, "-o", str(out)])
     assert again.exit_code == 2 and re.search("is there already", str(again.output) + str(again.exception))
+
+
+def test_no_name_of_a_file_is_a_key_of_the_scenario() -> None:
+    """A comment stays one, whatever the letters of the trace's name."""
+    text = scenario_text(
+        {"policies": {}, "slo": ""}, WorkloadConfig(PoissonArrivals(1.0), 64, requests=2), ("a\nseeds: 99 #.csv",)
+    )
+    assert text.startswith("# a\\nseeds: 99 #.csv\n") and yaml.safe_load(text)["seeds"] == 3
+
+
+@pytest.mark.parametrize(("longest", "cap"), [(1, 64), (65, 128), (2**30, 2**30), (2**30 + 1, 2**31 - 1)])
+def test_a_cap_cuts_no_output_that_an_engine_can_count(longest: int, cap: int) -> None:
+    """The next power of two, up to the largest count."""
+    assert _cap(longest) == cap
 
 
 def test_a_trace_without_times_has_nothing_to_fit() -> None:

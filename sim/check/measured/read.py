@@ -11,7 +11,9 @@ from batchsim.base.errors import MeasuredError
 from batchsim.base.files import read_bytes, reason_text, unique_keys
 from batchsim.check.measured import aiperf, bench_serving, guidellm, inference_perf, llm_serving_sim, tidy
 from batchsim.check.measured.client_faults import with_faults
+from batchsim.check.measured.limits import check_run
 from batchsim.check.measured.run import MeasuredRun
+from batchsim.check.measured.spellings import check_alike
 from batchsim.check.measured.values import Node
 
 MAX_BYTES = 1 << 31
@@ -22,7 +24,7 @@ _NOT = f"Give a file of {FORMS} with columns such as prompt_tokens, output_token
 def read_measured(path: Path | str) -> list[MeasuredRun]:
     """The runs of a file, each with what is wrong with its client in `notes`. MeasuredError for any other file."""
     path = Path(path)
-    return [with_faults(run) for run in _runs(path, _text(path))]
+    return [with_faults(check_run(run)) for run in _runs(path, _text(path))]
 
 
 def _text(path: Path) -> str:
@@ -49,6 +51,7 @@ def _runs(path: Path, text: str) -> list[MeasuredRun]:
         rows, names = tidy.csv_rows(text, source)
         if not tidy.is_tidy(names):
             Node(None, source).bad(f"columns {', '.join(names[:8])} are of no form that is known", _NOT)
+        check_alike(rows, names)
         return tidy.read_tidy(rows, names, source, _ids_beside(path, rows))
     values = _values(path, text)
     if len(values) == 1 and isinstance(values[0].value, list):
@@ -118,6 +121,7 @@ def _of_records(path: Path, values: list[Node]) -> list[MeasuredRun]:
     names = list(data)
     if not tidy.is_tidy(names):
         values[0].bad(f"keys {', '.join(names[:8])} are of no form that is known", _NOT)
+    check_alike(values, names)
     return tidy.read_tidy(values, names, source)
 
 

@@ -140,7 +140,7 @@ def parting(one: Replay, played: Run) -> Parting | None:
         whole = np.maximum(measured.output_tokens - 1, 1) if latency == "tpot" else 1
         off = np.abs(mine - theirs)
         blurred_s = PARTED_NS / NS_PER_S if latency == "tpot" else _running_step_s(played, simulated)
-        parted = np.flatnonzero((off > PARTED * theirs) & (off * whole > blurred_s))
+        parted = np.flatnonzero((theirs > 0) & (off > PARTED * theirs) & (off * whole > blurred_s))
         if len(parted):
             found.append((int(parted[0]), latency))
     if not found:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+from batchsim.base.errors import cut
 from batchsim.base.plain import to_plain
 from batchsim.base.units import Quantity, parse_duration_ns, parse_rate_rps, parse_share
 from batchsim.workload.workload_config import WorkloadConfig
@@ -15,11 +16,12 @@ from batchsim.workload.workload_config import WorkloadConfig
 _PLAIN = re.compile(r"[A-Za-z_./][\w./-]*", re.ASCII)  # what YAML reads as the same word without quotes
 _NOT_OURS = ("workload", "load", "plan", "vary", "seeds", "replicas")
 SEEDS = 3
+_COMMENT = 1000  # letters of a line
 
 
 def scenario_text(engine: Mapping[str, Any], workload: WorkloadConfig, comments: tuple[str, ...]) -> str:
     """The YAML text of a scenario of `workload` for the engine of another, whose plain values are `engine`."""
-    lines = [f"# {comment}" for comment in comments]
+    lines = [f"# {cut(comment, _COMMENT)}" for comment in comments]  # they name the trace's file, whatever is in that
     kept = {name: value for name, value in engine.items() if name not in _NOT_OURS}
     lines += [f"{name}: {_flow(value)}" for name, value in kept.items() if name not in ("policies", "slo")]
     lines.append("workload:")

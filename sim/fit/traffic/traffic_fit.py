@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from batchsim.base.errors import TraceError
+from batchsim.base.ranges import INT32_MAX
 from batchsim.base.units import NS_PER_S
 from batchsim.fit.traffic.arrival_fit import ArrivalFit, fit_arrivals
 from batchsim.fit.traffic.length_fit import fit_lengths
@@ -100,5 +101,5 @@ def _digits(value: float) -> float:
 
 
 def _cap(longest: int) -> int:
-    """A cap on output tokens, the smallest power of two from 64 on that cuts none."""
-    return max(64, 1 << (longest - 1).bit_length())
+    """A cap on output tokens, the smallest power of two from 64 on that cuts none, where that is one."""
+    return min(max(64, 1 << (longest - 1).bit_length()), INT32_MAX)

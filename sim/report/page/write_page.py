@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
-from batchsim.base.files import write_text
+from batchsim.base.files import Kind, check_replaceable, write_text
 from batchsim.report.page.cells import Tables, cell, glossary
 from batchsim.report.page.plan_markdown import markdown
 from batchsim.report.page.plan_pictures import draw_pictures
@@ -13,6 +14,10 @@ from batchsim.report.page.sections import SHOWN, sections
 from batchsim.results.provenance import as_json, write_csv
 
 MARKDOWN = "report.md"
+FIRST = "report.json"
+"""Written first: the files beside one of KIND are of a report before, and may be replaced."""
+KIND = Kind("table of a plan's report", rb'\[\s*\{\s*"scenario": [^\n]*\s*"currency": ')
+_NEW = Kind("file of a plan's report", b"(?!)")
 MANIFEST = "manifest.yaml"
 """The recommended group for Kubernetes, where the plan is of deployments."""
 
@@ -23,10 +28,12 @@ def write_report(tables: Tables, name: str, currency: str, folder: Path) -> list
     tables = {"report": [{"scenario": name, "currency": currency}], **tables, "glossary": glossary(SHOWN)}
     folder.mkdir(parents=True, exist_ok=True)
     pictures = draw_pictures(tables, currency)
+    names = [f"{name}.{end}" for name in tables for end in ("csv", "json")] + [f"{name}.svg" for name in pictures]
+    check_own(folder, [HTML, MARKDOWN, *names, *([MANIFEST] if manifest else [])])
     written = []
     for table, rows in tables.items():
-        write_csv(folder / f"{table}.csv", rows)
         write_text(folder / f"{table}.json", as_json(rows, indent=1) + "\n")
+        write_csv(folder / f"{table}.csv", rows)
         written += [folder / f"{table}.csv", folder / f"{table}.json"]
     for picture, (_, svg) in pictures.items():
         write_text(folder / f"{picture}.svg", svg)
@@ -44,6 +51,13 @@ def write_report(tables: Tables, name: str, currency: str, folder: Path) -> list
     write_text(folder / HTML, render("Capacity plan", title, said, parts, images, named))
     write_text(folder / MARKDOWN, markdown(name, parts, files))
     return [folder / HTML, folder / MARKDOWN, *written]
+
+
+def check_own(folder: Path, names: Iterable[str] = (HTML, MARKDOWN)) -> None:
+    """OccupiedError where one of `names` in `folder`, which are to be written, is no file of a report before."""
+    check_replaceable(folder / FIRST, KIND)
+    for name in names if not (folder / FIRST).exists() else ():
+        check_replaceable(folder / name, _NEW)
 
 
 def without_manifest(tables: Tables) -> tuple[Tables, str]:

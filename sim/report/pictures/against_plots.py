@@ -11,8 +11,9 @@ from matplotlib.lines import Line2D
 
 from batchsim.check.measured.run import LATENCIES, OF, MeasuredRequests
 from batchsim.check.validation.against import Comparison
-from batchsim.report.pictures.style import figure, house_style, put_around, remark, save, time_axis_log
+from batchsim.report.pictures.style import figure, house_style, picture_kind, put_around, remark, save, time_axis_log
 
+KIND = picture_kind("a comparison")
 _MEASURED, _SIMULATED = "#D55E00", "#000000"
 MOST_ROWS = 12
 """Runs drawn at most, a row each; more would be no picture."""
@@ -36,7 +37,7 @@ def draw_against(heading: str, found: Sequence[Comparison], path: Path) -> None:
         more = f" · {len(found) - len(rows)} more runs are in the table alone" if len(found) > len(rows) else ""
         title = "Latencies, simulated and measured, of the same requests"
         put_around(fig, title, heading, f"requests that ended well, from their sending{more}", handles)
-        save(fig, path)
+        save(fig, path, KIND)
 
 
 def _draw(ax: Axes, one: Comparison, latency: str) -> None:

@@ -11,10 +11,11 @@ from matplotlib.patches import Patch
 
 from batchsim.explain.task_causes import BETWEEN
 from batchsim.metrics.attribution import PARTS
-from batchsim.report.pictures.style import GREY, figure, frame, house_style, save
+from batchsim.report.pictures.style import GREY, figure, frame, house_style, picture_kind, save
 from batchsim.report.reading import at_load, load_name
 from batchsim.results.read import Results
 
+KIND = picture_kind("the causes of misses")
 # One colour a kind of cause, paler for its further reasons: waiting blue, own work green, others' work orange, KV red.
 _COLORS = {
     "queued": "#0072B2",
@@ -76,7 +77,7 @@ def causes_picture(results: Results, found: list[dict[str, Any]], load: float, n
             " where that alone is too long",
             [Patch(color=colors[cause], label=cause) for cause in order],  # type: ignore[list-item]
         )
-        save(fig, path)
+        save(fig, path, KIND)
 
 
 def _draw_bars(ax: Axes, found: list[dict[str, Any]], order: list[str], colors: dict[str, Any], of: str) -> None:

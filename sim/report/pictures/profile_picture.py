@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from batchsim.cost.calibrated import Calibrated
 from batchsim.cost.profile import Profile
 from batchsim.cost.work import WORK_COLUMNS
-from batchsim.report.pictures.style import GREY, figure, house_style, put_around, save, time_axis_log
+from batchsim.report.pictures.style import GREY, figure, house_style, picture_kind, put_around, save, time_axis_log
 
+KIND = picture_kind("a profile")
 Floats = NDArray[np.float64]
 
 # Blocks of samples: name, colour of Okabe and Ito's palette, marker.
@@ -43,7 +44,7 @@ def draw_profile(profile: Profile, path: Path | str) -> None:
         heading = f"{profile.origin} · executor {profile.executor} · {profile.model.name} on {profile.machine}"
         handles = [] if table is None else table.handles()
         put_around(fig, f"Profile {profile.name}", heading, _foot(profile, table), handles)
-        save(fig, path)
+        save(fig, path, KIND)
 
 
 class _Samples:

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from batchsim.base.files import write_bytes
+from batchsim.base.files import Kind, write_bytes
 from batchsim.base.units import NS_PER_S, YEAR_NS, format_duration
 from batchsim.report.layout import wrapped
 from batchsim.report.pictures.palette import policy_styles
@@ -79,7 +79,8 @@ _RC: dict[Any, Any] = {
 def house_style() -> Iterator[None]:
     """Draws with batchsim's settings whatever the user's matplotlibrc says, and restores the user's own afterwards."""
     with matplotlib.rc_context(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)  # a label the font lacks is a box
+        # Of letters that the font lacks, of axes that span all that floats can: no user could do anything about it.
+        warnings.filterwarnings("ignore", module=r"matplotlib|numpy|batchsim\.report\.pictures")
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_RC)
         yield
@@ -200,14 +201,20 @@ def figure(width_inch: float, height_inch: float) -> Figure:
     return _Shown(figsize=(width_inch, height_inch), layout="constrained")
 
 
-def save(fig: Figure, path: Path | str) -> None:
+def picture_kind(of: str) -> Kind:
+    """Pictures that say in their text what they are of, as `save` writes it."""
+    name = f"picture of {of} by batchsim"
+    return Kind(name, rb"\x89PNG.*tEXtSoftware\0" + name.encode())
+
+
+def save(fig: Figure, path: Path | str, kind: Kind | None = None) -> None:
     """Writes a PNG, whole or not at all, whose bytes depend on the drawing alone: no date, no program version."""
-    write_bytes(path, _png(fig))
+    write_bytes(path, _png(fig, None if kind is None else kind.name), kind)
 
 
-def _png(fig: Figure) -> bytes:
+def _png(fig: Figure, software: str | None = None) -> bytes:
     drawn = io.BytesIO()
-    fig.savefig(drawn, format="png", metadata={"Software": None})
+    fig.savefig(drawn, format="png", metadata={"Software": software})
     return drawn.getvalue()
 
 

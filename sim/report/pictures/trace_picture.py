@@ -15,6 +15,7 @@ from batchsim.report.pictures.style import (
     GREY,
     figure,
     house_style,
+    picture_kind,
     put_around,
     remark,
     save,
@@ -24,6 +25,7 @@ from batchsim.report.pictures.style import (
 from batchsim.report.text.trace_text import arrival_lines, trace_heading
 from batchsim.workload.traces.trace_rows import Ints, TraceRows
 
+KIND = picture_kind("a trace")
 _ARRIVALS, _LENGTHS = "#0072B2", {"prompt": "#009E73", "output": "#D55E00"}
 _WINDOWS_S = (1, 2, 5, 10, 30, 60, 300, 600, 1800, 3600, 21600, 86400)
 _MOST_WINDOWS = 400  # more are narrower than the line that draws them
@@ -50,7 +52,7 @@ def trace_picture(rows: TraceRows, figures: dict[str, Any], path: Path) -> None:
         assert engine is not None  # `figure` sets one
         engine.set(wspace=0.06)  # type: ignore[call-arg]
         put_around(fig, Path(figures["source"]).name, heading, foot, [])
-        save(fig, path)
+        save(fig, path, KIND)
 
 
 def draw_arrivals(ax: Axes, arrival_ns: Ints) -> None:

@@ -14,10 +14,11 @@ from batchsim.base.units import NS_PER_S
 from batchsim.fit.traffic.engine_check import CURVE, LoadCheck
 from batchsim.fit.traffic.goodness import Traffic, survival
 from batchsim.fit.traffic.traffic_fit import TrafficFit
-from batchsim.report.pictures.style import figure, house_style, put_around, remark, save, time_axis_log
+from batchsim.report.pictures.style import figure, house_style, picture_kind, put_around, remark, save, time_axis_log
 from batchsim.report.text.traffic_fit_text import heading
 from batchsim.workload.traces.arrival_stats import index_of_dispersion
 
+KIND = picture_kind("a fitted trace")
 _TRACE, _FIT = "black", "#0072B2"
 _PARTS = 60  # of the time axis
 _POINTS = 120  # of a curve
@@ -44,7 +45,7 @@ def traffic_fit_picture(
         foot = f"bands: from the lowest to the highest of {len(draws)} draws of the fit"
         foot += f", of {len(checks[0].fit)} for time to first token" if checks else ""
         put_around(fig, Path(fit.rows.source).name, heading(fit).partition(" · ")[2], foot, handles)
-        save(fig, path)
+        save(fig, path, KIND)
 
 
 def _band(ax: Axes, x: np.ndarray, ours: np.ndarray, theirs: np.ndarray) -> None:

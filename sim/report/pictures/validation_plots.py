@@ -19,10 +19,20 @@ from batchsim.kernel.record import FINISHED, Records
 from batchsim.metrics.latencies import LATENCIES, values_ns
 from batchsim.metrics.point_inputs import between
 from batchsim.report.pictures.palette import OKABE_ITO
-from batchsim.report.pictures.style import GREY, figure, house_style, put_around, remark, save, time_axis_log
+from batchsim.report.pictures.style import (
+    GREY,
+    figure,
+    house_style,
+    picture_kind,
+    put_around,
+    remark,
+    save,
+    time_axis_log,
+)
 from batchsim.report.reading import short_load
 from batchsim.report.validation_report import Validation
 
+KIND = picture_kind("a validation")
 _SHOWN = ("ttft", "tpot", "e2e")
 _LOADS = OKABE_ITO[:-1]  # one a load
 _REGIONS = ("#56B4E9", "#0072B2", "#000000", "#D55E00", "#E69F00")  # a colour for each of REGIONS
@@ -67,7 +77,7 @@ def draw_latencies(found: Validation, path: Path) -> None:
             "finished requests sent after the warm-up, from their intended arrival · colours: the loads of each policy",
             handles,
         )
-        save(fig, path)
+        save(fig, path, KIND)
 
 
 def _draw_cdfs(ax: Axes, found: Validation, points: list[PointReport], name: str) -> None:
@@ -135,7 +145,7 @@ def draw_steps(found: Validation, pairs: StepPairs, path: Path) -> None:
             " count",
             handles,
         )
-        save(fig, path)
+        save(fig, path, KIND)
 
 
 def _draw_dots(ax: Axes, pairs: StepPairs) -> None:

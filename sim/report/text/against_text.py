@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from batchsim.base.files import Kind
 from batchsim.check.measured.run import FIGURES
 from batchsim.check.validation.against import PARTED, SHIFTED, Comparison
 from batchsim.check.validation.compare_runs import MetricError
@@ -15,6 +16,8 @@ from batchsim.report.layout import Grid, aligned, fit
 from batchsim.report.markdown import escaped, markdown_table
 from batchsim.results.provenance import as_json
 
+JSON = Kind("comparison", rb'\{\n "name": "against-')
+PAGE = Kind("page of a comparison", b"# Simulated against measured: ")
 DASH = "–"
 IMPOSSIBLE = "cannot be"
 _ROWS = (("TTFT", "ttft"), ("TPOT", "tpot"), ("E2E", "e2e"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from batchsim.base.files import Kind
 from batchsim.check.validation.compare_runs import CALM, SHIFTED, SPREADS, ComparedRun, PointReport
 from batchsim.check.validation.load_shift import REACH
 from batchsim.check.validation.step_error import RegionError
@@ -14,6 +15,8 @@ from batchsim.report.layout import aligned, fit
 from batchsim.report.markdown import escaped, markdown_table
 from batchsim.report.validation_report import Validation
 
+JSON = Kind("validation", rb'\{\n "name": "[^\n]*,\n "scenario": "[^\n]*,\n "heading": "')
+PAGE = Kind("page of a validation", b"# Simulated against live: ")
 DASH = "–"
 _SHOWN = ("ttft_mean_s", "tpot_mean_s", "e2e_mean_s", "e2e_p99_s", "throughput_rps")
 LEGEND = (

@@ -6,6 +6,7 @@ knobs of the engine's own policy.
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +17,8 @@ from batchsim.base.errors import ScenarioError, cut, nearest
 
 Keys = dict[str, Any]
 _INT = re.compile(r"[+-]?\d+\Z", re.ASCII)
-_SUFFIXED = re.compile(r"(\d+(?:\.\d+)?)([A-Za-z]*)\Z", re.ASCII)
+_DIGITS = 20  # of the longest number of 64 bits
+_SUFFIXED = re.compile(rf"(\d{{1,{_DIGITS}}}(?:\.\d{{1,{_DIGITS}}})?)([A-Za-z]*)\Z", re.ASCII)
 _LEVEL = re.compile(r"-O[0-3]\Z")  # its value is within the name
 _FLAG = re.compile(r"--?[A-Za-z]")  # no negative number
 _CAPTURED = ("--cuda-graph-sizes", "--cudagraph-capture-sizes", "--cuda-graph-bs")
@@ -35,6 +37,8 @@ def integer(text: str) -> int:
     """`text` as a whole number; ValueError if it is none."""
     if not _INT.match(text):
         raise ValueError("a whole number")
+    if len(text) > _DIGITS:
+        raise ValueError(f"a whole number of at most {_DIGITS} digits")
     return int(text)
 
 
@@ -69,11 +73,14 @@ def as_share(percent: str) -> str:
 
 
 def number(text: str) -> float:
-    """`text` as a number; ValueError if it is none."""
+    """`text` as a finite number; ValueError if it is none."""
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
-        raise ValueError("a number") from None
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError("a number")
+    return value
 
 
 def one_of(**meanings: Any) -> Callable[[str], Any]:

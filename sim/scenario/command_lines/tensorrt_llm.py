@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from batchsim.base.errors import ScenarioError, cut, nearest
+from batchsim.base.errors import ScenarioError, cut, nearest, shown
 from batchsim.base.files import read_text, reason_text
 from batchsim.scenario.command_lines.flags import (
     SAME,
@@ -113,13 +113,18 @@ def options_of(path: str) -> Keys:
     """The keys that the YAML file at `path` sets. ScenarioError, with file and line, for an option that is unknown."""
     try:
         document = read_document(read_text(Path(path)), path)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise ScenarioError(
             f"{path}: cannot be read: {reason_text(error)}. It is the file of options that the command names."
         ) from None
     found: Keys = {}
-    for name, value in _flat(document.value if isinstance(document.value, dict) else {}, ""):
+    if not isinstance(options := {} if document.value is None else document.value, dict):
+        raise ScenarioError(f"{path}: holds {shown(options)}, no options by name. Write lines like max_batch_size: 64.")
+    flat = list(_flat(options, ""))
+    for name, value in flat:
         where = f"{document.where(tuple(name.split('.')))}: {name}"
+        if sum(name == other for other, _ in flat) > 1:
+            raise ScenarioError(f"{where} is given twice, once with its owner before a dot. Keep one.")
         if name in _OTHER_OPTIONS:
             continue
         if name not in _OPTIONS:

@@ -12,7 +12,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
@@ -56,7 +56,13 @@ def start_early(module: str) -> None:
     """Begins to import what the workers of a later `run_all` need for functions of `module`; returns at once."""
     if sys.platform == "linux":
         multiprocessing.get_context("forkserver").set_forkserver_preload([module])
-        forkserver.ensure_running()
+        # Ctrl-C is for this process, which ends the others; one that is importing would say where it was.
+        resource_tracker.ensure_running()  # by itself, since that ends with signals let through
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _run(function: Callable[[T], R], tasks: dict[int, T], jobs: int) -> Iterator[tuple[int, R | Killed]]:
@@ -88,8 +94,7 @@ class _Worker:
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
-        if sys.platform == "linux":  # what the function needs is then imported once, not by every worker
-            context.set_forkserver_preload([function.__module__])
+        start_early(function.__module__)  # what the function needs is then imported once, not by every worker
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_work, args=(theirs, function), daemon=True)
         self.process.start()
