@@ -77,10 +77,14 @@ def main() -> int:
 
 
 def _points(rows: Sequence[Row], preset: Preset) -> Iterator[Lines]:
+    lacking: set[str] = set()  # deployments without tables
     for number, row in enumerate(rows, 1):
+        if row.deployment in lacking:
+            continue
         try:
             setup = _bare(row)
         except BatchsimError:
+            lacking.add(row.deployment)
             continue
         cost = setup.cost
         assert isinstance(cost, Calibrated) and cost.profile.setup is not None
