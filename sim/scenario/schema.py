@@ -196,7 +196,7 @@ def _as_written(schema: Node, node: Node, value: Any) -> Any:
     """A config's value as a scenario writes it: quantities with their units."""
     for each in _branches(schema, node):
         own = each.get("properties", {})
-        if each.get("type") == "string" and isinstance(value, int | float) and not isinstance(value, bool):
+        if "string" in each.get("type", ()) and isinstance(value, int | float) and not isinstance(value, bool):
             return _WRITERS[each["examples"][0]](value)
         if isinstance(value, dict) and own and set(value) <= set(own):
             return {name: _as_written(schema, own[name], part) for name, part in value.items()}
