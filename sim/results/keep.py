@@ -154,7 +154,7 @@ def check_cohort(run: Run) -> None:
             )
         raise NobodyToMeasure(
             f"{who}: nobody arrives {after} the last arrival at {format_duration(end_ns)}."
-            " Lengthen the workload, or use all_at_once."
+            " Lengthen the workload, or shorten its warm-up."
         )
 
 

@@ -180,6 +180,16 @@ def test_memory_is_stated_once(tmp_path: Path) -> None:
             load_scenario(str(tmp_path / "s.yaml"), overrides=[other])
 
 
+def test_a_share_of_memory_is_a_percentage_or_a_fraction() -> None:
+    """0.85 is 85 %; 85 and 1 could be either, and are one line with both readings."""
+    for text in ("85%", "0.85"):
+        kv = load_scenario("bursty", overrides=[f"kv={{utilisation: {text}}}"]).file.kv
+        assert kv is not None and kv.utilisation == 0.85
+    for text, advice in (("85", "Write 85%, or 0.85."), ("1", "Write 1%, or 100%, whichever is meant.")):
+        with pytest.raises(ScenarioError, match=rf"kv\.utilisation: {text} is not a share\. .*{advice}"):
+            load_scenario("bursty", overrides=[f"kv={{utilisation: {text}}}"])
+
+
 def test_derived_memory_is_near_what_engines_said_at_their_start() -> None:
     """Of nine start-ups KV memory is within 8 % or 0.1 GiB, weights of seven within 3 %; most constants are fitted to
     them, so that this tells a change and is no proof."""

@@ -291,4 +291,4 @@ def test_what_reading_left_out_is_said() -> None:
     path = Path(__file__).parents[2] / "results/reference/traffic/BurstGPT_1-head400.csv"
     fit = fit_traffic(read_trace(TraceConfig(str(path)), Path()))
     assert len(fit.rows) == 383
-    assert "17 of 400 rows dropped: 0 prompt or output tokens" in fit.notes
+    assert "17 of 400 rows dropped: 17 with 0 output tokens (failed)" in fit.notes

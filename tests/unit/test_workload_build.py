@@ -1,5 +1,7 @@
 """Workloads as built: common random numbers, caps, classes, front end, traces, loads, predictors."""
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from types import GeneratorType
 
@@ -192,6 +194,28 @@ def test_all_at_once_is_offline_work():
     assert (workload.all_at_once, workload.num_offered, workload.window_ns) == (True, 50, (0, 0))
     assert {a.request.arrival_ns for a in workload.arrivals()} == {0}
     assert workload.describe["text"] == "50 requests at once"
+
+
+def test_a_trace_whose_rows_are_of_one_time_is_sent_all_at_once() -> None:
+    """Like offline work, and said; rows that wait for the answers of others are not all sent then."""
+    rows = replace(ROWS, arrival_ns=np.zeros(len(ROWS), np.int64))
+    workload = build(TraceArrivals(), trace=TraceConfig("t.csv"), rows=rows, output_cap=1024)
+    assert workload.all_at_once and workload.window_ns == (0, 0)
+    assert workload.describe["text"] == f"{len(ROWS)} requests at once"
+    assert f"all {len(ROWS)} rows are of one time: sent all at once" in workload.notes
+
+
+def test_a_replay_says_how_its_rate_changes() -> None:
+    """In the heading, by the first and the last of its parts; a steady one says nothing."""
+    ends = []
+    for fold in (92, 1.001):
+        times = (3600e9 * np.log1p((np.arange(1100) + 0.5) / 1100 * (fold - 1)) / np.log(fold)).astype(np.int64)
+        tokens = np.full(1100, 100)
+        rows = TraceRows(times - times[0], tokens, tokens, "t.csv", "vidur")
+        workload = build(TraceArrivals(), trace=TraceConfig("t.csv"), rows=rows, output_cap=1024)
+        ends.append(str(workload.describe["text"]))
+    assert re.match(r"trace arrivals, rate from 0\.0\d+/s to 1\.\d+/s, CV ", ends[0]), ends
+    assert ends[1].startswith("trace arrivals, CV ")
 
 
 def test_a_trace_is_replayed_with_its_own_times_and_lengths():
