@@ -47,8 +47,14 @@ def fit(
         typer.Option(metavar="SCENARIO", help="The engine: its model, cost and first policy.", show_default="h200"),
     ] = None,
     draws: Annotated[
-        int, typer.Option(min=0, max=1000, help="Draws of the fit that the engine is given at each load; 0: none.")
-    ] = 19,
+        int | None,
+        typer.Option(
+            min=0,
+            max=1000,
+            help="Draws of the fit that the engine is given at each load; 0: none.",
+            show_default="up to 19, until the trace lies among them",
+        ),
+    ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The scenario to write.")] = Path("load.yaml"),
     picture: Annotated[Path | None, typer.Option(help="The picture.", show_default="beside the scenario")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the scenario if it is there.")] = False,
@@ -58,7 +64,7 @@ def fit(
 
     Example: batchsim trace fit my.csv -o load.yaml --engine my.yaml
     """
-    from batchsim.fit.traffic.engine_check import LOADS, EngineCheck
+    from batchsim.fit.traffic.engine_check import EngineCheck
     from batchsim.fit.traffic.goodness import DRAWS, compare, drawn, recorded
     from batchsim.fit.traffic.load_file import scenario_text
     from batchsim.fit.traffic.traffic_fit import fit_traffic
@@ -79,11 +85,12 @@ def fit(
     if scenario.file.replicas is not None:
         raise ScenarioError(f"{scenario.source}: has replicas, and the fit is tried on one engine. Drop replicas.")
     found = fit_traffic(rows, lambda what: typer.echo(f"fitting {what} …", err=True))
+    typer.echo(f"drawing the fit {DRAWS} times …", err=True)
     trace, samples = recorded(found), [drawn(found.workload, seed) for seed in range(DRAWS)]
     figures = compare(trace, samples)
     setup = Setup.of(parse_scenario(scenario_text(scenario.plain, found.workload, ()), str(output), output.parent))
     check = EngineCheck(setup, found, config)
-    told = [check.at(share, draws, partial(typer.echo, err=True)) for share in LOADS if draws]
+    told = check.all_loads(draws, partial(typer.echo, err=True))
     comments = (heading(found), *(line.strip() for line in (engine_lines(told) if told else ())))
     with writing(output, "Give another path with -o."):
         write_text(output, scenario_text(scenario.plain, found.workload, comments))

@@ -12,6 +12,7 @@ from batchsim.base.units import NS_PER_S, format_duration
 from batchsim.kernel.tokens import TokenIds
 from batchsim.kernel.types import Arrival, Request
 from batchsim.workload.arrivals import arrival_times_ns, check_count
+from batchsim.workload.clocks import ends_rps
 from batchsim.workload.processes import process_name
 from batchsim.workload.request_columns import Describe, RequestColumns, RequestSampler, mean_lengths
 from batchsim.workload.texts import grouped, hashed
@@ -218,10 +219,11 @@ def _describe_open(
         text = f"{len(sent_ns):,} request{'s' if len(sent_ns) > 1 else ''} at once"
     else:
         figures = (("CV", stats.cv), ("IDC(1 s)", stats.idc_1s), ("IDC(60 s)", stats.idc_60s))
-        rates = ()
-        if kind == "trace" and stats.change is not None:
-            first, last = stats.change.ends_rps
-            rates = (f"rate from {first:.3g}/s to {last:.3g}/s",)
+        if isinstance(config.arrivals, TraceArrivals):
+            ends = None if stats.change is None else stats.change.ends_rps
+        else:
+            ends = None if isinstance(config.arrivals, AllAtOnce | ClosedLoop) else ends_rps(config.arrivals)
+        rates = () if ends is None else (f"rate from {ends[0]:.3g}/s to {ends[1]:.3g}/s",)
         text = ", ".join([f"{name} arrivals", *rates, *(f"{label} {x:.1f}" for label, x in figures if x is not None)])
     if rows is not None and "task" in rows.labels:
         task = rows.labels["task"][: len(sent_ns)]
