@@ -13,7 +13,7 @@ from batchsim.base.errors import ScenarioError
 from batchsim.base.files import write_text, writing
 from batchsim.cli import option
 from batchsim.cli.common import check_output, one_line_errors, print_json, read_scenario
-from batchsim.cli.traces import trace_config
+from batchsim.cli.traces import rows_of, trace_config
 
 if TYPE_CHECKING:
     from batchsim.scenario import Scenario
@@ -39,6 +39,7 @@ def fit(
     format_: option.Format = "auto",
     columns: option.Columns = None,
     time_unit: option.TimeUnit = None,
+    set_: option.TraceSet = None,
     jitter: Annotated[
         str | None, typer.Option(metavar="TIME", help="Spread arrivals over a tick of the trace's clock, like 1s.")
     ] = None,
@@ -72,15 +73,14 @@ def fit(
     from batchsim.report.text.traffic_fit_text import engine_lines, heading, traffic_plain, traffic_text
     from batchsim.scenario.load import parse_scenario
     from batchsim.scenario.point import Setup
-    from batchsim.workload.traces import read_trace
 
     if output.exists() and not force:
         raise ScenarioError(f"{output}: is there already. Write another with -o, or replace it with --force.")
     picture = output.with_suffix(".png") if picture is None else picture
     check_output(output, "Give another path with -o.")
     check_output(picture, "Give another path with --picture.")
-    config = _jittered(trace_config(file, format_, columns, time_unit), jitter)
-    rows = read_trace(config, Path())
+    config = _jittered(trace_config(file, format_, columns, time_unit, set_), jitter)
+    rows = rows_of(config)
     scenario = _engine(engine)
     if scenario.file.replicas is not None:
         raise ScenarioError(f"{scenario.source}: has replicas, and the fit is tried on one engine. Drop replicas.")
@@ -89,7 +89,7 @@ def fit(
     trace, samples = recorded(found), [drawn(found.workload, seed) for seed in range(DRAWS)]
     figures = compare(trace, samples)
     setup = Setup.of(parse_scenario(scenario_text(scenario.plain, found.workload, ()), str(output), output.parent))
-    check = EngineCheck(setup, found, config)
+    check = EngineCheck(setup, found, replace(config, rate_scale=None))  # which `rows` have
     told = check.all_loads(draws, partial(typer.echo, err=True))
     comments = (heading(found), *(line.strip() for line in (engine_lines(told) if told else ())))
     with writing(output, "Give another path with -o."):
@@ -116,6 +116,6 @@ def _jittered(config: TraceConfig, jitter: str | None) -> TraceConfig:
     from batchsim.base.units import parse_duration_ns
 
     try:
-        return replace(config, jitter=0 if jitter is None else parse_duration_ns(jitter))
+        return config if jitter is None else replace(config, jitter=parse_duration_ns(jitter))
     except ValueError as error:
         raise ScenarioError(f"--jitter: {error}") from None
