@@ -29,7 +29,7 @@ model: {model}  # catalog name (batchsim catalog), or the path of a config.json
 {cost}
 workload:
   arrivals: {{kind: poisson, mean_rate: {middle:g}/s}}  # or gamma, on_off, constant, closed_loop, all_at_once, trace
-  lengths:
+  lengths:  # or the very requests in order: {{kind: list, prompt: [1000, 200], output: [100, 50]}}
     prompt: {{kind: lognormal, mean: 1000, cv: 1, max: {prompt}}}  # tokens
     output: {{kind: lognormal, mean: 200, cv: 1, max: 1000}}
   output_cap: 1024  # what clients ask for at most
