@@ -75,6 +75,7 @@ def engine_kpis(
         "kv_utilisation_p99": _quantile(*steps.utilisation, 0.99),
         "kv_utilisation_peak": steps.utilisation_peak,
         "kv_fragmentation": None if steps.is_cached else _ratio(steps.fragmentation_ns, steps.known_ns),
+        "preemptions": float(requests["num_preemptions"].sum()),
         "preemption_rate": _ratio(int(requests["num_preemptions"].sum()), len(requests)),
         "recomputed_tokens": float(requests["recomputed_tokens"].sum()),
         "prefix_hit_rate": _hit_rate(requests) if inputs.has_prefix_cache else None,

@@ -42,6 +42,7 @@ Unit = Literal[
     "steps",
     "replicas",
     "tasks",
+    "preemptions",
     "W",
     "J",
     "yes or no",
@@ -119,6 +120,7 @@ _RATES = (
         "higher",
         "completed requests of the cohort / time from the first of them sent to the last delivered",
     ),
+    Metric("makespan_s", "s", "lower", "from the first of the cohort's requests sent to the last delivered"),
     Metric(
         "user_tokens_per_s_p50",
         "tokens/s",
@@ -168,6 +170,7 @@ _ENGINE = (
         " there do the records hold all tokens. It includes what is reserved ahead. None where a prefix cache was hit:"
         " shared blocks hold the tokens of several",
     ),
+    Metric("preemptions", "preemptions", "lower", "preemptions of the cohort's requests"),
     Metric("preemption_rate", "share", "lower", "preemptions of the cohort's requests / requests of the cohort"),
     Metric("recomputed_tokens", "tokens", "lower", "tokens the cohort's requests computed again after preemptions"),
     Metric(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,6 +16,8 @@ from batchsim.metrics.latencies import values_ns
 from batchsim.metrics.measure import LATENCIES, PERCENTILES, Measured, combine, measure, percentile
 from batchsim.metrics.slo import parse_slo
 from batchsim.metrics.stability import _time_in_system, is_too_short, is_unstable
+from batchsim.scenario.load import parse_scenario
+from batchsim.scenario.point import Setup, simulate_point
 from tests.unit.metrics_helpers import MS, POLICIES, arrival, inputs_of, records_of, run, static, traffic, vllm
 
 S = 1_000_000_000
@@ -61,6 +65,35 @@ def test_the_last_token_may_come_of_a_recompute():
     gaps, counts = token_gaps(made.records, np.array([False, True]))
     assert sorted(np.repeat(gaps, counts).tolist()) == sorted(np.diff(times[1]).tolist())
     assert max(gaps) == times[1][-1] - times[1][-2] > 2 * sorted(gaps)[-2]
+
+
+_TIGHT = """\
+model: llama-3.1-8b
+cost: {kind: linear, base: 10ms, per_token: 50us}
+kv: {tokens: 20000}
+max_model_len: 8192
+workload:
+  arrivals: {kind: closed_loop, users: 32, think_time: 0s, ramp: 0s, shared_list: true}
+  requests: 100
+  lengths: {prompt: {kind: uniform, min: 100, max: 300}, output: {kind: uniform, min: 800, max: 1200}}
+  output_cap: 1200
+policies: {vllm: {}}
+load: {users: [32]}
+slo: p99(itl)<1s
+seeds: 1
+"""
+
+
+def test_gaps_are_known_where_a_recompute_ends_in_flight_as_it_is_preempted() -> None:
+    """An engine ahead delivers that token while its request waits: every gap is there, and adds up to the decodes."""
+    scenario = parse_scenario(_TIGHT, "tight.yaml", Path())
+    (point,) = scenario.points()
+    records = simulate_point(Setup.of(scenario), point).records
+    requests = records.requests
+    gaps, counts = token_gaps(records, np.ones(len(requests), bool))
+    assert requests["num_preemptions"].sum() > 50
+    assert counts.sum() == (requests["output_tokens"] - 1).sum()
+    assert (gaps * counts).sum() == (requests["delivered_ns"] - requests["first_delivery_ns"]).sum()
 
 
 def test_one_token_or_nobody_has_no_gaps():
