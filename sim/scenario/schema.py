@@ -31,6 +31,7 @@ from batchsim.policies.registry import POLICIES
 from batchsim.scenario.config import ScenarioFile
 from batchsim.scenario.described import classes_in, describe, mappings
 from batchsim.scenario.document import TEXTS, read_document
+from batchsim.workload.predictors import PredictorConfig
 
 Node = dict[str, Any]
 SHIPPED = "batchsim.scenarios"
@@ -44,7 +45,7 @@ _SHORT = {
 }
 """Keys that may be one word in the place of a mapping."""
 _OWN = {("ReplicasConfig", "router"), ("ReplicasConfig", "autoscaler"), ("PlanConfig", "router")}
-_OWN |= {("WorkloadConfig", "arrivals"), ("ScenarioFile", "cost"), ("ReplicaGroup", "cost"), ("GpuOffer", "cost")}
+_OWN |= {("PreemptiveConfig", "predictor"), ("WorkloadConfig", "arrivals"), ("ScenarioFile", "cost"), ("ReplicaGroup", "cost"), ("GpuOffer", "cost")}
 """Keys, with their owner, whose kind may be a class of the user's own, with knobs of its own."""
 EXAMPLES: dict[str, list[Any]] = {
     "Columns.prompt": ["prompt_tokens"],
@@ -85,7 +86,12 @@ def scenario_schema() -> Node:
         policy = TypeAdapter(config).json_schema()
         schema["$defs"] |= policy.pop("$defs", {})  # where "#/$defs/..." looks for them
         schema["$defs"][f"policy_{kind}"] = policy
-    roots = [ScenarioFile, *configs.values()]
+    predictor = TypeAdapter(PredictorConfig).json_schema()
+    schema["$defs"] |= predictor.pop("$defs")
+    words = "Who guesses how long answers get, where an order or a victim is chosen by that"
+    predictor |= {"description": words, "default": None}
+    schema["$defs"]["policy_preemptive"]["properties"]["predictor"] = predictor
+    roots = [ScenarioFile, *configs.values(), *get_args(get_args(PredictorConfig)[0])]
     describe(schema, roots)
     _add_defaults(schema, roots)
     for owner in (schema, *schema["$defs"].values()):
