@@ -1,5 +1,5 @@
-"""Quantities with units, as scenarios write them: `50ms`, `8/s`, `55GB/s`, `5%`. A bare number is refused, but as a share
-a fraction.
+"""Quantities with units, as scenarios write them: `50ms`, `8/s`, `55GB/s`, `5%`. A bare number is refused, unless it
+is a fraction where a share is asked.
 
 Inside, time is an integer of nanoseconds, a rate is requests per second, a size is bytes. Each quantity states its
 range, as every number of a config does (`batchsim.base.ranges`).

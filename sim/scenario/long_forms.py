@@ -102,7 +102,9 @@ def read_logs(document: Document, folder: Path) -> None:
             cost = next((its for key in ("deployment", "cost") if isinstance(its := owner.get(key), dict)), {})
             engine = cost.get("engine")
             of = (str(engine), cost.get("tp", 1)) if engine else ()
-            kv["tokens"] = read_kv_tokens(found, *of, model=_model_of(document, folder), kv=_kv_of(cost) if engine else "")
+            kv["tokens"] = read_kv_tokens(
+                found, *of, model=_model_of(document, folder), kv=_kv_of(cost) if engine else ""
+            )
             del kv["log"]
         except ScenarioError as error:
             raise ScenarioError(f"{document.where((*path, 'kv'))}: {error}") from None

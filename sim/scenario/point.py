@@ -403,9 +403,14 @@ def _kv_budget(scenario: Scenario, model: ModelSpec, cost: Cost) -> KvBudget:
         step_requests=max((its.max_num_seqs or 0 for its in traits), default=0) or STEP_REQUESTS,
     )
     most = scenario.file.max_model_len
-    if own.engine == "vllm" and isinstance(scenario.cost, DeploymentConfig) and most is not None and found.tokens < most:
+    if (
+        own.engine == "vllm"
+        and isinstance(scenario.cost, DeploymentConfig)
+        and most is not None
+        and found.tokens < most
+    ):
         raise ScenarioError(
-            f"{scenario.source}: vLLM does not start with KV memory of {found.tokens:,} tokens ({found.terms}), fewer than"
-            f" max_model_len {most:,}. Lower max_model_len, raise kv.utilisation, or use more GPUs."
+            f"{scenario.source}: vLLM does not start with KV memory of {found.tokens:,} tokens ({found.terms}), fewer"
+            f" than max_model_len {most:,}. Lower max_model_len, raise kv.utilisation, or use more GPUs."
         )
     return found

@@ -45,7 +45,13 @@ _SHORT = {
 }
 """Keys that may be one word in the place of a mapping."""
 _OWN = {("ReplicasConfig", "router"), ("ReplicasConfig", "autoscaler"), ("PlanConfig", "router")}
-_OWN |= {("PreemptiveConfig", "predictor"), ("WorkloadConfig", "arrivals"), ("ScenarioFile", "cost"), ("ReplicaGroup", "cost"), ("GpuOffer", "cost")}
+_OWN |= {
+    ("PreemptiveConfig", "predictor"),
+    ("WorkloadConfig", "arrivals"),
+    ("ScenarioFile", "cost"),
+    ("ReplicaGroup", "cost"),
+    ("GpuOffer", "cost"),
+}
 """Keys, with their owner, whose kind may be a class of the user's own, with knobs of its own."""
 EXAMPLES: dict[str, list[Any]] = {
     "Columns.prompt": ["prompt_tokens"],

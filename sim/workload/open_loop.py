@@ -131,8 +131,8 @@ def build_open(config: WorkloadConfig, source: RequestSampler, rows: TraceRows |
         len(sent_ns), rows=replayed, sent_ns=None if isinstance(config.arrivals, AllAtOnce) else sent_ns
     )
     hash_ids, hash_notes = _hash_ids(rows, replayed, source)
-    waits = replayed is not None and replayed.linked and config.trace is not None
-    waits = waits and config.trace.replay != "as_recorded"
+    trace = config.trace
+    waits = replayed is not None and replayed.linked and trace is not None and trace.replay != "as_recorded"
     at_once = isinstance(config.arrivals, AllAtOnce) or not (waits or sent_ns.any())
     if at_once and replayed is not None:
         notes.append(f"all {len(sent_ns):,} rows are of one time: sent all at once")

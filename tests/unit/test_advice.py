@@ -7,6 +7,7 @@ import importlib
 import re
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def _text(node: ast.AST) -> str:
 
 @cache
 def messages() -> tuple[tuple[str, str], ...]:
-    """(file:line, text) of every text in words of ours that is no docstring: what errors, notes and helps are made of."""
+    """(file:line, text) of every text in words of ours that is no docstring: of errors, notes and helps."""
     found: list[tuple[str, str]] = []
     for path in sorted(SIM.rglob("*.py")):
         name = path.relative_to(SIM).as_posix()
@@ -130,7 +131,7 @@ def test_keys_that_messages_name_exist() -> None:
             parts = dotted.split(".")
             if parts[-1] in _FILES or not keys.get(parts[0]) or dotted in _OTHERS:
                 continue
-            for owner, part in zip(parts, parts[1:], strict=False):
+            for owner, part in pairwise(parts):
                 if keys.get(owner) and part not in keys[owner]:
                     wrong.append((place, dotted))
         wrong += [(place, f"{key}:") for key in _WRITTEN.findall(text) if key not in keys[""] | _PATTERNS]

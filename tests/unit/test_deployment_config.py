@@ -119,7 +119,9 @@ def test_vllm_does_not_start_with_less_memory_than_a_context() -> None:
     """One line with both numbers, as the engine says it; stated pools may be as small as one likes."""
     tables = ("model=llama-3.1-70b", "deployment={engine: vllm, gpu: h100_sxm, tp: 4, weights: fp8}")
     small = "kv={utilisation: 30%}"
-    with pytest.raises(ScenarioError, match=r"vLLM does not start with KV memory of [\d,]+ tokens .* max_model_len 131,072"):
+    with pytest.raises(
+        ScenarioError, match=r"vLLM does not start with KV memory of [\d,]+ tokens .* max_model_len 131,072"
+    ):
         Setup.of(scenario(*tables, small, "max_model_len=131072"))
     assert Setup.of(scenario(*tables, small, "max_model_len=4096")).kv.tokens > 4096
     Setup.of(scenario(*tables, "kv={tokens: 1600}", "max_model_len=131072"))

@@ -232,9 +232,9 @@ def test_a_log_of_another_deployment_is_refused(tmp_path: Path) -> None:
         read_kv_tokens(log, "vllm", 4)
     with pytest.raises(ScenarioError, match="is of vllm, and the deployment is of sglang"):
         read_kv_tokens(log, "sglang", 8)
-    with pytest.raises(ScenarioError, match="is of KV in another type, and the deployment's is fp8. Correct"):
+    with pytest.raises(ScenarioError, match=r"is of KV in another type, and the deployment's is fp8\. Correct"):
         read_kv_tokens(log, "vllm", 8, kv="fp8")
     log.write_text("config: kv_cache_dtype=fp8_e4m3, x\nGPU KV cache size: 1,600 tokens\n")
     assert read_kv_tokens(log, "vllm", 8, kv="fp8") == 1600
-    with pytest.raises(ScenarioError, match="is of KV in fp8, and the deployment's is auto. Correct"):
+    with pytest.raises(ScenarioError, match=r"is of KV in fp8, and the deployment's is auto\. Correct"):
         read_kv_tokens(log, "vllm", 8, kv="auto")

@@ -181,12 +181,14 @@ def test_zero_lengths() -> None:
 
 
 def test_zero_lengths_are_told_by_kind(tmp_path: Path) -> None:
-    """Without a prompt, an output or both, and of requests that failed where the log says so; also where none is left."""
+    """Without a prompt, an output or both, and of failed requests where the log says so; also where none is left."""
     columns = Columns("in", "out", "t", status="end")
     config = TraceConfig("t.csv", columns=columns, time_unit="s", failed="keep")
     lines = ["t,in,out,end", "0,0,5,ok", "1,5,0,ok", "2,5,0,cancelled", "3,0,0,ok", "4,0,0,ok", "5,5,5,error"]
     (tmp_path / "t.csv").write_text("\n".join(lines))
-    kinds = "1 with 0 output tokens, 1 with 0 output tokens ('cancelled'), 2 with 0 prompt and 0 output tokens, 1 with 0"
+    kinds = (
+        "1 with 0 output tokens, 1 with 0 output tokens ('cancelled'), 2 with 0 prompt and 0 output tokens, 1 with 0"
+    )
     assert f"5 of 6 rows dropped: {kinds} prompt tokens" in read_trace(config, tmp_path).notes
     (tmp_path / "t.csv").write_text("\n".join(lines[:-1]))
     with pytest.raises(TraceError, match=rf"no usable row of 5: {re.escape(kinds)} prompt tokens, 0 broken"):

@@ -256,7 +256,10 @@ def test_draws_end_where_they_have_told_and_long_traces_have_fewer(monkeypatch: 
     every = check.all_loads(19, told.append)
     assert [each.holds for each in found] == [each.holds for each in every] == [True, True]
     for one, all_ in zip(found, every, strict=True):
-        assert len(one.fit) < 19 == len(all_.fit) and [each.p99_s for each in one.fit] == [each.p99_s for each in all_.fit][: len(one.fit)]
+        assert (
+            len(one.fit) < 19 == len(all_.fit)
+            and [each.p99_s for each in one.fit] == [each.p99_s for each in all_.fit][: len(one.fit)]
+        )
     monkeypatch.setattr(engine_check, "MOST_REQUESTS", 8 * len(fit.rows))
     late = replace(check, fit=replace(fit, workload=replace(fit.workload, lengths=PairLengths((1,), (1,)))))
     short = late.all_loads(None, told.append)

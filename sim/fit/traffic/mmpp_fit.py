@@ -115,7 +115,7 @@ def log_likelihoods(values: Floats, states: int, gaps: Floats) -> Floats:
 
     Rates are scaled to a mean of 1: the simulator is told the mean rate, and the likeliest law may have another.
     """
-    rates, stays, weights = (np.exp(np.array(part)) for part in zip(*(_parts(each, states) for each in values)))
+    rates, stays, weights = (np.exp(np.array(part)) for part in zip(*(_parts(v, states) for v in values), strict=True))
     left = weights.sum(axis=1, keepdims=True) - weights
     shares = weights * left * stays
     shares /= shares.sum(axis=1, keepdims=True)

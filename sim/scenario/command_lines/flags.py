@@ -28,13 +28,13 @@ OPTIONS_FILE = "options.yaml"
 SAME = "without effect on timing"
 UNTOLD = "chooses among kernels that the tables do not tell apart"
 EAGER = (
-    "the kernel tables time decodes with CUDA graphs, and without them steps are slower, by what launches take the host."
-    " Leave it out here, and state that in the scenario: deployment.host: {base: 20ms}, say"
+    "the kernel tables time decodes with CUDA graphs, and without them steps are slower, by what launches take the"
+    " host. Leave it out here, and state that in the scenario: deployment.host: {base: 20ms}, say"
 )
 """Why an engine without CUDA graphs is not read off its flags, and what to do."""
 FLOAT32 = (
-    "tables and rooflines are of 16 bits and fewer; in 32 weights and KV take twice the bytes, and products another time."
-    " Leave it out for 16 bits, or state what steps take: cost: {kind: linear, ...}, with kv: {tokens: ...}"
+    "tables and rooflines are of 16 bits and fewer; in 32 weights and KV take twice the bytes, and products another"
+    " time. Leave it out for 16 bits, or state what steps take: cost: {kind: linear, ...}, with kv: {tokens: ...}"
 )
 """The same of numbers of 32 bits."""
 CHECKPOINTS = "as the checkpoint is quantised"

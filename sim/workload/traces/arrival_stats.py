@@ -10,7 +10,6 @@ import numpy as np
 from batchsim.base.units import NS_PER_S
 from batchsim.workload.traces.trace_rows import Ints
 
-
 _FEWEST, _PARTS = 4, 16  # equal parts of the time in which rates are compared
 _ARRIVALS_A_PART, _FINER = 10, 4
 _SURE = 3.5  # standard errors by which they must differ: of 4,000 steady series one does by chance

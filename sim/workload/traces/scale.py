@@ -117,7 +117,9 @@ def _period_ns(rows: TraceRows, arrival_ns: Ints, done: str) -> int:
     """The period in ns of a repeated trace: its span and a mean gap, so that rounds join at the mean rate."""
     span_ns = int(arrival_ns[-1] - arrival_ns[0])
     if span_ns == 0:
-        raise TraceError(f"{rows.source}: all {len(rows):,} rows arrive at once; they cannot be {done}. Drop rate_scale.")
+        raise TraceError(
+            f"{rows.source}: all {len(rows):,} rows arrive at once; they cannot be {done}. Drop rate_scale."
+        )
     return span_ns + max(1, round(span_ns / (len(rows) - 1)))
 
 
