@@ -203,6 +203,17 @@ def test_inspect_draws_the_smallest_traces(here: Path, rows: str) -> None:
     assert Path("my.trace.png").stat().st_size > 10_000
 
 
+def test_metrics_are_asked_onto_the_screen_before_anything_runs(here: Path) -> None:
+    """In the place of the table's own; a name that there is not is refused before the first simulation."""
+    Path("s.yaml").write_text(TINY)
+    out = done("run", "s.yaml", "--no-pictures", "--columns", "makespan,preemptions,num_steps")
+    head = next(line for line in out.splitlines() if "makespan" in line)
+    assert head.split() == ["makespan", "preemptions", "num", "steps"] and "ttft p50" not in out
+    before = listing(here)
+    refused = batchsim("run", "s.yaml", "--columns", "makespn", "--out", "other")
+    assert refused.exit_code == 2 and "Write one of makespan_s" in refused.stderr and listing(here) == before
+
+
 def test_what_a_scenario_says_of_a_trace_can_be_set(here: Path) -> None:
     """Rows kept that have no output, a slice of them, another rate; in what init writes too."""
     Path("my.csv").write_text(MY_CSV)
