@@ -20,7 +20,7 @@ from batchsim.scenario.load import shipped_scenarios
 from batchsim.scenario.schema import scenario_schema
 
 SIM = Path(__file__).parents[2] / "sim"
-_OF_ENGINES = ("scenario/command_lines", "scenario/key_words.py", "check/measured")
+_OF_ENGINES = ("scenario/command_lines", "scenario/key_words.py", "check/measured", "check/steps")
 """Where flags of engines and benchmark tools are named, which are no options of ours."""
 _THEIRS = {"--max-concurrency", "--save-detailed", "--cuda-graph-max-bs", "--burstiness", "--head"}
 _OPTION = re.compile(r"(?<![\w`-])--[a-z][a-z0-9-]+")
