@@ -268,12 +268,9 @@ class RequestSampler:
         at = np.cumsum(np.array(whose)[request_class]) - 1
         if (sent := int(at.max(initial=-1)) + 1) > len(lengths.prompt):
             of = f" of class {name}" if name else ""
-            raise ScenarioError(
-                f"workload: lengths list {len(lengths.prompt):,} requests{of}, and {sent:,} are sent. List more, or ask"
-                " for fewer."
-            )
-        at = np.maximum(at, 0)
-        return np.array(lengths.prompt)[at], np.array(lengths.output)[at]
+            said = f"workload: lengths list {len(lengths.prompt):,} requests{of}, and {sent:,} are sent."
+            raise ScenarioError(f"{said} List more, or ask for fewer.")
+        return np.array(lengths.prompt)[np.maximum(at, 0)], np.array(lengths.output)[np.maximum(at, 0)]
 
     def _told(self, rows: TraceRows, otherwise: dict[str, Any]) -> dict[str, Any]:
         """Priority, tenant and deadline of `rows` as far as these tell them, else as in `otherwise`."""
