@@ -1,4 +1,5 @@
-"""Quantities with units, as scenarios write them: `50ms`, `8/s`, `55GB/s`, `5%`. A bare number is refused.
+"""Quantities with units, as scenarios write them: `50ms`, `8/s`, `55GB/s`, `5%`. A bare number is refused, unless it
+is a fraction where a share is asked.
 
 Inside, time is an integer of nanoseconds, a rate is requests per second, a size is bytes. Each quantity states its
 range, as every number of a config does (`batchsim.base.ranges`).
@@ -101,11 +102,19 @@ def parse_flops(text: object) -> float:
 
 
 def parse_share(text: object) -> float:
-    """`"99%"` as 0.99. ValueError unless it is a percentage between 0 and 100."""
-    value, unit = _split(text, "share", "99%")
-    if unit != "%" or not 0 <= value <= 100:
-        raise ValueError(f"{text!r} is not a share. Write a percentage from 0% to 100%, like 99%.")
-    return value / 100
+    """`"99%"` as 0.99, and a fraction below 1, number or text, as it is. ValueError on anything else: without % a 1 may
+    be all or a hundredth, and more is no fraction."""
+    bare = type(text) in (int, float)
+    value, unit = _split(str(text) if bare else text, "share", "99%")
+    if unit == "%" and 0 <= value <= 100:
+        return value / 100
+    if not unit and 0 <= value < 1:
+        return value
+    advice = "Write a percentage from 0% to 100%, like 99%, or a fraction, like 0.99."
+    if not unit and 1 <= value <= 100:
+        also = "or 100%, whichever is meant" if value == 1 else f"or {value / 100:g}"
+        advice = f"Without a unit it is a fraction, below 1. Write {value:g}%, {also}."
+    raise ValueError(f"{number_text(value) if bare else repr(text)} is not a share. {advice}")
 
 
 def parse_price_per_h(text: object) -> float:
@@ -157,6 +166,8 @@ class Quantity:
     example: str
     write: Callable[[float], str] = str
     """The text of a number that `parse` reads as that very number."""
+    bare: bool = False
+    """Whether `parse` reads numbers without a unit too."""
 
     def __get_pydantic_core_schema__(self, source: object, handler: Callable[[object], Any]) -> dict[str, Any]:
         return {
@@ -166,7 +177,7 @@ class Quantity:
         }
 
     def __get_pydantic_json_schema__(self, schema: object, handler: object) -> dict[str, Any]:
-        return {"type": "string", "examples": [self.example]}
+        return {"type": ["string", "number"] if self.bare else "string", "examples": [self.example]}
 
 
 def _with_unit(unit: str) -> Callable[[float], str]:
@@ -240,8 +251,10 @@ PricePerKwh = Annotated[
 ]
 """Money a kWh, written `0.10/kWh`; which money is said elsewhere."""
 Share = Annotated[
-    float, Quantity(parse_share, "99%", _exactly("%", lambda number: number / 100)), Range(0, 1, show=percent)
+    float,
+    Quantity(parse_share, "99%", _exactly("%", lambda number: number / 100), bare=True),
+    Range(0, 1, show=percent),
 ]
-"""A fraction from 0 to 1, written `99%`."""
+"""A fraction from 0 to 1, written `99%` or `0.99`."""
 PartialShare = Annotated[Share, Range(0, 1, below=True, show=percent)]
 """A share that cannot be all."""

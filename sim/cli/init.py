@@ -11,7 +11,7 @@ from batchsim.base.errors import CalibrationError, ScenarioError
 from batchsim.base.files import ANY, Kind, write_text, writing
 from batchsim.cli import complete, option
 from batchsim.cli.common import check_output, one_line_errors, read_scenario
-from batchsim.cli.traces import trace_config
+from batchsim.cli.traces import options_advised, trace_config
 
 if TYPE_CHECKING:
     from batchsim.scenario.command_lines.flags import Read
@@ -32,6 +32,7 @@ def init(
     format_: option.Format = "auto",
     columns: option.Columns = None,
     time_unit: option.TimeUnit = None,
+    set_: option.TraceSet = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -77,13 +78,14 @@ def init(
         raise ScenarioError(f"{output}: is the name of the schema beside a scenario. Write another with -o.")
     if schema:
         check_output(beside, _SCHEMA, "Leave it out with --no-schema.")
-    config = None if trace is None else trace_config(trace, format_, columns, time_unit)
-    if config is None and (columns or time_unit or format_ != "auto"):
-        raise ScenarioError("init: --columns, --time-unit and --format describe a trace. Name it with --trace.")
+    config = None if trace is None else trace_config(trace, format_, columns, time_unit, set_)
+    if config is None and (columns or time_unit or set_ or format_ != "auto"):
+        raise ScenarioError("init: --columns, --time-unit, --format and --set describe a trace. Name it with --trace.")
     lines = {"vllm": from_vllm, "sglang": from_sglang, "tensorrt_llm": from_trtllm}
     read = _read_line({name: line for name, line in lines.items() if line is not None}, engine, tp)
     deployed = read or (None if engine is tp is None else _of_options(engine or "vllm", model or _MODEL, tp))
-    figures = None if config is None else inspect_trace(config, Path())
+    with options_advised():
+        figures = None if config is None else inspect_trace(config, Path())
     if deployed is None:
         text = starter_text(model or _MODEL, gpu or _GPU, output.parent, config, figures)
     else:

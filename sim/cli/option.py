@@ -29,6 +29,14 @@ Columns = Annotated[
     typer.Option(metavar="arrival=A,prompt=P,output=O", help="The columns of a format batchsim does not know."),
 ]
 TimeUnit = Annotated[str | None, typer.Option(help="Unit of the arrival times: ns, us, ms, s or iso.")]
+TraceSet = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="What a scenario's trace says besides, like zero_lengths=prefill_only or rows=[0,1000]. Repeatable.",
+    ),
+]
 Jobs = Annotated[
     int | None,
     typer.Option(min=1, max=MAX_JOBS, help="Simulations at a time on this machine.", show_default="all cores"),

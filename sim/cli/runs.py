@@ -27,6 +27,14 @@ def run(
     out: option.Out = Path("results"),
     set_: option.Set = None,
     load: Annotated[float | None, typer.Option(help="The load that the table shows.")] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METRIC,...",
+            help="What the table shows, like preemptions,makespan,hit: any metric of summary.csv.",
+            show_default="latencies, SLO, rates",
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Run points again that are there already.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="A rejected request is an error.")] = False,
     pictures: Annotated[
@@ -68,6 +76,7 @@ def run(
     from batchsim.report.layout import fit
     from batchsim.report.page.run_page import write_run_page
     from batchsim.report.pictures.plots import lacking, write_pictures
+    from batchsim.report.text.asked_columns import asked_columns
     from batchsim.report.text.summary_text import report
     from batchsim.results.failed import Failed, points_failed
     from batchsim.scenario import load_scenario
@@ -80,6 +89,7 @@ def run(
     if load is not None and load not in loaded.loads and not loaded.auto:
         tested = ", ".join(f"{x:g}" for x in loaded.loads)
         raise ScenarioError(f"--load {load:g}: is not one of the scenario's loads. Write one of {tested}.")
+    shown = [] if columns is None else asked_columns(columns, loaded.file.workload.classes)
     asked = _precision(precision, metric, max_seeds)
     with progress_bar() as progress:
         limits = limits_of(max_points, max_memory)
@@ -91,7 +101,7 @@ def run(
     if as_json:
         print_json(results.as_json())
     else:
-        typer.echo(report(results, load))
+        typer.echo(report(results, load, shown))
         tables = ["summary.csv", *(["replicas.csv"] if results.replicas() is not None else [])]
         typer.echo(fit(f"{results.path}/  {'  '.join([*tables, *(p.name for p in drawn)])}"))
         if pictures and (lacks := lacking(results)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ model: {model}  # catalog name (batchsim catalog), or the path of a config.json
 {cost}
 workload:
   arrivals: {{kind: poisson, mean_rate: {middle:g}/s}}  # or gamma, on_off, constant, closed_loop, all_at_once, trace
-  lengths:
+  lengths:  # or the very requests in order: {{kind: list, prompt: [1000, 200], output: [100, 50]}}
     prompt: {{kind: lognormal, mean: {mean}, cv: 1, max: {prompt}}}  # tokens
     output: {{kind: lognormal, mean: {written}, cv: 1, max: {most}}}
   output_cap: {cap}  # what clients ask for at most
@@ -50,8 +51,7 @@ workload:
   arrivals: {arrivals}
 {lengths}  trace:
 {trace}  output_cap: {cap}  # what clients ask for at most; the longest output of the trace is {longest}
-{end}{policies}load: {load}
-slo: ttft<1s & tpot<50ms @ 99%
+{end}{policies}{load}slo: ttft<1s & tpot<50ms @ 99%
 seeds: {seeds}
 """
 
@@ -136,26 +136,35 @@ def _model_word(model: str, folder: Path) -> str:
 
 def _replayed(common: dict[str, str], folder: Path, trace: TraceConfig, figures: dict[str, Any]) -> str:
     """The text of the scenario that replays `trace`."""
+    from batchsim.workload.traces.arrival_stats import RateChange
+
     path = _relative(Path(trace.path), folder)
     arrivals = figures["arrivals"]
     timed = arrivals is not None and arrivals["rate_rps"] is not None
     longest = figures["output_tokens"]["max"]
     rate = ", no times"
+    if arrivals is not None:
+        rate = ", all of one time"
     if timed and arrivals is not None:
-        rate = f", {arrivals['rate_rps']:.4g}/s, CV of the gaps {arrivals['cv']:.3g}"
+        change = arrivals["change"] and RateChange(**arrivals["change"]).ends_rps
+        varied = f" on average, from {change[0]:.3g}/s to {change[1]:.3g}/s" if change else ""
+        rate = f", {arrivals['rate_rps']:.4g}/s{varied}, CV of the gaps {arrivals['cv']:.3g}"
+    load = "load: {mean_rate: [2/s, 4/s, 8/s]}\n"
+    if arrivals is not None:
+        load = "load: {rate_scale: [0.5, 1, 2]}  # times the recorded rate\n" if timed else ""
     return _TRACE.format(
         **common,
         path=_word(path),
         rows=f"{figures['rows']:,}",
         rate=rate,
-        arrivals="{kind: trace}" if timed else "{kind: poisson, mean_rate: 4/s}  # the trace has no times",
-        lengths="" if timed else "  lengths: {kind: trace}\n",
+        arrivals="{kind: trace}" if arrivals else "{kind: poisson, mean_rate: 4/s}  # the trace has no times",
+        lengths="" if arrivals else "  lengths: {kind: trace}\n",
         trace=_trace_block(trace, path, timed),
         cap=_cap(longest),
         longest=f"{longest:,}",
-        end="" if timed else "  duration: 2min\n  warmup: 20s\n",
-        load="{rate_scale: [0.5, 1, 2]}  # times the recorded rate" if timed else "{mean_rate: [2/s, 4/s, 8/s]}",
-        seeds="1  # a replayed trace has nothing random" if timed else "3",
+        end="" if arrivals else "  duration: 2min\n  warmup: 20s\n",
+        load=load,
+        seeds="1  # a replayed trace has nothing random" if arrivals else "3",
     )
 
 
@@ -244,18 +253,15 @@ def _budgets(model: str, gpu: str) -> list[tuple[int, int]]:
 
 
 def _trace_block(trace: TraceConfig, path: str, timed: bool) -> str:
-    lines = [f"path: {_word(path)}"]
-    if trace.format != "auto":
-        lines.append(f"format: {trace.format}")
-    columns = trace.columns
-    if columns is not None:
-        roles = {"arrival": columns.arrival, "prompt": columns.prompt, "output": columns.output}
-        named = ", ".join(f"{role}: {_word(name)}" for role, name in roles.items() if name is not None)
-        lines.append(f"columns: {{{named}}}")
-    if trace.time_unit is not None:
-        lines.append(f"time_unit: {trace.time_unit}")
+    from batchsim.fit.traffic.load_file import flow, written
+
+    said = written(replace(trace, path=path, rate_scale=None))
+    if "columns" in said:
+        said["columns"] = {role: said["columns"][role] for role in sorted(said["columns"], key="arrival".__ne__)}
+    lines = [f"{name}: {flow(value)}" for name, value in said.items()]
     if timed:
-        lines.append("rate_scale: {factor: 1, by: compress}  # how load changes the rate; or overlay, thin")
+        scale = {"factor": 1, "by": "compress"} if trace.rate_scale is None else written(trace.rate_scale)
+        lines.append(f"rate_scale: {flow(scale)}  # how load changes the rate; or overlay, thin")
     return "".join(f"    {line}\n" for line in lines)
 
 

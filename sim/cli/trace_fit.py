@@ -13,7 +13,7 @@ from batchsim.base.errors import ScenarioError
 from batchsim.base.files import ANY, write_text, writing
 from batchsim.cli import option
 from batchsim.cli.common import check_output, one_line_errors, print_json, read_scenario
-from batchsim.cli.traces import trace_config
+from batchsim.cli.traces import rows_of, trace_config
 
 if TYPE_CHECKING:
     from batchsim.scenario import Scenario
@@ -39,6 +39,7 @@ def fit(
     format_: option.Format = "auto",
     columns: option.Columns = None,
     time_unit: option.TimeUnit = None,
+    set_: option.TraceSet = None,
     jitter: Annotated[
         str | None, typer.Option(metavar="TIME", help="Spread arrivals over a tick of the trace's clock, like 1s.")
     ] = None,
@@ -47,8 +48,14 @@ def fit(
         typer.Option(metavar="SCENARIO", help="The engine: its model, cost and first policy.", show_default="h200"),
     ] = None,
     draws: Annotated[
-        int, typer.Option(min=0, max=1000, help="Draws of the fit that the engine is given at each load; 0: none.")
-    ] = 19,
+        int | None,
+        typer.Option(
+            min=0,
+            max=1000,
+            help="Draws of the fit that the engine is given at each load; 0: none.",
+            show_default="up to 19, until the trace lies among them",
+        ),
+    ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The scenario to write.")] = Path("load.yaml"),
     picture: Annotated[Path | None, typer.Option(help="The picture.", show_default="beside the scenario")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the scenario if it is there.")] = False,
@@ -58,7 +65,7 @@ def fit(
 
     Example: batchsim trace fit my.csv -o load.yaml --engine my.yaml
     """
-    from batchsim.fit.traffic.engine_check import LOADS, EngineCheck
+    from batchsim.fit.traffic.engine_check import EngineCheck
     from batchsim.fit.traffic.goodness import DRAWS, compare, drawn, recorded
     from batchsim.fit.traffic.load_file import scenario_text
     from batchsim.fit.traffic.traffic_fit import fit_traffic
@@ -66,7 +73,6 @@ def fit(
     from batchsim.report.text.traffic_fit_text import engine_lines, heading, traffic_plain, traffic_text
     from batchsim.scenario.load import parse_scenario
     from batchsim.scenario.point import Setup
-    from batchsim.workload.traces import read_trace
 
     if output.exists() and not force:
         raise ScenarioError(f"{output}: is there already. Write another with -o, or replace it with --force.")
@@ -75,8 +81,8 @@ def fit(
         raise ScenarioError(f"{output}: is to be the scenario and its picture. Give another path with --picture.")
     check_output(output, ANY, "Give another path with -o.")
     check_output(picture, KIND, "Give another path with --picture.")
-    config = _jittered(trace_config(file, format_, columns, time_unit), jitter)
-    rows = read_trace(config, Path())
+    config = _jittered(trace_config(file, format_, columns, time_unit, set_), jitter)
+    rows = rows_of(config)
     scenario = _engine(engine)
     if scenario.file.replicas is not None:
         raise ScenarioError(f"{scenario.source}: has replicas, and the fit is tried on one engine. Drop replicas.")
@@ -87,11 +93,12 @@ def fit(
             " fit. Give an --engine that writes so much, or --draws 0, and none tries it."
         )
     found = fit_traffic(rows, lambda what: typer.echo(f"fitting {what} …", err=True))
+    typer.echo(f"drawing the fit {DRAWS} times …", err=True)
     trace, samples = recorded(found), [drawn(found.workload, seed) for seed in range(DRAWS)]
     figures = compare(trace, samples)
     setup = Setup.of(parse_scenario(scenario_text(scenario.plain, found.workload, ()), str(output), output.parent))
-    check = EngineCheck(setup, found, config)
-    told = [check.at(share, draws, partial(typer.echo, err=True)) for share in LOADS if draws]
+    check = EngineCheck(setup, found, replace(config, rate_scale=None))  # which `rows` have
+    told = check.all_loads(draws, partial(typer.echo, err=True))
     comments = (heading(found), *(line.strip() for line in (engine_lines(told) if told else ())))
     with writing(output, "Give another path with -o."):
         write_text(output, scenario_text(scenario.plain, found.workload, comments), ANY)
@@ -117,6 +124,6 @@ def _jittered(config: TraceConfig, jitter: str | None) -> TraceConfig:
     from batchsim.base.units import parse_duration_ns
 
     try:
-        return replace(config, jitter=0 if jitter is None else parse_duration_ns(jitter))
+        return config if jitter is None else replace(config, jitter=parse_duration_ns(jitter))
     except ValueError as error:
         raise ScenarioError(f"--jitter: {error}") from None

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-from batchsim.base.errors import ScenarioError
+from batchsim.base.errors import ScenarioError, TraceError
 from batchsim.base.files import writing
 from batchsim.cli import option
 from batchsim.cli.common import check_output, one_line_errors, print_json
 
 if TYPE_CHECKING:
     from batchsim.workload.traces import TraceConfig
+    from batchsim.workload.traces.trace_rows import TraceRows
 
 
 @one_line_errors
@@ -23,6 +27,7 @@ def inspect(
     format_: option.Format = "auto",
     columns: option.Columns = None,
     time_unit: option.TimeUnit = None,
+    set_: option.TraceSet = None,
     out: Annotated[
         Path | None, typer.Option(help="The picture; without --json, FILE's name in this folder by default.")
     ] = None,
@@ -34,15 +39,14 @@ def inspect(
     """
     from batchsim.report.pictures.trace_picture import KIND, trace_picture
     from batchsim.report.text.trace_text import trace_text
-    from batchsim.workload.traces import read_trace
     from batchsim.workload.traces.inspect import summary
 
-    config = trace_config(file, format_, columns, time_unit)
+    config = trace_config(file, format_, columns, time_unit, set_)
     if out is None and not as_json:
         out = Path(f"{file.name.partition('.')[0]}.trace.png")
     if out is not None:
         check_output(out, KIND, "Give another path with --out.")
-    rows = read_trace(config, Path(), tolerant=True)
+    rows = rows_of(config, tolerant=True)
     figures = summary(rows)
     if out is not None:
         with writing(out, "Give another path with --out."):
@@ -54,9 +58,14 @@ def inspect(
     typer.echo(out)
 
 
-def trace_config(file: Path, format_: str, columns: str | None, time_unit: str | None) -> TraceConfig:
+def trace_config(
+    file: Path, format_: str, columns: str | None, time_unit: str | None, set_: list[str] | None = None
+) -> TraceConfig:
     """The trace block of a scenario that the options make; ScenarioError names the option that is wrong."""
-    from batchsim.workload.traces import Columns, TraceConfig
+    from batchsim.scenario.check_values import check_values
+    from batchsim.scenario.document import Document
+    from batchsim.scenario.long_forms import override
+    from batchsim.workload.traces import TraceConfig
     from batchsim.workload.traces.trace_config import FormatName, TimeUnit
 
     there = file.expanduser()
@@ -65,11 +74,45 @@ def trace_config(file: Path, format_: str, columns: str | None, time_unit: str |
     for flag, value, known in (("--format", format_, FormatName), ("--time-unit", time_unit, TimeUnit)):
         if value is not None and value not in get_args(known):
             raise ScenarioError(f"{flag} {value}: not known. Write one of {', '.join(get_args(known))}.")
+    plain = {"path": str(file), "format": format_, "time_unit": time_unit}
+    document = Document(str(file), plain if columns is None else {**plain, "columns": _column_names(columns)})
+    for text in set_ or ():
+        key = text.partition("=")[0].strip().removeprefix("workload.").removeprefix("trace.").partition(".")[0]
+        if key in ("path", "reader"):
+            why = "the file is named already" if key == "path" else "runs code, which only scenarios may (--allow-code)"
+            raise ScenarioError(f"--set {text}: {why}. Drop it.")
+        override(document, text.strip().removeprefix("workload.").removeprefix("trace."))
+    with options_advised():
+        try:
+            return check_values(TraceConfig, document.value, document, ())
+        except ScenarioError as error:
+            raise ScenarioError(str(error).replace(f"{file}:1: ", f"{file}: ", 1)) from None
+
+
+def rows_of(config: TraceConfig, *, tolerant: bool = False) -> TraceRows:
+    """The rows of the trace that the options describe, at the rate that they ask for."""
+    from batchsim.workload.traces import read_trace, rescale
+
+    with options_advised():
+        rows = read_trace(config, Path(), tolerant=tolerant)
+        return rows if config.rate_scale is None else rescale(rows, config.rate_scale, 0)
+
+
+@contextmanager
+def options_advised() -> Iterator[None]:
+    """Where an error advises a key of a scenario's trace, says which option of a command says it."""
+    from batchsim.workload.traces import TraceConfig
+
+    own = {"format": "--format", "time_unit": "--time-unit", "columns": "--columns"}
+    known = "|".join(each.name for each in fields(TraceConfig))
     try:
-        chosen = None if columns is None else Columns(**_column_names(columns))
-        return TraceConfig(str(file), format_, chosen, time_unit)  # type: ignore[arg-type]
-    except ValueError as error:
-        raise ScenarioError(f"{file}: {error}") from None
+        yield
+    except (ScenarioError, TraceError) as error:
+        advice = str(error).partition(". ")[2]
+        named = re.findall(rf"\btrace\.({known})\b|\b({known})(?=: |\.[a-z])", advice)
+        options = dict.fromkeys(own.get(key, f"--set {key}=VALUE") for key in map("".join, named))
+        here = f" Here: {' or '.join(options)}." if options and "--" not in advice else ""
+        raise type(error)(f"{error}{here}") from None
 
 
 def _column_names(text: str) -> dict[str, str]:

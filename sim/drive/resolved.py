@@ -168,7 +168,7 @@ class Resolved:
         missing = [name for name in _ATTRIBUTES if not hasattr(scheduler, name)]
         if missing:
             raise ScenarioError(
-                f"{policy.kind} has no {', '.join(missing)}. See the Scheduler protocol in sim/kernel/protocols.py."
+                f"{policy.kind} has no {', '.join(missing)}. See the Scheduler protocol in batchsim.kernel.protocols."
             )
         return scheduler
 

@@ -27,7 +27,7 @@ def overloaded(resolved: Resolved, engines: int = 1) -> Resolved:
     if resolved.workload.tasks is not None:
         raise ScenarioError(f"{resolved.name}: tasks cannot be piled up: a stage needs the answers before it.")
     slots = [policy.config.traits.max_num_seqs or 0 for policy in resolved.policies]
-    workload = resolved.workload
+    workload = resolved.workload.of_any_number
     classes = {name: replace(each, deadline=None, patience=None) for name, each in workload.classes.items()}
     lengths = TraceLengths() if workload.lengths is None and workload.trace is not None else workload.lengths
     trace = workload.trace if workload.trace is None else replace(workload.trace, rate_scale=None)

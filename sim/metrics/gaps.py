@@ -109,6 +109,12 @@ def _token_runs_ahead(
     surplus = made > requests["output_tokens"]
     hi = np.where(in_flight & surplus[spans.request], hi - 1, hi)
     made = np.bincount(spans.request, np.where(decodes, hi - lo, sampled), len(requests))
+    # What was computed anew may end in flight too: the tokens that lack are of such chunks, where there are as many.
+    unsure = computes & leaves & ~hidden & (before > spans.end_ns)
+    lacks = requests["output_tokens"] - made == np.bincount(spans.request, unsure, len(requests))
+    found = unsure & lacks[spans.request]
+    hidden, sampled = hidden | found, sampled | found
+    made = np.bincount(spans.request, np.where(decodes, hi - lo, sampled), len(requests))
     if (made != requests["output_tokens"])[wanted].any():
         return none
     keep = wanted[spans.request] & (sampled | (decodes & (hi > lo)))

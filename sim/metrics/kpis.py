@@ -75,9 +75,11 @@ def engine_kpis(
         "kv_utilisation_p99": _quantile(*steps.utilisation, 0.99),
         "kv_utilisation_peak": steps.utilisation_peak,
         "kv_fragmentation": None if steps.is_cached else _ratio(steps.fragmentation_ns, steps.known_ns),
+        "preemptions": float(requests["num_preemptions"].sum()),
         "preemption_rate": _ratio(int(requests["num_preemptions"].sum()), len(requests)),
         "recomputed_tokens": float(requests["recomputed_tokens"].sum()),
         "prefix_hit_rate": _hit_rate(requests) if inputs.has_prefix_cache else None,
+        **({} if inputs.turn is None else _hits_by_turn(requests, inputs.turn[cohort], inputs.has_prefix_cache)),
         "swapped_blocks": float(steps.count("swap_blocks")),
         "engine_busy_share": _ratio(steps.busy_ns, inputs.engine_ns(span_ns)),
         "host_bound_share": _ratio(steps.waited_ns, inputs.engine_ns(span_ns)) if steps.is_ahead else None,
@@ -174,6 +176,14 @@ def _hit_rate(requests: NDArray[np.void]) -> float | None:
     found, first = int(admitted["cached_tokens_all"].sum()), int(admitted["cached_tokens"].sum())
     needed = int(admitted["prompt_tokens"].sum()) + int(admitted["recomputed_tokens"].sum()) + found - first
     return _ratio(found, needed)
+
+
+def _hits_by_turn(requests: NDArray[np.void], turn: NDArray[np.int64], cached: bool) -> dict[str, float | None]:
+    """`prefix_hit_rate` of the requests that are the first, second, third and later turns of their sessions."""
+    kinds = {"1": turn == 0, "2": turn == 1, "3": turn == 2, "4_on": turn > 2}
+    return {
+        f"prefix_hit_rate_turn_{name}": _hit_rate(requests[mine]) if cached else None for name, mine in kinds.items()
+    }
 
 
 def _quantile(values: NDArray[np.float64], weights: NDArray[np.int64], share: float) -> float | None:

@@ -240,6 +240,7 @@ def _rates(
         "output_tokens_per_s_per_gpu": None if output_tokens is None else output_tokens / inputs.mean_num_gpus(span_ns),
         "total_tokens_per_s": per_s(done["output_tokens"].sum() + done["prompt_tokens"].sum()),
         "makespan_throughput_rps": completed * NS_PER_S / (last_ns - first_ns) if last_ns > first_ns else None,
+        "makespan_s": (last_ns - first_ns) / NS_PER_S if completed else None,
         "user_tokens_per_s_p50": NS_PER_S / median_ns if median_ns else None,
     }
 

@@ -61,7 +61,8 @@ class PointInputs:
     each request offered, by its id, was to be sent, where its client may have kept it back. `task_of`: the number of
     the task of each request, by its id, sent or not, -1 of one that is of none; None without tasks. `prunable`: which
     of these may be given up, or never sent, since others succeed. `digest` is what the steps and states came to where
-    they were not kept: `records` has none then.
+    they were not kept: `records` has none then. `turn` counts, from 0, the turns before
+    each row of the requests in its session; None without sessions.
     """
 
     records: Records
@@ -89,6 +90,7 @@ class PointInputs:
     task_of: NDArray[np.int64] | None = None
     prunable: NDArray[np.bool_] | None = None
     digest: Digest | None = None
+    turn: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         start, end = self.window_ns

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.base.errors import ScenarioError, nearest
+from batchsim.base.ranges import number_text
 from batchsim.base.units import format_duration, parse_duration_ns, parse_share
 from batchsim.metrics.latencies import LATENCIES, TASK_E2E
 
@@ -254,11 +255,11 @@ def _percentile(of: str) -> float | None:
         share = float(of[1:]) / 100
     except ValueError:
         return None
-    return share if 0 < share < 1 else None
+    return share if 0.01 <= share < 1 else None
 
 
 def _refuse_percentile(term: _Term, text: str) -> NoReturn:
-    _refuse(text, term.column, f"{term.of} is no percentile. Write one above 0 and below 100.")
+    _refuse(text, term.column, f"{term.of} is no percentile. Write one from 1 to below 100, like p99.")
 
 
 def _with_unit(term: _Term, text: str) -> str:
@@ -289,6 +290,8 @@ def _refuse_mix(terms: list[_Term], share_text: str, text: str) -> NoReturn:
         if term.of not in (None, "mean") and _percentile(term.of) is None:
             _refuse_percentile(term, text)
     percents = [share_text.removesuffix("%").strip(), *(t.of[1:] for t in terms if t.of)]
+    with suppress(ValueError):
+        percents[0] = number_text(100 * parse_share(share_text))
     percent = next((p for p in percents if _PERCENT.match(p) and _percentile(f"p{p}")), _DEFAULT_PERCENT)
     population = [f"{t.of or f'p{percent}'}({t.metric}){t.op}{_with_unit(t, text)}" for t in terms]
     columns = [t.column for t in terms if (t.of is None) != (terms[0].of is None)]

@@ -42,6 +42,7 @@ Unit = Literal[
     "steps",
     "replicas",
     "tasks",
+    "preemptions",
     "W",
     "J",
     "yes or no",
@@ -62,12 +63,14 @@ Needs = Literal[
     "replicas",
     "a steady run",
     "tasks",
+    "sessions",
 ]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One number of a run. Without what it `needs` it is None; without replicas or tasks theirs are not there at all.
+    """One number of a run. Without what it `needs` it is None; without replicas, tasks or sessions theirs are not there
+    at all.
 
     `better`: which of two values is the better one, "" where that depends. `heading` stands above it in tables.
     """
@@ -119,6 +122,7 @@ _RATES = (
         "higher",
         "completed requests of the cohort / time from the first of them sent to the last delivered",
     ),
+    Metric("makespan_s", "s", "lower", "from the first of the cohort's requests sent to the last delivered"),
     Metric(
         "user_tokens_per_s_p50",
         "tokens/s",
@@ -168,6 +172,7 @@ _ENGINE = (
         " there do the records hold all tokens. It includes what is reserved ahead. None where a prefix cache was hit:"
         " shared blocks hold the tokens of several",
     ),
+    Metric("preemptions", "preemptions", "lower", "preemptions of the cohort's requests"),
     Metric("preemption_rate", "share", "lower", "preemptions of the cohort's requests / requests of the cohort"),
     Metric("recomputed_tokens", "tokens", "lower", "tokens the cohort's requests computed again after preemptions"),
     Metric(
@@ -178,6 +183,17 @@ _ENGINE = (
         " instead: prompts of the admitted and what preemptions made needed again",
         "a prefix cache",
         "hit",
+    ),
+    *(
+        Metric(
+            f"prefix_hit_rate_turn_{turn}", "share", "higher", f"the same, of {of} turns of sessions", "sessions", short
+        )
+        for turn, of, short in (
+            ("1", "first", "hit turn 1"),
+            ("2", "second", "hit turn 2"),
+            ("3", "third", "hit turn 3"),
+            ("4_on", "later", "hit turn 4+"),
+        )
     ),
     Metric("swapped_blocks", "blocks", "lower", "KV blocks moved to and from host memory, both ways"),
     Metric("engine_busy_share", "share", "", "share of the window in which an engine runs a step", short="busy"),

@@ -55,7 +55,7 @@ def _policy(kind: str) -> tuple[type[PolicyConfig], Any]:
     missing = [method for method in _METHODS if not callable(getattr(policy, method, None))]
     if missing:
         raise ScenarioError(
-            f"{kind} has no {', '.join(missing)}. See the Scheduler protocol in sim/kernel/protocols.py."
+            f"{kind} has no {', '.join(missing)}. See the Scheduler protocol in batchsim.kernel.protocols."
         )
     config = getattr(policy.__init__, "__annotations__", {}).get("config")
     config = getattr(module, config, None) if isinstance(config, str) else config

@@ -32,7 +32,7 @@ from batchsim.results.provenance import as_json, cost_sources, csv_text, provena
 from batchsim.results.read import MANIFEST, POINTS_TABLE, REPLICAS, SCENARIO, SUMMARY, Results, load_results
 from batchsim.scenario import Point, Scenario
 from batchsim.scenario.point import Run, Setup
-from batchsim.workload.build import intended_ns, task_of
+from batchsim.workload.build import intended_ns, task_of, turn_of
 from batchsim.workload.closed_loop import ClosedLoopWorkload
 from batchsim.workload.processes import ProfiledArrivals
 from batchsim.workload.tasks import TaskWorkload
@@ -73,6 +73,7 @@ def point_inputs(setup: Setup, run: Run) -> PointInputs:
         fleet=fleet_inputs(setup, run) if setup.groups else None,
         intended_ns=intended_ns(workload),
         task_of=task_of(workload),
+        turn=turn_of(workload, run.records.requests["request_id"]),
         prunable=workload.prunable if isinstance(workload, TaskWorkload) else None,
     )
     return replace(inputs, digest=digest_of(setup, run, inputs)) if run.lives else inputs
@@ -154,7 +155,7 @@ def check_cohort(run: Run) -> None:
             )
         raise NobodyToMeasure(
             f"{who}: nobody arrives {after} the last arrival at {format_duration(end_ns)}."
-            " Lengthen the workload, or use all_at_once."
+            " Lengthen the workload, or shorten its warm-up."
         )
 
 

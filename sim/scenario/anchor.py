@@ -132,6 +132,7 @@ def _looped(setup: Setup, concurrency: int) -> Setup:
 
 
 def _closed(workload: WorkloadConfig, users: int) -> WorkloadConfig:
+    workload = workload.of_any_number
     classes = {name: replace(each, deadline=None, patience=None) for name, each in workload.classes.items()}
     if workload.tasks is not None:
         raise ScenarioError("anchor: requests of tasks cannot be sent by users one by one. Drop anchor, or tasks.")

@@ -80,6 +80,8 @@ KEY_WORDS = {
     "output": "Tokens of answers",
     "PairLengths.prompt": "Tokens of the prompt of each pair",
     "PairLengths.output": "Tokens of the answer of each pair",
+    "ListLengths.prompt": "Tokens of the prompt of each request, in order",
+    "ListLengths.output": "Tokens of the answer of each request, in order",
     "PairLengths.weights": "How often each pair is drawn, in proportion; all alike unless given",
     "zipf": "Exponent of how unevenly prefixes are used; 0: all alike",
     "path": "The trace file; relative to the scenario, or to a folder of --traces",

@@ -10,6 +10,7 @@ from typing import Any
 from batchsim.base.errors import ScenarioError, nearest, shown
 from batchsim.cost import long_form
 from batchsim.cost.presets import ways_there
+from batchsim.deployment.models import read_model
 from batchsim.deployment.startup_log import read_kv_tokens
 from batchsim.policies.registry import POLICIES
 from batchsim.scenario.document import MAX_DEPTH, TEXTS, Document, read_document
@@ -100,10 +101,32 @@ def read_logs(document: Document, folder: Path) -> None:
             found = folder / log if (folder / log).is_file() else Path(log)
             cost = next((its for key in ("deployment", "cost") if isinstance(its := owner.get(key), dict)), {})
             engine = cost.get("engine")
-            kv["tokens"] = read_kv_tokens(found, *((str(engine), cost.get("tp", 1)) if engine else ()))
+            of = (str(engine), cost.get("tp", 1)) if engine else ()
+            kv["tokens"] = read_kv_tokens(
+                found, *of, model=_model_of(document, folder), kv=_kv_of(cost) if engine else ""
+            )
             del kv["log"]
         except ScenarioError as error:
             raise ScenarioError(f"{document.where((*path, 'kv'))}: {error}") from None
+
+
+def _model_of(document: Document, folder: Path) -> str:
+    """The scenario's model, a file's path from the current folder; "" where none is known by that name."""
+    model = document.value.get("model")
+    if not isinstance(model, str) or not model:
+        return ""
+    model = str(folder / model) if os.path.exists(folder / model) else model
+    try:
+        read_model(model)
+    except ScenarioError:
+        return ""  # which is refused where the model is read
+    return model
+
+
+def _kv_of(deployment: dict[str, Any]) -> str:
+    """The type of KV that a deployment states; `auto` where it leaves that to the engine."""
+    stated = deployment.get("kv")
+    return stated if isinstance(stated, str) and stated else "auto"
 
 
 def _take_deployment(document: Document, path: Keys, owner: dict[str, Any]) -> None:

@@ -393,10 +393,24 @@ def _kv_budget(scenario: Scenario, model: ModelSpec, cost: Cost) -> KvBudget:
             " catalog to derive it from. Add kv: tokens."
         )
     own = replace(deployment, model=model)  # of the same shape, under the name that the scenario has for it
+    if isinstance(scenario.cost, DeploymentConfig) and scenario.cost.version:
+        own = replace(own, version=scenario.cost.version)  # the tables may be of another, by whose rule no memory goes
     traits = [spec.config.traits for spec in scenario.specs]
-    return own.derive_kv(
+    found = own.derive_kv(
         utilisation=kv.utilisation,
         block_size=kv.block_size,
         step_tokens=max((its.max_num_batched_tokens or 0 for its in traits), default=0) or STEP_TOKENS,
         step_requests=max((its.max_num_seqs or 0 for its in traits), default=0) or STEP_REQUESTS,
     )
+    most = scenario.file.max_model_len
+    if (
+        own.engine == "vllm"
+        and isinstance(scenario.cost, DeploymentConfig)
+        and most is not None
+        and found.tokens < most
+    ):
+        raise ScenarioError(
+            f"{scenario.source}: vLLM does not start with KV memory of {found.tokens:,} tokens ({found.terms}), fewer"
+            f" than max_model_len {most:,}. Lower max_model_len, raise kv.utilisation, or use more GPUs."
+        )
+    return found

@@ -31,6 +31,7 @@ from batchsim.policies.registry import POLICIES
 from batchsim.scenario.config import ScenarioFile
 from batchsim.scenario.described import classes_in, describe, mappings
 from batchsim.scenario.document import TEXTS, read_document
+from batchsim.workload.predictors import PredictorConfig
 
 Node = dict[str, Any]
 SHIPPED = "batchsim.scenarios"
@@ -44,7 +45,13 @@ _SHORT = {
 }
 """Keys that may be one word in the place of a mapping."""
 _OWN = {("ReplicasConfig", "router"), ("ReplicasConfig", "autoscaler"), ("PlanConfig", "router")}
-_OWN |= {("WorkloadConfig", "arrivals"), ("ScenarioFile", "cost"), ("ReplicaGroup", "cost"), ("GpuOffer", "cost")}
+_OWN |= {
+    ("PreemptiveConfig", "predictor"),
+    ("WorkloadConfig", "arrivals"),
+    ("ScenarioFile", "cost"),
+    ("ReplicaGroup", "cost"),
+    ("GpuOffer", "cost"),
+}
 """Keys, with their owner, whose kind may be a class of the user's own, with knobs of its own."""
 EXAMPLES: dict[str, list[Any]] = {
     "Columns.prompt": ["prompt_tokens"],
@@ -85,7 +92,12 @@ def scenario_schema() -> Node:
         policy = TypeAdapter(config).json_schema()
         schema["$defs"] |= policy.pop("$defs", {})  # where "#/$defs/..." looks for them
         schema["$defs"][f"policy_{kind}"] = policy
-    roots = [ScenarioFile, *configs.values()]
+    predictor = TypeAdapter(PredictorConfig).json_schema()
+    schema["$defs"] |= predictor.pop("$defs")
+    words = "Who guesses how long answers get, where an order or a victim is chosen by that"
+    predictor |= {"description": words, "default": None}
+    schema["$defs"]["policy_preemptive"]["properties"]["predictor"] = predictor
+    roots = [ScenarioFile, *configs.values(), *get_args(get_args(PredictorConfig)[0])]
     describe(schema, roots)
     _add_defaults(schema, roots)
     for owner in (schema, *schema["$defs"].values()):
@@ -196,7 +208,7 @@ def _as_written(schema: Node, node: Node, value: Any) -> Any:
     """A config's value as a scenario writes it: quantities with their units."""
     for each in _branches(schema, node):
         own = each.get("properties", {})
-        if each.get("type") == "string" and isinstance(value, int | float) and not isinstance(value, bool):
+        if "string" in each.get("type", ()) and isinstance(value, int | float) and not isinstance(value, bool):
             return _WRITERS[each["examples"][0]](value)
         if isinstance(value, dict) and own and set(value) <= set(own):
             return {name: _as_written(schema, own[name], part) for name, part in value.items()}

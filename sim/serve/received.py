@@ -31,7 +31,7 @@ class AnswerLengths:
     def of(cls, setup: Setup, seed: int) -> AnswerLengths:
         """The lengths that the workload of `setup` draws with `seed`, or those of its trace in order."""
         resolved = setup.resolved
-        config = resolved.workload
+        config = resolved.workload.of_any_number
         rows = None if config.trace is None else resolved.rows[resolved.trace_seed(seed)]
         sampler = RequestSampler(config, rows, seed, resolved.max_model_len)
         size = len(rows) if rows is not None and sampler.of_rows else _DRAWN

@@ -79,6 +79,15 @@ def task_of(workload: BuiltWorkload) -> Ints | None:
     return workload.task_of if isinstance(workload, ReplayedSessions | OpenWorkload) else None
 
 
+def turn_of(workload: BuiltWorkload, ids: Ints) -> Ints | None:
+    """How many turns of its session were before each of the requests `ids`; None of a workload without sessions."""
+    if isinstance(workload, OpenSessions):
+        return ids - workload.turns.first[ids]
+    if isinstance(workload, ReplayedSessions) and not isinstance(workload, TaskWorkload):
+        return workload.depth[ids]
+    return workload.users.turns_before(ids) if isinstance(workload, ClosedLoopWorkload) else None
+
+
 def apply_load(config: WorkloadConfig, load: dict[str, float | int]) -> WorkloadConfig:
     """`config` with `mean_rate` (requests/s), `users` or `rate_scale` (the trace's factor) replaced.
 

@@ -74,6 +74,11 @@ class ProfileClock:
         return np.maximum.accumulate(times_ns)  # where a period ends, rounding must not turn two of them around
 
     @property
+    def ends_per_ns(self) -> tuple[Floats, float]:
+        """The rate at the beginning of each piece, and at the end of the last."""
+        return self._begins, float(self._ends[-1])
+
+    @property
     def total(self) -> float:
         """The arrivals expected in all pieces."""
         return float(self._expected[-1])
@@ -232,6 +237,16 @@ def profile_of(process: Profiled) -> ProfileClock:
         rates = rate_per_ns * np.array(process.rates) / np.mean(process.rates)
         return ProfileClock(rates, rates, np.full(len(rates), float(process.every)))
     return _diurnal(process, rate_per_ns)
+
+
+def ends_rps(process: Process) -> tuple[float, float] | None:
+    """The first and the last rate of a ramp, the lowest and the highest of steps and days; None of one rate."""
+    if not isinstance(process, RampArrivals | StepsArrivals | DiurnalArrivals):
+        return None
+    begins, last = profile_of(process).ends_per_ns
+    rates = np.append(begins, last) * NS_PER_S
+    ends = (rates[0], rates[-1]) if isinstance(process, RampArrivals) else (rates.min(), rates.max())
+    return float(ends[0]), float(ends[1])
 
 
 def _diurnal(process: DiurnalArrivals, rate_per_ns: float) -> ProfileClock:

@@ -12,6 +12,7 @@ from batchsim.base.units import NS_PER_S, format_duration
 from batchsim.kernel.tokens import TokenIds
 from batchsim.kernel.types import Arrival, Request
 from batchsim.workload.arrivals import arrival_times_ns, check_count
+from batchsim.workload.clocks import ends_rps
 from batchsim.workload.processes import process_name
 from batchsim.workload.request_columns import Describe, RequestColumns, RequestSampler, mean_lengths
 from batchsim.workload.texts import grouped, hashed
@@ -130,6 +131,11 @@ def build_open(config: WorkloadConfig, source: RequestSampler, rows: TraceRows |
         len(sent_ns), rows=replayed, sent_ns=None if isinstance(config.arrivals, AllAtOnce) else sent_ns
     )
     hash_ids, hash_notes = _hash_ids(rows, replayed, source)
+    trace = config.trace
+    waits = replayed is not None and replayed.linked and trace is not None and trace.replay != "as_recorded"
+    at_once = isinstance(config.arrivals, AllAtOnce) or not (waits or sent_ns.any())
+    if at_once and replayed is not None:
+        notes.append(f"all {len(sent_ns):,} rows are of one time: sent all at once")
     frontend = config.frontend
     arrival_ns = sent_ns + (frontend.request + frontend.per_prompt_token * requests.prompt_tokens)
     end_ns = int(sent_ns[-1])
@@ -146,9 +152,9 @@ def build_open(config: WorkloadConfig, source: RequestSampler, rows: TraceRows |
         requests=requests,
         source=source,
         window_ns=(config.warmup, end_ns),
-        all_at_once=isinstance(config.arrivals, AllAtOnce),
+        all_at_once=at_once,
         notes=(*notes, *hash_notes, *source.notes(requests, f"{len(requests):,} requests")),
-        describe=_describe_open(config, sent_ns, requests, rows),
+        describe=_describe_open(config, sent_ns, requests, rows, at_once),
         frontend=frontend,
         seed=seed,
         hash_ids=hash_ids,
@@ -203,15 +209,22 @@ def _within(rows: TraceRows, config: WorkloadConfig) -> tuple[TraceRows, list[st
     return kept, [f"{len(rows) - keep:,} of {len(rows):,} rows left out: {why}{reused}", *cut]
 
 
-def _describe_open(config: WorkloadConfig, sent_ns: Ints, requests: RequestColumns, rows: TraceRows | None) -> Describe:
+def _describe_open(
+    config: WorkloadConfig, sent_ns: Ints, requests: RequestColumns, rows: TraceRows | None, at_once: bool
+) -> Describe:
     stats = describe_arrivals(sent_ns)
     kind = config.arrivals.kind
     name = process_name(kind)
-    if kind == "all_at_once":
-        text = f"{len(sent_ns):,} requests at once"
+    if at_once:
+        text = f"{len(sent_ns):,} request{'s' if len(sent_ns) > 1 else ''} at once"
     else:
         figures = (("CV", stats.cv), ("IDC(1 s)", stats.idc_1s), ("IDC(60 s)", stats.idc_60s))
-        text = ", ".join([f"{name} arrivals", *(f"{label} {x:.1f}" for label, x in figures if x is not None)])
+        if isinstance(config.arrivals, TraceArrivals):
+            ends = None if stats.change is None else stats.change.ends_rps
+        else:
+            ends = None if isinstance(config.arrivals, AllAtOnce | ClosedLoop) else ends_rps(config.arrivals)
+        rates = () if ends is None else (f"rate from {ends[0]:.3g}/s to {ends[1]:.3g}/s",)
+        text = ", ".join([f"{name} arrivals", *rates, *(f"{label} {x:.1f}" for label, x in figures if x is not None)])
     if rows is not None and "task" in rows.labels:
         task = rows.labels["task"][: len(sent_ns)]
         text += f"; {len(np.unique(task[task >= 0])):,} tasks"

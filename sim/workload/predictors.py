@@ -28,7 +28,10 @@ class OracleConfig(Config):
 
 @dataclass(frozen=True)
 class NoisyConfig(Config):
-    """Predicts the true output times exp(sigma Z), with Z standard normal, keyed by request id: right in the median."""
+    """Predicts the true output times exp(sigma Z), with Z standard normal, keyed by request id: right in the median.
+
+    `sigma` is the standard deviation of the guesses' logarithms.
+    """
 
     sigma: Annotated[float, Range(0, 3, above=True)]  # at 3 a typical guess is off by 20 times
     kind: Literal["noisy"] = "noisy"

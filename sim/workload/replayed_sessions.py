@@ -74,6 +74,21 @@ class ReplayedSessions:
         return self.links.root if self.links.trees else None
 
     @property
+    def depth(self) -> Ints:
+        """The most rows, one waiting for the other, before each row."""
+        found = np.zeros(self.num_offered, np.int64)
+        waits = {row: len(parents) for row, parents in enumerate(self.links.parents)}
+        ready = [row for row, parents in waits.items() if not parents]
+        while ready:
+            row = ready.pop()
+            for child in self._children.get(row, ()):
+                found[child] = max(found[child], found[row] + 1)
+                waits[child] -= 1
+                if not waits[child]:
+                    ready.append(child)
+        return found
+
+    @property
     def all_at_once(self) -> bool:
         return False
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from batchsim.base.errors import ScenarioError
 from batchsim.base.units import two_digits
 from batchsim.kernel.tokens import TokenIds
 from batchsim.kernel.types import Arrival, Request
@@ -19,6 +20,7 @@ from batchsim.workload.traces.trace_rows import Ints, TraceRows
 from batchsim.workload.workload_config import (
     AnyLengths,
     Lengths,
+    ListLengths,
     PairLengths,
     Patience,
     StepLengths,
@@ -193,7 +195,7 @@ class RequestSampler:
         return (
             self._rows is not None
             and self._rows.acceptance is not None
-            and not any(isinstance(lengths, Lengths | PairLengths | StepLengths) for lengths in used)
+            and not any(isinstance(lengths, Lengths | PairLengths | StepLengths | ListLengths) for lengths in used)
         )
 
     @property
@@ -240,8 +242,11 @@ class RequestSampler:
                 draw_tokens(lengths.output, stream(f"output/{name}"), size),
                 told if rows is None else told | self._told(rows, told),
             )
-        if isinstance(lengths, PairLengths | StepLengths):
-            prompt, output = _pairs(lengths, partial(stream, f"pairs/{name}"), size, sent_ns)
+        if isinstance(lengths, PairLengths | StepLengths | ListLengths):
+            if isinstance(lengths, ListLengths):
+                prompt, output = self._listed(lengths, name, request_class)
+            else:
+                prompt, output = _pairs(lengths, partial(stream, f"pairs/{name}"), size, sent_ns)
             told = told if rows is None else told | self._told(rows, told)
             return self._scaled(DrawnTokens(prompt, prompt)), DrawnTokens(output, output), told
         if lengths is not None:
@@ -255,6 +260,17 @@ class RequestSampler:
         else:
             prompt = output = np.ones(size, np.int64)  # every class has lengths of its own and replaces these
         return self._scaled(DrawnTokens(prompt, prompt)), DrawnTokens(output, output), told
+
+    def _listed(self, lengths: ListLengths, name: str, request_class: Ints) -> tuple[Ints, Ints]:
+        """The pairs of a list in order, for the requests that it is of: those of class `name`, or of all classes
+        without lengths of their own. ScenarioError where it is too short."""
+        whose = [its.lengths is lengths if name else its.lengths is None for its in self.classes]
+        at = np.cumsum(np.array(whose)[request_class]) - 1
+        if (sent := int(at.max(initial=-1)) + 1) > len(lengths.prompt):
+            of = f" of class {name}" if name else ""
+            said = f"workload: lengths list {len(lengths.prompt):,} requests{of}, and {sent:,} are sent."
+            raise ScenarioError(f"{said} List more, or ask for fewer.")
+        return np.array(lengths.prompt)[np.maximum(at, 0)], np.array(lengths.output)[np.maximum(at, 0)]
 
     def _told(self, rows: TraceRows, otherwise: dict[str, Any]) -> dict[str, Any]:
         """Priority, tenant and deadline of `rows` as far as these tell them, else as in `otherwise`."""
@@ -369,6 +385,8 @@ class RequestSampler:
                             f" {tokens[chosen].mean():,.1f} instead of {drawn[chosen].mean():,.1f}"
                             f" (asked {asked:,.1f})"
                         )
+            if isinstance(lengths, ListLengths) and (left := len(lengths.prompt) - int(chosen.sum())) > 0:
+                yield f"{left:,} of {len(lengths.prompt):,} listed requests{of_class} are not sent"
         if self._by_eos < 1:
             yield f"{100 * requests.ignore_eos.mean():.3g} % of {of} ignore stop tokens and end by length (stop.by_eos)"
         if self._prompt_scale != 1:

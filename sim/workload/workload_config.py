@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Annotated, Literal
 
@@ -150,13 +150,30 @@ class StepLengths(Config):
 
 
 @dataclass(frozen=True)
+class ListLengths(Config):
+    """Request i has `prompt[i]` and `output[i]`, each used once, in the order of sending: of a class its own i-th."""
+
+    prompt: tuple[PositiveInt, ...]
+    output: tuple[PositiveInt, ...]
+    kind: Literal["list"] = "list"
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        PairLengths(self.prompt, self.output)
+
+    @property
+    def mean_output_tokens(self) -> float:
+        return float(np.mean(self.output))
+
+
+@dataclass(frozen=True)
 class TraceLengths(Config):
     """Prompt and output of the same trace row, rows drawn with replacement."""
 
     kind: Literal["trace"] = "trace"
 
 
-AnyLengths = Annotated[Lengths | PairLengths | StepLengths | TraceLengths, ByKind(default="laws")]
+AnyLengths = Annotated[Lengths | PairLengths | StepLengths | ListLengths | TraceLengths, ByKind(default="laws")]
 
 
 @dataclass(frozen=True)
@@ -346,6 +363,11 @@ class WorkloadConfig(Config):
             return
         replay = self.arrivals.kind == "trace"
         own = [traffic.lengths for traffic in self.classes.values()]
+        lists = [lengths for lengths in [self.lengths, *own] if isinstance(lengths, ListLengths)]
+        apart = isinstance(self.arrivals, ClosedLoop) and not self.arrivals.shared_list
+        if lists and (self.sessions is not None or apart):
+            instead = "drop sessions" if self.sessions is not None else "write arrivals.shared_list: true"
+            raise ValueError(f"lengths of kind list need requests in one order: {instead}, or write kind: pairs.")
         resamples = any(isinstance(lengths, TraceLengths) for lengths in [self.lengths, *own])
         if replay and isinstance(self.lengths, TraceLengths):
             raise ValueError("arrivals of kind trace take each row's own lengths. Leave lengths out.")
@@ -357,6 +379,16 @@ class WorkloadConfig(Config):
             raise ValueError("trace is given, but neither arrivals nor lengths are of kind trace. Use it or drop it.")
         if self.trace is not None and not replay and self.trace.rate_scale is not None:
             raise ValueError(f"trace.rate_scale changes the trace's times, but arrivals are {self.arrivals.kind}.")
+
+    @property
+    def of_any_number(self) -> WorkloadConfig:
+        """The workload with lists of lengths drawn from, so that it may have any number of requests."""
+
+        def drawn(lengths: AnyLengths | None) -> AnyLengths | None:
+            return PairLengths(lengths.prompt, lengths.output) if isinstance(lengths, ListLengths) else lengths
+
+        classes = {name: replace(its, lengths=drawn(its.lengths)) for name, its in self.classes.items()}
+        return replace(self, lengths=drawn(self.lengths), classes=classes)
 
     def _check_rows_of_classes(self) -> None:
         """ValueError where classes would be drawn beside a trace's rows: each would get the lengths of all rows."""

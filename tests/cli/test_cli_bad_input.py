@@ -313,7 +313,24 @@ ARGUMENTS = {
     ),
     "inspect_columns_without_unit": (
         ["trace", "inspect", "s.yaml", "--columns", "arrival=a,prompt=b,output=c"],
-        "time_unit",
+        "s.yaml: trace.columns.arrival 'a' has no unit. Write time_unit: ns, us, ms, s or iso. Here: --time-unit.",
+    ),
+    "inspect_hash_ids_without_a_size": (
+        ["trace", "inspect", "s.yaml", "--columns", "prompt=b,output=c,hash_ids=h"],
+        "Here: --set hash_id_block_size=VALUE.",
+    ),
+    "inspect_zeros_refused": (
+        ["trace", "inspect", "z.csv", "--columns", "prompt=a,output=b", "--set", "zero_lengths=error"],
+        "Write zero_lengths: drop, or prefill_only where only the output is 0. Here: --set zero_lengths=VALUE.",
+    ),
+    "fit_a_broken_row": (
+        ["trace", "fit", "z.csv", "--columns", "prompt=b,output=c"],
+        "Correct it, or write on_broken: drop. Here: --set on_broken=VALUE.",
+    ),
+    "inspect_unknown_key": (["trace", "inspect", "z.csv", "--set", "zero_length=drop"], "Did you mean zero_lengths?"),
+    "inspect_own_code": (
+        ["trace", "inspect", "z.csv", "--set", "reader=os:system"],
+        "--set reader=os:system: runs code, which only scenarios may (--allow-code). Drop it.",
     ),
     "inspect_unknown_unit": (["trace", "inspect", "s.yaml", "--time-unit", "days"], "--time-unit days"),
     "inspect_out_in_no_folder": (
@@ -385,6 +402,7 @@ def test_wrong_arguments(
     monkeypatch.chdir(tmp_path)
     Path("s.yaml").write_text(TINY)
     Path("my.csv").write_text("ts,in,out\n0,5,5\n")
+    Path("z.csv").write_text("a,b,c\n5,0,5\n5,5,x\n")
     refused(tmp_path, args, *expected)
 
 
@@ -401,7 +419,7 @@ TRACES = {
     "hash_is_no_hash": ("ts,in,out\n0,5,5\n", ("path: my.csv", "path: my.csv, sha256: abc"), "64 hexadecimal"),
     "empty": ("", None, "my.csv: empty"),
     "header_only": ("ts,in,out\n", None, "a header and no rows"),
-    "all_lengths_zero": ("ts,in,out\n0,0,5\n1,0,7\n", None, "no usable row of 2", "2 with 0 tokens"),
+    "all_lengths_zero": ("ts,in,out\n0,0,5\n1,0,7\n", None, "no usable row of 2", "2 with 0 prompt tokens"),
     "zero_lengths_refused": (
         "ts,in,out\n0,5,5\n1,5,0\n",
         ("path: my.csv", "path: my.csv, zero_lengths: error"),

@@ -202,6 +202,40 @@ def test_inspect_draws_the_smallest_traces(here: Path, rows: str) -> None:
     assert Path("my.trace.png").stat().st_size > 10_000
 
 
+def test_metrics_are_asked_onto_the_screen_before_anything_runs(here: Path) -> None:
+    """In the place of the table's own; a name that there is not is refused before the first simulation."""
+    Path("s.yaml").write_text(TINY)
+    out = done("run", "s.yaml", "--no-pictures", "--columns", "makespan,preemptions,num_steps")
+    head = next(line for line in out.splitlines() if "makespan" in line)
+    assert head.split() == ["makespan", "preemptions", "num", "steps"] and "ttft p50" not in out
+    before = listing(here)
+    refused = batchsim("run", "s.yaml", "--columns", "makespn", "--out", "other")
+    assert refused.exit_code == 2 and "Write one of makespan_s" in refused.stderr and listing(here) == before
+
+
+def test_what_a_scenario_says_of_a_trace_can_be_set(here: Path) -> None:
+    """Rows kept that have no output, a slice of them, another rate; in what init writes too."""
+    Path("my.csv").write_text(MY_CSV)
+    sets = ("--set", "zero_lengths=prefill_only", "--set", "trace.rows=[1, 5]", "--set", "jitter=1ms")
+    kept = json.loads(done("trace", "inspect", "my.csv", *COLUMNS, *sets, "--json"))
+    assert kept["rows"] == 4 and any("given 1 (prefill only)" in note for note in kept["notes"])
+    faster = ("--set", "rate_scale.factor=2", "--set", "rate_scale.by=compress")
+    found = json.loads(done("trace", "inspect", "my.csv", *COLUMNS, *faster, "--json"))
+    assert found["arrivals"]["rate_rps"] == 4.0
+    done("init", "--trace", "my.csv", *COLUMNS, *sets, "-o", "n.yaml")
+    trace = yaml.safe_load(Path("n.yaml").read_text())["workload"]["trace"]
+    assert (trace["zero_lengths"], trace["rows"], trace["jitter"]) == ("prefill_only", [1, 5], "0.001s")
+
+
+def test_init_from_a_trace_of_one_time(here: Path) -> None:
+    """It replays the rows all at once, without a load axis that they do not have."""
+    Path("my.csv").write_text("when,in_tok,out_tok\n" + "7,5,5\n" * 30)
+    done("init", "--trace", "my.csv", *COLUMNS, "-o", "n.yaml", "--no-schema")
+    text = Path("n.yaml").read_text()
+    assert "30 requests, all of one time" in text and "load" not in yaml.safe_load(text)
+    assert "30 requests at once" in table("n.yaml")
+
+
 def test_inspect_of_lengths_only(here: Path) -> None:
     """A trace without times is drawn without arrivals and says so."""
     Path("my.csv").write_text("a,b\n5,6\n7,8\n")

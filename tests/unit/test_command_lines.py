@@ -20,6 +20,7 @@ from batchsim.scenario.command_lines.engines import (
     write_command,
 )
 from batchsim.scenario.command_lines.flags import OPTIONS_FILE
+from batchsim.scenario.deployment_config import DeploymentConfig
 from batchsim.scenario.load import parse_scenario
 from tests.unit.test_deployment_config import SHEET, TEXT
 
@@ -204,6 +205,24 @@ def test_what_a_line_leaves_untold_is_named() -> None:
         ("vllm", "vllm serve m --frobnicate", "--frobnicate is no flag that is known"),
         ("vllm", "vllm serve m --enforce-eager", "without them steps are slower"),
         ("vllm", "vllm serve m -O0", "-O0 has no counterpart: the kernel tables time decodes with CUDA graphs"),
+        (
+            "vllm",
+            "vllm serve m --enforce-eager",
+            "Leave it out here, and state that in the scenario: deployment.host: {base: 20ms}, say.",
+        ),
+        ("sglang", "sglang serve --model m --disable-cuda-graph", "deployment.host: {base: 20ms}, say."),
+        ("vllm", "vllm serve m --dtype float32", "--dtype float32 has no counterpart: tables and rooflines are of 16"),
+        (
+            "vllm",
+            "vllm serve m --dtype=float",
+            "or state what steps take: cost: {kind: linear, ...}, with kv: {tokens:",
+        ),
+        ("sglang", "sglang serve --model m --dtype float32", "--dtype float32 has no counterpart"),
+        (
+            "vllm",
+            "vllm serve m --enable-lora",
+            "adapters are not timed. Leave it out to simulate an engine without it.",
+        ),
         ("vllm", "vllm serve m --optimization-level 0", "--optimization-level 0 has no counterpart"),
         ("vllm", 'vllm serve m -cc \'{"cudagraph_mode": "NONE"}\'', "without them steps are slower"),
         ("vllm", "vllm serve m --hf-overrides '{\"num_hidden_layers\": 2}'", "it may change the model's shape"),
@@ -214,7 +233,6 @@ def test_what_a_line_leaves_untold_is_named() -> None:
         ("vllm", "vllm serve m --gpu-memory-utilization 90", "a number above 0 and up to 1"),
         ("vllm", "vllm serve m --max-model-len 8q", "a whole number, like 8192, or with one of k, m"),
         ("vllm", "vllm serve m --max-model-len 1.2345k5", "a whole number"),
-        ("vllm", "vllm serve m --dtype float32", "--dtype is 'float32'"),
         ("vllm", "vllm serve m --enable-prefix-caching=yes", "takes no value"),
         ("vllm", "vllm serve m --enable-prefix-caching --no-enable-prefix-caching", "another thing than a flag before"),
         ("vllm", "FOO=1 vllm serve m", "whether FOO changes timing is not known"),
@@ -353,3 +371,15 @@ def test_a_starter_asks_for_no_more_than_its_engine_takes(longest: int, tmp_path
     keys = {"model": "llama-3.1-8b", "max_model_len": longest}
     workload = parse_scenario(deployed_text(keys, "vllm", "h200", tmp_path, None, None), "s", tmp_path).file.workload
     assert workload.lengths.prompt.max + workload.output_cap <= longest  # type: ignore[union-attr]
+
+
+def test_what_eager_is_sent_to_is_read() -> None:
+    """The host's time of each step, stated, stands in the place of what CUDA graphs save."""
+    text = (
+        "model: llama-3.1-8b\ndeployment: {engine: vllm, gpu: h100_sxm, host: {base: 20ms}}\nkv: {tokens: 9000}\n"
+        "workload: {arrivals: {kind: all_at_once}, requests: 2, output_cap: 9, lengths: {kind: list, prompt: [9, 9],"
+        " output: [5, 5]}}\nslo: ttft<1s @ 99%\n"
+    )
+    scenario = parse_scenario(text, "eager.yaml", Path())
+    assert isinstance(scenario.cost, DeploymentConfig) and scenario.cost.host is not None
+    assert scenario.cost.host.base == 20_000_000

@@ -107,6 +107,26 @@ def test_a_heading_says_engine_degrees_and_types() -> None:
     assert heading(Setup.of(scenario(*tables, "cost_factor=1.1"))).count("tp 4, weights fp8") == 1
 
 
+def test_memory_goes_by_the_version_that_is_asked_for() -> None:
+    """vLLM 0.19 takes 90 % and counts no graphs to it, where the nearest tables are of 0.24, which takes 92 %."""
+    tables = ("model=llama-3.1-70b", "deployment={engine: vllm, gpu: h100_sxm, tp: 4, weights: fp8, version: 0.19}")
+    older, newer = Setup.of(scenario(*tables)), Setup.of(scenario(*tables, "deployment.version=0.24"))
+    assert "× 0.90" in older.kv.terms and "graphs" not in older.kv.terms
+    assert "× 0.92" in newer.kv.terms and "graphs" in newer.kv.terms
+
+
+def test_vllm_does_not_start_with_less_memory_than_a_context() -> None:
+    """One line with both numbers, as the engine says it; stated pools may be as small as one likes."""
+    tables = ("model=llama-3.1-70b", "deployment={engine: vllm, gpu: h100_sxm, tp: 4, weights: fp8}")
+    small = "kv={utilisation: 30%}"
+    with pytest.raises(
+        ScenarioError, match=r"vLLM does not start with KV memory of [\d,]+ tokens .* max_model_len 131,072"
+    ):
+        Setup.of(scenario(*tables, small, "max_model_len=131072"))
+    assert Setup.of(scenario(*tables, small, "max_model_len=4096")).kv.tokens > 4096
+    Setup.of(scenario(*tables, "kv={tokens: 1600}", "max_model_len=131072"))
+
+
 def test_a_gpu_with_kernel_tables_needs_a_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     """No roofline takes its place; the line names the ways out."""
     monkeypatch.setattr(find, "version", lambda: None)

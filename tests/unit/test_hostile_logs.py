@@ -180,10 +180,18 @@ CASES: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a day that is none": ((AZURE + "2023-11-31 18:00:00,5,1\n").encode(), {}, ":3: TIMESTAMP '2023-11-31' is no day"),
     "zones mixed": ((AZURE + "2023-11-16 18:00:01Z,5,1\n").encode(), {}, ":3: TIMESTAMP"),
     "American dates": ((AZURE + "11/16/2023 18:00,5,1\n").encode(), {}, ":3: TIMESTAMP"),
-    "all rows without tokens": (vidur("1,0,0").replace(b"0,10,1", b"0,0,9"), {}, "no usable row of 2: 2 with 0 tokens"),
+    "all rows without tokens": (
+        vidur("1,0,0").replace(b"0,10,1", b"0,0,9"),
+        {},
+        "no usable row of 2: 1 with 0 prompt and 0 output tokens, 1 with 0 prompt tokens",
+    ),
     "zero tokens refused": (vidur("1,0,5"), {"zero_lengths": "error"}, ":3: 0 prompt and 5 output tokens"),
     "all rows failed": (told(status="500").replace(b"1,ok", b"1,no"), TOLD, "0 with 0 tokens, 2 failed"),
-    "BurstGPT of failures": (BURST.encode() + b"1,s,1,m,5,0,5,Failure\n", {}, "no usable row of 1: 1 with 0 tokens"),
+    "BurstGPT of failures": (
+        BURST.encode() + b"1,s,1,m,5,0,5,Failure\n",
+        {},
+        "no usable row of 1: 1 with 0 output tokens",
+    ),
     # ---- JSON
     "JSONL with a broken line": (lines(MOON) + b'{"timestamp": 1,\n', {}, ":2: not JSON"),
     "JSONL with a list in it": (lines(MOON, [1]), {}, ":2: not a JSON object"),

@@ -127,6 +127,8 @@ slo: ttft<1s @ 99%
 """
 VLLM = "INFO 04-24 16:33:13 [kv_cache_utils.py:634] GPU KV cache size: {} tokens\n"
 SGLANG = "[2026-06-28 15:16:45] max_total_num_tokens={}, chunked_prefill_size=8192, context_len=256000\n"
+FULL = "INFO 04-24 16:33:13 [kv_cache_utils.py:639] Maximum concurrency for {} tokens per request: {}x\n"
+CONFIG = "Initializing a V1 LLM engine (v0.19.0) with config: model='{}', max_seq_len=8192\n"
 TRTLLM = "[TensorRT-LLM][INFO] [MemUsageChange] Allocated 16.10 GiB for max tokens in paged KV cache ({}).\n"
 
 
@@ -134,6 +136,7 @@ TRTLLM = "[TensorRT-LLM][INFO] [MemUsageChange] Allocated 16.10 GiB for max toke
     ("log", "tokens"),
     [
         (VLLM.format("158,656"), 158_656),
+        (CONFIG.format("mine/unknown") + VLLM.format("158,656") + FULL.format("4,096", "38.73"), 158_656),
         ("x\n" + VLLM.format("107,824") + VLLM.format("107,312") + "y\n", 107_312),  # a line from each worker
         (SGLANG.format("2086558"), 2_086_558),
         (TRTLLM.format("2112") + TRTLLM.format("301472"), 301_472),  # the first cache is for trying
@@ -159,6 +162,13 @@ def test_an_engines_own_log_wins(tmp_path: Path, log: str, tokens: int) -> None:
         (VLLM.format("1,000") + SGLANG.format("1000"), "has lines of vllm and sglang. Keep those of one engine"),
         (VLLM.format("158,656") + VLLM.format("107,312"), "says 2 times how many.*from 107,312 to 158,656"),
         (VLLM.format("0"), "from 0 to 0"),
+        (
+            VLLM.format("290,864") + FULL.format("32,768", "33.04"),
+            "says 290,864 tokens, and that 33.04 requests of 32,768 fit, which are 1,082,655: of a model whose layers",
+        ),
+        (VLLM.format("32,000") + FULL.format("4,096", "1.02"), "says 32,000 tokens, and that 1.02 requests of 4,096"),
+        (CONFIG.format("openai/gpt-oss-20b") + VLLM.format("1,000"), "is of openai/gpt-oss-20b, and the model is"),
+        (CONFIG.format("/data/gpt-oss-20b/") + VLLM.format("1,000"), "is of /data/gpt-oss-20b/, and the model is"),
     ],
 )
 def test_a_log_that_does_not_say_is_one_line(tmp_path: Path, log: str | None, complaint: str) -> None:
@@ -181,6 +191,16 @@ def test_memory_is_stated_once(tmp_path: Path) -> None:
     ):
         with pytest.raises(ScenarioError, match=complaint):
             load_scenario(str(tmp_path / "s.yaml"), overrides=[other])
+
+
+def test_a_share_of_memory_is_a_percentage_or_a_fraction() -> None:
+    """0.85 is 85 %; 85 and 1 could be either, and are one line with both readings."""
+    for text in ("85%", "0.85"):
+        kv = load_scenario("bursty", overrides=[f"kv={{utilisation: {text}}}"]).file.kv
+        assert kv is not None and kv.utilisation == 0.85
+    for text, advice in (("85", "Write 85%, or 0.85."), ("1", "Write 1%, or 100%, whichever is meant.")):
+        with pytest.raises(ScenarioError, match=rf"kv\.utilisation: {text} is not a share\. .*{advice}"):
+            load_scenario("bursty", overrides=[f"kv={{utilisation: {text}}}"])
 
 
 def test_derived_memory_is_near_what_engines_said_at_their_start() -> None:
@@ -215,3 +235,9 @@ def test_a_log_of_another_deployment_is_refused(tmp_path: Path) -> None:
         read_kv_tokens(log, "vllm", 4)
     with pytest.raises(ScenarioError, match="is of vllm, and the deployment is of sglang"):
         read_kv_tokens(log, "sglang", 8)
+    with pytest.raises(ScenarioError, match=r"is of KV in another type, and the deployment's is fp8\. Correct"):
+        read_kv_tokens(log, "vllm", 8, kv="fp8")
+    log.write_text("config: kv_cache_dtype=fp8_e4m3, x\nGPU KV cache size: 1,600 tokens\n")
+    assert read_kv_tokens(log, "vllm", 8, kv="fp8") == 1600
+    with pytest.raises(ScenarioError, match=r"is of KV in fp8, and the deployment's is auto\. Correct"):
+        read_kv_tokens(log, "vllm", 8, kv="auto")

@@ -36,12 +36,12 @@ WITHOUT: dict[str, dict[str, Any]] = {
     "draft tokens": {},  # the run has none; see `inputs`
     "an engine ahead": {},
 }
-BESIDES = {"an objective": {"an objective of requests"}}
+BESIDES = {"an objective": {"an objective of requests"}, "a prefix cache": {"sessions"}}
 
 
 def test_what_is_measured_has_a_row_and_what_has_a_row_is_measured() -> None:
     """In the order of the table; of classes after a metric's own name."""
-    for scenario, without in (("replicas", "tasks"), ("mixed-priority", "replicas tasks")):
+    for scenario, without in (("replicas", "tasks sessions"), ("mixed-priority", "replicas tasks sessions")):
         loaded = load_scenario(scenario)
         names = metric_names(Setup.of(loaded), loaded.points()[0])
         expected = [name for name, metric in METRICS.items() if metric.needs not in without.split()]
@@ -75,6 +75,7 @@ def inputs(*, drafts: bool, ahead: bool) -> PointInputs:
         peak_flops=1e15,
         memory_bandwidth=1e12,
         stationary=True,
+        turn=np.arange(150) % 5,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,6 +16,13 @@ from batchsim.metrics.latencies import values_ns
 from batchsim.metrics.measure import LATENCIES, PERCENTILES, Measured, combine, measure, percentile
 from batchsim.metrics.slo import parse_slo
 from batchsim.metrics.stability import _time_in_system, is_too_short, is_unstable
+from batchsim.results.keep import point_inputs
+from batchsim.scenario.load import parse_scenario
+from batchsim.scenario.point import Setup, simulate_point
+from batchsim.workload.build import build_workload, turn_of
+from batchsim.workload.traces import Columns, TraceConfig
+from batchsim.workload.traces.trace_rows import TraceRows
+from batchsim.workload.workload_config import TraceArrivals, WorkloadConfig
 from tests.unit.metrics_helpers import MS, POLICIES, arrival, inputs_of, records_of, run, static, traffic, vllm
 
 S = 1_000_000_000
@@ -61,6 +70,83 @@ def test_the_last_token_may_come_of_a_recompute():
     gaps, counts = token_gaps(made.records, np.array([False, True]))
     assert sorted(np.repeat(gaps, counts).tolist()) == sorted(np.diff(times[1]).tolist())
     assert max(gaps) == times[1][-1] - times[1][-2] > 2 * sorted(gaps)[-2]
+
+
+_TIGHT = """\
+model: llama-3.1-8b
+cost: {kind: linear, base: 10ms, per_token: 50us}
+kv: {tokens: 20000}
+max_model_len: 8192
+workload:
+  arrivals: {kind: closed_loop, users: 32, think_time: 0s, ramp: 0s, shared_list: true}
+  requests: 100
+  lengths: {prompt: {kind: uniform, min: 100, max: 300}, output: {kind: uniform, min: 800, max: 1200}}
+  output_cap: 1200
+policies: {vllm: {}}
+load: {users: [32]}
+slo: p99(itl)<1s
+seeds: 1
+"""
+
+
+def test_gaps_are_known_where_a_recompute_ends_in_flight_as_it_is_preempted() -> None:
+    """An engine ahead delivers that token while its request waits: every gap is there, and adds up to the decodes."""
+    scenario = parse_scenario(_TIGHT, "tight.yaml", Path())
+    (point,) = scenario.points()
+    records = simulate_point(Setup.of(scenario), point).records
+    requests = records.requests
+    gaps, counts = token_gaps(records, np.ones(len(requests), bool))
+    assert requests["num_preemptions"].sum() > 50
+    assert counts.sum() == (requests["output_tokens"] - 1).sum()
+    assert (gaps * counts).sum() == (requests["delivered_ns"] - requests["first_delivery_ns"]).sum()
+
+
+_SESSIONS = """\
+model: llama-3.1-8b
+cost: {kind: linear, base: 10ms}
+kv: {tokens: 200000}
+max_model_len: 8192
+workload:
+  arrivals: {kind: poisson, mean_rate: 2/s}
+  sessions: {turns: {kind: fixed, tokens: 5}, think_time: 2s}
+  lengths: {prompt: {kind: fixed, tokens: 200}, output: {kind: fixed, tokens: 50}}
+  output_cap: 64
+  duration: 30s
+policies: {vllm: {}}
+slo: ttft<1s @ 90%
+seeds: 1
+"""
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_hits_are_told_by_turn(closed: bool) -> None:
+    """By hand: of 450 tokens of the second turn's prompt 240, in whole blocks, are of the first and its answer."""
+    text = _SESSIONS
+    if closed:
+        text = text.replace("kind: poisson, mean_rate: 2/s", "kind: closed_loop, users: 3, think_time: 1s")
+        text = text.replace(", think_time: 2s}", "}")
+    scenario = parse_scenario(text, "s.yaml", Path())
+    (point,) = scenario.points()
+    setup = Setup.of(scenario)
+    values = measure(point_inputs(setup, simulate_point(setup, point))).values
+    hits = [values[f"prefix_hit_rate_turn_{turn}"] for turn in ("1", "2", "3")]
+    assert hits == [0.0, pytest.approx(240 / 450), pytest.approx(496 / 700)]
+    later = values["prefix_hit_rate_turn_4_on"]
+    assert later is not None and hits[2] is not None and later > hits[2]
+
+
+def test_turns_of_a_replay_are_the_rows_before_in_line() -> None:
+    """A row of two parents stands behind the longer line of them."""
+    times, tokens = np.zeros(5, np.int64), np.full(5, 9)
+    labels = {"id": np.arange(5), "parent": np.array([-1, 0, 1, -1, 2]), "recorded": times}
+    texts = {"id": tuple("abcde"), "parent": ('["a"]', '["b"]', '["c", "d"]')}
+    rows = TraceRows(times, tokens, tokens, "t.csv", "mapping", labels=labels, texts=texts)
+    config = WorkloadConfig(
+        TraceArrivals(), 64, trace=TraceConfig("t.csv", columns=Columns("p", "o", id="i", parent="q"))
+    )
+    workload = build_workload(config, load={}, seed=0, max_model_len=99, base=Path(), rows=rows)
+    found = turn_of(workload, np.arange(5))
+    assert found is not None and found.tolist() == [0, 1, 2, 0, 3]
 
 
 def test_one_token_or_nobody_has_no_gaps():

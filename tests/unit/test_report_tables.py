@@ -12,6 +12,7 @@ from report_samples import FOUR, SEVEN, sample_results
 from batchsim.base.errors import ScenarioError
 from batchsim.report.layout import aligned
 from batchsim.report.reading import load_to_show
+from batchsim.report.text.asked_columns import asked_columns
 from batchsim.report.text.summary_text import highest_loads, point_table, report, warnings
 
 
@@ -307,3 +308,33 @@ def test_load_that_was_not_tested_is_refused():
 def test_a_column_without_a_letter_is_empty():
     """As where nothing is known of any row."""
     assert aligned([["", "x"], ["", "1"]], left=(0,)) == ["  x", "  1"]
+
+
+def test_metrics_can_be_asked_onto_the_screen() -> None:
+    """By name, without the unit, or by what stands above them; of a class; in the order asked, in the place of all."""
+    results = sample_results()
+    columns = asked_columns("makespan_throughput_rps, ttft_p99,in SLO,bound_by, pad_share", ())
+    assert columns == ["makespan_throughput_rps", "ttft_p99_s", "in_slo", "bound_by", "pad_share"]
+    assert asked_columns("hit,ttft_p99_s[chat]", ["chat"]) == ["prefix_hit_rate", "ttft_p99_s[chat]"]
+    lines = report(results, None, ["ttft_p99_s", "pad_share", "preemptions"]).splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("at 16 req/s"))
+    assert lines[at + 1].split() == ["ttft", "p99", "pad", "preemptions"]
+    plain = report(results).splitlines()
+    assert len([line for line in lines if "s/token" in line]) == 0 < len([line for line in plain if "s/token" in line])
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("preemtions", "--columns preemtions: preemtions is no metric. Write one of preemptions"),
+        ("makespan,preempt", "preempt is no metric. Write one of preemptions, preemption_rate"),
+        ("ttft_p99_s[chat]", "chat is no class. Write no class: the workload has none"),
+        ("hit,,pad", "nothing is no metric"),
+        ("zzzzz", "Write one of columns of summary.csv"),
+    ],
+)
+def test_a_column_that_there_is_not_is_one_line_with_its_like(asked: str, said: str) -> None:
+    """Of a wrong name those near it, or that hold it."""
+    with pytest.raises(ScenarioError) as caught:
+        asked_columns(asked, ())
+    assert said in str(caught.value)

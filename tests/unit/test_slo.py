@@ -64,6 +64,8 @@ def test_text_survives_a_round_trip(text):
         ("ttft<500 @ 99%", "'500' has no known unit of a time"),
         ("ttft<0ms @ 99%", "no latency is below 0"),
         ("ttft<500ms @ 99", "'99' is not a share"),
+        ("ttft<500ms, tpot<50ms @ 0.95", "'p95(ttft)<500ms, p95(tpot)<50ms' or 'ttft<500ms & tpot<50ms @ 95%'"),
+        ("p0.99(ttft)<500ms", "p0.99 is no percentile. Write one from 1 to below 100, like p99."),
         ("ttft<500ms @ 0%", "asks for nothing"),
         ("itl<50ms @ 99%", "Bound tpot instead, or write 'p99(itl)<50ms'"),
         ("itl<=50ms", "Bound tpot instead, or write 'p99(itl)<=50ms'"),

@@ -136,7 +136,7 @@ def test_broken_stamp_has_its_line(tmp_path: Path, stamp: str, expected: str) ->
         (gzip.compress(b"x" * 10_000, mtime=0)[:-9], ": damaged gzip data"),
         (b"\x1f\x8bnonsense", ": damaged gzip data"),
         (b"arrived_at,num_prefill_tokens,num_decode_tokens,arrived_at\n1,1,1,1\n", "stands there twice"),
-        ((HEADER + "0,0,0\n").encode(), "no usable row of 1: 1 with 0 tokens, 0 broken"),
+        ((HEADER + "0,0,0\n").encode(), "no usable row of 1: 1 with 0 prompt and 0 output tokens, 0 broken"),
     ],
 )
 def test_unreadable_file(tmp_path: Path, data: bytes, expected: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any, get_args
 
@@ -167,15 +168,31 @@ def test_unused_columns_are_noted() -> None:
 
 def test_zero_lengths() -> None:
     """Rows of 0 tokens are dropped and counted, kept as prefill-only where they have a prompt, or refused."""
-    assert any("2 of 4 rows dropped: 0 prompt" in note for note in read("burstgpt_v1_style.csv").notes)
+    told = "2 of 4 rows dropped: 1 with 0 output tokens (failed), 1 with 0 prompt and 0 output tokens (failed)"
+    assert told in read("burstgpt_v1_style.csv").notes
     kept = read("burstgpt_v1_style.csv", zero_lengths="prefill_only")
     assert table(kept)[1] == (7 * S, 300, 1)
     assert [note for note in kept.notes if "prefill only" in note or "dropped" in note] == [
-        "1 of 4 rows dropped: 0 prompt or output tokens",
+        "1 of 4 rows dropped: 1 with 0 prompt and 0 output tokens (failed)",
         "1 of 4 rows with 0 output tokens given 1 (prefill only)",
     ]
     with pytest.raises(TraceError, match=r"style\.csv:3: 300 prompt and 0 output tokens"):
         read("burstgpt_v1_style.csv", zero_lengths="error")
+
+
+def test_zero_lengths_are_told_by_kind(tmp_path: Path) -> None:
+    """Without a prompt, an output or both, and of failed requests where the log says so; also where none is left."""
+    columns = Columns("in", "out", "t", status="end")
+    config = TraceConfig("t.csv", columns=columns, time_unit="s", failed="keep")
+    lines = ["t,in,out,end", "0,0,5,ok", "1,5,0,ok", "2,5,0,cancelled", "3,0,0,ok", "4,0,0,ok", "5,5,5,error"]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    kinds = (
+        "1 with 0 output tokens, 1 with 0 output tokens ('cancelled'), 2 with 0 prompt and 0 output tokens, 1 with 0"
+    )
+    assert f"5 of 6 rows dropped: {kinds} prompt tokens" in read_trace(config, tmp_path).notes
+    (tmp_path / "t.csv").write_text("\n".join(lines[:-1]))
+    with pytest.raises(TraceError, match=rf"no usable row of 5: {re.escape(kinds)} prompt tokens, 0 broken"):
+        read_trace(config, tmp_path)
 
 
 CSV = "arrived_at,num_prefill_tokens,num_decode_tokens\n0,10,1\n1.5,20,2\n"

@@ -90,6 +90,7 @@ def test_spread_stays_within_the_interval() -> None:
         (None, RateScale(2, "compress"), "no arrival times for rate_scale"),
         ((0, 0), RateScale(2, "overlay"), "all 2 rows arrive at once"),
         ((0,), RateScale(2, "overlay"), "all 1 rows arrive at once"),
+        ((0, 0), RateScale(2, "compress"), "all 2 rows arrive at once; they cannot be compressed. Drop rate_scale"),
         ((0, 5), RateScale(1e-9, "thin"), "none of 2 rows is left"),
         ((0, 10**15), RateScale(1e-9, "compress"), "years"),
         (tuple(range(200)), RateScale(1e6, "overlay"), "200,000,000 rows asked"),

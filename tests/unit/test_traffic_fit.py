@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from batchsim.base.errors import TraceError
 from batchsim.base.units import NS_PER_S
 from batchsim.cli import app
+from batchsim.fit.traffic import engine_check
 from batchsim.fit.traffic.arrival_fit import fit_arrivals, positive_gaps_s
 from batchsim.fit.traffic.engine_check import EngineCheck, holds
 from batchsim.fit.traffic.goodness import compare, drawn, recorded
@@ -24,10 +25,11 @@ from batchsim.fit.traffic.length_fit import fit_lengths, num_steps, pairs_of
 from batchsim.fit.traffic.load_file import scenario_text
 from batchsim.fit.traffic.mmpp_fit import fit_mmpp, log_likelihood
 from batchsim.fit.traffic.traffic_fit import TrafficFit, _cap, fit_traffic
-from batchsim.report.text.traffic_fit_text import verdict
+from batchsim.report.text.traffic_fit_text import heading, verdict
 from batchsim.scenario.load import parse_scenario
 from batchsim.scenario.point import Setup
 from batchsim.workload.arrivals import arrival_times_ns
+from batchsim.workload.build import build_workload
 from batchsim.workload.processes import (
     GammaArrivals,
     MmppArrivals,
@@ -82,7 +84,7 @@ def test_the_likelihood_of_states_is_that_of_the_product_of_matrix_exponentials(
 def test_two_states_are_found_again() -> None:
     """Their rates, stays and mean rate, from some 9,000 arrivals."""
     times = arrival_times_ns(TWO, 2, 900 * NS_PER_S, None)
-    process, _, numbers = next(fit_mmpp(np.diff(times) / NS_PER_S))
+    process, _, numbers = next(fit_mmpp(np.diff(times) / NS_PER_S, str))
     low, high = process.states
     assert numbers == 3 and process.mean_rate == pytest.approx(NS_PER_S / np.diff(times).mean())
     assert low.rate / high.rate == pytest.approx(0.1, rel=0.2)
@@ -228,6 +230,44 @@ def check_of(rows: TraceRows) -> tuple[TrafficFit, EngineCheck]:
     return fit, EngineCheck(setup, fit, TraceConfig("t.csv"))
 
 
+def test_a_rate_that_grows_92_fold_is_fitted_as_a_trend_and_the_heading_says_so() -> None:
+    """Not as one rate: in what is printed, in what is written, and in the heading of its run."""
+    grows = RampArrivals(0.31, growth=92.0, over=1200 * NS_PER_S)
+    times = arrival_times_ns(grows, 3, 1200 * NS_PER_S, None)
+    fit = fit_traffic(rows_of(times - times[0]))
+    found = fit.workload.arrivals
+    assert isinstance(found, RampArrivals) and 10 < found.growth < 100 and found.cv == 1
+    assert re.search(r"trend, Poisson gaps, rate from 0\.0\d+/s to 0\.\d+/s · lengths", heading(fit)), heading(fit)
+    run = build_workload(fit.workload, load={}, seed=0, max_model_len=9999, base=Path())
+    assert re.match(r"ramp arrivals, rate from 0\.0\d+/s to 0\.\d+/s, CV", str(run.describe["text"]))
+
+
+def test_rows_of_one_time_have_no_law() -> None:
+    """However many they are; and what to do with them."""
+    with pytest.raises(TraceError, match=r"all 300 rows arrive at once: no law to fit\. Replay them"):
+        fit_arrivals(np.zeros(300, np.int64))
+
+
+@pytest.mark.slow
+def test_draws_end_where_they_have_told_and_long_traces_have_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The verdicts are those of all draws; who is outside few draws hears how often that is chance."""
+    fit, check = check_of(poisson_rows())
+    told: list[str] = []
+    found = check.all_loads(None, told.append)
+    every = check.all_loads(19, told.append)
+    assert [each.holds for each in found] == [each.holds for each in every] == [True, True]
+    for one, all_ in zip(found, every, strict=True):
+        assert (
+            len(one.fit) < 19 == len(all_.fit)
+            and [each.p99_s for each in one.fit] == [each.p99_s for each in all_.fit][: len(one.fit)]
+        )
+    monkeypatch.setattr(engine_check, "MOST_REQUESTS", 8 * len(fit.rows))
+    late = replace(check, fit=replace(fit, workload=replace(fit.workload, lengths=PairLengths((1,), (1,)))))
+    short = late.all_loads(None, told.append)
+    assert [len(each.fit) for each in short] == [3, 3] and not short[0].holds and not short[0].why
+    assert "outside 3 draws lie 50 in 100 of a law's own traces; --draws 19" in verdict(short[0])
+
+
 @pytest.mark.slow
 def test_an_engine_does_not_tell_a_fit_from_a_trace_of_its_own_law() -> None:
     """Poisson arrivals with independent lengths: figures and the P99 of TTFT are those of the draws."""
@@ -306,4 +346,4 @@ def test_what_reading_left_out_is_said() -> None:
     path = Path(__file__).parents[2] / "results/reference/traffic/BurstGPT_1-head400.csv"
     fit = fit_traffic(read_trace(TraceConfig(str(path)), Path()))
     assert len(fit.rows) == 383
-    assert "17 of 400 rows dropped: 0 prompt or output tokens" in fit.notes
+    assert "17 of 400 rows dropped: 17 with 0 prompt and 0 output tokens (failed)" in fit.notes

@@ -38,6 +38,9 @@ GOOD = [
     (parse_share, "99%", 0.99),
     (parse_share, "0%", 0.0),
     (parse_share, "100 %", 1.0),
+    (parse_share, "0.99", 0.99),
+    (parse_share, 0.85, 0.85),
+    (parse_share, 0, 0.0),
 ]
 BAD = [
     (parse_duration_ns, 50, "with a unit, like 50ms"),
@@ -63,7 +66,11 @@ BAD = [
     (parse_bytes, "-1GB", "negative"),
     (parse_bandwidth, "55GB", "no known unit of a bandwidth. Write one of B/s"),
     (parse_bandwidth, "0GB/s", "not above 0"),
-    (parse_share, "0.99", "Write a percentage"),
+    (parse_share, 1, "1 is not a share. Without a unit it is a fraction, below 1. Write 1%, or 100%, whichever is"),
+    (parse_share, "1.0", "'1.0' is not a share. Without a unit it is a fraction, below 1. Write 1%, or 100%"),
+    (parse_share, 85, "85 is not a share. Without a unit it is a fraction, below 1. Write 85%, or 0.85."),
+    (parse_share, -0.5, "Write a percentage"),
+    (parse_share, True, "True is not a share"),
     (parse_share, "101%", "Write a percentage"),
     (parse_share, "-1%", "Write a percentage"),
 ]

@@ -55,16 +55,16 @@ def test_without_a_rate_the_scenarios_own_loads_are_taken() -> None:
         plan(case(), policies, {}, shares=[0.5], loads=[1.0])
 
 
-@pytest.mark.parametrize("text", ["50", "0%", "x%", "50%,", "nan%", "-5%"])
+@pytest.mark.parametrize("text", ["50", "1", "1.1", "0%", "x%", "50%,", "nan%", "-5%", "-0.5"])
 def test_what_is_no_share_is_refused(text: str) -> None:
     """One line that shows how shares are written."""
-    with pytest.raises(ScenarioError, match="50%,80%"):
+    with pytest.raises(ScenarioError, match="50%,110%"):
         parse_shares(text)
 
 
 def test_shares_and_loads_are_read() -> None:
     """Shares may exceed saturation; loads are plain numbers above 0."""
-    assert parse_shares("50%, 110%") == pytest.approx([0.5, 1.1])
+    assert parse_shares("50%, 110%, 0.8") == pytest.approx([0.5, 1.1, 0.8])
     assert parse_loads("2,4.5") == [2.0, 4.5]
     for text in ("2/s", "", "0", "inf"):
         with pytest.raises(ScenarioError, match="--loads"):

@@ -14,7 +14,7 @@ from batchsim.base.errors import ScenarioError
 from batchsim.base.units import NS_PER_S
 from batchsim.workload.arrivals import arrival_times_ns
 from batchsim.workload.processes import ConstantArrivals, GammaArrivals, OnOffArrivals, PoissonArrivals
-from batchsim.workload.traces.arrival_stats import describe_arrivals
+from batchsim.workload.traces.arrival_stats import describe_arrivals, rate_change
 
 HOUR_NS = 3600 * NS_PER_S
 BURSTS = OnOffArrivals(8.0, on=4 * NS_PER_S, off=6 * NS_PER_S)
@@ -128,6 +128,38 @@ def test_statistics_without_a_span_are_undefined(times):
     """No span: no rate, CV or dispersion, and no warning."""
     stats = describe_arrivals(np.array(times, dtype=np.int64))
     assert (stats.requests, stats.rate_rps, stats.cv, stats.idc_1s) == (len(times), None, None, None)
+
+
+def _ramp(fold: float, count: int) -> np.ndarray:
+    """Times over an hour whose rate grows `fold`-fold, exponentially, each where it is expected."""
+    return (3600 * NS_PER_S * np.log1p((np.arange(count) + 0.5) / count * (fold - 1)) / np.log(fold)).astype(np.int64)
+
+
+def test_a_rate_that_changes_is_told_by_its_ends() -> None:
+    """A 92-fold ramp rises, backwards it falls, up and down it changes; the rates are the counts of equal parts."""
+    up = _ramp(92, 1100)
+    rises, falls = rate_change(up), rate_change(up[-1] - up[::-1])
+    both = rate_change(np.concatenate((up, 2 * up[-1] - up[::-1])))
+    assert rises is not None and falls is not None and both is not None
+    assert (rises.way, falls.way, both.way, len(rises.rates_rps)) == ("rises", "falls", "changes", 16)
+    assert rises.ends_rps[1] / rises.ends_rps[0] == pytest.approx(92 ** (15 / 16), rel=0.15)
+    assert falls.ends_rps == (falls.rates_rps[0], falls.rates_rps[-1]) and falls.ends_rps[0] > falls.ends_rps[1]
+    assert both.ends_rps == (min(both.rates_rps), max(both.rates_rps))
+    assert sum(rises.rates_rps) * rises.every_s == pytest.approx(1099)
+
+
+def test_bursts_and_chance_are_no_change_of_the_rate() -> None:
+    """Of 100 steady Poisson, bursty gamma and on/off series each a few change at most; few arrivals cannot tell."""
+    random = np.random.default_rng(5)
+    found = [0, 0, 0]
+    for seed in range(100):
+        on_off = OnOffArrivals(8.0, on=NS_PER_S, off=4 * NS_PER_S)
+        drawn = (random.exponential(1e9, 400).cumsum(), random.gamma(0.3, 3e9, 400).cumsum())
+        series = (*drawn, arrival_times_ns(on_off, seed, 600 * NS_PER_S, None))
+        for i, times in enumerate(series):
+            found[i] += rate_change(np.asarray(times, np.int64)) is not None
+    assert found[0] <= 2 and found[1] <= 4 and found[2] <= 6
+    assert rate_change(_ramp(92, 39)) is None and rate_change(_ramp(92, 60)) is not None
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Workloads as built: common random numbers, caps, classes, front end, traces, loads, predictors."""
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from types import GeneratorType
 
@@ -13,6 +15,7 @@ from batchsim.workload.build import build_workload
 from batchsim.workload.laws import FixedTokens, GammaTokens, LognormalTokens, UniformTokens
 from batchsim.workload.predictors import ClassMeanConfig, NoisyConfig, OracleConfig, build_predictor
 from batchsim.workload.processes import ConstantArrivals, OnOffArrivals, PoissonArrivals
+from batchsim.workload.sharing import Sessions
 from batchsim.workload.traces import RateScale, TraceConfig
 from batchsim.workload.traces.trace_rows import TraceRows
 from batchsim.workload.workload_config import (
@@ -20,6 +23,7 @@ from batchsim.workload.workload_config import (
     ClosedLoop,
     Frontend,
     Lengths,
+    ListLengths,
     PairLengths,
     Patience,
     TraceArrivals,
@@ -194,6 +198,28 @@ def test_all_at_once_is_offline_work():
     assert workload.describe["text"] == "50 requests at once"
 
 
+def test_a_trace_whose_rows_are_of_one_time_is_sent_all_at_once() -> None:
+    """Like offline work, and said; rows that wait for the answers of others are not all sent then."""
+    rows = replace(ROWS, arrival_ns=np.zeros(len(ROWS), np.int64))
+    workload = build(TraceArrivals(), trace=TraceConfig("t.csv"), rows=rows, output_cap=1024)
+    assert workload.all_at_once and workload.window_ns == (0, 0)
+    assert workload.describe["text"] == f"{len(ROWS)} requests at once"
+    assert f"all {len(ROWS)} rows are of one time: sent all at once" in workload.notes
+
+
+def test_a_replay_says_how_its_rate_changes() -> None:
+    """In the heading, by the first and the last of its parts; a steady one says nothing."""
+    ends = []
+    for fold in (92, 1.001):
+        times = (3600e9 * np.log1p((np.arange(1100) + 0.5) / 1100 * (fold - 1)) / np.log(fold)).astype(np.int64)
+        tokens = np.full(1100, 100)
+        rows = TraceRows(times - times[0], tokens, tokens, "t.csv", "vidur")
+        workload = build(TraceArrivals(), trace=TraceConfig("t.csv"), rows=rows, output_cap=1024)
+        ends.append(str(workload.describe["text"]))
+    assert re.match(r"trace arrivals, rate from 0\.0\d+/s to 1\.\d+/s, CV ", ends[0]), ends
+    assert ends[1].startswith("trace arrivals, CV ")
+
+
 def test_a_trace_is_replayed_with_its_own_times_and_lengths():
     """Row i is request i; the reader's notes are kept."""
     workload = replay()
@@ -250,6 +276,45 @@ def test_pairs_that_are_listed_stay_pairs():
     assert found.count((10, 3)) / len(found) == pytest.approx(0.75, abs=0.03)
     with pytest.raises(ValueError, match="1 outputs for 2 prompts"):
         PairLengths((1, 2), (1,))
+
+
+LISTED = ListLengths(prompt=(500, 20, 30, 40), output=(5, 2, 3, 4))
+AT_ONCE = AllAtOnce()
+SHARED = ClosedLoop(2, 0, shared_list=True, ramp=0)
+
+
+@pytest.mark.parametrize("arrivals", [AT_ONCE, PoissonArrivals(5.0), SHARED])
+def test_a_list_of_requests_is_sent_as_it_is(arrivals) -> None:
+    """Each once, in order, whatever the seed, also from users who share one list; what is not sent is said."""
+    for seed in (1, 2):
+        workload = build(arrivals, seed=seed, requests=3, lengths=LISTED)
+        requests = (workload.listed if arrivals is SHARED else workload).requests
+        assert [*zip(requests.prompt_tokens, requests.output_tokens, strict=True)] == [(500, 5), (20, 2), (30, 3)]
+        assert "1 of 4 listed requests are not sent" in workload.notes
+    with pytest.raises(ScenarioError, match=r"lengths list 4 requests, and 5 are sent\. List more, or ask for fewer"):
+        build(arrivals, requests=5, lengths=LISTED)
+
+
+def test_a_class_has_a_list_of_its_own() -> None:
+    """Its i-th request is the i-th of its list; the other class draws as it would without."""
+    classes = {"a": TrafficClass(0.5, lengths=LISTED), "b": TrafficClass(0.5, lengths=CHAT)}
+    workload = build(AT_ONCE, requests=6, classes=classes, lengths=None)
+    mine = workload.requests.request_class == 0
+    assert workload.requests.prompt_tokens[mine].tolist() == [500, 20, 30, 40][: mine.sum()] and mine.any()
+    assert (workload.requests.prompt_tokens[~mine] > 0).all() and not mine.all()
+    with pytest.raises(ScenarioError, match="lengths list 4 requests of class a, and"):
+        build(AT_ONCE, requests=40, classes=classes, lengths=None)
+
+
+def test_a_list_needs_one_order_and_pairs_stand_for_it_where_any_number_is_asked() -> None:
+    """Users with requests of their own, and sessions, have none; a pile of requests draws from the list."""
+    with pytest.raises(ValueError, match=r"write arrivals\.shared_list: true, or write kind: pairs"):
+        build(ClosedLoop(2, 0), requests=4, lengths=LISTED)
+    with pytest.raises(ValueError, match="drop sessions, or write kind: pairs"):
+        build(PoissonArrivals(5.0), lengths=LISTED, sessions=Sessions(FixedTokens(2), NS_PER_S))
+    config = WorkloadConfig(AT_ONCE, 64, LISTED, requests=4)
+    assert config.of_any_number.lengths == PairLengths((500, 20, 30, 40), (5, 2, 3, 4))
+    assert config.lengths == LISTED and LISTED.mean_output_tokens == 3.5
 
 
 def test_a_trace_without_times_gives_lengths_only():

@@ -33,7 +33,7 @@ MAX_PROMPT_BLOCKS = 10**7
 """KV blocks of all prompts together; a prefix cache keeps a key for each."""
 EXACT, ARRIVAL, FREE = "exact", "arrival", "free"
 """Orders of the rows within a batch: as the engine had it; by arrival with prompts before decodes; not stated."""
-FORM = "The form stands in sim/check/conform/__init__.py."
+FORM = "The form stands in batchsim.check.conform."
 
 
 @dataclass(frozen=True)

@@ -25,15 +25,16 @@ class PlannedPoint:
 
 
 def parse_shares(text: str) -> list[float]:
-    """`50%,110%` as 0.5 and 1.1. ScenarioError on anything else, and on shares not above 0."""
+    """`50%,110%,0.8` as 0.5, 1.1 and 0.8. ScenarioError on anything else, on shares not above 0 and on bare ones from 1
+    on."""
     try:
-        if not all(part.strip().endswith("%") for part in text.split(",")):
-            raise ValueError
-        shares = [float(part.strip().removesuffix("%")) / 100 for part in text.split(",")]
-        if not all(0 < share < 100 for share in shares):
-            raise ValueError
+        parts = [part.strip() for part in text.split(",")]
+        shares = [float(part.removesuffix("%")) / (100 if part.endswith("%") else 1) for part in parts]
+        for part, share in zip(parts, shares, strict=True):
+            if not 0 < share < (100 if part.endswith("%") else 1):
+                raise ValueError
     except ValueError:
-        raise ScenarioError(f"--at {text}: not shares of saturation. Write percentages, like 50%,80%.") from None
+        raise ScenarioError(f"--at {text}: not shares of saturation. Write percentages, like 50%,110%.") from None
     return shares
 
 

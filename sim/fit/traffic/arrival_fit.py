@@ -70,14 +70,13 @@ def law_name(process: Process) -> str:
 
     if isinstance(process, MmppArrivals):
         return f"MMPP of {len(process.states)} states"
+    if not isinstance(process, StepsArrivals | DiurnalArrivals | RampArrivals):
+        return process_name(process.kind)
+    parts = "trend"
     if isinstance(process, StepsArrivals):
         parts = f"{len(process.rates)} steps"
     elif isinstance(process, DiurnalArrivals):
         parts = f"profile of {len(process.profile)} parts of a day"
-    elif isinstance(process, RampArrivals):
-        parts = "trend"
-    else:
-        return process_name(process.kind)
     if process.states is not None:
         return f"{parts}, MMPP of {len(process.states)} states"
     return f"{parts}, {'Poisson' if process.cv == 1 else 'gamma'} gaps"
@@ -89,7 +88,9 @@ def positive_gaps_s(arrival_ns: Ints) -> tuple[Floats, list[str]]:
     TraceError for too few arrivals, or so many at the same time that a clock's tick would be fitted.
     """
     gaps_ns = np.diff(arrival_ns)
-    if len(gaps_ns) < FEWEST_ARRIVALS or not arrival_ns[-1] > arrival_ns[0]:
+    if len(arrival_ns) > 1 and arrival_ns[0] == arrival_ns[-1]:
+        raise TraceError(f"all {len(arrival_ns):,} rows arrive at once: no law to fit. Replay them: {{kind: trace}}.")
+    if len(gaps_ns) < FEWEST_ARRIVALS:
         raise TraceError(
             f"{len(arrival_ns):,} arrivals are too few to fit a law to. Give {FEWEST_ARRIVALS + 1} or more."
         )
@@ -121,11 +122,9 @@ def fit_arrivals(arrival_ns: Ints, tell: Callable[[str], None] | None = None) ->
     say("a rate that changes")
     changing = [*_profiles(times_s)]
     found += changing
-    say("states")
-    found += (ArrivalFit(*each, len(gaps_s)) for each in fit_mmpp(gaps_s))
+    found += (ArrivalFit(*each, len(gaps_s)) for each in fit_mmpp(gaps_s, say))
     if changing:
-        say("states beside a rate that changes")
-        found += _states_within(min(changing, key=lambda fit: fit.bic), times_s)
+        found += _states_within(min(changing, key=lambda fit: fit.bic), times_s, say)
     return sorted(found, key=lambda fit: fit.bic), notes
 
 
@@ -227,13 +226,15 @@ def _evened(process: Profiled, times_s: Floats) -> tuple[Floats, Floats]:
     return np.diff(clock.arrivals_by(times_ns)), clock.rates_per_ns(times_ns[1:]) * NS_PER_S
 
 
-def _states_within(fit: ArrivalFit, times_s: Floats) -> Iterator[ArrivalFit]:
+def _states_within(fit: ArrivalFit, times_s: Floats, say: Callable[[str], None]) -> Iterator[ArrivalFit]:
     """The rate over time of `fit` with states in the place of gamma gaps."""
     profile = fit.process
     assert isinstance(profile, RampArrivals | StepsArrivals | DiurnalArrivals), "a rate that changes"
     unit_gaps, rates_per_s = _evened(profile, times_s)
     logs = float(np.log(rates_per_s / profile.mean_rate).sum())
     of_rate = fit.num_parameters - (profile.cv != 1)
-    for process, likelihood, parameters in fit_mmpp(unit_gaps / profile.mean_rate):
+    for process, likelihood, parameters in fit_mmpp(
+        unit_gaps / profile.mean_rate, lambda what: say(f"{what} beside a rate that changes")
+    ):
         within = replace(profile, cv=1.0, states=process.states)
         yield ArrivalFit(within, logs + likelihood, of_rate + parameters, len(times_s))

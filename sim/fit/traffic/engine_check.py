@@ -34,6 +34,8 @@ LOADS = (0.6, 0.85)
 """Shares of the capacity at which the engine is compared."""
 REPLICATIONS = 19
 """Draws of the fit: one more lies between the lowest and the highest of 19 in 90 of 100 cases."""
+MOST_REQUESTS, FEWEST = 300_000, 3
+"""Requests that are simulated at all loads together, where no number of draws is asked for, and the fewest draws."""
 CURVE = np.concatenate((np.linspace(0, 0.95, 96), 1 - np.geomspace(0.05, 1e-4, 60)))
 """The shares of requests at which the distribution of TTFT is kept."""
 
@@ -78,10 +80,32 @@ class EngineCheck:
     fit: TrafficFit
     trace: TraceConfig
 
+    def all_loads(self, replications: int | None, tell: Callable[[str], None]) -> list[LoadCheck]:
+        """The engine at each of LOADS with as many draws of the fit; none of 0. None: REPLICATIONS, or as many as make
+        MOST_REQUESTS, each load's only until the trace lies among them, and what is to blame only if it fits in too."""
+        if replications is not None:
+            return [self.at(share, replications, tell) for share in LOADS if replications]
+        left, found = MOST_REQUESTS // len(self.rows), list[LoadCheck]()  # simulations
+        for done, share in enumerate(LOADS):
+            most = min(max(left // (len(LOADS) - done) - 1, FEWEST), REPLICATIONS)
+            found.append(self.at(share, most, tell, enough=True, blame=left >= 1 + 3 * most))
+            left -= 1 + len(found[-1].fit) + sum(map(len, found[-1].why.values()))
+        return found
+
     def at(
-        self, share: float, replications: int = REPLICATIONS, tell: Callable[[str], None] | None = None
+        self,
+        share: float,
+        replications: int = REPLICATIONS,
+        tell: Callable[[str], None] | None = None,
+        *,
+        enough: bool = False,
+        blame: bool = True,
     ) -> LoadCheck:
-        """The engine with the trace at `share` of its capacity. ScenarioError where it serves no request."""
+        """The engine with the trace at `share` of its capacity. ScenarioError where it serves no request.
+
+        With `enough` draws end where the trace's P99 lies among theirs, since more would not change that; without
+        `blame` no part of the fit is tried alone.
+        """
         rows = self.rows
         assert rows.arrival_ns is not None, "checked when fitted"
         capacity_rps = self._capacity_rps()
@@ -96,11 +120,13 @@ class EngineCheck:
             for seed in range(replications):
                 say(f"{100 * share:g} % of capacity: {what}, draw {seed + 1} of {replications}")
                 found.append(_play(setup, config, rows if config.trace is not None else None, seed))
+                if enough and holds(played, tuple(found)):
+                    break
             return tuple(found)
 
         fit = draws(self.fit.workload, "the fit")
         why: dict[str, tuple[Played, ...]] = {}
-        if not holds(played, fit) and self.fit.workload.sessions is None:
+        if blame and not holds(played, fit) and self.fit.workload.sessions is None:
             why = {name: draws(config, name) for name, config in self._halves().items()}
         return LoadCheck(share, capacity_rps, factor, played, fit, why)
 

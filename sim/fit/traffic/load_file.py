@@ -23,12 +23,12 @@ def scenario_text(engine: Mapping[str, Any], workload: WorkloadConfig, comments:
     """The YAML text of a scenario of `workload` for the engine of another, whose plain values are `engine`."""
     lines = [f"# {cut(comment, _COMMENT)}" for comment in comments]  # they name the trace's file, whatever is in that
     kept = {name: value for name, value in engine.items() if name not in _NOT_OURS}
-    lines += [f"{name}: {_flow(value)}" for name, value in kept.items() if name not in ("policies", "slo")]
+    lines += [f"{name}: {flow(value)}" for name, value in kept.items() if name not in ("policies", "slo")]
     lines.append("workload:")
-    lines += [f"  {name}: {_flow(value)}" for name, value in written(workload).items()]
+    lines += [f"  {name}: {flow(value)}" for name, value in written(workload).items()]
     rate = workload.arrivals.mean_rate  # type: ignore[union-attr]
     rates = ", ".join(f"{rate * times:.6g}/s" for times in (0.5, 1, 1.5))
-    lines += [f"policies: {_flow(kept['policies'])}", f"load: {{mean_rate: [{rates}]}}", f"slo: {_flow(kept['slo'])}"]
+    lines += [f"policies: {flow(kept['policies'])}", f"load: {{mean_rate: [{rates}]}}", f"slo: {flow(kept['slo'])}"]
     return "\n".join([*lines, f"seeds: {SEEDS}", ""])
 
 
@@ -80,12 +80,12 @@ def _duration(ns: int) -> str:
     return f"{ns}ns"
 
 
-def _flow(value: Any) -> str:
+def flow(value: Any) -> str:
     """Plain values on one line of YAML."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_flow(str(name))}: {_flow(item)}" for name, item in value.items()) + "}"
+        return "{" + ", ".join(f"{flow(str(name))}: {flow(item)}" for name, item in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(map(_flow, value)) + "]"
+        return "[" + ", ".join(map(flow, value)) + "]"
     if isinstance(value, str):
         plain = _PLAIN.fullmatch(value) and value.lower() not in ("true", "false", "null")
         return (

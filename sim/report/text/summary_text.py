@@ -36,6 +36,7 @@ from batchsim.report.reading import (
     tested_loads,
     texts,
 )
+from batchsim.report.text.asked_columns import cell_of, heading_of
 from batchsim.report.text.confidence import paired_parts, precision_lines, warmup_warning
 from batchsim.report.text.curve_text import curve_table, vary_line
 from batchsim.report.text.replica_lines import replica_lines
@@ -52,12 +53,12 @@ _PADDED, _HITS = "pad_share", "prefix_hit_rate"
 _SPARE = ("throughput_rps", _PADDED, _PER_TOKEN)  # left out of a table with further columns that is too wide, in turn
 
 
-def report(results: Results, load: float | None = None) -> str:
+def report(results: Results, load: float | None = None, columns: Sequence[str] = ()) -> str:
     """All that a run prints: its heading, the policies at one load, the highest loads within the SLO, warnings.
 
     By default the table is at the highest load at which some policy meets the SLO; if none does, at the middle one.
     Where each policy has loads of its own, each is shown at the highest of its own that meets the SLO; if none does, at
-    the lowest.
+    the lowest. `columns` (`asked_columns`) stand in the place of the table's own.
     """
     own = load is None and is_auto(results)
     load = load_to_show(results) if load is None else load
@@ -96,7 +97,7 @@ def report(results: Results, load: float | None = None) -> str:
         notes.append(f"! nothing here is random: the {seeds} seeds are one run, and ± 0 says nothing. Set seeds: 1.")
     shown = None if own else load
     rows = _rows(results, shown)
-    tables = [point_table(results, shown), *by_class(results, shown), *replica_lines(results, rows)]
+    tables = [point_table(results, shown, columns), *by_class(results, shown), *replica_lines(results, rows)]
     tables += [*draft_lines(results, rows), *task_lines(results, rows)]
     alike = manifest.get("vary", {}).get("same_requests", True)  # else seeds do not make pairs of the same requests
     first, parts = paired_parts(results, shown) if shown is not None and alike else ("", [])
@@ -111,7 +112,7 @@ def _count(number: int, one: str, many: str = "") -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
-def point_table(results: Results, load: float | None) -> str:
+def point_table(results: Results, load: float | None, columns: Sequence[str] = ()) -> str:
     """The policies side by side at a tested load; ScenarioError if it was not tested. None: each at a load of its own.
 
     `ttft` and `tpot` are percentiles of completed requests, `s/token` the mean normalised latency, `in SLO` the share
@@ -125,6 +126,9 @@ def point_table(results: Results, load: float | None) -> str:
     latencies = (*_LATENCIES, *(_OF_TASKS if _OF_TASKS[0] in results.summary else ()))
     grid = [["", *_headings((*latencies, *_COMPLETED, *shares)), "bound by"]]
     grid += [_cells(sweep, i, latencies, shares) for sweep, i in rows]
+    if columns:
+        grid = [["", *map(heading_of, columns)]]
+        grid += [[sweep.labels[i], *(cell_of(sweep, i, column) for column in columns)] for sweep, i in rows]
     if load is None:
         own = ["load", *(short_load(load_name(results), float(sweep.loads[i])) for sweep, i in rows)]
         grid = [[cells[0], at, *cells[1:]] for cells, at in zip(grid, own, strict=True)]
@@ -147,13 +151,15 @@ def point_table(results: Results, load: float | None) -> str:
     if any("~" in cell for cells in grid for cell in cells):
         marks.append("~ fewer than 20 observations beyond the percentile")
     known = [cells for cells in grid[1:] if not {"unstable", "failed"} & set(cells)]
-    if any(DASH in cells for cells in known):
+    if any(DASH in cells for cells in known) and columns:
+        marks.append("– not defined")
+    elif any(DASH in cells for cells in known):
         first = grid[0].index(METRICS["ttft_p50_s"].heading)
         whole = any(cells[first] not in (DASH, "") and cells[first + 2] == DASH for cells in known)
         marks.append("– not defined" + (" (a response sent whole, or of one token, has no tpot)" if whole else ""))
     absent = [sweep.name for sweep in sweeps(results) if load is not None and not sweep.tested(load)]
     others = [listed("not run at this load:", absent)] if absent else []
-    spare = _headings(_SPARE) if load is None or "vary" in results.manifest else ()
+    spare = _headings(_SPARE) if not columns and (load is None or "vary" in results.manifest) else ()
     return "\n".join([head, *aligned(grid, spare=spare), *(["   ".join(marks)] if marks else []), *others])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from batchsim.base.units import NS_PER_S, YEAR_NS, format_duration
+from batchsim.base.units import NS_PER_S, YEAR_NS, format_duration, two_digits
 from batchsim.report.layout import fit
 
 
@@ -44,13 +44,26 @@ def arrival_lines(arrivals: dict[str, Any] | None) -> list[str]:
     if arrivals is None:
         return ["no arrival times"]
     if arrivals["rate_rps"] is None:
-        return ["all at the same time: no rate"]
+        return ["all at the same time: no rate, and a run sends them all at once"]
+    change = arrivals["change"]
     return [
-        f"rate {arrivals['rate_rps']:.4g} requests/s · CV of the gaps {arrivals['cv']:.3g}"
+        f"{'mean ' if change else ''}rate {arrivals['rate_rps']:.4g} requests/s · CV of the gaps {arrivals['cv']:.3g}"
         + (f" · {100 * arrivals['zero_gap_share']:.3g} % of the gaps are 0" if arrivals["zero_gap_share"] else ""),
         f"index of dispersion {_index(arrivals['idc_1s'])} at 1 s, {_index(arrivals['idc_60s'])} at 60 s"
         " (Poisson arrivals have CV 1 and index 1)",
+        *([change_text(change)] if change else []),
     ]
+
+
+def change_text(change: dict[str, Any]) -> str:
+    """How the rate changes: at both ends of the time, or between which rates, and how many times as high it gets."""
+    rates = change["rates_rps"]
+    parts = f"equal parts of {_span_text(change['every_s'])}"
+    fold = f", {two_digits(max(rates) / min(rates))}-fold" if min(rates) else ""
+    if change["way"] == "changes":
+        return f"the rate changes: from {min(rates):.3g} to {max(rates):.3g} requests/s in {len(rates)} {parts}{fold}"
+    ends = f"{rates[0]:.3g} requests/s in the first of {len(rates)} {parts}, {rates[-1]:.3g} in the last"
+    return f"the rate {change['way']}: {ends}{fold}"
 
 
 def _index(value: float | None) -> str:

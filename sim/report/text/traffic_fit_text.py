@@ -8,10 +8,11 @@ from typing import Any
 
 from batchsim.base.units import NS_PER_S, format_duration
 from batchsim.fit.traffic.arrival_fit import ArrivalFit
-from batchsim.fit.traffic.engine_check import LoadCheck, Played
+from batchsim.fit.traffic.engine_check import REPLICATIONS, LoadCheck, Played
 from batchsim.fit.traffic.goodness import Compared
 from batchsim.fit.traffic.traffic_fit import TrafficFit
 from batchsim.report.layout import fit as fitted_to_width
+from batchsim.workload.clocks import ends_rps
 from batchsim.workload.workload_config import StepLengths
 
 _LAWS = 6
@@ -32,7 +33,9 @@ def heading(fit: TrafficFit) -> str:
     assert rows.arrival_ns is not None, "checked when fitted"
     span = format_duration(int(rows.arrival_ns[-1]))
     sessions = "" if fit.workload.sessions is None else f" in {len(fit.first):,} sessions"
-    laws = f"arrivals: {fit.arrivals[0].name} · lengths: {lengths_text(fit)}"
+    ends = ends_rps(fit.arrivals[0].process)
+    rates = "" if ends is None else f", rate from {ends[0]:.3g}/s to {ends[1]:.3g}/s"
+    laws = f"arrivals: {fit.arrivals[0].name}{rates} · lengths: {lengths_text(fit)}"
     return f"{Path(rows.source).name} · {len(rows):,} requests{sessions} in {span} · {laws}"
 
 
@@ -73,8 +76,7 @@ def _figures(figures: Sequence[Compared]) -> list[str]:
 
 def engine_lines(checks: Sequence[LoadCheck]) -> list[str]:
     """The P99 of TTFT under the trace and under the fit, a line a load, and why they differ where they do."""
-    draws = len(checks[0].fit)
-    lines = [f"{'P99 TTFT of one engine':<30}{'trace':>10}{'fit':>10}   of {draws} draws, from lowest to highest"]
+    lines = [f"{'P99 TTFT of one engine':<36}{'trace':>10}{'fit':>10}   of draws, from lowest to highest"]
     for check in checks:
         lines.append(_played(f"at {100 * check.share:g} % of capacity", check.trace, check.fit))
         for name, draws_of in check.why.items():
@@ -95,7 +97,7 @@ def _played(name: str, trace: Played, draws: Sequence[Played]) -> str:
     low, high, middle = every[0], every[-1], every[len(every) // 2]
     time = [format_duration(value * NS_PER_S) for value in (trace.p99_s, middle, low, high)]
     held = "within" if low <= trace.p99_s <= high else "outside"
-    return f"  {name:<34}{time[0]:>10}{time[1]:>10}   {time[2]} .. {time[3]}: {held}"
+    return f"  {name:<34}{time[0]:>10}{time[1]:>10}   {time[2]} .. {time[3]}: {held} {len(draws)}"
 
 
 def verdict(check: LoadCheck) -> str:
@@ -105,6 +107,8 @@ def verdict(check: LoadCheck) -> str:
         return f"{at} the trace's P99 TTFT is one that the fit draws"
     factor = check.trace.p99_s / sorted(draw.p99_s for draw in check.fit)[len(check.fit) // 2]
     off = f"{at} it is not: the trace's is {factor:.2f} times the fit's"
+    if (draws := len(check.fit)) < REPLICATIONS:
+        off += f" (outside {draws} draws lie {200 // (draws + 1)} in 100 of a law's own traces; --draws {REPLICATIONS})"
     if not check.why:
         return off
     good = [name for name, draws in check.why.items() if _within(check.trace, draws)]

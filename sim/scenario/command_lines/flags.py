@@ -29,6 +29,16 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)
 OPTIONS_FILE = "options.yaml"
 SAME = "without effect on timing"
 UNTOLD = "chooses among kernels that the tables do not tell apart"
+EAGER = (
+    "the kernel tables time decodes with CUDA graphs, and without them steps are slower, by what launches take the"
+    " host. Leave it out here, and state that in the scenario: deployment.host: {base: 20ms}, say"
+)
+"""Why an engine without CUDA graphs is not read off its flags, and what to do."""
+FLOAT32 = (
+    "tables and rooflines are of 16 bits and fewer; in 32 weights and KV take twice the bytes, and products another"
+    " time. Leave it out for 16 bits, or state what steps take: cost: {kind: linear, ...}, with kv: {tokens: ...}"
+)
+"""The same of numbers of 32 bits."""
 CHECKPOINTS = "as the checkpoint is quantised"
 """What `--quantization` is read as where it only names what the checkpoint's config.json says."""
 
@@ -306,10 +316,11 @@ class _Reader:
         if canonical in self._given:
             raise ScenarioError(f"{title}: {spelt} is given twice. Keep one.")
         self._given[canonical] = spelt
+        if why := self._refused(name, values):
+            way_out = "" if ". " in why else " Leave it out to simulate an engine without it."
+            raise ScenarioError(f"{title}: {' '.join((spelt, *values))} has no counterpart: {why}.{way_out}")
         if flag is not None:
             self._set(flag, spelt, values)
-        elif why := self._refused(name, values):
-            raise ScenarioError(f"{title}: {' '.join((spelt, *values))} has no counterpart: {why}.")
         elif name in engine.model_flags:
             self._set_model(*values or self._missing(spelt))
         elif name in engine.same_switches | engine.same_values:

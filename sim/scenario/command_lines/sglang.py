@@ -9,6 +9,8 @@ from batchsim.base.errors import ScenarioError
 from batchsim.policies.systems.sglang.sglang_config import SIMULATED
 from batchsim.scenario.command_lines.flags import (
     CHECKPOINTS,
+    EAGER,
+    FLOAT32,
     SAME,
     UNTOLD,
     Engine,
@@ -107,8 +109,8 @@ _DRAFTS = (
     " policies.sglang with their acceptance in the scenario"
 )
 _REFUSED = {
-    "--disable-cuda-graph": "the kernel tables time decodes with CUDA graphs, and without them steps are slower",
-    "--disable-decode-cuda-graph": "the kernel tables time decodes with CUDA graphs, and without them steps are slower",
+    "--disable-cuda-graph": EAGER,
+    "--disable-decode-cuda-graph": EAGER,
     "--enable-torch-compile": "no tables time compiled steps",
     "--cpu-offload-gb": "weights in host memory are not timed",
     "--enable-lora": "adapters are not timed",
@@ -183,5 +185,6 @@ SGLANG = Engine(
     _settle,
     _unsettle,
     _ENVIRONMENT,
+    refused_values={r"--dtype float(32)?\Z": FLOAT32},
     model_first=False,
 )

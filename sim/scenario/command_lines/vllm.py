@@ -9,6 +9,8 @@ from __future__ import annotations
 from batchsim.base.errors import ScenarioError
 from batchsim.scenario.command_lines.flags import (
     CHECKPOINTS,
+    EAGER,
+    FLOAT32,
     SAME,
     UNTOLD,
     Engine,
@@ -87,10 +89,9 @@ _UNTOLD_VALUES = """
 --kernel-config --cuda-graph-sizes --cudagraph-capture-sizes --max-cudagraph-capture-size --max-seq-len-to-capture
 --optimization-level --linear-backend --mamba-ssm-cache-dtype --expert-placement-strategy
 """
-_EAGER = "the kernel tables time decodes with CUDA graphs, and without them steps are slower"
 _REFUSED = {
-    "--enforce-eager": _EAGER,
-    "-O0": _EAGER,
+    "--enforce-eager": EAGER,
+    "-O0": EAGER,
     "--hf-overrides": "it may change the model's shape. Write it into a copy of config.json and name that by --model",
     "--speculative-config": "no flag says how many drafts the model accepts. Leave it out here, and write"
     " policies.vllm.speculative_config with its acceptance in the scenario",
@@ -111,8 +112,9 @@ _REFUSED = {
     "--config": "options in a file are not read. Write them as flags",
 }
 _REFUSED_VALUES = {
-    r"(-O|--optimization-level) 0\Z": _EAGER,
-    r"(-O|-cc|--compilation-config) (0\Z|.*[\"']?cudagraph_mode[\"']?\s*:\s*[\"']?(NONE|0)\b)": _EAGER,
+    r"--dtype float(32)?\Z": FLOAT32,
+    r"(-O|--optimization-level) 0\Z": EAGER,
+    r"(-O|-cc|--compilation-config) (0\Z|.*[\"']?cudagraph_mode[\"']?\s*:\s*[\"']?(NONE|0)\b)": EAGER,
 }
 _ENVIRONMENT = {
     r"(CUDA_VISIBLE_DEVICES|HF_\w+|HUGGING\w+|TRANSFORMERS_\w+|OMP_NUM_THREADS|SAFETENSORS_\w+|VLLM_LOGGING_\w+"

@@ -159,7 +159,8 @@ def demand_of(scenario: Scenario) -> Demand:
     plan = scenario.file.plan
     if plan is None:
         raise ScenarioError(
-            f"{scenario.source}: has no plan. Write plan: {{target: ..., gpus: ..., ...}}; docs/decisions.md shows one."
+            f"{scenario.source}: has no plan. Write plan: {{target: ..., gpus: ..., ...}}; the shipped scenario plan"
+            " has one."
         )
     grown = plan.growth.factor
     with scenario.at("plan"):

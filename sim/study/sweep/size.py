@@ -16,6 +16,7 @@ from batchsim.workload.workload_config import (
     AllAtOnce,
     ClosedLoop,
     Lengths,
+    ListLengths,
     PairLengths,
     StepLengths,
     TraceArrivals,
@@ -121,5 +122,5 @@ def _output_tokens(workload: WorkloadConfig, rows: TraceRows | None) -> float:
         return max(stage.output.mean_tokens for stage in workload.tasks.stages)
     lengths = [workload.lengths, *(traffic.lengths for traffic in workload.classes.values())]
     means = [each.output.mean_tokens for each in lengths if isinstance(each, Lengths)]
-    means += [each.mean_output_tokens for each in lengths if isinstance(each, PairLengths | StepLengths)]
+    means += [each.mean_output_tokens for each in lengths if isinstance(each, PairLengths | StepLengths | ListLengths)]
     return max([*means, *([] if rows is None else [float(rows.output_tokens.mean())])])

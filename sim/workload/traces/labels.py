@@ -56,13 +56,23 @@ class Labels:
     def read(self, values: Sequence[object]) -> tuple[int, ...] | None:
         """The labels of a row; None of one that failed and is left out. ValueError for a value that is none."""
         found = tuple(reader(value) for reader, value in zip(self.readers.values(), values, strict=True))
-        if self.drop_failed and "status" in self.readers:
-            code = found[list(self.readers).index("status")]
-            status = "" if code == NOT_TOLD else list(self.numbers["status"])[code]
-            if status.lower() not in _SUCCESS:
-                self.failed[status] += 1
-                return None
+        if self.drop_failed and (status := self._failed(found)):
+            self.failed[status] += 1
+            return None
         return found
+
+    def _failed(self, found: Sequence[int]) -> str:
+        """The status of a row that failed, "" of others."""
+        if "status" not in self.readers:
+            return ""
+        code = found[list(self.readers).index("status")]
+        status = "" if code == NOT_TOLD else list(self.numbers["status"])[code]
+        return "" if status.lower() in _SUCCESS else status
+
+    def failure(self, found: Sequence[int]) -> str:
+        """How a row that failed ended, to be said after what else is wrong with it; "" of others."""
+        status = self._failed(found)
+        return f" ({shown(status)})" if status else ""
 
     def keep(self, found: Sequence[int]) -> None:
         """Adds the labels of a row that is used."""

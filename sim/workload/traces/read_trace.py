@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from itertools import islice
@@ -38,7 +39,7 @@ class _Loaded:
     seen: int = 0
     broken: int = 0
     first_broken: str = ""
-    zero_dropped: int = 0
+    zeros: Counter[str] = field(default_factory=Counter[str])  # rows dropped for a length of 0, by kind
     prefill_only: int = 0
 
 
@@ -172,7 +173,7 @@ def _load(source: TraceSource, layout: Layout, config: TraceConfig) -> _Loaded:
                     " prefill_only where only the output is 0."
                 )
             if config.zero_lengths == "drop" or prompt == 0:
-                loaded.zero_dropped += 1
+                loaded.zeros[_zero_kind(prompt, output, layout) + loaded.labels.failure(labels)] += 1
                 continue
             loaded.prefill_only += 1
             output = 1
@@ -188,6 +189,16 @@ def _load(source: TraceSource, layout: Layout, config: TraceConfig) -> _Loaded:
             loaded.hash_ids.extend(ids)
             loaded.hash_starts.append(len(loaded.hash_ids))
     return loaded
+
+
+def _zero_kind(prompt: int, output: int, layout: Layout) -> str:
+    kind = "0 prompt and 0 output tokens" if prompt == output else f"0 {'output' if prompt else 'prompt'} tokens"
+    return f"{kind} (failed)" if layout.format == "burstgpt" and not output else kind
+
+
+def _zeros_text(zeros: Counter[str]) -> str:
+    """How many rows of each kind were dropped for a length of 0."""
+    return ", ".join(f"{count:,} with {kind}" for kind, count in sorted(zeros.items())) or "0 with 0 tokens"
 
 
 def _note_broken(loaded: _Loaded, message: str, config: TraceConfig) -> None:
@@ -209,7 +220,7 @@ def _check_not_empty(source: TraceSource, config: TraceConfig, loaded: _Loaded) 
     first = f", the first {loaded.first_broken}" if loaded.broken else ""
     failed = f"{loaded.labels.failed.total():,} failed, " if loaded.labels.failed else ""
     raise TraceError(
-        f"{source.path}: no usable row of {loaded.seen:,}: {loaded.zero_dropped:,} with 0 tokens,"
+        f"{source.path}: no usable row of {loaded.seen:,}: {_zeros_text(loaded.zeros)},"
         f" {failed}{loaded.broken:,} broken{first}. Correct the file or trace.columns."
     )
 
@@ -218,8 +229,8 @@ def _load_notes(source: TraceSource, layout: Layout, loaded: _Loaded, config: Tr
     notes = []
     if loaded.broken:
         notes.append(f"{loaded.broken:,} of {loaded.seen:,} rows dropped as broken, the first {loaded.first_broken}")
-    if loaded.zero_dropped:
-        notes.append(f"{loaded.zero_dropped:,} of {loaded.seen:,} rows dropped: 0 prompt or output tokens")
+    if loaded.zeros:
+        notes.append(f"{loaded.zeros.total():,} of {loaded.seen:,} rows dropped: {_zeros_text(loaded.zeros)}")
     if loaded.prefill_only:
         notes.append(f"{loaded.prefill_only:,} of {loaded.seen:,} rows with 0 output tokens given 1 (prefill only)")
     notes += loaded.labels.notes(loaded.seen)

@@ -23,7 +23,10 @@ def rescale(rows: TraceRows, scale: RateScale, seed: int) -> TraceRows:
     no times, or nothing to scale.
     """
     arrival_ns = _times(rows, "rate_scale")
+    if scale.by == "compress" and scale.factor == 1:
+        return rows
     if scale.by == "compress":
+        _period_ns(rows, arrival_ns, "compressed")
         note = f"every gap divided by {scale.factor:g}"
         _check_span(rows, int(arrival_ns[-1]) / scale.factor)
         scaled = replace(rows, arrival_ns=np.rint(arrival_ns / scale.factor).astype(np.int64))
@@ -114,7 +117,9 @@ def _period_ns(rows: TraceRows, arrival_ns: Ints, done: str) -> int:
     """The period in ns of a repeated trace: its span and a mean gap, so that rounds join at the mean rate."""
     span_ns = int(arrival_ns[-1] - arrival_ns[0])
     if span_ns == 0:
-        raise TraceError(f"{rows.source}: all {len(rows):,} rows arrive at once; they cannot be {done}. Use more rows.")
+        raise TraceError(
+            f"{rows.source}: all {len(rows):,} rows arrive at once; they cannot be {done}. Drop rate_scale."
+        )
     return span_ns + max(1, round(span_ns / (len(rows) - 1)))
 
 
