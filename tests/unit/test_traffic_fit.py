@@ -323,9 +323,8 @@ def test_trace_fit_writes_a_scenario_that_runs_without_the_trace(tmp_path: Path)
 
 def test_no_name_of_a_file_is_a_key_of_the_scenario() -> None:
     """A comment stays one, whatever the letters of the trace's name."""
-    text = scenario_text(
-        {"policies": {}, "slo": ""}, WorkloadConfig(PoissonArrivals(1.0), 64, requests=2), ("a\nseeds: 99 #.csv",)
-    )
+    workload = WorkloadConfig(PoissonArrivals(1.0), 64, PairLengths((9,), (5,)), requests=2)
+    text = scenario_text({"policies": {}, "slo": ""}, workload, ("a\nseeds: 99 #.csv",))
     assert text.startswith("# a\\nseeds: 99 #.csv\n") and yaml.safe_load(text)["seeds"] == 3
 
 
