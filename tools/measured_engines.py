@@ -76,12 +76,11 @@ slo: ttft<1s @ 99%
 seeds: 1
 """
 MEANS = ("ttft_mean_s", "tpot_mean_s", "e2e_mean_s", "throughput_rps")
-_KNEE = {("vllm+batch_size", 3), ("vllm+chunking_and_prefix_caching", 4)}
-"""The stages at the knee: the last ones before arrivals are held back, where queues begin to form."""
 
 
 def fit_h100(folder: Path) -> tuple[EngineFit, list[dict[str, Any]]]:
-    """The fit, and a row for each of the 21 points: configuration, stage, whether it was given, errors of means."""
+    """The fit, and a row for each of the 21 points: configuration, stage, whether it was given, whether its load lies
+    within the fit's error of saturation (`knee`), errors of means, of which TTFT and E2E have two ends there."""
     setup = Setup.of(parse_scenario(H100, "h100.yaml", Path()))
     specs = {spec.label: spec for spec in setup.scenario.specs}
     runs = {
@@ -100,9 +99,9 @@ def fit_h100(folder: Path) -> tuple[EngineFit, list[dict[str, Any]]]:
     for (config, stage), run in runs.items():
         _say(f"{config}, stage {stage}")
         its = compare(found.fitted, spec_of(run), [run], shift=False)
-        errors = {name: its.error(name).error for name in MEANS}
+        errors = {name: its.error(name).error_ends or its.error(name).error for name in MEANS}
         given_ = stage in GIVEN.get(config, ())
-        rows.append({"config": config, "stage": stage, "given": given_, "knee": (config, stage) in _KNEE} | errors)
+        rows.append({"config": config, "stage": stage, "given": given_, "knee": its.is_within_error} | errors)
     return found, rows
 
 
@@ -133,10 +132,10 @@ def _errors(mine: Any, theirs: Any, which: Any) -> dict[str, float]:
 
 
 def medians(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Of the points: the median error without its sign of TPOT and E2E, and of TTFT away from the knee."""
-    away = [row for row in rows if not row["knee"]]
-    kept = {"tpot_mean_s": rows, "e2e_mean_s": rows, "ttft_mean_s": away, "throughput_rps": rows}
-    return {name: float(np.median([abs(row[name]) for row in its])) for name, its in kept.items()}
+    """Of the points: the median error without its sign. Those at the knee have no error of TTFT and E2E, but an
+    interval: they are left out there."""
+    kept = {name: [abs(error) for row in rows if isinstance(error := row[name], float)] for name in MEANS}
+    return {name: float(np.median(errors)) for name, errors in kept.items()}
 
 
 def _say(text: str) -> None:
@@ -146,13 +145,25 @@ def _say(text: str) -> None:
 def table(name: str, found: EngineFit, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Lines of Markdown: the terms, and a row for each point with its errors in percent."""
     head = [*rows[0]]
-    cells = [[f"{100 * x:+.1f}" if isinstance(x, float) else str(x) for x in row.values()] for row in rows]
+    cells = [[_cell(x) for x in row.values()] for row in rows]
     lines = [f"## {name}", "", f"{found.terms}; way from the client {found.frontend_ns / 1e6:.2f} ms", ""]
     lines += [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *cells)]
     if name == "h100":
         its = ", ".join(f"{key} {100 * x:.1f} %" for key, x in medians(rows).items())
-        lines += ["", f"Median error without its sign, that of TTFT away from the knee: {its}"]
+        at = [f"{row['config']} stage {row['stage']}" for row in rows if row["knee"]]
+        lines += ["", f"Median error without its sign: {its}", ""]
+        lines += [
+            "Left out of TTFT and E2E, since there the load lies within the fit's error of saturation"
+            f" ({found.fitted.cost.error} in step time), whose ends make an interval of them: {', '.join(at) or 'none'}"
+        ]
     return [*lines, ""]
+
+
+def _cell(value: Any) -> str:
+    """An error in percent; of an interval both ends."""
+    if isinstance(value, tuple):
+        return " to ".join(map(_cell, value))
+    return f"{100 * value:+.1f}" if isinstance(value, float) else str(value)
 
 
 def main(arguments: Sequence[str]) -> None:

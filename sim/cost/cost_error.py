@@ -13,6 +13,10 @@ IMPORTED_SHARE = 0.20
 
 Source: the same matmul differs by 3-20 % between versions of vLLM in the imported kernel tables."""
 
+STEEP = 2.0
+"""Times what the steps differ by, from which on a mean latency differs between the ends of a cost's error by a queue.
+On an H100 (`tools/measured_engines.py`) the stages at the knee are above 2.5, all others below 1.5."""
+
 
 @dataclass(frozen=True)
 class CostError:
@@ -24,6 +28,17 @@ class CostError:
     low: float
     high: float
     source: str
+
+    @property
+    def factors(self) -> tuple[float, float]:
+        """The shortest and the longest steps that the error allows, in times the predicted ones."""
+        return 1 + self.low, 1 + self.high
+
+    def is_steep(self, fast: float | None, slow: float | None) -> bool:
+        """Whether a mean latency of the shortest and of the longest steps differs by so much that a queue is in it: the
+        load then lies within the error of saturation. Of a latency that an end has not, no."""
+        short, long = self.factors
+        return fast is not None and slow is not None and slow * short > STEEP * fast * long
 
     def __str__(self) -> str:
         low, high = f"{-100 * self.low:.2g}", f"{100 * self.high:.2g}"
@@ -40,8 +55,14 @@ class Unknown:
         return "unknown"
 
 
-def symmetric(share: float, source: str) -> CostError:
-    return CostError(-share, share, source)
+def symmetric(share: float, source: str) -> CostError | Unknown:
+    return _bounded(-share, share, source)
+
+
+def _bounded(low: float, high: float, source: str) -> CostError | Unknown:
+    """The error from `low` to `high`; unknown where steps might take no time at all, which bounds nothing."""
+    found = CostError(low, high, source)
+    return found if low > -1 else Unknown(f"{found} is no bound: {source}")
 
 
 def error_of(profile: Profile, *, host: str = "", beyond: bool = False) -> CostError | Unknown:
@@ -81,7 +102,7 @@ def _beyond(beyond: bool) -> str:
     return "; beyond the profile's reach unknown" if beyond else ""
 
 
-def _spread(rows: Iterable[Mapping[str, Any]], median: float, source: str) -> CostError:
+def _spread(rows: Iterable[Mapping[str, Any]], median: float, source: str) -> CostError | Unknown:
     """From the least to the largest real / predicted time in the rows' biases, 1 included, each widened by `median`."""
     factors = [1.0, *(1 / (1 + float(row["bias"])) for row in rows)]
-    return CostError(min(factors) - 1 - median, max(factors) - 1 + median, source)
+    return _bounded(min(factors) - 1 - median, max(factors) - 1 + median, source)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,6 +116,13 @@ def measure(inputs: PointInputs) -> Measured:
         unstable,
         bound_by(steps, values, part_ns),
     )
+
+
+def measured_of(result: dict[str, Any]) -> Measured:
+    """What was measured of a point, from what its point.json holds."""
+    names = ("values", "few", "reasons", "unstable", "bound_by")
+    values, few, reasons, unstable, bound_by = (result[name] for name in names)
+    return Measured(values, frozenset(few), reasons, unstable, bound_by)
 
 
 def combine(seeds: Iterable[Measured]) -> Combined:

@@ -1,10 +1,13 @@
-"""Whether a queue grows for as long as requests come."""
+"""Whether a queue grows for as long as requests come, and whether a cost is known well enough to tell."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
+from batchsim.cost import CostError
 from batchsim.kernel.record import FINISHED
 from batchsim.metrics.point_inputs import between
 
@@ -13,6 +16,22 @@ UNSTABLE_COMPLETED_SHARE = 0.98  # of the arrivals of the window's second half
 
 LONGEST_RUNNING_SHARE = 0.25
 """A share of the arrival window: the second half then sees at least two generations of requests."""
+
+JUDGED = ("ttft_mean_s", "e2e_mean_s")
+"""By whose means it is judged whether a load lies within the error of saturation."""
+
+
+def is_within_error(
+    error: CostError,
+    fast: Mapping[str, float | None],
+    slow: Mapping[str, float | None],
+    *,
+    fast_grows: bool,
+    slow_grows: bool,
+) -> bool:
+    """Whether a load lies within the cost's `error` of saturation, by the metrics with the shortest and the longest
+    steps that this allows: the queue grows at one end alone, or a mean latency differs by far more than the steps."""
+    return fast_grows != slow_grows or any(error.is_steep(fast.get(name), slow.get(name)) for name in JUDGED)
 
 
 def is_unstable(requests: NDArray[np.void], window_ns: tuple[int, int]) -> bool:

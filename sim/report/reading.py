@@ -11,6 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from batchsim.base.errors import ScenarioError
+from batchsim.metrics.latencies import LATENCIES, TASK_E2E
 from batchsim.policies.evidence import FOLLOWED
 from batchsim.policies.registry import POLICIES
 from batchsim.policies.systems.sglang.speculative_args import METHODS
@@ -58,8 +59,9 @@ class PolicyCurve:
         return column(self.rows, metric)
 
     def stable(self, metric: str) -> Floats:
-        """The metric's mean over seeds at each load, NaN also where the load is unstable: no point of a curve."""
-        return np.where(self.unstable, np.nan, self.values(metric))
+        """The metric's mean over seeds at each load, NaN also where it is no point of a curve: the load is unstable, or
+        lies within the cost's error of saturation and the metric holds time in the queue."""
+        return np.where(self.unstable | (self.within_error & _queues(metric)), np.nan, self.values(metric))
 
     def half_width(self, metric: str) -> Floats:
         """Half the 95 % interval of the metric over seeds at each load, NaN with one seed."""
@@ -77,10 +79,44 @@ class PolicyCurve:
         """Whether this policy was run at `load`: where the run finds loads for each policy, they differ."""
         return bool((self.loads == load).any())
 
+    def ends(self, metric: str) -> tuple[Floats, Floats]:
+        """The metric with the shortest and the longest steps that the cost's error allows, at each load: NaN where it
+        is not defined or these were not simulated; of what holds time in a queue that grows, infinite."""
+        fast, slow = (
+            np.where((self._end(f"unstable_{end}") == 1) & _queues(metric), np.inf, self._end(f"{metric}_{end}"))
+            for end in ("fast", "slow")
+        )
+        return fast, slow
+
+    @property
+    def within_error(self) -> Flags:
+        """For each load, whether it lies within the cost's error of saturation: what holds time in the queue is an
+        interval there, and no number."""
+        return self._end("within_cost_error") == 1
+
+    @property
+    def untold(self) -> Flags:
+        """For each load, whether the SLO is met at one end of the cost's error alone."""
+        return self._end("meets_slo_fast") + self._end("meets_slo_slow") == 1
+
+    @property
+    def surely_met(self) -> Flags:
+        """For each load, whether the SLO is met whatever the cost's error, as far as its ends were simulated."""
+        return self.meets_slo & ~self.untold
+
+    def _end(self, name: str) -> Floats:
+        return column(self.rows, name) if name in self.rows else np.full(len(self.loads), np.nan)
+
     @property
     def unstable_from(self) -> float | None:
         """The lowest load at which the queue grows without end; None if there is none."""
         return float(self.loads[self.unstable][0]) if self.unstable.any() else None
+
+
+def _queues(metric: str) -> bool:
+    """Whether a column of the summary is of a latency that holds time in the queue."""
+    name = metric.partition("[")[0].removesuffix("_s").rpartition("_")[0]
+    return name == TASK_E2E or (name in LATENCIES and LATENCIES[name].queues)
 
 
 def sweeps(results: Results) -> list[PolicyCurve]:

@@ -10,6 +10,7 @@ from batchsim.base.units import NS_PER_S
 from batchsim.check.validation.compare_runs import ComparedRun, PointReport
 from batchsim.check.validation.verdicts import Bounds, Verdict, all_steps, verdicts
 from batchsim.kernel.record import FINISHED, Records
+from batchsim.report.cost_words import HOW, off_by
 from batchsim.report.reading import load_text
 from batchsim.results.provenance import as_json
 
@@ -49,6 +50,11 @@ class Validation:
             lines += [
                 f"{where}, repeat {run.played.repeat}: VOID, left out: {run.void}" for run in point.runs if run.void
             ]
+            if point.is_within_error:
+                lines.append(
+                    f"{where}: within the cost's error of saturation ({off_by(point.cost_error)}): TTFT and E2E are"
+                    f" those of the shortest and of the longest steps; which they are {HOW}"
+                )
             if lost := len(point.runs) - len(point.counted):
                 lines.append(f"{where}: {lost} of {len(point.runs)} live runs do not count")
             if not point.counted:
@@ -93,7 +99,12 @@ def _point(point: PointReport) -> dict[str, Any]:
         "step_bias": point.bias,
         "step_bias_at_par": point.bias_at_par,
         "live_runs_calm": len(point.calm),
-        "errors": [asdict(metric) | {"agrees": point.agrees(metric)} for metric in point.metrics],
+        "errors": [
+            asdict(metric) | {"agrees": point.agrees(metric), "error_ends": metric.error_ends}
+            for metric in point.metrics
+        ],
+        "within_cost_error_of_saturation": point.is_within_error,
+        "cost_error": asdict(point.cost_error),
         "load_equivalent": point.shifts,
         "drafts": None if point.drafts is None else asdict(point.drafts),
         "steps": [asdict(row) for row in point.steps],

@@ -16,11 +16,12 @@ from batchsim.base.units import format_duration
 from batchsim.drive.fleet.fleet_plan import UP, ReplicaSpan
 from batchsim.drive.fleet.fleet_records import EngineLife, merged
 from batchsim.kernel.record import CAP_CUT, FINISHED, Recorder
-from batchsim.metrics.measure import Measured, combine, measure
+from batchsim.metrics.measure import Measured, combine, measure, measured_of
 from batchsim.metrics.point_inputs import PointInputs
 from batchsim.metrics.replica_table import replica_table
 from batchsim.metrics.slo import Slo, parse_slo
 from batchsim.results.checksums import file_facts, sealed
+from batchsim.results.cost_ends import CostEnds, add_ends
 from batchsim.results.digests import digest_of
 from batchsim.results.failed import Failed, points_failed
 from batchsim.results.fleet_inputs import cost_terms, fleet_inputs, is_lasting, step_watts
@@ -163,12 +164,19 @@ def check_cohort(run: Run) -> None:
 
 
 def keep_run(
-    setup: Setup, home: Path, found: Sequence[dict[str, Any] | Failed], *, reused: int, facts: dict[str, Any]
+    setup: Setup,
+    home: Path,
+    found: Sequence[dict[str, Any] | Failed],
+    *,
+    reused: int,
+    facts: dict[str, Any],
+    ends: Sequence[CostEnds] = (),
 ) -> Results:
     """Writes summary.csv, points.csv and manifest.json of the points in `found`, all that the scenario asks for.
 
     A policy need not have been run at every load. PointsFailed if all of them failed; where some did, the summary has
-    no means of theirs. `facts` are further entries of the manifest, or others in place of its own.
+    no means of theirs. `facts` are further entries of the manifest, or others in place of its own; `ends` are of points
+    whose load may lie within the cost's error of saturation.
     """
     scenario = setup.scenario
     failed = [each for each in found if isinstance(each, Failed)]
@@ -176,6 +184,7 @@ def keep_run(
     if not results:
         raise points_failed(failed, len(found))
     summary, points = tabulate(scenario, found)
+    add_ends(summary, ends)
     folder = home / short_hash([each.point if isinstance(each, Failed) else each["point"] for each in found])
     folder.mkdir(parents=True, exist_ok=True)
     files = {SUMMARY: csv_text(summary), POINTS_TABLE: csv_text(points), SCENARIO: scenario.text}
@@ -221,12 +230,6 @@ def _replica_rows(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     head = ("policy", "variant", "load", "seed", "point")
     ordered = sorted(results, key=lambda result: [result[name] for name in head])
     return [{name: result[name] for name in head} | row for result in ordered for row in result.get("replicas", [])]
-
-
-def _measured(result: dict[str, Any]) -> Measured:
-    return Measured(
-        result["values"], frozenset(result["few"]), result["reasons"], result["unstable"], result["bound_by"]
-    )
 
 
 def summary_rows(scenario: Scenario, found: Sequence[dict[str, Any] | Failed]) -> list[dict[str, Any]]:
@@ -288,7 +291,7 @@ def _summary_row(runs: list[dict[str, Any]], failures: int, metrics: list[str]) 
     if failures:
         row |= {"unstable": False, "bound_by": "", "few": ""}
         return row | {name: None for metric in metrics for name in (metric, f"{metric}_ci")}
-    combined = combine([_measured(run) for run in runs])
+    combined = combine([measured_of(run) for run in runs])
     row |= {
         "unstable": combined.unstable,
         "bound_by": combined.bound_by,
@@ -306,7 +309,7 @@ def best_variant(runs: Mapping[str, list[dict[str, Any]]]) -> str:
 
 def _merit(runs: list[dict[str, Any]]) -> tuple[float, ...]:
     """A sort key of variants, the best last: stable, the SLO met, more within it, the lower normalised latency."""
-    combined = combine([_measured(run) for run in runs])
+    combined = combine([measured_of(run) for run in runs])
     latency = combined.mean["norm_latency_mean_s"]
     return (
         float(not combined.unstable),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from batchsim.base.errors import CalibrationError, ScenarioError
 from batchsim.base.units import format_duration
-from batchsim.cost import Cost, Fitted, Scaled, with_drafter
+from batchsim.cost import Cost, CostError, Fitted, Scaled, Unknown, with_drafter
 from batchsim.cost.presets import under_preset
 from batchsim.deployment.catalog import read_model
 from batchsim.deployment.memory import STEP_REQUESTS, STEP_TOKENS, KvBudget
@@ -104,6 +104,20 @@ class Setup:
         draft = self.scenario.cost.draft
         cost = self._preset_cost(self.scenario.specs[0].config)
         return cost.describe() + ("" if draft is None else f" · drafting: {draft}")
+
+    @property
+    def cost_error(self) -> CostError | Unknown:
+        """How far step times may be off; of several kinds of replicas the widest, unknown where that of one is."""
+        errors = [group.setup.cost.error for group in self.groups] or [self.cost.error]
+        known = [error for error in errors if isinstance(error, CostError)]
+        if len(known) < len(errors):
+            return next(error for error in errors if isinstance(error, Unknown))
+        return max(known, key=lambda error: error.high - error.low)
+
+    def stretched(self, factor: float) -> Setup:
+        """This setup with every step taking `factor` times as long, on all replicas."""
+        groups = tuple(replace(group, setup=group.setup.stretched(factor)) for group in self.groups)
+        return replace(self, cost=Scaled(self.cost, factor), groups=groups)
 
     def group_of(self, replica: int) -> Group:
         """The group of a replica by its number; where all are alike, also of those an autoscaler adds."""

@@ -17,6 +17,8 @@ from batchsim.check.measured.run import FIGURES, MISSING, Client, MeasuredReques
 from batchsim.check.validation.against import Comparison, compare
 from batchsim.check.validation.impossible import floors
 from batchsim.check.validation.replay import Replay, replay, simulated_requests
+from batchsim.cost.fitted import Fitted, StepTerms
+from batchsim.report.text.against_text import markdown, report, to_json
 from batchsim.scenario.load import parse_scenario
 from batchsim.scenario.point import Setup, simulate_point
 from batchsim.workload.traces.trace_rows import HashIds
@@ -412,3 +414,57 @@ def test_bounds_are_what_the_sheet_allows_at_best() -> None:
     assert one is not None and four is not None and floors(engine()) is None
     assert one.tpot_s == pytest.approx((15.01e9 - 128e6) / 3.35e12, rel=0.01)
     assert one.token_s == pytest.approx(4 * four.token_s) and one.tpot_s == pytest.approx(4 * four.tpot_s, rel=0.03)
+
+
+def fitted(base_ms: float = 10.0, tpot_error: float | None = 0.1) -> Setup:
+    """The engine with steps of so long, as a fit says that claims this error: 8 slots, 50 ms a request at 10 ms."""
+    return replace(engine(), cost=Fitted(None, StepTerms(base=base_ms * 1e6), "some runs", tpot_error))
+
+
+def told(found: Comparison) -> str:
+    return " ".join(report("", [found]).split())
+
+
+def test_a_load_within_the_error_of_saturation_has_an_interval() -> None:
+    """150 requests/s of 160, with steps known to 10 %: TTFT and E2E have both ends and no error; TPOT has a number."""
+    found = compared(fitted(), measured(fitted(), asked(1500, gap_s=1 / 150)))
+    ttft, tpot = found.error("ttft_mean_s"), found.error("tpot_mean_s")
+    assert found.is_within_error and ttft.error is None and tpot.ends is None and tpot.error == 0.0
+    assert ttft.ends is not None and ttft.live is not None and ttft.error_ends is not None
+    assert ttft.ends[0] < ttft.live < ttft.ends[1] and ttft.ends[1] > 3 * ttft.ends[0]
+    slow = compared(fitted(11.0, None), measured(fitted(), asked(1500, gap_s=1 / 150)))
+    assert ttft.ends[1] == pytest.approx(slow.error("ttft_mean_s").simulated)
+    assert ttft.error_ends[1] == pytest.approx(slow.error("ttft_mean_s").error)
+    text = told(found)
+    assert "within the cost's error of saturation (step times ±10 %: claimed of the mean TPOT" in text
+    assert "cannot be told without calibration" in text and "errs by more" not in text
+    page = json.loads(to_json("x", "x", [found], {}))["points"][0]
+    assert page["within_cost_error_of_saturation"] and page["cost_error"]["high"] == 0.1
+    (row,) = (one for one in page["errors"] if one["name"] == "ttft_p99_s")
+    assert row["error"] is None and row["ends"][0] < row["ends"][1] and row["error_ends"][0] < row["error_ends"][1]
+    assert "- ! vllm: the load lies within" in markdown("x", "x", [found], {}, "x.png")
+
+
+@pytest.mark.parametrize(
+    ("gap_s", "client"), [(1 / 50, None), (1e-6, Client("closed", max_concurrency=40))], ids=["light", "closed_loop"]
+)
+def test_elsewhere_a_latency_is_a_number(gap_s: float, client: Client | None) -> None:
+    """Far from saturation, and in a closed loop, whose queue is never longer than its users."""
+    found = compared(fitted(), measured(fitted(), asked(300, gap_s=gap_s, client=client)))
+    assert not found.is_within_error and found.error("ttft_mean_s").error == 0.0
+    assert "cannot be told" not in told(found)
+
+
+def test_what_was_measured_beyond_the_interval_says_so() -> None:
+    """Steps of 7 ms in truth, said to be 10 ms to 10 %: the cost errs by more than it claims."""
+    found = compared(fitted(), measured(fitted(7.0), asked(1500, gap_s=1 / 150)))
+    assert "the measured TTFT and E2E is beyond them: the cost errs by more here" in told(found)
+
+
+def test_of_an_unknown_error_no_interval_is_made() -> None:
+    """Where the simulated queue grows it is said that latencies may be anything; else nothing."""
+    over = compared(fitted(10.0, None), measured(fitted(7.0), asked(1500, gap_s=1 / 200)))
+    assert over.grows and not over.is_within_error and over.error("ttft_mean_s").error is not None
+    assert "the error of step times is unknown: the fit claims none: TTFT and E2E may be anything" in told(over)
+    calm = compared(fitted(10.0, None), measured(fitted(), asked(300, gap_s=1 / 50)))
+    assert not calm.grows and "anything" not in told(calm)

@@ -19,7 +19,6 @@ from batchsim.results.provenance import identity, short_hash
 from batchsim.scenario import Point, load_scenario
 from batchsim.scenario.load import parse_scenario
 from batchsim.scenario.point import Setup, resolve, simulate_point
-from batchsim.study.capacity.find import _error_of
 from tests.unit.test_cost import BATCHES, LINEAR, ROOFLINE
 from tests.unit.test_profile import PROFILE
 
@@ -199,7 +198,7 @@ def test_replicas_of_which_one_has_no_known_error_have_none(tmp_path):
         kinds = {"a": "gpu: h200", "b": other}
         groups = ", ".join(f"{k}: {{count: 1, cost: {{kind: roofline, {gpu}}}}}" for k, gpu in kinds.items())
         setup = Setup.of(_scenario(tmp_path, 1, f"replicas={{groups: {{{groups}}}, router: random}}"))
-        assert getattr(_error_of(setup), "low", None) == low
+        assert getattr(setup.cost_error, "low", None) == low
 
 
 def test_a_measured_profile_with_another_host_has_no_known_error():

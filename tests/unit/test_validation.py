@@ -14,6 +14,7 @@ from batchsim.check.validation.compare_runs import FIGURES, MetricError, PointRe
 from batchsim.check.validation.load_shift import REACH, crossing, load_shifts
 from batchsim.check.validation.step_error import ALL, StepPairs
 from batchsim.cost.calibrated import Calibrated
+from batchsim.cost.fitted import Fitted, StepTerms
 from batchsim.cost.lanes import HostPart
 from batchsim.cost.periods import REGIONS, periods_ns, regions
 from batchsim.cost.profile import HostTerm
@@ -181,6 +182,25 @@ def test_a_run_at_a_higher_load_is_found_on_the_load_axis() -> None:
     load = 20.0
     found = load_shifts(at, load, {"e2e_mean_s": at(load * 1.05)["e2e_mean_s"]})
     assert found["e2e_mean_s"] == pytest.approx(0.05, abs=0.003)
+
+
+def test_a_load_within_the_cost_s_error_of_saturation_has_an_interval() -> None:
+    """Of TTFT and E2E, in table, page, JSON and verdict; a cost of unknown error, and a light load, have numbers."""
+    terms = StepTerms(base=2_200_000, prompt_token=80_000, sequence=330_000, context_token=600)
+    known = replace(case(), cost=Fitted(None, terms, "some steps", 0.2))
+    spec = resolved().find("continuous")
+    busy, light = (judge(known, spec, load, 0.5, [played("continuous", load)]) for load in (20.0, 8.0))
+    unknown = judge(case(), spec, 20.0, 0.5, [played("continuous", 20.0)])
+    assert [found.is_within_error for found in (busy, light, unknown)] == [True, False, False]
+    e2e = busy.metric("e2e_mean_s")
+    assert e2e.error is None and e2e.ends is not None and e2e.ends[0] < e2e.ends[1]
+    assert busy.metric("tpot_mean_s").ends is None and light.metric("e2e_mean_s").error is not None
+    found = validation(busy)
+    assert "…" in error_grid(found)[1][5] and "within the cost's error of saturation" in report(found)
+    (verdict,) = (one for one in found.verdicts if one.what == METRICS["e2e_mean_s"].words)
+    assert verdict.met is None and "cannot be told without calibration" in verdict.found
+    assert json.loads(to_json(found))["points"][0]["within_cost_error_of_saturation"]
+    assert "…" in markdown(found, [])
 
 
 def test_a_shift_is_interpolated_and_ends_with_the_reach() -> None:

@@ -15,9 +15,12 @@ from numpy.typing import NDArray
 from batchsim.base.units import NS_PER_S, format_duration
 from batchsim.check.measured.client_faults import in_flight
 from batchsim.check.measured.run import FIGURES, MISSING, OF, RATES, MeasuredRequests, MeasuredRun
-from batchsim.check.validation.compare_runs import MetricError, relative
+from batchsim.check.validation.compare_runs import MetricError, relative, with_ends
+from batchsim.check.validation.cost_ends import cost_ends
 from batchsim.check.validation.load_shift import load_shifts
 from batchsim.check.validation.replay import Replay, replay, simulated_requests
+from batchsim.cost import CostError, Unknown
+from batchsim.metrics.stability import is_unstable
 from batchsim.scenario.config import PolicySpec
 from batchsim.scenario.point import Run, Setup
 
@@ -54,7 +57,8 @@ class Parting:
 class Comparison:
     """One measured run, or its repeats, under one policy. `shifts` by metric: the share by which the load (the users of
     a closed loop) would have to change for the simulation to equal the measurement, None beyond reach; {} where not
-    asked. `simulated` are the requests of each simulation, by request id."""
+    asked. `simulated` are the requests of each simulation, by request id; `grows`: the queue of the first grows for as
+    long as its requests come. `cost_error` is how far the step times may be off."""
 
     policy: str
     part: str
@@ -63,6 +67,13 @@ class Comparison:
     errors: tuple[MetricError, ...]
     shifts: dict[str, float | None]
     parting: Parting | None
+    cost_error: CostError | Unknown
+    grows: bool
+
+    @property
+    def is_within_error(self) -> bool:
+        """Whether the load lies within the cost's error of saturation, so that TTFT and E2E are intervals."""
+        return any(one.ends is not None for one in self.errors)
 
     def error(self, name: str) -> MetricError:
         return next(one for one in self.errors if one.name == name)
@@ -85,14 +96,24 @@ def compare(setup: Setup, spec: PolicySpec, runs: Sequence[MeasuredRun], *, shif
     replays = tuple(replay(setup, run) for run in runs)
     played = [one.simulate(spec) for one in replays]
     simulated = tuple(map(simulated_requests, played))
-    errors = tuple(_error(name, replays, simulated) for name in FIGURES)
-    targets = {one.name: one.live for one in errors if one.name in SHIFTED and one.live is not None}
     first = replays[0]
+
+    def at_factor(factor: float) -> tuple[dict[str, float | None], bool]:
+        others = [replace(one, setup=one.setup.stretched(factor)).simulate(spec) for one in replays]
+        means = _means(replays, [simulated_requests(other) for other in others])
+        return means, is_unstable(others[0].records.requests, others[0].window_ns)
+
+    ends = cost_ends(setup.cost_error, at_factor) if first.open else {}
+    means = _means(replays, simulated)
+    errors = tuple(with_ends(_error(name, replays, simulated, means[name]), ends) for name in FIGURES)
+    targets = {one.name: one.live for one in errors if one.name in SHIFTED and one.live is not None}
     scales = first.open or (first.run.client.arrivals == "closed" and (first.limit or 0) >= FEWEST_USERS)
     shifts: dict[str, float | None] = {}
     if shift and scales and targets:
         shifts = load_shifts(lambda at: _figures(first, simulated_requests(first.simulate(spec, at))), 1.0, targets)
-    return Comparison(spec.name, first.run.part, replays, simulated, errors, shifts, parting(first, played[0]))
+    parted = parting(first, played[0])
+    grows = first.open and is_unstable(played[0].records.requests, played[0].window_ns)
+    return Comparison(spec.name, first.run.part, replays, simulated, errors, shifts, parted, setup.cost_error, grows)
 
 
 def _figures(one: Replay, simulated: MeasuredRequests) -> dict[str, float | None]:
@@ -111,13 +132,19 @@ def _figures(one: Replay, simulated: MeasuredRequests) -> dict[str, float | None
     return {name: found.get(name) for name in FIGURES}
 
 
-def _error(name: str, replays: Sequence[Replay], simulated: Sequence[MeasuredRequests]) -> MetricError:
+def _means(replays: Sequence[Replay], simulated: Sequence[MeasuredRequests]) -> dict[str, float | None]:
+    """The simulations' figures, means over repeats; None where one lacks it."""
+    found = [_figures(one, requests) for one, requests in zip(replays, simulated, strict=True)]
+    columns = {name: [figures[name] for figures in found] for name in FIGURES}
+    return {name: None if None in its else float(np.mean(its)) for name, its in columns.items()}  # type: ignore[arg-type]
+
+
+def _error(
+    name: str, replays: Sequence[Replay], simulated: Sequence[MeasuredRequests], mean: float | None
+) -> MetricError:
     """The error of a figure: means over repeats on both sides, None where a side lacks it."""
     measured = [one.run.figures.get(name) for one in replays]
-    found = [_figures(one, requests)[name] for one, requests in zip(replays, simulated, strict=True)]
     known = [value for value in measured if value is not None]
-    ours = [value for value in found if value is not None]
-    mean = float(np.mean(ours)) if ours and len(ours) == len(found) else None
     count = sum(len(requests) for requests in simulated)
     percent = next((percent for of, percent in OF.items() if percent and f"_{of}_" in name), None)
     few = percent is not None and count * (100 - percent) < _BEYOND * 100

@@ -12,8 +12,8 @@ drift; beside stand the errors at par, those of the calm runs had the machine be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, Protocol
 
@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.units import format_duration
+from batchsim.check.validation.cost_ends import cost_ends
 from batchsim.check.validation.divergence import Divergence, first_divergence
 from batchsim.check.validation.load_shift import load_shifts
 from batchsim.check.validation.step_error import RegionError, StepPairs
-from batchsim.cost import Cost
+from batchsim.cost import Cost, CostError, Scaled, Unknown
 from batchsim.cost.periods import periods_ns
 from batchsim.drive.live import lag_verdict
 from batchsim.drive.resolved import Resolved, ResolvedPolicy
@@ -175,7 +176,8 @@ class MetricError:
     """One metric: simulated, the mean over live runs, simulated / live − 1, and the spread of the live runs as a share.
 
     None where a value is not defined: a spread of one run, an error relative to 0. `few`: a percentile with fewer than
-    20 observations beyond it.
+    20 observations beyond it. `ends`: where the load lies within the cost's error of saturation, what is simulated with
+    the shortest and the longest steps that this allows; there is no `error` then, but `error_ends`.
     """
 
     name: str
@@ -184,6 +186,14 @@ class MetricError:
     error: float | None
     spread: float | None
     few: bool
+    ends: tuple[float, float] | None = None
+
+    @property
+    def error_ends(self) -> tuple[float, float] | None:
+        """The errors of both `ends`, as shares; None where there are none."""
+        if self.ends is None or not self.live:
+            return None
+        return self.ends[0] / self.live - 1, self.ends[1] / self.live - 1
 
     @property
     def agrees(self) -> bool:
@@ -236,6 +246,12 @@ class PointReport:
     pairs: StepPairs | None
     pairs_at_par: StepPairs | None
     shifts: dict[str, float | None]
+    cost_error: CostError | Unknown
+
+    @property
+    def is_within_error(self) -> bool:
+        """Whether the load lies within the cost's error of saturation."""
+        return any(metric.ends is not None for metric in self.metrics)
 
     @property
     def counted(self) -> list[ComparedRun]:
@@ -317,15 +333,24 @@ def judge(
         measure(case.inputs(live.records, simulated.workload, live.window_ns, live.streams)) for live in counted
     ]
     names = FIGURES if policy.config.traits.speculation is None else FIGURES + OF_DRAFTS
-    metrics = tuple(_metric_error(name, predicted, measured) for name in names)
+
+    def at_factor(factor: float) -> tuple[dict[str, Any], bool]:
+        other = replace(case, cost=Scaled(case.cost, factor))
+        found = other.measure(other.simulate(policy, load))
+        return found.values, found.unstable
+
+    is_rate = case.resolved.load_name in ("mean_rate", "rate_scale")
+    ends = cost_ends(case.cost.error, at_factor) if counted and is_rate else {}
+    metrics = tuple(with_ends(_metric_error(name, predicted, measured), ends) for name in names)
     by_run = [(run, _step_pairs(run.played, case.cost)) for run in runs if not run.void]
     at_par = [found.at_par(run.drift) for run, found in by_run if run.calm and run.drift is not None]
     shifts: dict[str, float | None] = {}
-    if counted and case.resolved.load_name in ("mean_rate", "rate_scale"):
+    if counted and is_rate:
         targets = {metric.name: metric.live for metric in metrics if metric.name in SHIFTED}
         shifts = load_shifts(lambda at: case.measure(case.simulate(policy, at)).values, load, targets)
     pairs = [found for _, found in by_run]
-    return PointReport(policy, load, share, simulated, runs, metrics, _joined(pairs), _joined(at_par), shifts)
+    joined = _joined(pairs), _joined(at_par)
+    return PointReport(policy, load, share, simulated, runs, metrics, *joined, shifts, case.cost.error)
 
 
 def _step_pairs(live: Played, cost: Cost) -> StepPairs:
@@ -396,6 +421,11 @@ def _metric_error(name: str, predicted: Measured, measured: Sequence[Measured]) 
     error = None if simulated is None else relative(simulated - live, live)
     spread = relative((max(values) - min(values)) / 2, live) if len(values) > 1 else None
     return MetricError(name, simulated, live, error, spread, few)
+
+
+def with_ends(metric: MetricError, ends: Mapping[str, tuple[float, float]]) -> MetricError:
+    """`metric` without an error, and with its `ends` where it has any."""
+    return replace(metric, error=None, ends=ends[metric.name]) if metric.name in ends else metric
 
 
 def relative(part: float, whole: float) -> float | None:

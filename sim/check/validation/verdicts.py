@@ -151,7 +151,13 @@ def _worst(points: Sequence[PointReport], name: str, bound: float, spreads: int,
         point, worst, _ = max(known, key=lambda found: found[2])
         spread = "not known: one live run" if worst.spread is None else f"±{worst.spread:.1%}"
         finding.append(f"the largest error {worst.error:+.1%} (spread {spread}) at {_at(point)}")
-    finding += [f"not defined at {_at(point)}" for point, metric in figures if metric.error is None]
+    finding += [
+        f"not defined at {_at(point)}"
+        if metric.ends is None
+        else f"within the cost's error of saturation at {_at(point)}, where it cannot be told without calibration"
+        for point, metric in figures
+        if metric.error is None
+    ]
     missed = good < len(known) or any(_one_sided(metric) for _, metric in figures)
     return Verdict(label, words, ", ".join(finding), _met(missed, judged=len(known) == len(figures)))
 
@@ -175,7 +181,7 @@ def _shift_verdict(points: Sequence[PointReport], bound: float) -> Verdict:
 
 def _one_sided(metric: MetricError) -> bool:
     """Whether the error is undefined because one side lacks the metric, or is 0 where the other is not."""
-    return metric.error is None and (metric.simulated is not None or metric.live is not None)
+    return metric.error is None and metric.ends is None and (metric.simulated is not None or metric.live is not None)
 
 
 def _met(missed: bool, *, judged: bool) -> bool | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from batchsim.base.files import write_text
+from batchsim.report.cost_words import CANNOT_TELL
 from batchsim.report.page.cells import Cell
 from batchsim.report.page.charts import Chart, ChartAxis, Series
 from batchsim.report.page.render import HTML, render
@@ -13,6 +14,7 @@ from batchsim.report.pictures.palette import kind_styles
 from batchsim.report.reading import AXIS_LABELS
 from batchsim.report.text.capacity_text import (
     asked_share,
+    by_cost,
     capacity_in_words,
     first_to_break,
     load_edges,
@@ -62,6 +64,11 @@ def decision(study: CapacityStudy) -> list[Sentence]:
     if others:
         after = max(others, key=lambda policy: policy.found.load or 0.0)
         first += [f"; next is {after.name} with ", _capacity(study, after)]
+    if best.cost is not None:
+        first += [
+            f". With the longest and the shortest steps that the cost's error allows it is {by_cost(best)}; which"
+        ]
+        first += [f" {CANNOT_TELL}"]
     second: Sentence = [f"Just above that, what breaks first is {first_to_break(best)}"]
     if (use := use_in_words(best)) != "–":
         second += [f"; at the load just below the engine is used like this: {use}"]

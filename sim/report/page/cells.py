@@ -159,6 +159,10 @@ COLUMNS: dict[str, Column] = {
     "replicas_needed": Column("replicas it would take", number, "replicas that hold under the change"),
     "cost_per_month_needed": Column("cost a month then", money, "price of that many replicas"),
     "note": Column("note"),
+    "ttft_p99_s_fast": Column(
+        "TTFT p99, shortest steps", seconds, "where the load is within the cost's error of saturation, at its short end"
+    ),
+    "ttft_p99_s_slow": Column("TTFT p99, longest steps", seconds, "likewise at its long end"),
     "ttft_p99_s": Column("TTFT p99", seconds, "time to first token that all but a hundredth of the requests undercut"),
     "tpot_p99_s": Column("TPOT p99", seconds, "time per output token after the first, likewise"),
     "part": Column("when"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from batchsim.report.cost_words import CANNOT_TELL
 from batchsim.report.layout import fit
 from batchsim.report.page.cells import COLUMNS, Row, Tables, one_seed_alone
 from batchsim.report.page.plan_markdown import sentence_text
@@ -37,10 +38,25 @@ def plan_text(tables: Tables, currency: str) -> str:
             lines.append(f"! {row['gpu']} × {row['replicas']}, {row['change']}: {result}")
         elif row["holds"] is None:
             lines.append(f"! {row['gpu']} × {row['replicas']}, {row['change']}: not simulated: {row['note']}")
+    lines += _by_cost(tables)
     lines += search_lines(tables, currency)
     lines += [sentence_text(sentence) for sentence in recommendation(tables, currency)]
     commands = [tables["assumptions"][i]["assumed"] for i in start_rows(tables)]
     return "\n".join([*(fit(line) for line in lines), *commands])  # a command is to be copied as it is
+
+
+def _by_cost(tables: Tables) -> list[str]:
+    """A line for each configuration of which the cost's error decides how many replicas hold."""
+    lines = []
+    for row in tables["configurations"]:
+        fewest, most = row["replicas_if_fast"], row["replicas_if_slow"]
+        if row["holds"] and fewest is not None and fewest != most:
+            slow = "more than max_replicas" if most is None else most
+            lines.append(
+                f"! {row['gpu']} × {row['replicas']}, {row['policy']}: the cost's error decides: {fewest} with the"
+                f" shortest steps that it allows, {slow} with the longest; it {CANNOT_TELL}"
+            )
+    return lines
 
 
 def _one_less(row: Row) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 
 from batchsim.base.files import read_bytes, write_text
 from batchsim.metrics.table import METRICS
+from batchsim.report.cost_words import HOW
 from batchsim.report.numbers import percent_text, rate_text, time_text
 from batchsim.report.page.cells import Cell
 from batchsim.report.page.render import HTML, data_uri, render
@@ -27,6 +28,7 @@ from batchsim.report.reading import (
     systems_note,
 )
 from batchsim.report.slo_shares import slo_shares
+from batchsim.report.text.cost_lines import at_ends
 from batchsim.report.text.summary_text import warnings
 from batchsim.results.read import Results, curve_marks
 
@@ -77,17 +79,27 @@ def decision(results: Results, load: float) -> list[Sentence]:
     """Which policy sustains the most within the SLO; what its requests get at `load`; what that rests on."""
     sure: Sentence = [f"That is of {seeds_text(results)}; ± is half a 95 % interval over seeds. The error of the step"]
     sure += [" costs is in no interval: the assumptions say what is known of it."]
-    held = [sweep for sweep in sweeps(results) if sweep.meets_slo.any()]
+    held = [sweep for sweep in sweeps(results) if sweep.surely_met.any()]
     held.sort(key=lambda sweep: -_most(sweep))
+    untold = _untold(results)
     if not held:
-        return [[f"No policy meets {results.manifest['objective']} at any load tested."], sure]
+        surely = " whatever the error of the step costs" if untold else ""
+        return [[f"No policy meets {results.manifest['objective']} at any load tested{surely}."], *untold, sure]
     shown = next(sweep for sweep in (*held, *sweeps(results)) if sweep.tested(load))
-    return [_who_sustains(results, held), _what_requests_get(results, shown, shown.index(load)), sure]
+    gets = _what_requests_get(results, shown, shown.index(load))
+    return [_who_sustains(results, held), *untold, gets, sure]
+
+
+def _untold(results: Results) -> list[Sentence]:
+    """Which loads the error of the step costs decides, a sentence; [] where it decides none."""
+    name, open_ones = load_name(results), [sweep for sweep in sweeps(results) if sweep.untold.any()]
+    each = [f"{s.name} at {', '.join(load_text(name, load) for load in s.loads[s.untold])}" for s in open_ones]
+    return [[f"Whether the SLO is met by {'; by '.join(each)} {HOW}."]] if each else []
 
 
 def _most(sweep: PolicyCurve) -> float:
-    """The highest load tested at which the policy meets the SLO."""
-    return float(sweep.loads[sweep.meets_slo][-1])
+    """The highest load tested at which the policy meets the SLO whatever the error of its cost."""
+    return float(sweep.loads[sweep.surely_met][-1])
 
 
 def _who_sustains(results: Results, held: list[PolicyCurve]) -> Sentence:
@@ -102,7 +114,7 @@ def _who_sustains(results: Results, held: list[PolicyCurve]) -> Sentence:
     said: Sentence = [f"{who} {verb} the most within {objective}: up to ", _highest(results, held[0])]
     said += [" of the loads tested"]
     crossing = curve_marks(results)[held[0].policy].crossing
-    if crossing.load is not None and len(level) == 1:  # of several each has its own
+    if crossing.load is not None and len(level) == 1 and not held[0].untold.any():  # of several each has its own
         said += [f", with the crossing near {load_text(name, float(f'{crossing.load:.3g}'))}"]
     if others := held[len(level) :]:
         said += [f"; next is {others[0].name}, up to ", _highest(results, others[0])]
@@ -156,6 +168,8 @@ def _heading(column: str) -> str:
 def _value(results: Results, sweep: PolicyCurve, i: int, column: str) -> Cell:
     """A metric of a policy at its `i`-th load as its table shows it; percentiles of a queue that grows say so."""
     value = float(sweep.values(column)[i])
+    if sweep.within_error[i] and column.partition("[")[0] in ("in_slo", *_TIMES):
+        return _cell(results, sweep, i, column, at_ends(sweep, i, column), is_number=True)
     if column == "load":
         return _cell(results, sweep, i, column, short_load(load_name(results), value) or f"{value:g}", is_number=True)
     if column.partition("[")[0].endswith("_s"):

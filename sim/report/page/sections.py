@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from batchsim.report.cost_words import HOW
 from batchsim.report.page.cells import Cell, Tables, cell, heading
 from batchsim.report.page.charts import Chart
 from batchsim.report.page.plan_charts import day_charts, latency_charts, slo_charts
@@ -69,7 +70,7 @@ EVIDENCE = (
     "goodput_rps",
     "engine_busy_share",
 )
-NOT_HELD = ("gpu", "policy", "saturation_rps", "why_not")
+NOT_HELD = ("gpu", "policy", "saturation_rps", "replicas_if_fast", "why_not")
 WHAT_IF = ("gpu", "policy", "replicas", "change", "shown", "attainment", "seeds", "margin_low", "replicas_needed")
 WHAT_IF += ("cost_per_month_needed", "note")
 TRAFFIC = ("part", "rate_rps", "share_of_peak", "attainment", "replicas_enough", "cost_per_1m_output_tokens")
@@ -82,6 +83,8 @@ CLASSES = (
     "attainment",
     "attainment_low",
     "ttft_p99_s",
+    "ttft_p99_s_fast",
+    "ttft_p99_s_slow",
     "replicas_up_to",
     "cost_per_month_tiered",
     "share_of_use",
@@ -223,7 +226,10 @@ def recommendation(tables: Tables, currency: str) -> list[Sentence]:
     """What to buy at which price; what it was shown to hold; how uncertain that is; what growth would take, where that
     is known; what a lost replica leaves. One sentence if nothing holds."""
     if "recommendation" not in tables:
-        return [["No configuration holds this traffic within the SLO: the table below says what keeps each from it."]]
+        nothing: Sentence = [
+            "No configuration holds this traffic within the SLO: the table below says what keeps each from it."
+        ]
+        return [nothing, *_if_fast(tables)]
     chosen = tables["recommendation"][0]
     index = next(
         i
@@ -263,6 +269,19 @@ def recommendation(tables: Tables, currency: str) -> list[Sentence]:
         second += [", of ", of("one_less_class"), ")"] if row["one_less_class"] else [")"]
     sentences = [[*first, "."], [*second, "."], [*_uncertainty(tables, index), "."], *_grown(tables, index, currency)]
     return [*sentences, _lost(tables, index, currency)]
+
+
+def _if_fast(tables: Tables) -> list[Sentence]:
+    """Where no configuration holds, which would with steps as short as its cost's error allows; [] where none would."""
+    rows = tables["configurations"]
+    held = [i for i, row in enumerate(rows) if row["replicas_if_fast"] is not None]
+    if not held:
+        return []
+    said: Sentence = ["With steps as short as the error of their costs allows, "]
+    for number, i in enumerate(held):
+        of = [cell(tables, "configurations", i, name) for name in ("replicas_if_fast", "gpu", "policy")]
+        said += [*([" or "] if number else []), of[0], " × ", of[1], " under ", of[2]]
+    return [[*said, f" would hold it: whether any does {HOW}."]]
 
 
 def start_rows(tables: Tables) -> list[int]:
@@ -338,7 +357,8 @@ def _uncertainty(tables: Tables, index: int) -> Sentence:
     ]
     sentence += [" at both ends of the interval"] if low.text == high.text else []
     if ("cost model", "replicas") not in mine:
-        return [*sentence, "; the error of the step times is ", of("cost model", "step_time", "source")]
+        unknown: Sentence = ["; the error of the step times is ", of("cost model", "step_time", "source")]
+        return [*sentence, *unknown, f", so how many replicas hold {HOW}"]
     sentence += ["; apart from that, step times that are off by ", of("cost model", "step_time", "low"), " to "]
     replicas = tables["sureness"][mine["cost model", "replicas"]]
     fewest, most = (
@@ -348,4 +368,4 @@ def _uncertainty(tables: Tables, index: int) -> Sentence:
     sentence += [of("cost model", "step_time", "high"), " would take "]
     if replicas["low"] == replicas["high"]:
         return [*sentence, fewest, " replica" if replicas["low"] == 1 else " replicas", " either way"]
-    return [*sentence, fewest, " to ", most, " replicas"]
+    return [*sentence, fewest, " to ", most, f" replicas, and which {HOW}"]

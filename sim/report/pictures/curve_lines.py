@@ -16,6 +16,7 @@ from batchsim.results.read import Results
 _CROSS_TOP, _CROSS_STEP = 0.965, 0.06
 _CROSS_APART = 0.03
 CROSS = "× the queue grows without end from this load on: no point of the curve"
+WITHIN = "bar: within the cost's error of saturation, from the shortest steps to the longest"
 NORMALISED = "normalised latency: E2E / output tokens"
 OPEN = "open marker: fewer than 20 observations beyond the percentile (~ in tables)"
 
@@ -77,6 +78,21 @@ def draw_error_bars(
     ax.errorbar(x, y, xerr=x_half, yerr=y_halves, fmt="none", ecolor=style.color, alpha=0.35, linewidth=1.2)
 
 
+def draw_ends(ax: Axes, sweep: PolicyCurve, style: PolicyStyle, metric: str) -> None:
+    """Draws a bar in the place of each point that lies within the cost's error of saturation: from the metric with the
+    shortest steps to that with the longest, to the panel's top where the queue grows. Call when the limits are final.
+    """
+    fast, slow = sweep.ends(metric)
+    shown = sweep.within_error & ~np.isnan(fast) & ~np.isnan(slow)
+    tops = np.minimum(slow, ax.get_ylim()[1])
+    ax.vlines(sweep.loads[shown], fast[shown], tops[shown], color=style.color, linewidth=5, alpha=0.35)
+
+
+def within_mark(results: Results) -> list[str]:
+    """The footer's words for such bars, where there are any."""
+    return [WITHIN] if any(sweep.within_error.any() for sweep in sweeps(results)) else []
+
+
 def draw_cross(
     ax: Axes, style: PolicyStyle, x: Floats, y: Floats, sweep: PolicyCurve, at: float, others: list[float]
 ) -> None:
@@ -115,7 +131,9 @@ def latency_limits(results: Results, metrics: Sequence[str], bounds: Sequence[fl
     policies = sweeps(results)
     values = np.concatenate([sweep.stable(metric) for metric in metrics for sweep in policies])
     halves = np.concatenate([sweep.half_width(metric) for metric in metrics for sweep in policies])
-    shown = np.concatenate([values[values > 0], np.asarray(bounds, dtype=float)])
+    ends = np.concatenate([end[sweep.within_error] for m in metrics for sweep in policies for end in sweep.ends(m)])
+    ends = ends[np.isfinite(ends)]
+    shown = np.concatenate([values[values > 0], ends[ends > 0], np.asarray(bounds, dtype=float)])
     if not len(shown):
         return 0.01, 1.0  # nothing to draw
     low, high = float(shown.min()), float(shown.max())

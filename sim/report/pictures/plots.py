@@ -23,11 +23,13 @@ from batchsim.report.pictures.curve_lines import (
     NORMALISED,
     OPEN,
     draw_cross,
+    draw_ends,
     draw_line,
     hidden_under,
     latency_limits,
     styled_sweeps,
     wide_mark,
+    within_mark,
 )
 from batchsim.report.pictures.drafting_picture import drafting_picture
 from batchsim.report.pictures.fleet_picture import fleet_picture
@@ -89,6 +91,7 @@ def p99_vs_qps_figure(results: Results) -> Figure:
                 results,
                 CROSS,
                 OPEN,
+                *within_mark(results),
                 *wide_mark(results),
                 _slo_mark(results),
                 *(LANE_MARKS if below else ()),
@@ -134,6 +137,7 @@ def draw_latency(ax: Axes, results: Results, metric: str, limits: tuple[float, f
         x, y, half = sweep.loads, sweep.stable(metric), sweep.half_width(metric)
         ax.fill_between(x, *log_ends(y, half), color=style.color, alpha=shade, linewidth=0)
         draw_line(ax, x, y, style, sweep.weak(metric), depth)
+        draw_ends(ax, sweep, style, metric)
         if sweep.unstable_from is not None:
             draw_cross(ax, style, x, y, sweep, sweep.unstable_from, crosses)
     if absent:

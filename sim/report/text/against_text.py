@@ -12,6 +12,8 @@ from batchsim.check.measured.run import FIGURES
 from batchsim.check.validation.against import PARTED, SHIFTED, Comparison
 from batchsim.check.validation.compare_runs import MetricError
 from batchsim.check.validation.load_shift import REACH
+from batchsim.cost import CostError
+from batchsim.report.cost_words import HOW, between, off_by
 from batchsim.report.layout import Grid, aligned, fit
 from batchsim.report.markdown import escaped, markdown_table
 from batchsim.results.provenance import as_json
@@ -35,6 +37,7 @@ def report(heading: str, found: Sequence[Comparison]) -> str:
     lines = [heading, *_files(found)]
     if parted := _parted(found):
         lines += [f"first request whose TTFT or TPOT parts by {100 * PARTED:.0f} %:", *parted]
+    lines += _within_error(found)
     text = "\n".join(map(fit, [*lines, "", LEGEND]))
     return "\n".join([text, *aligned(grid(found), left=(0, 1, 2), close=True)])
 
@@ -60,6 +63,32 @@ def _parted(found: Sequence[Comparison]) -> list[str]:
     return [f"- {name}: {one.parting.text if one.parting else 'none'}" for name, one in zip(where, known, strict=True)]
 
 
+def _within_error(found: Sequence[Comparison]) -> list[str]:
+    """Lines on the runs whose load lies within the cost's error of saturation, and on those of which that is not known
+    and whose simulated queue grows; how to tell comes last."""
+    lines: list[str] = []
+    for one in found:
+        where, off = (f"{one.policy}, {one.part}" if one.part else one.policy), off_by(one.cost_error)
+        if one.is_within_error:
+            beyond = [title for title, latency in _ROWS if _is_beyond(one.error(f"{latency}_mean_s"))]
+            but = f"; the measured {' and '.join(beyond)} is beyond them: the cost errs by more here" if beyond else ""
+            lines.append(
+                f"! {where}: the load lies within the cost's error of saturation ({off}): TTFT and E2E are those of the"
+                f" shortest and of the longest steps{but}"
+            )
+        elif one.grows and not isinstance(one.cost_error, CostError):
+            lines.append(
+                f"! {where}: in simulation the queue grows, and the error of step times is {off}: TTFT and E2E may be"
+                " anything"
+            )
+    return [*lines, f"! which they are {HOW}"] if lines else []
+
+
+def _is_beyond(error: MetricError) -> bool:
+    """Whether what was measured lies outside of what both ends of the cost's error make."""
+    return error.ends is not None and error.live is not None and not error.ends[0] <= error.live <= error.ends[1]
+
+
 def grid(found: Sequence[Comparison]) -> Grid:
     """Rows of each comparison: a latency each with its errors, then the rates."""
     rows: Grid = [["policy", "run", "", "measured", "simulated", "mean", "P50", "P90", "P99", "shift"]]
@@ -67,17 +96,16 @@ def grid(found: Sequence[Comparison]) -> Grid:
         name = [one.policy, one.part]
         for title, latency in _ROWS:
             errors = [one.error(f"{latency}_{of}_s") for of in _OF]
-            impossible = one.runs[0].impossible.get(errors[0].name)
+            mean = errors[0]
+            simulated = _ms(mean.simulated) if mean.ends is None else between(*map(_ms, mean.ends))
+            impossible = one.runs[0].impossible.get(mean.name)
             if impossible is not None:
-                values = [_ms(impossible), _ms(errors[0].simulated)]
-                rows.append([*name, title, *values, IMPOSSIBLE, DASH, DASH, DASH, DASH])
+                rows.append([*name, title, _ms(impossible), simulated, IMPOSSIBLE, DASH, DASH, DASH, DASH])
                 name = ["", ""]
                 continue
-            if all(error.error is None for error in errors):
+            if all(error.error is None and error.ends is None for error in errors):
                 continue
-            mean = errors[0]
-            values = [_ms(mean.live), _ms(mean.simulated)]
-            rows.append([*name, title, *values, *map(_cell, errors), _shift(one, mean.name)])
+            rows.append([*name, title, _ms(mean.live), simulated, *map(_cell, errors), _shift(one, mean.name)])
             name = ["", ""]
         for title, rate in _RATES:
             error, impossible = one.error(rate), one.runs[0].impossible.get(rate)
@@ -100,6 +128,8 @@ def _ms(value: float | None) -> str:
 
 def _cell(error: MetricError) -> str:
     """An error and the spread of the measured repeats in %, like `~-3.1±2.0`."""
+    if error.error_ends is not None:
+        return "…".join(f"{100 * end:+.0f}" for end in error.error_ends)
     if error.error is None:
         return DASH
     spread = "" if error.spread is None else f"±{100 * error.spread:.1f}"
@@ -124,6 +154,7 @@ def markdown(name: str, heading: str, found: Sequence[Comparison], made: Mapping
         "\n".join(escaped(line) if line.startswith("- ") else f"\n{escaped(line)}\n" for line in _files(found))
     )
     parts += [markdown_table(table[0], [False] * 3 + [True] * 7, table[1:]), LEGEND, f"![{picture}]({picture})"]
+    parts += ["\n".join(f"- {escaped(line)}" for line in lines)] if (lines := _within_error(found)) else []
     if parted := _parted(found):
         parts.append("## Where they part\n\n" + "\n".join(map(escaped, parted)))
     parts.append("## How it was made\n\n```json\n" + json.dumps(made, indent=1, ensure_ascii=False) + "\n```")
@@ -140,7 +171,10 @@ def to_json(name: str, heading: str, found: Sequence[Comparison], made: Mapping[
             "form": one.runs[0].form,
             "client": str(one.runs[0].client),
             "notes": one.notes,
-            "errors": [asdict(error) for error in one.errors],
+            "errors": [asdict(error) | {"error_ends": error.error_ends} for error in one.errors],
+            "within_cost_error_of_saturation": one.is_within_error,
+            "cost_error": asdict(one.cost_error),
+            "queue_grows": one.grows,
             "impossible": dict(one.runs[0].impossible),
             "load_equivalent": one.shifts,
             "first_request_that_parts": None if one.parting is None else asdict(one.parting),

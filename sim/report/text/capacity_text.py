@@ -12,6 +12,7 @@ from batchsim.cost import CostError, Unknown
 from batchsim.metrics.intervals import Difference
 from batchsim.metrics.slo import parse_slo
 from batchsim.metrics.table import METRICS
+from batchsim.report.cost_words import CANNOT_TELL, HOW, between, off_by
 from batchsim.report.layout import aligned, fit
 from batchsim.results.heading import heading
 from batchsim.study.capacity.find import USE, CapacityStudy, PolicyCapacity
@@ -57,6 +58,9 @@ def capacity_text(study: CapacityStudy) -> str:
         [p.name, capacity_in_words(study, p.found), str(len(p.case.book)), first_to_break(p), use_in_words(p)]
         for p in study.policies
     ]
+    if any(p.cost is not None for p in study.policies):  # more seeds do not narrow it: it is told in place of probes
+        columns = ["cost's error", *(by_cost(p) for p in study.policies)]
+        grid = [[*cells[:2], text, *cells[3:]] for cells, text in zip(grid, columns, strict=True)]
     lines = [
         heading(study.setup),
         f"objective: {study.objective}",
@@ -107,6 +111,15 @@ def capacity_in_words(study: CapacityStudy, found: Capacity) -> str:
     interval = f" [{', '.join(ends)}]" if found.num_seeds > 1 else ""
     rps = f" = {number(found.load * study.rate)} req/s" if study.scenario.load_name == "rate_scale" else ""
     return f"{number(found.load)}{interval}{rps}"
+
+
+def by_cost(policy: PolicyCapacity) -> str:
+    """`7.6…11.3`: the capacities with the longest and the shortest steps that the cost's error allows; `?` for one that
+    was not found."""
+    load = policy.found.load
+    if policy.cost is None or load is None:
+        return "–"
+    return between(*("?" if share is None else number(load * (1 + share)) for share in reversed(policy.cost)))
 
 
 def open_ends(study: CapacityStudy, found: Capacity) -> str:
@@ -192,12 +205,18 @@ def _remarks(study: CapacityStudy) -> list[str]:
                 if value is not None
             ]
             at = f"at {number(policy.breaks_at)} {unit(study)}, where it comes closest"
+            floor = floor if policy.untold is None else []  # the cost's error decides them
             text = ", ".join(filter(None, [first_to_break(policy), ", ".join(floor)]))
             lines.append(f"! {policy.name}: {f'{why} ({more})' if why else 'no load meets the SLO'}: {at}: {text}")
         elif why:
             lines.append(f"! {policy.name}: {why}: {more}")
         elif found.load is None:
             lines.append(f"! {policy.name}: every load tried meets the SLO: its capacity is above {number(found.low)}")
+        if policy.untold is not None:
+            lines.append(
+                f"! {policy.name}: whether the SLO is met at {number(policy.untold)} {unit(study)} the cost's error"
+                f" decides ({off_by(study.error)}): it {CANNOT_TELL}"
+            )
         if skipped := unmeasured(policy.case.book):
             loads = ", ".join(map(number, skipped))
             lines.append(f"! {policy.name}: nobody sends after the warm-up at {loads} {unit(study)}, which say nothing")
@@ -253,7 +272,7 @@ def _cost(study: CapacityStudy) -> list[str]:
     """Lines on the cost model's error: more seeds do not narrow it, and no interval contains it."""
     known = {p.name: p.cost for p in study.policies if p.cost is not None}
     if isinstance(study.error, Unknown):
-        return [f"cost-model error is not in the interval, and is unknown: {study.error.source}"]
+        return [f"cost-model error is not in the interval, and is unknown: {study.error.source}. The capacity {HOW}"]
     head = f"cost-model error is not in the interval: {study.error} in step time ({study.error.source})"
     if not known:
         return [head]
@@ -261,7 +280,7 @@ def _cost(study: CapacityStudy) -> list[str]:
     for name, shares in known.items():
         by_shares.setdefault(_shares(shares), []).append(name)
     each = "; ".join(f"{', '.join(names)} {shares}" for shares, names in by_shares.items())
-    return [f"{head} moves the capacity: {each}; calibrate to narrow it"]
+    return [f"{head} moves the capacity: {each}; where in between it is {HOW}"]
 
 
 def _shares(shares: tuple[float | None, float | None]) -> str:
@@ -322,6 +341,7 @@ def _row(study: CapacityStudy, policy: PolicyCapacity) -> dict[str, Any]:
         f"at_{AT_SHARE:g}": policy.at,
         "saturation_rps": policy.case.saturation,
         "cost_error_share": None if policy.cost is None else list(policy.cost),
+        "cost_error_decides_at_load": policy.untold,
     }
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from batchsim.base.units import NS_PER_S, format_duration, parse_duration_ns, two_digits
 from batchsim.metrics.table import METRICS
 from batchsim.report.numbers import DASH, rounded
-from batchsim.report.reading import column, load_name, num_seeds, sweeps
+from batchsim.report.reading import column, load_name, num_seeds, sweeps, sweeps_at
 from batchsim.results.read import Results
 
 METRIC = "ttft_p99_s"
@@ -21,12 +21,14 @@ METRIC = "ttft_p99_s"
 def paired_parts(results: Results, load: float) -> tuple[str, Sequence[str]]:
     """The heading of the line of differences, and for each policy its P99 TTFT less that of the best, with an interval.
 
-    ("", []) with one seed, which shows no interval. Unstable and failed policies are left out: the table says so of
-    them.
+    ("", []) with one seed, which shows no interval. Left out are unstable and failed policies, and those within their
+    cost's error of saturation: the table says so of them.
     """
-    if num_seeds(results) < 2:
+    knee = {sweep.policy for sweep in sweeps_at(results, load) if sweep.within_error[sweep.index(load)]}
+    if num_seeds(results) < 2 or results.best(load) in knee:
         return "", []
     rows = [row for row in results.differences(load, [METRIC]) if not row["why"].endswith(("unstable", "failed"))]
+    rows = [row for row in rows if row["policy"] not in knee]
     return f"{METRICS[METRIC].words} minus that of {results.best(load)}, seed by seed (95 %):", [
         f"{row['policy']} {difference_text(row['mean'], row['half_width'], row['no_difference'])}" for row in rows
     ]

@@ -26,7 +26,9 @@ def replica_lines(results: Results, shown: Sequence[tuple[PolicyCurve, int]]) ->
         mine &= column(table, "load") == sweep.loads[i]
         for group in dict.fromkeys(groups[mine].tolist()):
             rows = table.take(np.flatnonzero(mine & (groups == group)))
-            lines.append(f"{', '.join(filter(None, (sweep.labels[i], group)))}:  {_facts(rows)}")
+            lines.append(
+                f"{', '.join(filter(None, (sweep.labels[i], group)))}:  {_facts(rows, timed=not sweep.within_error[i])}"
+            )
         held, most = (float(sweep.values(f"num_replicas_{name}")[i]) for name in ("mean", "max"))
         if held < most:
             price = (scenario_of(results, sweep.policy).get("replicas") or {}).get("price")
@@ -44,7 +46,8 @@ def _cost(held: float, most: float, price: str | None) -> str:
     return f": {each * held:.4g} an hour, {less}"
 
 
-def _facts(rows: pd.DataFrame) -> str:
+def _facts(rows: pd.DataFrame, *, timed: bool) -> str:
+    """What replicas did; with `timed` also how long first tokens took, which is no number near saturation."""
     replicas = column(rows, "replica")
     of: dict[str, tuple[float, float]] = {}
     for name in ("requests", "engine_busy_share", "kv_utilisation_peak", "ttft_p99_s"):
@@ -53,7 +56,11 @@ def _facts(rows: pd.DataFrame) -> str:
         of[name] = min(means), max(means)
     facts = [f"{_span(*of['requests'], _count)} requests a replica"]
     shown = {"engine_busy_share": _percent, "kv_utilisation_peak": _percent, "ttft_p99_s": _time}
-    facts += [f"{METRICS[name].heading} {_span(*of[name], show)}" for name, show in shown.items()]
+    facts += [
+        f"{METRICS[name].heading} {_span(*of[name], show)}"
+        for name, show in shown.items()
+        if timed or name != "ttft_p99_s"
+    ]
     lost = float(np.sum(column(rows, "lost"))) / len(np.unique(column(rows, "seed")))
     return ", ".join(facts) + (f", {_count(lost)} lost and sent again" if lost else "")
 

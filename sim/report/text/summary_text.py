@@ -2,7 +2,8 @@
 
 Marks: `±` half a 95 % interval over seeds; `~` a percentile with fewer than 20 observations beyond it; `–` not defined
 for this policy; `unstable` the queue grows without end, so that its percentiles mean nothing; `failed` the simulation
-of a seed failed.
+of a seed failed; `a…b` what the shortest and the longest steps make that the cost's error allows, where the load lies
+within it of saturation, `∞` where the queue grows at that end.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 
 from batchsim.kernel.record import CAP_CUT
 from batchsim.metrics.table import METRICS
+from batchsim.report.cost_words import CANNOT_TELL
 from batchsim.report.drafting import draft_lines
 from batchsim.report.layout import aligned, fit, listed
 from batchsim.report.numbers import DASH, per_token_text, percent_text, rate_text, time_text
@@ -38,6 +40,7 @@ from batchsim.report.reading import (
 )
 from batchsim.report.text.asked_columns import cell_of, heading_of
 from batchsim.report.text.confidence import paired_parts, precision_lines, warmup_warning
+from batchsim.report.text.cost_lines import at_ends, cost_lines, verdict
 from batchsim.report.text.curve_text import curve_table, vary_line
 from batchsim.report.text.replica_lines import replica_lines
 from batchsim.report.text.task_lines import task_lines
@@ -195,7 +198,11 @@ def by_class(results: Results, load: float | None) -> list[str]:
             row, unstable = sweep.rows.iloc[i], sweep.unstable[i]
             tail = float(row[f"ttft_p99_s[{name}]"])
             shares.append(f"{sweep.policy} {percent_text(float(row[f'in_slo[{name}]']))}")
-            tails.append(f"{sweep.policy} {'unstable' if unstable else time_text(tail, math.nan)}")
+            text = "unstable" if unstable else time_text(tail, math.nan)
+            if sweep.within_error[i]:
+                shares[-1] = f"{sweep.policy} {at_ends(sweep, i, f'in_slo[{name}]')}"
+                text = at_ends(sweep, i, f"ttft_p99_s[{name}]")
+            tails.append(f"{sweep.policy} {text}")
         lines += [f"{name}, {METRICS['in_slo'].heading}:  {'   '.join(shares)}"]
         lines += [f"{name}, {METRICS['ttft_p99_s'].heading}:  {'   '.join(tails)}"]
     return lines
@@ -205,7 +212,11 @@ def _cells(sweep: PolicyCurve, i: int, metrics: Sequence[str], shares: Sequence[
     """The table's cells for one policy at its `i`-th load; `metrics` are the latencies shown, `shares` the metrics
     shown as percentages."""
     latencies = [DASH] * (len(metrics) - 1) + ["failed" if sweep.failed[i] else "unstable"]
-    if not sweep.unstable[i] and not sweep.failed[i]:
+    in_slo = percent_text(float(sweep.values("in_slo")[i]))
+    if sweep.within_error[i]:
+        latencies = [at_ends(sweep, i, metric) for metric in metrics]
+        in_slo = at_ends(sweep, i, "in_slo")
+    elif not sweep.unstable[i] and not sweep.failed[i]:
         latencies = []
         for metric in metrics:
             value, half = float(sweep.values(metric)[i]), float(sweep.half_width(metric)[i])
@@ -214,7 +225,7 @@ def _cells(sweep: PolicyCurve, i: int, metrics: Sequence[str], shares: Sequence[
     return [
         sweep.labels[i],
         *latencies,
-        percent_text(float(sweep.values("in_slo")[i])),
+        in_slo,
         rate_text(float(sweep.values("throughput_rps")[i])),
         *(percent_text(float(sweep.values(metric)[i])) for metric in shares),
         texts(sweep.rows, "bound_by")[i],
@@ -232,18 +243,17 @@ def highest_loads(results: Results) -> str:
     parts = []
     objective = results.manifest["objective"]
     if not load_name(results):
-        verdicts = [
-            f"{sweep.name} {'failed' if sweep.failed.any() else 'yes' if sweep.meets_slo.any() else 'no'}"
-            for sweep in sweeps(results)
-        ]
+        verdicts = [f"{sweep.name} {'failed' if sweep.failed.any() else verdict(sweep)}" for sweep in sweeps(results)]
         return listed(f"meets {objective}:", verdicts)
     for sweep in sweeps(results):
-        good, failed = sweep.loads[sweep.meets_slo], sweep.loads[sweep.failed > 0]
+        good, failed = sweep.loads[sweep.surely_met], sweep.loads[sweep.failed > 0]
         but = f" ({', '.join(f'{load:g}' for load in failed)} not known: failed)" if len(failed) else ""
+        untold = sweep.loads[sweep.untold]
+        but += f" (at {', '.join(f'{load:g}' for load in untold)} {CANNOT_TELL})" if len(untold) else ""
         if not len(good):
-            parts.append(f"{sweep.name} never{but}")
+            parts.append(f"{sweep.name} {'at none for sure' if len(untold) else 'never'}{but}")
             continue
-        missed = sweep.loads[~sweep.meets_slo & (sweep.failed == 0) & (sweep.loads < good[-1])]
+        missed = sweep.loads[~sweep.meets_slo & ~sweep.untold & (sweep.failed == 0) & (sweep.loads < good[-1])]
         but = (f" (but not {', '.join(f'{load:g}' for load in missed)})" if len(missed) else "") + but
         parts.append(f"{sweep.name} {good[-1]:g}{but}")
     what = {"mean_rate": "rate", "users": "number of users"}.get(load_name(results), "load")
@@ -272,15 +282,19 @@ def warnings(results: Results, load: float | None) -> list[str]:
         [f"! {which} {reason}" for which, reason in grouped(failed)]
         + warmup_warning(results)
         + _busy_share_warning(results)
+        + cost_lines(results)
     )
     name = load_name(results)
     rows = {sweep.policy: i for sweep, i in _rows(results, load)}
     for sweep in sweeps(results):
-        start = sweep.unstable_from
-        if start is not None and not is_auto(results):  # else the queue's growth has a column of its own
-            grows = sweep.loads[sweep.unstable]
-            for_ever = len(grows) == (sweep.loads >= start).sum()
-            where = f"from {load_text(name, start)} on" if for_ever else f"at load {', '.join(f'{x:g}' for x in grows)}"
+        grows = sweep.loads[
+            sweep.unstable & ~sweep.within_error
+        ]  # what the cost's error leaves open has a line of its own
+        if len(grows) and not is_auto(results):  # else the queue's growth has a column of its own
+            for_ever = len(grows) == (sweep.loads >= grows[0]).sum()
+            where = (
+                f"from {load_text(name, grows[0])} on" if for_ever else f"at load {', '.join(f'{x:g}' for x in grows)}"
+            )
             lines.append(f"! {sweep.name}: the queue grows {where if name else 'without end'}; no percentiles there")
         if sweep.policy not in rows:
             continue

@@ -11,6 +11,7 @@ from batchsim.check.validation.load_shift import REACH
 from batchsim.check.validation.step_error import RegionError
 from batchsim.check.validation.verdicts import all_steps
 from batchsim.metrics.table import METRICS
+from batchsim.report.cost_words import between
 from batchsim.report.layout import aligned, fit
 from batchsim.report.markdown import escaped, markdown_table
 from batchsim.report.validation_report import Validation
@@ -98,6 +99,8 @@ def error_grid(found: Validation) -> Grid:
 def _cell(point: PointReport, name: str) -> str:
     """A metric's error and live spread in %, like `~-3.1±2.0=`: `~` few observations, `=` within the spread."""
     metric = point.metric(name)
+    if metric.error_ends is not None:
+        return "…".join(map(_short, metric.error_ends))
     if metric.error is None:
         return DASH
     spread = "" if metric.spread is None else f"±{_short(metric.spread).removeprefix('+')}"
@@ -132,11 +135,15 @@ def metric_grid(point: PointReport) -> Grid:
     for metric in point.metrics:
         name = metric.name
         percentages = [DASH if x is None else f"{100 * x:+.1f} %" for x in (metric.error, metric.spread)]
+        shown = _value(name, metric.simulated)
+        if metric.ends is not None:
+            shown = between(*(_value(name, end) for end in metric.ends))
+            percentages[0] = f"{'…'.join(map(_short, metric.error_ends or ()))} %"
         shift = _shift(point, name) + (" %" if point.shifts.get(name) is not None else "") if name in SHIFTED else ""
         grid.append(
             [
                 ("~ " if metric.few else "") + METRICS[name].words,
-                _value(name, metric.simulated),
+                shown,
                 _value(name, metric.live),
                 percentages[0],
                 percentages[1].replace("+", "± "),

@@ -50,7 +50,9 @@ class PolicyCapacity:
     """The capacity of a policy, of its best variant. `breaks` counts misses by (bound, cause) at the load `breaks_at`,
     just above the capacity, or the tried load that comes closest where none meets the SLO; `floor` are that load's
     latencies in s, `grows` whether its queue grows. `at` is how the engine is used just below the capacity. `cost` is
-    the share by which the capacity moves where steps are as short, and as long, as the cost's error allows.
+    the share by which the capacity moves where steps are as short, and as long, as the cost's error allows. Where the
+    SLO is met at no load tried, or at every one, `untold` is the load at which that error decides it, None if it does
+    not.
     """
 
     case: PolicySearch
@@ -61,6 +63,7 @@ class PolicyCapacity:
     floor: dict[str, float | None] = field(default_factory=dict)
     at: dict[str, float | None] = field(default_factory=dict)
     cost: tuple[float | None, float | None] | None = None
+    untold: float | None = None
 
     @property
     def label(self) -> str:
@@ -131,7 +134,7 @@ def find_capacities(
         (one.label, other.label, _difference(one, other))
         for one, other in itertools.combinations([p for p in found if p.found.load is not None], 2)
     ]
-    objective, error = objective_text(scenario), _error_of(setup)
+    objective, error = objective_text(scenario), setup.cost_error
     study = CapacityStudy(
         scenario, setup, objective, rate_of(setup), effort, found, differences, error, poisson=None, changes=[]
     )
@@ -149,14 +152,6 @@ def _check_objectives(scenario: Scenario) -> None:
         with scenario.at(name.partition(".")[0]):
             if parse_slo(text).share == 1:
                 raise ScenarioError(f"{name} '{text}': {NOT_ALL}")
-
-
-def _error_of(setup: Setup) -> CostError | Unknown:
-    """The relative error of step times; of several kinds of replicas the widest, unknown where that of one is."""
-    errors = [group.setup.cost.error for group in setup.groups] or [setup.cost.error]
-    unknown = next((error for error in errors if isinstance(error, Unknown)), None)
-    known = [error for error in errors if isinstance(error, CostError)]
-    return unknown or max(known, key=lambda error: error.high - error.low)
 
 
 def _chosen(scenario: Scenario, policies: Sequence[str]) -> list[str]:
@@ -258,6 +253,7 @@ def _vary(study: CapacityStudy, sweep: Sweep) -> None:
     firsts = [(case, [(case.axis.load(case.start), s) for s in range(case.effort.pilot)]) for _, case in changes]
     run_trials(firsts, sweep, tolerant=True)
     helping = [case for _, case in changes if not case.failed and probes(case.book)[0].passes]
+    _other_ends(study, sweep)
     tried = [case for _, cases in cost for case in cases] + helping + ([poisson] if poisson else [])
     run_searches(tried, sweep, tolerant=True)
     for policy, cases in cost:
@@ -289,14 +285,35 @@ def _cost_cases(study: CapacityStudy, policy: PolicyCapacity) -> list[PolicySear
     error, load = study.error, policy.found.load
     if isinstance(error, Unknown) or load is None:
         return []
-    factor = study.scenario.file.cost_factor
-    cases = []
-    for end in (error.low, error.high):
-        overrides = [only(policy.case.spec, study.scenario), f"cost_factor={factor * (1 + end)!r}"]
-        case = variant(policy.case, overrides, load / (1 + end), _quick(policy.case))
-        assert case is not None, "only the time of steps is another"
-        cases.append(case)
-    return cases
+    return [_stretched(policy, factor, load / factor) for factor in error.factors]
+
+
+def _stretched(policy: PolicyCapacity, factor: float, start: float) -> PolicySearch:
+    """The policy where steps take `factor` times as long, first tried at `start`."""
+    scenario = policy.case.setup.scenario
+    overrides = [only(policy.case.spec, scenario), f"cost_factor={scenario.file.cost_factor * factor!r}"]
+    case = variant(policy.case, overrides, start, _quick(policy.case))
+    assert case is not None, "only the time of steps is another"
+    return case
+
+
+def _other_ends(study: CapacityStudy, sweep: Sweep) -> None:
+    """Tries, where the SLO is met at no load tried, the shortest steps that the cost's error allows at the load that
+    comes closest; where it is met at every load, the longest at the highest."""
+    if isinstance(study.error, Unknown):
+        return
+    (short, long), tried = study.error.factors, []
+    for policy in study.policies:
+        found = policy.found
+        if found.load is None and found.never and policy.breaks_at is not None:
+            tried.append((policy, policy.breaks_at, _stretched(policy, short, policy.breaks_at)))
+        elif found.load is None and found.low == found.highest:
+            tried.append((policy, found.highest, _stretched(policy, long, found.highest)))
+    trials = [(case, [(load, seed) for seed in range(case.effort.fewest)]) for _, load, case in tried]
+    run_trials(trials, sweep, tolerant=True)
+    for policy, load, case in tried:
+        if not case.failed and probes(case.book)[0].passes == policy.found.never:
+            policy.untold = load
 
 
 def _poisson(study: CapacityStudy, best: PolicyCapacity) -> PolicySearch | None:

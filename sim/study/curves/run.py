@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from batchsim.scenario import Scenario
 from batchsim.scenario.point import Setup
 from batchsim.scenario.reach import check_reach
 from batchsim.study.curves.auto import find_loads
+from batchsim.study.curves.cost_ends import find_ends
 from batchsim.study.curves.lines import ANY_LOAD, Line, lines_of, same_requests
 from batchsim.study.curves.precision import Precision, check_metric, refine
 from batchsim.study.sweep.points import Progress, Sweep, keeping
@@ -62,11 +64,15 @@ def run_scenario(
         found = run_lines(lines, sweep)
     if precision is not None:
         found, facts["precision"] = refine(found, lines, sweep, precision)
+    reused = sweep.reused
+    ends, facts["cost_ends_failed"] = find_ends(found, lines, sweep)
+    facts["cost_ends"] = [one.facts for one in ends]
+    facts["cost_error"] = {line.policy: asdict(line.setup.cost_error) for line in lines}
     if scenario.vary_key:
         facts["vary"] = _varied(scenario, lines)
     facts |= {"wall_s": round(time.monotonic() - started, 2), "jobs": jobs if ray is None else None, "ray": ray}
     with keeping(home):
-        return keep_run(setup, home, found, reused=sweep.reused, facts=facts)
+        return keep_run(setup, home, found, reused=reused, facts=facts, ends=ends)
 
 
 def _check_size(sweep: Sweep, lines: Sequence[Line], setups: Sequence[Setup], max_seeds: int) -> None:

@@ -43,6 +43,8 @@ def configuration(planned: Planned, index: int) -> Row:
         "replicas_if_slow": None,
         "why_not": "" if held is not None else why_not(planned, index),
     }
+    if index in planned.if_fast:
+        row["replicas_if_fast"] = replicas_of(planned.if_fast[index])
     if held is None:
         return row
     group, month = held.ask.group, planned.month(index)

@@ -54,9 +54,9 @@ class Planned:
     `saturation_rps`, by group, is None of tasks, which cannot be piled up. `best` is the index of the recommended
     group, None where none holds; `favourites` are the cheapest of every GPU. `changed` has, for every favourite and
     what-if, the search (of the recommended) or the probe (of the others). `at_error` has the searches with all
-    steps as short, and as long, as the cost's error allows. `searched` is the search that named the groups, where
-    the plan leaves something free, and `turned`, by configuration of it, what the winner needs where traffic or
-    objectives are others, and its contenders where they are no dearer then.
+    steps as short, and as long, as the cost's error allows; `if_fast` those with the shortest, where no group holds.
+    `searched` is the search that named the groups, where the plan leaves something free, and `turned`, by configuration
+    of it, what the winner needs where traffic or objectives differ, and its contenders where they are no dearer then.
     """
 
     demand: Demand
@@ -70,6 +70,7 @@ class Planned:
     changed: dict[tuple[int, str], Found | GroupProbe] = field(default_factory=dict)
     curve: list[GroupProbe] = field(default_factory=list)
     at_error: dict[int, tuple[Found, Found]] = field(default_factory=dict)
+    if_fast: dict[int, Found] = field(default_factory=dict)
     tiers: list[tuple[tuple[str, ...], Found]] = field(default_factory=list)
     searched: Searched | None = None
     turned: dict[tuple[int, str], Found] = field(default_factory=dict)
@@ -133,7 +134,21 @@ def make_plan(scenario: Scenario, sweep: Sweep, tell: Callable[[str], None] | No
         planned.best = min(planned.favourites, key=lambda i: _merit(planned, i))
         most = [part if part is not None and is_exact else inf for part in parts]
         _look_around(planned, holding, planned.best, most)
+    else:
+        _try_fast(planned)
     return planned
+
+
+def _try_fast(planned: Planned) -> None:
+    """Searches, where no group holds, with steps as short as the cost's error allows."""
+    book, limit = planned.book, planned.demand.plan.max_replicas
+    errors = {i: error for i in range(len(planned.groups)) if isinstance(error := planned.cost_error(i), CostError)}
+    searches = []
+    for i, error in errors.items():
+        fails = planned.found[i].fails
+        start = planned.groups[i] if fails is None else fails.ask.group
+        searches.append(smallest(book, start, limit, Variation(cost_factor=1 + error.low)))
+    planned.if_fast = dict(zip(errors, drive(book, searches), strict=True))
 
 
 def _merit(planned: Planned, index: int) -> tuple[float, float]:

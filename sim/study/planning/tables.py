@@ -8,6 +8,7 @@ import math
 import numpy as np
 
 from batchsim.cost import Unknown
+from batchsim.metrics.stability import JUDGED, is_within_error
 from batchsim.results.read import POINTS
 from batchsim.study.planning.asked import asked_latencies
 from batchsim.study.planning.batches import BATCHES
@@ -201,7 +202,7 @@ def _classes(planned: Planned) -> list[Row]:
                 "slo": traffic.slo or scenario.file.slo,
                 "attainment": None if interval is None else interval.mean,
                 "attainment_low": None if interval is None else interval.low,
-                "ttft_p99_s": held.mean(f"ttft_p99_s[{name}]"),
+                **_ttft(planned, held, f"ttft_p99_s[{name}]"),
                 "tpot_p99_s": held.mean(f"tpot_p99_s[{name}]"),
                 "replicas_up_to": count,
                 "cost_per_month_tiered": cost_per_month(offer, count - before),
@@ -210,6 +211,21 @@ def _classes(planned: Planned) -> list[Row]:
             }
         )
     return rows
+
+
+def _ttft(planned: Planned, held: GroupProbe, metric: str) -> Row:
+    """The P99 TTFT of the recommended group: a number, or where the load lies within the cost's error of saturation the
+    two that the shortest and the longest steps make."""
+    assert planned.best is not None, "asked of the recommended group"
+    row: Row = {"ttft_p99_s": held.mean(metric), "ttft_p99_s_fast": None, "ttft_p99_s_slow": None}
+    error = planned.cost_error(planned.best)
+    if isinstance(error, Unknown):
+        return row
+    fast, slow = (planned.book.probe(Ask(held.ask.group, Variation(cost_factor=factor))) for factor in error.factors)
+    means = [{name: probe.mean(name) for name in JUDGED} for probe in (fast, slow)]
+    if not is_within_error(error, *means, fast_grows=fast.is_overloaded, slow_grows=slow.is_overloaded):
+        return row
+    return {"ttft_p99_s": None, "ttft_p99_s_fast": fast.mean(metric), "ttft_p99_s_slow": slow.mean(metric)}
 
 
 # ---- how sure
