@@ -121,13 +121,13 @@ vllm h200 fp8 - 1 meta-llama/Llama-3.1-70B 1.018 0 1.08 29 - 0.027 0.083 0.065 0
 tensorrt_llm b200_sxm fp8 - 1 meta-llama/Llama-3.1-70B 1 -3840 1.06 34 - 0.025 0.057 0.073 0.61
 tensorrt_llm b200_sxm nvfp4 - 1 meta-llama/Llama-3.1-70B 1 -1770 1.04 36 - 0.022 0.064 0.09 0.528
 tensorrt_llm b200_sxm nvfp4 nvfp4 1 deepseek-ai/DeepSeek-R1 1 0 1 25 1.1.0rc2..1.2.0rc6 0.198 0.787 0.533 0.659
-tensorrt_llm b200_sxm nvfp4 nvfp4 8 deepseek-ai/DeepSeek-R1 1 0 1 5 1.2.0rc6..1.2.0rc6 0.374 0.581 0.512 0.688
+tensorrt_llm b200_sxm nvfp4 nvfp4 8 deepseek-ai/DeepSeek-R1 1 0 1 5 1.2.0rc6 0.374 0.581 0.512 0.688
 tensorrt_llm h200 fp8 - 1 meta-llama/Llama-3.1-70B 1 -2480 1.02 18 - 0.029 0.11 0.082 0.148
-tensorrt_llm h200 fp8 fp8 1 deepseek-ai/DeepSeek-R1 1 290 1.4 15 - 0.042 0.095 0.514 0.64
+tensorrt_llm h200 fp8 fp8 1 deepseek-ai/DeepSeek-R1 1 290 1 15 - 0.035 0.095 0.623 0.724
 tensorrt_llm h200 fp8 fp8 8 deepseek-ai/DeepSeek-R1 1 0 1 16 1.1.0rc2 0.731 1.404 0.784 0.848
-sglang b200_sxm nvfp4 nvfp4 1 deepseek-ai/DeepSeek-R1 1.311 0 1 18 - 0.047 0.121 0.906 0.946
+sglang b200_sxm nvfp4 nvfp4 1 deepseek-ai/DeepSeek-R1 1.295 0 1 18 - 0.074 0.163 0.898 0.942
 sglang b200_sxm nvfp4 nvfp4 4 deepseek-ai/DeepSeek-R1 0.99 0 1.22 10 0.5.9 0.024 0.044 0.048 0.173
-sglang b300_sxm fp8 fp8_block 1 deepseek-ai/DeepSeek-R1 1.314 0 1 6 0.5.10 0.127 0.171 0.595 0.781
+sglang b300_sxm fp8 fp8_block 1 deepseek-ai/DeepSeek-R1 1.304 0 1 6 0.5.10 0.109 0.201 0.539 0.759
 sglang h200 fp8 fp8_block 1 deepseek-ai/DeepSeek-R1 1 0 1 20 0.5.9 0.591 1.017 0.187 0.306
 """
 """Fitted by `python -m tests.silicon.fit` to measured points of others: aiconfigurator-core's silicon_sample.csv, the

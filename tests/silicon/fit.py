@@ -176,7 +176,7 @@ def _measured(
     )
     versions = " to ".join(dict.fromkeys((named[0], named[-1]))) if named else ""
     spread = [(round(float(np.median(size)), 3), round(float(np.quantile(size, 0.9)), 3)) for size in (tpot, ttft)]
-    factors = round(decode, 3), float(round(shift_us, -1)), round(1 + _STEP * found[1], 2)
+    factors = round(decode, 3), float(round(shift_us, -1)) + 0.0, round(1 + _STEP * found[1], 2)
     return Measured(preset.engine, *key, *factors, len(points), versions, *spread)
 
 
