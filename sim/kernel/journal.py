@@ -85,6 +85,7 @@ class Journal:
         self.per_chunk_ns = per_chunk_ns
         self.per_stream_ns = per_stream_ns
         self.num_streams = 0  # open requests that have a token
+        self.streams_told = 0  # the same with the latest tokens, before any of them ended
         self._ahead = ahead
         self._told = told
         self.lives: dict[Sequence, _Life] = {}
@@ -205,6 +206,7 @@ class Journal:
             if seq.state in (PREFILL, RECOMPUTE):
                 seq.state = DECODE
         self.num_streams += len(begun)
+        self.streams_told = self.num_streams
         for life in begun:
             life.streams = self.num_streams
         for seq in finished:

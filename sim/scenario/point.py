@@ -107,8 +107,10 @@ class Setup:
 
     @property
     def cost_error(self) -> CostError | Unknown:
-        """How far step times may be off; of several kinds of replicas the widest, unknown where that of one is."""
-        errors = [group.setup.cost.error for group in self.groups] or [self.cost.error]
+        """How far step times may be off, by what was measured in the engine too; of several kinds of replicas and of
+        several policies the widest, unknown where that of one is."""
+        each = [group.setup for group in self.groups] or [self]
+        errors = [setup._preset_cost(spec.config).error for setup in each for spec in setup.scenario.specs]
         known = [error for error in errors if isinstance(error, CostError)]
         if len(known) < len(errors):
             return next(error for error in errors if isinstance(error, Unknown))

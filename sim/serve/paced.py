@@ -227,7 +227,7 @@ class Paced(Answers):
             return
         heard = self.hear(engine.core, events)
         news = self.count(engine.slot.number, *heard, now_ns, streams)
-        late_ns = self._frontend.per_stream * engine.core.journal.num_streams if streams else 0
+        late_ns = self._frontend.per_stream * engine.core.journal.streams_told if streams else 0
         by_time: dict[int, list[News]] = {}
         for its in news:
             answer = its.answer

@@ -70,9 +70,8 @@ def test_kernels_that_were_not_measured_in_the_engine_are_the_tables_and_the_hea
 
 def test_kernels_measured_on_this_gpu_with_this_type_and_model_are_as_long_as_there():
     """Decodes and prompts each by their own factor, with the error that is left; another type has none of it."""
-    setup = setup_of(
-        "policies={vllm: {async_scheduling: true}, again: {kind: vllm, async_scheduling: false}}", text=BIG
-    )
+    ahead = "vllm: {async_scheduling: true}"
+    setup = setup_of(f"policies={{{ahead}, sync: {{kind: vllm, async_scheduling: false}}}}", text=BIG)
     measured = measured_of(setup.cost.profile)
     assert measured is not None and measured.decode != measured.prompts and str(measured) in heading(setup)
     costs, tables = under(setup).profile.costs, setup.cost.profile.costs
@@ -81,12 +80,11 @@ def test_kernels_measured_on_this_gpu_with_this_type_and_model_are_as_long_as_th
     assert costs.decode_attention.ns[3][3] == pytest.approx(measured.decode * tables.decode_attention.ns[3][3])
     beside = costs.beside * costs.decode_attention.ns[3][3]
     assert beside == pytest.approx(measured.prompts * tables.beside * tables.decode_attention.ns[3][3])
-    assert (
-        under(setup).error.high == measured.tpot[1]
-        and f"{measured.points} measured points" in under(setup).error.source
-    )
+    error = under(setup).error
+    assert error.high == measured.tpot[1] and f"{measured.points} measured points" in error.source
     sync = setup.cost_under(setup.scenario.specs[1].config)
     assert sync.profile.costs.layers == tables.layers and "kernels differ so" in sync.error.source
+    assert setup.cost_error == sync.error and setup_of(f"policies={{{ahead}}}", text=BIG).cost_error == error
     other = setup_of("deployment.weights=bfloat16", "deployment.tp=4", "policies={vllm: {}}", text=BIG)
     assert measured_of(other.cost.profile) is None and "no measurement of this GPU, type" in heading(other)
 

@@ -74,7 +74,7 @@ def assumptions(planned: Planned) -> list[dict[str, Any]]:
         if isinstance(setup.scenario.cost, DeploymentConfig):
             rows.append((f"{COMMAND} {name}", command_of(setup.scenario).line))
         rows.append((f"step times of {name}", setup.cost_text.removeprefix("cost: ")))
-        error = setup.cost.error
+        error = setup.cost_error
         rows.append((f"their error on {name}", f"{error}: {error.source}"))
         rows.append((f"KV memory of {name}", str(setup.kv)))
         profile = setup.cost.profile

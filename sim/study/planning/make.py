@@ -77,7 +77,7 @@ class Planned:
 
     def cost_error(self, index: int) -> CostError | Unknown:
         """How far the step times of a configuration's GPU may be off."""
-        return self.book.setup(Ask(self.groups[index])).cost.error
+        return self.book.setup(Ask(self.groups[index])).cost_error
 
     def held(self, index: int) -> GroupProbe | None:
         """The smallest group that holds, as simulated; None where none does."""
