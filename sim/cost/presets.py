@@ -48,7 +48,9 @@ class Preset:
     def kernels_text(self, profile: Profile) -> str:
         """What is known of kernels inside the engine, of what `profile` is of."""
         measured = measured_of(profile) if self.ahead else None
-        return UNMEASURED if measured is None else str(measured)
+        if measured is None:
+            return UNMEASURED
+        return str(measured) if "anchor" not in profile.made else f"{str(measured).partition(' (then')[0]}, then anchored"
 
 
 _HIDDEN = HostTerm(600_000.0, 2_000.0, 0.0, "serial", assumed=False)
@@ -97,7 +99,7 @@ PRESETS = (
     ),
 )
 """In a mode that hides the host behind the GPU its time counts only where steps are shorter than it: 0.6 ms and 2 us a
-sequence fit small models on fast GPUs."""
+sequence fit small models on fast GPUs. SGLang's way is what its receive interval, a knob of the policy, leaves."""
 
 
 def preset_of(engine: str, ahead: bool) -> Preset | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from batchsim.cost.base import Cost
 from batchsim.cost.cost_error import CostError, Unknown
@@ -17,12 +17,14 @@ from batchsim.kernel.types import Batch
 class Scaled(Cost):
     """The cost model `cost` with all its times, swaps and estimates too, multiplied by `factor`.
 
-    `anchor`: the measured point that the factor was fitted to; "": it is stated in the scenario.
+    `anchor`: the measured point that the factor was fitted to; "": it is stated in the scenario, or `is_end` of the
+    error that the cost may have.
     """
 
     cost: Cost
     factor: float
     anchor: str = ""
+    is_end: bool = False
 
     def step_ns(self, batch: Batch) -> int:
         return round(self.factor * self.cost.step_ns(batch)) or 1
@@ -46,6 +48,8 @@ class Scaled(Cost):
     def sources(self) -> list[str]:
         why = f"anchor: every step's time × {self.factor:.4g}, fitted to {self.anchor}"
         stated = f"cost_factor: every step's time × {self.factor:g}, as stated in the scenario"
+        if self.is_end:
+            stated = f"every step's time × {self.factor:.4g}, an end of what the cost may be off by"
         return [*self.cost.sources(), why if self.anchor else stated]
 
     @property
@@ -61,7 +65,7 @@ class Scaled(Cost):
         return self.cost.overlap_known
 
     def without_host(self) -> Cost:
-        return Scaled(self.cost.without_host(), self.factor, self.anchor)
+        return replace(self, cost=self.cost.without_host())
 
     def head_ns(self, rows: int) -> float:
         return self.factor * self.cost.head_ns(rows)

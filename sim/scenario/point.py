@@ -119,7 +119,7 @@ class Setup:
     def stretched(self, factor: float) -> Setup:
         """This setup with every step taking `factor` times as long, on all replicas."""
         groups = tuple(replace(group, setup=group.setup.stretched(factor)) for group in self.groups)
-        return replace(self, cost=Scaled(self.cost, factor), groups=groups)
+        return replace(self, cost=Scaled(self.cost, factor, is_end=True), groups=groups)
 
     def group_of(self, replica: int) -> Group:
         """The group of a replica by its number; where all are alike, also of those an autoscaler adds."""

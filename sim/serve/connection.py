@@ -93,7 +93,7 @@ class Connection(asyncio.Protocol):
         self._advance()
         most = self._limits.header_bytes + self._limits.body_bytes
         if self._busy and self._incoming.num_ahead > most and not self.is_gone:
-            # What comes is read all the while, or nobody would hear that the client has left: up to a limit.
+            # What comes is read all the while, up to a limit, so that a client that leaves is noticed.
             if self._http.our_state is h11.SEND_RESPONSE:
                 self._refuse(ApiError(413, f"{self._incoming.num_ahead:,} bytes were sent ahead of the answer"))
             else:
