@@ -50,7 +50,8 @@ class Preset:
         measured = measured_of(profile) if self.ahead else None
         if measured is None:
             return UNMEASURED
-        return str(measured) if "anchor" not in profile.made else f"{str(measured).partition(' (then')[0]}, then anchored"
+        text = str(measured)
+        return text if "anchor" not in profile.made else f"{text.partition(' (then')[0]}, then anchored"
 
 
 _HIDDEN = HostTerm(600_000.0, 2_000.0, 0.0, "serial", assumed=False)
