@@ -196,11 +196,13 @@ class TableFault:
 
     operation: str
     size: str
-    ms: float
+    ms: Annotated[float, Range(0, 1e9)]
     bound: Literal["floor", "ceiling", "order"]
-    bound_ms: float
+    bound_ms: Annotated[float, Range(0, 1e9, above=True)]
     basis: str
-    share: float
+    share: Annotated[float, Range(0, 1e6)]
+
+    __post_init__ = check_ranges
 
     def __str__(self) -> str:
         took = f"{self.operation} of {self.size} takes {self.ms:.3g} ms"

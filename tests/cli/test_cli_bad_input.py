@@ -90,7 +90,7 @@ VALUES = {
     "shares_do_not_add_up": ("  requests: 40\n", OWN_CLASS % "50%", "add up to 50%"),
     "share_above_one": ("  requests: 40\n", OWN_CLASS % "150%", "from 0% to 100%"),
     "class_slo_wrong": ("  requests: 40\n", "  requests: 40\n  classes: {a: {share: 100%, slo: fast}}\n", "slo 'fast'"),
-    "utilisation_without_percent": (MEMORY, "kv: {tokens: 16000, utilisation: 0.9}", "like 99%"),
+    "utilisation_without_percent": (MEMORY, "kv: {tokens: 16000, utilisation: 90}", "90%"),
     "block_size_zero": (MEMORY, "kv: {tokens: 16000, block_size: 0}", "from 1 to"),
     "kv_smaller_than_a_block": (MEMORY, "kv: {tokens: 8}", "at least one block"),
     "label_of_a_formula": (CONTINUOUS, '"$x": {kind: gated}', "s.yaml:13: ", "without $"),
