@@ -249,6 +249,10 @@ IMPOSSIBLE: dict[str, tuple[str, str]] = {
         "first_token_s − sent_s and ttft_s say 0.4 s and 0.1 s",
     ),
     "two_ends": (HEAD + ",end_time_ms\n1,64,5,0.1,0.5,1900\n", "end_time_ms − sent_s and e2e_s say 0.9 s and 0.5 s"),
+    "two_gaps": (
+        STAGE[:-1] + ",itl_mean_ms,itl_mean_s\n9,4,10,5,5,5,5,5\n",
+        "itl_mean_ms and itl_mean_s say 0.005 s and 5 s",
+    ),
     "two_figures": (STAGE[:-1] + ",tpot_mean_s\n9,4,10,5,5,5,5\n", "tpot_mean_ms and tpot_mean_s say 0.005 s and 5 s"),
 }
 
