@@ -83,6 +83,8 @@ def run(
     from batchsim.study.curves.run import run_scenario
     from batchsim.study.sweep.points import keeping
 
+    if as_json and columns is not None:
+        raise ScenarioError(f"--columns {columns}: is of the table, which --json replaces. Drop one of them.")
     _check_view(view, port)
     folders = [traces] if traces else []
     loaded = load_scenario(scenario, overrides=set_ or [], trace_folders=folders, allow_code=allow_code)

@@ -108,8 +108,10 @@ def options_advised() -> Iterator[None]:
     try:
         yield
     except (ScenarioError, TraceError) as error:
-        advice = str(error).partition(". ")[2]
-        named = re.findall(rf"\btrace\.({known})\b|\b({known})(?=: |\.[a-z])", advice)
+        text = str(error).partition(": ")[2]
+        advice = text.partition(". ")[2]
+        form = rf"\btrace\.({known})\b|\b({known})(?=: |\.[a-z])"
+        named = re.findall(form, advice) or re.findall(form, text)
         options = dict.fromkeys(own.get(key, f"--set {key}=VALUE") for key in map("".join, named))
         here = f" Here: {' or '.join(options)}." if options and "--" not in advice else ""
         raise type(error)(f"{error}{here}") from None

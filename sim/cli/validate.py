@@ -26,9 +26,17 @@ if TYPE_CHECKING:
     from batchsim.drive.resolved import ResolvedPolicy
     from batchsim.scenario.point import Setup
 
+_NONE_WITH = {
+    "steps": ("at loads from_ against part device repeats seed shift", "compares recorded steps alone"),
+    "against": ("at loads from_ device repeats seed", "the file says the loads, and nothing runs live"),
+    "from_": ("at loads device repeats seed shift", "judges the live runs saved there, as they were made"),
+}
+"""By the option that says what is compared, those without effect beside it, and why."""
+
 
 @one_line_errors
 def validate(
+    context: typer.Context,
     scenario: option.Scenario,
     device: Annotated[str, typer.Option(help="Where the model runs: cpu or cuda.")] = "cpu",
     policy: Annotated[
@@ -90,11 +98,8 @@ def validate(
 
     if name and "/" in name:
         raise ScenarioError(f"--name {name}: is the name of files in --out, not a path. Write it without /.")
+    _check_given(context)
     if steps:
-        if at is not None or loads is not None or from_ is not None or against or part:
-            raise ScenarioError(
-                "--steps: compares recorded steps alone. Drop --at, --loads, --from, --against and --part."
-            )
         validate_steps(
             scenario,
             steps,
@@ -108,8 +113,6 @@ def validate(
         )
         return
     if against:
-        if at is not None or loads is not None or from_ is not None:
-            raise ScenarioError("--against: the file says the loads. Drop --at, --loads and --from.")
         compare_files(
             scenario,
             against,
@@ -126,6 +129,8 @@ def validate(
         return
     if part:
         raise ScenarioError(f"--part {part[0]}: names runs of --against. Add that, or drop it.")
+    if not shift:
+        raise ScenarioError("--no-shift: is of --against. Add that, or drop it.")
     shares = None if at is None else parse_shares(at)
     stated = None if loads is None else parse_loads(loads)
     loaded = read_scenario(scenario, set_, traces, "validate", allow_code=allow_code)
@@ -156,6 +161,22 @@ def validate(
         kv_blocks(setup)  # a live run needs a number that holds
         runs = _live(setup, case, points, device, repeats, stem.with_name(f"{stem.name}-runs"))
     _finish(setup, case, points, runs, saturation, stem, json_file)
+
+
+def _check_given(context: typer.Context) -> None:
+    """ScenarioError that names the options given which have no effect beside --steps, --against or --from."""
+    way = next((name for name in _NONE_WITH if context.params[name]), None)
+    if way is None:
+        return
+    without, why = _NONE_WITH[way]
+    given = []
+    for name in without.split():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            off = "no-" if context.params[name] is False else ""
+            given.append(f"--{off}{name.strip('_')}")
+    if given:
+        raise ScenarioError(f"--{way.strip('_')}: {why}. Drop {', '.join(given)}.")
 
 
 def _make_folder(folder: Path) -> None:

@@ -83,6 +83,11 @@ def test_what_cannot_be_is_named_and_is_no_error(scenario: Path, tmp_path: Path)
         (["--against", "{data}/requests.csv", "--loads", "2"], "--against: the file says the loads"),
         (["--against", "{data}/stages.csv", "--part", "b"], "--part b: no run is so called. There are a, stage 0"),
         (["--against", "{data}/requests.csv", "--policy", "sjf"], "--policy sjf: the scenario has static"),
+        (
+            ["--against", "{data}/requests.csv", "--device", "cpu", "--repeats", "3", "--seed", "0"],
+            "--against: the file says the loads, and nothing runs live. Drop --device, --repeats, --seed.",
+        ),
+        (["--no-shift"], "--no-shift: is of --against. Add that, or drop it."),
         (["--part", "x"], "--part x: names runs of --against"),
         (["--against", "{data}/requests.csv", "--set", "max_model_len=50"], "is beyond max_model_len 50"),
     ],

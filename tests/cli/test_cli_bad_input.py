@@ -315,6 +315,15 @@ ARGUMENTS = {
         ["trace", "inspect", "s.yaml", "--columns", "arrival=a,prompt=b,output=c"],
         "s.yaml: trace.columns.arrival 'a' has no unit. Write time_unit: ns, us, ms, s or iso. Here: --time-unit.",
     ),
+    "inspect_columns_by_set": (
+        ["trace", "inspect", "my.csv", "--set", "columns.arrival=x"],
+        "columns.prompt is missing. Add it.",
+        "Here: --columns.",
+    ),
+    "run_columns_as_json": (
+        ["run", "s.yaml", "--json", "--columns", "makespan"],
+        "--columns makespan: is of the table, which --json replaces. Drop one of them.",
+    ),
     "inspect_hash_ids_without_a_size": (
         ["trace", "inspect", "s.yaml", "--columns", "prompt=b,output=c,hash_ids=h"],
         "Here: --set hash_id_block_size=VALUE.",

@@ -76,8 +76,10 @@ def test_nothing_is_written_where_stretches_held_out_err_by_more_than_is_claimed
         (f"{FIT} free.yaml", "free.yaml: has no line of a step"),
         (f"{FIT} vllm.log --policy x", "--policy x: the scenario has vllm"),
         ("validate free.yaml --steps vllm.log", "cost of kind free has no numbers yet"),
-        ("validate free.yaml --steps vllm.log --at 50%", "Drop --at, --loads, --from, --against and --part"),
-        ("validate free.yaml --steps vllm.log --against vllm.log", "Drop --at, --loads, --from, --against and --part"),
+        ("validate free.yaml --steps vllm.log --at 50%", "Drop --at."),
+        ("validate free.yaml --steps vllm.log --against vllm.log", "Drop --against."),
+        ("validate free.yaml --steps vllm.log --device cpu --repeats 2 --seed 1", "Drop --device, --repeats, --seed."),
+        ("validate free.yaml --steps vllm.log --no-shift", "alone. Drop --no-shift."),
     ],
 )
 def test_what_does_not_go_together_is_refused_in_one_line(

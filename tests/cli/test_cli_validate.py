@@ -68,6 +68,7 @@ def test_saved_runs_are_judged(saved: Path, tmp_path: Path) -> None:
         (["--from", "{saved}", "--set", "policies.continuous.max_num_seqs=8"], "had knobs.config.max_num_seqs 16"),
         (["--set", "model=llama-3.1-8b", "--set", "cost={imported}"], "the error would not be the simulator's"),
         (["--from", "{empty}"], "holds no live runs"),
+        (["--from", "{saved}", "--seed", "1", "--loads", "2"], "as they were made. Drop --loads, --seed."),
         (["--policy", "sjf"], "has no policy sjf"),
         (["--at", "fast"], "not shares of saturation"),
         (["--at", "50%", "--loads", "2"], "both are given"),

@@ -250,6 +250,19 @@ def test_failed_requests_that_the_engine_never_held_are_not_replayed_and_no_figu
     assert found.notes == ["failed requests that are not replayed, as the file tells of no time in the engine: 2"]
 
 
+def test_failed_requests_of_prompts_beyond_max_model_len_are_counted_and_not_replayed() -> None:
+    """One whose prompt fills max_model_len 2,000, without a token: the engine refused it, whatever time is told."""
+    truth = measured(engine(), asked(30, gap_s=2.0))
+    assert truth.requests is not None
+    prompt, output, ok = (getattr(truth.requests, name).copy() for name in ("prompt_tokens", "output_tokens", "ok"))
+    prompt[[3, 7]], output[[3, 7]], ok[[3, 7]] = (2000, 1999), 0, False
+    requests = replace(truth.requests, ok=ok, output_tokens=output, prompt_tokens=prompt)
+    found = replay(engine(), replace(truth, requests=requests, figures=requests.figures()))
+    assert 3 not in found.index and 7 in found.index
+    note = "failed requests that are not replayed, of prompts that leave no token below max_model_len 2,000: 1"
+    assert note in found.notes and not any("no time in the engine" in one for one in found.notes)
+
+
 @pytest.mark.parametrize("client", [Client("open"), Client("closed", max_concurrency=5)], ids=["open", "closed"])
 def test_requests_that_timed_out_load_the_engine_until_they_are_given_up(client: Client) -> None:
     """Every third of 90 waits for 2 s for an answer of 500 tokens: of these the file tells the time alone, and the

@@ -61,6 +61,7 @@ def _bench_log(**values: Any) -> str:
 
 HEAD = "sent_s,prompt_tokens,output_tokens,ttft_s,e2e_s"
 STAGES = "requests,sent_rps,prompt_tokens_mean,output_tokens_mean,ttft_mean_s,ttft_p50_s,ttft_p99_s"
+BARE: dict[str, None] = dict.fromkeys(("input_lens", "output_lens", "ttfts", "itls", "errors"))
 MISSING_INFO = {"metadata": {}, "benchmarks": [{"config": {"strategy": {"type_": "poisson"}}}]}
 
 HOSTILE: dict[str, tuple[str | bytes, str]] = {
@@ -166,6 +167,32 @@ HOSTILE: dict[str, tuple[str | bytes, str]] = {
     "ids_too_few": (HEAD + ',hash_ids\n0,6400,5,0.1,0.5,"[1,2]"\n', "no known number of tokens"),
     "stages_fall": (STAGES + "\n10,1,200,64,0.1,0.2,0.1\n", "percentiles of ttft fall: 0.2, 0.1 s"),
     "stages_no_lengths": ("requests,sent_rps,ttft_mean_s\n10,1,0.1\n", "has no column of prompt_tokens"),
+    "jsonl_no_object": (
+        '{"prompt_tokens": 10, "output_tokens": 5, "ttft_s": 0.1, "e2e_s": 0.5}\n[1]\n',
+        ":2: [1] is no object",
+    ),
+    "jsonl_no_object_spelt_twice": (
+        '{"prompt_tokens": 10, "output_tokens": 5, "ttft_s": 0.1, "ttft_ms": 100, "e2e_s": 0.5}\n[1]\n',
+        ":2: [1] is no object",
+    ),
+    "sglang_no_object": (_sglang() + "\n[1]\n", ":2: [1] is no object"),
+    "aiperf_metadata_no_object": (_aiperf(lambda row: row.update(metadata=5)), "metadata: 5 is no object"),
+    "stages_engine_0": (STAGES + ",completion_tokens_mean\n10,1,200,64,0.1,0.1,0.2,0\n", "output tokens is 0"),
+    "stages_client_0": (STAGES + ",completion_tokens_mean\n10,1,200,0,0.1,0.1,0.2,64\n", "output tokens is 0"),
+    "sglang_output_0": (_sglang(**BARE, total_output_tokens=0), "output tokens is 0"),
+    "stages_length_0": (
+        STAGES + ",random_range_ratio,random_input_len\n10,1,200,64,0.1,0.1,0.2,0.5,0\n",
+        "random_input_len: 0 is below 1",
+    ),
+    "stages_min_above_max": (
+        STAGES + ",output_tokens_min,output_tokens_max\n10,1,200,64,0.1,0.1,0.2,100,3\n",
+        "output_tokens from 100 to 3 have no mean of 64",
+    ),
+    "stages_min_above_mean": (
+        STAGES + ",prompt_tokens_min\n10,1,200,64,0.1,0.1,0.2,201\n",
+        "prompt_tokens from 201 to inf have no mean of 200",
+    ),
+    "stages_std": (STAGES + ",output_tokens_std\n10,1,200,64,0.1,0.1,0.2,1e300\n", "output_tokens_std is 1e+300"),
     "stages_negative": (STAGES + "\n10,1,200,64,-0.1,0.2,0.3\n", "-0.1 is negative"),
 }
 
@@ -222,6 +249,10 @@ IMPOSSIBLE: dict[str, tuple[str, str]] = {
         "first_token_s − sent_s and ttft_s say 0.4 s and 0.1 s",
     ),
     "two_ends": (HEAD + ",end_time_ms\n1,64,5,0.1,0.5,1900\n", "end_time_ms − sent_s and e2e_s say 0.9 s and 0.5 s"),
+    "two_gaps": (
+        STAGE[:-1] + ",itl_mean_ms,itl_mean_s\n9,4,10,5,5,5,5,5\n",
+        "itl_mean_ms and itl_mean_s say 0.005 s and 5 s",
+    ),
     "two_figures": (STAGE[:-1] + ",tpot_mean_s\n9,4,10,5,5,5,5\n", "tpot_mean_ms and tpot_mean_s say 0.005 s and 5 s"),
 }
 

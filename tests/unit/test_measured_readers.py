@@ -366,6 +366,12 @@ def test_how_lengths_vary_is_read(tmp_path: Path) -> None:
     for (mean, ratio), span in spans.items():
         (run,) = _rows(tmp_path, head + "isl,random_range_ratio", f"9,4,{mean},10,50,1024,{ratio}")
         assert (run.means["prompt_tokens_min"], run.means["prompt_tokens_max"]) == pytest.approx(span)
+    for dataset, drawn in (("random-ids", True), ("random", True), ("sharegpt", False)):
+        row = f"9,4,922,10,50,1024,0.8,{dataset}"
+        (run,) = _rows(tmp_path, head + "isl,random_range_ratio,dataset_name", row)
+        assert ("prompt_tokens_min" in run.means) == drawn
+    (run,) = _rows(tmp_path, head + "random_range_ratio", "9,4,0,10,50,0.8")
+    assert "prompt_tokens_min" not in run.means
 
 
 def test_aggregates_of_aiperf_are_read(tmp_path: Path) -> None:

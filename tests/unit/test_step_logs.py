@@ -265,6 +265,9 @@ def prefill(tokens: int, rate: object | None, *, queue: int = 3, running: int = 
     )
 
 
+COUNTS = (("#token: 1160", "#token: "), ("#running-req: 4", "#running-req: "))
+
+
 def test_two_decode_lines_of_the_same_requests_tell_the_mean_step_between_them(tmp_path: Path) -> None:
     """Rows over tokens/s, at the mean of the tokens held in both."""
     log = read(tmp_path, decode(4, 1000, "0.00"), decode(4, 1160, "400.00"), decode(4, 1320, "500.00"))
@@ -292,6 +295,15 @@ def test_a_decode_line_over_whose_time_others_ran_tells_no_step(tmp_path: Path, 
     log = read(tmp_path, decode(4, 840, "1.00"), decode(4, 1000, "400"), decode(4, 1160, "400.00"), *between, after)
     assert log.steps.ns.tolist() == [10e6, 10e6]
     assert log.left_out.total() == 2 + len(between)
+
+
+@pytest.mark.parametrize("count", ["inf", "1e999", "nan", "-1", "1e308", "0.5"])
+def test_a_decode_line_of_a_count_that_cannot_be_is_garbled(tmp_path: Path, count: str) -> None:
+    """In the tokens held or in the requests: it is left out and counted, and the others tell their steps."""
+    whole = [decode(4, 1000, "1"), decode(4, 1160, "400.00")]
+    held, rows = (decode(4, 1160, "400").replace(old, new + count) for old, new in COUNTS)
+    log = read(tmp_path, held, rows, *whole)
+    assert log.steps.ns.tolist() == [10e6] and log.left_out["cut or garbled"] == 2
 
 
 def test_shared_tokens_leave_contexts_open(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from batchsim.check.measured.counts import failures_note, mean_tokens
+from batchsim.check.measured.limits import check_spread
 from batchsim.check.measured.run import LATENCIES, OF, Client, MeasuredRun
 from batchsim.check.measured.values import Node
 
@@ -82,15 +83,16 @@ def _run_of_row(row: Node, source: str, *, models: bool) -> MeasuredRun:
     for name in ("prompt_tokens", "output_tokens"):
         if name not in means:
             row.bad(f"has no column of {name}", f"Add {name}_mean.")
+    told = means | ({} if client_tokens is None else {"output_tokens": client_tokens})
     found |= _known(row, _RATES)
     counted = client_tokens if any(row.has(name) for name in _ENGINE_TOKENS) else None
-    notes = mean_tokens(found, means, itl_s=itl_s, client=counted)
+    notes = mean_tokens(row, found, means, itl_s=itl_s, client=counted)
     rate = _rate(row, ("sent_rps", *_ASKED))
     if rate is not None and math.isfinite(rate):
         means["sent_rps"] = rate
     failed = next((row.of(name).count(low=0) for name in _FAILED if row.has(name)), 0)
     notes += with_failures(row, means, failed, among=not row.has("completed"))
-    means |= spreads_of(row, means)
+    means |= spreads_of(row, means, told)
     model = next((str(row.value[name]) for name in MODEL if row.has(name)), "")
     words = [model] * models
     words += [
@@ -166,10 +168,12 @@ def _client(row: Node) -> Client:
     return Client("open" if asked else "unknown", asked or None, poisson=True, max_concurrency=most)
 
 
-def spreads_of(node: Node, means: Mapping[str, float]) -> dict[str, float]:
+def spreads_of(node: Node, means: Mapping[str, float], told: Mapping[str, float]) -> dict[str, float]:
     """How lengths vary, as the file tells: `prompt_tokens_std`, `_min`, `_max` and those of output; or, by the options
-    of `random` data sets, equally likely from `_min` to `_max`. {} where it does not tell."""
+    of `random` data sets, equally likely from `_min` to `_max`. {} where it does not tell. `told`: the mean lengths
+    by the same count. MeasuredError where these are not between the shortest and the longest."""
     found: dict[str, float] = {}
+    drawn = node.has("random_range_ratio") and str(node.value.get("dataset_name") or "random").startswith("random")
     for side, asked in (
         ("prompt_tokens", ("random_input_len", "isl")),
         ("output_tokens", ("random_output_len", "osl")),
@@ -177,9 +181,10 @@ def spreads_of(node: Node, means: Mapping[str, float]) -> dict[str, float]:
         for of in _SPREADS:
             if node.has(f"{side}_{of}"):
                 found[f"{side}_{of}"] = node.of(f"{side}_{of}").number()
-        if node.has("random_range_ratio") and f"{side}_std" not in found:
+        check_spread(node, side, told[side], found)
+        if drawn and means[side] and f"{side}_std" not in found:
             ratio = node.of("random_range_ratio").number(high=1.0)
-            full = next((node.of(name).number() for name in asked if node.has(name)), None)
+            full = next((node.of(name).number(low=1) for name in asked if node.has(name)), None)
             found |= dict(zip((f"{side}_min", f"{side}_max"), _range(ratio, full, means[side]), strict=True))
     return found
 

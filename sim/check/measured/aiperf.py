@@ -6,6 +6,7 @@ from __future__ import annotations
 from batchsim.check.measured.aggregates import with_failures
 from batchsim.check.measured.build import Row, check_row, requests_of
 from batchsim.check.measured.counts import failure_kind, mean_tokens
+from batchsim.check.measured.limits import check_spread
 from batchsim.check.measured.run import LATENCIES, MISSING, OF, Client, MeasuredRun
 from batchsim.check.measured.values import Node
 
@@ -29,7 +30,7 @@ def read_aiperf(nodes: list[Node], source: str, settings: Node | None) -> Measur
     warm = turns = 0
     for node in nodes:
         about = node.of("metadata")
-        if about.value.get("benchmark_phase", "profiling") != "profiling":
+        if about.object().get("benchmark_phase", "profiling") != "profiling":
             warm += 1
             continue
         turns += bool(about.value.get("turn_index"))
@@ -121,8 +122,9 @@ def read_aggregates(node: Node, source: str) -> MeasuredRun:
         for of in ("std", "min", "max"):
             value = node.of(names[0]).maybe(of, Node.number)
             means |= {} if value is None else {f"{side}_{of}": value}
+        check_spread(node, side, means[side], means)
     if known["output_tokens"][0] == _OUTPUT[0]:
-        notes = mean_tokens(figures, means, client=_average(node, _OUTPUT[1]))
+        notes = mean_tokens(node, figures, means, client=_average(node, _OUTPUT[1]))
     else:
         notes = ["its output tokens are the client's, who counts the text anew: TPOT is off by as much as they are"]
     kinds: dict[str, int] = {}
@@ -144,7 +146,7 @@ def _settings(node: Node) -> tuple[Client, str]:
     version = node.maybe("aiperf_version", Node.text) or ""
     config = node.of("input_config")
     if config.has("phases"):  # from 0.12 on
-        phases = [one for one in config.of("phases").items() if one.value.get("kind", "profiling") == "profiling"]
+        phases = [one for one in config.of("phases").items() if one.object().get("kind", "profiling") == "profiling"]
         if len(phases) != 1:
             config.bad(f"{len(phases)} profiling phases, one is read", "Give the file of a run with one.")
         load, pattern = phases[0], phases[0].maybe("type", Node.text)

@@ -31,10 +31,11 @@ def read_bench(node: Node, source: str, part: str, form: str) -> MeasuredRun:
     make = partial(MeasuredRun, source, form, version, client, part=part, model=model)
     if not any(node.has(name) for name in _LISTS):
         figures, means = _aggregates(node), _means(node, client)
+        lengths = dict(means)
         itl_s = node.maybe("mean_itl_ms", Node.number) if form == VLLM else None  # SGLang's is of tokens
-        notes = mean_tokens(figures, means, itl_s=None if itl_s is None else itl_s / 1e3)
+        notes = mean_tokens(node, figures, means, itl_s=None if itl_s is None else itl_s / 1e3)
         notes += with_failures(node, means, _failed(node))
-        means |= spreads_of(node, means)
+        means |= spreads_of(node, means, lengths)
         return make(figures, means=means, notes=(f"no requests one by one: {_HOW[form]}", *notes, *_retokenised(node)))
     lists = {name: node.of(name, f"Write the file with {_HOW[form]}.").items() for name in _LISTS}
     starts = node.maybe("start_times", Node.items)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from batchsim.base.errors import cut
 from batchsim.check.measured.run import MISSING
+from batchsim.check.measured.values import Node
 from batchsim.workload.traces.trace_rows import Ints
 
 EMPTY_PIECES = 2
@@ -58,14 +59,21 @@ def engine_tokens(output: Ints, counted: Ints, chunks: Ints, ok: Bools, by_engin
 
 
 def mean_tokens(
-    figures: dict[str, float], means: dict[str, float], *, itl_s: float | None = None, client: float | None = None
+    node: Node,
+    figures: dict[str, float],
+    means: dict[str, float],
+    *,
+    itl_s: float | None = None,
+    client: float | None = None,
 ) -> list[str]:
     """Puts the engine's mean number of output tokens into `means`, and what hangs on it into `figures`; notes on it.
 
     `itl_s`: the mean time between pieces. `client`: the mean that the client counted where that of `means` is the
-    engine's, by which its TPOT and tokens/s are, too.
+    engine's, by which its TPOT and tokens/s are, too. MeasuredError where a mean is 0, as of a column not measured.
     """
     tokens = means["output_tokens"]
+    if tokens <= 0 or client == 0:
+        node.bad("a mean of its output tokens is 0", "Leave out the column that was not measured.")
     first, tpot, last = (figures.get(f"{name}_mean_s") for name in ("ttft", "tpot", "e2e"))
     decode = last - first if last is not None and first is not None else None
     if client is not None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 from batchsim.base.errors import MeasuredError
 from batchsim.base.ranges import INT32_MAX
 from batchsim.check.measured.run import LATENCIES, OF, MeasuredRun
+from batchsim.check.measured.values import Node
 
 LEAST_S, MOST_S = 1e-6, 1e7
 """Of a latency: no engine takes less for a token, and nobody waits for four months."""
@@ -13,6 +17,11 @@ MOST_PLAYED = 20_000
 MOST_USERS = 1_000_000
 _COUNTS = {"requests": (1, MOST_PLAYED), "prompt_tokens": (0.5, INT32_MAX), "output_tokens": (0.5, INT32_MAX),
            "sent_rps": (1e-6, 1e6)}  # fmt: skip
+_SPREADS = {
+    f"{side}_{of}": (0, INT32_MAX) for side in ("prompt_tokens", "output_tokens") for of in ("std", "min", "max")
+}
+ROUNDED = 1e-3
+"""Share by which rounding may put a mean beyond the shortest or the longest."""
 
 
 def check_run(run: MeasuredRun) -> MeasuredRun:
@@ -24,7 +33,7 @@ def check_run(run: MeasuredRun) -> MeasuredRun:
         for name, value in found.items():
             if not LEAST_S <= value <= MOST_S and (latency != "tpot" or name == next(iter(found))):
                 _refuse(run, name, value, latency)
-    for name, (least, most) in _COUNTS.items():
+    for name, (least, most) in (_COUNTS | _SPREADS).items():
         value = run.means.get(name)
         if run.requests is None and value and not least <= value <= most:
             advice = f"It must be from {least:g} to {most:g}"
@@ -34,6 +43,14 @@ def check_run(run: MeasuredRun) -> MeasuredRun:
     if (users := run.client.max_concurrency) is not None and users > MOST_USERS:
         raise MeasuredError(f"{run.name}: {users:,} in flight at most. It must be from 1 to {MOST_USERS:,}.")
     return run
+
+
+def check_spread(node: Node, side: str, mean: float, spread: Mapping[str, float]) -> None:
+    """MeasuredError where the `mean` length of `side` is not from its `_min` to its `_max` in `spread`."""
+    least, most = spread.get(f"{side}_min", 0.0), spread.get(f"{side}_max", math.inf)
+    if least > most or not (1 - ROUNDED) * least <= mean <= (1 + ROUNDED) * most:
+        told = f"{side} from {least:.9g} to {most:.9g} have no mean of {mean:.9g}"
+        node.bad(told, "Correct them, or leave _min and _max out.")
 
 
 def _refuse(run: MeasuredRun, name: str, value: float, latency: str) -> None:

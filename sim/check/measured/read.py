@@ -100,8 +100,8 @@ def _of_list(node: Node, source: str) -> list[MeasuredRun]:
 
 def _of_records(path: Path, values: list[Node]) -> list[MeasuredRun]:
     """The runs of objects: one a run, or one a request."""
-    source, first = str(path), values[0].object()
-    data = dict(first)
+    objects = [value.object() for value in values]
+    source, data = str(path), dict(objects[0])
     for form, fits in ((bench_serving.VLLM, bench_serving.is_vllm), (bench_serving.SGLANG, bench_serving.is_sglang)):
         if fits(data):
             parts = [f"line {number}" if len(values) > 1 else "" for number in range(1, len(values) + 1)]

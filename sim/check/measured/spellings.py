@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from itertools import combinations
 
 from batchsim.check.measured import tidy
+from batchsim.check.measured.aggregates import UNIT_S, figure_of
 from batchsim.check.measured.values import Node
 
-_UNIT_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _CLOCKS = ("intended", "sent", "first", "last")
 _CLOCK_S = 0.01  # roundings of a date, and the client's own work between two looks at a clock
 _SHARE = 0.05  # of a latency: what a client counts in of its own
-_OF_ROWS = re.compile(r"(ttft|tpot|e2e)l?_(mean|p50|median|p90|p99)")
 
 
 def check_alike(rows: Sequence[Node], names: Sequence[str]) -> None:
@@ -21,8 +19,8 @@ def check_alike(rows: Sequence[Node], names: Sequence[str]) -> None:
     found: dict[str, dict[str, float]] = {}
     for name in names:
         stem, _, unit = name.rpartition("_")
-        if unit in _UNIT_S and (quantity := _quantity(stem)):
-            found.setdefault(quantity, {})[name] = _UNIT_S[unit]
+        if unit in UNIT_S and (quantity := _quantity(stem)):
+            found.setdefault(quantity, {})[name] = UNIT_S[unit]
     for quantity, columns in found.items():
         may = (_CLOCK_S, 0.0) if quantity in _CLOCKS else (1e-6, _SHARE)
         for one, other in combinations(columns, 2):
@@ -36,8 +34,8 @@ def check_alike(rows: Sequence[Node], names: Sequence[str]) -> None:
 
 def _quantity(stem: str) -> str:
     """What a column of this name, its unit aside, has; "" for none of the times that are known."""
-    if match := _OF_ROWS.fullmatch(stem):
-        return f"{match[1]} {match[2].replace('median', 'p50')}"
+    if figure := figure_of(stem):
+        return figure[0]
     return next((each for each in (*_CLOCKS, "ttft", "e2e") if stem in tidy.REQUEST[each]), "")
 
 

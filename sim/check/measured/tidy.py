@@ -76,7 +76,6 @@ _TIMES = ("intended", "sent", "first", "last", "ttft", "e2e")
 _GOOD = {"", "ok", "true", "1", "success", "successful", "completed", "200", "finished"}
 _SAYS_NOTHING = {"", "ok", "false", "0", "error", "errored", "failed"}
 _BAD = {"false", "0", "error", "errored", "failed", "timeout", "cancelled", "canceled", "incomplete", "aborted"}
-_ASKED = ("requested_rps", "requested_rate", "request_rate")
 
 
 def is_tidy(names: Sequence[str]) -> bool:

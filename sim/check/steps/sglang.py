@@ -74,8 +74,11 @@ class SglangLog:
         match = _LINE.search(text)
         rest = "" if match is None else text[match.end() : match.end() + _LETTERS]
         fields = {name: number_of(value) for name, value in _FIELD.findall(rest)}
-        needed = ("#running-req",) if match and match["kind"] == "Decode" else ("#new-seq", "#new-token")
-        if match is None or not all(0 <= fields.get(name, math.nan) <= MAX_TOKENS for name in needed):
+        needed = ["#new-seq", "#new-token"]
+        if match and match["kind"] == "Decode":
+            needed = ["#running-req", *(name for name in ("#token", "#full token") if name in fields)]
+        told = [fields.get(name, math.nan) for name in needed]
+        if match is None or not all(0 <= count <= MAX_TOKENS and count == int(count) for count in told):
             self.left_out["cut or garbled"] += 1
             return
         line = _Line(match["kind"], int(match["pass"]) if match["pass"] else None, fields)

@@ -122,7 +122,8 @@ def _held(requests: MeasuredRequests, max_model_len: int) -> tuple[Ints, Ints, I
     end that is given up after that time, else as one of as many tokens as came.
     """
     lasted = ~requests.ok & (requests.e2e_ns > 0)
-    played = (requests.prompt_tokens > 0) & ((requests.output_tokens > 0) | lasted)
+    beyond = ~requests.ok & (requests.output_tokens == 0) & (requests.prompt_tokens >= max_model_len)
+    played = (requests.prompt_tokens > 0) & ((requests.output_tokens > 0) | lasted) & ~beyond
     index = np.flatnonzero(played)
     cut = lasted[index]
     failed = int((~requests.ok[index]).sum())
@@ -132,7 +133,12 @@ def _held(requests: MeasuredRequests, max_model_len: int) -> tuple[Ints, Ints, I
             f"failed requests that held the engine, and are replayed until they were given up: {failed:,}; their"
             " latencies are no figures"
         )
-    if left := len(requests) - len(index):
+    if refused := int(beyond.sum()):
+        notes.append(
+            f"failed requests that are not replayed, of prompts that leave no token below max_model_len"
+            f" {max_model_len:,}: {refused:,}"
+        )
+    if left := len(requests) - len(index) - refused:
         notes.append(f"failed requests that are not replayed, as the file tells of no time in the engine: {left:,}")
     output = requests.output_tokens[index]
     if not cut.any():
