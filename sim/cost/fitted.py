@@ -1,4 +1,4 @@
-"""Step times fitted to measured runs: a kernel's time and small linear terms, found by `batchsim calibrate --bench`.
+"""Step times fitted to measured runs: a kernel's time and small linear terms, found by `batchsim calibrate`.
 
     step = kernel · kernel(step) + base · passes + sequence · sequences + prompt_token · prompt tokens
          + context_token · context that decodes read + beside_token · such context beside a chunk + pair · pairs
@@ -76,8 +76,8 @@ def _short(ns: float) -> str:
 class Fitted(Cost):
     """The step times of `terms` over `kernel`, None for the free form.
 
-    `words` says what they were fitted to; `tpot_error` is the error claimed for the mean TPOT of other loads, as a
-    share, None where none is claimed.
+    `words` says what they were fitted to; `tpot_error` is the error claimed for the mean TPOT of other loads, or for
+    the time of steps where recorded ones were fitted to, as a share, None where none is claimed.
     """
 
     kernel: Cost | None
@@ -153,7 +153,7 @@ class Fitted(Cost):
         return found | {"flops": parts["flops"], "bytes": parts["bytes"]}
 
     def describe(self) -> str:
-        held = "" if self.tpot_error is None else f", mean TPOT ±{two_digits(100 * self.tpot_error)} % claimed"
+        held = "" if self.tpot_error is None else f", ±{two_digits(100 * self.tpot_error)} % claimed"
         return f"cost: fitted to {self.words or 'measured runs'}{held}: {self.terms}"
 
     def sources(self) -> list[str]:
@@ -173,7 +173,7 @@ class Fitted(Cost):
     def error(self) -> CostError | Unknown:
         if self.tpot_error is None:
             return Unknown("the fit claims none")
-        return symmetric(self.tpot_error, f"claimed of the mean TPOT by the fit to {self.words}")
+        return symmetric(self.tpot_error, f"claimed by the fit to {self.words}")
 
 
 @dataclass(frozen=True, slots=True)

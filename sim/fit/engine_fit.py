@@ -74,7 +74,7 @@ class EngineFit:
     @property
     def fitted(self) -> Setup:
         """The scenario's setup with the fitted step times, and the way from the client."""
-        cost = Fitted(self.kernel, self.terms, self.words, self.claims.get("tpot_mean_s"))
+        cost = Fitted(self.kernel, self.terms, self.words, self.claims.get("tpot_mean_s", self.claims.get("step_time")))
         return with_fit(self.setup, cost, self.frontend_ns)
 
     @property
@@ -113,7 +113,7 @@ class EngineFit:
             "kernel": None if self.kernel is None else plain,
             "kernel_source": "" if self.kernel is None else self.setup.cost.sources()[0],
             "terms": asdict(self.terms),
-            "frontend": {"request": self.frontend_ns},
+            "frontend": asdict(self.fitted.resolved.workload.frontend),
             "claims": self.claims,
             "known": [
                 asdict(term) | {"half": _finite(term.half), "identified": term.identified} for term in self.known.terms

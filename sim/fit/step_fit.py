@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.base.errors import MeasuredError
-from batchsim.check.steps.recorded import RecordedSteps, StepLog, at_ends
+from batchsim.check.steps.recorded import RecordedSteps, StepLog, least_and_most
 from batchsim.check.validation.recorded_steps import OPEN, pairs_of
 from batchsim.check.validation.step_error import RegionError
 from batchsim.cost import Cost
@@ -82,7 +82,7 @@ def fit_steps(setup: Setup, spec: PolicySpec, logs: Sequence[StepLog], held: Seq
     every = [*logs, *held]
     steps = RecordedSteps.join([log.steps for log in every])
     apart = np.repeat([False] * len(logs) + [True] * len(held), [len(log.steps) for log in every])
-    low, high, asked = at_ends(steps, Fitted(kernel, StepTerms(kernel=1.0)).features)
+    low, high, asked = least_and_most(steps, Fitted(kernel, StepTerms(kernel=1.0)).features)
     steps = steps.picked(asked)
     design = _Design(low, high, steps.ns, stated)
     active, open_terms = design.told_terms(FREE[:-1] if kernel is None else OVER_KERNEL[:-1])
@@ -107,7 +107,7 @@ def fit_steps(setup: Setup, spec: PolicySpec, logs: Sequence[StepLog], held: Seq
         specs=(spec,),
         kernel=kernel,
         terms=StepTerms(**values),
-        frontend_ns=0.0,
+        frontend_ns=float(setup.resolved.workload.frontend.request),
         known=design.identify(active, values, parts.given, predicted),
         given=given,
         held_out=held_out,

@@ -92,3 +92,9 @@ STREAMED = tuple(name for name, latency in LATENCIES.items() if latency.streamed
 def values_ns(requests: Requests) -> dict[str, Ns]:
     """By latency, the ns of every request; not of itl, which has many. A response sent whole still has a tpot."""
     return {name: latency.of(requests) for name, latency in LATENCIES.items() if latency.of is not None}
+
+
+def holds_queue(column: str) -> bool:
+    """Whether a column of the summary is of a latency that holds time in the queue."""
+    name = column.partition("[")[0].removesuffix("_s").rpartition("_")[0]
+    return name == TASK_E2E or (name in LATENCIES and LATENCIES[name].queues)

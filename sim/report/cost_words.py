@@ -10,8 +10,8 @@ from batchsim.report.numbers import DASH
 
 CANNOT_TELL = "cannot be told without calibration"
 HOW = (
-    f"{CANNOT_TELL}: batchsim calibrate --bench FILES, or --url of a running server, with --scenario and -o mine.json,"
-    " then cost: mine.json"
+    f"{CANNOT_TELL}: batchsim calibrate --bench FILES, --steps LOGS, or --url of a running server, with --scenario and"
+    " -o mine.json, then cost: mine.json"
 )
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from batchsim.base.errors import ScenarioError
-from batchsim.metrics.latencies import LATENCIES, TASK_E2E
+from batchsim.metrics.latencies import holds_queue
 from batchsim.policies.evidence import FOLLOWED
 from batchsim.policies.registry import POLICIES
 from batchsim.policies.systems.sglang.speculative_args import METHODS
@@ -61,7 +61,7 @@ class PolicyCurve:
     def stable(self, metric: str) -> Floats:
         """The metric's mean over seeds at each load, NaN also where it is no point of a curve: the load is unstable, or
         lies within the cost's error of saturation and the metric holds time in the queue."""
-        return np.where(self.unstable | (self.within_error & _queues(metric)), np.nan, self.values(metric))
+        return np.where(self.unstable | (self.within_error & holds_queue(metric)), np.nan, self.values(metric))
 
     def half_width(self, metric: str) -> Floats:
         """Half the 95 % interval of the metric over seeds at each load, NaN with one seed."""
@@ -83,7 +83,7 @@ class PolicyCurve:
         """The metric with the shortest and the longest steps that the cost's error allows, at each load: NaN where it
         is not defined or these were not simulated; of what holds time in a queue that grows, infinite."""
         fast, slow = (
-            np.where((self._end(f"unstable_{end}") == 1) & _queues(metric), np.inf, self._end(f"{metric}_{end}"))
+            np.where((self._end(f"unstable_{end}") == 1) & holds_queue(metric), np.inf, self._end(f"{metric}_{end}"))
             for end in ("fast", "slow")
         )
         return fast, slow
@@ -111,12 +111,6 @@ class PolicyCurve:
     def unstable_from(self) -> float | None:
         """The lowest load at which the queue grows without end; None if there is none."""
         return float(self.loads[self.unstable][0]) if self.unstable.any() else None
-
-
-def _queues(metric: str) -> bool:
-    """Whether a column of the summary is of a latency that holds time in the queue."""
-    name = metric.partition("[")[0].removesuffix("_s").rpartition("_")[0]
-    return name == TASK_E2E or (name in LATENCIES and LATENCIES[name].queues)
 
 
 def sweeps(results: Results) -> list[PolicyCurve]:

@@ -1,7 +1,7 @@
 """`cost: mine.json`: step times that were fitted to measured runs, over the kernel that they were fitted with.
 
 At load the file's numbers take the place of its name, as a cost of kind `fitted`, and its way from the client that of
-`workload.frontend`, where the scenario states none.
+`workload.frontend`, where the scenario states none; where it states another, the heading says so.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from batchsim.base.errors import ScenarioError, shown
 from batchsim.base.files import Kind, parse_json, read_text, reason_text
 from batchsim.base.ranges import Config, Range
+from batchsim.base.units import format_duration, parse_duration_ns
 from batchsim.cost import CostConfig, ProfileConfig, RooflineConfig
 from batchsim.cost.drafter_config import DraftersConfig
 from batchsim.cost.fitted import Fitted, StepTerms
@@ -24,7 +25,7 @@ from batchsim.workload.tagged import ByKind
 
 FORMAT = "batchsim fit 1"
 KIND = Kind("fit", rb'\{\s*"format": "batchsim fit ')
-_AGAIN = "Write it anew with batchsim calibrate --bench."
+_AGAIN = "Write it anew with batchsim calibrate --bench, or --steps."
 
 Kernel = Annotated[RooflineConfig | ProfileConfig | DeploymentConfig, ByKind()]
 
@@ -32,7 +33,8 @@ Kernel = Annotated[RooflineConfig | ProfileConfig | DeploymentConfig, ByKind()]
 @dataclass(frozen=True, slots=True)
 class FittedConfig(Config):
     """The `terms` of a fit over `kernel`, None for the free form. `kernel_source` is the first line of the kernel's
-    sources when it was fitted; `words` say to what; `tpot_error` is the error claimed for mean TPOT, as a share."""
+    sources when it was fitted; `words` say to what; `tpot_error` is the error claimed for mean TPOT or for the time of
+    steps, as a share."""
 
     terms: StepTerms
     kind: Literal["fitted"] = "fitted"
@@ -79,8 +81,8 @@ def take_fits(document: Document, folder: Path) -> None:
             continue
         try:
             owner["cost"] = _cost(found, cost, file)
-            if not path:
-                _take_way(document.value, found)
+            if unused := _take_way(document.value, found, is_own=not path):
+                owner["cost"]["words"] += f", with {unused} from the client, which workload.frontend does not have"
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             where = document.where((*path, "cost"))
             raise ScenarioError(f"{where}: {file}: is no whole fit: {reason_text(error)}. {_AGAIN}") from None
@@ -99,17 +101,31 @@ def _cost(found: dict[str, Any], written: dict[str, Any], file: Path) -> dict[st
     """The cost that a fit's file stands for; what was `written` beside its name stays, and is checked like any key."""
     if found["format"] != FORMAT:
         raise ScenarioError(f"{file}: its format is {shown(found['format'])}, this batchsim reads {FORMAT!r}. {_AGAIN}")
-    kernel = found["kernel"]
+    kernel, claims = found["kernel"], found["claims"]
     place_files(kernel, file.parent)
     beside = {key: value for key, value in written.items() if key not in ("kind", "profile")}
     words, terms = f"{found['words']} ({file.name})", dict(found["terms"])
     if terms.pop("further_pass", 0.0):  # of a version whose `base` was of steps
         raise ScenarioError(f"{file}: terms.further_pass: a pass beyond a step's first costs the base now. {_AGAIN}")
     its = {"terms": terms, "kernel": kernel, "kernel_source": found["kernel_source"], "words": words}
-    return {"kind": "fitted", **its, "tpot_error": found["claims"].get("tpot_mean_s"), **beside}
+    return {"kind": "fitted", **its, "tpot_error": claims.get("tpot_mean_s", claims.get("step_time")), **beside}
 
 
-def _take_way(scenario: dict[str, Any], found: dict[str, Any]) -> None:
+def _take_way(scenario: dict[str, Any], found: dict[str, Any], *, is_own: bool) -> str:
+    """Writes the fit's way from the client where the scenario, whose cost it `is_own`, states none. In words the way of
+    a fit to whole runs where the scenario's is another, else ""."""
     workload = scenario.get("workload")
-    if isinstance(workload, dict) and workload.get("frontend") is None:
-        workload["frontend"] = {name: f"{round(ns)}ns" for name, ns in found["frontend"].items()}
+    its = {name: ns for name, part in found["frontend"].items() if (ns := round(part))}
+    if not isinstance(workload, dict):
+        return ""
+    stated = workload.get("frontend")
+    if is_own and stated is None:
+        workload["frontend"] = {name: f"{ns}ns" for name, ns in its.items()}
+        return ""
+    try:
+        there = {name: ns for name, text in (stated or {}).items() if (ns := parse_duration_ns(text))}
+    except (AttributeError, ValueError):  # no frontend: refused where it is read
+        return ""
+    if there == its or "step_time" in found["claims"]:
+        return ""
+    return " and ".join(f"{name} {format_duration(ns)}" for name, ns in its.items()) or "no time"

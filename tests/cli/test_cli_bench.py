@@ -47,12 +47,13 @@ def test_the_fit_of_a_folder_is_a_cost(folder: Path, tmp_path: Path) -> None:
     assert "- pair is small beside its interval: a run of prompts of many thousands of tokens" in done.stdout
     written = json.loads(mine.read_text())
     assert written["frontend"]["request"] == pytest.approx(12e6, rel=0.05)
+    assert written["frontend"].keys() == {"request", "per_prompt_token", "per_chunk", "per_stream"}
     assert len(written["files"]) == 4 and written["claims"]["tpot_mean_s"] >= 0.015
     use = tmp_path / "use.yaml"
     use.write_text(scenario_text("cost: mine.json"))
     setup = Setup.of(load_scenario(str(use)))
     text = heading(setup)
-    assert "fitted to 3 runs of" in text and "(mine.json), mean TPOT ±1.5 % claimed" in text
+    assert "fitted to 3 runs of" in text and "(mine.json), ±1.5 % claimed" in text
     assert "measured at: client, front end modelled" in text
     found = compare(setup, setup.scenario.specs[0], read_measured(folder / "runs" / f"{LOADS[1]}.csv"), shift=False)
     errors = [found.error(name).error for name in ("tpot_mean_s", "ttft_mean_s")]

@@ -449,7 +449,7 @@ def test_a_load_within_the_error_of_saturation_has_an_interval() -> None:
     assert ttft.ends[1] == pytest.approx(slow.error("ttft_mean_s").simulated)
     assert ttft.error_ends[1] == pytest.approx(slow.error("ttft_mean_s").error)
     text = told(found)
-    assert "within the cost's error of saturation (step times ±10 %: claimed of the mean TPOT" in text
+    assert "within the cost's error of saturation (step times ±10 %: claimed by the fit to" in text
     assert "cannot be told without calibration" in text and "errs by more" not in text
     page = json.loads(to_json("x", "x", [found], {}))["points"][0]
     assert page["within_cost_error_of_saturation"] and page["cost_error"]["high"] == 0.1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,16 @@ from matplotlib.collections import LineCollection
 
 from batchsim.cost import CostError, Fitted, Unknown
 from batchsim.cost.fitted import StepTerms
+from batchsim.report.page.plan_charts import latency_charts
 from batchsim.report.page.plan_markdown import sentence_text
 from batchsim.report.page.plan_text import plan_text
 from batchsim.report.page.run_page import decision, run_sections
 from batchsim.report.page.sections import recommendation
 from batchsim.report.pictures.plots import p99_vs_qps_figure
 from batchsim.report.reading import sweeps
+from batchsim.report.text.asked_columns import cell_of
 from batchsim.report.text.capacity_text import capacity_json, capacity_text
+from batchsim.report.text.cost_lines import at_ends
 from batchsim.report.text.summary_text import report
 from batchsim.results.read import Results, load_results
 from batchsim.scenario import Scenario, load_scenario
@@ -106,10 +110,23 @@ def test_the_table_has_an_interval_and_the_verdict_is_open(run: Results) -> None
     text = " ".join(text.split())
     assert "continuous 50 (at 78 cannot be told" in text
     assert "78, 90 req/s within the cost's error" in text and "the queue grows from 120 req/s on" in text
-    assert text.count("batchsim calibrate --bench FILES") == 1 and "±15 %: claimed of the mean TPOT" in text
+    assert text.count("batchsim calibrate --bench FILES") == 1 and "±15 %: claimed by the fit to some" in text
     far = next(line for line in report(run, 50.0).splitlines() if line.startswith("continuous"))
     assert "…" not in far
     assert "unstable" in next(line for line in report(run, 120.0).splitlines() if line.startswith("continuous"))
+
+
+def test_columns_that_are_asked_for_have_the_interval(run: Results) -> None:
+    """Of latencies and shares, each in its own unit; whether the SLO is met is open; other metrics, and those of
+    loads away from saturation, are numbers."""
+    (sweep,) = sweeps(run)
+    names = ("ttft_p99_s", "e2e_mean_s", "in_slo", "slo_margin", "slo_met", "preemptions")
+    near, far = ([cell_of(sweep, list(sweep.loads).index(load), name) for name in names] for load in (78.0, 50.0))
+    assert near[:2] == [at_ends(sweep, 2, name) for name in names[:2]] and all("ms…∞" in text for text in near[:2])
+    assert all("…" in text and text.endswith(" %") for text in near[2:4]) and near[4:] == ["–", "0"]
+    assert not any("…" in text for text in far) and far[4] == "yes"
+    without = replace(sweep, rows=sweep.rows.drop(columns="ttft_p99_s_fast"))
+    assert cell_of(without, 2, "ttft_p99_s") == "–"
 
 
 def test_page_picture_and_json_have_the_interval(run: Results) -> None:
@@ -248,6 +265,13 @@ def test_a_plan_says_where_the_cost_decides_how_many_hold(tmp_path: Path) -> Non
     assert "! one × 1, continuous: the cost's error decides: 1 with the shortest steps that it allows, 2" in text
     said = " ".join(sentence_text(sentence) for sentence in recommendation(tables, "$"))
     assert "would take 1 to 2 replicas, and which cannot be told without calibration" in said
+    same = {"replicas": 1, "traffic": 1, "dispersion": 1, "prompts": 1}
+    probes = {row["cost_factor"]: row for row in tables["probes"] if same.items() <= row.items()}
+    assert [probes[factor]["ttft_p99_s"] is None for factor in (0.85, 1.0, 1.15)] == [False, True, False]
+    assert probes[1.0]["tpot_p99_s"] == pytest.approx(0.01)
+    ttft = latency_charts(tables)[0]
+    (one,) = (series for series in ttft.series if series.label == "1 replica")
+    assert one.x and probes[1.0]["offered_rps"] not in one.x and "no mark" in ttft.note
 
 
 def test_a_plan_in_which_nothing_holds_tries_the_short_end(tmp_path: Path) -> None:

@@ -15,7 +15,11 @@ from batchsim.base.errors import MeasuredError, ScenarioError
 from batchsim.check.steps.read import read_steps
 from batchsim.check.steps.recorded import Engine, RecordedSteps, StepLog
 from batchsim.check.validation.recorded_steps import compare_steps
+from batchsim.cost import CostError
 from batchsim.fit.step_fit import StepFit, fit_steps
+from batchsim.scenario.load import load_scenario
+from batchsim.scenario.point import Setup
+from batchsim.workload.workload_config import Frontend
 
 FREE = "cost: {kind: free}"
 LOAD = Load(6, 600, 100)
@@ -47,6 +51,19 @@ def test_a_linear_engine_is_found_in_its_forward_pass_metrics(tmp_path: Path) ->
     assert given[-1].n + held[-1].n + 5 >= sum(len(one) for one in [log_of(tmp_path, fpm_log).steps])
     assert held[-1].p50 < 0.03 and abs(held[-1].bias) < 0.01
     assert {row.region for row in held} > {"decode 1-8", "mixed", "all"}
+
+
+def test_the_claim_of_a_fit_to_steps_is_the_error_of_its_cost(tmp_path: Path) -> None:
+    """As the fit has it, and as a scenario reads it from the file. The way from the client is left as it was."""
+    setup = setup_of(scenario_text(FREE, way="5ms"))
+    found = fit_steps(setup, setup.scenario.specs[0], [log_of(tmp_path, fpm_log)], [])
+    (tmp_path / "mine.json").write_text(found.to_json({}))
+    (tmp_path / "use.yaml").write_text(scenario_text("cost: mine.json"))
+    use = Setup.of(load_scenario(str(tmp_path / "use.yaml")))
+    for error in (found.fitted.cost.error, use.cost.error):
+        assert isinstance(error, CostError) and (error.low, error.high) == (-0.015, 0.015)
+        assert "TPOT" not in error.source
+    assert found.fitted.resolved.workload.frontend == use.resolved.workload.frontend == Frontend(5_000_000)
 
 
 def test_of_the_ten_stretches_of_each_core_three_are_held_out(tmp_path: Path) -> None:
@@ -133,11 +150,11 @@ def test_stalls_hardly_count_in_the_fit_and_are_said(tmp_path: Path) -> None:
 
 
 def test_the_file_of_a_fit_is_a_cost(tmp_path: Path) -> None:
-    """`cost: mine.json` gives the terms back, and claims no TPOT."""
+    """`cost: mine.json` gives the terms back."""
     found = fitted(log_of(tmp_path, fpm_log))
     (tmp_path / "mine.json").write_text(found.to_json({}))
     setup = setup_of(scenario_text(f"cost: {tmp_path / 'mine.json'}"))
-    assert setup.cost.terms == found.terms and setup.cost.tpot_error is None  # type: ignore[attr-defined]
+    assert setup.cost.terms == found.terms  # type: ignore[attr-defined]
     assert json.loads((tmp_path / "mine.json").read_text())["claims"] == {"step_time": 0.015}
 
 

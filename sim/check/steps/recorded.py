@@ -123,7 +123,7 @@ class StepLog:
     doubt: str = ""
 
 
-def at_ends(steps: RecordedSteps, ask: Callable[[Columns], Floats]) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+def least_and_most(steps: RecordedSteps, ask: Callable[[Columns], Floats]) -> tuple[Floats, Floats, NDArray[np.bool_]]:
     """The least and the most of what `ask` says of each step, whatever the log leaves open, and of which steps it says
     anything: where the most is beyond the reach of a cost, those alone whose contents the log nearly tells."""
     rows = np.ones(len(steps), bool)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.base.errors import MeasuredError
-from batchsim.check.steps.recorded import RecordedSteps, at_ends
+from batchsim.check.steps.recorded import RecordedSteps, least_and_most
 from batchsim.check.validation.step_error import RegionError, StepPairs
 from batchsim.cost import Cost
 from batchsim.cost.lanes import HostPart
@@ -53,7 +53,7 @@ def compare_steps(name: str, cost: Cost, steps: RecordedSteps, *, ahead: bool) -
         both = (np.maximum(whole, host), whole) if ahead else (whole, whole - host)
         return np.stack(both, axis=1)
 
-    least, most, rows = at_ends(steps, ask)
+    least, most, rows = least_and_most(steps, ask)
     told = most[:, 0] - least[:, 0] <= OPEN * most[:, 0]
     if not told.any():
         raise MeasuredError(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from batchsim.base.errors import ScenarioError
+from batchsim.metrics.latencies import holds_queue
 from batchsim.metrics.slo import parse_slo
 from batchsim.report.page.cells import Row, Tables, one_seed_alone, share
 from batchsim.report.page.charts import Chart, ChartAxis, Series
@@ -42,7 +43,8 @@ def _noted(chart: Chart) -> Chart:
     """The chart with what its open marks mean, where it has some."""
     if not any(any(series.hollow) for series in chart.series):
         return chart
-    return replace(chart, note="Open marks: one seed alone was simulated, and there is no interval.")
+    note = "Open marks: one seed alone was simulated, and there is no interval."
+    return replace(chart, note=" ".join(filter(None, (chart.note, note))))
 
 
 def latency_charts(tables: Tables) -> list[Chart]:
@@ -56,7 +58,11 @@ def latency_charts(tables: Tables) -> list[Chart]:
         titles = ({} if name else _USUAL) | {column: each.title for column, each in asked.items()}
         for column, title in titles.items():
             caption = f"{title} of {name} against load" if name else f"{title} against load"
-            chart = Chart(caption, _LOAD, seconds, _lines(groups, column))
+            # where there is a TPOT there is a TTFT: one that is missing is open
+            known = [row for _, rows in groups for row in rows if row["tpot_p99_s"] is not None]
+            left_out = holds_queue(column) and any(row[column] is None for row in known)
+            note = "Within the cost's error of saturation there is no number, and no mark." if left_out else ""
+            chart = Chart(caption, _LOAD, seconds, _lines(groups, column), note=note)
             if column in asked:
                 said = f"asked of {share(asked[column].share)}"
                 chart = replace(chart, target=asked[column].limit_s, asked=said)

@@ -12,6 +12,7 @@ from batchsim.metrics.latencies import LATENCIES
 from batchsim.metrics.table import METRICS
 from batchsim.report.numbers import DASH, percent_text, rounded, time_text
 from batchsim.report.reading import PolicyCurve, texts
+from batchsim.report.text.cost_lines import at_ends
 
 BOUND_BY = "bound_by"
 _CLASS = re.compile(r"(?P<metric>[^\[\]]+)(?P<of>\[[^\[\]]+\])?")
@@ -56,7 +57,7 @@ def heading_of(column: str) -> str:
 
 def cell_of(curve: PolicyCurve, i: int, column: str) -> str:
     """The value of a column at the curve's `i`-th load, with half its 95 % interval; of a latency where the queue grows
-    `unstable`."""
+    `unstable`. Within the cost's error of saturation its value at both ends, a dash where there are none."""
     if column == BOUND_BY:
         return texts(curve.rows, BOUND_BY)[i]
     metric = METRICS[column.partition("[")[0]]
@@ -64,10 +65,14 @@ def cell_of(curve: PolicyCurve, i: int, column: str) -> str:
         return "failed"
     if column not in curve.rows:
         return DASH
+    if curve.within_error[i] and f"{column}_fast" in curve.rows:
+        return at_ends(curve, i, column)
+    if metric.name == "slo_met" and curve.untold[i]:
+        return DASH
     latency = metric.unit == "s" and metric.name.startswith((*LATENCIES, "task_e2e"))
     if curve.unstable[i] and latency:
         return "unstable"
-    value, half = float(curve.values(column)[i]), math.nan
+    value, half = float((curve.stable if latency else curve.values)(column)[i]), math.nan
     if f"{column}_ci" in curve.rows:
         half = float(curve.half_width(column)[i])
     if math.isnan(value):

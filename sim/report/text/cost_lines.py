@@ -15,7 +15,7 @@ def at_ends(sweep: PolicyCurve, i: int, metric: str) -> str:
     """A metric of a policy at its `i`-th load at both ends of the cost's error."""
     fast, slow = sweep.ends(metric)
     ends = float(fast[i]), float(slow[i])
-    if metric.startswith("in_slo"):
+    if metric.startswith(("in_slo", "slo_margin")):
         return ends_text(ends, percent_text)
     return ends_text(ends, per_token_text if metric == "norm_latency_mean_s" else lambda end: time_text(end, math.nan))
 

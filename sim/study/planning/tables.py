@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 
 from batchsim.cost import Unknown
+from batchsim.metrics.latencies import holds_queue
 from batchsim.metrics.stability import JUDGED, is_within_error
 from batchsim.results.read import POINTS
 from batchsim.study.planning.asked import asked_latencies
@@ -83,7 +85,7 @@ def _what_if_row(planned: Planned, group: GpuGroup, name: str, probe: GroupProbe
         "seeds": probe.seeds,
         **interval_row("attainment", probe),
         "margin_low": probe.margin.low,
-        "ttft_p99_s": probe.mean("ttft_p99_s"),
+        "ttft_p99_s": None if _open_ends(planned, probe) else probe.mean("ttft_p99_s"),
         "replicas_needed": needed,
         "cost_per_month_needed": None if needed is None else cost_per_month(planned.book.offer(group), needed),
         "note": probe.failed,
@@ -216,16 +218,26 @@ def _classes(planned: Planned) -> list[Row]:
 def _ttft(planned: Planned, held: GroupProbe, metric: str) -> Row:
     """The P99 TTFT of the recommended group: a number, or where the load lies within the cost's error of saturation the
     two that the shortest and the longest steps make."""
-    assert planned.best is not None, "asked of the recommended group"
-    row: Row = {"ttft_p99_s": held.mean(metric), "ttft_p99_s_fast": None, "ttft_p99_s_slow": None}
-    error = planned.cost_error(planned.best)
-    if isinstance(error, Unknown):
-        return row
-    fast, slow = (planned.book.probe(Ask(held.ask.group, Variation(cost_factor=factor))) for factor in error.factors)
-    means = [{name: probe.mean(name) for name in JUDGED} for probe in (fast, slow)]
-    if not is_within_error(error, *means, fast_grows=fast.is_overloaded, slow_grows=slow.is_overloaded):
-        return row
+    if (open_ends := _open_ends(planned, held)) is None:
+        return {"ttft_p99_s": held.mean(metric), "ttft_p99_s_fast": None, "ttft_p99_s_slow": None}
+    fast, slow = open_ends
     return {"ttft_p99_s": None, "ttft_p99_s_fast": fast.mean(metric), "ttft_p99_s_slow": slow.mean(metric)}
+
+
+def _open_ends(planned: Planned, probe: GroupProbe) -> tuple[GroupProbe, GroupProbe] | None:
+    """The probes with the shortest and the longest steps, where these were simulated and the load lies within the
+    cost's error of saturation; else None."""
+    book, change = planned.book, replace(probe.ask.change, slo=1.0)
+    error = book.setup(Ask(probe.ask.group)).cost.error
+    if isinstance(error, Unknown) or change.cost_factor != 1:
+        return None
+    asks = [Ask(probe.ask.group, replace(change, cost_factor=factor)) for factor in error.factors]
+    if not all(ask in book.results for ask in asks):
+        return None
+    fast, slow = map(book.probe, asks)
+    means = [{name: end.mean(name) for name in JUDGED} for end in (fast, slow)]
+    within = is_within_error(error, *means, fast_grows=fast.is_overloaded, slow_grows=slow.is_overloaded)
+    return (fast, slow) if within else None
 
 
 # ---- how sure
@@ -365,9 +377,10 @@ def _probe(planned: Planned, probe: GroupProbe) -> Row:
 
 def _latencies(planned: Planned, probe: GroupProbe) -> Row:
     """The P99 of TTFT and TPOT, and of every class, or of all requests where there are none, the percentiles that its
-    objective is beside."""
+    objective is beside. None of what holds time in the queue within the cost's error of saturation."""
     file = planned.demand.scenario.file
     objectives = {name: each.slo or file.slo for name, each in file.workload.classes.items()} or {"": file.slo}
     names = ["ttft_p99_s", "tpot_p99_s"]
     names += [asked.column for name, slo in objectives.items() for asked in asked_latencies(slo, name)]
-    return {name: probe.mean(name) for name in names}
+    is_open = _open_ends(planned, probe) is not None
+    return {name: None if is_open and holds_queue(name) else probe.mean(name) for name in names}
