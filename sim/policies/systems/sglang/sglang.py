@@ -88,13 +88,6 @@ class Sglang:
         return len(self.running) - len(self.batch.capped)
 
     def add(self, seq: Sequence, now_ns: int) -> None:
-        if self.config.scheduler_recv_interval > 1:
-            self._unread.append(seq)
-        else:
-            self._take_in(seq)
-
-    def _take_in(self, seq: Sequence) -> None:
-        """Queues an arrival, or rejects it."""
         pool, page, prompt = self.kv.num_blocks * self.kv.block_size, self.kv.block_size, seq.request.prompt_tokens
         limit = min(self.max_model_len, pool)
         if prompt >= limit - RESERVED_LEN:
@@ -106,7 +99,11 @@ class Sglang:
             return
         room = min(limit - 2 - prompt, pool - self.kv.blocks_for(prompt) * page - page - 1, self._most_output(prompt))
         seq.max_output_tokens = max(min(seq.max_output_tokens, room), 0)
-        if not self._never_fits(seq):
+        if self._never_fits(seq):
+            return
+        if self.config.scheduler_recv_interval > 1:
+            self._unread.append(seq)  # its cap is known from here on, its place in the queue is not
+        else:
             self.waiting.push(seq)
 
     def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
@@ -203,7 +200,7 @@ class Sglang:
             self._polls = 0
             unread, self._unread = self._unread, []
             for seq in unread:
-                self._take_in(seq)
+                self.waiting.push(seq)
 
     def _take_in_last(self) -> bool:
         """Lets those decode whose prompts ended in the batch before, whether or not its results are there; the part of
