@@ -127,6 +127,9 @@ class Sglang:
         preempted: list[Sequence] = []
         made = self._prefill(preempted)
         decodes = not made.chunks and self._make_decodes_fit(preempted)
+        if self._unread and not (made.chunks or decodes or in_flight):
+            self._take_in()  # with nothing to run it polls again and again
+            made = self._prefill(preempted)
         if not (made.chunks or decodes or in_flight or len(batch) or (self._ahead and preempted)):
             made = self._prefill(preempted)  # those who stood in the way have gone
             while not made.chunks and len(self.waiting) and self._never_fits(self.waiting.head()):
@@ -197,10 +200,13 @@ class Sglang:
         """Takes in what has arrived, if this call does: `weight` is what the batch of the call before counts."""
         self._polls += weight
         if self._polls >= self.config.scheduler_recv_interval or not self.running:
-            self._polls = 0
-            unread, self._unread = self._unread, []
-            for seq in unread:
-                self.waiting.push(seq)
+            self._take_in()
+
+    def _take_in(self) -> None:
+        self._polls = 0
+        unread, self._unread = self._unread, []
+        for seq in unread:
+            self.waiting.push(seq)
 
     def _take_in_last(self) -> bool:
         """Lets those decode whose prompts ended in the batch before, whether or not its results are there; the part of
