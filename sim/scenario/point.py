@@ -311,7 +311,7 @@ def _groups(setup: Setup, replicas: ReplicasConfig) -> tuple[Group, ...]:
     for spec in setup.scenario.specs:
         if getattr(spec.config, "scheduler_recv_interval", 1) > 1:
             raise ScenarioError(
-                f"policies.{spec.label}: scheduler_recv_interval is simulated for one engine alone. Leave it out, or drop"
+                f"policies.{spec.label}: scheduler_recv_interval is simulated for one engine. Leave it out, or drop"
                 " replicas."
             )
     alone = replace(setup.scenario, file=replace(setup.scenario.file, replicas=None))
