@@ -198,7 +198,7 @@ class TableFault:
     size: str
     ms: Annotated[float, Range(0, 1e9)]
     bound: Literal["floor", "ceiling", "order"]
-    bound_ms: Annotated[float, Range(0, 1e9, above=True)]
+    bound_ms: Annotated[float, Range(-1e9, 1e9)]
     basis: str
     share: Annotated[float, Range(0, 1e6)]
 
