@@ -308,12 +308,6 @@ def _anchored(setup: Setup) -> Setup:
 
 def _groups(setup: Setup, replicas: ReplicasConfig) -> tuple[Group, ...]:
     """The groups of replicas, each with a setup of its own, as if the scenario were about one of its engines."""
-    for spec in setup.scenario.specs:
-        if getattr(spec.config, "scheduler_recv_interval", 1) > 1:
-            raise ScenarioError(
-                f"policies.{spec.label}: scheduler_recv_interval is simulated for one engine. Leave it out, or drop"
-                " replicas."
-            )
     alone = replace(setup.scenario, file=replace(setup.scenario.file, replicas=None))
     if replicas.groups is None:
         return (Group("", replicas.total, replace(setup, scenario=alone)),)

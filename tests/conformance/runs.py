@@ -28,8 +28,7 @@ from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
 MAX_MODEL_LEN = 400
 MS = 1_000_000
 TREE = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
-# Knobs that are drawn together, and one that replicas refuse.
-APART = ("speculative_algorithm", *TREE, "acceptance", "scheduler_recv_interval")
+APART = ("speculative_algorithm", *TREE, "acceptance")  # knobs that are drawn together
 
 
 @dataclass(frozen=True)

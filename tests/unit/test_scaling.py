@@ -45,6 +45,14 @@ def test_keda_starts_the_first_replica_when_somebody_waits_at_the_router() -> No
     assert outcomes(found.records)[1].ended_ns == 850 and parts(found, 1)["queued:no_replica"] == 110
 
 
+def test_a_replica_that_comes_up_at_a_look_keeps_the_request_it_was_started_for() -> None:
+    """Started at 800 for a request of 710, it is up at 1000, when a poll sees the request on its way to it."""
+    plan = FleetPlan(1, scaler=keda(cooldown=0, cold_start=200))
+    found = run(plan, arrival(0, 0, output=3), arrival(1, 710, output=3, deadline_ns=3000))
+    served = outcomes(found.records)[1]
+    assert (served.outcome, served.ended_ns, parts(found, 1)["queued:no_replica"]) == ("finished", 1030, 290)
+
+
 def test_keda_needs_more_than_the_activation() -> None:
     """A request that waits alone is not above 1: it is never served."""
     plan = FleetPlan(1, scaler=keda(cooldown=400, activation=1.0))

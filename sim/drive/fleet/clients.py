@@ -64,6 +64,7 @@ class Clients:
         self.in_flight: dict[int, InFlight] = {}
         self.pending: list[tuple[int, int]] = []  # (time, id) of what is dispatched at this instant
         self.held: dict[int, None] = {}  # ids of what waits because no replica is up, or the gate holds it
+        self.num_released = 0  # of `pending`: waited for a replica, which came up at this instant
         self.gate = gate
         self.num_outstanding = 0  # dispatched and not answered
         self.pruned: set[int] = set()  # ids of requests given up for others
@@ -154,6 +155,7 @@ class Clients:
                     self._dispatch(request_id, now_ns)
                 else:
                     self._ask(self.gate, request_id, now_ns)
+            self.num_released = 0
             if self.gate is not None:
                 self._let_in(self.gate, now_ns)
             self.fleet.rouse_undrained()
@@ -244,12 +246,18 @@ class Clients:
             elif due_ns is not None:
                 self.fleet.at(due_ns, lambda o=outcome, r=reason: self._give_up(sent, o, r))
 
+    @property
+    def num_held(self) -> int:
+        """Requests that wait at the router, those included that are sent on at this very instant."""
+        return len(self.held) + self.num_released
+
     def release(self) -> None:
         """Dispatches at this instant the requests that waited for a replica, since one is up."""
         if self.gate is not None:
             self._knock_at_gate()
             return
         now_ns, held, self.held = int(self.fleet.env.now), self.held, {}
+        self.num_released += len(held)
         for request_id in held:
             sent = self.in_flight[request_id]
             sent.router_ns += now_ns - sent.since_ns

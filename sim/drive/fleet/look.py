@@ -19,7 +19,7 @@ class Look:
         staying = fleet.staying()
         self.num_replicas = len(staying)
         self.num_starting = sum(slot.state == STARTING for slot in staying)
-        self.num_held = len(fleet.clients.held)
+        self.num_held = fleet.clients.num_held
         self.num_waiting = fleet.num_waiting()
         self.loads: dict[int, EngineLoad] = fleet.loads()
 

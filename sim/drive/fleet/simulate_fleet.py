@@ -334,7 +334,7 @@ class Fleet:
 
     def num_waiting(self) -> int:
         """Requests that wait, at the router and in all engines."""
-        return len(self.clients.held) + sum(engine.core.num_waiting for engine in self._living)
+        return self.clients.num_held + sum(engine.core.num_waiting for engine in self._living)
 
     def _started(self, slot: Slot, since_ns: int) -> None:
         """Ends the cold start that began at `since_ns`, unless the replica was removed meanwhile."""
