@@ -72,8 +72,8 @@ def measured_of(profile: Profile) -> Measured | None:
 
 def in_engine(costs: StepCosts, *, decode: float = 1.0, shift_ns: float = 0.0, prompts: float = 1.0) -> StepCosts:
     """`costs` with steps of decodes `decode` times as long and `shift_ns` longer, of which at least a tenth of their
-    time is left, and steps with prompts `prompts` times as long. Decodes launched op by op, beyond the largest graph, take
-    as long as the same rows beside prompts."""
+    time is left, and steps with prompts `prompts` times as long. Decodes beyond the largest graph, launched op by
+    op, take as long as the same rows beside prompts."""
     graphs = costs.decode
     if graphs is not None:
         ns = tuple(max(decode * ns + shift_ns, _LEAST * ns) for ns in graphs.ns)
