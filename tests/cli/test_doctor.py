@@ -41,7 +41,7 @@ def test_what_is_missing_is_told_with_the_command_that_installs_it(monkeypatch: 
     monkeypatch.setattr(sys.modules["batchsim.cli.doctor"], "version", without)
     text = " ".join(asked().split())
     assert "GPU: unknown: torch, which looks for it, is not installed" in text
-    assert "serve: missing lacks h11>=0.14 (here is 0.1). Install: pip install 'batchsim[serve]'" in text
+    assert "serve: missing lacks h11>=0.16 (here is 0.1). Install: pip install 'batchsim[serve]'" in text
     assert "calibrate, live, validate on a model: missing lacks torch>=2.11" in text
     assert "Install: pip install 'batchsim[live]'" in text
     assert "calibrate --url: ready aiohttp 3.14.5" in text

@@ -432,6 +432,12 @@ def test_requests_of_several_models_are_runs_of_their_own(tmp_path: Path) -> Non
     assert "1 of 2 requests failed (1 timeout): their latencies are no figures" in runs[1].notes
 
 
+def test_a_column_without_a_name_is_no_model(tmp_path: Path) -> None:
+    """As of numbered rows that a data frame wrote: all requests are of one run."""
+    (run,) = _rows(tmp_path, ",sent_s,prompt_tokens,output_tokens,ttft_s,e2e_s", "0,0,10,5,1,2", "1,1,10,5,1,2")
+    assert run.model == "" and run.requests is not None and len(run.requests) == 2
+
+
 def test_failures_are_counted_by_kind_and_those_that_lasted_have_their_time(tmp_path: Path) -> None:
     """What was refused held no engine, however it is told; what timed out, or broke off after some tokens, did."""
     head = "sent_s,prompt_tokens,output_tokens,ttft_s,e2e_s,status,error"

@@ -75,9 +75,13 @@ SPEC_META = {
     "accept_rate": SHARE,
 }
 OF_LOOPS = {name for of_loop in FORMS.values() for name in of_loop.meta}
-NO_LOOP: dict[str, dict[str, Any]] = {"tensorrt_llm": {"backend": "tensorrt"}}
+NO_LOOP: dict[str, dict[str, Any]] = {
+    "tensorrt_llm": {"backend": "tensorrt"},
+    "sglang": {"scheduler_recv_interval": 1},
+}
 """By policy, the knobs of its engine's main loop that a recording may leave out, for what is recorded has no such loop:
-TensorRT-LLM's batch manager is its C++ runtime's, which waits for each step."""
+TensorRT-LLM's batch manager is its C++ runtime's, which waits for each step, and SGLang's scheduler without its
+receiver is given what has arrived at every call."""
 STEP_CALLS = {"EngineCore.step": 1, "EngineCore.step_with_batch_queue": 2}
 """vLLM's two main loops, each with the fewest batches that it keeps in flight."""
 

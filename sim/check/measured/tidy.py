@@ -115,10 +115,10 @@ def _runs_of_models(
     node: Node, rows: list[Node], columns: Mapping[str, tuple[str, float]], lists: list[Node] | None, notes: list[str]
 ) -> list[MeasuredRun]:
     """A run for each model of the requests `rows` of which any ended well; `lists`: their hash ids."""
-    key = columns.get("model", ("", 0.0))[0]
     by_model: dict[str, list[int]] = {}
     for number, row in enumerate(rows):
-        by_model.setdefault(str(row.value.get(key) or ""), []).append(number)
+        model = row.value.get(columns["model"][0]) if "model" in columns else ""
+        by_model.setdefault(str(model or ""), []).append(number)
     made = {name: [_request(rows[number], columns) for number in its] for name, its in by_model.items()}
     good = {name for name, its in made.items() if any(row.ok for row in its)} or {*by_model}
     notes += [f"all {len(its):,} requests of {name} failed: left out" for name, its in made.items() if name not in good]
