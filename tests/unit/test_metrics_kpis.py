@@ -93,7 +93,9 @@ def test_what_a_device_waits_for_its_host_by_hand():
     lanes = [(0, 2, 15, 0), (2, 4, 25, 3), (25, 27, 40, 0), (55, 57, 107, 1), (107, 108, 120, 7)]
     steps = [{"start_ns": at * MS, "duration_ns": ns * MS, "num_decode": 1} for at, ns in times]
     ahead = records_of([REQUEST], steps, lanes=[(a * MS, b * MS, c * MS, lost) for a, b, c, lost in lanes])
-    assert (host_waits_ns(ahead) / MS).tolist() == [2, 0, 5, 2, 1]
+    waits_ns = host_waits_ns(ahead)
+    assert (waits_ns / MS).tolist() == [2, 0, 5, 2, 1]
+    assert waits_ns.dtype == np.int64  # beyond 2^53 ns a float is no longer exact
     values = measure(inputs_of(ahead, window_ns=(1 * MS, 101 * MS))).values
     assert (values["host_bound_share"], values["wasted_tokens"]) == (0.08, 4)
     terms = {"weights": np.full(5, 2.0 * MS), "kv_reads": np.full(5, 1.0 * MS)}
