@@ -15,7 +15,7 @@ from batchsim.drive.fleet.fleet_records import EngineLife, merged
 from batchsim.drive.live import VirtualClock, live
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.record import BLOCKED, DECODE, MISSING, PREFILL, REJECTED, UNFINISHED, Recorder
+from batchsim.kernel.record import BLOCKED, DECODE, FINISHED, MISSING, PREFILL, REJECTED, UNFINISHED, Recorder
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.tokens import TokenIds
 from batchsim.kernel.types import Arrival, Request
@@ -84,6 +84,20 @@ def test_the_time_of_steps_that_overlap_in_a_pipeline_counts_once():
     assert values["engine_busy_share"] == 0.6 and values["mfu"] == 60 / (1e3 * 0.06)
     lives = [EngineLife(k, records_of([], [steps[k]], lanes=[lanes[k]])) for k in (0, 1)]
     assert ends_before_ns(merged(lives)).tolist() == [0, 0]
+
+
+def test_demand_is_of_the_times_at_which_requests_were_meant_to_be_sent():
+    """A request that its client never sent is open to the end; the window ends with the last that was meant."""
+    sent = [REQUEST | {"request_id": 1, "sent_ns": 9 * MS}, REQUEST | {"request_id": 0, "sent_ns": 7 * MS}]
+    meant, window_ns = inputs_of(
+        records_of(sent), window_ns=(2 * MS, 5 * MS), intended_ns=np.array([1, 3, 8]) * MS
+    ).demand
+    assert window_ns == (2 * MS, 8 * MS)
+    assert (meant["sent_ns"] / MS).tolist() == [1, 3, 8]
+    assert meant["outcome"].tolist() == [FINISHED, FINISHED, UNFINISHED]
+    assert meant["ended_ns"].tolist() == [40 * MS, 40 * MS, np.iinfo(np.int64).max]
+    early = inputs_of(records_of(sent), window_ns=(9 * MS, 10 * MS), intended_ns=np.array([1, 3, 8]) * MS)
+    assert early.demand[1] == (9 * MS, 9 * MS)
 
 
 def test_what_a_device_waits_for_its_host_by_hand():

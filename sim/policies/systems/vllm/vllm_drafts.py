@@ -153,10 +153,11 @@ class VllmWithDrafts(Vllm):
             self.ending[seq] = None
         if self._last is not None:
             drafting = self._last.drafting
+            assert drafting is not None  # every batch verifies, if only no draft of a prompt
             for seq in self._last.sampled:
                 if seq in self.partial:
                     del self.partial[seq]
-                    more = drafting.padding.get(seq, 0) if drafting is not None else 0
+                    more = drafting.padding.get(seq, 0)
                     if seq.num_output_tokens >= seq.max_output_tokens:
                         self.ending[seq] = None
                         self._in_flight[seq] = 1
