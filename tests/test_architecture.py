@@ -97,13 +97,14 @@ ROOMS = {
     "scenarios": _room(0),  # data only
     "check": _room(0),  # this and the next hold rooms, no files
     "study": _room(0),
-    "calibrate": Room(
+    "calibrate.engine": Room(
         7,
-        frozenset({"torch", "triton", "numpy", "yaml", "typer", "rich", "jinja2"}),
-        frozenset({"safetensors", "tokenizers", "pynvml"}),
-        {name: frozenset({"scipy", "pandas"}) for name in ("fit_roofline", "kernel_sums", "import_aiconfigurator")},
-        guests=("cli", "tools"),
+        frozenset({"torch", "triton", "numpy", "jinja2"}),
+        frozenset({"safetensors", "tokenizers"}),
+        guests=("calibrate.profile", "cli", "tools"),
     ),
+    "calibrate.profile": Room(8, frozenset({"torch", "numpy"}), frozenset({"pynvml"}), guests=("cli", "tools")),
+    "calibrate": Room(8, frozenset({"numpy", "scipy", "pandas"}), guests=("cli", "tools")),
     "tools": Room(  # not installed, beside the package
         21,
         frozenset({"torch", "triton", "numpy", "scipy", "pandas", "matplotlib", "yaml", "typer", "rich"}),
@@ -120,7 +121,7 @@ ROOMS = {
 }
 """The rooms of batchsim by package, "" being batchsim itself."""
 
-LAPTOP = frozenset({"fit_roofline", "kernel_sums", "import_aiconfigurator"})  # what of calibrate is not for a GPU box
+LAPTOP = frozenset({"import_aiconfigurator"})  # what of calibrate is not for a GPU box
 BOX = frozenset({"torch", "triton", "numpy", "yaml", "typer", "rich", "jinja2"})  # the last comes with torch
 IMPURE = frozenset(
     {"time", "datetime", "random", "secrets", "logging", "os", "threading", "asyncio", "socket", "subprocess"}
@@ -364,15 +365,24 @@ WRONG = {
     "torch_in_cli": ("batchsim.cli", "def f():\n    import torch", "torch is not allowed"),
     "calibrate": (
         "batchsim.report",
-        "def f():\n    import batchsim.calibrate.fit",
-        "only cli and tools may import calibrate",
+        "def f():\n    import batchsim.calibrate.profile.fit",
+        "only cli and tools may import calibrate.profile",
     ),
-    "calibrate_early": ("batchsim.cli", "from batchsim.calibrate import fit", "heavy imports stand inside"),
-    "tools": ("batchsim.calibrate.fit", "from tools.campaign import probe", "only tools may import tools"),
+    "calibrate_early": ("batchsim.cli", "from batchsim.calibrate.profile import fit", "heavy imports stand inside"),
+    "engine_looks_back": (
+        "batchsim.calibrate.engine.session",
+        "if TYPE_CHECKING:\n    from batchsim.calibrate.profile.this_machine import Sentinel",
+        "only cli and tools may import calibrate.profile",
+    ),
+    "tools": ("batchsim.calibrate.profile.fit", "from tools.campaign import probe", "only tools may import tools"),
     "heavy_cli": ("batchsim.cli", "from batchsim.study.curves.run import run", "heavy imports stand inside"),
     "heavy_root": ("batchsim", "from batchsim.metrics.measure import summary", "heavy imports stand inside"),
     "heavy_parquet": ("batchsim.workload.traces.read_trace", "import pyarrow", "only inside a function"),
-    "box": ("batchsim.calibrate.bench", "from batchsim.scenario import load", "scenario, floor 8, is not below"),
+    "box": (
+        "batchsim.calibrate.profile.bench",
+        "from batchsim.scenario import load",
+        "scenario, floor 8, is not below",
+    ),
     "relative": ("batchsim.kv.choice", "from .types import Sequence", "full name"),
     "stranger": ("batchsim.helpers", "", "is in no room"),
     "to_stranger": ("batchsim.study.curves.run", "import batchsim.helpers", "is in no room"),
@@ -409,10 +419,10 @@ RIGHT = {
     "live_clock": ("batchsim.drive.live", "import time"),
     "command": (
         "batchsim.cli",
-        "import typer\ndef f():\n    from batchsim.study.curves.run import run\n    import batchsim.calibrate.fit",
+        "import typer\ndef f():\n    import batchsim.study.curves.run\n    import batchsim.calibrate.profile.fit",
     ),
     "box": (
-        "batchsim.calibrate.bench",
+        "batchsim.calibrate.profile.bench",
         "import torch\nfrom batchsim.kernel.core import EngineCore\nfrom batchsim.drive.live import live",
     ),
 }

@@ -15,10 +15,10 @@ pytest.importorskip("triton", reason="the kernels are written in Triton")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
-from batchsim.calibrate.executor import TorchExecutor
-from batchsim.calibrate.inputs import StepInputs
-from batchsim.calibrate.prompts import RandomPrompts
-from batchsim.calibrate.runner import ModelRunner, build_runner
+from batchsim.calibrate.engine.executor import TorchExecutor
+from batchsim.calibrate.engine.inputs import StepInputs
+from batchsim.calibrate.engine.prompts import RandomPrompts
+from batchsim.calibrate.engine.runner import ModelRunner, build_runner
 from batchsim.deployment.model import ModelSpec
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import TableKV

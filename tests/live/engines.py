@@ -9,9 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the executor runs on torch: pip install 'batchsim[live]'")
 
-from batchsim.calibrate.executor import TorchExecutor
-from batchsim.calibrate.prompts import Prompts, RandomPrompts
-from batchsim.calibrate.runner import ModelRunner
+from batchsim.calibrate.engine.executor import TorchExecutor
+from batchsim.calibrate.engine.prompts import Prompts, RandomPrompts
+from batchsim.calibrate.engine.runner import ModelRunner
 from batchsim.drive.live import VirtualClock, live
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.engine_loop import SYNC, EngineLoop

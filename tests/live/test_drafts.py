@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="the executor runs on torch: pip install 'batchsim[live]'")
 
 from batchsim.base.errors import CalibrationError, PolicyError
-from batchsim.calibrate.drafts import proposed
-from batchsim.calibrate.executor import TorchExecutor
-from batchsim.calibrate.mirror import BlockMirror
-from batchsim.calibrate.prompts import RandomPrompts
-from batchsim.calibrate.runner import ModelRunner, build_runner
+from batchsim.calibrate.engine.drafts import proposed
+from batchsim.calibrate.engine.executor import TorchExecutor
+from batchsim.calibrate.engine.mirror import BlockMirror
+from batchsim.calibrate.engine.prompts import RandomPrompts
+from batchsim.calibrate.engine.runner import ModelRunner, build_runner
 from batchsim.check.conform.recorded_drafts import RecordedDrafts
 from batchsim.drive.live import VirtualClock, live
 from batchsim.kernel.acceptance import DraftCounts

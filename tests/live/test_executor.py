@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="the executor runs on torch: pip install 'batchsim[live]'")
 
 from batchsim.base.errors import CalibrationError, PolicyError
-from batchsim.calibrate.executor import TorchExecutor
-from batchsim.calibrate.runner import ModelRunner, build_runner
-from batchsim.calibrate.sampling import Sampling
+from batchsim.calibrate.engine.executor import TorchExecutor
+from batchsim.calibrate.engine.runner import ModelRunner, build_runner
+from batchsim.calibrate.engine.sampling import Sampling
 from batchsim.drive.live import VirtualClock, live
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.handover import Resume

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from batchsim.calibrate.executor import TorchExecutor
-from batchsim.calibrate.runner import ModelRunner
-from batchsim.calibrate.sampling import GREEDY
-from batchsim.calibrate.session import new_core, warm_up
+from batchsim.calibrate.engine.executor import TorchExecutor
+from batchsim.calibrate.engine.runner import ModelRunner
+from batchsim.calibrate.engine.sampling import GREEDY
+from batchsim.calibrate.engine.session import new_core, warm_up
 from batchsim.kernel.kv_blocks import BlockTables
 from batchsim.kernel.types import Sequence
 
 if TYPE_CHECKING:
-    from batchsim.calibrate.prompts import Prompts
+    from batchsim.calibrate.engine.prompts import Prompts
     from batchsim.drive.resolved import Resolved, ResolvedPolicy
     from batchsim.kernel.protocols import StepEstimator
     from batchsim.workload.build import BuiltWorkload

@@ -10,9 +10,9 @@ from typing import Any
 from batchsim.base.errors import CalibrationError
 from batchsim.base.files import read_json, reason_text, write_text
 from batchsim.base.plain import from_plain
-from batchsim.calibrate.bench import MeasuredStep
-from batchsim.calibrate.engine_runs import EngineSteps
-from batchsim.calibrate.point_plan import StepShape
+from batchsim.calibrate.profile.bench import MeasuredStep
+from batchsim.calibrate.profile.engine_runs import EngineSteps
+from batchsim.calibrate.profile.point_plan import StepShape
 from batchsim.cost.profile import SwapCost
 
 _FORMAT = "batchsim-calibration-partial 3"

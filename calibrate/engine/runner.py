@@ -12,17 +12,17 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from batchsim.base.errors import CalibrationError
-from batchsim.calibrate.architecture import Architecture, load_architecture
-from batchsim.calibrate.backend import SPARE_BLOCKS, SdpaBackend
-from batchsim.calibrate.failures import device_errors
-from batchsim.calibrate.footprint import StepLimits, check_limits, check_memory, find_device, step_bytes
-from batchsim.calibrate.graphs import DecodeGraphs, bucket_of, buckets_for, filled
-from batchsim.calibrate.inputs import StepInputs
-from batchsim.calibrate.sampling import GREEDY, Sampling, sample
-from batchsim.calibrate.staging import Staging, table_width
-from batchsim.calibrate.swap import Moves, SwapPool
-from batchsim.calibrate.transformer import DeviceInputs, Reads, Transformer
-from batchsim.calibrate.weights import Weights, load_weights, random_weights
+from batchsim.calibrate.engine.architecture import Architecture, load_architecture
+from batchsim.calibrate.engine.backend import SPARE_BLOCKS, SdpaBackend
+from batchsim.calibrate.engine.failures import device_errors
+from batchsim.calibrate.engine.footprint import StepLimits, check_limits, check_memory, find_device, step_bytes
+from batchsim.calibrate.engine.graphs import DecodeGraphs, bucket_of, buckets_for, filled
+from batchsim.calibrate.engine.inputs import StepInputs
+from batchsim.calibrate.engine.sampling import GREEDY, Sampling, sample
+from batchsim.calibrate.engine.staging import Staging, table_width
+from batchsim.calibrate.engine.swap import Moves, SwapPool
+from batchsim.calibrate.engine.transformer import DeviceInputs, Reads, Transformer
+from batchsim.calibrate.engine.weights import Weights, load_weights, random_weights
 from batchsim.deployment.model import ModelSpec
 
 
@@ -290,7 +290,7 @@ def _backend(name: str, on_cuda: bool) -> SdpaBackend:
         raise CalibrationError(f"backend {name} is not known. Use sdpa or triton.")
     if not on_cuda:
         raise CalibrationError("backend triton needs --device cuda. Use sdpa on the CPU.")
-    from batchsim.calibrate.triton_backend import TritonBackend
+    from batchsim.calibrate.engine.triton_backend import TritonBackend
 
     return TritonBackend()
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from batchsim.calibrate import schedules
-from batchsim.calibrate.engine_runs import RunSpec, run_specs
-from batchsim.calibrate.identity import catalog_gpu
-from batchsim.calibrate.options import Options
-from batchsim.calibrate.point_plan import StepRange, StepShape, plan
-from batchsim.calibrate.raw import Raw
+from batchsim.calibrate.engine.identity import catalog_gpu
+from batchsim.calibrate.profile import schedules
+from batchsim.calibrate.profile.engine_runs import RunSpec, run_specs
+from batchsim.calibrate.profile.options import Options
+from batchsim.calibrate.profile.point_plan import StepRange, StepShape, plan
+from batchsim.calibrate.profile.raw import Raw
 from batchsim.deployment.model import ModelSpec
 
 _ROUNDS = {"cuda": 3, "cpu": 4}

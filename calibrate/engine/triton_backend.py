@@ -16,8 +16,8 @@ import triton
 from torch import Tensor
 
 from batchsim.base.errors import CalibrationError
-from batchsim.calibrate import kernels
-from batchsim.calibrate.backend import SdpaBackend
+from batchsim.calibrate.engine import kernels
+from batchsim.calibrate.engine.backend import SdpaBackend
 
 LOG2_E = log2(e)
 FP_FUSION = True  # a multiply and an add in one instruction; from Triton 3.10 on only where it is asked for
@@ -53,7 +53,7 @@ class Shapes:
 
 
 class TritonBackend(SdpaBackend):
-    """The operations of a transformer on CUDA tensors, as `batchsim.calibrate.backend.SdpaBackend` states them.
+    """The operations of a transformer on CUDA tensors, as `batchsim.calibrate.engine.backend.SdpaBackend` states them.
 
     A decode launches the same programs for the same number of rows whatever the contexts, and waits for nothing, so a
     CUDA graph can hold it; call it once before the capture, since kernels are compiled at their first call. Scratch

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from batchsim.base.errors import CalibrationError
-from batchsim.calibrate.backend import SPARE_BLOCKS
-from batchsim.calibrate.fit import robust_nnls, short
-from batchsim.calibrate.point_plan import StepRange, StepShape, even_chunks
-from batchsim.calibrate.runner import ModelRunner
+from batchsim.calibrate.engine.backend import SPARE_BLOCKS
+from batchsim.calibrate.engine.runner import ModelRunner
+from batchsim.calibrate.profile.fit import robust_nnls, short
+from batchsim.calibrate.profile.point_plan import StepRange, StepShape, even_chunks
 from batchsim.cost.profile import SwapCost
 
 UTILISATION = 0.90

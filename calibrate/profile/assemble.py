@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsim.calibrate.bench import MeasuredStep
-from batchsim.calibrate.engine_runs import EngineSteps
-from batchsim.calibrate.fit import LAUNCH_BOUND, Kernels, errors, fit_host, fit_kernels, robust_nnls, short
-from batchsim.calibrate.identity import catalog_gpu
-from batchsim.calibrate.job import Job
-from batchsim.calibrate.point_plan import BLOCKS, StepShape, columns
-from batchsim.calibrate.raw import Raw
+from batchsim.calibrate.engine.identity import catalog_gpu
+from batchsim.calibrate.profile.bench import MeasuredStep
+from batchsim.calibrate.profile.engine_runs import EngineSteps
+from batchsim.calibrate.profile.fit import LAUNCH_BOUND, Kernels, errors, fit_host, fit_kernels, robust_nnls, short
+from batchsim.calibrate.profile.job import Job
+from batchsim.calibrate.profile.point_plan import BLOCKS, StepShape, columns
+from batchsim.calibrate.profile.raw import Raw
 from batchsim.cost.calibrated import Calibrated
 from batchsim.cost.interpolation import Curve
 from batchsim.cost.periods import REGIONS, regions

@@ -5,7 +5,7 @@ B  decodes of very unequal contexts
 C  tokens of a step: one chunk, or as many as are needed; and the same tokens cut into several chunks
 D  a chunk after a prefix
 E  decodes beside chunks
-H  held out: batches of simulated schedules (see `batchsim.calibrate.schedules`), in no fit
+H  held out: batches of simulated schedules (see `batchsim.calibrate.profile.schedules`), in no fit
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from batchsim.calibrate.inputs import StepInputs
-from batchsim.calibrate.transformer import DeviceInputs
+from batchsim.calibrate.engine.inputs import StepInputs
+from batchsim.calibrate.engine.transformer import DeviceInputs
 
 LARGEST_BUCKET = 512
 

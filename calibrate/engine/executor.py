@@ -1,4 +1,4 @@
-"""The executor that runs the scheduler's batches on a model, as `batchsim.kernel.core.SimExecutor` does on costs.
+"""The executor that runs the scheduler's batches on a model, as `kernel.sim_executor` does on costs.
 
 No policy is in here: it computes the tokens that a batch says, in the KV blocks that the scheduler's tables say, and
 returns which sequences are done.
@@ -15,16 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.base.errors import CalibrationError, PolicyError
-from batchsim.calibrate.drafts import DraftedRows, Drafter
-from batchsim.calibrate.inputs import StepInputs
-from batchsim.calibrate.mirror import BlockMirror
-from batchsim.calibrate.model_step import DeviceThread, LaunchedModelStep, ModelStep
-from batchsim.calibrate.padding import padded_chunks, padded_decodes
-from batchsim.calibrate.prompts import Prompts, RandomPrompts
-from batchsim.calibrate.runner import ModelRunner, StepTimes
-from batchsim.calibrate.sampling import GREEDY, Sampling
-from batchsim.calibrate.sequences import NOBODY, NONE, ChunkRows, DecodeRows, LiveSequence, Text
-from batchsim.calibrate.swap import Moves
+from batchsim.calibrate.engine.drafts import DraftedRows, Drafter
+from batchsim.calibrate.engine.inputs import StepInputs
+from batchsim.calibrate.engine.mirror import BlockMirror
+from batchsim.calibrate.engine.model_step import DeviceThread, LaunchedModelStep, ModelStep
+from batchsim.calibrate.engine.padding import padded_chunks, padded_decodes
+from batchsim.calibrate.engine.prompts import Prompts, RandomPrompts
+from batchsim.calibrate.engine.runner import ModelRunner, StepTimes
+from batchsim.calibrate.engine.sampling import GREEDY, Sampling
+from batchsim.calibrate.engine.sequences import NOBODY, NONE, ChunkRows, DecodeRows, LiveSequence, Text
+from batchsim.calibrate.engine.swap import Moves
 from batchsim.kernel.acceptance import DraftCounts
 from batchsim.kernel.decode import DecodeGroup
 from batchsim.kernel.draft_group import DraftGroup

@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsim.base.errors import CalibrationError, ScenarioError
+from batchsim.base.errors import ScenarioError
 from batchsim.base.files import TABLE_BYTES, open_file, parse_json, reason_text, replacing, writing
 from batchsim.base.plain import to_plain
 from batchsim.drive.live import INTERRUPTED, VirtualClock, WallClock, live
@@ -30,13 +30,11 @@ from batchsim.kv.choice import new_kv
 from batchsim.workload.build import BuiltWorkload, known_requests
 
 if TYPE_CHECKING:
-    from batchsim.calibrate.executor import TorchExecutor
-    from batchsim.calibrate.prompts import Prompts
-    from batchsim.calibrate.runner import ModelRunner
-    from batchsim.calibrate.sampling import Sampling
-    from batchsim.calibrate.sentinel import Sentinel
+    from batchsim.calibrate.engine.executor import TorchExecutor
+    from batchsim.calibrate.engine.prompts import Prompts
+    from batchsim.calibrate.engine.runner import ModelRunner
+    from batchsim.calibrate.engine.sampling import Sampling
     from batchsim.cost import Cost
-    from batchsim.cost.profile import Profile
     from batchsim.drive.resolved import Resolved, ResolvedPolicy
 
 E = TypeVar("E", bound="TorchExecutor")
@@ -91,6 +89,14 @@ _HEAD = ("policy", "load", "seed", "repeat", "end_ns", "window_ns", "num_offered
 _HEAD += ("num_blocks", "made")
 
 
+class DriftGauge(Protocol):
+    """A step of known time, which a machine is timed by before and after a run."""
+
+    def drift(self, runner: ModelRunner) -> tuple[float, float] | None:
+        """(by median, by mean) the share by which the step takes longer now than it did; None if it cannot be run."""
+        ...
+
+
 UNREADABLE = (
     OSError,
     ValueError,
@@ -138,7 +144,7 @@ def run_live(
     estimator: StepEstimator | None = None,
     sampling: Sampling | None = None,
     prompts: Prompts | None = None,
-    sentinel: Sentinel | None = None,
+    sentinel: DriftGauge | None = None,
 ) -> LiveResult:
     """Replays one point in real time on the model of `runner`; by default greedy and on random prompts.
 
@@ -147,8 +153,8 @@ def run_live(
     `sentinel` the machine's drift before and after the run, by medians and by means. ScenarioError if the runner's
     model is another one or its memory too small.
     """
-    from batchsim.calibrate.executor import TorchExecutor
-    from batchsim.calibrate.sampling import GREEDY
+    from batchsim.calibrate.engine.executor import TorchExecutor
+    from batchsim.calibrate.engine.sampling import GREEDY
 
     sampling = sampling or GREEDY
     _check_runner(resolved, runner)
@@ -313,7 +319,7 @@ def warm_up(runner: ModelRunner) -> None:
 
 def made_on(runner: ModelRunner) -> dict[str, Any]:
     """Machine, software and model of a runner, as JSON values."""
-    from batchsim.calibrate.identity import identity
+    from batchsim.calibrate.engine.identity import identity
 
     return identity(runner.device.type) | {
         "device": runner.device.type,
@@ -338,45 +344,6 @@ def _made_of(resolved: Resolved, policy: ResolvedPolicy, sampling: Sampling) -> 
         "max_model_len": resolved.max_model_len,
         "sampling": to_plain(sampling),
     }
-
-
-def check_machine(profile: Profile, device: str) -> None:
-    """CalibrationError if `profile` is of another machine than this one's `device`.
-
-    An imported profile is of another executor on any machine; only its GPU must be this one's.
-    """
-    from batchsim.calibrate.identity import catalog_gpu, identity
-
-    ours = identity(device)["hardware"]
-    if profile.origin == "measured":
-        key = "gpu" if device == "cuda" else "cpu"
-        its = profile.hardware
-        same = its.get("device") == device and its.get(key) == ours[key]
-        of = str(its.get("gpu") or its.get("cpu"))
-    else:
-        key, of = "gpu", str(profile.gpu)
-        same = catalog_gpu(ours) == profile.gpu
-    if not same:
-        raise CalibrationError(
-            f"profile {profile.name} is of {of}, this is {ours.get('gpu') or ours['cpu']}. Calibrate here: batchsim"
-            f" calibrate --model {profile.model.name} --device {device} -o PROFILE.json, then --set cost=PROFILE.json."
-        )
-
-
-def graphs_of(profile: Profile, device: str, asked: bool | None = None) -> bool | None:
-    """The argument `graphs` of `build_runner` with which a runner runs as `profile` was measured; None: the default.
-
-    CalibrationError if something else was `asked`.
-    """
-    measured = profile.made.get("options", {}).get("graphs") if profile.origin == "measured" else None
-    if device != "cuda" or measured is None:
-        return False if asked is False else None
-    if asked is not None and asked != measured:
-        had, option = ("with", "--graphs") if measured else ("without", "--no-graphs")
-        raise CalibrationError(
-            f"profile {profile.name} was measured {had} CUDA graphs. Run with {option}, or calibrate again."
-        )
-    return measured
 
 
 def _check_runner(resolved: Resolved, runner: ModelRunner) -> None:

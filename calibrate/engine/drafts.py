@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsim.calibrate.inputs import Int32s, StepInputs
-from batchsim.calibrate.sequences import NONE, Int64s, LiveSequence, Text
+from batchsim.calibrate.engine.inputs import Int32s, StepInputs
+from batchsim.calibrate.engine.sequences import NONE, Int64s, LiveSequence, Text
 from batchsim.kernel.acceptance import DraftCounts
 from batchsim.kernel.draft_group import Verified
 from batchsim.kernel.policy_config import PromptLookup

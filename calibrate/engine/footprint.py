@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from batchsim.base.errors import CalibrationError
-from batchsim.calibrate.backend import SPARE_BLOCKS
+from batchsim.calibrate.engine.backend import SPARE_BLOCKS
 from batchsim.deployment.model import ModelSpec
 
 MEMINFO = Path("/proc/meminfo")

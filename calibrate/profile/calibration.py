@@ -18,19 +18,19 @@ import numpy as np
 
 from batchsim.base.errors import CalibrationError
 from batchsim.base.files import check_writable, write_text, writing
-from batchsim.calibrate import memory
-from batchsim.calibrate.assemble import assemble
-from batchsim.calibrate.bench import Bench, MeasuredStep
-from batchsim.calibrate.engine_runs import EngineSteps, RunSpec, run_engine
-from batchsim.calibrate.identity import check_device, identity, set_cpu_threads
-from batchsim.calibrate.job import job_of
-from batchsim.calibrate.options import LEAST_MINUTES, Options, limits_of
-from batchsim.calibrate.point_plan import StepRange, StepShape
-from batchsim.calibrate.raw import Raw, check_key
-from batchsim.calibrate.runner import ModelRunner, build_runner
-from batchsim.calibrate.schedules import Pace
-from batchsim.calibrate.session import settled_memory
-from batchsim.calibrate.telemetry import Telemetry
+from batchsim.calibrate.engine.identity import check_device, identity, set_cpu_threads
+from batchsim.calibrate.engine.runner import ModelRunner, build_runner
+from batchsim.calibrate.engine.session import settled_memory
+from batchsim.calibrate.profile import memory
+from batchsim.calibrate.profile.assemble import assemble
+from batchsim.calibrate.profile.bench import Bench, MeasuredStep
+from batchsim.calibrate.profile.engine_runs import EngineSteps, RunSpec, run_engine
+from batchsim.calibrate.profile.job import job_of
+from batchsim.calibrate.profile.options import LEAST_MINUTES, Options, limits_of
+from batchsim.calibrate.profile.point_plan import StepRange, StepShape
+from batchsim.calibrate.profile.raw import Raw, check_key
+from batchsim.calibrate.profile.schedules import Pace
+from batchsim.calibrate.profile.telemetry import Telemetry
 from batchsim.cost.profile import KIND, Profile, load_profile
 from batchsim.deployment.catalog import load_model
 from batchsim.deployment.model import ModelSpec

@@ -17,12 +17,12 @@ import torch
 from numpy.typing import NDArray
 
 from batchsim.base.errors import CalibrationError
-from batchsim.calibrate.drafts import DraftedRows
-from batchsim.calibrate.inputs import StepInputs
-from batchsim.calibrate.runner import ModelRunner
-from batchsim.calibrate.sampling import Sampling
-from batchsim.calibrate.sequences import NONE, DecodeRows, Int64s, LiveSequence
-from batchsim.calibrate.swap import Moves
+from batchsim.calibrate.engine.drafts import DraftedRows
+from batchsim.calibrate.engine.inputs import StepInputs
+from batchsim.calibrate.engine.runner import ModelRunner
+from batchsim.calibrate.engine.sampling import Sampling
+from batchsim.calibrate.engine.sequences import NONE, DecodeRows, Int64s, LiveSequence
+from batchsim.calibrate.engine.swap import Moves
 from batchsim.kernel.engine_loop import EngineLoop
 from batchsim.kernel.types import Batch, Sequence
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.base.errors import CalibrationError
-from batchsim.calibrate.point_plan import StepShape, columns, doublings
+from batchsim.calibrate.profile.point_plan import StepShape, columns, doublings
 from batchsim.cost.profile import ChunkCost, Curve, Grid
 from batchsim.cost.work import chunk_rows
 from batchsim.deployment.model import ModelSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from batchsim.base.errors import CalibrationError
-from batchsim.calibrate.point_plan import StepRange
+from batchsim.calibrate.profile.point_plan import StepRange
 from batchsim.deployment.model import ModelSpec
 
 LEAST_MINUTES = 0.25

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from batchsim.calibrate.point_plan import StepRange, StepShape
+from batchsim.calibrate.profile.point_plan import StepRange, StepShape
 from batchsim.cost import Linear
 from batchsim.drive.live import VirtualClock, live
 from batchsim.kernel.core import EngineCore

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from batchsim.calibrate.architecture import Architecture, Llama3Scaling
-from batchsim.calibrate.backend import SdpaBackend
-from batchsim.calibrate.weights import LayerWeights, Weights
+from batchsim.calibrate.engine.architecture import Architecture, Llama3Scaling
+from batchsim.calibrate.engine.backend import SdpaBackend
+from batchsim.calibrate.engine.weights import LayerWeights, Weights
 
 
 @dataclass(frozen=True)

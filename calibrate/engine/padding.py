@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.base.errors import PolicyError
-from batchsim.calibrate.inputs import StepInputs
+from batchsim.calibrate.engine.inputs import StepInputs
 from batchsim.kernel.types import Batch
 
 Int32s = NDArray[np.int32]

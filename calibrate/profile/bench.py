@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from batchsim.calibrate.point_plan import StepShape
-from batchsim.calibrate.runner import ModelRunner
+from batchsim.calibrate.engine.runner import ModelRunner
+from batchsim.calibrate.profile.point_plan import StepShape
 
 T = TypeVar("T")
 

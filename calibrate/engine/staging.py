@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from batchsim.calibrate.inputs import StepInputs
-from batchsim.calibrate.transformer import DeviceInputs, Reads
+from batchsim.calibrate.engine.inputs import StepInputs
+from batchsim.calibrate.engine.transformer import DeviceInputs, Reads
 
 ALIGN_WORDS = 2  # words of 8 bytes: compiled kernels differ by whether 16 divides a pointer
 TABLE_MULTIPLE = 16  # also for widths of tables; a width of 1 is a case of its own

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsim.calibrate import schedules
-from batchsim.calibrate.executor import TorchExecutor
-from batchsim.calibrate.point_plan import StepRange
-from batchsim.calibrate.runner import ModelRunner
-from batchsim.calibrate.session import settled_memory
+from batchsim.calibrate.engine.executor import TorchExecutor
+from batchsim.calibrate.engine.runner import ModelRunner
+from batchsim.calibrate.engine.session import settled_memory
+from batchsim.calibrate.profile import schedules
+from batchsim.calibrate.profile.point_plan import StepRange
 from batchsim.cost.periods import periods_ns
 from batchsim.cost.work import WORK_COLUMNS, work_columns
 from batchsim.drive.live import WallClock, live

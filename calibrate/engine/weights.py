@@ -15,7 +15,7 @@ from torch import Tensor
 
 from batchsim.base.errors import CalibrationError
 from batchsim.base.files import check_regular, read_json, reason_text
-from batchsim.calibrate.architecture import Architecture
+from batchsim.calibrate.engine.architecture import Architecture
 
 _FLOATS = ("BF16", "F16", "F32")  # dtypes of tensors as safetensors names them
 STD = 0.02

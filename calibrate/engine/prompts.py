@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from batchsim.base.errors import CalibrationError, ScenarioError
 from batchsim.base.files import read_text, reason_text
-from batchsim.calibrate.chat_template import read_chat_template
+from batchsim.calibrate.engine.chat_template import read_chat_template
 from batchsim.kernel.tokens import output_stream
 from batchsim.kernel.types import Request
 
