@@ -351,7 +351,7 @@ WRONG = {
     "init": ("batchsim.policies", "from batchsim.policies.families import static", "imports nothing"),
     "package_root": ("batchsim.metrics.measure", "import batchsim", "batchsim, floor 20, is not below metrics"),
     "old_name": ("batchsim.metrics.measure", "import sim", "write batchsim"),
-    "numpy_below": ("batchsim.kernel.decode", "import numpy as np", "numpy is not allowed in kernel"),
+    "numpy_below": ("batchsim.kernel.types", "import numpy as np", "numpy is not allowed in kernel"),
     "numpy_in_core": ("batchsim.kernel.core", "import numpy", "numpy is not allowed in kernel"),
     "pydantic": ("batchsim.metrics.measure", "from pydantic import BaseModel", "pydantic is not allowed in metrics"),
     "yaml": ("batchsim.study.curves.run", "import yaml", "yaml is not allowed in study.curves"),

@@ -26,13 +26,13 @@ from batchsim.calibrate.engine.sampling import GREEDY, Sampling
 from batchsim.calibrate.engine.sequences import NOBODY, NONE, ChunkRows, DecodeRows, LiveSequence, Text
 from batchsim.calibrate.engine.swap import Moves
 from batchsim.kernel.acceptance import DraftCounts
-from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.batch import Batch, Landed, StepResult
 from batchsim.kernel.draft_group import DraftGroup
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.kv_blocks import BlockTables
 from batchsim.kernel.policy_config import PromptLookup
 from batchsim.kernel.tokens import output_stream
-from batchsim.kernel.types import Batch, Landed, Sequence, StepResult
+from batchsim.kernel.types import DecodeGroup, Sequence
 
 Int64s = NDArray[np.int64]
 Feed = tuple[Int64s, Int64s]

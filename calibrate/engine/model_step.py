@@ -23,8 +23,9 @@ from batchsim.calibrate.engine.runner import ModelRunner
 from batchsim.calibrate.engine.sampling import Sampling
 from batchsim.calibrate.engine.sequences import NONE, DecodeRows, Int64s, LiveSequence
 from batchsim.calibrate.engine.swap import Moves
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.engine_loop import EngineLoop
-from batchsim.kernel.types import Batch, Sequence
+from batchsim.kernel.types import Sequence
 
 
 @dataclass(slots=True)

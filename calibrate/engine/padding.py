@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from batchsim.base.errors import PolicyError
 from batchsim.calibrate.engine.inputs import StepInputs
-from batchsim.kernel.types import Batch
+from batchsim.kernel.batch import Batch
 
 Int32s = NDArray[np.int32]
 _NONE = np.empty(0, dtype=np.int32)

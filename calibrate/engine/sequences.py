@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsim.kernel.decode import DecodeGroup
-from batchsim.kernel.types import Sequence
+from batchsim.kernel.types import DecodeGroup, Sequence
 
 Int64s = NDArray[np.int64]
 

@@ -16,13 +16,13 @@ import numpy as np
 from batchsim.calibrate.profile.point_plan import StepRange, StepShape
 from batchsim.cost import Linear
 from batchsim.drive.live import VirtualClock, live
+from batchsim.kernel.batch import Batch, StepResult
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.kv_blocks import TableKV
 from batchsim.kernel.protocols import PolicyContext, Scheduler
 from batchsim.kernel.record import Recorder
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import Batch, StepResult
 from batchsim.policies.families.continuous import Continuous, ContinuousConfig
 from batchsim.policies.families.static import Static, StaticConfig
 from batchsim.policies.systems.vllm.vllm import Vllm

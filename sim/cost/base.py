@@ -9,8 +9,8 @@ from batchsim.cost.lanes import HostPart, Lanes
 from batchsim.cost.profile import Hull, Profile
 from batchsim.cost.work import Columns, Terms
 from batchsim.deployment.deployment import Deployment
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.protocols import CostModel, DecodeLine, StepEstimator
-from batchsim.kernel.types import Batch
 
 
 class Cost(CostModel, StepEstimator, Protocol):

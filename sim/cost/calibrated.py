@@ -34,8 +34,8 @@ from batchsim.cost.work import (
     useful_flops_bytes,
 )
 from batchsim.deployment.deployment import Deployment
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.protocols import DecodeLine
-from batchsim.kernel.types import Batch
 
 Floats = NDArray[np.float64]
 

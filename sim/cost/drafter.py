@@ -30,8 +30,8 @@ from batchsim.cost.work import Columns, Terms, draft_pairs, prefill_pairs
 from batchsim.deployment.catalog import read_model
 from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.model import ModelSpec
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.policy_config import Speculation
-from batchsim.kernel.types import Batch
 
 
 class Drafter:

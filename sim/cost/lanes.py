@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.cost.work import TIME_TERMS, Columns, padded_work
-from batchsim.kernel.types import Batch
+from batchsim.kernel.batch import Batch
 
 if TYPE_CHECKING:
     from batchsim.cost.base import Cost

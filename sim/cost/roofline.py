@@ -50,7 +50,7 @@ from batchsim.deployment.catalog import load_gpu
 from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.model import GpuSpec, ModelSpec
 from batchsim.deployment.quantisation import ELEMENT_BYTES, Quantisation
-from batchsim.kernel.types import Batch
+from batchsim.kernel.batch import Batch
 
 KERNELS = "kernel part"  # what was compared where both matmuls and attention were
 HOST_LINK_SHARE = 0.85

@@ -10,7 +10,7 @@ from batchsim.cost.lanes import HostPart
 from batchsim.cost.profile import Hull
 from batchsim.cost.work import TIME_TERMS, Columns, Terms
 from batchsim.deployment.deployment import Deployment
-from batchsim.kernel.types import Batch
+from batchsim.kernel.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)

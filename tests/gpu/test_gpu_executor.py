@@ -20,11 +20,12 @@ from batchsim.calibrate.engine.inputs import StepInputs
 from batchsim.calibrate.engine.prompts import RandomPrompts
 from batchsim.calibrate.engine.runner import ModelRunner, build_runner
 from batchsim.deployment.model import ModelSpec
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import TableKV
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import Recorder
-from batchsim.kernel.types import Arrival, Batch, Request
+from batchsim.kernel.types import Arrival, Request
 from batchsim.policies.families.preemption import PreemptiveConfig
 from batchsim.policies.families.preemptive import Preemptive
 from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig

@@ -13,6 +13,7 @@ from batchsim.calibrate.engine.executor import TorchExecutor
 from batchsim.calibrate.engine.prompts import Prompts, RandomPrompts
 from batchsim.calibrate.engine.runner import ModelRunner
 from batchsim.drive.live import VirtualClock, live
+from batchsim.kernel.batch import Batch, Landed, StepResult
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.kv_blocks import TableKV
@@ -20,7 +21,7 @@ from batchsim.kernel.policy_config import PromptLookup
 from batchsim.kernel.protocols import CostModel, PolicyContext
 from batchsim.kernel.record import Recorder
 from batchsim.kernel.tokens import output_stream
-from batchsim.kernel.types import Arrival, Batch, Landed, Sequence, StepResult
+from batchsim.kernel.types import Arrival, Sequence
 from batchsim.kv.choice import new_kv
 from batchsim.policies.registry import POLICIES
 from tests.unit.engine import Constant, Requests

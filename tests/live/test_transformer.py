@@ -20,11 +20,11 @@ from batchsim.calibrate.engine.runner import ModelRunner, StepLimits, build_runn
 from batchsim.calibrate.engine.transformer import Transformer
 from batchsim.calibrate.engine.weights import load_weights
 from batchsim.cost.work import attention_rows, chunk_rows, columns_of, padded_work
+from batchsim.kernel.batch import Batch, Idle
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import TableKV
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import Recorder
-from batchsim.kernel.types import Batch, Idle
 from batchsim.policies.families.static import Static, StaticConfig
 from batchsim.policies.systems.tf_serving import TfServing, TfServingConfig
 from tests.live.checkpoints import FAMILIES, SHAPE, checkpoint

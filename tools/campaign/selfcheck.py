@@ -18,11 +18,12 @@ from batchsim.calibrate.engine.prompts import RandomPrompts
 from batchsim.calibrate.engine.runner import ModelRunner, build_runner
 from batchsim.deployment.model import ModelSpec
 from batchsim.drive.live import VirtualClock, live
+from batchsim.kernel.batch import Batch, StepResult
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import TableKV
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import Recorder
-from batchsim.kernel.types import Arrival, Batch, Request, StepResult
+from batchsim.kernel.types import Arrival, Request
 from batchsim.policies.families.preemptive import Preemptive, PreemptiveConfig
 from tools.campaign.kernel_check import Heads, disagreement
 

@@ -12,13 +12,13 @@ from batchsim.drive.fleet.fleet_records import work_of_steps
 from batchsim.drive.fleet.scaling.autoscaler import EngineLoad, EngineWork
 from batchsim.drive.instant import ENTER, LAND, SETTLE, Busy, Launch, crank
 from batchsim.drive.simulate import Phase
+from batchsim.kernel.batch import Batch, Idle
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import EngineEvent
 from batchsim.kernel.leaps import leap, quiet_until_ns
 from batchsim.kernel.leaps_ahead import leap_ahead
 from batchsim.kernel.pipeline_leaps import leap_calls
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import Batch, Idle
 
 if TYPE_CHECKING:
     from batchsim.drive.fleet.simulate_fleet import Fleet
