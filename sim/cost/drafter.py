@@ -19,10 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.base.errors import ScenarioError
-from batchsim.cost.base import Cost
+from batchsim.cost.base import Cost, HostPart
 from batchsim.cost.cost_error import CostError, Unknown
 from batchsim.cost.drafter_config import DrafterConfig, DraftersConfig
-from batchsim.cost.lanes import HostPart
 from batchsim.cost.profile import Hull, Profile
 from batchsim.cost.roofline import HostCost, Roofline
 from batchsim.cost.scaled import Scaled

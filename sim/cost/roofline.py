@@ -31,10 +31,9 @@ from numpy.typing import NDArray
 from batchsim.base.errors import ScenarioError
 from batchsim.base.ranges import Config, Range
 from batchsim.base.units import NS_PER_S, Bandwidth, HostDuration, PartDuration, format_duration
-from batchsim.cost.base import Cost
+from batchsim.cost.base import Cost, HostPart
 from batchsim.cost.cost_error import CostError, Unknown, symmetric
 from batchsim.cost.drafter_config import DraftersConfig
-from batchsim.cost.lanes import HostPart
 from batchsim.cost.work import (
     Columns,
     Terms,

@@ -20,12 +20,11 @@ from batchsim.kernel.chunks import advance_chunks
 from batchsim.kernel.draft_group import DraftGroup, Verified
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.events import Cancelled, Ended, EngineEvent, Finished, HandedOver, Pruned, Rejected, Unfinished
-from batchsim.kernel.handover import Handover
 from batchsim.kernel.in_flight import LaunchedStep, StepsInFlight
 from batchsim.kernel.journal import ENDED, Journal, Reasons
 from batchsim.kernel.protocols import Executor, Scheduler, Steady, foreseeing, turning
 from batchsim.kernel.record import CAP_CUT, OUTCOME_NAMES, Recorder
-from batchsim.kernel.types import Arrival, Sequence
+from batchsim.kernel.types import Arrival, Handover, Sequence
 
 MAX_FRUITLESS_PREEMPTIONS = 10_000
 """Preemptions in a row without any token made by anyone: beyond it the policy is turning in a circle."""

@@ -11,7 +11,7 @@ that gain different numbers of tokens are in a group of `batchsim.kernel.draft_g
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -198,6 +198,32 @@ class Sequence:
             f"Sequence(request {self.request.id}, order {self.order}, computed {self.num_computed_tokens} of"
             f" {self.num_tokens} tokens, {self.num_output_tokens} output, {self.num_blocks} blocks,"
             f" {'decoding' if self.group is not None else 'not decoding'})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """A request as it left an engine at `left_ns`, when it held `num_blocks` KV blocks there.
+
+    `arrival` is how it had come to that engine, `resume` what it takes along; `seq` is its sequence there, by which the
+    engine knows the KV that it keeps.
+    """
+
+    arrival: Arrival
+    resume: Resume
+    num_blocks: int
+    left_ns: int
+    seq: Sequence = field(repr=False, compare=False)
+
+    def arrives(self, arrival_ns: int) -> Arrival:
+        """The arrival of the request at its next engine; what the client sees goes on."""
+        first = self.arrival
+        return replace(
+            first,
+            request=replace(first.request, arrival_ns=arrival_ns),
+            sent_ns=first.request.arrival_ns if first.sent_ns is None else first.sent_ns,
+            submitted_ns=None,
+            resume=self.resume,
         )
 
 
