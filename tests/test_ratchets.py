@@ -70,9 +70,7 @@ def over_and_under(lines: Mapping[str, int], budgets: Mapping[str, int]) -> list
     for room in sorted({*lines, *budgets}):
         have, most = lines.get(room, 0), budgets.get(room, 0)
         if have > most:
-            found.append(
-                f"{room}: {have:,} lines, its budget is {most:,}. Take something away, or say why it may grow."
-            )
+            found.append(f"{room}: {have:,} lines, its budget is {most:,}. Take something away.")
         elif have < most - SLACK:
             found.append(f"{room}: {have:,} lines, its budget is {most:,}. Lower it to {-(-have // 50) * 50}.")
     return found
