@@ -11,8 +11,9 @@ from collections import deque
 from dataclasses import dataclass
 
 from batchsim.base.units import Duration
+from batchsim.kernel.batch import Batch, Idle
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import Batch, Idle, Sequence
+from batchsim.kernel.types import Sequence
 from batchsim.policies.families.continuous import Continuous, ContinuousConfig
 
 

@@ -18,10 +18,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from batchsim.calibrate.executor import TorchExecutor
-from batchsim.calibrate.identity import check_device, set_cpu_threads
-from batchsim.calibrate.runner import ModelRunner, build_runner
-from batchsim.calibrate.session import settled_memory, warm_up
+from batchsim.calibrate.engine.executor import TorchExecutor
+from batchsim.calibrate.engine.identity import check_device, set_cpu_threads
+from batchsim.calibrate.engine.runner import ModelRunner, build_runner
+from batchsim.calibrate.engine.session import settled_memory, warm_up
 from batchsim.cost.periods import periods_ns
 from batchsim.deployment.model import ModelSpec
 from batchsim.drive.live import WallClock, live

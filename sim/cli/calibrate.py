@@ -173,8 +173,8 @@ def calibrate(
     if not math.isfinite(minutes):
         raise CalibrationError(f"--minutes {minutes:g}: is not a time. Give a number of minutes.")
     require_torch("calibrate")
-    from batchsim.calibrate.calibration import Options
-    from batchsim.calibrate.calibration import calibrate as measure
+    from batchsim.calibrate.profile.calibration import Options
+    from batchsim.calibrate.profile.calibration import calibrate as measure
     from batchsim.report.text.profile_text import summary
 
     options = Options(

@@ -73,7 +73,7 @@ def gpu() -> str:
     """The GPUs that torch sees, in words."""
     if _version("torch") is None:
         return "unknown: torch, which looks for it, is not installed"
-    from batchsim.calibrate.footprint import gpus_seen
+    from batchsim.calibrate.engine.footprint import gpus_seen
 
     return ", ".join(gpus_seen()) or "none that torch can use; calibrate and live run on the CPU"
 

@@ -24,8 +24,8 @@ from batchsim.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from batchsim.calibrate.prompts import Prompts
-    from batchsim.calibrate.runner import ModelRunner
+    from batchsim.calibrate.engine.prompts import Prompts
+    from batchsim.calibrate.engine.runner import ModelRunner
     from batchsim.deployment.model import ModelSpec
     from batchsim.drive.resolved import Resolved
     from batchsim.results.read import Results
@@ -70,8 +70,8 @@ def live(
     Exit code 1 if the run was cut or does not count. Example: batchsim live my.yaml --policy continuous --device cpu
     """
     require_torch("live")
-    from batchsim.calibrate.sampling import Sampling
-    from batchsim.calibrate.session import run_live, step_limits
+    from batchsim.calibrate.engine.sampling import Sampling
+    from batchsim.calibrate.engine.session import run_live, step_limits
     from batchsim.drive.live import lag_verdict
     from batchsim.results.live_results import keep_live
     from batchsim.scenario import Point
@@ -144,8 +144,8 @@ def prepare_machine(setup: Setup, device: str, graphs: bool | None = None) -> bo
 
     CalibrationError for a device that is not there, a profile of another machine, or `graphs` unlike the profile's.
     """
-    from batchsim.calibrate.identity import check_device, set_cpu_threads
-    from batchsim.calibrate.session import check_machine, graphs_of
+    from batchsim.calibrate.engine.identity import check_device, set_cpu_threads
+    from batchsim.calibrate.profile.this_machine import check_machine, graphs_of
 
     check_device(device)
     profile = setup.cost.profile
@@ -225,7 +225,7 @@ def check_weights(folder: Path, model: ModelSpec) -> None:
 
 def _prompts(texts: Path | None, folder: Path, vocab_size: int) -> Prompts | None:
     """Prompts from the lines of `texts`, by the tokenizer in `folder`; None without `texts`: random tokens."""
-    from batchsim.calibrate.prompts import TextPrompts
+    from batchsim.calibrate.engine.prompts import TextPrompts
 
     if texts is None:
         return None
@@ -238,7 +238,7 @@ def load_runner(
     resolved: Resolved, limits: Sequence[tuple[int, int]], *, device: str, weights: Path | None, graphs: bool | None
 ) -> ModelRunner:
     """The scenario's model on `device`, with room for steps of all `limits`: of so many sequences, so many tokens."""
-    from batchsim.calibrate.runner import build_runner
+    from batchsim.calibrate.engine.runner import build_runner
 
     assert resolved.num_blocks is not None, "set by the command"
     return build_runner(

@@ -24,9 +24,9 @@ def live_engine(
     CalibrationError or ScenarioError, one line, where the device or the memory is not there, or the scenario can only
     be simulated.
     """
-    from batchsim.calibrate.prompts import TOKENIZER, ModelTexts
-    from batchsim.calibrate.serving import ServingEngine
-    from batchsim.calibrate.session import made_on, step_limits_up_to
+    from batchsim.calibrate.engine.prompts import TOKENIZER, ModelTexts
+    from batchsim.calibrate.engine.serving import ServingEngine
+    from batchsim.calibrate.engine.session import made_on, step_limits_up_to
     from batchsim.serve.live_engine import LiveEngine, SentPrompts
     from batchsim.serve.received import unplayed
     from batchsim.workload.workload_config import Frontend
@@ -59,7 +59,7 @@ def model_folder(setup: Setup, weights: Path | None) -> Path:
 
 def text_line(engine: LiveEngine, folder: Path) -> str:
     """What the start line says of text: "" where the model's tokenizer in `folder` reads and writes it."""
-    from batchsim.calibrate.prompts import TOKENIZER
+    from batchsim.calibrate.engine.prompts import TOKENIZER
 
     if engine.texts is not None:
         return ""

@@ -20,7 +20,7 @@ from batchsim.cli.live import INTERRUPTED_EXIT, kv_blocks, load_runner, prepare_
 from batchsim.cli.steps import validate_steps
 
 if TYPE_CHECKING:
-    from batchsim.calibrate.session import LiveResult
+    from batchsim.calibrate.engine.session import LiveResult
     from batchsim.check.validation.compare_runs import Played, ValidationSetup
     from batchsim.check.validation.planned_points import PlannedPoint
     from batchsim.drive.resolved import ResolvedPolicy
@@ -207,7 +207,7 @@ def _saved(
     case: ValidationSetup, folder: Path, policies: Sequence[str]
 ) -> tuple[ValidationSetup, dict[tuple[str, float], list[Played]]]:
     """The live runs saved in `folder`: the case they are of, and the runs by policy and load."""
-    from batchsim.calibrate.session import digest_of, load_result
+    from batchsim.calibrate.engine.session import digest_of, load_result
     from batchsim.check.validation.planned_points import sort_saved
 
     files = sorted(folder.glob("*.npz"))
@@ -235,8 +235,8 @@ def _live(
     All points run once, then all again, so that drift of the machine shows in the spread of a point.
     """
     require_torch("validate")
-    from batchsim.calibrate.sentinel import Sentinel
-    from batchsim.calibrate.session import run_live, step_limits
+    from batchsim.calibrate.engine.session import run_live, step_limits
+    from batchsim.calibrate.profile.this_machine import Sentinel
     from batchsim.check.validation.compare_runs import void
     from batchsim.drive.live import INTERRUPTED
 

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from batchsim.base.errors import CalibrationError, ExtrapolationError
 from batchsim.base.units import NS_PER_S, format_duration
-from batchsim.cost.base import Cost
+from batchsim.cost.base import Cost, HostPart
 from batchsim.cost.cost_error import CostError, Unknown, error_of
 from batchsim.cost.interpolation import GridReader
-from batchsim.cost.lanes import HostPart
 from batchsim.cost.profile import HostTerm, Hull, Profile, StepCosts
 from batchsim.cost.roofline import HOST_LINK_SHARE
 from batchsim.cost.segments import Rows, Segment, Segments
@@ -34,8 +33,8 @@ from batchsim.cost.work import (
     useful_flops_bytes,
 )
 from batchsim.deployment.deployment import Deployment
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.protocols import DecodeLine
-from batchsim.kernel.types import Batch
 
 Floats = NDArray[np.float64]
 

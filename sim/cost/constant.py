@@ -15,8 +15,8 @@ from batchsim.cost.cost_error import Unknown
 from batchsim.cost.drafter_config import DraftersConfig
 from batchsim.cost.work import Columns, Terms, all_terms, padded_work, swap_blocks
 from batchsim.deployment.model import ModelSpec
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.protocols import DecodeLine
-from batchsim.kernel.types import Batch
 
 STATED = Unknown("step times are stated")
 

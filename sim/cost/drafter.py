@@ -19,10 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.base.errors import ScenarioError
-from batchsim.cost.base import Cost
+from batchsim.cost.base import Cost, HostPart
 from batchsim.cost.cost_error import CostError, Unknown
 from batchsim.cost.drafter_config import DrafterConfig, DraftersConfig
-from batchsim.cost.lanes import HostPart
 from batchsim.cost.profile import Hull, Profile
 from batchsim.cost.roofline import HostCost, Roofline
 from batchsim.cost.scaled import Scaled
@@ -30,8 +29,8 @@ from batchsim.cost.work import Columns, Terms, draft_pairs, prefill_pairs
 from batchsim.deployment.catalog import read_model
 from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.model import ModelSpec
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.policy_config import Speculation
-from batchsim.kernel.types import Batch
 
 
 class Drafter:

@@ -30,7 +30,7 @@ from batchsim.cost.profile import Hull
 from batchsim.cost.work import TIME_TERMS, Columns, Terms, columns_of, padded_work
 from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.model import ModelSpec
-from batchsim.kernel.types import Batch
+from batchsim.kernel.batch import Batch
 
 ROW_STEPS = (2, 4, 8)
 """Rows from which on a step may cost more at once."""

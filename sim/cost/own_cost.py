@@ -14,7 +14,7 @@ from batchsim.cost.base import Cost
 from batchsim.cost.drafter_config import DraftersConfig
 from batchsim.cost.work import Columns, StepWork, Terms, all_terms, work_of_step
 from batchsim.deployment.model import ModelSpec
-from batchsim.kernel.types import Batch
+from batchsim.kernel.batch import Batch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,10 +31,9 @@ from numpy.typing import NDArray
 from batchsim.base.errors import ScenarioError
 from batchsim.base.ranges import Config, Range
 from batchsim.base.units import NS_PER_S, Bandwidth, HostDuration, PartDuration, format_duration
-from batchsim.cost.base import Cost
+from batchsim.cost.base import Cost, HostPart
 from batchsim.cost.cost_error import CostError, Unknown, symmetric
 from batchsim.cost.drafter_config import DraftersConfig
-from batchsim.cost.lanes import HostPart
 from batchsim.cost.work import (
     Columns,
     Terms,
@@ -50,7 +49,7 @@ from batchsim.deployment.catalog import load_gpu
 from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.model import GpuSpec, ModelSpec
 from batchsim.deployment.quantisation import ELEMENT_BYTES, Quantisation
-from batchsim.kernel.types import Batch
+from batchsim.kernel.batch import Batch
 
 KERNELS = "kernel part"  # what was compared where both matmuls and attention were
 HOST_LINK_SHARE = 0.85

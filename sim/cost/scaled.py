@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from batchsim.cost.base import Cost
+from batchsim.cost.base import Cost, HostPart
 from batchsim.cost.cost_error import CostError, Unknown
-from batchsim.cost.lanes import HostPart
 from batchsim.cost.profile import Hull
 from batchsim.cost.work import TIME_TERMS, Columns, Terms
 from batchsim.deployment.deployment import Deployment
-from batchsim.kernel.types import Batch
+from batchsim.kernel.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.quantisation import ELEMENT_BYTES
-from batchsim.kernel.types import Batch
+from batchsim.kernel.batch import Batch
 
 Columns = Mapping[str, NDArray[Any]]
 Terms = dict[str, NDArray[np.float64]]

@@ -10,9 +10,9 @@ from collections.abc import Callable, Generator, Iterable
 from enum import Enum
 from typing import Literal, Protocol
 
+from batchsim.kernel.batch import IDLE, Batch, Idle
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import Cancelled, EngineEvent, Finished
-from batchsim.kernel.types import IDLE, Batch, Idle
 
 
 class Wait(Enum):

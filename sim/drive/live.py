@@ -16,10 +16,10 @@ from batchsim.base.errors import ExecutorError, PolicyError, SchedulerStalled
 from batchsim.base.units import format_duration
 from batchsim.drive.instant import ENTER, LAND, THROUGH, Busy, Launch, crank
 from batchsim.drive.source import Clock, Cut, Inline, LoadThread, Source, Traffic, VirtualClock, WallClock
+from batchsim.kernel.batch import Batch, Idle
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.protocols import Workload
 from batchsim.kernel.record import FINISHED, Records
-from batchsim.kernel.types import Batch, Idle
 
 __all__ = ["INTERRUPTED", "Clock", "LiveRun", "Traffic", "VirtualClock", "WallClock", "lag_verdict", "live"]
 __all__ += ["sent_lags_ns", "tail_ns"]

@@ -14,10 +14,11 @@ import simpy
 from simpy.events import EventPriority
 
 from batchsim.drive.stepping import Stepping
+from batchsim.kernel.batch import Idle
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import Ended, EngineEvent, each_arrival, pruned_by
 from batchsim.kernel.protocols import Workload
-from batchsim.kernel.types import Arrival, Idle
+from batchsim.kernel.types import Arrival
 
 _AFTER_ALL_OTHERS = 2  # SimPy's own are 0 (urgent) and 1 (normal)
 

@@ -7,13 +7,13 @@ from collections.abc import Generator, Iterable
 from typing import Any
 
 from batchsim.drive.instant import ENTER, LAND, THROUGH, Busy, Launch, crank
+from batchsim.kernel.batch import Batch, Idle
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import EngineEvent
 from batchsim.kernel.leaps import leap
 from batchsim.kernel.leaps_ahead import leap_ahead
 from batchsim.kernel.pipeline_leaps import leap_calls
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import Batch, Idle
 
 
 class Stepping(ABC):

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from batchsim.kernel.types import Batch, Sequence
+from batchsim.base.errors import PolicyError
+from batchsim.kernel.batch import Batch
+from batchsim.kernel.journal import Journal
+from batchsim.kernel.kv_blocks import KVBlockManager
+from batchsim.kernel.types import Sequence
 
-if TYPE_CHECKING:
-    from batchsim.kernel.core import EngineCore
 
-
-def advance_chunks(core: EngineCore, batch: Batch) -> tuple[int, int]:
+def advance_chunks(
+    batch: Batch, kv: KVBlockManager, journal: Journal, error: Callable[[str], PolicyError]
+) -> tuple[int, int]:
     """Counts the chunks of `batch` as computed, and a new token for each that ends its sequence's known ones; returns
     (query-key pairs of the chunks, new tokens).
 
-    PolicyError for chunks no engine could run: a policy may be a user's own, and what it got wrong must not become
-    a result.
+    `error` makes a PolicyError of what a policy did, for chunks no engine could run: a policy may be a user's own, and
+    what it got wrong must not become a result.
     """
     pairs = tokens = 0
     sampled: list[Sequence] = []
-    chunks, kv = batch.chunks, core.scheduler.kv
+    chunks = batch.chunks
     for seq, n in chunks:
         computed = seq.settled_computed_tokens
         known = seq.request.prompt_tokens + seq.settled_output_tokens
@@ -27,17 +30,17 @@ def advance_chunks(core: EngineCore, batch: Batch) -> tuple[int, int]:
         tokens += n
         done = computed + n
         if n < 1 or done > known or seq.group is not None:
-            raise core.policy_error(f"schedules {n} tokens of {seq!r}")
+            raise error(f"schedules {n} tokens of {seq!r}")
         if kv.held(seq) * kv.block_size < done:
-            raise core.policy_error(f"schedules up to token {done} in {kv.held(seq)} KV blocks: {seq!r}")
-        core.journal.computed(seq, done)
+            raise error(f"schedules up to token {done} in {kv.held(seq)} KV blocks: {seq!r}")
+        journal.computed(seq, done)
         seq.settled_computed_tokens = done
         if done == known:
             seq.settled_output_tokens += 1
             sampled.append(seq)
     if tokens != batch.num_prefill_tokens:
-        raise core.policy_error(f"says num_prefill_tokens {batch.num_prefill_tokens} for chunks of {tokens}")
+        raise error(f"says num_prefill_tokens {batch.num_prefill_tokens} for chunks of {tokens}")
     if len(chunks) > 1 and len({seq for seq, _ in chunks}) != len(chunks):
-        raise core.policy_error("schedules a sequence twice in one step")
+        raise error("schedules a sequence twice in one step")
     batch.sampled = sampled
     return pairs, len(sampled)

@@ -15,16 +15,16 @@ from typing import cast
 
 from batchsim.base.errors import PolicyError, ScenarioError, SchedulerStalled
 from batchsim.base.units import MAX_TIME_NS, format_duration
+from batchsim.kernel.batch import IDLE, Batch, Idle, StepResult
 from batchsim.kernel.chunks import advance_chunks
 from batchsim.kernel.draft_group import DraftGroup, Verified
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.events import Cancelled, Ended, EngineEvent, Finished, HandedOver, Pruned, Rejected, Unfinished
-from batchsim.kernel.handover import Handover
 from batchsim.kernel.in_flight import LaunchedStep, StepsInFlight
 from batchsim.kernel.journal import ENDED, Journal, Reasons
 from batchsim.kernel.protocols import Executor, Scheduler, Steady, foreseeing, turning
 from batchsim.kernel.record import CAP_CUT, OUTCOME_NAMES, Recorder
-from batchsim.kernel.types import IDLE, Arrival, Batch, Idle, Sequence, StepResult
+from batchsim.kernel.types import Arrival, Handover, Sequence
 
 MAX_FRUITLESS_PREEMPTIONS = 10_000
 """Preemptions in a row without any token made by anyone: beyond it the policy is turning in a circle."""
@@ -222,7 +222,7 @@ class EngineCore:
             )
         pairs = sampled = 0
         if batch.chunks:
-            pairs, sampled = advance_chunks(self, batch)
+            pairs, sampled = advance_chunks(batch, self.scheduler.kv, self.journal, self.policy_error)
         group = batch.decodes
         if group is not None:
             if batch.drafting is None:

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsim.kernel.decode import DecodeGroup
-from batchsim.kernel.types import Sequence
+from batchsim.kernel.types import DecodeGroup, Sequence
 
 Ints = NDArray[np.int64]
 MAX_GAIN = 128  # tokens of a sequence in a step, drafts among them

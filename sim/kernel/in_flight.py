@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Callable, Collection, Container, Iterator
 from collections.abc import Set as AbstractSet
 
-from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.batch import Batch, Landed, StepResult
 from batchsim.kernel.draft_group import DraftGroup, Verified
 from batchsim.kernel.engine_loop import EngineLoop
 from batchsim.kernel.events import Tokens
 from batchsim.kernel.journal import Journal
-from batchsim.kernel.types import Batch, Landed, Sequence, StepResult
+from batchsim.kernel.types import DecodeGroup, Sequence
 
 _NOBODY: frozenset[Sequence] = frozenset()
 

@@ -6,7 +6,7 @@ each batch says changed, so that no policy has to report states, only reasons.
 
 from __future__ import annotations
 
-from batchsim.kernel.handover import Resume
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.protocols import Scheduler
 from batchsim.kernel.record import (
     BLOCKED,
@@ -22,7 +22,7 @@ from batchsim.kernel.record import (
     Recorder,
     pack_step,
 )
-from batchsim.kernel.types import Arrival, Batch, Event, Sequence
+from batchsim.kernel.types import Arrival, Event, Resume, Sequence
 
 ENDED = -1
 """The state of a sequence that has produced its last token or was given up; a sequence begins in state 0, queued."""

@@ -10,8 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Protocol
 
-from batchsim.kernel.decode import DecodeGroup
-from batchsim.kernel.types import Event, Sequence
+from batchsim.kernel.types import DecodeGroup, Event, Sequence
 
 
 class KVBlockManager(Protocol):

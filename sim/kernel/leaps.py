@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from batchsim.base.units import MAX_TIME_NS
 from batchsim.kernel.acceptance import outcome
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.draft_group import DraftGroup
 from batchsim.kernel.record import pack_decodes, pack_step, pack_two
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import Batch
 
 
 def leap(core: EngineCore, executor: SimExecutor, batch: Batch, end_ns: int, horizon_ns: float) -> int:

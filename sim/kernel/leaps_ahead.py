@@ -7,13 +7,14 @@ from itertools import chain, cycle, islice
 from math import floor, inf
 
 from batchsim.base.units import MAX_TIME_NS
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import EngineEvent
 from batchsim.kernel.lane_rows import pack_lane
 from batchsim.kernel.protocols import DecodeLine
 from batchsim.kernel.record import STEP_DTYPE, pack_decodes, pack_step, pack_two, unpack_starts
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import Batch, Sequence
+from batchsim.kernel.types import Sequence
 
 Tell = Callable[[list[EngineEvent], int], None]
 """Passes on what happened, at a time in ns."""

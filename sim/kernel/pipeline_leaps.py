@@ -10,13 +10,13 @@ from collections import deque
 from itertools import cycle
 
 from batchsim.base.units import MAX_TIME_NS
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.core import EngineCore
-from batchsim.kernel.decode import DecodeGroup
 from batchsim.kernel.in_flight import LaunchedStep
 from batchsim.kernel.lane_rows import pack_lane
 from batchsim.kernel.record import pack_decodes, pack_two
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import Batch
+from batchsim.kernel.types import DecodeGroup
 
 _Flying = tuple[int, int, int, int, DecodeGroup, int, int]
 """A step launched in a leap and not landed: its end, its host's ns for the results, when the scheduler was asked and

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
+from batchsim.kernel.batch import Batch, Idle, StepResult
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
-from batchsim.kernel.types import Arrival, Batch, Event, Idle, Request, Sequence, StepResult
+from batchsim.kernel.types import Arrival, Event, Request, Sequence
 
 if TYPE_CHECKING:
-    from batchsim.kernel.decode import DecodeGroup
     from batchsim.kernel.kv_blocks import KVBlockManager
+    from batchsim.kernel.types import DecodeGroup
 
 
 class LengthPredictor(Protocol):

@@ -7,11 +7,11 @@ from heapq import heappop, heappush
 from typing import Protocol, cast
 
 from batchsim.kernel.acceptance import DraftLuck, outcome
-from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.batch import Batch, StepResult
 from batchsim.kernel.draft_group import MAX_GAIN, DraftGroup, Verified
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.protocols import CostModel, DecodeLine, HasLanes, LaneCosts
-from batchsim.kernel.types import Batch, Sequence, StepResult
+from batchsim.kernel.types import DecodeGroup, Sequence
 
 Line = Callable[[Batch], DecodeLine | None]
 

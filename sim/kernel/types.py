@@ -1,20 +1,23 @@
-"""The nouns every part shares: requests, live sequences, batches.
+"""The nouns every part shares: requests, and the live sequences of an engine with the group in which they decode.
 
-A scheduler is pure: it is told the time and returns what to run (`Batch`) or until when to wait (`Idle`). It has no
-clock, no randomness and no I/O, so a simulation and a real engine can crank the very same object. All times are
-integers of nanoseconds. Priorities: the lower number is the more important one.
+All times are integers of nanoseconds. Priorities: the lower number is the more important one.
+
+Sequences that decode in lockstep share one step counter, so that a step of the group costs O(1). A member's counters
+are derived from the group's: it joined at some step with some tokens, and has gained one token a step since. The
+members whose next token starts a new KV block are known without a walk: a member with C computed tokens needs a block
+when C is a multiple of the block size, so members are kept by the residue of the step at which that happens. Members
+that gain different numbers of tokens are in a group of `batchsim.kernel.draft_group`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
+from batchsim.kernel.packed_rows import MISSING
+
 if TYPE_CHECKING:
-    from batchsim.kernel.decode import DecodeGroup
-    from batchsim.kernel.draft_group import DraftRows, Verified
-    from batchsim.kernel.handover import Resume
     from batchsim.kernel.tokens import TokenIds
 
 
@@ -48,6 +51,41 @@ class Request:
             raise ValueError(
                 f"request {self.id}: {self.tokens.num_tokens} token ids, prompt_tokens {self.prompt_tokens}"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """What a request has behind it as it reaches an engine that goes on with it. Times in ns, MISSING before they are.
+
+    `computed_tokens` of its known tokens come with their KV, `output_tokens` were generated. The others count what
+    befell it at the engines before, so that the row of its last engine counts its whole life: `computed_once` is the
+    most tokens that were ever computed at once, below which computing is recompute; the rest are columns of the row.
+    """
+
+    computed_tokens: int
+    output_tokens: int
+    computed_once: int = 0
+    scheduled_ns: int = MISSING
+    first_token_ns: int = MISSING
+    num_preemptions: int = 0
+    num_swaps: int = 0
+    recomputed_tokens: int = 0
+    cached_tokens: int = 0
+    cached_tokens_all: int = 0
+
+    def sequence(self, request: Request) -> Sequence:
+        """A sequence of `request` that stands where this says; ValueError if no such one could have work left."""
+        known = request.prompt_tokens + self.output_tokens
+        if not (0 <= self.computed_tokens < known and 0 <= self.output_tokens < request.max_output_tokens):
+            raise ValueError(
+                f"request {request.id} cannot resume with {self.computed_tokens} tokens computed and"
+                f" {self.output_tokens} generated: it has {request.prompt_tokens} tokens of prompt and at most"
+                f" {request.max_output_tokens} of output"
+            )
+        seq = Sequence(request)
+        seq.settled_computed_tokens = self.computed_tokens
+        seq.settled_output_tokens = self.output_tokens
+        return seq
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,219 +201,129 @@ class Sequence:
         )
 
 
-class Batch:
-    """One step's work, valid from `schedule()` to `complete()`. Whoever keeps it copies `items()`.
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """A request as it left an engine at `left_ns`, when it held `num_blocks` KV blocks there.
 
-    `decodes` is the group by reference, or None when the decodes sit this step out. `chunks` are prefill (or
-    recompute) pieces `(sequence, tokens)`. `num_decode_tokens` are the rows that the `num_decode` sequences compute:
-    one each, and one for each draft token, of which `num_accepted_tokens`, filled in as the step is launched, are
-    accepted. `context_tokens` is what the decodes read: the sum of their computed tokens. `drafting` says who computes
-    which of these rows where the group verifies drafts, else it is None.
-    The `pad_` fields are work done for nothing: prompt padding, of which `pad_prefill_rows` are whole rows beside the
-    chunks and as long as the padded ones, rows of ended sequences, and the context these read.
-    `cached` lists `(sequence, tokens)` that an admission of this step found in the prefix cache, if any.
-    `swap_out` and `swap_in` list `(sequence, blocks)`; `preempted` the sequences that lost their place, in order;
-    `joined` and `left` the changes of the decode group since the last batch. `sampled`, filled in by EngineCore as the
-    step runs, lists the sequences whose chunk reached their last known token: they got a token and may decode.
-    `num_passes`: how many passes through the model the step is made of, where the engine splits it, of which
-    `num_wide_passes` of more than one token; both 0 where it is computed in one.
-    `layout` is the batch order of the real system: `by_order`, `decodes_first` or `chunks_first`, the chunks as listed.
-    `apart`: where steps overlap, it is launched only once the results of the one before are processed.
-    `num_steps` counts the steps it stands for: 1, and one more for each by which a leap repeated it. `group_step` is
-    the group's count of steps with this one, filled in as the step is launched. `host_ns`: what the executor said of
-    the host's time for it, for who asks again; None before.
+    `arrival` is how it had come to that engine, `resume` what it takes along; `seq` is its sequence there, by which the
+    engine knows the KV that it keeps.
     """
 
-    __slots__ = (
-        "apart",
-        "cached",
-        "chunks",
-        "context_tokens",
-        "decodes",
-        "drafting",
-        "group_step",
-        "host_ns",
-        "joined",
-        "layout",
-        "left",
-        "num_accepted_tokens",
-        "num_decode",
-        "num_decode_tokens",
-        "num_passes",
-        "num_prefill_tokens",
-        "num_steps",
-        "num_wide_passes",
-        "pad_context_tokens",
-        "pad_decode_rows",
-        "pad_prefill_rows",
-        "pad_prefill_tokens",
-        "preempted",
-        "sampled",
-        "swap_in",
-        "swap_out",
-    )
+    arrival: Arrival
+    resume: Resume
+    num_blocks: int
+    left_ns: int
+    seq: Sequence = field(repr=False, compare=False)
 
-    def __init__(
-        self,
-        decodes: DecodeGroup | None,
-        chunks: list[tuple[Sequence, int]],
-        num_prefill_tokens: int,
-        *,
-        preempted: list[Sequence] | tuple[()] = (),
-        cached: list[tuple[Sequence, int]] | tuple[()] = (),
-        swap_out: list[tuple[Sequence, int]] | tuple[()] = (),
-        swap_in: list[tuple[Sequence, int]] | tuple[()] = (),
-        pad_prefill_tokens: int = 0,
-        pad_prefill_rows: int = 0,
-        pad_decode_rows: int = 0,
-        pad_context_tokens: int = 0,
-        layout: str = "by_order",
-    ) -> None:
-        self.decodes = decodes
-        self.chunks = chunks
-        self.num_prefill_tokens = num_prefill_tokens
-        self.preempted = preempted
-        self.cached = cached
-        self.swap_out = swap_out
-        self.swap_in = swap_in
-        self.pad_prefill_tokens = pad_prefill_tokens
-        self.pad_prefill_rows = pad_prefill_rows
-        self.pad_decode_rows = pad_decode_rows
-        self.pad_context_tokens = pad_context_tokens
-        self.layout = layout
-        self.apart = False
-        self.num_steps = 1
-        self.num_passes = self.num_wide_passes = 0
-        self.host_ns: tuple[int, int] | None = None
-        self.group_step = self.num_accepted_tokens = 0
-        self.drafting: DraftRows | None = None
-        self.sampled: list[Sequence] | tuple[()] = ()
-        self.joined: list[Sequence] | tuple[()] = ()
-        self.left: list[Sequence] | tuple[()] = ()
-        if decodes is None:
-            self.num_decode = self.num_decode_tokens = self.context_tokens = 0
-            return
-        self.num_decode = self.num_decode_tokens = len(decodes.members)
-        self.context_tokens = decodes.total_context_tokens
-        if decodes.joined:
-            self.joined, decodes.joined = list(decodes.joined), {}
-        if decodes.left:
-            self.left, decodes.left = decodes.left, []
-
-    def verify(self, drafting: DraftRows) -> None:
-        """Says that the members of the group verify drafts, in the rows `drafting`."""
-        self.drafting = drafting
-        self.num_decode_tokens = drafting.num_rows
-        self.pad_decode_rows = sum(drafting.padding.values())
-
-    def verify_again(self) -> None:
-        """Turns this decode-only batch into the one a step later, with as many drafts of the same sequences. O(1); for
-        `Scheduler.repeat`."""
-        group = self.decodes
-        assert group is not None
-        self.num_steps += 1
-        self.context_tokens = group.total_context_tokens
-        self.joined = self.left = ()
-
-    def again(self) -> None:
-        """Turns this decode-only batch into the identical one a step later. O(1); for `Scheduler.repeat`."""
-        self.num_steps += 1
-        self.context_tokens += self.num_decode
-        self.pad_context_tokens += self.pad_decode_rows
-        self.joined = self.left = ()
-
-    def again_by(self, num_steps: int) -> None:
-        """As `again`, so many steps later."""
-        self.num_steps += num_steps
-        self.context_tokens += num_steps * self.num_decode
-        self.pad_context_tokens += num_steps * self.pad_decode_rows
-        self.joined = self.left = ()
-
-    def regroup(self) -> None:
-        """Turns this decode-only batch into that of a step before, had the members who left the group since not been in
-        it. O(1); before `again`."""
-        group = self.decodes
-        assert group is not None
-        self.num_decode = self.num_decode_tokens = len(group.members)
-        self.context_tokens = group.total_context_tokens - self.num_decode
-
-    def items(self) -> Iterator[tuple[Sequence, int]]:
-        """Every sequence of the step with its scheduled tokens, in batch order. O(batch log batch)."""
-        chunks, drafting = self.chunks, self.drafting
-        if drafting is not None:
-            decodes = list(zip(drafting.sequences, drafting.rows.tolist(), strict=True))
-            chunks = [(seq, n + drafting.padding.get(seq, 0)) for seq, n in chunks]
-        else:
-            decodes = [(seq, 1) for seq in self.decodes.members] if self.decodes is not None else []
-        if self.layout == "by_order":
-            yield from sorted(decodes + chunks, key=_item_order)
-            return
-        decodes.sort(key=_item_order)
-        if self.layout == "decodes_first":
-            yield from decodes
-            yield from sorted(self.chunks, key=_item_order)
-        else:
-            yield from self.chunks
-            yield from decodes
-
-    def in_order(self, sequences: list[Sequence]) -> list[Sequence]:
-        """`sequences`, all of this batch, in batch order."""
-        if len(sequences) < 2:
-            return sequences
-        if self.layout == "by_order":
-            return sorted(sequences, key=by_order)
-        first_decodes, listed = self.layout == "decodes_first", {seq: i for i, (seq, _) in enumerate(self.chunks)}
-        places = {} if first_decodes else listed
-        return sorted(sequences, key=lambda seq: ((seq in listed) is first_decodes, places.get(seq, seq.order)))
+    def arrives(self, arrival_ns: int) -> Arrival:
+        """The arrival of the request at its next engine; what the client sees goes on."""
+        first = self.arrival
+        return replace(
+            first,
+            request=replace(first.request, arrival_ns=arrival_ns),
+            sent_ns=first.request.arrival_ns if first.sent_ns is None else first.sent_ns,
+            submitted_ns=None,
+            resume=self.resume,
+        )
 
 
-def _item_order(item: tuple[Sequence, int]) -> int:
-    return item[0].order
+class DecodeGroup:
+    """The sequences of one engine that decode together.
+
+    `step` counts the decode steps the group has made. `total_context_tokens` is the sum of `num_computed_tokens`
+    over the members, the KV tokens the next decode step reads. Join and leave are O(1); only EngineCore advances. When
+    a member joined is the group's own affair: others ask what it has `gained`.
+    `joined` and `left` hold what changed since the last batch took them; who left again at once is in both.
+    """
+
+    __slots__ = ("_by_phase", "_due", "block_size", "joined", "left", "members", "step", "total_context_tokens")
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.step = 0
+        self.total_context_tokens = 0
+        self.members: dict[Sequence, None] = {}
+        self.joined: dict[Sequence, None] = {}
+        self.left: list[Sequence] = []
+        self._by_phase: list[dict[Sequence, None]] = [{} for _ in range(block_size)]
+        self._due = [0] * block_size  # members by phase
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def join(self, seq: Sequence) -> None:
+        """Lets `seq` take part from the next decode step on. It must have exactly one known token uncomputed."""
+        if seq.group is not None or seq.num_tokens - seq.num_computed_tokens != 1:
+            raise ValueError(f"request {seq.request.id} cannot join the decode group: {seq!r}")
+        computed = seq.settled_computed_tokens
+        seq.group = self
+        seq.joined_step = self.step
+        seq.phase = phase = (self.step - computed) % self.block_size
+        self.members[seq] = None
+        self._by_phase[phase][seq] = None
+        self._due[phase] += 1
+        self.total_context_tokens += computed
+        self.joined[seq] = None
+
+    def leave(self, seq: Sequence) -> None:
+        """Settles the counters of `seq` and takes it out; also how a decode sits out a step."""
+        gained = self.gained(seq)
+        seq.settled_computed_tokens += gained
+        seq.settled_output_tokens += gained
+        seq.group = None
+        seq.last_group, seq.left_step = self, self.step
+        seq.epoch += 1
+        del self.members[seq]
+        del self._by_phase[seq.phase][seq]
+        self._due[seq.phase] -= 1
+        self.total_context_tokens -= seq.settled_computed_tokens
+        self.left.append(seq)
+
+    def blocks_due(self) -> int:
+        """How many members need one more KV block for the next decode step. O(1)."""
+        return self._due[self.step % self.block_size]
+
+    def members_due(self, ahead: int = 0) -> list[Sequence]:
+        """The members that need one more KV block `ahead` steps after the next one, in the order they joined."""
+        return list(self._by_phase[(self.step + ahead) % self.block_size])
+
+    def blocks_due_in_turn(self, ahead: int = 0) -> list[int]:
+        """How many members need one more KV block `ahead` steps after the next one, for that behind it and on, until it
+        is their turn again."""
+        first = (self.step + ahead) % self.block_size
+        return self._due[first:] + self._due[:first]
+
+    def members_due_over(self, num_steps: int, ahead: int = 0) -> list[Sequence]:
+        """`members_due` of so many steps, one after the other, from `ahead` steps after the next one on; with `ahead`
+        below 0, of steps that the group has made, with the same members."""
+        first = (self.step + ahead) % self.block_size
+        turns = self._by_phase[first : first + num_steps]
+        while (more := num_steps - len(turns)) > 0:
+            turns += self._by_phase[:more]
+        return list(chain.from_iterable(turns))
+
+    def gained(self, seq: Sequence) -> int:
+        """Output tokens that the member `seq` has got since it joined, as many as were computed of it since."""
+        return self.step - seq.joined_step
+
+    def blocks_held(self, seq: Sequence) -> int:
+        """KV blocks that the member `seq` holds where no manager keeps their ids."""
+        return max(seq.num_blocks, -(-seq.num_computed_tokens // self.block_size))
+
+    def advance(self) -> None:
+        """One decode step done: every member has one more computed and one more output token. O(1). EngineCore only."""
+        self.step += 1
+        self.total_context_tokens += len(self.members)
+
+    def advance_by(self, num_steps: int) -> None:
+        """As many steps done, as by `advance`."""
+        self.step += num_steps
+        self.total_context_tokens += num_steps * len(self.members)
 
 
 def by_order(seq: Sequence) -> int:
     """The key that sorts sequences by their place in the engine's own list."""
     return seq.order
-
-
-@dataclass(frozen=True, slots=True)
-class Idle:
-    """Nothing to run. The scheduler is asked again at the next arrival, or at `until_ns`, if not None and sooner."""
-
-    until_ns: int | None = None
-
-
-IDLE = Idle()
-
-
-@dataclass(slots=True)  # not frozen, which would take several times as long to make, once a step
-class StepResult:
-    """What a step took and which sequences produced their last token in it, in batch order.
-
-    `verified`: where the decode group verifies drafts, what became of them. `stages_ns`: the duration of each stage of
-    a pipeline, which sum to `duration_ns`; None where there is one stage. `landing`: where the step runs on behind the
-    host, waits for its end and says what only then is known; `finished` is empty and `verified` None then.
-    """
-
-    duration_ns: int
-    finished: list[Sequence]
-    verified: Verified | None = None
-    stages_ns: tuple[int, ...] | None = None
-    landing: Callable[[], Landed] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Landed:
-    """What is known of a step once it is over: which sequences produced their last token in it, in batch order.
-
-    `ran`: when the host was through with its launch, and when the device began and ended it, in ns of this machine's
-    monotonic clock; None where `StepResult.duration_ns` has told the duration. It counts in runs by the wall clock
-    alone: in others a device's time is none. `verified`: as `StepResult.verified`.
-    """
-
-    finished: list[Sequence]
-    ran: tuple[int, int, int] | None = None
-    verified: Verified | None = None
 
 
 @dataclass(frozen=True, slots=True)

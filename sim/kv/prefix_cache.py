@@ -9,10 +9,9 @@ Source: vllm/v1/core/block_pool.py, kv_cache_manager.py, single_type_kv_cache_ma
 
 from __future__ import annotations
 
-from batchsim.kernel.decode import DecodeGroup
 from batchsim.kernel.draft_group import DraftGroup
 from batchsim.kernel.kv_blocks import Pins, check_pool
-from batchsim.kernel.types import Sequence
+from batchsim.kernel.types import DecodeGroup, Sequence
 from batchsim.kv.block_keys import ChainKeys, keys_of, own_key
 from batchsim.kv.free_queue import FreeQueue
 

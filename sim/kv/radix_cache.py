@@ -9,10 +9,9 @@ Simplifies: no LoRA or salt keys, no host tier. Only the pages needed are made f
 
 from __future__ import annotations
 
-from batchsim.kernel.decode import DecodeGroup
 from batchsim.kernel.draft_group import DraftGroup
 from batchsim.kernel.kv_blocks import Pins, check_pool
-from batchsim.kernel.types import Sequence
+from batchsim.kernel.types import DecodeGroup, Sequence
 from batchsim.kv.radix_tokens import tail
 from batchsim.kv.radix_tree import Node, RadixTree
 

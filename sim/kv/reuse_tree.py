@@ -16,9 +16,8 @@ priorities. A live executor refuses a block found that was never computed, where
 
 from __future__ import annotations
 
-from batchsim.kernel.decode import DecodeGroup
 from batchsim.kernel.kv_blocks import Pins, check_pool
-from batchsim.kernel.types import Sequence
+from batchsim.kernel.types import DecodeGroup, Sequence
 from batchsim.kv.block_keys import ChainKeys, keys_of
 from batchsim.kv.free_queue import FreeQueue
 

@@ -31,7 +31,7 @@ _OF_ALL = ("cohort", "uncompleted_share")
 
 
 class Kept(Played, Protocol):
-    """A live run as `batchsim.calibrate.session` leaves it, which can be saved."""
+    """A live run as `batchsim.calibrate.engine.session` leaves it, which can be saved."""
 
     def save(self, path: Path) -> None: ...
 

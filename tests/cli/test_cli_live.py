@@ -13,7 +13,7 @@ import pytest
 import typer
 from tiny_scenario import TINY, batchsim, changed
 
-from batchsim.calibrate.session import predict
+from batchsim.calibrate.engine.session import predict
 from batchsim.cli.live import _say
 from batchsim.cost import Calibrated, Linear
 from batchsim.drive.live import INTERRUPTED

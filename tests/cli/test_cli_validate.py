@@ -10,7 +10,7 @@ import pytest
 from tiny_scenario import batchsim
 
 from batchsim.base.plain import to_plain
-from batchsim.calibrate.session import predict
+from batchsim.calibrate.engine.session import predict
 from batchsim.cost import Linear
 from batchsim.cost.profile import profile_names
 from batchsim.scenario import load_scenario

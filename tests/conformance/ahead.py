@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import Recorder
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import Batch
 from batchsim.kv.choice import new_kv
 from batchsim.policies.registry import POLICIES
 from tests.conformance.runs import MAX_MODEL_LEN, Case, TokenCost

@@ -14,12 +14,13 @@ from batchsim.base.units import Quantity
 from batchsim.drive.live import VirtualClock, live
 from batchsim.drive.simulate import simulate
 from batchsim.kernel.acceptance import DrawnLuck
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.protocols import DecodeLine, PolicyContext, Scheduler
 from batchsim.kernel.record import Recorder
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.tokens import Segment, TokenIds, output_stream, prompt_stream
-from batchsim.kernel.types import Arrival, Batch, Request
+from batchsim.kernel.types import Arrival, Request
 from batchsim.kv.choice import new_kv
 from batchsim.policies.registry import POLICIES
 from batchsim.policies.systems.tensorrt_llm.decoding_config import DecodingConfig

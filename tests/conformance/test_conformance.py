@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 
 from batchsim.drive.instant import ENTER, LAND, THROUGH, Busy, Launch, crank
 from batchsim.drive.source import Inline, VirtualClock
+from batchsim.kernel.batch import Batch, Idle
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.draft_group import DraftGroup
 from batchsim.kernel.events import EngineEvent, Tokens
 from batchsim.kernel.journal import ENDED
 from batchsim.kernel.record import CANCELLED, CAP_CUT, FINISHED, MISSING, REJECTED, Records
-from batchsim.kernel.types import Arrival, Batch, Idle, Request, Sequence
+from batchsim.kernel.types import Arrival, Request, Sequence
 from batchsim.metrics.attribution import attribute
 from batchsim.metrics.measure import token_gaps
 from batchsim.policies.registry import POLICIES

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from batchsim.drive.live import VirtualClock, live
 from batchsim.drive.simulate import simulate
+from batchsim.kernel.batch import Batch, Landed, StepResult
 from batchsim.kernel.draft_group import DraftGroup
 from batchsim.kernel.record import Records
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import Batch, Landed, Sequence, StepResult
+from batchsim.kernel.types import Sequence
 from tests.conformance.ahead import asynchronous, engine_ahead
 from tests.conformance.runs import built, cases
 

@@ -12,10 +12,10 @@ pytest.importorskip("triton", reason="the kernels are written in Triton")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
-from batchsim.calibrate import memory
-from batchsim.calibrate.calibration import Options, calibrate
-from batchsim.calibrate.point_plan import StepRange
-from batchsim.calibrate.runner import build_runner
+from batchsim.calibrate.engine.runner import build_runner
+from batchsim.calibrate.profile import memory
+from batchsim.calibrate.profile.calibration import Options, calibrate
+from batchsim.calibrate.profile.point_plan import StepRange
 
 pytestmark = pytest.mark.gpu
 

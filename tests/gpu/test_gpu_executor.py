@@ -15,16 +15,17 @@ pytest.importorskip("triton", reason="the kernels are written in Triton")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
-from batchsim.calibrate.executor import TorchExecutor
-from batchsim.calibrate.inputs import StepInputs
-from batchsim.calibrate.prompts import RandomPrompts
-from batchsim.calibrate.runner import ModelRunner, build_runner
+from batchsim.calibrate.engine.executor import TorchExecutor
+from batchsim.calibrate.engine.inputs import StepInputs
+from batchsim.calibrate.engine.prompts import RandomPrompts
+from batchsim.calibrate.engine.runner import ModelRunner, build_runner
 from batchsim.deployment.model import ModelSpec
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import TableKV
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import Recorder
-from batchsim.kernel.types import Arrival, Batch, Request
+from batchsim.kernel.types import Arrival, Request
 from batchsim.policies.families.preemption import PreemptiveConfig
 from batchsim.policies.families.preemptive import Preemptive
 from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig

@@ -7,9 +7,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="the live executor needs torch")
 triton = pytest.importorskip("triton", reason="the kernels are written in Triton")
 
-from batchsim.calibrate.backend import SdpaBackend
-from batchsim.calibrate.inputs import StepInputs
-from batchsim.calibrate.triton_backend import TritonBackend
+from batchsim.calibrate.engine.backend import SdpaBackend
+from batchsim.calibrate.engine.inputs import StepInputs
+from batchsim.calibrate.engine.triton_backend import TritonBackend
 from tests.live.kernel_cases import CASES
 from tools.campaign.kernel_check import Heads, disagreement
 

@@ -9,10 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the executor runs on torch: pip install 'batchsim[live]'")
 
-from batchsim.calibrate.executor import TorchExecutor
-from batchsim.calibrate.prompts import Prompts, RandomPrompts
-from batchsim.calibrate.runner import ModelRunner
+from batchsim.calibrate.engine.executor import TorchExecutor
+from batchsim.calibrate.engine.prompts import Prompts, RandomPrompts
+from batchsim.calibrate.engine.runner import ModelRunner
 from batchsim.drive.live import VirtualClock, live
+from batchsim.kernel.batch import Batch, Landed, StepResult
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.kv_blocks import TableKV
@@ -20,7 +21,7 @@ from batchsim.kernel.policy_config import PromptLookup
 from batchsim.kernel.protocols import CostModel, PolicyContext
 from batchsim.kernel.record import Recorder
 from batchsim.kernel.tokens import output_stream
-from batchsim.kernel.types import Arrival, Batch, Landed, Sequence, StepResult
+from batchsim.kernel.types import Arrival, Sequence
 from batchsim.kv.choice import new_kv
 from batchsim.policies.registry import POLICIES
 from tests.unit.engine import Constant, Requests

@@ -20,7 +20,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from batchsim.calibrate import kernels, triton_backend
+from batchsim.calibrate.engine import kernels, triton_backend
 
 POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64"}
 
@@ -35,7 +35,7 @@ class Launch:
 
     @property
     def name(self) -> str:
-        """The kernel's name in calibrate/kernels.py."""
+        """The kernel's name in calibrate/engine/kernels.py."""
         return self.kernel.__name__
 
     def compile(self, capability: int = 90) -> Any:

@@ -10,13 +10,13 @@ import pytest
 
 pytest.importorskip("torch", reason="the engine runs of a calibration need torch: pip install 'batchsim[live]'")
 
-from batchsim.calibrate.assemble import assemble
-from batchsim.calibrate.bench import MeasuredStep
-from batchsim.calibrate.engine_runs import EngineSteps, run_specs
-from batchsim.calibrate.job import Job
-from batchsim.calibrate.point_plan import StepRange, StepShape, columns, plan
-from batchsim.calibrate.raw import Raw
-from batchsim.calibrate.schedules import Pace, held_out_batches, requests
+from batchsim.calibrate.profile.assemble import assemble
+from batchsim.calibrate.profile.bench import MeasuredStep
+from batchsim.calibrate.profile.engine_runs import EngineSteps, run_specs
+from batchsim.calibrate.profile.job import Job
+from batchsim.calibrate.profile.point_plan import StepRange, StepShape, columns, plan
+from batchsim.calibrate.profile.raw import Raw
+from batchsim.calibrate.profile.schedules import Pace, held_out_batches, requests
 from batchsim.cost.calibrated import Calibrated
 from batchsim.cost.profile import Profile, SwapCost
 from batchsim.cost.work import WORK_COLUMNS

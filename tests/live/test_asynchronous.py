@@ -16,8 +16,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="the executor runs on torch: pip install 'batchsim[live]'")
 
 from batchsim.base.errors import CalibrationError, ExecutorError
-from batchsim.calibrate.executor import TorchExecutor
-from batchsim.calibrate.runner import ModelRunner, build_runner
+from batchsim.calibrate.engine.executor import TorchExecutor
+from batchsim.calibrate.engine.runner import ModelRunner, build_runner
 from batchsim.drive.live import LiveRun, WallClock, live
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.engine_loop import EngineLoop

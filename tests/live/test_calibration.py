@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 torch = pytest.importorskip("torch", reason="calibration runs on torch: pip install 'batchsim[live]'")
 
 from batchsim.base.errors import CalibrationError
-from batchsim.calibrate.bench import Bench, MeasuredStep
-from batchsim.calibrate.calibration import Options, calibrate
-from batchsim.calibrate.point_plan import StepShape, columns
-from batchsim.calibrate.raw import Raw
-from batchsim.calibrate.runner import build_runner
-from batchsim.calibrate.sentinel import Sentinel
+from batchsim.calibrate.engine.runner import build_runner
+from batchsim.calibrate.profile.bench import Bench, MeasuredStep
+from batchsim.calibrate.profile.calibration import Options, calibrate
+from batchsim.calibrate.profile.point_plan import StepShape, columns
+from batchsim.calibrate.profile.raw import Raw
+from batchsim.calibrate.profile.this_machine import Sentinel
 from batchsim.cli.calibrate import calibrate_app
 from batchsim.cost.calibrated import Calibrated
 from batchsim.cost.profile import Profile, SwapCost, load_profile
@@ -162,7 +162,7 @@ def test_a_killed_calibration_leaves_a_profile_and_what_it_measured(tmp_path: Pa
     script = (
         "import os, signal, sys, torch\n"
         "from pathlib import Path\n"
-        "from batchsim.calibrate.calibration import Options, calibrate\n"
+        "from batchsim.calibrate.profile.calibration import Options, calibrate\n"
         "torch.set_num_threads(1)\n"
         "def kill(what, share):\n"
         "    if what.startswith('engine run'):\n"

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 torch = pytest.importorskip("torch", reason="a campaign runs on torch: pip install 'batchsim[live]'")
 
 from batchsim.base.errors import BatchsimError
-from batchsim.calibrate.session import load_result
+from batchsim.calibrate.engine.session import load_result
 from batchsim.cli import app
 from batchsim.cost.profile import load_profile
 from batchsim.scenario import load_scenario

@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("torch", reason="the executor runs on torch: pip install 'batchsim[live]'")
 
 from batchsim.base.errors import ScenarioError
-from batchsim.calibrate.chat_template import read_chat_template
-from batchsim.calibrate.prompts import ModelTexts
+from batchsim.calibrate.engine.chat_template import read_chat_template
+from batchsim.calibrate.engine.prompts import ModelTexts
 from batchsim.serve.api_error import ApiError
 from batchsim.serve.body import completion
 

@@ -16,14 +16,15 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="the executor runs on torch: pip install 'batchsim[live]'")
 
 from batchsim.base.errors import CalibrationError, PolicyError
-from batchsim.calibrate.drafts import proposed
-from batchsim.calibrate.executor import TorchExecutor
-from batchsim.calibrate.mirror import BlockMirror
-from batchsim.calibrate.prompts import RandomPrompts
-from batchsim.calibrate.runner import ModelRunner, build_runner
+from batchsim.calibrate.engine.drafts import proposed
+from batchsim.calibrate.engine.executor import TorchExecutor
+from batchsim.calibrate.engine.mirror import BlockMirror
+from batchsim.calibrate.engine.prompts import RandomPrompts
+from batchsim.calibrate.engine.runner import ModelRunner, build_runner
 from batchsim.check.conform.recorded_drafts import RecordedDrafts
 from batchsim.drive.live import VirtualClock, live
 from batchsim.kernel.acceptance import DraftCounts
+from batchsim.kernel.batch import Batch, Landed, StepResult
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.draft_group import Verified
 from batchsim.kernel.kv_blocks import TableKV
@@ -32,7 +33,7 @@ from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import Recorder
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.tokens import TokenIds, prompt_stream
-from batchsim.kernel.types import Arrival, Batch, Landed, Request, Sequence, StepResult
+from batchsim.kernel.types import Arrival, Request, Sequence
 from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 from batchsim.policies.systems.vllm.vllm_drafts import VllmWithDrafts

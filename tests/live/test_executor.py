@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="the executor runs on torch: pip install 'batchsim[live]'")
 
 from batchsim.base.errors import CalibrationError, PolicyError
-from batchsim.calibrate.executor import TorchExecutor
-from batchsim.calibrate.runner import ModelRunner, build_runner
-from batchsim.calibrate.sampling import Sampling
+from batchsim.calibrate.engine.executor import TorchExecutor
+from batchsim.calibrate.engine.runner import ModelRunner, build_runner
+from batchsim.calibrate.engine.sampling import Sampling
 from batchsim.drive.live import VirtualClock, live
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.core import EngineCore
-from batchsim.kernel.handover import Resume
 from batchsim.kernel.kv_blocks import TableKV
 from batchsim.kernel.record import Recorder
 from batchsim.kernel.tokens import TokenIds
-from batchsim.kernel.types import Arrival, Batch, Request, Sequence
+from batchsim.kernel.types import Arrival, Request, Resume, Sequence
 from batchsim.policies.registry import POLICIES
 from tests.conformance.ahead import LaneTokenCost, asynchronous, engine_ahead
 from tests.conformance.runs import MAX_MODEL_LEN as CASE_MODEL_LEN

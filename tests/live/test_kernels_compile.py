@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the live executor needs torch")
 triton = pytest.importorskip("triton", reason="the kernels are written in Triton")
 
-from batchsim.calibrate.triton_backend import Shapes, TritonBackend
+from batchsim.calibrate.engine.triton_backend import Shapes, TritonBackend
 from tests.live.kernel_launches import Launch, launches, resources
 
 MAX_SHARED_BYTES = 227 * 1024  # of one program on sm_90

@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch", reason="the live executor needs torch")
 triton = pytest.importorskip("triton", reason="the kernels are written in Triton")
 
 from batchsim.base.errors import CalibrationError
-from batchsim.calibrate.triton_backend import TritonBackend
+from batchsim.calibrate.engine.triton_backend import TritonBackend
 from tests.live.kernel_cases import CASES
 
 ROOT = Path(__file__).parents[2]

@@ -11,14 +11,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="the executor runs on torch: pip install 'batchsim[live]'")
 
 from batchsim.base.errors import PolicyError, ScenarioError
-from batchsim.calibrate.graphs import bucket_of, buckets_for, filled
-from batchsim.calibrate.inputs import StepInputs
-from batchsim.calibrate.mirror import BlockMirror
-from batchsim.calibrate.padding import spread
-from batchsim.calibrate.prompts import RandomPrompts, TextPrompts
-from batchsim.calibrate.runner import build_runner
-from batchsim.calibrate.staging import Staging
-from batchsim.calibrate.swap import SwapPool
+from batchsim.calibrate.engine.graphs import bucket_of, buckets_for, filled
+from batchsim.calibrate.engine.inputs import StepInputs
+from batchsim.calibrate.engine.mirror import BlockMirror
+from batchsim.calibrate.engine.padding import spread
+from batchsim.calibrate.engine.prompts import RandomPrompts, TextPrompts
+from batchsim.calibrate.engine.runner import build_runner
+from batchsim.calibrate.engine.staging import Staging
+from batchsim.calibrate.engine.swap import SwapPool
 from batchsim.deployment.model import ModelSpec
 from batchsim.kernel.types import Request
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 torch = pytest.importorskip("torch", reason="calibrations run on torch: pip install 'batchsim[live]'")
 
 from batchsim.base.errors import CalibrationError
-from batchsim.calibrate.session import load_result
+from batchsim.calibrate.engine.session import load_result
 from batchsim.cli import app
 from batchsim.cost.profile import load_profile
 from tools.campaign.refit import main, refit

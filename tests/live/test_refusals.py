@@ -12,13 +12,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="the executor runs on torch: pip install 'batchsim[live]'")
 
 from batchsim.base.errors import BatchsimError, CalibrationError, ExecutorError, ScenarioError
-from batchsim.calibrate.architecture import Llama3Scaling, load_architecture
-from batchsim.calibrate.backend import SdpaBackend
-from batchsim.calibrate.inputs import StepInputs
-from batchsim.calibrate.runner import ModelRunner, StepLimits, build_runner
-from batchsim.calibrate.sampling import Sampling, sample
-from batchsim.calibrate.transformer import Transformer
-from batchsim.calibrate.weights import random_weights
+from batchsim.calibrate.engine.architecture import Llama3Scaling, load_architecture
+from batchsim.calibrate.engine.backend import SdpaBackend
+from batchsim.calibrate.engine.inputs import StepInputs
+from batchsim.calibrate.engine.runner import ModelRunner, StepLimits, build_runner
+from batchsim.calibrate.engine.sampling import Sampling, sample
+from batchsim.calibrate.engine.transformer import Transformer
+from batchsim.calibrate.engine.weights import random_weights
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",

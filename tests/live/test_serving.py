@@ -19,9 +19,9 @@ pytest.importorskip("h11", reason="batchsim serve needs h11")
 torch = pytest.importorskip("torch", reason="the executor runs on torch: pip install 'batchsim[live]'")
 
 from batchsim.base.errors import ExecutorError
-from batchsim.calibrate.prompts import ModelTexts, TextPrompts
-from batchsim.calibrate.runner import ModelRunner, build_runner
-from batchsim.calibrate.serving import ServingEngine
+from batchsim.calibrate.engine.prompts import ModelTexts, TextPrompts
+from batchsim.calibrate.engine.runner import ModelRunner, build_runner
+from batchsim.calibrate.engine.serving import ServingEngine
 from batchsim.cli import app
 from batchsim.cli.serve_live import live_engine, model_folder, text_line
 from batchsim.kernel.record import CANCELLED, FINISHED, UNFINISHED

@@ -15,12 +15,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="the executor runs on torch: pip install 'batchsim[live]'")
 
 from batchsim.base.errors import CalibrationError, ScenarioError
-from batchsim.calibrate.bench import Bench
-from batchsim.calibrate.identity import identity
-from batchsim.calibrate.point_plan import StepShape
-from batchsim.calibrate.runner import ModelRunner, build_runner
-from batchsim.calibrate.sentinel import Sentinel
-from batchsim.calibrate.session import LiveResult, check_machine, graphs_of, load_result, predict, run_live, step_limits
+from batchsim.calibrate.engine.identity import identity
+from batchsim.calibrate.engine.runner import ModelRunner, build_runner
+from batchsim.calibrate.engine.session import LiveResult, load_result, predict, run_live, step_limits
+from batchsim.calibrate.profile.bench import Bench
+from batchsim.calibrate.profile.point_plan import StepShape
+from batchsim.calibrate.profile.this_machine import Sentinel, check_machine, graphs_of
 from batchsim.cost.constant import Constant
 from batchsim.cost.profile import load_profile, profile_names
 from batchsim.deployment.model import ModelSpec

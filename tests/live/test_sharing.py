@@ -11,8 +11,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="the executor runs on torch: pip install 'batchsim[live]'")
 
 from batchsim.base.errors import PolicyError
-from batchsim.calibrate.prompts import RandomPrompts
-from batchsim.calibrate.runner import ModelRunner, build_runner
+from batchsim.calibrate.engine.prompts import RandomPrompts
+from batchsim.calibrate.engine.runner import ModelRunner, build_runner
 from batchsim.kernel.tokens import TokenIds, output_stream, prompt_stream
 from batchsim.kernel.types import Arrival, Request
 from tests.live.checkpoints import SHAPE, checkpoint, expected

@@ -12,19 +12,19 @@ import pytest
 torch = pytest.importorskip("torch", reason="the executor runs on torch: pip install 'batchsim[live]'")
 
 from batchsim.base.errors import CalibrationError
-from batchsim.calibrate.architecture import load_architecture
-from batchsim.calibrate.backend import SPARE_BLOCKS, SdpaBackend
-from batchsim.calibrate.executor import TorchExecutor
-from batchsim.calibrate.inputs import StepInputs
-from batchsim.calibrate.runner import ModelRunner, StepLimits, build_runner
-from batchsim.calibrate.transformer import Transformer
-from batchsim.calibrate.weights import load_weights
+from batchsim.calibrate.engine.architecture import load_architecture
+from batchsim.calibrate.engine.backend import SPARE_BLOCKS, SdpaBackend
+from batchsim.calibrate.engine.executor import TorchExecutor
+from batchsim.calibrate.engine.inputs import StepInputs
+from batchsim.calibrate.engine.runner import ModelRunner, StepLimits, build_runner
+from batchsim.calibrate.engine.transformer import Transformer
+from batchsim.calibrate.engine.weights import load_weights
 from batchsim.cost.work import attention_rows, chunk_rows, columns_of, padded_work
+from batchsim.kernel.batch import Batch, Idle
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import TableKV
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import Recorder
-from batchsim.kernel.types import Batch, Idle
 from batchsim.policies.families.static import Static, StaticConfig
 from batchsim.policies.systems.tf_serving import TfServing, TfServingConfig
 from tests.live.checkpoints import FAMILIES, SHAPE, checkpoint

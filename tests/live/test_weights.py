@@ -15,10 +15,10 @@ pytest.importorskip("safetensors", reason="weights are read from safetensors fil
 from safetensors.torch import load_file, save_file
 
 from batchsim.base.errors import CalibrationError
-from batchsim.calibrate.architecture import load_architecture
-from batchsim.calibrate.inputs import StepInputs
-from batchsim.calibrate.runner import ModelRunner, build_runner
-from batchsim.calibrate.weights import tensor_shapes
+from batchsim.calibrate.engine.architecture import load_architecture
+from batchsim.calibrate.engine.inputs import StepInputs
+from batchsim.calibrate.engine.runner import ModelRunner, build_runner
+from batchsim.calibrate.engine.weights import tensor_shapes
 from batchsim.deployment.catalog import MODELS
 from tests.live.checkpoints import SHAPE, checkpoint
 

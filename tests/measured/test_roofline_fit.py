@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from batchsim.cost.roofline import Roofline
-from batchsim.kernel.decode import DecodeGroup
-from batchsim.kernel.types import Batch, Request, Sequence
+from batchsim.kernel.batch import Batch
+from batchsim.kernel.types import DecodeGroup, Request, Sequence
 from tools import fit_roofline
 from tools.fit_roofline import GPUS, load
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from stepping import run_every_way
 from whole_batches import outcomes, requests, steps, times, workloads
 
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.record import BLOCKED, Records
-from batchsim.kernel.types import Arrival, Batch
+from batchsim.kernel.types import Arrival
 
 US = 1000
 

@@ -13,13 +13,14 @@ from whole_batches import BLOCK_SIZE, MAX_MODEL_LEN, Listed, requests
 from batchsim.drive.live import VirtualClock, live
 from batchsim.drive.simulate import simulate
 from batchsim.kernel.acceptance import DraftLuck, DrawnLuck
+from batchsim.kernel.batch import Batch, Idle
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.kv_blocks import CountingKV, TableKV
 from batchsim.kernel.protocols import CostModel, DecodeLine, PolicyContext
 from batchsim.kernel.record import PREEMPTED, SWAPPED, Recorder, Records
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import Arrival, Batch, Idle, Request
+from batchsim.kernel.types import Arrival, Request
 
 
 class LinearCost:

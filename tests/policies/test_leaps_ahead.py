@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from stepping import HostCost, Run, run
 
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.protocols import DecodeLine
-from batchsim.kernel.types import Batch, Sequence
+from batchsim.kernel.types import Sequence
 from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 

@@ -9,10 +9,10 @@ from stepping import Run, run
 from whole_batches import blocked, outcomes, times
 
 from batchsim.base.errors import ScenarioError
-from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import Batch, Request, Sequence
+from batchsim.kernel.types import DecodeGroup, Request, Sequence
 from batchsim.policies.systems.vidur.orca import Orca, OrcaConfig
 
 

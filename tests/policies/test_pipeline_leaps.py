@@ -14,11 +14,12 @@ import pytest
 from whole_batches import BLOCK_SIZE, Listed, requests
 
 from batchsim.drive.simulate import simulate
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import Recorder, Records
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import Batch, Sequence
+from batchsim.kernel.types import Sequence
 from batchsim.kv.choice import new_kv
 from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig

@@ -12,13 +12,14 @@ from sglang_runs import sharing, timeline
 from stepping import LinearCost
 from whole_batches import requests
 
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import BLOCKED, Recorder
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.tokens import TokenIds, prompt_stream
-from batchsim.kernel.types import Arrival, Batch, Request, Sequence
+from batchsim.kernel.types import Arrival, Request, Sequence
 from batchsim.kv.radix_cache import RadixKV
 from batchsim.policies.systems.sglang.sglang import Sglang, SglangConfig
 from batchsim.policies.systems.sglang.waiting_queue import Fcfs

@@ -13,6 +13,7 @@ from sglang_runs import ignoring, overlapped, sharing, timeline
 from stepping import HostCost, column, lanes, wasted
 from whole_batches import requests
 
+from batchsim.kernel.batch import Batch, Idle
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.engine_loop import OVERLAP
 from batchsim.kernel.kv_blocks import CountingKV
@@ -20,7 +21,7 @@ from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import Recorder
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.tokens import TokenIds, output_stream, prompt_stream
-from batchsim.kernel.types import Arrival, Batch, Idle, Request, Sequence
+from batchsim.kernel.types import Arrival, Request, Sequence
 from batchsim.policies.systems.sglang.running_batch import RunningBatch
 from batchsim.policies.systems.sglang.sglang import Sglang
 from batchsim.policies.systems.sglang.sglang_config import SglangConfig

@@ -10,10 +10,11 @@ from stepping import run
 from whole_batches import blocked, requests
 
 from batchsim.base.errors import ScenarioError
+from batchsim.kernel.batch import IDLE, Batch
 from batchsim.kernel.kv_blocks import CountingKV, KVBlockManager
 from batchsim.kernel.policy_config import Device
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import IDLE, Batch, Request, Sequence
+from batchsim.kernel.types import Request, Sequence
 from batchsim.kv.radix_cache import RadixKV
 from batchsim.policies.systems.sglang.prefill_adder import PrefillAdder
 from batchsim.policies.systems.sglang.running_batch import RunningBatch

@@ -20,9 +20,10 @@ from whole_batches import (
 )
 
 from batchsim.base.errors import ScenarioError
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import Batch, Sequence
+from batchsim.kernel.types import Sequence
 from batchsim.policies.families.static import Static, StaticConfig
 
 LATER = " 900:1->1 901:1->1"  # keeps the run from draining; forms a batch of its own

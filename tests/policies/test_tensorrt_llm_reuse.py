@@ -19,12 +19,11 @@ from stepping import Run, crowds, run
 from whole_batches import BLOCK_SIZE, blocked, requests, times
 
 from batchsim.base.errors import ScenarioError, SchedulerStalled
-from batchsim.kernel.decode import DecodeGroup
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import BLOCKED, DECODE, SAT_OUT
 from batchsim.kernel.tokens import Segment, TokenIds, output_stream, prompt_stream
-from batchsim.kernel.types import Arrival, Sequence
+from batchsim.kernel.types import Arrival, DecodeGroup, Sequence
 from batchsim.kv.reuse_tree import ReuseTreeKV
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm import TensorrtLlm
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig

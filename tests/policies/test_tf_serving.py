@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from microseconds import blocked_us, busy, ends_us, outcomes, records_of, starts_us, steps, times
 
 from batchsim.base.errors import ScenarioError
+from batchsim.kernel.batch import Idle
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import Idle, Request, Sequence
+from batchsim.kernel.types import Request, Sequence
 from batchsim.policies.systems.tf_serving import TfServing, TfServingConfig
 
 

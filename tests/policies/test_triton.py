@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from microseconds import blocked_us, busy, ends_us, outcomes, records_of, starts_us, steps, times
 
+from batchsim.kernel.batch import Idle
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import Idle, Request, Sequence
+from batchsim.kernel.types import Request, Sequence
 from batchsim.policies.systems.triton.priority_queues import ModelQueuePolicy, PriorityQueues
 from batchsim.policies.systems.triton.triton import Triton, TritonConfig
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stepping import run
 
-from batchsim.kernel.types import Arrival, Batch, Request
+from batchsim.kernel.batch import Batch
+from batchsim.kernel.types import Arrival, Request
 from batchsim.policies.systems.vidur.sarathi import Sarathi, SarathiConfig
 from batchsim.policies.systems.vidur.vllm_v0 import VllmV0, VllmV0Config
 

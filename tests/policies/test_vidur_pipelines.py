@@ -19,13 +19,14 @@ from batchsim.base.errors import ScenarioError
 from batchsim.drive.fleet.fleet_plan import FleetPlan
 from batchsim.drive.fleet.routing import RoundRobin, RoundRobinConfig
 from batchsim.drive.fleet.simulate_fleet import simulate_fleet
+from batchsim.kernel.batch import Batch, Idle
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.engine_loop import EVENTS, EngineLoop
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import STATE_NAMES, Recorder
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import Arrival, Batch, Idle, Request
+from batchsim.kernel.types import Arrival, Request
 from batchsim.policies.systems.vidur.orca import Orca, OrcaConfig
 from batchsim.policies.systems.vidur.sarathi import Sarathi, SarathiConfig
 from batchsim.policies.systems.vidur.vllm_v0 import VllmV0, VllmV0Config

@@ -10,10 +10,11 @@ from stepping import Run, run
 from test_vllm import arrival
 from whole_batches import blocked
 
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.engine_loop import EngineLoop
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.record import STATE_NAMES
-from batchsim.kernel.types import Arrival, Batch
+from batchsim.kernel.types import Arrival
 from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from batchsim.drive.live import VirtualClock, live
 from batchsim.drive.simulate import simulate
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import CountingKV, KVBlockManager, TableKV
 from batchsim.kernel.leaps import leap
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import BLOCKED, OUTCOME_NAMES, Recorder, Records
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import Arrival, Batch, Request
+from batchsim.kernel.types import Arrival, Request
 
 STEP_NS = 10
 BLOCK_SIZE = 4

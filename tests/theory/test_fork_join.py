@@ -10,7 +10,7 @@ import pytest
 from batchsim.drive.fleet.fleet_plan import FleetPlan
 from batchsim.drive.fleet.routing import ROUTERS
 from batchsim.drive.fleet.simulate_fleet import simulate_fleet
-from batchsim.kernel.types import Batch
+from batchsim.kernel.batch import Batch
 from batchsim.metrics.point_inputs import PointInputs
 from batchsim.metrics.tasks import task_lives
 from batchsim.workload.build import build_workload, task_of

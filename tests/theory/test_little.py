@@ -7,8 +7,8 @@ from functools import partial
 import numpy as np
 import pytest
 
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.record import Records
-from batchsim.kernel.types import Batch
 from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 from tests.theory.stations import Policy, Station, slots

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.record import Records
-from batchsim.kernel.types import Batch
 from batchsim.policies.families.dynamic import Dynamic, DynamicConfig
 from tests.theory.laws import (
     batch_time_in_system,

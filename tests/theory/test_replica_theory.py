@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.record import Records
-from batchsim.kernel.types import Batch
 from tests.theory.laws import (
     mmc_time_in_system,
     pollaczek_khinchine_wait,

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from batchsim.kernel.types import Batch
+from batchsim.kernel.batch import Batch
 from tests.theory.laws import pollaczek_khinchine_wait
 from tests.theory.stations import Station, slots
 

@@ -8,12 +8,13 @@ from math import inf
 
 from batchsim.drive.live import VirtualClock, live
 from batchsim.drive.simulate import simulate
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import CountingKV, TableKV
 from batchsim.kernel.protocols import DecodeLine, PolicyContext, Scheduler, Workload
 from batchsim.kernel.record import OUTCOME_NAMES, Recorder, Records
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import Arrival, Batch, Request
+from batchsim.kernel.types import Arrival, Request
 from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 

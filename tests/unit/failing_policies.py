@@ -6,9 +6,9 @@ import os
 import signal
 from dataclasses import dataclass
 
+from batchsim.kernel.batch import Batch, Idle
 from batchsim.kernel.policy_config import PolicyConfig, Traits
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import Batch, Idle
 from batchsim.policies.families.continuous import Continuous, ContinuousConfig
 
 

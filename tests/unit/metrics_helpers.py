@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from batchsim.drive.live import VirtualClock, live
+from batchsim.kernel.batch import Batch, StepResult
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import CountingKV, KVBlockManager
 from batchsim.kernel.lane_rows import LANE_DTYPE
@@ -23,7 +24,7 @@ from batchsim.kernel.record import (
     Records,
 )
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import Arrival, Batch, Request, StepResult
+from batchsim.kernel.types import Arrival, Request
 from batchsim.metrics.point_inputs import PointInputs
 from batchsim.policies.families.dynamic import Dynamic, DynamicConfig
 from batchsim.policies.families.preemptive import Preemptive, PreemptiveConfig

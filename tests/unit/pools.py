@@ -7,11 +7,11 @@ from heapq import heappop, heappush
 from itertools import count
 
 from batchsim.drive.instant import ENTER, crank
+from batchsim.kernel.batch import Batch, Idle
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import EngineEvent
-from batchsim.kernel.handover import Handover
 from batchsim.kernel.kv_blocks import CountingKV
-from batchsim.kernel.types import Arrival, Batch, Idle, Sequence
+from batchsim.kernel.types import Arrival, Handover, Sequence
 from tests.unit.engine import Outcome, arrival, engine, outcomes, vllm
 
 TRANSFER_NS = 7

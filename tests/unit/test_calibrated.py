@@ -20,8 +20,8 @@ from batchsim.cost.profile import EngineSetup, HostTerm, StatedHost, load_profil
 from batchsim.cost.roofline import HOST_LINK_SHARE
 from batchsim.cost.work import TIME_TERMS, columns_of
 from batchsim.deployment.catalog import GPUS, MODELS
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import Batch
 from batchsim.scenario import load_scenario
 from batchsim.scenario.point import Setup
 from tests.unit.test_cost import BATCHES, step

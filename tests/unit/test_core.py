@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from batchsim.base.errors import ScenarioError, SchedulerStalled
 from batchsim.base.units import MAX_TIME_NS
+from batchsim.kernel.batch import IDLE, Batch, Idle, StepResult
 from batchsim.kernel.core import EngineCore
-from batchsim.kernel.decode import DecodeGroup
 from batchsim.kernel.draft_group import DraftGroup, DraftRows, Verified
 from batchsim.kernel.events import Cancelled, Ended, Finished, Rejected, Tokens, Unfinished
 from batchsim.kernel.kv_blocks import CountingKV, KVBlockManager, TableKV
@@ -25,7 +25,7 @@ from batchsim.kernel.leaps import leap
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import DECODE, MISSING, PREEMPTED, SAT_OUT, SWAPPED, UNFINISHED, Recorder, Records
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import IDLE, Arrival, Batch, Event, Idle, Request, Sequence, StepResult
+from batchsim.kernel.types import Arrival, DecodeGroup, Event, Request, Sequence
 from batchsim.policies.families.static import Static, StaticConfig
 from batchsim.policies.systems.vllm.vllm import Vllm
 from tests.unit.engine import DRIVERS, MAX_MODEL_LEN, Constant, Outcome, Requests, arrival, engine, outcomes, vllm

@@ -19,9 +19,9 @@ from batchsim.cost.roofline import KernelCosts
 from batchsim.cost.work import TIME_TERMS, StepWork, columns_of, prefill_pairs, work_columns
 from batchsim.deployment.catalog import GPUS, MODELS
 from batchsim.deployment.deployment import Deployment
-from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.record import STEP_DTYPE
-from batchsim.kernel.types import Batch, Request, Sequence
+from batchsim.kernel.types import DecodeGroup, Request, Sequence
 
 LLAMA, H200 = MODELS["llama-3.1-8b"], GPUS["h200"]
 ROOFLINE = Roofline(LLAMA, H200)

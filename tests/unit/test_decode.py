@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchsim.kernel.decode import DecodeGroup
-from batchsim.kernel.types import Request, Sequence
+from batchsim.kernel.types import DecodeGroup, Request, Sequence
 
 
 def ready(id: int, computed: int) -> Sequence:

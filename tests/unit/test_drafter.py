@@ -13,8 +13,8 @@ from batchsim.cost.drafter_config import DrafterConfig, DraftersConfig
 from batchsim.cost.roofline import HostCost
 from batchsim.cost.work import TIME_TERMS, columns_of
 from batchsim.deployment.catalog import GPUS, MODELS
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.policy_config import DraftMethod, Speculation
-from batchsim.kernel.types import Batch
 from batchsim.results.fleet_inputs import cost_terms
 from batchsim.results.heading import heading
 from batchsim.results.provenance import cost_sources

@@ -173,9 +173,9 @@ OWN = {
     "tools.real_engines.server.running": "what a child prints, as it prints it",
     "tools.real_engines.server._last_words": "what a child printed, in whatever encoding",
     "batchsim.study.sweep.folder_lock.FolderLock.__init__": "a lock, never read as data",
-    "batchsim.calibrate.weights.load_weights": "checked first, and mapped by its library",
-    "batchsim.calibrate.identity._cpu_name": "the kernel's own file",
-    "batchsim.calibrate.footprint._free_bytes": "the kernel's own file",
+    "batchsim.calibrate.engine.weights.load_weights": "checked first, and mapped by its library",
+    "batchsim.calibrate.engine.identity._cpu_name": "the kernel's own file",
+    "batchsim.calibrate.engine.footprint._free_bytes": "the kernel's own file",
     "tools.accelerated_wheel": "copies of our own sources, to be compiled",
 }
 

@@ -7,8 +7,8 @@ import pytest
 from scipy.optimize import nnls as scipy_nnls
 
 from batchsim.base.errors import CalibrationError
-from batchsim.calibrate.fit import errors, fit_host, fit_kernels, nnls, robust_nnls
-from batchsim.calibrate.point_plan import StepRange, StepShape, columns, doublings, plan
+from batchsim.calibrate.profile.fit import errors, fit_host, fit_kernels, nnls, robust_nnls
+from batchsim.calibrate.profile.point_plan import StepRange, StepShape, columns, doublings, plan
 from batchsim.cost.work import padded_work
 from batchsim.deployment.catalog import MODELS
 

@@ -12,9 +12,9 @@ import pytest
 
 from batchsim.base.errors import PolicyError, SchedulerStalled
 from batchsim.drive.simulate import simulate
+from batchsim.kernel.batch import IDLE, Batch, Idle
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import EngineEvent, HandedOver
-from batchsim.kernel.handover import Resume
 from batchsim.kernel.kv_blocks import CountingKV, TableKV
 from batchsim.kernel.protocols import PolicyContext, Scheduler
 from batchsim.kernel.record import (
@@ -26,7 +26,7 @@ from batchsim.kernel.record import (
 )
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.tokens import TokenIds
-from batchsim.kernel.types import IDLE, Batch, Idle
+from batchsim.kernel.types import Resume
 from batchsim.kv.prefix_cache import BlockHashKV
 from batchsim.policies.families.continuous import Continuous, ContinuousConfig
 from batchsim.policies.families.gated import Gated, GatedConfig

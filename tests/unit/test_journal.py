@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.journal import ENDED, Journal
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.record import (
@@ -21,7 +21,7 @@ from batchsim.kernel.record import (
     SWAPPED,
     Recorder,
 )
-from batchsim.kernel.types import Arrival, Batch, Request, Sequence
+from batchsim.kernel.types import Arrival, DecodeGroup, Request, Sequence
 from tests.unit.engine import vllm
 
 

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from batchsim.base.errors import ScenarioError
-from batchsim.kernel.decode import DecodeGroup
 from batchsim.kernel.kv_blocks import CountingKV, TableKV, never_fits
 from batchsim.kernel.policy_config import PolicyConfig, Traits
-from batchsim.kernel.types import Request, Sequence
+from batchsim.kernel.types import DecodeGroup, Request, Sequence
 from batchsim.kv.choice import MAX_IDS, new_kv
 from batchsim.kv.prefix_cache import BlockHashKV
 from batchsim.kv.radix_cache import RadixKV

@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 
 from batchsim.base.errors import CalibrationError, ExecutorError, PolicyError, SchedulerStalled, TraceError
 from batchsim.drive.live import VirtualClock, WallClock, lag_verdict, live
+from batchsim.kernel.batch import Batch, Idle, Landed, StepResult
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import BLOCKED, FINISHED, MISSING, PREFILL, UNFINISHED, Recorder
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import Arrival, Batch, Idle, Landed, Request, StepResult
+from batchsim.kernel.types import Arrival, Request
 from batchsim.metrics.attribution import attribute
 from batchsim.policies.families.gated import Gated, GatedConfig
 from batchsim.policies.registry import POLICIES

@@ -12,13 +12,14 @@ from engine import DRIVERS, Requests
 from naive_vllm import Naive, NaiveVllm, calls_in_flight
 
 from batchsim.base.errors import SchedulerStalled
+from batchsim.kernel.batch import Batch, Idle
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.engine_loop import EngineLoop
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import Recorder, Records
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.tokens import Segment, TokenIds, output_stream, prompt_stream
-from batchsim.kernel.types import Arrival, Batch, Idle, Request, Sequence
+from batchsim.kernel.types import Arrival, Request, Sequence
 from batchsim.kv.prefix_cache import BlockHashKV
 from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig

@@ -12,12 +12,13 @@ from naive_vllm_drafts import Drafting, NaiveDrafts
 from test_naive_vllm import MAX_MODEL_LEN, STEP_NS, scenario
 
 from batchsim.base.errors import ScenarioError, SchedulerStalled
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.draft_group import DraftGroup, Ints
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import Recorder
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import Arrival, Batch, Sequence
+from batchsim.kernel.types import Arrival, Sequence
 from batchsim.kv.choice import new_kv
 from batchsim.kv.prefix_cache import BlockHashKV
 from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig

@@ -7,12 +7,13 @@ import pytest
 from batchsim.base.errors import PolicyError
 from batchsim.cost import Constant
 from batchsim.drive.live import VirtualClock, live
+from batchsim.kernel.batch import Batch, Idle
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import Recorder
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import Arrival, Batch, Event, Idle, Request, Sequence
+from batchsim.kernel.types import Arrival, Event, Request, Sequence
 from batchsim.policies.families.gated import Gated, GatedConfig
 from tests.conformance.runs import MS, Listed
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from batchsim.kernel.decode import DecodeGroup
 from batchsim.kernel.tokens import Segment, TokenIds, output_stream, prompt_stream
-from batchsim.kernel.types import Request, Sequence
+from batchsim.kernel.types import DecodeGroup, Request, Sequence
 from batchsim.kv.block_keys import keys_of
 from batchsim.kv.free_queue import FreeQueue
 from batchsim.kv.prefix_cache import BlockHashKV

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchsim.kernel.decode import DecodeGroup
 from batchsim.kernel.tokens import TokenIds, output_stream, prompt_stream
-from batchsim.kernel.types import Request, Sequence
+from batchsim.kernel.types import DecodeGroup, Request, Sequence
 from batchsim.kv.radix_cache import RadixKV
 from batchsim.kv.radix_tokens import common_tokens, head, known_tokens, tail
 

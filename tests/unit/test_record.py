@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.journal import Journal
 from batchsim.kernel.packed_rows import row_format
 from batchsim.kernel.record import (
@@ -30,7 +31,7 @@ from batchsim.kernel.record import (
     pack_step,
     pack_two,
 )
-from batchsim.kernel.types import Arrival, Batch, Request
+from batchsim.kernel.types import Arrival, Request
 from batchsim.serve.spooled import Spooled
 
 

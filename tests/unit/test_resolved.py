@@ -15,7 +15,7 @@ import pytest
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.plain import from_plain, to_plain
-from batchsim.calibrate.session import predict
+from batchsim.calibrate.engine.session import predict
 from batchsim.drive.resolved import Resolved
 from batchsim.kernel.record import Records
 from batchsim.scenario import Point, Scenario, load_scenario
@@ -192,7 +192,7 @@ class Blocked:
         }:
             raise ModuleNotFoundError(f"{name} is not on this machine", name=name)
 sys.meta_path.insert(0, Blocked())
-from batchsim.calibrate.session import predict
+from batchsim.calibrate.engine.session import predict
 from batchsim.cost.constant import Constant
 from batchsim.drive.resolved import Resolved
 resolved = Resolved.from_json(open(sys.argv[1]).read(), sys.argv[1])

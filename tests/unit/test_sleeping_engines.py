@@ -16,12 +16,13 @@ from batchsim.deployment.catalog import load_model
 from batchsim.drive.fleet.fleet_plan import Failure, FleetPlan
 from batchsim.drive.fleet.routing import RoundRobin, RoundRobinConfig, Stage
 from batchsim.drive.fleet.simulate_fleet import FleetRun, simulate_fleet
+from batchsim.kernel.batch import Batch, Idle
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import Recorder
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import Arrival, Batch, Idle, Request
+from batchsim.kernel.types import Arrival, Request
 from batchsim.policies.families.continuous import Continuous, ContinuousConfig
 from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig

@@ -13,9 +13,9 @@ import pytest
 from batchsim.check.validation.compare_runs import FIGURES, MetricError, PointReport, judge, void
 from batchsim.check.validation.load_shift import REACH, crossing, load_shifts
 from batchsim.check.validation.step_error import ALL, StepPairs
+from batchsim.cost.base import HostPart
 from batchsim.cost.calibrated import Calibrated
 from batchsim.cost.fitted import Fitted, StepTerms
-from batchsim.cost.lanes import HostPart
 from batchsim.cost.periods import REGIONS, periods_ns, regions
 from batchsim.cost.profile import HostTerm
 from batchsim.cost.work import TIME_TERMS, Columns, Terms, work_columns

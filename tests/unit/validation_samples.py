@@ -16,10 +16,10 @@ from batchsim.check.validation.verdicts import BOUNDS
 from batchsim.cost import Linear
 from batchsim.drive.live import VirtualClock, live
 from batchsim.drive.resolved import Resolved, ResolvedPolicy
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.record import Records
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import Batch
 from batchsim.report.validation_report import Validation
 from batchsim.scenario import load_scenario
 from batchsim.scenario.point import Setup

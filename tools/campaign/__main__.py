@@ -259,7 +259,7 @@ def _check_call(device: str, minutes: float) -> None:
     if not _LEAST_MINUTES <= minutes < math.inf:
         raise CalibrationError(f"--minutes {minutes:g}: is no time for a call. Give at least {_LEAST_MINUTES:g}.")
     try:
-        from batchsim.calibrate.identity import check_device
+        from batchsim.calibrate.engine.identity import check_device
     except ImportError as error:
         raise CalibrationError(f"a campaign needs torch: {error}. Install it.") from None
     check_device(device)

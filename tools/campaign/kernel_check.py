@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from batchsim.calibrate.backend import SdpaBackend
-from batchsim.calibrate.inputs import StepInputs
+from batchsim.calibrate.engine.backend import SdpaBackend
+from batchsim.calibrate.engine.inputs import StepInputs
 
 EPS = 1e-5
 

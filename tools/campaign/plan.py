@@ -12,7 +12,7 @@ from typing import Any
 
 from batchsim.base.errors import CalibrationError, ScenarioError
 from batchsim.base.files import TABLE_BYTES, parse_json, read_text, reason_text
-from batchsim.calibrate.options import LEAST_MINUTES, Options
+from batchsim.calibrate.profile.options import LEAST_MINUTES, Options
 from batchsim.deployment.catalog import load_model
 from batchsim.drive.resolved import Resolved, ResolvedPolicy
 

@@ -20,14 +20,14 @@ import typer
 from batchsim.base.errors import BatchsimError, CalibrationError
 from batchsim.base.files import read_json, reason_text, write_text, writing
 from batchsim.base.plain import from_plain, to_plain
-from batchsim.calibrate.assemble import assemble
-from batchsim.calibrate.engine_runs import EngineSteps, RunSpec, steps_of
-from batchsim.calibrate.graphs import buckets_for
-from batchsim.calibrate.identity import source_commit
-from batchsim.calibrate.job import job_of
-from batchsim.calibrate.options import LEAST_MINUTES, Options, limits_of
-from batchsim.calibrate.raw import Raw, check_key
-from batchsim.calibrate.session import digest_of, load_result
+from batchsim.calibrate.engine.graphs import buckets_for
+from batchsim.calibrate.engine.identity import source_commit
+from batchsim.calibrate.engine.session import digest_of, load_result
+from batchsim.calibrate.profile.assemble import assemble
+from batchsim.calibrate.profile.engine_runs import EngineSteps, RunSpec, steps_of
+from batchsim.calibrate.profile.job import job_of
+from batchsim.calibrate.profile.options import LEAST_MINUTES, Options, limits_of
+from batchsim.calibrate.profile.raw import Raw, check_key
 from batchsim.deployment.catalog import load_model
 from batchsim.deployment.model import ModelSpec
 

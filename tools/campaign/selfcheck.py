@@ -11,18 +11,19 @@ import numpy as np
 import torch
 
 from batchsim.base.errors import CalibrationError
-from batchsim.calibrate.backend import SdpaBackend
-from batchsim.calibrate.executor import TorchExecutor
-from batchsim.calibrate.inputs import StepInputs
-from batchsim.calibrate.prompts import RandomPrompts
-from batchsim.calibrate.runner import ModelRunner, build_runner
+from batchsim.calibrate.engine.backend import SdpaBackend
+from batchsim.calibrate.engine.executor import TorchExecutor
+from batchsim.calibrate.engine.inputs import StepInputs
+from batchsim.calibrate.engine.prompts import RandomPrompts
+from batchsim.calibrate.engine.runner import ModelRunner, build_runner
 from batchsim.deployment.model import ModelSpec
 from batchsim.drive.live import VirtualClock, live
+from batchsim.kernel.batch import Batch, StepResult
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import TableKV
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import Recorder
-from batchsim.kernel.types import Arrival, Batch, Request, StepResult
+from batchsim.kernel.types import Arrival, Request
 from batchsim.policies.families.preemptive import Preemptive, PreemptiveConfig
 from tools.campaign.kernel_check import Heads, disagreement
 
@@ -64,7 +65,7 @@ def selfcheck(device: str) -> dict[str, Any]:
 
 def _check_kernels() -> float:
     """Largest relative error of a Triton kernel against plain torch, in bf16 at the heads of real models."""
-    from batchsim.calibrate.triton_backend import TritonBackend
+    from batchsim.calibrate.engine.triton_backend import TritonBackend
 
     worst = 0.0
     for heads in HEADS:

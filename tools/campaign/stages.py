@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from batchsim.base.errors import CalibrationError, ExecutorError
-from batchsim.calibrate.calibration import Options, calibrate
-from batchsim.calibrate.identity import identity, set_cpu_threads
-from batchsim.calibrate.memory import give_back
-from batchsim.calibrate.options import limits_of
-from batchsim.calibrate.runner import ModelRunner, build_runner
-from batchsim.calibrate.sentinel import Sentinel
-from batchsim.calibrate.session import graphs_of, predict, run_live
+from batchsim.calibrate.engine.identity import identity, set_cpu_threads
+from batchsim.calibrate.engine.runner import ModelRunner, build_runner
+from batchsim.calibrate.engine.session import predict, run_live
+from batchsim.calibrate.profile.calibration import Options, calibrate
+from batchsim.calibrate.profile.memory import give_back
+from batchsim.calibrate.profile.options import limits_of
+from batchsim.calibrate.profile.this_machine import Sentinel, graphs_of
 from batchsim.cost.calibrated import Calibrated
 from batchsim.cost.profile import Profile, load_profile
 from batchsim.drive.live import INTERRUPTED, lag_verdict

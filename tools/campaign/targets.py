@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from batchsim.calibrate.point_plan import StepShape, columns
+from batchsim.calibrate.profile.point_plan import StepShape, columns
 from batchsim.cost.calibrated import Calibrated
 from batchsim.cost.profile import Profile
 from batchsim.cost.work import useful_flops_bytes

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from batchsim.check.conform.recorded_drafts import RecordedDrafts, verified
+from batchsim.kernel.batch import Batch, Idle
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.record import BLOCKED, PREEMPTED, STEP_DTYPE, Recorder
-from batchsim.kernel.types import Batch, Idle, Sequence
+from batchsim.kernel.types import Sequence
 
 
 @dataclass(frozen=True)

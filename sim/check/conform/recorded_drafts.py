@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.draft_group import DraftGroup, Ints
-from batchsim.kernel.types import Batch, Sequence
+from batchsim.kernel.types import Sequence
 
 
 class RecordedDrafts:

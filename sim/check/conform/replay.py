@@ -12,12 +12,13 @@ from batchsim.check.conform.recording import BadRecording, Recording
 from batchsim.check.conform.times import RecordedTimes
 from batchsim.drive.instant import ENTER, LAND, THROUGH, Busy, Launch, crank
 from batchsim.drive.source import Traffic, VirtualClock
+from batchsim.kernel.batch import IDLE, Batch, Idle
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import EngineEvent, Finished, Rejected
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import Recorder
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import IDLE, Arrival, Batch, Idle, Request
+from batchsim.kernel.types import Arrival, Request
 from batchsim.kv.choice import new_kv
 from batchsim.policies.registry import POLICIES
 

@@ -9,7 +9,7 @@ from decimal import Decimal
 
 from batchsim.base.errors import shown
 from batchsim.check.conform.fields import BadRecording
-from batchsim.kernel.types import Batch
+from batchsim.kernel.batch import Batch
 
 US = 1000
 NUMBER = r"\d{1,9}(?:\.\d{1,12})?|gpu_fixed_us|gpu_token_us"

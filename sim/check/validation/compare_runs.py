@@ -77,7 +77,7 @@ SHIFTED = ("ttft_mean_s", "ttft_p99_s", "e2e_mean_s", "e2e_p99_s")
 
 
 class Played(Protocol):
-    """A live run as `batchsim.calibrate.session` leaves it: `reason` says why it was cut, "" if it was not."""
+    """A live run as `batchsim.calibrate.engine.session` leaves it: `reason` says why it was cut, "" if it was not."""
 
     @property
     def policy(self) -> str: ...

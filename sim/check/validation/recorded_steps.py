@@ -11,7 +11,7 @@ from batchsim.base.errors import MeasuredError
 from batchsim.check.steps.recorded import RecordedSteps, least_and_most
 from batchsim.check.validation.step_error import RegionError, StepPairs
 from batchsim.cost import Cost
-from batchsim.cost.lanes import HostPart
+from batchsim.cost.base import HostPart
 from batchsim.cost.periods import regions
 from batchsim.cost.work import TIME_TERMS, Columns
 

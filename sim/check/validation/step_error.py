@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsim.cost.lanes import HostPart
+from batchsim.cost.base import HostPart
 from batchsim.cost.periods import REGIONS, periods_ns, regions
 from batchsim.cost.work import TIME_TERMS, Columns, Terms, work_columns
 from batchsim.metrics.measure import percentile

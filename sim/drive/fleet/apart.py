@@ -15,11 +15,12 @@ from math import inf
 from batchsim.drive.fleet.routers.router import Router, keeps_apart
 from batchsim.drive.simulate import Pulse
 from batchsim.drive.stepping import Stepping
+from batchsim.kernel.batch import Idle
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import Ended, EngineEvent, Finished
 from batchsim.kernel.leaps import quiet_until_ns
 from batchsim.kernel.protocols import Workload
-from batchsim.kernel.types import Arrival, Idle, Request
+from batchsim.kernel.types import Arrival, Request
 
 TURN = 4096
 """Arrivals of all replicas in a turn: what bounds how many are in memory."""

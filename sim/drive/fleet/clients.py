@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from heapq import heappop, heappush
 from math import inf
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import simpy
 
 from batchsim.drive.fleet.admission import Gate
-from batchsim.drive.fleet.engine import ROUTE, Engine, Steps
+from batchsim.drive.fleet.engine import ROUTE, Engine, Home, Slot, Steps
 from batchsim.drive.fleet.routers.router import ReadsLoads, Router, SeesFirstTokens
-from batchsim.drive.simulate import Phase
+from batchsim.drive.fleet.scaling.autoscaler import EngineLoad
+from batchsim.drive.simulate import Phase, Pulse
 from batchsim.kernel.events import Ended, EngineEvent, Finished, each_arrival, pruned_by
 from batchsim.kernel.protocols import Workload
 from batchsim.kernel.record import CANCELLED, PRUNED, REJECTED, UNFINISHED, Recorder
 from batchsim.kernel.types import Arrival, Request
-
-if TYPE_CHECKING:
-    from batchsim.drive.fleet.simulate_fleet import Fleet
 
 
 class InFlight:
@@ -49,10 +47,36 @@ class InFlight:
         )
 
 
+class Replicas(Home, Protocol):
+    """A fleet as the router and its clients see it: the numbers of the replicas that are `up`, and the `slots` of all.
+    At `stop_ns` what waits at the router ends unfinished."""
+
+    pulse: Pulse | None
+    stop_ns: int | None
+    up: list[int]
+    slots: list[Slot]
+
+    def at(self, time_ns: int, act: Callable[[], None]) -> None:
+        """Has `act` called at `time_ns`, between the ends of steps and the dispatch of arrivals."""
+        ...
+
+    def engines(self) -> Iterator[Engine]:
+        """The engines of the replicas that take requests, by number."""
+        ...
+
+    def loads(self) -> dict[int, EngineLoad]:
+        """What the engines of the replicas that take requests report now, by number."""
+        ...
+
+    def prune(self, request_id: int, now_ns: int) -> None:
+        """Tells every engine that a request is given up since another has succeeded."""
+        ...
+
+
 class Clients:
     """The processes of the arrivals and of the router; `in_flight` are the requests sent and not ended."""
 
-    def __init__(self, fleet: Fleet, router: Router, workload: Workload, gate: Gate | None = None) -> None:
+    def __init__(self, fleet: Replicas, router: Router, workload: Workload, gate: Gate | None = None) -> None:
         self.fleet = fleet
         self.router = router
         self._told_first_tokens = router if isinstance(router, SeesFirstTokens) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import simpy
 
@@ -12,16 +12,13 @@ from batchsim.drive.fleet.fleet_records import work_of_steps
 from batchsim.drive.fleet.scaling.autoscaler import EngineLoad, EngineWork
 from batchsim.drive.instant import ENTER, LAND, SETTLE, Busy, Launch, crank
 from batchsim.drive.simulate import Phase
+from batchsim.kernel.batch import Batch, Idle
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import EngineEvent
 from batchsim.kernel.leaps import leap, quiet_until_ns
 from batchsim.kernel.leaps_ahead import leap_ahead
 from batchsim.kernel.pipeline_leaps import leap_calls
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import Batch, Idle
-
-if TYPE_CHECKING:
-    from batchsim.drive.fleet.simulate_fleet import Fleet
 
 # Phases of an instant, after all events of SimPy's own priorities; replicas follow each other inside one.
 END, CONTROL, ROUTE, ENTER_PHASE, SCHEDULE = (k << 32 for k in range(1, 6))
@@ -39,10 +36,48 @@ class Slot:
         self.is_noticed = False  # to be taken away
 
 
+class Home(Protocol):
+    """A fleet, as its engines and the clients of them see it. `leap`: steps alike are simulated at once; `plans`: an
+    engine may sleep beyond the next arrival."""
+
+    env: simpy.Environment
+    leap: bool
+    plans: bool
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether arrivals may come that no answer causes."""
+        ...
+
+    def drain(self, engine: Engine) -> bool:
+        """Whether no arrival will come to `engine` until it acts itself."""
+        ...
+
+    def rouse_undrained(self) -> None:
+        """Wakes engines that went to sleep waiting for arrivals, where by now none will come."""
+        ...
+
+    def horizon_ns(self) -> float:
+        """The time in ns up to which nothing can happen that an engine must know of at the end of a step."""
+        ...
+
+    def tell(self, engine: Engine, events: Iterable[EngineEvent], now_ns: int) -> None:
+        """Tells router and clients what happened in `engine`."""
+        ...
+
+    def retire(self, slot: Slot) -> None:
+        """Removes a replica without work at once."""
+        ...
+
+    def check_done(self) -> bool:
+        """Whether every request has ended, none will come and no engine is at work; if so, the run is done."""
+        ...
+
+
 class Engine:
     """One engine from the start of its replica to its end or failure."""
 
-    def __init__(self, fleet: Fleet, slot: Slot, core: EngineCore) -> None:
+    def __init__(self, fleet: Home, slot: Slot, core: EngineCore) -> None:
         if not isinstance(core.executor, SimExecutor):
             raise TypeError(f"simulate_fleet needs a SimExecutor, not {type(core.executor).__name__}")
         self.fleet = fleet
@@ -97,7 +132,7 @@ class Engine:
 
     def is_over(self) -> bool:
         """Whether no arrival will come unless some engine answers something."""
-        return self.slot.state == DRAINING or not self.fleet.clients.streams
+        return self.slot.state == DRAINING or not self.fleet.is_streaming
 
     def drains(self) -> bool:
         """Whether no arrival will come until this engine acts."""
@@ -106,7 +141,7 @@ class Engine:
 
     def tell(self, events: Iterable[EngineEvent], now_ns: int) -> None:
         """Tells router and clients what happened in this engine."""
-        self.fleet.clients.tell(self, events, now_ns)
+        self.fleet.tell(self, events, now_ns)
 
     def process(self) -> Steps:
         """Waits for what the loop names, in the phases of the instant, until the replica is gone.

@@ -10,7 +10,7 @@ With one replica the records are those of `simulate`, bit for bit.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
@@ -23,11 +23,11 @@ from batchsim.drive.fleet.clients import Clients
 from batchsim.drive.fleet.engine import CONTROL, Engine, Slot, Steps
 from batchsim.drive.fleet.fleet_plan import DRAINING, FAILED, LOST, STARTING, UP, FleetPlan, ReplicaSpan
 from batchsim.drive.fleet.fleet_records import EngineLife, merged, without_steps
-from batchsim.drive.fleet.look import Look
 from batchsim.drive.fleet.routers.router import ForgetsReplicas, ReadsLoads, Router, SeesFirstTokens, hears_answers_only
-from batchsim.drive.fleet.scaling.autoscaler import EngineLoad
+from batchsim.drive.fleet.scaling.autoscaler import EngineLoad, EngineWork
 from batchsim.drive.simulate import Phase, Pulse
 from batchsim.kernel.core import EngineCore
+from batchsim.kernel.events import EngineEvent
 from batchsim.kernel.protocols import Workload
 from batchsim.kernel.record import MISSING, REPLICA_FAILED, Records
 
@@ -175,6 +175,15 @@ class Fleet:
         if not self.done.triggered:
             self.done.succeed()
         return True
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether arrivals may come that no answer causes."""
+        return self.clients.streams > 0
+
+    def tell(self, engine: Engine, events: Iterable[EngineEvent], now_ns: int) -> None:
+        """Tells router and clients what happened in `engine`."""
+        self.clients.tell(engine, events, now_ns)
 
     def drain(self, engine: Engine) -> bool:
         """Whether no arrival will come to `engine` until it acts itself.
@@ -348,3 +357,25 @@ class Fleet:
             return
         self._become(slot, DRAINING, now_ns)
         slot.engine.rouse()
+
+
+class Look:
+    """What an autoscaler is shown of a fleet at one instant, as `FleetLoad` has it."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        staying = fleet.staying()
+        self.num_replicas = len(staying)
+        self.num_starting = sum(slot.state == STARTING for slot in staying)
+        self.num_held = fleet.clients.num_held
+        self.num_waiting = fleet.num_waiting()
+        self.loads: dict[int, EngineLoad] = fleet.loads()
+
+    def demands(self) -> dict[int, float]:
+        """Of each engine that takes requests its KV in use, and the tokens of prompts that wait there, over its KV."""
+        return {engine.slot.number: engine.demand() for engine in self._fleet.engines()}
+
+    def work(self) -> dict[int, EngineWork]:
+        """What each engine that takes requests did since the look before, or since it started."""
+        now_ns = int(self._fleet.env.now)
+        return {engine.slot.number: engine.work(now_ns) for engine in self._fleet.engines()}

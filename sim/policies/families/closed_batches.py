@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import Batch, Sequence
+from batchsim.kernel.types import Sequence
 from batchsim.policies.families.padded_batch import PaddedBatch, Padding, Respond
 
 

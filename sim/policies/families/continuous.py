@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.ranges import PositiveInt
+from batchsim.kernel.batch import IDLE, Batch, Idle
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence
+from batchsim.kernel.types import Event, Sequence
 from batchsim.policies.families.budget import BudgetConfig
 from batchsim.policies.families.first_come import FirstCome
 

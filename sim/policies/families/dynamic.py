@@ -21,10 +21,11 @@ from itertools import chain, islice
 
 from batchsim.base.ranges import Levels, PositiveInt
 from batchsim.base.units import Duration, PositiveDuration, format_duration
+from batchsim.kernel.batch import IDLE, Batch, Idle
 from batchsim.kernel.kv_blocks import never_fits
 from batchsim.kernel.policy_config import PolicyConfig, Traits
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence
+from batchsim.kernel.types import Event, Sequence
 from batchsim.policies.families.padded_batch import FinishedRows, PaddedBatch, Padding, Respond, WholeBatches
 
 

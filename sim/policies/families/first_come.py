@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.kv_blocks import never_fits
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import Batch, Event, Sequence
+from batchsim.kernel.types import DecodeGroup, Event, Sequence
 
 
 class FirstCome:

@@ -13,9 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from batchsim.base.ranges import NonNegativeInt, PositiveInt
+from batchsim.kernel.batch import IDLE, Batch, Idle
 from batchsim.kernel.policy_config import PolicyConfig, Traits
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import IDLE, Batch, Idle, Sequence
+from batchsim.kernel.types import Sequence
 from batchsim.policies.families.first_come import FirstCome
 
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Literal
 
-from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import Batch, Event, Sequence
+from batchsim.kernel.types import DecodeGroup, Event, Sequence
 
 Padding = Literal["longest", "none"]
 FinishedRows = Literal["hold", "drop"]

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.batch import IDLE, Batch, Idle
 from batchsim.kernel.kv_blocks import never_fits
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence
+from batchsim.kernel.types import DecodeGroup, Event, Sequence
 from batchsim.policies.families.preemption import (
     PreemptiveConfig,
     WaitingQueue,

@@ -20,10 +20,11 @@ from typing import Literal
 
 from batchsim.base.ranges import PositiveInt
 from batchsim.base.units import Microseconds
+from batchsim.kernel.batch import IDLE, Batch, Idle
 from batchsim.kernel.kv_blocks import never_fits
 from batchsim.kernel.policy_config import PolicyConfig, Traits
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence
+from batchsim.kernel.types import Event, Sequence
 from batchsim.policies.families.closed_batches import ClosedBatches
 from batchsim.policies.families.padded_batch import WholeBatches
 

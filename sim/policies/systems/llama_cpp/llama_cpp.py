@@ -17,8 +17,9 @@ from __future__ import annotations
 from collections import deque
 
 from batchsim.base.errors import ScenarioError
+from batchsim.kernel.batch import IDLE, Batch, Idle
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence
+from batchsim.kernel.types import Event, Sequence
 from batchsim.policies.families.first_come import FirstCome
 from batchsim.policies.systems.llama_cpp.llama_cpp_config import LlamaCppConfig
 from batchsim.policies.systems.llama_cpp.passes import passes_of

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
-from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.kv_blocks import KVBlockManager
-from batchsim.kernel.types import Batch, Sequence, by_order
+from batchsim.kernel.types import DecodeGroup, Sequence, by_order
 from batchsim.kv.radix_cache import RadixKV
 from batchsim.policies.systems.sglang.token_budget import RETRACT_DECODE_STEPS, RemainingOutput
 

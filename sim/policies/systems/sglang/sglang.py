@@ -20,9 +20,9 @@ Unlike elsewhere here the HIGHER priority number comes first, unless `schedule_l
 from __future__ import annotations
 
 from batchsim.base.errors import ScenarioError
-from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.batch import IDLE, Batch, Idle
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence, by_order
+from batchsim.kernel.types import DecodeGroup, Event, Sequence, by_order
 from batchsim.kv.radix_cache import RadixKV
 from batchsim.policies.systems.sglang.prefill_adder import Prefill, PrefillAdder
 from batchsim.policies.systems.sglang.running_batch import RunningBatch

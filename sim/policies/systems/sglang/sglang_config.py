@@ -16,6 +16,7 @@ from batchsim.policies.systems.acceptance_law import MAX_DRAFTS, Laws
 from batchsim.policies.systems.sglang.speculative_args import (
     MAX_RUNNING_REQUESTS,
     Drafting,
+    SpeculativeArgs,
     drafting_of,
     speculation_of,
 )
@@ -86,7 +87,7 @@ class SglangConfig(PolicyConfig):
             raise ValueError(
                 "disable_consecutive_prefill_overlap: true has no effect with disable_overlap_schedule. Remove one"
             )
-        speculation_of(self)  # refuses arguments that do not go together
+        speculation_of(self._speculative_args)  # refuses arguments that do not go together
 
     @classmethod
     def device_defaults(cls, device: Device, stated: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,13 +104,24 @@ class SglangConfig(PolicyConfig):
             prefix_cache="" if self.disable_radix_cache else "radix",
             knobs=("chunked_prefill_size", "max_prefill_tokens", "max_running_requests"),
             loop=SYNC if self.disable_overlap_schedule else OVERLAP,
-            speculation=speculation_of(self),
+            speculation=speculation_of(self._speculative_args),
         )
 
     @property
     def drafting(self) -> Drafting | None:
         """How decodes draft and verify; None if they do not."""
-        return drafting_of(self)
+        return drafting_of(self._speculative_args)
+
+    @property
+    def _speculative_args(self) -> SpeculativeArgs:
+        return SpeculativeArgs(
+            self.speculative_algorithm,
+            self.speculative_num_steps,
+            self.speculative_eagle_topk,
+            self.speculative_num_draft_tokens,
+            self.acceptance,
+            self.enable_mixed_chunk,
+        )
 
     @property
     def asked_running_requests(self) -> int | None:

@@ -22,11 +22,11 @@ FROZEN_KV_MTP, DFLASH, DSPARK and UNO are not simulated.
 
 from __future__ import annotations
 
-from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.draft_group import DraftGroup, DraftRows
 from batchsim.kernel.kv_blocks import KVBlockManager
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import Batch, Sequence
+from batchsim.kernel.types import DecodeGroup, Sequence
 from batchsim.kv.radix_cache import RadixKV
 from batchsim.policies.systems.sglang.prefill_adder import Prefill
 from batchsim.policies.systems.sglang.running_batch import RunningBatch

@@ -7,13 +7,9 @@ the 0.5.23 wheel.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from batchsim.kernel.policy_config import DraftMethod, Speculation
-from batchsim.policies.systems.acceptance_law import MAX_DRAFTS, shares_by_class
-
-if TYPE_CHECKING:
-    from batchsim.policies.systems.sglang.sglang_config import SglangConfig
+from batchsim.policies.systems.acceptance_law import MAX_DRAFTS, Laws, shares_by_class
 
 MAX_RUNNING_REQUESTS = 48
 """What `max_running_requests` is with speculative decoding, unless set."""
@@ -55,24 +51,36 @@ class Drafting:
         return 2 * max(branch * self.topk, self.width)
 
 
-def drafting_of(config: SglangConfig) -> Drafting | None:
-    """How the engine of `config` drafts; None if it does not. ValueError for what SGLang or the simulation refuses."""
-    algorithm = config.speculative_algorithm
+@dataclass(frozen=True, slots=True)
+class SpeculativeArgs:
+    """The arguments that decide how an engine drafts, as they are stated; None: not at all."""
+
+    algorithm: str | None
+    num_steps: int | None
+    eagle_topk: int | None
+    num_draft_tokens: int | None
+    acceptance: Laws | None
+    enable_mixed_chunk: bool
+
+
+def drafting_of(args: SpeculativeArgs) -> Drafting | None:
+    """How an engine with `args` drafts; None if it does not. ValueError for what SGLang or the simulation refuses."""
+    algorithm = args.algorithm
     if algorithm is None:
-        _refuse_any(config, ("num_steps", "eagle_topk", "num_draft_tokens"), "needs speculative_algorithm. Name it, or")
-        if config.acceptance is not None:
+        _refuse_any(args, ("num_steps", "eagle_topk", "num_draft_tokens"), "needs speculative_algorithm. Name it, or")
+        if args.acceptance is not None:
             raise ValueError("acceptance is of draft tokens: it needs speculative_algorithm. Name it, or leave it out")
         return None
     if algorithm not in METHODS:
         raise ValueError(f"speculative_algorithm: {algorithm} is not simulated yet. Choose from {', '.join(METHODS)}")
-    if config.acceptance is None:
+    if args.acceptance is None:
         raise ValueError(
             f"speculative_algorithm: {algorithm} needs to be told how many drafts are right. State acceptance, such as"
             " 0.7"
         )
-    if config.enable_mixed_chunk and algorithm not in EAGLES:
+    if args.enable_mixed_chunk and algorithm not in EAGLES:
         raise ValueError(f"enable_mixed_chunk: true: SGLang turns it off under {algorithm}. Leave it out")
-    drafting = _ngram(config) if algorithm == "NGRAM" else _model(config, algorithm)
+    drafting = _ngram(args) if algorithm == "NGRAM" else _model(args, algorithm)
     if not 2 <= drafting.width <= MAX_DRAFTS:
         raise ValueError(
             f"speculative_num_draft_tokens is {drafting.width}: a decode's own token and its drafts must be 2 to"
@@ -81,28 +89,28 @@ def drafting_of(config: SglangConfig) -> Drafting | None:
     return drafting
 
 
-def speculation_of(config: SglangConfig) -> Speculation | None:
-    """What is supposed of the drafts of `config`; None if there are none. ValueError for a law that does not fit."""
-    drafting = drafting_of(config)
-    if drafting is None or config.acceptance is None:
+def speculation_of(args: SpeculativeArgs) -> Speculation | None:
+    """What is supposed of the drafts by `args`; None if there are none. ValueError for a law that does not fit."""
+    drafting = drafting_of(args)
+    if drafting is None or args.acceptance is None:
         return None
-    positions = shares_by_class(config.acceptance, drafting.depth, "the most drafts that can be accepted")
-    return Speculation(METHODS[config.speculative_algorithm or ""], drafting.depth, positions, branches=drafting.topk)
+    positions = shares_by_class(args.acceptance, drafting.depth, "the most drafts that can be accepted")
+    return Speculation(METHODS[args.algorithm or ""], drafting.depth, positions, branches=drafting.topk)
 
 
-def _ngram(config: SglangConfig) -> Drafting:
+def _ngram(args: SpeculativeArgs) -> Drafting:
     # The shape of the tree that the n-grams make decides nothing here: what it is worth is what is stated.
-    _refuse_any(config, ("num_steps", "eagle_topk"), "does not count under NGRAM:")
-    width = config.speculative_num_draft_tokens
+    _refuse_any(args, ("num_steps", "eagle_topk"), "does not count under NGRAM:")
+    width = args.num_draft_tokens
     width = NGRAM_DRAFT_TOKENS if width is None else width
     return Drafting(width, width - 1, steps=1, topk=1, key_lookahead=0)
 
 
-def _model(config: SglangConfig, algorithm: str) -> Drafting:
-    steps, topk = config.speculative_num_steps, config.speculative_eagle_topk
-    width = config.speculative_num_draft_tokens
+def _model(args: SpeculativeArgs, algorithm: str) -> Drafting:
+    steps, topk = args.num_steps, args.eagle_topk
+    width = args.num_draft_tokens
     if algorithm == "STANDALONE" and steps is None:
-        _refuse_any(config, ("eagle_topk", "num_draft_tokens"), "needs speculative_num_steps. Write it, or")
+        _refuse_any(args, ("eagle_topk", "num_draft_tokens"), "needs speculative_num_steps. Write it, or")
         steps, topk, width = STANDALONE
     if steps is None or topk is None:
         missing = "speculative_num_steps" if steps is None else "speculative_eagle_topk"
@@ -125,8 +133,8 @@ def _model(config: SglangConfig, algorithm: str) -> Drafting:
     return Drafting(width, min(steps, width - 1), steps, topk, key_lookahead=key_lookahead)
 
 
-def _refuse_any(config: SglangConfig, names: tuple[str, ...], words: str) -> None:
+def _refuse_any(args: SpeculativeArgs, names: tuple[str, ...], words: str) -> None:
     for name in names:
-        value = getattr(config, f"speculative_{name}")
+        value = getattr(args, name)
         if value is not None:
             raise ValueError(f"speculative_{name} {value} {words} leave it out")

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from heapq import heappop, heappush
 
-from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.kv_blocks import KVBlockManager
-from batchsim.kernel.types import Batch, Sequence
+from batchsim.kernel.types import DecodeGroup, Sequence
 
 
 class InFlight:

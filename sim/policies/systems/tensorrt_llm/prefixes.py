@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
-from batchsim.kernel.types import Batch, Sequence
+from batchsim.kernel.batch import Batch
+from batchsim.kernel.types import Sequence
 from batchsim.kv.reuse_tree import ReuseTreeKV
 
 

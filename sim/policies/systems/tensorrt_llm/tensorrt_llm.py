@@ -33,10 +33,10 @@ from heapq import heappop, heappush, merge
 from itertools import islice
 
 from batchsim.base.errors import ScenarioError
-from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.batch import IDLE, Batch, Idle
 from batchsim.kernel.kv_blocks import never_fits
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence, by_order
+from batchsim.kernel.types import DecodeGroup, Event, Sequence, by_order
 from batchsim.kv.reuse_tree import ReuseTreeKV
 from batchsim.policies.systems.tensorrt_llm.chunks import (
     Chunks,

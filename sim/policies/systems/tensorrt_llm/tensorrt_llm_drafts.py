@@ -25,11 +25,11 @@ form, has that in the model too.
 
 from __future__ import annotations
 
-from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.draft_group import DraftGroup, DraftRows
 from batchsim.kernel.kv_blocks import Rewinds
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import Batch, Event, Sequence, by_order
+from batchsim.kernel.types import DecodeGroup, Event, Sequence, by_order
 from batchsim.policies.systems.tensorrt_llm.in_flight import InFlight
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm import TensorrtLlm
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig

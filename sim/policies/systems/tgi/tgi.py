@@ -16,8 +16,9 @@ from __future__ import annotations
 from struct import pack, unpack
 
 from batchsim.base.errors import ScenarioError
+from batchsim.kernel.batch import IDLE, Batch, Idle
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence
+from batchsim.kernel.types import Event, Sequence
 from batchsim.kv.radix_cache import RadixKV
 from batchsim.policies.families.first_come import FirstCome
 from batchsim.policies.systems.tgi.tgi_config import TgiConfig

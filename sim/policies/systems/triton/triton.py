@@ -21,10 +21,11 @@ from typing import Literal
 
 from batchsim.base.ranges import Levels, LevelsOrNone, PositiveInt
 from batchsim.base.units import Microseconds
+from batchsim.kernel.batch import IDLE, Batch, Idle
 from batchsim.kernel.kv_blocks import never_fits
 from batchsim.kernel.policy_config import PolicyConfig, Traits
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import IDLE, Batch, Idle, Sequence
+from batchsim.kernel.types import Sequence
 from batchsim.policies.families.closed_batches import ClosedBatches
 from batchsim.policies.families.padded_batch import WholeBatches
 from batchsim.policies.systems.triton.priority_queues import ModelQueuePolicy, PriorityQueues

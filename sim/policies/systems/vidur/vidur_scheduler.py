@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
+from batchsim.kernel.batch import IDLE, Batch, Idle
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence
+from batchsim.kernel.types import Event, Sequence
 from batchsim.policies.families.first_come import FirstCome
 from batchsim.policies.systems.vidur.micro_batches import MicroBatches
 

@@ -17,10 +17,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from batchsim.base.ranges import PositiveInt, ShareBelowOne
+from batchsim.kernel.batch import IDLE, Batch, Idle
 from batchsim.kernel.engine_loop import EVENTS
 from batchsim.kernel.policy_config import PolicyConfig, Traits
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence
+from batchsim.kernel.types import Event, Sequence
 from batchsim.policies.systems.vidur.micro_batches import MicroBatches, micro_batch_size
 from batchsim.policies.systems.vidur.vidur_scheduler import VidurScheduler
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from batchsim.kernel.decode import DecodeGroup
-from batchsim.kernel.types import Batch, Sequence
+from batchsim.kernel.batch import Batch
+from batchsim.kernel.types import DecodeGroup, Sequence
 
 
 class Cohorts:

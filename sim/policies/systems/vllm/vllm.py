@@ -15,10 +15,10 @@ that could not end in it are rejected; no LoRA, connectors, structured outputs. 
 from __future__ import annotations
 
 from batchsim.base.errors import ScenarioError
-from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.batch import IDLE, Batch, Idle
 from batchsim.kernel.kv_blocks import CountingKV, TableKV, never_fits
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence
+from batchsim.kernel.types import DecodeGroup, Event, Sequence
 from batchsim.kv.prefix_cache import BlockHashKV
 from batchsim.policies.families.queues import FcfsQueue, PriorityQueue
 from batchsim.policies.systems.vllm.cohorts import Cohorts

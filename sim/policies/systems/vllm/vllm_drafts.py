@@ -14,10 +14,10 @@ structured outputs, pipelines and a number of drafts by batch size are not simul
 from __future__ import annotations
 
 from batchsim.base.errors import ScenarioError
-from batchsim.kernel.decode import DecodeGroup
+from batchsim.kernel.batch import IDLE, Batch, Idle
 from batchsim.kernel.draft_group import DraftGroup, DraftRows
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import IDLE, Batch, Event, Idle, Sequence
+from batchsim.kernel.types import DecodeGroup, Event, Sequence
 from batchsim.policies.systems.vllm.vllm import Vllm, importance
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 

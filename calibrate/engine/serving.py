@@ -1,0 +1,75 @@
+"""An engine on a model whose requests come one by one, from whoever sends them, for as long as they come."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as Items
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from batchsim.calibrate.engine.executor import TorchExecutor
+from batchsim.calibrate.engine.runner import ModelRunner
+from batchsim.calibrate.engine.sampling import GREEDY
+from batchsim.calibrate.engine.session import new_core, warm_up
+from batchsim.kernel.kv_blocks import BlockTables
+from batchsim.kernel.types import Sequence
+
+if TYPE_CHECKING:
+    from batchsim.calibrate.engine.prompts import Prompts
+    from batchsim.drive.resolved import Resolved, ResolvedPolicy
+    from batchsim.kernel.protocols import StepEstimator
+    from batchsim.workload.build import BuiltWorkload
+
+
+class ServingExecutor(TorchExecutor):
+    """A TorchExecutor that keeps nothing of steps and of requests that have ended, but for `outputs`.
+
+    These are the tokens of each request by its id, growing, until whoever reads them takes them out.
+    """
+
+    def __init__(self, runner: ModelRunner, kv: BlockTables, **options: Any) -> None:
+        super().__init__(runner, kv, **options)
+        self.times = deque(maxlen=0)
+        self.outputs: dict[int, list[int]] = {}
+
+    def begin(self, seq: Sequence, output_tokens: int | None) -> None:
+        super().begin(seq, output_tokens)
+        self.outputs[seq.request.id] = self._lives[seq].generated
+
+    def end(self, seq: Sequence) -> None:
+        super().end(seq)
+        self._answers.clear()  # whoever sends the next prompt sends its tokens
+
+
+class ServingEngine:
+    """The engine of `policy` on the model of `runner`, which reads `prompts`. ScenarioError as `run_live`."""
+
+    def __init__(
+        self,
+        resolved: Resolved,
+        policy: ResolvedPolicy,
+        runner: ModelRunner,
+        workload: BuiltWorkload,
+        prompts: Prompts,
+        estimator: StepEstimator,
+    ) -> None:
+        executor, self.core = new_core(
+            ServingExecutor,
+            resolved,
+            policy,
+            runner,
+            workload,
+            sampling=GREEDY,
+            prompts=prompts,
+            estimator=estimator,
+        )
+        self.outputs = executor.outputs
+        self.eos_token_ids: Items[int] = runner.eos_token_ids
+        self._runner = runner
+        warm_up(runner)
+
+    def begin_thread(self) -> None:
+        """Gives the calling thread the runner's device."""
+        if self._runner.device.index is not None:
+            torch.cuda.set_device(self._runner.device)

@@ -1,0 +1,226 @@
+"""What a scheduler answers, and what becomes of it: one step's work, or until when to wait; and the step's result.
+
+A scheduler is pure: it is told the time and returns what to run (`Batch`) or until when to wait (`Idle`). It has no
+clock, no randomness and no I/O, so a simulation and a real engine can crank the very same object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from batchsim.kernel.types import DecodeGroup, Sequence, by_order
+
+if TYPE_CHECKING:
+    from batchsim.kernel.draft_group import DraftRows, Verified
+
+
+class Batch:
+    """One step's work, valid from `schedule()` to `complete()`. Whoever keeps it copies `items()`.
+
+    `decodes` is the group by reference, or None when the decodes sit this step out. `chunks` are prefill (or
+    recompute) pieces `(sequence, tokens)`. `num_decode_tokens` are the rows that the `num_decode` sequences compute:
+    one each, and one for each draft token, of which `num_accepted_tokens`, filled in as the step is launched, are
+    accepted. `context_tokens` is what the decodes read: the sum of their computed tokens. `drafting` says who computes
+    which of these rows where the group verifies drafts, else it is None.
+    The `pad_` fields are work done for nothing: prompt padding, of which `pad_prefill_rows` are whole rows beside the
+    chunks and as long as the padded ones, rows of ended sequences, and the context these read.
+    `cached` lists `(sequence, tokens)` that an admission of this step found in the prefix cache, if any.
+    `swap_out` and `swap_in` list `(sequence, blocks)`; `preempted` the sequences that lost their place, in order;
+    `joined` and `left` the changes of the decode group since the last batch. `sampled`, filled in by EngineCore as the
+    step runs, lists the sequences whose chunk reached their last known token: they got a token and may decode.
+    `num_passes`: how many passes through the model the step is made of, where the engine splits it, of which
+    `num_wide_passes` of more than one token; both 0 where it is computed in one.
+    `layout` is the batch order of the real system: `by_order`, `decodes_first` or `chunks_first`, the chunks as listed.
+    `apart`: where steps overlap, it is launched only once the results of the one before are processed.
+    `num_steps` counts the steps it stands for: 1, and one more for each by which a leap repeated it. `group_step` is
+    the group's count of steps with this one, filled in as the step is launched. `host_ns`: what the executor said of
+    the host's time for it, for who asks again; None before.
+    """
+
+    __slots__ = (
+        "apart",
+        "cached",
+        "chunks",
+        "context_tokens",
+        "decodes",
+        "drafting",
+        "group_step",
+        "host_ns",
+        "joined",
+        "layout",
+        "left",
+        "num_accepted_tokens",
+        "num_decode",
+        "num_decode_tokens",
+        "num_passes",
+        "num_prefill_tokens",
+        "num_steps",
+        "num_wide_passes",
+        "pad_context_tokens",
+        "pad_decode_rows",
+        "pad_prefill_rows",
+        "pad_prefill_tokens",
+        "preempted",
+        "sampled",
+        "swap_in",
+        "swap_out",
+    )
+
+    def __init__(
+        self,
+        decodes: DecodeGroup | None,
+        chunks: list[tuple[Sequence, int]],
+        num_prefill_tokens: int,
+        *,
+        preempted: list[Sequence] | tuple[()] = (),
+        cached: list[tuple[Sequence, int]] | tuple[()] = (),
+        swap_out: list[tuple[Sequence, int]] | tuple[()] = (),
+        swap_in: list[tuple[Sequence, int]] | tuple[()] = (),
+        pad_prefill_tokens: int = 0,
+        pad_prefill_rows: int = 0,
+        pad_decode_rows: int = 0,
+        pad_context_tokens: int = 0,
+        layout: str = "by_order",
+    ) -> None:
+        self.decodes = decodes
+        self.chunks = chunks
+        self.num_prefill_tokens = num_prefill_tokens
+        self.preempted = preempted
+        self.cached = cached
+        self.swap_out = swap_out
+        self.swap_in = swap_in
+        self.pad_prefill_tokens = pad_prefill_tokens
+        self.pad_prefill_rows = pad_prefill_rows
+        self.pad_decode_rows = pad_decode_rows
+        self.pad_context_tokens = pad_context_tokens
+        self.layout = layout
+        self.apart = False
+        self.num_steps = 1
+        self.num_passes = self.num_wide_passes = 0
+        self.host_ns: tuple[int, int] | None = None
+        self.group_step = self.num_accepted_tokens = 0
+        self.drafting: DraftRows | None = None
+        self.sampled: list[Sequence] | tuple[()] = ()
+        self.joined: list[Sequence] | tuple[()] = ()
+        self.left: list[Sequence] | tuple[()] = ()
+        if decodes is None:
+            self.num_decode = self.num_decode_tokens = self.context_tokens = 0
+            return
+        self.num_decode = self.num_decode_tokens = len(decodes.members)
+        self.context_tokens = decodes.total_context_tokens
+        if decodes.joined:
+            self.joined, decodes.joined = list(decodes.joined), {}
+        if decodes.left:
+            self.left, decodes.left = decodes.left, []
+
+    def verify(self, drafting: DraftRows) -> None:
+        """Says that the members of the group verify drafts, in the rows `drafting`."""
+        self.drafting = drafting
+        self.num_decode_tokens = drafting.num_rows
+        self.pad_decode_rows = sum(drafting.padding.values())
+
+    def verify_again(self) -> None:
+        """Turns this decode-only batch into the one a step later, with as many drafts of the same sequences. O(1); for
+        `Scheduler.repeat`."""
+        group = self.decodes
+        assert group is not None
+        self.num_steps += 1
+        self.context_tokens = group.total_context_tokens
+        self.joined = self.left = ()
+
+    def again(self) -> None:
+        """Turns this decode-only batch into the identical one a step later. O(1); for `Scheduler.repeat`."""
+        self.num_steps += 1
+        self.context_tokens += self.num_decode
+        self.pad_context_tokens += self.pad_decode_rows
+        self.joined = self.left = ()
+
+    def again_by(self, num_steps: int) -> None:
+        """As `again`, so many steps later."""
+        self.num_steps += num_steps
+        self.context_tokens += num_steps * self.num_decode
+        self.pad_context_tokens += num_steps * self.pad_decode_rows
+        self.joined = self.left = ()
+
+    def regroup(self) -> None:
+        """Turns this decode-only batch into that of a step before, had the members who left the group since not been in
+        it. O(1); before `again`."""
+        group = self.decodes
+        assert group is not None
+        self.num_decode = self.num_decode_tokens = len(group.members)
+        self.context_tokens = group.total_context_tokens - self.num_decode
+
+    def items(self) -> Iterator[tuple[Sequence, int]]:
+        """Every sequence of the step with its scheduled tokens, in batch order. O(batch log batch)."""
+        chunks, drafting = self.chunks, self.drafting
+        if drafting is not None:
+            decodes = list(zip(drafting.sequences, drafting.rows.tolist(), strict=True))
+            chunks = [(seq, n + drafting.padding.get(seq, 0)) for seq, n in chunks]
+        else:
+            decodes = [(seq, 1) for seq in self.decodes.members] if self.decodes is not None else []
+        if self.layout == "by_order":
+            yield from sorted(decodes + chunks, key=_item_order)
+            return
+        decodes.sort(key=_item_order)
+        if self.layout == "decodes_first":
+            yield from decodes
+            yield from sorted(self.chunks, key=_item_order)
+        else:
+            yield from self.chunks
+            yield from decodes
+
+    def in_order(self, sequences: list[Sequence]) -> list[Sequence]:
+        """`sequences`, all of this batch, in batch order."""
+        if len(sequences) < 2:
+            return sequences
+        if self.layout == "by_order":
+            return sorted(sequences, key=by_order)
+        first_decodes, listed = self.layout == "decodes_first", {seq: i for i, (seq, _) in enumerate(self.chunks)}
+        places = {} if first_decodes else listed
+        return sorted(sequences, key=lambda seq: ((seq in listed) is first_decodes, places.get(seq, seq.order)))
+
+
+def _item_order(item: tuple[Sequence, int]) -> int:
+    return item[0].order
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Nothing to run. The scheduler is asked again at the next arrival, or at `until_ns`, if not None and sooner."""
+
+    until_ns: int | None = None
+
+
+IDLE = Idle()
+
+
+@dataclass(slots=True)  # not frozen, which would take several times as long to make, once a step
+class StepResult:
+    """What a step took and which sequences produced their last token in it, in batch order.
+
+    `verified`: where the decode group verifies drafts, what became of them. `stages_ns`: the duration of each stage of
+    a pipeline, which sum to `duration_ns`; None where there is one stage. `landing`: where the step runs on behind the
+    host, waits for its end and says what only then is known; `finished` is empty and `verified` None then.
+    """
+
+    duration_ns: int
+    finished: list[Sequence]
+    verified: Verified | None = None
+    stages_ns: tuple[int, ...] | None = None
+    landing: Callable[[], Landed] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """What is known of a step once it is over: which sequences produced their last token in it, in batch order.
+
+    `ran`: when the host was through with its launch, and when the device began and ended it, in ns of this machine's
+    monotonic clock; None where `StepResult.duration_ns` has told the duration. It counts in runs by the wall clock
+    alone: in others a device's time is none. `verified`: as `StepResult.verified`.
+    """
+
+    finished: list[Sequence]
+    ran: tuple[int, int, int] | None = None
+    verified: Verified | None = None
