@@ -75,7 +75,8 @@ def error_of(profile: Profile, *, host: str = "", beyond: bool = False) -> CostE
     this type and model, whatever is doubted of the tables; unknown where there are doubts; else what versions of one
     kernel differ by, and what the profile misses of its tables.
     """
-    points = profile.made.get("in_engine") if profile.origin == "imported" else None  # a measured one keeps its fit there
+    # of a measured profile it is what engine runs added to its kernels
+    points = profile.made.get("in_engine") if profile.origin == "imported" else None
     if points is not None and not host:
         said = f"mean TPOT of nine of ten of the {points['points']} measured points that it was fitted to"
         share = float(points["tpot_p90"])

@@ -264,7 +264,7 @@ def test_a_heading_says_whose_hidden_host_nobody_measured(overrides, who):
 
 
 def test_the_fit_that_a_measured_profile_keeps_is_no_measure_of_its_error():
-    """What engine runs added to its kernels stands in the profile by the name that imported ones have for their error."""
+    """What engine runs added to its kernels has the name under which imported profiles keep their error."""
     kept = load_profile(str(Path(__file__).parents[2] / "results" / "reference" / "gpu" / "h100.json"))
     assert "launch_ns" in kept.made["in_engine"]
     assert error_of(kept).source.startswith("held-out ")
