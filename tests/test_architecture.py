@@ -84,7 +84,7 @@ ROOMS = {
     "explain": _room(11, "numpy pandas"),
     "study.sweep": _room(11, inside="ray"),
     "study.curves": _room(12, "numpy"),
-    "study.planning": _room(12, "numpy pandas"),
+    "study.planning": _room(12, "numpy pandas yaml"),
     "study.capacity": _room(13, "numpy"),
     "report": _room(14, "numpy pandas"),
     "report.text": _room(15, "numpy pandas"),
