@@ -106,7 +106,7 @@ ROOMS = {
     ),
     "tools": Room(  # not installed, beside the package
         21,
-        frozenset({"torch", "triton", "numpy", "scipy", "pandas", "matplotlib", "yaml", "typer", "rich"}),
+        frozenset({"torch", "numpy", "scipy", "pandas", "aiohttp", "yaml", "typer"}),
         frozenset({"safetensors", "tokenizers", "pynvml"}),
         {
             "accelerated_wheel": frozenset({"mypy", "mypyc", "setuptools"}),
