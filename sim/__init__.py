@@ -10,112 +10,40 @@
     results = batchsim.run(scenario)
     results.requests("vllm", 1.0, seed=0)[["ttft_s", "tpot_s", "e2e_s"]].describe()
 
-The names are fetched when asked for, so that a machine without pandas can import the parts that need none.
+The names stand in `__init__.pyi` and are fetched when asked for, so that a machine without pandas can import the parts
+that need none.
 """
 
 from __future__ import annotations
 
+import ast
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from batchsim.base.files import read_text
 from batchsim.base.version import VERSION
-
-if TYPE_CHECKING:
-    from batchsim.api.results import Results, load_results
-    from batchsim.api.studies import capacity, plan, run
-    from batchsim.api.typed import (
-        ClosedLoop,
-        Constant,
-        Diurnal,
-        Gamma,
-        Kv,
-        Load,
-        OnOff,
-        Poisson,
-        Replicas,
-        Weibull,
-        Workload,
-    )
-    from batchsim.report.pictures.capacity_picture import capacity_picture
-    from batchsim.report.pictures.causes_picture import causes_picture as misses_picture
-    from batchsim.report.pictures.closeup import latency_cdf, timeline
-    from batchsim.report.pictures.plots import p99_vs_qps
-    from batchsim.report.text.capacity_text import capacity_text
-    from batchsim.report.text.causes_text import causes as misses
-    from batchsim.report.text.story_text import story as life
-    from batchsim.report.text.story_text import story_text as life_text
-    from batchsim.scenario import load_scenario
-    from batchsim.scenario.deployment_config import DeploymentConfig as Deployment
-    from batchsim.scenario.made import scenario as Scenario  # noqa: N812 - it is called as one calls a class
-    from batchsim.study.capacity.find import find_capacities
-    from batchsim.study.curves.precision import Precision
-    from batchsim.study.curves.run import run_scenario
-    from batchsim.study.planning.plan_tables import plan_tables
-    from batchsim.study.sweep.points import Sweep
-    from batchsim.workload.laws import FixedTokens as Fixed
-    from batchsim.workload.laws import LognormalTokens as Lognormal
-    from batchsim.workload.laws import UniformTokens as Uniform
-    from batchsim.workload.workload_config import AllAtOnce, Lengths
 
 __version__ = VERSION
 
 _HOME = {
-    "AllAtOnce": "batchsim.workload.workload_config",
-    "ClosedLoop": "batchsim.workload.workload_config",
-    "Constant": "batchsim.workload.processes:ConstantArrivals",
-    "Deployment": "batchsim.scenario.deployment_config:DeploymentConfig",
-    "Diurnal": "batchsim.workload.processes:DiurnalArrivals",
-    "Fixed": "batchsim.workload.laws:FixedTokens",
-    "Gamma": "batchsim.workload.processes:GammaArrivals",
-    "Kv": "batchsim.scenario.kv_config:KvConfig",
-    "Lengths": "batchsim.workload.workload_config",
-    "Load": "batchsim.scenario.config:LoadConfig",
-    "Lognormal": "batchsim.workload.laws:LognormalTokens",
-    "OnOff": "batchsim.workload.processes:OnOffArrivals",
-    "Poisson": "batchsim.workload.processes:PoissonArrivals",
-    "Precision": "batchsim.study.curves.precision",
-    "Replicas": "batchsim.scenario.replicas_config:ReplicasConfig",
-    "Results": "batchsim.api.results",
-    "Scenario": "batchsim.scenario.made:scenario",
-    "Sweep": "batchsim.study.sweep.points",
-    "Uniform": "batchsim.workload.laws:UniformTokens",
-    "Weibull": "batchsim.workload.processes:WeibullArrivals",
-    "Workload": "batchsim.workload.workload_config:WorkloadConfig",
-    "capacity": "batchsim.api.studies",
-    "capacity_picture": "batchsim.report.pictures.capacity_picture",
-    "capacity_text": "batchsim.report.text.capacity_text",
-    "find_capacities": "batchsim.study.capacity.find",
-    "latency_cdf": "batchsim.report.pictures.closeup",
-    "life": "batchsim.report.text.story_text:story",
-    "life_text": "batchsim.report.text.story_text:story_text",
-    "load_results": "batchsim.api.results",
-    "load_scenario": "batchsim.scenario",
-    "misses": "batchsim.report.text.causes_text:causes",
-    "misses_picture": "batchsim.report.pictures.causes_picture:causes_picture",
-    "p99_vs_qps": "batchsim.report.pictures.plots",
-    "plan": "batchsim.api.studies",
-    "plan_tables": "batchsim.study.planning.plan_tables",
-    "run": "batchsim.api.studies",
-    "run_scenario": "batchsim.study.curves.run",
-    "timeline": "batchsim.report.pictures.closeup",
+    name.asname or name.name: (str(node.module), name.name)
+    for node in ast.parse(read_text(Path(__file__).with_suffix(".pyi"))).body
+    if isinstance(node, ast.ImportFrom)
+    for name in node.names
 }
-"""Where each name is, and after a colon what it is called there, since modules have the shorter names."""
+"""By public name the module that it is in, and what it is called there."""
 
-__all__ = [
-    "AllAtOnce", "ClosedLoop", "Constant", "Deployment", "Diurnal", "Fixed", "Gamma", "Kv", "Lengths", "Load",
-    "Lognormal", "OnOff", "Poisson", "Precision", "Replicas", "Results", "Scenario", "Sweep", "Uniform", "Weibull",
-    "Workload", "capacity", "capacity_picture", "capacity_text", "find_capacities", "latency_cdf", "life",
-    "life_text", "load_results", "load_scenario", "misses", "misses_picture", "p99_vs_qps", "plan", "plan_tables",
-    "run", "run_scenario", "timeline",
-]  # fmt: skip
+__all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'batchsim' has no attribute {name!r}")
-    module, _, there = _HOME[name].partition(":")
-    return getattr(import_module(module), there or name)
+    module, there = _HOME[name]
+    found = getattr(import_module(module), there)
+    return found.__base__ if module == "batchsim.api.typed" else found  # what is there is for type checkers alone

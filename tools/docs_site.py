@@ -7,7 +7,6 @@ and other files, which the site does not have, become their names.
 
 from __future__ import annotations
 
-import html
 import inspect
 import io
 import re
@@ -22,6 +21,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
+from typer.cli import get_docs_for_click
 
 import batchsim
 from batchsim.api import typed
@@ -85,34 +85,10 @@ def _on_site(match: re.Match[str]) -> str:
 
 
 def commands() -> Iterator[str]:
-    """Lines of a page on every command: what --help says of it."""
-    yield "# Commands\n\nMade from `--help` of every command.\n"
+    """A page on every command, from its help, as `typer utils docs` makes it."""
     root = typer.main.get_command(app)
-    yield from _command(root, "batchsim")
-
-
-def _command(command: Any, name: str) -> Iterator[str]:
-    """Lines of a command; of a group, of each of its own. typer brings click along under a name that is not public."""
-    context = command.context_class(command, info_name=name)
-    for each in command.list_commands(context) if hasattr(command, "list_commands") else ():
-        found = command.get_command(context, each)
-        if found is not None and not found.hidden:
-            yield from _command(found, f"{name} {each}")
-    if hasattr(command, "list_commands") and not command.invoke_without_command:
-        return
-    yield f"## {name}\n"
-    yield inspect.cleandoc(command.help or "") + "\n"
-    rows = [_parameter(each, context) for each in command.params if not getattr(each, "hidden", False)]
-    if rows := [row for row in rows if row]:
-        yield from ("| | |", "|---|---|", *rows, "")
-
-
-def _parameter(parameter: Any, context: Any) -> str:
-    record = parameter.get_help_record(context)
-    if record is None:  # an argument, whose help typer keeps beside
-        record = parameter.make_metavar(context), getattr(parameter, "help", "") or ""
-    left, right = (html.escape(re.sub(r"\s+", " ", text)).replace("|", "&#124;") for text in record)
-    return f"| <code>{left}</code> | {right} |" if left.strip() else ""
+    context = root.context_class(root, info_name="batchsim")
+    yield get_docs_for_click(obj=root, ctx=context, name="batchsim", title="Commands")
 
 
 # ---- the scenario's keys

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchsim.base.errors import ScenarioError
-from batchsim.base.ranges import INT32_MAX
 
 if TYPE_CHECKING:
     from batchsim.scenario.command_lines.flags import Keys
     from batchsim.workload.traces import TraceConfig
 
-_PLAIN = re.compile(r"[A-Za-z_./][\w./-]*", re.ASCII)  # what YAML reads as the same word without quotes
 _TP = (1, 2, 4, 8)  # GPUs of one server
 _HIGHEST_RPS = (8.0, 4.0, 2.0, 1.0)  # the highest of a starter's rates; the others are a half and a quarter of it
 
@@ -92,17 +88,19 @@ def deployed_text(
     keys: Keys, engine: str, gpu: str, folder: Path, trace: TraceConfig | None, figures: dict[str, Any] | None
 ) -> str:
     """The YAML text of a scenario of a deployment, by the flat `keys` of `batchsim.scenario.command_lines`."""
+    from batchsim.fit.traffic.load_file import flow
+
     blocks: dict[str, dict[str, Any]] = {"deployment": {"engine": engine, "gpu": gpu}, "kv": {}, "policy": {}, "": {}}
     for key, value in keys.items():
         owner, _, name = key.rpartition(".")
         blocks[owner][name] = value
-    lines = ["deployment:", *(f"  {name}: {_scalar(value)}" for name, value in blocks["deployment"].items())]
-    lines += [f"kv: {_flow(blocks['kv'])}"] if blocks["kv"] else []
-    lines += [f"{name}: {_scalar(value)}" for name, value in blocks[""].items() if name != "model"]
+    lines = ["deployment:", *(f"  {name}: {flow(value)}" for name, value in blocks["deployment"].items())]
+    lines += [f"kv: {flow(blocks['kv'])}"] if blocks["kv"] else []
+    lines += [f"{name}: {flow(value)}" for name, value in blocks[""].items() if name != "model"]
     common = {
         "model": _model_word(str(keys["model"]), folder),
         "cost": "\n".join(lines),
-        "policies": f"{_KNOBS}\n  {engine}: {_flow(blocks['policy'])}\n",
+        "policies": f"{_KNOBS}\n  {engine}: {flow(blocks['policy'])}\n",
     }
     if trace is not None and figures is not None:
         return _replayed(common, folder, trace, figures)
@@ -119,23 +117,15 @@ def _lengths(most: int = _PROMPT + _OUTPUT) -> dict[str, int]:
     return means | {"prompt": prompt, "most": min(1000, cap), "cap": cap}
 
 
-def _flow(block: dict[str, Any]) -> str:
-    """A mapping on one line of YAML."""
-    return f"{{{', '.join(f'{name}: {_scalar(value)}' for name, value in block.items())}}}"
-
-
-def _scalar(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value) if not isinstance(value, str) or value.endswith("%") else _word(value)
-
-
 def _model_word(model: str, folder: Path) -> str:
-    return _word(model if not Path(model).exists() else _relative(Path(model), folder))
+    from batchsim.fit.traffic.load_file import flow
+
+    return flow(model if not Path(model).exists() else _relative(Path(model), folder))
 
 
 def _replayed(common: dict[str, str], folder: Path, trace: TraceConfig, figures: dict[str, Any]) -> str:
     """The text of the scenario that replays `trace`."""
+    from batchsim.fit.traffic.load_file import cap_above, flow
     from batchsim.workload.traces.arrival_stats import RateChange
 
     path = _relative(Path(trace.path), folder)
@@ -154,13 +144,13 @@ def _replayed(common: dict[str, str], folder: Path, trace: TraceConfig, figures:
         load = "load: {rate_scale: [0.5, 1, 2]}  # times the recorded rate\n" if timed else ""
     return _TRACE.format(
         **common,
-        path=_word(path),
+        path=flow(path),
         rows=f"{figures['rows']:,}",
         rate=rate,
         arrivals="{kind: trace}" if arrivals else "{kind: poisson, mean_rate: 4/s}  # the trace has no times",
         lengths="" if arrivals else "  lengths: {kind: trace}\n",
         trace=_trace_block(trace, path, timed),
-        cap=_cap(longest),
+        cap=cap_above(longest),
         longest=f"{longest:,}",
         end="" if arrivals else "  duration: 2min\n  warmup: 20s\n",
         load=load,
@@ -265,16 +255,6 @@ def _trace_block(trace: TraceConfig, path: str, timed: bool) -> str:
     return "".join(f"    {line}\n" for line in lines)
 
 
-def _cap(longest: int) -> int:
-    """A cap on output tokens, the smallest power of two from 64 on that does not cut `longest`, the trace's longest."""
-    return min(max(64, 1 << (longest - 1).bit_length()), INT32_MAX)
-
-
 def _relative(path: Path, folder: Path) -> str:
     """`path` relative to `folder`, as a scenario there names it."""
     return str(path) if path.is_absolute() else Path(os.path.relpath(path, folder)).as_posix()
-
-
-def _word(text: str) -> str:
-    """`text` as a YAML scalar that reads as this string."""
-    return text if _PLAIN.fullmatch(text) and text.lower() not in ("true", "false", "null") else json.dumps(text)

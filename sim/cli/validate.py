@@ -89,7 +89,7 @@ def validate(
     SGLang or Dynamo tells is predicted from what it held.
 
     Examples: batchsim validate live-demo --set cost=my-cpu.json; batchsim validate chat --device cuda --policy vllm
-    --at 50%,80%,95%; batchsim validate chat --from campaign/; batchsim validate mine.yaml --against result.json;
+    --at 50%,80%,95%; batchsim validate chat --from campaign/runs; batchsim validate mine.yaml --against result.json;
     batchsim validate mine.yaml --steps vllm.log
     """
     from batchsim.check.validation.compare_runs import ValidationSetup

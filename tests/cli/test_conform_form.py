@@ -16,7 +16,8 @@ from test_cli_conform import RECORDING
 from batchsim.base.errors import ScenarioError
 from batchsim.check.conform import StepComparison, conform
 from batchsim.check.conform.fields import BadRecording
-from batchsim.check.conform.recording import ABSENT, policy_config, read
+from batchsim.check.conform.read_recording import read
+from batchsim.check.conform.recording import ABSENT, policy_config
 from batchsim.policies.evidence import FOLLOWED
 from batchsim.policies.registry import POLICIES
 

@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, use the package's public names only, and are kept without outputs."""
+"""The notebooks run from top to bottom, use public names only, and are kept without outputs, but for the long one."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from nbclient import NotebookClient
 import batchsim
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+LONG = "sayings"  # takes minutes, and so is kept with what it printed
 every_notebook = pytest.mark.parametrize("name", sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb")))
 SMALL = """
 model: llama-3.1-8b
@@ -46,7 +47,7 @@ def run(name: str, folder: Path, **parameters: str) -> list[Any]:
         (at,) = [i for i, line in enumerate(lines) if line.startswith(f"{key} = ")]
         lines[at] = f"{key} = {value!r}"
     cell.source = "\n".join(lines)
-    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(folder)}}).execute()
+    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(folder)}}).execute()
     return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
 
 
@@ -56,9 +57,13 @@ def shown(outputs: list[Any], kind: str) -> list[str]:
 
 @every_notebook
 def test_a_notebook_is_kept_without_outputs(name: str) -> None:
-    """Neither outputs nor execution counts are stored."""
-    assert code_cells(name)
-    assert all(cell.outputs == [] and cell.execution_count is None for cell in code_cells(name))
+    """Neither outputs nor execution counts are stored, but in the long one, where every cell was run in order."""
+    cells = code_cells(name)
+    assert cells
+    if name == LONG:
+        assert [cell.execution_count for cell in cells] == [*range(1, len(cells) + 1)]
+    else:
+        assert all(cell.outputs == [] and cell.execution_count is None for cell in cells)
 
 
 @every_notebook
@@ -116,3 +121,30 @@ def test_capacity_planning_finds_what_one_replica_carries_and_tries_several(tmp_
     assert len(shown(outputs, "image/png")) == 2
     rows = batchsim.load_results(tmp_path / "results" / "bursty").summary
     assert dict(zip(rows["vary"], rows["slo_margin"] >= 0, strict=True)) == {3: False, 4: True}
+
+
+def test_every_condition_of_a_saying_is_one_that_can_be_run() -> None:
+    """Its keys are accepted, its policies and load are among those that run, and the kept outputs tell of it."""
+    names: dict[str, Any] = {}
+    cells = code_cells(LONG)
+    for cell in cells[:3]:
+        exec(cell.source, names)
+    printed = "".join(output.text for cell in cells for output in cell.outputs)
+    assert {name for name, *_ in names["tests"]} == set(names["sayings"])
+    for name, condition, changes, load, policy, others, _ in names["tests"]:
+        scenario = batchsim.load_scenario("claims", overrides=changes)
+        assert {policy, *others} <= set(scenario.file.policies)
+        assert load in scenario.loads
+        assert condition in printed and names["sayings"][name][0] in printed
+
+
+@pytest.mark.slow
+def test_sayings_gives_a_verdict_under_every_condition(tmp_path: Path) -> None:
+    """With few requests: a table for each saying, and one for the requests that wait at most a token."""
+    outputs = run(LONG, tmp_path, out=str(tmp_path / "results"), jobs=1, requests=10, duration="1min")
+    printed = "".join(output.text for output in outputs if output.get("name") == "stdout")
+    assert len(re.findall(r"holds under \d of \d conditions", printed)) == 6
+    verdicts = re.findall(r" (?:yes|no|seeds differ|undefined)(?: |$)", printed, re.MULTILINE)
+    assert len(verdicts) >= 33
+    waits = printed.partition("longest wait in s")[2]
+    assert len([line for line in waits.splitlines() if re.search(r"\d$", line)]) == 6

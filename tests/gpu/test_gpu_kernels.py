@@ -11,7 +11,7 @@ from batchsim.calibrate.engine.backend import SdpaBackend
 from batchsim.calibrate.engine.inputs import StepInputs
 from batchsim.calibrate.engine.triton_backend import TritonBackend
 from tests.live.kernel_cases import CASES
-from tools.campaign.kernel_check import Heads, disagreement
+from tests.live.kernel_check import Heads, disagreement
 
 pytestmark = [
     pytest.mark.gpu,

@@ -16,7 +16,7 @@ import torch
 from batchsim.calibrate.engine.backend import SdpaBackend
 from batchsim.calibrate.engine.inputs import StepInputs
 from batchsim.calibrate.engine.triton_backend import Shapes, TritonBackend
-from tools.campaign.kernel_check import Heads, disagreement
+from tests.live.kernel_check import Heads, disagreement
 
 SMALL = Shapes(prefill_rows=32, prefill_keys=64, decode_keys=64)  # 32 keys of fp32: many tiles in a short context
 

@@ -18,7 +18,7 @@ from batchsim.base.errors import CalibrationError
 from batchsim.calibrate.engine.session import load_result
 from batchsim.cli import app
 from batchsim.cost.profile import load_profile
-from tools.campaign.refit import main, refit
+from tools.refit import main, refit
 
 KEPT = Path(__file__).parents[2] / "results" / "reference" / "gpu"
 RAW = KEPT / "profile-llama-3.1-8b.partial.json"

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tools import engine_lag
-from tools.engine_lag import Calls
+from tests.measured import engine_lag
+from tests.measured.engine_lag import Calls
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +33,11 @@ def test_the_measured_lag_is_a_decode_step(folder: Path) -> None:
 def test_asynchronous_scheduling_has_the_measured_lag_and_synchronous_has_none(folder: Path) -> None:
     """Within a tenth of a decode step, though the steps themselves, of a GPU not fitted, take 8 % longer."""
     real = engine_lag.measured(folder)
-    assert engine_lag.simulated(folder, ahead=True).lag == pytest.approx(real.lag, abs=0.1)
-    assert engine_lag.simulated(folder, ahead=False).lag == pytest.approx(0, abs=1e-6)
+    ahead, lockstep = (engine_lag.simulated(folder, ahead=ahead) for ahead in (True, False))
+    assert ahead.lag == pytest.approx(real.lag, abs=0.1)
+    assert lockstep.lag == pytest.approx(0, abs=1e-6)
+    errors = [run.latencies["ttft"].mean() / real.latencies["ttft"].mean() - 1 for run in (ahead, lockstep)]
+    assert errors == pytest.approx([0.174, 0.195], abs=0.0005)
 
 
 def test_only_calls_alone_in_one_step_count() -> None:
@@ -54,24 +57,3 @@ def test_only_calls_alone_in_one_step_count() -> None:
     assert calls.called_s.tolist() == [0.0, 3.0] and calls.tokens.tolist() == [700.0, 100.0]
     assert calls.seen_s[0] == 0.1 and np.isnan(calls.seen_s[1])
     assert calls.lag(np.array([0.0, 0.15]), 0.1) == (pytest.approx(0.5), 1)
-
-
-@pytest.mark.slow
-def test_the_command_prints_the_lag_and_the_errors(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A row a quantity: measured, then each simulation with its error."""
-    monkeypatch.setattr("sys.argv", ["engine_lag", str(folder)])
-    assert engine_lag.main() == 0
-    lines = {line[:22].strip(): line[22:].split() for line in capsys.readouterr().out.splitlines()}
-    assert lines["lag, decode steps"] == ["0.97", "1.00", "0.00"]
-    assert lines["TTFT mean, s"] == ["65.5", "76.9", "(+17.4", "%)", "78.3", "(+19.5", "%)"]
-
-
-def test_the_command_names_a_missing_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One line on stderr and exit code 2."""
-    monkeypatch.setattr("sys.argv", ["engine_lag", str(tmp_path)])
-    assert engine_lag.main() == 2
-    assert "requests.csv: " in capsys.readouterr().err

@@ -10,6 +10,7 @@ import pytest
 
 from batchsim.base.errors import ScenarioError
 from batchsim.cost import Calibrated, Constant, Roofline, Scaled, Unknown
+from batchsim.cost.cost_error import error_of
 from batchsim.cost.profile import StatedHost, load_profile
 from batchsim.cost.work import TIME_TERMS, columns_of
 from batchsim.deployment.catalog import GPUS, MODELS
@@ -260,3 +261,10 @@ def test_a_heading_says_whose_hidden_host_nobody_measured(overrides, who):
     found = heading(Setup.of(parse_scenario(AHEAD, "some.yaml", Path(), overrides)))
     said = [part for part in found.split(" · ") if part.endswith(": host all beside the device, not measured")]
     assert said == ([f"{who}: host all beside the device, not measured"] if who else [])
+
+
+def test_the_fit_that_a_measured_profile_keeps_is_no_measure_of_its_error():
+    """What engine runs added to its kernels has the name under which imported profiles keep their error."""
+    kept = load_profile(str(Path(__file__).parents[2] / "results" / "reference" / "gpu" / "h100.json"))
+    assert "launch_ns" in kept.made["in_engine"]
+    assert error_of(kept).source.startswith("held-out ")

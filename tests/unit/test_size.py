@@ -17,8 +17,6 @@ from batchsim.study.curves.run import run_scenario
 from batchsim.study.planning.plan_tables import plan_tables
 from batchsim.study.sweep.points import Sweep
 from batchsim.study.sweep.size import BLOCK_BYTES, REQUEST_BYTES, STEP_BYTES, Limits, check_size, expected, largest_load
-from tools.claims.folklore import FOLKLORE
-from tools.claims.nouns import check_claims
 
 AUTO = ["load={mean_rate: auto}", "policies={gated: {}}"]
 FEW = Limits(points=5)
@@ -37,10 +35,6 @@ SWEEPS: dict[str, tuple[Callable[[Path, Limits], Any], str]] = {
         "up to 1,280 simulations",
     ),
     "plan": (lambda out, limits: plan_tables(load_scenario("plan"), out=out, limits=limits), "up to 12 simulations"),
-    "claims": (
-        lambda out, limits: check_claims(FOLKLORE[:1], "claims", out=out, limits=limits),
-        "up to 30 simulations",
-    ),
 }
 
 

@@ -22,9 +22,9 @@ from batchsim.fit.traffic.arrival_fit import fit_arrivals, positive_gaps_s
 from batchsim.fit.traffic.engine_check import EngineCheck, holds
 from batchsim.fit.traffic.goodness import compare, drawn, recorded
 from batchsim.fit.traffic.length_fit import fit_lengths, num_steps, pairs_of
-from batchsim.fit.traffic.load_file import scenario_text
+from batchsim.fit.traffic.load_file import cap_above, scenario_text
 from batchsim.fit.traffic.mmpp_fit import fit_mmpp, log_likelihood
-from batchsim.fit.traffic.traffic_fit import TrafficFit, _cap, fit_traffic
+from batchsim.fit.traffic.traffic_fit import TrafficFit, fit_traffic
 from batchsim.report.text.traffic_fit_text import heading, verdict
 from batchsim.scenario.load import parse_scenario
 from batchsim.scenario.point import Setup
@@ -331,7 +331,7 @@ def test_no_name_of_a_file_is_a_key_of_the_scenario() -> None:
 @pytest.mark.parametrize(("longest", "cap"), [(1, 64), (65, 128), (2**30, 2**30), (2**30 + 1, 2**31 - 1)])
 def test_a_cap_cuts_no_output_that_an_engine_can_count(longest: int, cap: int) -> None:
     """The next power of two, up to the largest count."""
-    assert _cap(longest) == cap
+    assert cap_above(longest) == cap
 
 
 def test_a_trace_without_times_has_nothing_to_fit() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,3 +43,10 @@ def test_every_class_with_a_quantity_says_that_it_may_be_a_text() -> None:
     kinds = {name: getattr(batchsim, name) for name in batchsim.__all__}
     with_units = {name for name, kind in kinds.items() if hasattr(kind, "__dataclass_fields__") and has_quantity(kind)}
     assert with_units - {"Precision", "Sweep", "Results"} <= set(TYPED)
+
+
+def test_type_checkers_are_told_of_all_names_that_are_there() -> None:
+    """The names that the stub imports, from which those at run time are made, are those that it exports."""
+    stub = ast.parse(Path(batchsim.__file__).with_suffix(".pyi").read_text())
+    (exported,) = (node.value for node in stub.body if isinstance(node, ast.Assign))
+    assert ast.literal_eval(exported) == batchsim.__all__

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+import aiohttp
 import numpy as np
 
 from batchsim.base.errors import CalibrationError, shown
@@ -127,32 +128,26 @@ async def _watched(sending: Coroutine[Any, Any, list[Answer]]) -> Sent:
 
 
 async def _send(port: int, model: str, todo: list[Ask], users: int) -> list[Answer]:
-    start_s = time.monotonic()
-    if todo[0].at_s is None:
-        left = iter(todo)
+    timeout, connector = aiohttp.ClientTimeout(_LIMIT_S), aiohttp.TCPConnector(limit=0, force_close=True)
+    async with aiohttp.ClientSession(f"http://{HOST}:{port}", timeout=timeout, connector=connector) as session:
+        start_s = time.monotonic()
+        if todo[0].at_s is None:
+            left = iter(todo)
 
-        async def user() -> list[Answer]:
-            return [await _answer(port, model, ask, start_s) for ask in left]
+            async def user() -> list[Answer]:
+                return [await _answer(session, model, ask, start_s) for ask in left]
 
-        return list(chain.from_iterable(await asyncio.gather(*(user() for _ in range(users)))))
+            return list(chain.from_iterable(await asyncio.gather(*(user() for _ in range(users)))))
 
-    async def at_its_time(ask: Ask) -> Answer:
-        assert ask.at_s is not None, "of an open load"
-        await asyncio.sleep(start_s + ask.at_s - time.monotonic())
-        return await _answer(port, model, ask, start_s)
+        async def at_its_time(ask: Ask) -> Answer:
+            assert ask.at_s is not None, "of an open load"
+            await asyncio.sleep(start_s + ask.at_s - time.monotonic())
+            return await _answer(session, model, ask, start_s)
 
-    return list(await asyncio.gather(*map(at_its_time, todo)))
-
-
-async def _answer(port: int, model: str, ask: Ask, start_s: float) -> Answer:
-    try:
-        async with asyncio.timeout(_LIMIT_S):
-            return await _exchange(port, model, ask, start_s)
-    except (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError) as error:
-        raise CalibrationError(f"port {port}: an answer of {ask.output_tokens} tokens broke off: {error!r}.") from error
+        return list(await asyncio.gather(*map(at_its_time, todo)))
 
 
-async def _exchange(port: int, model: str, ask: Ask, start_s: float) -> Answer:
+async def _answer(session: aiohttp.ClientSession, model: str, ask: Ask, start_s: float) -> Answer:
     body = {
         "model": model,
         "prompt": ask.prompt,
@@ -162,53 +157,28 @@ async def _exchange(port: int, model: str, ask: Ask, start_s: float) -> Answer:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    data = json.dumps(body).encode()
-    reader, writer = await asyncio.open_connection(HOST, port)
+    times_s: list[float] = []
+    usage: dict[str, Any] = {}
+    sent_s = time.monotonic() - start_s
     try:
-        sent_s = time.monotonic() - start_s
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: {HOST}:{port}\r\nConnection: close\r\n"
-        head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-        writer.write(head.encode() + data)
-        times_s: list[float] = []
-        usage: dict[str, Any] = {}
-        async for event in _events(reader):
-            now_s = time.monotonic() - start_s
-            if any(choice.get("text") or choice.get("token_ids") for choice in event.get("choices", ())):
-                times_s.append(now_s)
-            usage = event.get("usage") or usage
-    finally:
-        writer.close()
+        async with session.post("/v1/completions", json=body) as response:
+            if response.status != 200:
+                said = (await response.content.read(300)).decode(errors="replace")
+                raise CalibrationError(f"the server refused a completion: {response.status}, {shown(said)}.")
+            async for line in response.content:
+                data = line.removeprefix(b"data:").strip()
+                if not line.startswith(b"data:") or data == b"[DONE]":
+                    continue
+                event, now_s = json.loads(data), time.monotonic() - start_s
+                if any(choice.get("text") or choice.get("token_ids") for choice in event.get("choices", ())):
+                    times_s.append(now_s)
+                usage = event.get("usage") or usage
+    except (OSError, TimeoutError, aiohttp.ClientError, ValueError) as error:
+        raise CalibrationError(f"an answer of {ask.output_tokens} tokens broke off: {error!r}.") from error
     counted = usage.get("prompt_tokens"), usage.get("completion_tokens")
     if not times_s or counted != (len(ask.prompt), ask.output_tokens):
         raise CalibrationError(
-            f"port {port}: asked for {len(ask.prompt)} + {ask.output_tokens} tokens, prompt and answer; the server"
-            f" counts {counted[0]} + {counted[1]} in {len(times_s)} chunks."
+            f"asked for {len(ask.prompt)} + {ask.output_tokens} tokens, prompt and answer; the server counts"
+            f" {counted[0]} + {counted[1]} in {len(times_s)} chunks."
         )
     return Answer(ask.at_s, sent_s, times_s[0], times_s[-1], len(ask.prompt), ask.output_tokens, len(times_s))
-
-
-async def _events(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any]]:
-    """The objects of a stream of server-sent events."""
-    status = await reader.readline()
-    chunked = False
-    while (line := await reader.readline()).strip():
-        chunked |= line.lower().replace(b" ", b"").startswith(b"transfer-encoding:chunked")
-    if status.split(maxsplit=2)[1:2] != [b"200"]:
-        said = (status + await reader.read(300)).decode(errors="replace")
-        raise CalibrationError(f"the server refused a completion: {shown(said)}.")
-    rest = b""
-    async for piece in _pieces(reader, chunked):
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            data = line.removeprefix(b"data:").strip()
-            if line.startswith(b"data:") and data != b"[DONE]":
-                yield json.loads(data)
-
-
-async def _pieces(reader: asyncio.StreamReader, chunked: bool) -> AsyncIterator[bytes]:
-    """The body of a response as it comes."""
-    while not chunked and (piece := await reader.read(65536)):
-        yield piece
-    while chunked and (size := int(await reader.readline(), 16)):
-        yield await reader.readexactly(size)
-        await reader.readline()

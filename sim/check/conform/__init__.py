@@ -85,7 +85,7 @@ from pathlib import Path
 from batchsim.base.errors import ScenarioError, cut
 from batchsim.check.conform.compare_steps import FactDifference, StepComparison, compare
 from batchsim.check.conform.fields import BadRecording
-from batchsim.check.conform.recording import read
+from batchsim.check.conform.read_recording import read
 from batchsim.policies.registry import POLICIES
 
 __all__ = ["FactDifference", "StepComparison", "conform"]

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from batchsim.base.errors import cut, shown
-from batchsim.base.files import read_json, reason_text
 from batchsim.base.units import NS_PER_S
 from batchsim.check.conform.fields import BadRecording, Kind, ListOf, check_row
 from batchsim.check.conform.times import StepLaw
@@ -33,7 +31,6 @@ MAX_PROMPT_BLOCKS = 10**7
 """KV blocks of all prompts together; a prefix cache keeps a key for each."""
 EXACT, ARRIVAL, FREE = "exact", "arrival", "free"
 """Orders of the rows within a batch: as the engine had it; by arrival with prompts before decodes; not stated."""
-FORM = "The form stands in batchsim.check.conform."
 
 
 @dataclass(frozen=True)
@@ -68,35 +65,6 @@ class Recording:
     note: str = ""
     drafts: list[dict[str, Any]] | None = None
     read_when: Mapping[str, str] = field(default_factory=dict[str, str])
-
-
-def read(path: Path, policy: str | None, order: str | None = None) -> Recording:
-    """The recording in the file at `path`, for `policy` or the policy of the recorded scheduler; `order`, if given,
-    replaces the recorded one. Raises BadRecording.
-    """
-    from batchsim.check.conform import vidur, vllm_v1
-
-    data = _json(path)
-    if isinstance(data, dict) and {"meta", "steps"} <= data.keys():
-        found = vllm_v1.recording(data, policy)
-    elif isinstance(data, dict) and {"scheduler", "iterations"} <= data.keys():
-        if order not in (None, EXACT):
-            what = f"order {order} is not for Vidur's form, which lists what it knows in batch order"
-            raise BadRecording(f"{what}. Drop it.")
-        found = vidur.recording(data, policy)
-    else:
-        raise BadRecording(f"not a recording: needs meta, requests and steps. {FORM}")
-    return found if order is None else replace(found, order=order)
-
-
-def _json(path: Path) -> Any:
-    """The file's JSON value. BadRecording unless it is complete JSON without repeated keys."""
-    try:
-        return read_json(path)
-    except OSError as error:
-        raise BadRecording(f"cannot be read: {reason_text(error)}. Give a recording's path.") from None
-    except ValueError as error:
-        raise BadRecording(f"not a recording, or not all of one: {error}. Record it again.") from None
 
 
 def policy_config(policy: str, knobs: dict[str, Any], where: str) -> Any:

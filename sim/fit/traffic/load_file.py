@@ -10,6 +10,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from batchsim.base.errors import cut
 from batchsim.base.plain import to_plain
+from batchsim.base.ranges import INT32_MAX
 from batchsim.base.units import Quantity, parse_duration_ns, parse_rate_rps, parse_share
 from batchsim.workload.workload_config import WorkloadConfig
 
@@ -78,6 +79,12 @@ def _duration(ns: int) -> str:
         if parse_duration_ns(text) == ns:
             return text
     return f"{ns}ns"
+
+
+def cap_above(longest: int) -> int:
+    """A cap on output tokens that cuts no answer of up to `longest`: the smallest such power of two from 64 on, but at
+    most INT32_MAX."""
+    return min(max(64, 1 << (longest - 1).bit_length()), INT32_MAX)
 
 
 def flow(value: Any) -> str:

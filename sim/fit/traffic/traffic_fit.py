@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from batchsim.base.errors import TraceError
-from batchsim.base.ranges import INT32_MAX
 from batchsim.base.units import NS_PER_S
 from batchsim.fit.traffic.arrival_fit import ArrivalFit, fit_arrivals
 from batchsim.fit.traffic.length_fit import fit_lengths
+from batchsim.fit.traffic.load_file import cap_above
 from batchsim.fit.traffic.session_fit import SessionFit, fit_sessions
 from batchsim.workload.traces.trace_rows import Ints, TraceRows
 from batchsim.workload.workload_config import PairLengths, StepLengths, TrafficClass, WorkloadConfig
@@ -53,7 +53,7 @@ def fit_traffic(rows: TraceRows, tell: Callable[[str], None] | None = None) -> T
     process = fits[0].process
     workload = WorkloadConfig(
         arrivals=replace(process, mean_rate=_digits(process.mean_rate * len(rows) / len(first))),  # type: ignore[arg-type]
-        output_cap=_cap(int(rows.output_tokens.max())),
+        output_cap=cap_above(int(rows.output_tokens.max())),
         lengths=lengths,
         duration=int(math.ceil(int(rows.arrival_ns[-1]) / NS_PER_S) * NS_PER_S),
         classes=classes,
@@ -98,8 +98,3 @@ def _left_out(rows: TraceRows) -> list[str]:
 
 def _digits(value: float) -> float:
     return float(f"{value:.6g}")
-
-
-def _cap(longest: int) -> int:
-    """A cap on output tokens, the smallest power of two from 64 on that cuts none, where that is one."""
-    return min(max(64, 1 << (longest - 1).bit_length()), INT32_MAX)

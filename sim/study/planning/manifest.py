@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
+
+import yaml
 
 from batchsim.base.errors import ScenarioError
 from batchsim.scenario.command_lines.engines import command_of
@@ -48,7 +51,6 @@ def manifest(planned: Planned) -> str:
         ),
         *unsaid,
     ]
-    labels = {"app": name}
     container = {
         "name": config.engine,
         "image": f"{_IMAGES[config.engine]}:{_tag(config.version)}",
@@ -62,21 +64,21 @@ def manifest(planned: Planned) -> str:
     deployment = {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": {"name": name, "labels": labels},
+        "metadata": {"name": name, "labels": {"app": name}},
         "spec": {
             "replicas": group.replicas,
-            "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": pods},
+            "selector": {"matchLabels": {"app": name}},
+            "template": {"metadata": {"labels": {"app": name}}, "spec": pods},
         },
     }
     service = {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": name},
-        "spec": {"selector": labels, "ports": [{"port": PORT, "targetPort": PORT}]},
+        "spec": {"selector": {"app": name}, "ports": [{"port": PORT, "targetPort": PORT}]},
     }
     head = "".join(f"# {note}\n" for note in notes)
-    return head + "---\n".join("\n".join(_lines(each)) + "\n" for each in (deployment, service))
+    return head + yaml.safe_dump_all((deployment, service), sort_keys=False, width=math.inf)
 
 
 def _router(planned: Planned) -> str:
@@ -92,25 +94,3 @@ def _label(name: str) -> str:
 
 def _tag(version: str) -> str:
     return f"v{version}" + ".0" * (2 - version.count(".")) if version else "latest"
-
-
-def _lines(value: object, indent: int = 0) -> list[str]:
-    """A plain value as lines of YAML; texts as JSON has them, which YAML reads alike."""
-    pad = "  " * indent
-    if isinstance(value, dict):
-        found = []
-        for key, each in value.items():
-            if isinstance(each, dict | list):
-                found += [f"{pad}{key}:", *_lines(each, indent + 1)]
-            else:
-                found.append(f"{pad}{key}: {json.dumps(each)}")
-        return found
-    assert isinstance(value, list), "mappings and lists stand in blocks"
-    found = []
-    for each in value:
-        if isinstance(each, dict | list):
-            first, *rest = _lines(each, indent + 1)
-            found += [f"{pad}- {first.lstrip()}", *rest]
-        else:
-            found.append(f"{pad}- {json.dumps(each)}")
-    return found

@@ -1,6 +1,6 @@
 """Fits a profile anew to the raw measurements that a calibration left, on any machine that has torch.
 
-    python -m tools.campaign.refit DIR/profile-MODEL.partial.json -o PROFILE.json [--also DIR/SCENARIO/live-....npz]
+    python -m tools.refit DIR/profile.partial.json -o PROFILE.json [--also DIR/runs/live-....npz]
 
 The measurements lie beside a profile that still lacks something. The new profile is of the same steps and engine runs,
 fitted by this version's code, which the profile names as `fitted_by`, with the day as `fitted_on`. Live runs given by

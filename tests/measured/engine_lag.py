@@ -1,10 +1,9 @@
-"""Compares a measured run of vLLM with its simulation: how long a scheduled request waits, and its latencies.
+"""A measured run of vLLM and its simulation: how long a scheduled request waits, and its latencies.
 
-    python -m tools.engine_lag FOLDER
-
-FOLDER holds a run of vLLM with asynchronous scheduling on an RTX 4090: `requests.csv`, `timeline.csv`, `trace.jsonl`
-and `engine.json`, made from casys-kaist/LLMServingSim @ 5daddb2 (MIT), bench/examples/RTX4090/Llama-3.1-8B. It is
-simulated with asynchronous scheduling and without, by that GPU's roofline, of which nothing is fitted to these files.
+The run is of vLLM with asynchronous scheduling on an RTX 4090; its folder holds `requests.csv`, `timeline.csv`,
+`trace.jsonl` and `engine.json`, made from casys-kaist/LLMServingSim @ 5daddb2 (MIT), bench/examples/RTX4090/
+Llama-3.1-8B. It is simulated with asynchronous scheduling and without, by that GPU's roofline, of which nothing is
+fitted to these files.
 
 The lag is the time from the call of the scheduler that admits requests to their first token, less the step that
 computes their prompts, in decode steps. Only calls count whose prompts, and no others, end in one and the same step of
@@ -21,7 +20,6 @@ whatever is scheduled, begins or ends tells when one step ended and the next was
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,15 +27,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from batchsim.base.errors import BatchsimError, CalibrationError
-from batchsim.base.files import open_file, read_json, reason_text
 from batchsim.kernel.record import Records
 from batchsim.scenario.load import parse_scenario
 from batchsim.scenario.point import Setup, simulate_point
 
 Floats = NDArray[np.float64]
 GPU, MODEL = "rtx4090", "llama-3.1-8b"
-LATENCIES = ("ttft", "tpot", "e2e")
 _SAME_S = 0.001  # times closer than this are of one step: requests of a step are stamped one after another
 _APART_S = 0.002  # and those farther apart than this are of different ones
 
@@ -85,8 +80,8 @@ class Calls:
 
 
 def measured(folder: Path) -> EngineRun:
-    """The run in `folder`. CalibrationError if its files are not there or not what they should be."""
-    requests, seconds = _table(folder / "requests.csv"), _table(folder / "timeline.csv")
+    """The run in `folder`."""
+    requests, seconds = pd.read_csv(folder / "requests.csv"), pd.read_csv(folder / "timeline.csv")
     calls = Calls.of(requests, int(_knobs(folder)["max_num_batched_tokens"]))
     alone = (seconds.prompt_throughput == 0) & (seconds.gen_throughput > 0) & (seconds.waiting > 0)
     decode_s = float((seconds.running[alone] / seconds.gen_throughput[alone]).median())
@@ -95,7 +90,7 @@ def measured(folder: Path) -> EngineRun:
 
 
 def simulated(folder: Path, *, ahead: bool) -> EngineRun:
-    """The simulation of that run, with asynchronous scheduling if `ahead`. CalibrationError as of `measured`."""
+    """The simulation of that run, with asynchronous scheduling if `ahead`."""
     knobs = _knobs(folder)
     trace = {
         "path": str((folder / "trace.jsonl").resolve()),
@@ -106,7 +101,7 @@ def simulated(folder: Path, *, ahead: bool) -> EngineRun:
     }
     policy = {"kind": "vllm", "async_scheduling": ahead}
     policy |= {name: knobs[name] for name in ("max_num_seqs", "max_num_batched_tokens")}
-    cap = int(_table(folder / "requests.csv").output_tokens.max())
+    cap = int(pd.read_csv(folder / "requests.csv").output_tokens.max())
     text = json.dumps(
         {
             "model": MODEL,
@@ -162,48 +157,7 @@ def _line(x: Floats, y: Floats) -> Floats:
 
 def _knobs(folder: Path) -> dict[str, int]:
     """The engine's limits and KV memory by vLLM's names."""
-    try:
-        engine = read_json(folder / "engine.json")
-        kv, args = engine["kv_cache"], engine["engine_kwargs"]
-        found = {name: int(kv[name]) for name in ("num_gpu_blocks", "block_size")}
-        return found | {name: int(args[name]) for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CalibrationError(f"{folder / 'engine.json'}: {reason_text(error)}. Give the folder of the run.") from None
-
-
-def _table(path: Path) -> pd.DataFrame:
-    try:
-        with open_file(path) as file:
-            return pd.read_csv(file)
-    except (OSError, ValueError) as error:
-        raise CalibrationError(f"{path}: {reason_text(error)}. Give the folder of the run.") from None
-
-
-def main() -> int:
-    """Prints the lag and the latencies of the measured run and of the simulations; 2 if the files are missing."""
-    if len(sys.argv) != 2:
-        print("usage: python -m tools.engine_lag FOLDER", file=sys.stderr)
-        return 2
-    folder = Path(sys.argv[1])
-    try:
-        real = measured(folder)
-        runs = {"asynchronous": simulated(folder, ahead=True), "synchronous": simulated(folder, ahead=False)}
-    except BatchsimError as error:
-        print(error, file=sys.stderr)
-        return 2
-    print(f"{'':22}{'measured':>12}" + "".join(f"{name:>24}" for name in runs))
-    print(f"{'lag, decode steps':22}{real.lag:12.2f}" + "".join(f"{run.lag:24.2f}" for run in runs.values()))
-    print(f"{'  calls':22}{real.num_calls:12}" + "".join(f"{run.num_calls:24}" for run in runs.values()))
-    rows = {"decode step, ms": (1000 * real.decode_s, [1000 * run.decode_s for run in runs.values()])}
-    for name, (unit, scale) in zip(LATENCIES, (("s", 1.0), ("ms", 1000.0), ("s", 1.0)), strict=True):
-        for what, of in (("mean", np.mean), ("median", np.median)):
-            found = [scale * float(of(run.latencies[name])) for run in (real, *runs.values())]
-            rows[f"{name.upper()} {what}, {unit}"] = (found[0], found[1:])
-    for what, (true, guesses) in rows.items():
-        cells = "".join(f"{guess:14.1f} ({100 * (guess / true - 1):+5.1f} %)" for guess in guesses)
-        print(f"{what:22}{true:12.1f}{cells}")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    engine = json.loads((folder / "engine.json").read_text())
+    kv, args = engine["kv_cache"], engine["engine_kwargs"]
+    found = {name: int(kv[name]) for name in ("num_gpu_blocks", "block_size")}
+    return found | {name: int(args[name]) for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len")}
