@@ -1,5 +1,6 @@
 """What the flags of an engine's server mean to a scenario: a line is read by a table of them, and written back by it.
 
+Flags that set a key of a scenario are in the .py of their server, all others in other_flags.yaml.
 A scenario's keys are flat here: `model`, `max_model_len`, `deployment.tp`, `kv.utilisation`, and `policy.KNOB` for the
 knobs of the engine's own policy.
 """
@@ -10,8 +11,12 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from typing import Any
+
+import yaml
 
 from batchsim.base.errors import ScenarioError, cut, nearest
 
@@ -19,26 +24,11 @@ Keys = dict[str, Any]
 _INT = re.compile(r"[+-]?\d+\Z", re.ASCII)
 _DIGITS = 20  # of the longest number of 64 bits
 _SUFFIXED = re.compile(rf"(\d{{1,{_DIGITS}}}(?:\.\d{{1,{_DIGITS}}})?)([A-Za-z]*)\Z", re.ASCII)
-_LEVEL = re.compile(r"-O[0-3]\Z")  # its value is within the name
 _FLAG = re.compile(r"--?[A-Za-z]")  # no negative number
-_CAPTURED = ("--cuda-graph-sizes", "--cudagraph-capture-sizes", "--cuda-graph-bs")
-_CAPTURED += ("--cuda-graph-bs-decode", "--cuda-graph-bs-prefill")
-_LISTS = (*_CAPTURED, "--served-model-name", "--middleware", "--api-key")
-"""Flags that take one value or several; all others of those that are not simulated take one."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)
 OPTIONS_FILE = "options.yaml"
 SAME = "without effect on timing"
 UNTOLD = "chooses among kernels that the tables do not tell apart"
-EAGER = (
-    "the kernel tables time decodes with CUDA graphs, and without them steps are slower, by what launches take the"
-    " host. Leave it out here, and state that in the scenario: deployment.host: {base: 20ms}, say"
-)
-"""Why an engine without CUDA graphs is not read off its flags, and what to do."""
-FLOAT32 = (
-    "tables and rooflines are of 16 bits and fewer; in 32 weights and KV take twice the bytes, and products another"
-    " time. Leave it out for 16 bits, or state what steps take: cost: {kind: linear, ...}, with kv: {tokens: ...}"
-)
-"""The same of numbers of 32 bits."""
 CHECKPOINTS = "as the checkpoint is quantised"
 """What `--quantization` is read as where it only names what the checkpoint's config.json says."""
 
@@ -138,14 +128,54 @@ class Read:
 
 
 @dataclass(frozen=True)
-class Engine:
-    """The server of an engine: how its command line begins, where the model stands, and its flags.
+class OtherFlags:
+    """Flags of a server that set no key, as other_flags.yaml has them.
 
-    `same` and `untold` are names of flags by whether they take values; `refused` says why a flag has no counterpart,
-    `refused_values` the same by patterns of a flag with its value.
+    `means` is SAME or UNTOLD by name, and `takes` says of these whether they take `nothing`, `a value` or `several`;
+    `refused` says why a flag has no counterpart, `refused_values` the same by patterns of a flag with its value.
+    `environment` is SAME or UNTOLD by patterns of assignments that may stand before the command. `same_options` are
+    names in the file of options that change nothing.
+    """
+
+    means: Mapping[str, str]
+    takes: Mapping[str, str]
+    refused: Mapping[str, str]
+    refused_values: Mapping[str, str]
+    environment: Mapping[str, str]
+    same_options: tuple[str, ...]
+
+
+@cache
+def other_flags(server: str) -> OtherFlags:
+    """The flags of the server of an engine that set no key; KeyError for an engine without a server."""
+    text = resources.files("batchsim.scenario.command_lines").joinpath("other_flags.yaml").read_text(encoding="utf-8")
+    table = yaml.safe_load(text)[server]
+    groups = [
+        (meaning, takes, names.split())
+        for key, meaning in (("same", SAME), ("untold", UNTOLD))
+        for takes, names in table[key].items()
+    ]
+    return OtherFlags(
+        means={name: meaning for meaning, _, names in groups for name in names},
+        takes={name: takes for _, takes, names in groups for name in names},
+        refused={name: why for names, why in table["refused"].items() for name in names.split()},
+        refused_values=table.get("refused_values", {}),
+        environment={
+            pattern: meaning
+            for key, meaning in (("same", SAME), ("untold", UNTOLD))
+            for pattern in table["environment"][key]
+        },
+        same_options=tuple(table.get("same_options", "").split()),
+    )
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The server of an engine: how its command line begins, where the model stands, and the flags that set keys.
+
     `spell` brings flags into the one form that tables have. `settle` makes keys of what was read, and `unsettle` what
-    was read of keys. `environment` matches variables that may stand before the command, by what they are. `options`
-    reads the file of options that a flag names, and `option_lines` takes out of keys what only such a file can say.
+    was read of keys. `options` reads the file of options that a flag names, and `option_lines` takes out of keys what
+    only such a file can say.
     """
 
     name: str
@@ -153,19 +183,17 @@ class Engine:
     heads: tuple[tuple[str, ...], ...]
     flags: tuple[Flag, ...]
     model_flags: tuple[str, ...]
-    same_switches: frozenset[str]
-    same_values: frozenset[str]
-    untold_switches: frozenset[str]
-    untold_values: frozenset[str]
-    refused: Mapping[str, str]
     spell: Callable[[str], str]
     settle: Callable[[Keys], None]
     unsettle: Callable[[Keys], None]
-    environment: Mapping[str, str] = field(default_factory=dict[str, str])
-    refused_values: Mapping[str, str] = field(default_factory=dict[str, str])
     model_first: bool = True
     options: Callable[[str], Keys] | None = None
     option_lines: Callable[[Keys], list[str]] | None = None
+
+    @property
+    def others(self) -> OtherFlags:
+        """The flags that set no key."""
+        return other_flags(self.name)
 
     def by_name(self) -> dict[str, Flag]:
         """Every flag by each of its names."""
@@ -173,8 +201,7 @@ class Engine:
 
     def names(self) -> Iterable[str]:
         """All names that the table knows."""
-        groups = (self.same_switches, self.same_values, self.untold_switches, self.untold_values, self.refused)
-        return [*self.by_name(), *self.model_flags, *(name for group in groups for name in group)]
+        return [*self.by_name(), *self.model_flags, *self.others.means, *self.others.refused]
 
 
 def read_line(line: str, engine: Engine) -> Read:
@@ -264,7 +291,7 @@ class _Reader:
     def assign(self, word: str) -> None:
         """Takes a variable of the environment."""
         name = word.partition("=")[0]
-        kind = next((kind for pattern, kind in self.engine.environment.items() if re.match(pattern, word)), "")
+        kind = next((kind for pattern, kind in self.engine.others.environment.items() if re.match(pattern, word)), "")
         if not kind:
             raise ScenarioError(
                 f"{self.engine.title}: whether {name} changes timing is not known. Leave it out if it does not."
@@ -289,16 +316,15 @@ class _Reader:
 
     def _count(self, name: str, rest: list[str]) -> int:
         """How many of the words after the flag `name` are its values."""
-        engine = self.engine
+        others = self.engine.others
         if name in self.flags:
             return 0 if self.flags[name].read is None else 1
-        if name in engine.same_switches or name in engine.untold_switches or name in engine.refused:
+        if name in others.refused:
             return 0
-        if name in engine.model_flags:
+        if name in self.engine.model_flags:
             return 1
-        if _LEVEL.match(name):
-            return 0
-        most = len(rest) if name in _LISTS else 1
+        takes = others.takes.get(name, "a value")
+        most = {"nothing": 0, "a value": 1, "several": len(rest)}[takes]
         return next((i for i, word in enumerate(rest[:most]) if _FLAG.match(word)), min(most, len(rest)))
 
     def _set_model(self, model: str) -> None:
@@ -323,19 +349,17 @@ class _Reader:
             self._set(flag, spelt, values)
         elif name in engine.model_flags:
             self._set_model(*values or self._missing(spelt))
-        elif name in engine.same_switches | engine.same_values:
-            self.same.append(spelt)
-        elif name in engine.untold_switches | engine.untold_values:
-            self.untold.append(spelt)
+        elif name in engine.others.means:
+            (self.same if engine.others.means[name] == SAME else self.untold).append(spelt)
         else:
             known = nearest(name, engine.names(), "Leave it out if it does not change timing.")
             raise ScenarioError(f"{title}: {cut(spelt)} is no flag that is known of {title}. {known}")
 
     def _refused(self, name: str, values: list[str]) -> str | None:
         """Why a flag with such values has no counterpart; None where it has."""
-        said, patterns = " ".join((name, *values)), self.engine.refused_values
-        return self.engine.refused.get(name) or next(
-            (patterns[each] for each in patterns if re.match(each, said)), None
+        others, said = self.engine.others, " ".join((name, *values))
+        return others.refused.get(name) or next(
+            (why for pattern, why in others.refused_values.items() if re.match(pattern, said)), None
         )
 
     def _missing(self, spelt: str) -> list[str]:
