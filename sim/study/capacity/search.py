@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from batchsim.base.errors import ScenarioError
 from batchsim.metrics.intervals import half_width, unseen
+from batchsim.study.sweep.search import Bracket
 
 DOWN = (0.8, 0.8, 0.8, 0.75, 0.7, 0.65, 0.55, 0.5, 0.4, 0.35, 0.3)  # of the load before: down to 2 ‰ of the start
 UP = (1.25, 1.25, 1.25, 1.5, 2.0, 2.0, 2.0, 4.0, 4.0, 4.0)
@@ -61,12 +62,16 @@ Book = dict[float, dict[int, Trial]]
 
 @dataclass(frozen=True)
 class Axis:
-    """The loads that can be tried: whole numbers or not, from `lowest` to `highest`, None where nothing ends them."""
+    """The loads that can be tried: whole numbers or not, from `lowest` to `highest`, None where nothing ends them.
+
+    `near`: a search begins close to what it looks for, and takes smaller strides.
+    """
 
     lowest: float
     highest: float | None = None
     whole: bool = False
     digits: int = 3
+    near: bool = False
 
     def load(self, wanted: float) -> float:
         """The load that can be tried next to `wanted`."""
@@ -77,6 +82,16 @@ class Axis:
         """A load in the middle, by factor; None if there is none."""
         middle = self.load(math.sqrt(low * high))
         return middle if low < middle < high else None
+
+    def beyond(self, edge: float, strides: int, *, up: bool) -> float | None:
+        """The load above or below `edge` after so many strides that way; None at the axis's end, or after the last."""
+        factors = (NEAR_UP if self.near else UP) if up else (NEAR_DOWN if self.near else DOWN)
+        if strides >= len(factors):
+            return None
+        following = self.load(edge * factors[strides])
+        if self.whole and following == edge:
+            following = self.load(edge + (1 if up else -1))
+        return None if following == edge else following
 
 
 @dataclass(frozen=True)
@@ -204,15 +219,16 @@ def search(book: Book, start: float, axis: Axis, effort: Effort) -> Iterator[lis
     """Yields the (load, seed) it wants tried; they must be in `book` when it is asked for more."""
     if wanted := _missing(book, [axis.load(start)], effort.pilot):
         yield wanted
-    num_seeds, strides = effort.fewest, 0
+    num_seeds, bracket = effort.fewest, Bracket[float](replace(axis, near=effort.near))
     while len(book) < effort.max_probes:
         low, high = _ends(probes(book))
+        bracket.put(low and low.load, high and high.load)
         if low is None or high is None:
-            edge = low or high
-            at = max(book) if edge is None else edge.load  # where nobody could be measured yet, it is upwards
-            wanted = _missing(book, _beyond(at, high is None, strides, axis, effort), effort.pilot)
-            strides += 1
-            if not wanted and edge is None:
+            is_judged = low is not None or high is not None
+            if not is_judged:  # no load had requests to measure yet: higher ones have more
+                bracket.put(max(book), None)
+            wanted = _missing(book, _loads(bracket.following()), effort.pilot)
+            if not wanted and not is_judged:
                 return
             if not wanted:  # nowhere further to go: the verdict takes more than a pilot's seeds
                 best = max(probes(book), key=lambda p: p.margin) if low is None else low
@@ -222,13 +238,10 @@ def search(book: Book, start: float, axis: Axis, effort: Effort) -> Iterator[lis
                 return
             yield wanted
             continue
-        strides = 0
         if wanted := _missing(book, [low.load, high.load], num_seeds):
             yield wanted
             continue
-        middle = axis.between(low.load, high.load)
-        middles = [] if middle is None or high.load <= effort.width * low.load else [middle]
-        if wanted := _missing(book, middles, num_seeds):
+        if high.load > effort.width * low.load and (wanted := _missing(book, _loads(bracket.following()), num_seeds)):
             yield wanted
             continue
         if effort.narrow:
@@ -252,15 +265,8 @@ def search(book: Book, start: float, axis: Axis, effort: Effort) -> Iterator[lis
         return
 
 
-def _beyond(edge: float, up: bool, strides: int, axis: Axis, effort: Effort) -> list[float]:
-    """The next load above all that pass, or below all that fail, in growing strides; none at the axis's end."""
-    factors = (NEAR_UP if effort.near else UP) if up else (NEAR_DOWN if effort.near else DOWN)
-    if strides >= len(factors):
-        return []
-    following = axis.load(edge * factors[strides])
-    if axis.whole and following == edge:
-        following = axis.load(edge + (1 if up else -1))
-    return [] if following == edge else [following]
+def _loads(load: float | None) -> list[float]:
+    return [] if load is None else [load]
 
 
 def _missing(book: Book, loads: Iterable[float], num_seeds: int) -> list[tuple[float, int]]:

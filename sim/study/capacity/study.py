@@ -29,7 +29,7 @@ from batchsim.study.curves.auto import saturations
 from batchsim.study.curves.lines import ANY_LOAD, Line
 from batchsim.study.sweep import overload
 from batchsim.study.sweep.points import Sweep
-from batchsim.study.sweep.searches import side_by_side
+from batchsim.study.sweep.search import side_by_side
 from batchsim.workload.build import known_requests
 from batchsim.workload.processes import (
     GammaArrivals,
