@@ -85,7 +85,7 @@ def solved(
 
     ScenarioError if x is not between LEAST and MOST, or no answer has two tokens.
     """
-    from scipy.optimize import brentq
+    from scipy.optimize import root_scalar
 
     looped = _looped(setup, concurrency)
     where = f"anchor: tpot {format_duration(round(tpot_ns))} at concurrency {concurrency}"
@@ -106,7 +106,7 @@ def solved(
             f"{where} is {1 / (1 + off(1.0)):.3g} times what is simulated, and step times are stretched by {LEAST:g} to"
             f" {MOST:g} at most. Correct the point or the deployment."
         )
-    x = float(brentq(off, 1.0, end, xtol=_NARROW, rtol=_NARROW))
+    x = root_scalar(off, bracket=(1.0, end), method="brentq", xtol=_NARROW, rtol=_NARROW).root
     if off(x):
         raise ScenarioError(f"{where}: no factor on step times meets it; near {x:.3g} TPOT jumps. Anchor elsewhere.")
     return x
