@@ -24,7 +24,8 @@ from batchsim.results.point_files import read_table
 from batchsim.results.read import POINTS
 from batchsim.scenario import Point, PolicySpec, Scenario, changed
 from batchsim.scenario.point import Setup
-from batchsim.study.capacity.search import NOBODY, Axis, Book, Effort, Trial, capacity, probes, search
+from batchsim.study.capacity.book import NOBODY, Book, Trial, capacity, probes
+from batchsim.study.capacity.search import Axis, Effort, search
 from batchsim.study.curves.auto import saturations
 from batchsim.study.curves.lines import ANY_LOAD, Line
 from batchsim.study.sweep import overload
