@@ -21,7 +21,7 @@ from batchsim.scenario.command_lines.engines import (
     read_command,
     write_command,
 )
-from batchsim.scenario.command_lines.flags import OPTIONS_FILE
+from batchsim.scenario.command_lines.lines import OPTIONS_FILE
 from batchsim.scenario.deployment_config import DeploymentConfig
 from batchsim.scenario.load import parse_scenario
 from tests.unit.test_deployment_config import SHEET, TEXT
