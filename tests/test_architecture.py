@@ -77,7 +77,7 @@ ROOMS = {
         7, of_file="fleet_records:numpy apart:simpy clients:simpy engine:simpy simulate_fleet:simpy", pure=True
     ),
     "metrics": _room(8, "numpy pandas scipy"),
-    "scenario": _room(8, "numpy pydantic pydantic_core yaml"),
+    "scenario": _room(8, "numpy pydantic pydantic_core yaml", of_file="anchor:scipy"),
     "check.validation": _room(9, "numpy", of_file="load_shift:scipy"),
     "fit": _room(10, "numpy", of_file="solve:scipy"),
     "fit.server": _room(11, "numpy", of_file="client:aiohttp refusals:aiohttp"),

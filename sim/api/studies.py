@@ -12,7 +12,8 @@ from batchsim.base.errors import ScenarioError
 from batchsim.base.units import parse_share
 from batchsim.scenario import Scenario, changed
 from batchsim.scenario.made import scenario as made
-from batchsim.study.capacity.find import CapacityStudy, find_capacities
+from batchsim.study.capacity.capacities import CapacityStudy
+from batchsim.study.capacity.find import find_capacities
 from batchsim.study.capacity.search import Effort
 from batchsim.study.curves.precision import MAX_SEEDS, METRIC, Precision
 from batchsim.study.curves.run import run_scenario

@@ -82,12 +82,12 @@ def write_fit(found: EngineFit, text: str, out: Path, judge: str, *, force: bool
     from batchsim.scenario.fitted_config import KIND
 
     typer.echo(text)
-    for line in found.exceeded:
+    for line in found.violations:
         typer.echo(line, err=True)
-    if found.exceeded and not force:
+    if found.violations and not force:
         typer.echo(
-            f"{out}: not written: {len(found.exceeded)} errors are above what the fit claims, or can claim. Look at its"
-            " runs and the scenario, or write it all the same with --force.",
+            f"{out}: not written: {len(found.violations)} errors are above what the fit claims, or can claim. Look at"
+            " its runs and the scenario, or write it all the same with --force.",
             err=True,
         )
         raise typer.Exit(REFUSED_EXIT)
@@ -123,10 +123,10 @@ def chosen(
 ) -> tuple[list[MeasuredRun], list[MeasuredRun]]:
     """(given, held out) of the runs of `files`, folders among them meaning all their SUFFIXES, whose names hold one of
     `parts`; where they are of several models, of those of `model`. Each `hold_out` is a file, or a piece of names;
-    without one the rule of `batchsim.fit.held_out` applies."""
+    without one the rule of `batchsim.fit.measured_loads` applies."""
     from batchsim.check.measured.read import read_measured
     from batchsim.check.measured.select import runs_of_model
-    from batchsim.fit.held_out import split
+    from batchsim.fit.measured_loads import split
 
     runs = [run for file in files_of(files) for run in read_measured(file)]
     if parts:

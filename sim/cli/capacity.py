@@ -57,8 +57,8 @@ def capacity(
     from batchsim.report.pictures.capacity_picture import capacity_picture
     from batchsim.report.text.capacity_text import capacity_json, capacity_text
     from batchsim.report.text.summary_text import fit
+    from batchsim.study.capacity.capacities import keep_capacity
     from batchsim.study.capacity.find import find_capacities
-    from batchsim.study.capacity.keep_capacity import keep_capacity
     from batchsim.study.sweep.points import Sweep, keeping
 
     overrides = [*(set_ or []), *([f"slo={json.dumps(slo)}"] if slo is not None else [])]

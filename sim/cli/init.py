@@ -14,7 +14,7 @@ from batchsim.cli.common import check_output, one_line_errors, read_scenario
 from batchsim.cli.traces import options_advised, trace_config
 
 if TYPE_CHECKING:
-    from batchsim.scenario.command_lines.flags import Read
+    from batchsim.scenario.command_lines.lines import Read
 
 SCHEMA = "batchsim.schema.json"
 """The file beside a scenario that describes it. A file, since an editor finds it without a network, and it is of the
@@ -122,7 +122,7 @@ def _read_line(lines: dict[str, str], engine: str | None, tp: int | None) -> Rea
 def _of_options(engine: str, model: str, tp: int | None) -> Read:
     from batchsim.base.errors import nearest
     from batchsim.scenario.command_lines.engines import SERVERS
-    from batchsim.scenario.command_lines.flags import Read
+    from batchsim.scenario.command_lines.lines import Read
 
     if engine not in SERVERS:
         raise ScenarioError(f"--engine {engine}: is not known. {nearest(engine, SERVERS)}")

@@ -20,10 +20,18 @@ from batchsim.cost import Cost, Free, Linear, Scaled
 from batchsim.cost.constant import Constant
 from batchsim.cost.fitted import TERMS, Fitted, StepTerms
 from batchsim.cost.own_cost import OwnCost
-from batchsim.fit.held_out import LoadError, claims_of, load_error, mean_lengths, short_names
 from batchsim.fit.identify import Identified, identify
+from batchsim.fit.measured_loads import (
+    MOST_REQUESTS,
+    LoadError,
+    claims_of,
+    first_of_each,
+    load_error,
+    mean_lengths,
+    short_names,
+    thinned,
+)
 from batchsim.fit.solve import Case, Solved, error_of, simulate_all, solve, with_fit
-from batchsim.fit.thin import MOST_REQUESTS, first_of_each, thinned
 from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.scenario.config import PolicySpec
 from batchsim.scenario.fitted_config import FORMAT
@@ -83,15 +91,16 @@ class EngineFit:
         return tuple(dict.fromkeys(run.source for run in self.runs))
 
     @property
-    def exceeded(self) -> list[str]:
-        """What is no claim, and what of each held-out load errs by more than is claimed. Empty: the claims hold."""
-        found = [
+    def violations(self) -> list[str]:
+        """A sentence for each claim that is too large to be one, for each given load that no load within reach equals,
+        and for each error of a held-out load above what is claimed; empty where all claims hold."""
+        sentences = [
             f"{name}: ±{100 * claim:.3g} % would be claimed, and more than ±{100 * MOST_CLAIMED:g} % is no claim: the"
             " terms do not explain what was given"
             for name, claim in self.claims.items()
             if claim > MOST_CLAIMED
         ]
-        found += [
+        sentences += [
             f"{one.name}: {name} off by more than any load within reach, at a given load"
             for one in self.given
             for name, error in one.errors.items()
@@ -101,8 +110,8 @@ class EngineFit:
             for name in one.exceeded(self.claims):
                 error = one.errors[name]
                 by = "off by more than any load within reach" if error is None else f"{100 * error:+.1f} %"
-                found.append(f"{one.name}: {name} {by}, ±{100 * self.claims[name]:.1f} % claimed")
-        return found
+                sentences.append(f"{one.name}: {name} {by}, ±{100 * self.claims[name]:.1f} % claimed")
+        return sentences
 
     def to_json(self, made: dict[str, Any]) -> str:
         """The file's text; `made` says by what it was made. OSError where a measured file is gone."""
@@ -190,12 +199,12 @@ def fit_engine(
 
 
 def _possible(setup: Setup, runs: Sequence[MeasuredRun]) -> tuple[list[MeasuredRun], list[str]]:
-    """`runs` without the figures that cannot be, those of which no latency is left left out; a line on each of these.
-    MeasuredError, with the reason, where no run is left."""
-    found = [possible(setup, run) for run in runs]
+    """`runs` without the figures that the sheet of the GPUs does not allow, and a line on each run left out since none
+    of its latencies remains. MeasuredError, with the reason, where no run is left."""
+    cleaned = [possible(setup, run) for run in runs]
     means = {f"{latency}_mean_s" for latency in LATENCIES}
-    kept = [run for run in found if means & run.figures.keys() or not means & run.impossible.keys()]
-    notes = [f"{run.name}: {run.notes[-1]}" for run in found if not any(run is one for one in kept)]
+    kept = [run for run in cleaned if means & run.figures.keys() or not means & run.impossible.keys()]
+    notes = [f"{run.name}: {run.notes[-1]}" for run in cleaned if not any(run is one for one in kept)]
     if runs and not kept:
         raise MeasuredError(f"{notes[0]}, and no run is left to fit to. Give runs that were measured without.")
     return kept, notes
@@ -204,14 +213,14 @@ def _possible(setup: Setup, runs: Sequence[MeasuredRun]) -> tuple[list[MeasuredR
 def _of_known_slots(
     runs: Sequence[MeasuredRun], spec_of: Callable[[MeasuredRun], PolicySpec]
 ) -> tuple[list[MeasuredRun], list[MeasuredRun]]:
-    """The runs to fit to, and those to leave out: few users in a closed loop of an engine that splits steps keep to
-    slots that lie side by side or do not, as the requests of before have left them, which nobody knows."""
-    found: tuple[list[MeasuredRun], list[MeasuredRun]] = [], []
+    """The runs to fit to, and those to leave out: closed loops with more users than one and fewer than slots, of an
+    engine that splits steps. Which slots such users have depends on earlier requests, which are not recorded."""
+    parts: tuple[list[MeasuredRun], list[MeasuredRun]] = [], []
     for run in runs:
         traits, users = spec_of(run).config.traits, run.client.max_concurrency or 0
         few = run.client.arrivals == "closed" and traits.splits_steps and 1 < users < (traits.max_num_seqs or 0)
-        found[few].append(run)
-    return found
+        parts[few].append(run)
+    return parts
 
 
 def _held_out_error(case: Case, fitted: Setup, solved: Solved, one: Replay) -> LoadError:
@@ -300,15 +309,15 @@ def _notes(case: Case, solved: Solved, replays: Sequence[Replay], short: Mapping
     for one in replays:
         for note in (*one.run.notes, *one.notes):
             of.setdefault(note, []).append(short[one.run.name])
-    found = [
+    notes = [
         f"{'all runs' if len(names) == len(replays) > 1 else ', '.join(names)}: {note}" for note, names in of.items()
     ]
     least = min(one.kv_free for one in solved.equations)
     if least:
-        found.append(
+        notes.append(
             f"KV was never full: at least {least:,} of {case.setup.kv.num_blocks:,} blocks were free, so that their"
             " number is not tested. A run of more or longer requests at a time would"
         )
     if not solved.settled:
-        found.append(f"after {solved.rounds} rounds the terms still moved: the data hold them loosely")
-    return tuple(found)
+        notes.append(f"after {solved.rounds} rounds the terms still moved: the data hold them loosely")
+    return tuple(notes)

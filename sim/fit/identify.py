@@ -99,9 +99,9 @@ def identify(case: Case, solved: Solved, *, ahead: bool) -> Identified:
     """
     a, _ = system(case, solved.equations, solved.values)
     sigma = _sigma(solved, int((a != 0).any(axis=0).sum()))
-    found = identified(a, case.active, solved.values, sigma, _shares(case, solved), "frontend" if ahead else "")
+    known = identified(a, case.active, solved.values, sigma, _shares(case, solved), "frontend" if ahead else "")
     lag = (Confused("frontend", "lag", 1.0, _LAG),) if ahead else ()
-    return replace(found, confused=(*lag, *found.confused))
+    return replace(known, confused=(*lag, *known.confused))
 
 
 def identified(
@@ -124,23 +124,23 @@ def identified(
     covariance = np.linalg.pinv(scaled.T @ scaled, rcond=1e-12)
     halves = np.full(len(size), np.inf)
     halves[seen] = SIGMAS * max(sigma, FLOOR) * np.sqrt(np.maximum(np.diag(covariance), 0.0)) / size[seen]
-    told = int((spread > NOTHING * spread[0]).sum())
-    unknown = np.abs(directions[told:]).max(axis=0, initial=0.0) > NOTHING  # the equations say nothing of these
+    rank = int((spread > NOTHING * spread[0]).sum())
+    unknown = np.abs(directions[rank:]).max(axis=0, initial=0.0) > NOTHING  # the equations say nothing of these
     halves[np.flatnonzero(seen)[unknown]] = np.inf
     terms = tuple(
         Term(name, values[name], half, shares[name], name != mixed)
         for name, half in zip(names, halves.tolist(), strict=True)
     )
     known = {term.name: term.identified for term in terms}
-    there = [name for name, its in zip(names, seen, strict=True) if its]
+    there = [name for name, is_seen in zip(names, seen, strict=True) if is_seen]
     deviations = np.sqrt(np.maximum(np.diag(covariance), 1e-300))
     correlations = covariance / np.outer(deviations, deviations)
-    found = [
+    confused = [
         Confused(there[i], there[j], float(correlations[i, j]), _settled_by(there[i], there[j]))
         for i, j in combinations(range(len(there)), 2)
         if abs(correlations[i, j]) >= TOLD_APART and not (known[there[i]] and known[there[j]])
     ]
-    return Identified(terms, condition, tuple(sorted(found, key=lambda pair: -abs(pair.correlation))))
+    return Identified(terms, condition, tuple(sorted(confused, key=lambda pair: -abs(pair.correlation))))
 
 
 def _settled_by(one: str, other: str) -> str:
@@ -149,16 +149,16 @@ def _settled_by(one: str, other: str) -> str:
 
 def _sigma(solved: Solved, terms: int) -> float:
     """Root mean square of what the equations of means are off by, for each that is not used up by a term."""
-    off = np.array([WEIGHTS[one.rows.latency] * one.off for one in solved.equations])
+    off = np.array([WEIGHTS[one.rows.latency] * one.relative_error for one in solved.equations])
     return float(np.sqrt((off**2).sum() / max(len(off) - terms, 1)))
 
 
 def _shares(case: Case, solved: Solved) -> dict[str, float]:
-    found: dict[str, float] = {}
+    shares: dict[str, float] = {}
     for name in case.active:
         parts: Sequence[float] = [
             float(one.rows.step_ns[NAMES.index(name)]) * solved.values[name] / one.rows.simulated_ns
             for one in solved.equations
         ]
-        found[name] = max(parts)
-    return found
+        shares[name] = max(parts)
+    return shares

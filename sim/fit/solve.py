@@ -78,14 +78,13 @@ class Equations:
     def weight(self) -> float:
         """What a row is multiplied by, so that a latency of a run counts as one equation in shares of its mean,
         measured or simulated, whichever is more; as less beyond CUT."""
-        mean, off = max(self.rows.measured_ns, self.rows.simulated_ns), abs(self.off)
+        mean, off = max(self.rows.measured_ns, self.rows.simulated_ns), abs(self.relative_error)
         trust = np.sqrt(CUT / off) if off > CUT else 1.0
         return float(trust * WEIGHTS[self.rows.latency] / (mean * np.sqrt(len(self.rows.left))))
 
     @property
-    def off(self) -> float:
-        """Simulated less measured mean, as a share of whichever is more, for each percent of step time that moves it
-        by one."""
+    def relative_error(self) -> float:
+        """(Simulated - measured mean) / the larger of both, divided by the sensitivity to step time, `steep`."""
         mean = max(self.rows.measured_ns, self.rows.simulated_ns)
         return (self.rows.simulated_ns - self.rows.measured_ns) / mean / self.steep
 
@@ -129,7 +128,7 @@ def solve(
             break
         aimed = _aim(case, equations, values)
         following = {name: values[name] + DAMP * (aimed[name] - values[name]) for name in NAMES}
-        moved = _moved(equations, values, following)
+        moved = _change(equations, values, following)
         values, rounds = following, rounds + 1
     assert best is not None, "the error of a simulation is a number"
     return Solved(*best, rounds, moved < ENOUGH)
@@ -137,7 +136,7 @@ def solve(
 
 def simulate_all(case: Case, replays: Sequence[Replay], values: Mapping[str, float]) -> list[Equations]:
     """The equations of all runs at these values."""
-    found: list[Equations] = []
+    equations: list[Equations] = []
     for number, one in enumerate(replays):
         plain, stretched = (_played(case, one, values, stretch) for stretch in (1.0, 1 + STRETCH))
         cost = case.cost(values)
@@ -147,8 +146,8 @@ def simulate_all(case: Case, replays: Sequence[Replay], values: Mapping[str, flo
             by_steps = float(rows.step_ns[:-1] @ _vector(values)[:-1])
             gained = later.get(rows.latency, rows.simulated_ns) - rows.simulated_ns
             steep = gained / (STRETCH * by_steps) if by_steps > 0 else 1.0
-            found.append(Equations(rows, min(max(steep, 1.0), MOST_STEEP), number, free))
-    return found
+            equations.append(Equations(rows, min(max(steep, 1.0), MOST_STEEP), number, free))
+    return equations
 
 
 def _played(case: Case, one: Replay, values: Mapping[str, float], stretch: float) -> Run:
@@ -162,7 +161,7 @@ def _vector(values: Mapping[str, float]) -> Floats:
 def error_of(equations: Sequence[Equations]) -> float:
     """Root of the weighted mean square of the errors of means, as shares of step time; beyond CUT, of their product."""
     weights = np.array([WEIGHTS[one.rows.latency] for one in equations])
-    off = np.abs([one.off for one in equations])
+    off = np.abs([one.relative_error for one in equations])
     return float(np.sqrt((weights**2 * off * np.minimum(off, CUT)).sum() / (weights**2).sum()))
 
 
@@ -182,8 +181,8 @@ def system(case: Case, equations: Sequence[Equations], values: Mapping[str, floa
 def _aim(case: Case, equations: Sequence[Equations], values: Mapping[str, float]) -> dict[str, float]:
     """The values that solve the equations, none below 0, with a pull toward the defaults."""
     a, b = system(case, equations, values)
-    found = least(a, b, np.array([case.defaults.get(name, 0.0) for name in case.active]))
-    return {**values, **dict(zip(case.active, found.tolist(), strict=True))}
+    terms = least(a, b, np.array([case.defaults.get(name, 0.0) for name in case.active]))
+    return {**values, **dict(zip(case.active, terms.tolist(), strict=True))}
 
 
 def least(a: Floats, b: Floats, defaults: Floats) -> Floats:
@@ -191,11 +190,11 @@ def least(a: Floats, b: Floats, defaults: Floats) -> Floats:
     size = np.sqrt((a * a).sum(axis=0))
     size[size == 0] = 1.0
     ridge = np.sqrt(RIDGE) * np.eye(len(size))
-    found, _ = nnls(np.concatenate([a / size, ridge]), np.concatenate([b, np.sqrt(RIDGE) * defaults * size]))
-    return found / size
+    x, _ = nnls(np.concatenate([a / size, ridge]), np.concatenate([b, np.sqrt(RIDGE) * defaults * size]))
+    return x / size
 
 
-def _moved(equations: Sequence[Equations], values: Mapping[str, float], following: Mapping[str, float]) -> float:
-    """By which share of its mean the values that follow change the latency that they change most."""
+def _change(equations: Sequence[Equations], values: Mapping[str, float], following: Mapping[str, float]) -> float:
+    """Largest relative change of any mean latency from the terms `values` to those `following`."""
     change = _vector(following) - _vector(values)
     return max(abs(float(one.rows.step_ns @ change)) / one.rows.measured_ns for one in equations)

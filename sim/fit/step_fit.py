@@ -16,8 +16,8 @@ from batchsim.check.validation.step_error import RegionError
 from batchsim.cost import Cost
 from batchsim.cost.fitted import TERMS, Fitted, StepTerms
 from batchsim.fit.engine_fit import BETTER, FREE, MISSED, OVER_KERNEL, STAIRS, EngineFit, check_fits, start_of
-from batchsim.fit.held_out import FLOORS, SIGMAS, LoadError
 from batchsim.fit.identify import Identified, identified
+from batchsim.fit.measured_loads import FLOORS, SIGMAS, LoadError
 from batchsim.fit.solve import CUT, least
 from batchsim.scenario.config import PolicySpec
 from batchsim.scenario.point import Setup
@@ -28,12 +28,14 @@ FEWEST = 20
 """Recorded steps that a fit needs, those held out counted too."""
 STRETCHES = 10
 HELD = (1, 4, 7)
-"""Of so many consecutive stretches of a core's steps those that are held out, counted from 0."""
-TOLD = 0.2
-"""Share by which what a term multiplies may be open in a step that tells it. Once the terms are known nearly, the steps
-fitted to are those whose predicted time all that is open moves by no more than OPEN."""
+"""The stretches that are held out, counted from 0, of the STRETCHES equal ones that the steps of each core are cut into
+in their order."""
+TIGHT = 0.2
+"""Largest distance of the bounds of what a term multiplies in a step, as a share of their middle, at which the step
+determines it. Once the terms are known nearly, the steps fitted to are those whose predicted time moves by no more than
+OPEN within the bounds."""
 MOSTLY = 0.5
-"""Share of the steps with any of it that must tell what a term multiplies, for the term to be fitted."""
+"""Share of the steps with any of it that must determine what a term multiplies, for the term to be fitted."""
 ROUNDS = 20
 SETTLED = 1e-6
 STALLED = 5.0
@@ -64,9 +66,9 @@ class StepFit(EngineFit):
         return self.logs
 
     @property
-    def exceeded(self) -> list[str]:
-        """What makes it no model of the engine, then what is no claim or errs by more than is claimed."""
-        return [*self.lacking, *super().exceeded]
+    def violations(self) -> list[str]:
+        """What makes it no model of the engine, then the violations of claims."""
+        return [*self.lacking, *super().violations]
 
 
 def fit_steps(setup: Setup, spec: PolicySpec, logs: Sequence[StepLog], held: Sequence[StepLog]) -> StepFit:
@@ -85,18 +87,18 @@ def fit_steps(setup: Setup, spec: PolicySpec, logs: Sequence[StepLog], held: Seq
     low, high, asked = least_and_most(steps, Fitted(kernel, StepTerms(kernel=1.0)).features)
     steps = steps.picked(asked)
     design = _Design(low, high, steps.ns, stated)
-    active, open_terms = design.told_terms(FREE[:-1] if kernel is None else OVER_KERNEL[:-1])
+    active, open_terms = design.determined_terms(FREE[:-1] if kernel is None else OVER_KERNEL[:-1])
 
     def parted(rows: NDArray[np.bool_]) -> _Parted:
-        found = _Parted.of(steps.core, rows, apart[asked] if held else None)
-        if rows.sum() < max(FEWEST, MOSTLY * len(asked)) or not found.given.any() or not found.held_out.any():
+        parts = _Parted.of(steps.core, rows, apart[asked] if held else None)
+        if rows.sum() < max(FEWEST, MOSTLY * len(asked)) or not parts.given.any() or not parts.held_out.any():
             raise MeasuredError(
                 f"{logs[0].source}: {int(rows.sum()):,} of {len(asked):,} recorded steps tell what the fit needs, and"
                 f" {FEWEST} are needed, half of all, and some of them to be held out. {_advice(every, kernel)}"
             )
-        return found
+        return parts
 
-    parts = parted(design.nearly_told(design.solve(active, parted(design.told(active)).given)))
+    parts = parted(design.nearly_determined(design.solve(active, parted(design.determined(active)).given)))
     active, values = design.best(active, parts.given, stairs=kernel is None)
     predicted = design.mid @ _vector(values)
     given, held_out = (parts.biases(steps.ns, predicted, part) for part in (parts.given, parts.held_out))
@@ -162,13 +164,13 @@ class _Parted:
 
     def biases(self, ns: Floats, predicted: Floats, part: NDArray[np.bool_]) -> tuple[LoadError, ...]:
         """The bias of the time of each stretch of the steps `part`."""
-        found: list[LoadError] = []
+        errors: list[LoadError] = []
         for core, number in sorted({*zip(self.core[part].tolist(), self.stretch[part].tolist(), strict=True)}):
-            mine = part & (self.core == core) & (self.stretch == number)
-            bias = float(predicted[mine].sum() / ns[mine].sum() - 1)
+            rows = part & (self.core == core) & (self.stretch == number)
+            bias = float(predicted[rows].sum() / ns[rows].sum() - 1)
             name = f"stretch {number + 1} of {STRETCHES} of core {core + 1}"
-            found.append(LoadError(name, {"step_time": bias}, knee=False))
-        return tuple(found)
+            errors.append(LoadError(name, {"step_time": bias}, knee=False))
+        return tuple(errors)
 
 
 class _Design:
@@ -178,26 +180,27 @@ class _Design:
         self.low, self.high, self.ns, self.stated = low, high, ns, stated
         self.mid = (low + high) / 2
 
-    def told_terms(self, terms: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Of `terms` those that most steps with any of it tell, and those left open."""
+    def determined_terms(self, terms: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """(determined, open): of `terms` those to fit, and those to leave out, since most steps with any of it bound
+        loosely what the term multiplies."""
         left_open: list[str] = []
         for name in terms:
             j = TERMS.index(name)
             there = self.high[:, j] > 0
-            told = self.high[:, j] - self.low[:, j] <= TOLD * self.mid[:, j]
-            if name in _OF_OPEN and there.any() and told[there].mean() < MOSTLY:
+            is_tight = self.high[:, j] - self.low[:, j] <= TIGHT * self.mid[:, j]
+            if name in _OF_OPEN and there.any() and is_tight[there].mean() < MOSTLY:
                 left_open.append(name)
         return tuple(name for name in terms if name not in left_open), tuple(left_open)
 
-    def told(self, active: Sequence[str]) -> NDArray[np.bool_]:
-        """The steps of which the log tells what each of the `active` terms multiplies."""
+    def determined(self, active: Sequence[str]) -> NDArray[np.bool_]:
+        """The steps whose log bounds tightly what each of the `active` terms multiplies."""
         of = [TERMS.index(name) for name in active]
-        return np.all(self.high[:, of] - self.low[:, of] <= TOLD * self.mid[:, of], axis=1)
+        return np.all(self.high[:, of] - self.low[:, of] <= TIGHT * self.mid[:, of], axis=1)
 
-    def nearly_told(self, values: Mapping[str, float]) -> NDArray[np.bool_]:
+    def nearly_determined(self, values: Mapping[str, float]) -> NDArray[np.bool_]:
         """The steps whose time under the terms `values` all that the log leaves open moves by no more than OPEN."""
-        its = _vector(values)
-        return np.asarray((self.high - self.low) @ its <= OPEN * (self.mid @ its))
+        terms = _vector(values)
+        return np.asarray((self.high - self.low) @ terms <= OPEN * (self.mid @ terms))
 
     def _weights(self, off: Floats) -> Floats:
         return np.sqrt(CUT / np.maximum(np.abs(off), CUT))
@@ -233,9 +236,9 @@ class _Design:
         defaults = np.array([self.stated.get(name, 0.0) for name in active])
         values, weights = dict.fromkeys(TERMS, 0.0), np.ones(len(a))
         for _ in range(ROUNDS):
-            found = least(a * weights[:, None], weights, defaults)
-            before, values = values, values | dict(zip(active, found.tolist(), strict=True))
-            weights = self._weights(a @ found - 1)
+            terms = least(a * weights[:, None], weights, defaults)
+            before, values = values, values | dict(zip(active, terms.tolist(), strict=True))
+            weights = self._weights(a @ terms - 1)
             if max(abs(values[name] - before[name]) * float(a[:, j].max()) for j, name in enumerate(active)) < SETTLED:
                 break
         return values

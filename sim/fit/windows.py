@@ -1,4 +1,4 @@
-"""Of one simulated run beside the measured one: how much of each term every request waited for, and what is left over.
+"""Design matrix of the fit: by request, the simulated time in each cost term, and the residual to the measurement.
 
 A request waits for its first token through all steps from its arrival at the engine on, and for the others through all
 steps from its first token to its last. What the steps in such a window hold of a feature, times the feature's term,
@@ -58,8 +58,8 @@ def rows_of(replay: Replay, played: Run, cost: Fitted) -> list[Rows]:
         )
     windows = _windows(played, cost)
     measured = replay.run.requests
-    found = [_rows(name, replay, measured, simulated, windows[name]) for name in ("ttft", "tpot")]
-    kept = [rows for rows in found if rows is not None]
+    first = [_rows(name, replay, measured, simulated, windows[name]) for name in ("ttft", "tpot")]
+    kept = [rows for rows in first if rows is not None]
     last = [] if kept else [_rows("e2e", replay, measured, simulated, windows["e2e"])]
     return kept + [rows for rows in last if rows is not None]
 
@@ -93,17 +93,17 @@ def _rows(
     name: str, replay: Replay, measured: MeasuredRequests | None, simulated: MeasuredRequests, windows: Floats
 ) -> Rows | None:
     """The equations of latency `name`; None where it was not measured, or no request has it in simulation."""
-    mine = simulated.latency_s(name) * 1e9
+    simulated_ns = simulated.latency_s(name) * 1e9
     if measured is None:
         mean = replay.run.figures.get(f"{name}_mean_s")
-        known = ~np.isnan(mine)
+        known = ~np.isnan(simulated_ns)
         if mean is None or not known.any():
             return None
-        ours = float(mine[known].mean())
-        return Rows(name, windows[known].mean(axis=0)[None], np.array([mean * 1e9 - ours]), mean * 1e9, ours)
-    theirs = measured.picked(replay.index).latency_s(name) * 1e9
-    known = ~(np.isnan(mine) | np.isnan(theirs))
+        mean_ns = float(simulated_ns[known].mean())
+        return Rows(name, windows[known].mean(axis=0)[None], np.array([mean * 1e9 - mean_ns]), mean * 1e9, mean_ns)
+    measured_ns = measured.picked(replay.index).latency_s(name) * 1e9
+    known = ~(np.isnan(simulated_ns) | np.isnan(measured_ns))
     if not known.any():
         return None
-    left = (theirs - mine)[known]
-    return Rows(name, windows[known], left, float(theirs[known].mean()), float(mine[known].mean()))
+    left = (measured_ns - simulated_ns)[known]
+    return Rows(name, windows[known], left, float(measured_ns[known].mean()), float(simulated_ns[known].mean()))

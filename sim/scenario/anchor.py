@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 from batchsim.base.errors import ScenarioError
@@ -24,17 +25,16 @@ LEAST, MOST = 0.2, 5.0
 REQUESTS = 5
 """Requests of each user: the mean of several generations, of which the first begins at once."""
 _CLOSE = 1e-3  # of the measured time: far below the spread of repeats
-_TRIES = 12
+_NARROW = 1e-5  # of x: between two so close TPOT jumps
 
 
 @dataclass(frozen=True)
 class Form:
     """A way in which steps may differ from what they are said to take: `at(x)` is the cost, at 1 the one that there is.
-    `text`: what x stands for; `slope`: of the simulated time over x, as far as it is known beforehand."""
+    `text`: what x stands for."""
 
     at: Callable[[float], Cost]
     text: Callable[[float], str]
-    slope: float | None = None
 
 
 def anchored(setup: Setup, spec: PolicySpec, anchor: Anchor) -> Cost:
@@ -46,7 +46,7 @@ def anchored(setup: Setup, spec: PolicySpec, anchor: Anchor) -> Cost:
     answer has two tokens.
     """
     form = form_of(setup, spec, anchor)
-    x = solved(setup, spec, anchor.concurrency, anchor.tpot, form.at, slope=form.slope)
+    x = solved(setup, spec, anchor.concurrency, anchor.tpot, form.at)
     cost = form.at(x)
     if not isinstance(cost, Calibrated):
         return Scaled(setup.cost, x, str(anchor))
@@ -64,7 +64,6 @@ def form_of(setup: Setup, spec: PolicySpec, anchor: Anchor) -> Form:
             return Form(
                 lambda x: _adjusted(cost, shift_ns=(x - 1) * anchor.tpot),
                 lambda x: f"steps of decodes {(x - 1) * anchor.tpot / 1e6:+.3g} ms".replace("-", "−"),
-                slope=1.0,
             )
         if preset.ahead and measured_of(cost.profile) is not None:
             return Form(lambda x: _adjusted(cost, decode=x), lambda x: f"steps of decodes × {x:.4g}")
@@ -81,39 +80,36 @@ def solved(
     concurrency: int,
     tpot_ns: float,
     at: Callable[[float], Cost],
-    *,
-    slope: float | None = None,
 ) -> float:
-    """The x with which `concurrency` users have a mean TPOT of `tpot_ns` under the cost `at(x)`, by the secant from 1;
-    `slope`: of the simulated time over the measured one by x, at first; None: as if it were 0 at 0.
+    """The x with which `concurrency` users have a mean TPOT of `tpot_ns` under the cost `at(x)`, by Brent's method.
 
     ScenarioError if x is not between LEAST and MOST, or no answer has two tokens.
     """
+    from scipy.optimize import root_scalar
+
     looped = _looped(setup, concurrency)
     where = f"anchor: tpot {format_duration(round(tpot_ns))} at concurrency {concurrency}"
 
-    def ratio(x: float) -> float:
-        """Simulated over measured."""
-        found = _tpot_ns(replace(looped, cost=at(x)), spec)
-        if found is None:
+    @cache
+    def off(x: float) -> float:
+        """Simulated over measured, less 1; 0 where that is close enough."""
+        simulated_ns = _tpot_ns(replace(looped, cost=at(x)), spec)
+        if simulated_ns is None:
             raise ScenarioError(f"{where}: no request finished with two tokens or more. Give longer outputs.")
-        return found / tpot_ns
+        return 0.0 if abs(simulated_ns / tpot_ns - 1) < _CLOSE else simulated_ns / tpot_ns - 1
 
-    x, first = 1.0, ratio(1.0)
-    found, before = first, (0.0, 0.0) if slope is None else (0.0, first - slope)
-    for _ in range(_TRIES):
-        if abs(found - 1) < _CLOSE:
-            return x
-        steep = (found - before[1]) / (x - before[0]) if x != before[0] and found != before[1] else found / x
-        aimed = x + (1 - found) / steep
-        if (aimed > MOST and x == MOST) or (aimed < LEAST and x == LEAST):
-            raise ScenarioError(
-                f"{where} is {1 / first:.3g} times what is simulated, and step times are stretched by {LEAST:g} to"
-                f" {MOST:g} at most. Correct the point or the deployment."
-            )
-        before, x = (x, found), min(max(aimed, LEAST), MOST)
-        found = ratio(x)
-    raise ScenarioError(f"{where}: no factor on step times meets it; near {x:.3g} TPOT jumps. Anchor elsewhere.")
+    if not off(1.0):
+        return 1.0
+    end = MOST if off(1.0) < 0 else LEAST
+    if off(1.0) * off(end) > 0:
+        raise ScenarioError(
+            f"{where} is {1 / (1 + off(1.0)):.3g} times what is simulated, and step times are stretched by {LEAST:g} to"
+            f" {MOST:g} at most. Correct the point or the deployment."
+        )
+    x = root_scalar(off, bracket=(1.0, end), method="brentq", xtol=_NARROW, rtol=_NARROW).root
+    if off(x):
+        raise ScenarioError(f"{where}: no factor on step times meets it; near {x:.3g} TPOT jumps. Anchor elsewhere.")
+    return x
 
 
 def _looped(setup: Setup, concurrency: int) -> Setup:

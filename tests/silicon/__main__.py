@@ -105,7 +105,7 @@ def _anchored(setup: Setup, point: Anchor) -> float:
     """What the steps of `setup` are changed by to meet a measured point, as `deployment.anchor` has it."""
     spec = setup.scenario.specs[0]
     form = form_of(setup, spec, point)
-    return solved(setup, spec, point.concurrency, point.tpot, form.at, slope=form.slope)
+    return solved(setup, spec, point.concurrency, point.tpot, form.at)
 
 
 def _setup(row: Row) -> Setup:

@@ -6,8 +6,8 @@ import pytest
 
 from batchsim.scenario import Point, load_scenario
 from batchsim.scenario.point import Setup
+from batchsim.study.capacity.book import Probe, Trial
 from batchsim.study.capacity.find import find_capacities
-from batchsim.study.capacity.search import Probe, Trial
 from batchsim.study.sweep.points import Sweep
 
 UNSEEN = range(1000, 1010)

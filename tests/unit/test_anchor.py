@@ -66,6 +66,26 @@ def test_a_point_out_of_reach_is_one_line(tmp_path, tpot_ms, times):
     assert "\n" not in str(caught.value)
 
 
+def test_a_point_that_step_times_leap_over_is_one_line(tmp_path):
+    """With steps of 7 ms or 21 ms and none between, 14 ms is met by neither."""
+    setup = setup_of(tmp_path, "{kind: constant, step: 7ms}")
+    spec = setup.scenario.specs[0]
+    with pytest.raises(ScenarioError, match=r"no factor on step times meets it; near 1\.5 TPOT jumps\. Anchor elsewh"):
+        solved(setup, spec, 1, 14 * MS, lambda x: Scaled(setup.cost, 3.0 if x >= 1.5 else 1.0))
+
+
+def test_a_factor_that_changes_some_steps_alone_is_found(tmp_path):
+    """TPOT is no longer proportional to it: the point is met to a thousandth all the same."""
+    setup = setup_of(tmp_path, "{kind: constant, step: 7ms}")
+    spec = setup.scenario.specs[0]
+
+    def at(x):
+        return Scaled(setup.cost, x**3 / 2 + 0.5)
+
+    x = solved(setup, spec, 4, 9 * MS, at)
+    assert x**3 / 2 + 0.5 == pytest.approx(9 / 7, rel=1e-3)
+
+
 def test_answers_of_one_token_anchor_nothing(tmp_path):
     """They have no time between tokens."""
     setup = setup_of(tmp_path, **{"{kind: uniform, min: 40, max: 80}": "{kind: fixed, tokens: 1}"})

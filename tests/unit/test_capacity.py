@@ -8,18 +8,8 @@ import numpy as np
 import pytest
 
 from batchsim.metrics.intervals import paired
-from batchsim.study.capacity.search import (
-    Axis,
-    Book,
-    Effort,
-    Probe,
-    Trial,
-    capacity,
-    jackknife,
-    probes,
-    search,
-    unmeasured,
-)
+from batchsim.study.capacity.book import Book, Probe, Trial, capacity, jackknife, probes, unmeasured
+from batchsim.study.capacity.search import Axis, Effort, search
 
 AXIS = Axis(lowest=0.01)
 

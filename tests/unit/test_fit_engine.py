@@ -34,7 +34,7 @@ def test_a_linear_engine_is_found_by_the_free_form(tmp_path: Path) -> None:
     assert {"base", "prompt_token", "frontend"} <= known.keys() <= truth.keys()
     assert known == pytest.approx({name: truth[name] for name in known}, rel=0.05)
     (error,) = found.held_out
-    assert not error.knee and not found.exceeded
+    assert not error.knee and not found.violations
     assert error.errors["tpot_mean_s"] == pytest.approx(0, abs=0.015)
     assert error.errors["throughput_rps"] == pytest.approx(0, abs=0.015)
     assert error.errors["ttft_mean_s"] == pytest.approx(0, abs=0.05)

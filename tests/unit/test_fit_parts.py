@@ -18,10 +18,18 @@ from batchsim.check.validation.replay import replay
 from batchsim.cost.fitted import TERMS, Fitted, Free, StepTerms
 from batchsim.cost.profile import load_profile
 from batchsim.fit.engine_fit import EngineFit, fit_engine
-from batchsim.fit.held_out import FLOORS, LoadError, claims_of, load_error, short_names, split
 from batchsim.fit.identify import Term
+from batchsim.fit.measured_loads import (
+    FLOORS,
+    LoadError,
+    claims_of,
+    first_of_each,
+    load_error,
+    short_names,
+    split,
+    thinned,
+)
 from batchsim.fit.solve import Case, Equations, simulate_all
-from batchsim.fit.thin import first_of_each, thinned
 from batchsim.fit.windows import NAMES, Rows, rows_of
 from batchsim.scenario.fitted_config import FORMAT
 from batchsim.scenario.load import load_scenario
@@ -183,7 +191,7 @@ def test_more_than_half_is_no_claim() -> None:
     parts: list[Any] = [None] * 12
     parts[6], parts[7] = (LoadError("g", {"load": None}, True),), (LoadError("a", {"tpot_mean_s": 0.4}, False),)
     parts[8] = {"tpot_mean_s": 0.51, "load": 0.5}
-    claim, given = EngineFit(*parts).exceeded
+    claim, given = EngineFit(*parts).violations
     assert claim.startswith("tpot_mean_s: ±51 % would be claimed")
     assert given == "g: load off by more than any load within reach, at a given load"
 
@@ -304,10 +312,10 @@ def test_the_equations_of_a_run_count_alike_whatever_their_number() -> None:
     """A row's weight falls with the root of their number, and with the mean that it is a share of."""
     few, many = (Rows("tpot", np.ones((n, 8)), np.ones(n), 100.0, 95.0) for n in (1, 400))
     assert Equations(few, 1.0, 0, 0).weight == 20 * Equations(many, 1.0, 0, 0).weight == 0.01
-    assert Equations(few, 2.0, 0, 0).off == pytest.approx(-0.025)
+    assert Equations(few, 2.0, 0, 0).relative_error == pytest.approx(-0.025)
 
 
 def test_a_run_that_is_far_off_counts_by_its_error() -> None:
     """Measured a thousandth of what is simulated, as of a client that got all tokens at once: a bounded share."""
     lost = Equations(Rows("tpot", np.ones((1, 8)), np.ones(1), 0.1, 100.0), 1.0, 0, 0)
-    assert lost.off == pytest.approx(0.999) and lost.weight == pytest.approx(0.01 * (0.1 / 0.999) ** 0.5)
+    assert lost.relative_error == pytest.approx(0.999) and lost.weight == pytest.approx(0.01 * (0.1 / 0.999) ** 0.5)

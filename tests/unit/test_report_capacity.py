@@ -14,8 +14,9 @@ from batchsim.report.pictures.capacity_picture import capacity_picture
 from batchsim.report.text.capacity_text import capacity_json, capacity_text
 from batchsim.scenario import load_scenario
 from batchsim.scenario.point import Setup
-from batchsim.study.capacity.find import CapacityStudy, PolicyCapacity
-from batchsim.study.capacity.search import Axis, Book, Effort, Trial, capacity
+from batchsim.study.capacity.book import Book, Trial, capacity
+from batchsim.study.capacity.capacities import CapacityStudy, PolicyCapacity
+from batchsim.study.capacity.search import Axis, Effort
 from batchsim.study.capacity.study import PolicySearch
 
 

@@ -46,7 +46,7 @@ def test_a_linear_engine_is_found_in_its_forward_pass_metrics(tmp_path: Path) ->
     known = {term.name: term.value for term in found.known.terms if term.identified}
     assert {"base", "prompt_token"} <= known.keys() <= TRUTH.keys()
     assert known == pytest.approx({name: TRUTH[name] for name in known}, rel=0.05)
-    assert not found.exceeded and found.claims == {"step_time": 0.015}
+    assert not found.violations and found.claims == {"step_time": 0.015}
     (_, given), (_, held) = found.regions
     assert given[-1].n + held[-1].n + 5 >= sum(len(one) for one in [log_of(tmp_path, fpm_log).steps])
     assert held[-1].p50 < 0.03 and abs(held[-1].bias) < 0.01
@@ -77,7 +77,7 @@ def test_of_the_ten_stretches_of_each_core_three_are_held_out(tmp_path: Path) ->
     slow = StepLog(log.source, log.form, RecordedSteps(**{**vars(log.steps), "ns": ns}), (), log.left_out)
     other = fitted(slow)
     assert other.terms.base == pytest.approx(found.terms.base, rel=1e-3)
-    assert [line for line in other.exceeded if line.startswith("stretch 5 of 10 of core 1: step_time -66.7 %")]
+    assert [line for line in other.violations if line.startswith("stretch 5 of 10 of core 1: step_time -66.7 %")]
 
 
 def test_logs_held_out_are_judged_by_alone(tmp_path: Path) -> None:
@@ -98,14 +98,14 @@ def test_contexts_are_found_from_the_kv_that_vllm_says_is_in_use(tmp_path: Path)
     untold = fitted(log_of(tmp_path, lambda steps, ms: vllm_log(steps, ms, POOL // 16, usage=False), load=load))
     assert untold.terms.context_token == 0 and untold.terms.sequence > 1.2 * TRUTH["sequence"]
     assert "contexts of decodes are not told: what they cost is within `sequence`" in " ".join(untold.notes)
-    assert not untold.exceeded
+    assert not untold.violations
 
 
 def test_a_kernel_needs_the_contents_that_it_asks_for(tmp_path: Path) -> None:
     """With them it is stretched to the steps; without, the fit is refused in one line that says what to do."""
     log = log_of(tmp_path, fpm_log)
     found = fitted(log, cost="cost: h200")
-    assert found.terms.kernel > 0 and not found.exceeded
+    assert found.terms.kernel > 0 and not found.violations
     old = log_of(tmp_path, lambda steps, ms: vllm_log(steps, ms, POOL // 16, usage=False))
     with pytest.raises(MeasuredError, match=r"tell what the fit needs.*write cost: \{kind: free\}"):
         fitted(old, cost="cost: h200")
@@ -117,7 +117,7 @@ def test_decodes_alone_make_no_model_of_prompts(tmp_path: Path) -> None:
     assert len(log.steps) >= 20
     found = fitted(log)
     assert found.lacking == ("no step with a prompt is timed: in this fit prompts would cost nothing",)
-    assert found.exceeded[0] == found.lacking[0]
+    assert found.violations[0] == found.lacking[0]
     stated = fitted(log, cost=LINEAR_ENGINE)
     assert not stated.lacking and stated.terms.prompt_token == pytest.approx(60e3)
 
@@ -125,7 +125,7 @@ def test_decodes_alone_make_no_model_of_prompts(tmp_path: Path) -> None:
 def test_times_that_are_none_of_steps_make_no_model(tmp_path: Path) -> None:
     """Under asynchronous scheduling vLLM prints the rest of a wait: the fit is refused without --force."""
     log = log_of(tmp_path, lambda steps, ms: "async_scheduling=True\n" + vllm_log(steps, ms, POOL // 16))
-    assert fitted(log).exceeded == [f"engine.log: {log.doubt}"] and "Record with --no-async-scheduling" in log.doubt
+    assert fitted(log).violations == [f"engine.log: {log.doubt}"] and "Record with --no-async-scheduling" in log.doubt
 
 
 def test_few_steps_and_scenarios_that_take_no_fit_are_refused(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_stalls_hardly_count_in_the_fit_and_are_said(tmp_path: Path) -> None:
     found = fitted(StepLog(log.source, log.form, RecordedSteps(**{**vars(log.steps), "ns": ns}), (), log.left_out))
     assert found.terms.base == pytest.approx(8e6, rel=0.05)
     assert "steps took more than 5 times what is predicted" in " ".join(found.notes)
-    assert found.exceeded
+    assert found.violations
 
 
 def test_the_file_of_a_fit_is_a_cost(tmp_path: Path) -> None:

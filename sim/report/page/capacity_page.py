@@ -25,8 +25,8 @@ from batchsim.report.text.capacity_text import (
     use_in_words,
 )
 from batchsim.results.heading import heading
-from batchsim.study.capacity.find import CapacityStudy, PolicyCapacity, found_points
-from batchsim.study.capacity.search import probes
+from batchsim.study.capacity.book import probes
+from batchsim.study.capacity.capacities import CapacityStudy, PolicyCapacity, found_points
 
 _PROBES = ("label", "load", "margin", "margin_low", "margin_high", "verdict", "num_seeds", "requests")
 

@@ -12,7 +12,7 @@ from batchsim.metrics.slo import parse_slo
 from batchsim.report.page.cells import Row, Tables, one_seed_alone, share
 from batchsim.report.page.charts import Chart, ChartAxis, Series
 from batchsim.report.pictures.palette import OKABE_ITO
-from batchsim.study.planning.asked import asked_latencies
+from batchsim.study.planning.probe_rows import asked_latencies
 
 _UNCHANGED: dict[str, Any] = {"dispersion": 1, "prompts": 1.0, "classes": "", "cost_factor": 1.0}
 _UNCHANGED |= {"slo_factor": 1.0, "window_share": 1.0}

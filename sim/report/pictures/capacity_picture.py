@@ -19,8 +19,8 @@ from batchsim.report.text.capacity_text import (
     share_or_margin,
 )
 from batchsim.results.heading import heading
-from batchsim.study.capacity.find import CapacityStudy, PolicyCapacity
-from batchsim.study.capacity.search import most_margin, probes
+from batchsim.study.capacity.book import most_margin, probes
+from batchsim.study.capacity.capacities import CapacityStudy, PolicyCapacity
 
 
 def capacity_picture(study: CapacityStudy, path: Path) -> None:

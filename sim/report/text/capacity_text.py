@@ -15,8 +15,9 @@ from batchsim.metrics.table import METRICS
 from batchsim.report.cost_words import CANNOT_TELL, HOW, between, off_by
 from batchsim.report.layout import aligned, fit
 from batchsim.results.heading import heading
-from batchsim.study.capacity.find import USE, CapacityStudy, PolicyCapacity
-from batchsim.study.capacity.search import Capacity, probes, unmeasured
+from batchsim.study.capacity.book import Capacity, probes, unmeasured
+from batchsim.study.capacity.capacities import CapacityStudy, PolicyCapacity
+from batchsim.study.capacity.find import USE
 from batchsim.study.capacity.study import AT_SHARE, QUICK
 
 _CAUSES = {

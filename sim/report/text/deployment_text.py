@@ -11,7 +11,7 @@ from batchsim.report.layout import fit
 from batchsim.results.heading import heading
 from batchsim.scenario import Scenario
 from batchsim.scenario.command_lines.engines import command_of
-from batchsim.scenario.command_lines.flags import OPTIONS_FILE, Written
+from batchsim.scenario.command_lines.lines import OPTIONS_FILE, Written
 from batchsim.scenario.deployment_config import DeploymentConfig
 from batchsim.scenario.point import Setup
 

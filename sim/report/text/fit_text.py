@@ -6,8 +6,8 @@ import math
 
 from batchsim.base.units import format_duration, two_digits
 from batchsim.fit.engine_fit import EngineFit
-from batchsim.fit.held_out import LoadError
 from batchsim.fit.identify import LARGER, Term
+from batchsim.fit.measured_loads import LoadError
 from batchsim.report.layout import Grid, aligned, fit
 
 DASH = "–"

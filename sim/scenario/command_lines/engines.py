@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from batchsim.base.errors import ScenarioError
 from batchsim.deployment.catalog import hugging_face_id, read_model
-from batchsim.scenario.command_lines.flags import Engine, Keys, Read, Written, read_line, write_line
+from batchsim.scenario.command_lines.flags import Engine, Keys
+from batchsim.scenario.command_lines.lines import Read, Written, read_line, write_line
 from batchsim.scenario.command_lines.sglang import SGLANG
 from batchsim.scenario.command_lines.tensorrt_llm import TENSORRT_LLM
 from batchsim.scenario.command_lines.vllm import VLLM

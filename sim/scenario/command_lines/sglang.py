@@ -9,10 +9,6 @@ from batchsim.base.errors import ScenarioError
 from batchsim.policies.systems.sglang.sglang_config import SIMULATED
 from batchsim.scenario.command_lines.flags import (
     CHECKPOINTS,
-    EAGER,
-    FLOAT32,
-    SAME,
-    UNTOLD,
     Engine,
     Flag,
     Keys,
@@ -68,81 +64,6 @@ _FLAGS = (
     Flag("policy.scheduler_recv_interval", "--scheduler-recv-interval"),
     Flag("policy.retraction_policy", "--retraction-policy", read=words("length", "priority")),
 )
-_SAME_SWITCHES = """
---trust-remote-code --skip-server-warmup --enable-metrics --enable-metrics-for-all-schedulers --log-requests
---show-time-cost --enable-cache-report --enable-p2p-check --skip-tokenizer-init --sleep-on-idle --enable-mfu-metrics
---enable-trace --enable-request-time-stats-logging --enable-http2 --enable-ssl-refresh --disable-fast-image-processor
---enable-multimodal --language-only --language-model-only --enable-tokenizer-batch-encode
---disable-tokenizer-batch-decode --disable-outlines-disk-cache --enable-custom-logit-processor
---weight-loader-disable-mmap --enable-memory-saver --use-ray
-"""
-_SAME_VALUES = """
---host --port --api-key --admin-api-key --served-model-name --chat-template --completion-template --tokenizer-path
---tokenizer-mode --tokenizer-backend --tokenizer-worker-num --detokenizer-worker-num --revision --download-dir
---load-format --model-loader-extra-config --log-level --log-level-http --log-requests-level --log-requests-format
---random-seed --reasoning-parser --tool-call-parser --tool-server --sampling-defaults --preferred-sampling-params
---watchdog-timeout --dist-init-addr --dist-timeout --nccl-port --nccl-init-addr --warmups --decode-log-interval
---crash-dump-folder --file-storage-path --weight-version --device --base-gpu-id --gpu-id-step --fastapi-root-path
---hf-chat-template-name --grammar-backend --ssl-keyfile --ssl-certfile --ssl-ca-certs --limit-mm-data-per-request
---mm-attention-backend --constrained-json-whitespace-pattern --default-chat-template-kwargs --bucket-time-to-first-token
---bucket-inter-token-latency --bucket-e2e-request-latency --otlp-traces-endpoint --export-metrics-to-file-dir
---model-impl --numa-node --gc-threshold
-"""
-_UNTOLD_SWITCHES = """
---enable-flashinfer-allreduce-fusion --disable-custom-all-reduce --enable-mscclpp --enable-symm-mem
---enable-torch-symm-mem --enable-nccl-nvls --enable-dp-lm-head --disable-shared-experts-fusion
---flashinfer-mla-disable-ragged --disable-cuda-graph-padding --disable-chunked-prefix-cache
---triton-attention-reduce-in-fp32 --enable-fused-qk-norm-rope --disable-flashinfer-autotune
---disable-flashinfer-cutlass-moe-fp4-allgather --disable-prefill-cuda-graph --enable-aiter-allreduce-fusion
-"""
-_UNTOLD_VALUES = """
---attention-backend --prefill-attention-backend --decode-attention-backend --sampling-backend --moe-runner-backend
---moe-a2a-backend --fp8-gemm-backend --fp4-gemm-backend --bf16-gemm-backend --deepep-mode --deepep-config
---cuda-graph-max-bs --cuda-graph-max-bs-decode --cuda-graph-max-bs-prefill --cuda-graph-bs --cuda-graph-bs-decode
---cuda-graph-bs-prefill --cuda-graph-config --triton-attention-num-kv-splits --triton-attention-split-tile-size
---stream-interval --dsa-prefill-backend --dsa-decode-backend --moe-dense-tp-size
---flashinfer-mxfp4-moe-precision --linear-attn-backend --mamba-ssm-dtype --dp-load-balance-method
---load-balance-method --swa-full-tokens-ratio
-"""
-_DRAFTS = (
-    "no flag says how many drafts the model accepts. Leave it out here, and write the speculative knobs of"
-    " policies.sglang with their acceptance in the scenario"
-)
-_REFUSED = {
-    "--disable-cuda-graph": EAGER,
-    "--disable-decode-cuda-graph": EAGER,
-    "--enable-torch-compile": "no tables time compiled steps",
-    "--cpu-offload-gb": "weights in host memory are not timed",
-    "--enable-lora": "adapters are not timed",
-    "--lora-paths": "adapters are not timed",
-    "--enable-hierarchical-cache": "a prefix cache in host memory is not simulated",
-    "--enable-hicache": "a prefix cache in host memory is not simulated",
-    "--disaggregation-mode": "engines that pass KV to each other are not simulated",
-    "--enable-two-batch-overlap": "no tables time steps in two overlapping halves",
-    "--enable-single-batch-overlap": "no tables time steps in two overlapping halves",
-    "--enable-eplb": "no tables time experts that move",
-    "--ep-num-redundant-experts": "no tables time experts that move",
-    "--nnodes": "the tables are of GPUs of one machine. Leave it out if tp is within one",
-    "--node-rank": "the tables are of GPUs of one machine. Leave it out if tp is within one",
-    "--num-continuous-decode-steps": "decodes in a row without a look at the queue are not simulated",
-    "--enable-dynamic-chunking": "chunks whose size depends on the context are not simulated",
-    "--config": "options in a file are not read. Write them as flags",
-    **dict.fromkeys(
-        (
-            "--speculative-algorithm",
-            "--speculative-draft-model-path",
-            "--speculative-num-steps",
-            "--speculative-eagle-topk",
-            "--speculative-num-draft-tokens",
-        ),
-        _DRAFTS,
-    ),
-}
-_ENVIRONMENT = {
-    r"(CUDA_VISIBLE_DEVICES|HF_\w+|HUGGING\w+|TRANSFORMERS_\w+|OMP_NUM_THREADS|SAFETENSORS_\w+|NCCL_DEBUG"
-    r"|PYTORCH_\w+)=": SAME,
-    r"(NCCL|CUDA|TORCH|SGL|SGLANG|FLASHINFER)_\w+=": UNTOLD,
-}
 
 
 def _settle(keys: Keys) -> None:
@@ -176,15 +97,8 @@ SGLANG = Engine(
     ),
     _FLAGS,
     ("--model-path", "--model"),
-    frozenset(_SAME_SWITCHES.split()),
-    frozenset(_SAME_VALUES.split()),
-    frozenset(_UNTOLD_SWITCHES.split()),
-    frozenset(_UNTOLD_VALUES.split()),
-    _REFUSED,
     lambda name: name.replace("_", "-") if name.startswith("--") else name,
     _settle,
     _unsettle,
-    _ENVIRONMENT,
-    refused_values={r"--dtype float(32)?\Z": FLOAT32},
     model_first=False,
 )

@@ -12,8 +12,6 @@ from typing import Any
 from batchsim.base.errors import ScenarioError, cut, nearest, shown
 from batchsim.base.files import read_text, reason_text
 from batchsim.scenario.command_lines.flags import (
-    SAME,
-    UNTOLD,
     Engine,
     Flag,
     Keys,
@@ -80,33 +78,6 @@ _OPTIONS = {
     "scheduler_config.use_python_scheduler": ("", one_of(false=None)),
 }
 """Of each option of the YAML file that has a counterpart: the key, and the reader of its value."""
-_OTHERS = """
-print_iter_log enable_iter_perf_stats return_perf_metrics trust_remote_code stream_interval
-num_postprocess_workers cuda_graph_config.enable_padding cuda_graph_config.max_batch_size
-cuda_graph_config.batch_sizes moe_config.backend moe_config.max_num_tokens allreduce_strategy attn_backend
-use_torch_sampler sampler_type enable_autotuner reasoning_parser tool_parser postprocess_tokenizer_dir
-perf_metrics_max_requests
-"""
-_OTHER_OPTIONS = frozenset(_OTHERS.split())
-"""Options that change no timing, or choose among kernels that the tables do not tell apart."""
-_SAME_SWITCHES = "--trust_remote_code --fail_fast_on_attention_window_too_large --log_stats --print_iter_log"
-_SAME_VALUES = """
---host --port --tokenizer --custom_tokenizer --served_model_name --log_level --reasoning_parser --tool_parser
---num_postprocess_workers --gpus_per_node --metadata_server_config_file --server_role --otlp_traces_endpoint
---chat_template --revision --hf_revision --media_io_kwargs
-"""
-_REFUSED = {
-    "--speculative_model": "no flag says how many drafts the model accepts. Leave it out",
-    "--cp_size": "no deployment divides contexts",
-    "--cluster_size": "no tables time a second level of expert parallelism",
-    "--moe_cluster_parallel_size": "no tables time a second level of expert parallelism",
-    "--visual_gen_args": "only models that write text are simulated",
-}
-_ENVIRONMENT = {
-    r"(CUDA_VISIBLE_DEVICES|HF_\w+|HUGGING\w+|TRANSFORMERS_\w+|OMP_NUM_THREADS|NCCL_DEBUG|PYTORCH_\w+"
-    r"|TLLM_LOG_LEVEL)=": SAME,
-    r"(NCCL|CUDA|TORCH|TRTLLM|TLLM)_\w+=": UNTOLD,
-}
 
 
 def options_of(path: str) -> Keys:
@@ -120,15 +91,15 @@ def options_of(path: str) -> Keys:
     found: Keys = {}
     if not isinstance(options := {} if document.value is None else document.value, dict):
         raise ScenarioError(f"{path}: holds {shown(options)}, no options by name. Write lines like max_batch_size: 64.")
-    flat = list(_flat(options, ""))
+    flat, same = list(_flat(options, "")), TENSORRT_LLM.others.same_options
     for name, value in flat:
         where = f"{document.where(tuple(name.split('.')))}: {name}"
         if sum(name == other for other, _ in flat) > 1:
             raise ScenarioError(f"{where} is given twice, once with its owner before a dot. Keep one.")
-        if name in _OTHER_OPTIONS:
+        if name in same:
             continue
         if name not in _OPTIONS:
-            advice = nearest(name, [*_OPTIONS, *_OTHER_OPTIONS], "Leave it out if it does not change timing.")
+            advice = nearest(name, [*_OPTIONS, *same], "Leave it out if it does not change timing.")
             raise ScenarioError(f"{where} is no option that is known of TensorRT-LLM. {advice}")
         key, read = _OPTIONS[name]
         text = str(value).lower() if isinstance(value, bool) else str(value)
@@ -187,15 +158,9 @@ TENSORRT_LLM = Engine(
     (("trtllm-serve",), ("trtllm-serve", "serve")),
     _FLAGS,
     (),
-    frozenset(_SAME_SWITCHES.split()),
-    frozenset(_SAME_VALUES.split()),
-    frozenset(),
-    frozenset({"--cuda_graph_batch_sizes"}),
-    _REFUSED,
     lambda name: f"--{name[2:].replace('-', '_')}" if name.startswith("--") else name,
     _settle,
     _unsettle,
-    _ENVIRONMENT,
     options=options_of,
     option_lines=option_lines,
 )

@@ -24,12 +24,13 @@ from batchsim.results.point_files import read_table
 from batchsim.results.read import POINTS
 from batchsim.scenario import Point, PolicySpec, Scenario, changed
 from batchsim.scenario.point import Setup
-from batchsim.study.capacity.search import NOBODY, Axis, Book, Effort, Trial, capacity, probes, search
+from batchsim.study.capacity.book import NOBODY, Book, Trial, capacity, probes
+from batchsim.study.capacity.search import Axis, Effort, search
 from batchsim.study.curves.auto import saturations
 from batchsim.study.curves.lines import ANY_LOAD, Line
 from batchsim.study.sweep import overload
 from batchsim.study.sweep.points import Sweep
-from batchsim.study.sweep.searches import side_by_side
+from batchsim.study.sweep.search import side_by_side
 from batchsim.workload.build import known_requests
 from batchsim.workload.processes import (
     GammaArrivals,

@@ -27,7 +27,7 @@ from batchsim.scenario.point import Setup
 from batchsim.study.curves.lines import Line
 from batchsim.study.sweep import overload
 from batchsim.study.sweep.points import Sweep, keeping
-from batchsim.study.sweep.searches import side_by_side
+from batchsim.study.sweep.search import side_by_side
 from batchsim.workload.workload_config import ClosedLoop
 
 SATURATION = "saturation"

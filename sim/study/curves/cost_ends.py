@@ -28,7 +28,7 @@ from batchsim.scenario import Point
 from batchsim.scenario.point import Setup
 from batchsim.study.curves.lines import Line
 from batchsim.study.sweep.points import Sweep
-from batchsim.study.sweep.searches import side_by_side
+from batchsim.study.sweep.search import side_by_side
 from batchsim.workload.workload_config import AllAtOnce, ClosedLoop
 
 Result = dict[str, Any] | Failed

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from batchsim.study.planning.demand import Variation
 from batchsim.study.planning.probe import PLANNED, Ask, Book, GpuGroup, GroupProbe, Search, with_replicas
+from batchsim.study.sweep.search import Bracket, Counts
 
 ONE_SEED_DECIDES = 4
 """With so many seeds or fewer, one seed below the objective puts the lower end of the interval below it, whatever the
@@ -71,37 +72,21 @@ def smallest(
     def ask(replicas: int) -> Ask:
         return Ask(with_replicas(start, replicas), change)
 
-    low, high = too_few, min(start.replicas, limit)
-    step = max(1, high // 8)
+    number: int | None = min(start.replicas, limit)
+    bracket = Bracket[int](Counts(too_few + 1, limit, max(1, number // 8)))
     alone = None
-    if (yield from first_seed_passes(book, ask(high))):
-        while high - low > 1:
-            lower = max(low + 1, high - step)
-            if not (yield from first_seed_passes(book, ask(lower))):
-                low = lower
-                break
-            high, step = lower, 2 * step
-    else:
-        if per_replica is not None:
+    while number is not None:
+        holds = yield from first_seed_passes(book, ask(number))
+        is_first = bracket.low is bracket.high is None
+        bracket.tell(number, is_high=holds)
+        if is_first and not holds and per_replica is not None:
             light = replace(change, traffic=change.traffic * LIGHT * per_replica)
             alone = yield from whole(book, Ask(with_replicas(start, 1), light))
             if alone.missed:
-                return Found(None, None, book.probe(ask(high)), alone)
-        low = high
-        while True:
-            if low == limit:  # of which one seed alone may be mistaken
-                return (yield from _decided(book, ask, limit, too_few, limit, alone, show))
-            high, step = min(limit, low + step), 2 * step
-            if (yield from first_seed_passes(book, ask(high))):
-                break
-            low = high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if (yield from first_seed_passes(book, ask(middle))):
-            high = middle
-        else:
-            low = middle
-    return (yield from _decided(book, ask, high, too_few, limit, alone, show))
+                return Found(None, None, book.probe(ask(number)), alone)
+        number = bracket.following()
+    guess = bracket.high or limit  # where the limit fails, one seed alone may be mistaken
+    return (yield from _decided(book, ask, guess, too_few, limit, alone, show))
 
 
 def first_seed_passes(book: Book, ask: Ask, *, may_grow: bool = False) -> Search[bool]:

@@ -15,6 +15,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from batchsim.study.sweep.search import Bracket, Counts
+
 KEPT = 1 / 3  # of the configurations of a rung go on to the next
 FEWEST = 8  # that go on at least
 SAME = 1e-9  # relative: two costs that differ by less are the same
@@ -100,22 +102,12 @@ class Halving:
 
     def _pilot(self) -> None:
         """Finds the replicas of the pilots, which gives what the winner costs at most."""
-        for pilot in self.pilots:
-            state = self.states[pilot]
-            state.replicas = 1
-            high = min(self.limit, self.guess)
-            while not state.out and not self._look(0, {pilot: high})[pilot].holds:
-                state.replicas = high + 1
-                if high >= self.limit:
-                    self._out(pilot, "limit")
-                high = min(self.limit, 2 * high)
-            if not state.out:
-                self._bisect({pilot: high})
+        self._narrow(dict.fromkeys(self.pilots, min(self.limit, self.guess)), self.limit, "limit")
         self._decide([pilot for pilot in self.pilots if not self.states[pilot].out])
 
     def _bound(self, configurations: Iterable[int]) -> None:
         """Looks on the first rung at the most replicas that the ceiling pays for, and from there down."""
-        highest: dict[int, int] = {}
+        most: dict[int, int] = {}
         for i in configurations:
             state = self.states[i]
             if state.rung >= 0:
@@ -124,27 +116,27 @@ class Halving:
             if affordable < 1:
                 self._out(i, "price")
             else:
-                highest[i] = affordable
-        for i, look in self._look(0, highest).items():
-            if not look.holds:
-                self.states[i].replicas = highest.pop(i) + 1
-                self._out(i, "looks" if self.ceiling < math.inf else "limit")
-        self._bisect(highest)
+                most[i] = affordable
+        self._narrow(most, 0, "looks" if self.ceiling < math.inf else "limit")
 
-    def _bisect(self, highest: dict[int, int]) -> None:
-        """Narrows the fewest replicas that are not ruled out down from those that are not, side by side."""
-        low = {i: self.states[i].replicas - 1 for i in highest}
-        while wanted := {i: (low[i] + high) // 2 for i, high in highest.items() if high - low[i] > 1}:
+    def _narrow(self, first: dict[int, int], most: int, why: str) -> None:
+        """Finds, side by side, the fewest replicas that are not ruled out, from those of the `first` look on: further
+        up to `most`, where all are ruled out; who is ruled out there is so by `why`."""
+        brackets = {i: Bracket[int](Counts(1, max(number, most), number), low=0) for i, number in first.items()}
+        wanted = dict(first)
+        while wanted:
             for i, look in self._look(0, wanted).items():
-                if look.holds:
-                    highest[i] = wanted[i]
-                elif not look.failed:
-                    low[i] = wanted[i]
-                else:
-                    del highest[i]
-        for i, high in highest.items():
-            self.states[i].replicas = high
-        self._look(0, highest)  # so that the margin is that of these
+                brackets[i].tell(wanted[i], is_high=look.holds)
+            wanted = {
+                i: number
+                for i in wanted
+                if not self.states[i].failed and (number := brackets[i].following()) is not None
+            }
+        for i, bracket in brackets.items():
+            self.states[i].replicas = bracket.high or (bracket.low or 0) + 1
+            if bracket.high is None:
+                self._out(i, why)
+        self._look(0, {i: bracket.high for i, bracket in brackets.items() if bracket.high and not self.states[i].out})
 
     def _best(self, configurations: Iterable[int]) -> list[int]:
         """The first part of those that are not ruled out, the cheapest first; the others wait."""

@@ -20,7 +20,7 @@ from batchsim.scenario.point import Setup
 from batchsim.study.planning.batches import BATCHES, batch_attainments
 from batchsim.study.planning.demand import ONE_COPY, Demand, Variation
 from batchsim.study.sweep.points import Sweep
-from batchsim.study.sweep.searches import side_by_side
+from batchsim.study.sweep.search import side_by_side
 
 T = TypeVar("T")
 PLANNED = Variation()

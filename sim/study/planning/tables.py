@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 
 import numpy as np
 
 from batchsim.cost import Unknown
-from batchsim.metrics.latencies import holds_queue
-from batchsim.metrics.stability import JUDGED, is_within_error
 from batchsim.results.read import POINTS
-from batchsim.study.planning.asked import asked_latencies
 from batchsim.study.planning.batches import BATCHES
 from batchsim.study.planning.configurations import (
     Row,
     configuration,
     ends,
-    goodput_rps,
     interval_row,
     offered_rps,
     output_tokens,
@@ -29,6 +24,7 @@ from batchsim.study.planning.fleet_search import Found
 from batchsim.study.planning.make import WHAT_IFS, Planned, tiers
 from batchsim.study.planning.money import MILLION, cost_per_hour, cost_per_month, shares_by_use, tier_replicas
 from batchsim.study.planning.probe import PLANNED, Ask, GpuGroup, GroupProbe
+from batchsim.study.planning.probe_rows import open_ends, probe_row
 from batchsim.study.planning.search_tables import search_tables
 
 Tables = dict[str, list[Row]]
@@ -46,7 +42,7 @@ def tables_of(planned: Planned) -> Tables:
         "classes": _classes(planned),
         "sureness": _sureness(planned),
         **search_tables(planned),
-        "probes": [_probe(planned, probe) for probe in planned.book.probes()],
+        "probes": [probe_row(planned, probe) for probe in planned.book.probes()],
     }
     return {name: rows for name, rows in made.items() if rows}
 
@@ -85,7 +81,7 @@ def _what_if_row(planned: Planned, group: GpuGroup, name: str, probe: GroupProbe
         "seeds": probe.seeds,
         **interval_row("attainment", probe),
         "margin_low": probe.margin.low,
-        "ttft_p99_s": None if _open_ends(planned, probe) else probe.mean("ttft_p99_s"),
+        "ttft_p99_s": None if open_ends(planned, probe) else probe.mean("ttft_p99_s"),
         "replicas_needed": needed,
         "cost_per_month_needed": None if needed is None else cost_per_month(planned.book.offer(group), needed),
         "note": probe.failed,
@@ -218,26 +214,10 @@ def _classes(planned: Planned) -> list[Row]:
 def _ttft(planned: Planned, held: GroupProbe, metric: str) -> Row:
     """The P99 TTFT of the recommended group: a number, or where the load lies within the cost's error of saturation the
     two that the shortest and the longest steps make."""
-    if (open_ends := _open_ends(planned, held)) is None:
+    if (both := open_ends(planned, held)) is None:
         return {"ttft_p99_s": held.mean(metric), "ttft_p99_s_fast": None, "ttft_p99_s_slow": None}
-    fast, slow = open_ends
+    fast, slow = both
     return {"ttft_p99_s": None, "ttft_p99_s_fast": fast.mean(metric), "ttft_p99_s_slow": slow.mean(metric)}
-
-
-def _open_ends(planned: Planned, probe: GroupProbe) -> tuple[GroupProbe, GroupProbe] | None:
-    """The probes with the shortest and the longest steps, where these were simulated and the load lies within the
-    cost's error of saturation; else None."""
-    book, change = planned.book, replace(probe.ask.change, slo=1.0)
-    error = book.setup(Ask(probe.ask.group)).cost.error
-    if isinstance(error, Unknown) or change.cost_factor != 1:
-        return None
-    asks = [Ask(probe.ask.group, replace(change, cost_factor=factor)) for factor in error.factors]
-    if not all(ask in book.results for ask in asks):
-        return None
-    fast, slow = map(book.probe, asks)
-    means = [{name: end.mean(name) for name in JUDGED} for end in (fast, slow)]
-    within = is_within_error(error, *means, fast_grows=fast.is_overloaded, slow_grows=slow.is_overloaded)
-    return (fast, slow) if within else None
 
 
 # ---- how sure
@@ -340,47 +320,3 @@ def _objective(planned: Planned) -> str:
     file = planned.demand.scenario.file
     objectives = {each.slo or file.slo for each in file.workload.classes.values()} or {file.slo}
     return "the SLO of their class" if len(objectives) > 1 else objectives.pop()
-
-
-# ---- all that was run
-
-
-def _probe(planned: Planned, probe: GroupProbe) -> Row:
-    group, change = probe.ask.group, probe.ask.change
-    offer = planned.book.offer(group)
-    return {
-        "gpu": group.gpu,
-        "policy": group.name,
-        "replicas": group.replicas,
-        "traffic": change.traffic,
-        "dispersion": change.dispersion,
-        "prompts": change.prompts,
-        "classes": " ".join(change.classes),
-        "cost_factor": change.cost_factor,
-        "slo_factor": change.slo,
-        "window_share": change.window,
-        "seeds": probe.seeds,
-        probe.counted: probe.num_judged,
-        "holds": probe.verdict,
-        **interval_row("attainment", probe),
-        "margin_low": probe.margin.low,
-        "failed": probe.failed,
-        "offered_rps": offered_rps(planned, probe),
-        "drawn_rps": probe.mean("offered_rps"),
-        "goodput_rps": goodput_rps(planned, probe),
-        "engine_busy_share": probe.mean("engine_busy_share"),
-        **_latencies(planned, probe),
-        "cost_per_month": cost_per_month(offer, group.replicas),
-        "points": " ".join(result["point"] for result in probe.results),
-    }
-
-
-def _latencies(planned: Planned, probe: GroupProbe) -> Row:
-    """The P99 of TTFT and TPOT, and of every class, or of all requests where there are none, the percentiles that its
-    objective is beside. None of what holds time in the queue within the cost's error of saturation."""
-    file = planned.demand.scenario.file
-    objectives = {name: each.slo or file.slo for name, each in file.workload.classes.items()} or {"": file.slo}
-    names = ["ttft_p99_s", "tpot_p99_s"]
-    names += [asked.column for name, slo in objectives.items() for asked in asked_latencies(slo, name)]
-    is_open = _open_ends(planned, probe) is not None
-    return {name: None if is_open and holds_queue(name) else probe.mean(name) for name in names}

@@ -1,14 +1,21 @@
-"""Loads held out of a fit, the errors of both kinds, and what a fit claims."""
+"""The measured loads of a fit: which are held out, how many requests of each count, the errors of all, what is claimed.
+
+Of thousands of requests the first ones say as much of a step's terms as all. The rule that cuts runs looks at no
+result: the first requests of each run by their sending, as many of each as bring all given runs to MOST_REQUESTS
+together. Those that are sent while the first ones are in flight are simulated, too, and not looked at.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from batchsim.base.errors import MeasuredError
-from batchsim.check.measured.run import MeasuredRun
+from batchsim.check.measured.run import MISSING, MeasuredRequests, MeasuredRun
 from batchsim.check.validation.against import compare
 from batchsim.fit.solve import Equations
 from batchsim.scenario.config import PolicySpec
@@ -23,6 +30,8 @@ than FLOORS has, it is judged by load."""
 FLOORS = {"tpot_mean_s": 0.015, "throughput_rps": 0.015, "e2e_mean_s": 0.02, "ttft_mean_s": 0.05, "load": 0.015}
 """The least error that a fit claims of each figure, as a share; `load` is of the load axis, beyond the knee."""
 SIGMAS = 2.0
+MOST_REQUESTS = 40_000
+"""Requests of all given runs that are simulated, twice a round: two minutes for most engines, at some 0.1 ms each."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +59,15 @@ def short_names(runs: Sequence[MeasuredRun]) -> dict[str, str]:
 
 def loads_of(runs: Sequence[MeasuredRun]) -> list[list[MeasuredRun]]:
     """The runs by load, repeats of one together, from the lightest to the heaviest by completed tokens/s."""
-    found: list[list[MeasuredRun]] = []
+    loads: list[list[MeasuredRun]] = []
     for run in sorted(runs, key=_heavy):
-        for group in found:
-            if _same(group[0], run):
-                group.append(run)
+        for repeats in loads:
+            if _same(repeats[0], run):
+                repeats.append(run)
                 break
         else:
-            found.append([run])
-    return found
+            loads.append([run])
+    return loads
 
 
 def split(runs: Sequence[MeasuredRun]) -> tuple[list[MeasuredRun], list[MeasuredRun]]:
@@ -75,6 +84,51 @@ def split(runs: Sequence[MeasuredRun]) -> tuple[list[MeasuredRun], list[Measured
     held = range(1, len(loads) - 1, 3)
     given = [run for index, group in enumerate(loads) if index not in held for run in group]
     return given, [run for index in held for run in loads[index]]
+
+
+def first_of_each(runs: Sequence[MeasuredRun], most: int = MOST_REQUESTS) -> int | None:
+    """The most requests of each run that keep all of them to `most` together; None where they have no more."""
+    counts = sorted(map(_count, runs))
+    if sum(counts) <= most:
+        return None
+    left = most
+    for number, count in enumerate(counts):
+        share = left // (len(counts) - number)
+        if count > share:
+            return max(share, 1)
+        left -= count
+    return None
+
+
+def thinned(run: MeasuredRun, first: int | None, most: int = MOST_REQUESTS) -> MeasuredRun:
+    """`run` with the figures of its `first` requests alone, and a note; as it is with fewer, or None."""
+    count = _count(run)
+    if first is None or count <= first:
+        return run
+    note = f"its first {first:,} requests of {count:,} are fitted and judged, so that those given are {most:,}"
+    notes = (*run.notes, f"{note} at most")
+    if run.requests is None:
+        fewer = {name: run.means[name] * first / count for name in ("requests", "given_up") if name in run.means}
+        return replace(run, means={**run.means, **fewer}, notes=notes)
+    requests = _first(run.requests, first, run.client.max_concurrency or 0)
+    return replace(run, requests=requests, figures=requests.figures(), notes=notes)
+
+
+def _count(run: MeasuredRun) -> int:
+    if run.requests is not None:
+        return len(run.requests)
+    return round(run.means.get("requests", 0) + run.means.get("given_up", 0))
+
+
+def _first(requests: MeasuredRequests, first: int, users: int) -> MeasuredRequests:
+    """The `first` requests, and without latencies those that were sent until the last of them had ended."""
+    kept = min(first + users, len(requests))
+    if requests.sent_ns is not None:
+        ends_ns = (requests.sent_ns + np.maximum(requests.e2e_ns, requests.ttft_ns))[:first]
+        kept = int(np.searchsorted(requests.sent_ns, ends_ns.max(), "right"))
+    cut = requests.picked(np.arange(max(kept, first)))
+    judged = (np.arange(len(cut)) < first) | ~cut.ok
+    return replace(cut, ttft_ns=np.where(judged, cut.ttft_ns, MISSING), e2e_ns=np.where(judged, cut.e2e_ns, MISSING))
 
 
 def _heavy(run: MeasuredRun) -> tuple[float, float]:
@@ -95,7 +149,7 @@ def mean_lengths(run: MeasuredRun) -> tuple[float, float]:
 def _same(one: MeasuredRun, other: MeasuredRun) -> bool:
     pairs = [*zip(mean_lengths(one), mean_lengths(other), strict=True)]
     pairs += [(side(one), side(other)) for side in (_rate, _users)]
-    return all(math.isclose(mine, theirs, rel_tol=SAME) for mine, theirs in pairs)
+    return all(math.isclose(first, second, rel_tol=SAME) for first, second in pairs)
 
 
 def _rate(run: MeasuredRun) -> float:
@@ -108,9 +162,9 @@ def _users(run: MeasuredRun) -> float:
 
 def load_error(setup: Setup, spec: PolicySpec, run: MeasuredRun, steep: float) -> LoadError:
     """The errors of `setup` on a run whose mean TTFT is so `steep` in step time."""
-    found = compare(setup, spec, [run], shift=False)
+    comparison = compare(setup, spec, [run], shift=False)
     names = ("ttft_mean_s", "tpot_mean_s", "e2e_mean_s", "throughput_rps")
-    errors = {name: found.error(name).error for name in names if found.error(name).live is not None}
+    errors = {name: comparison.error(name).error for name in names if comparison.error(name).live is not None}
     first = errors.get("ttft_mean_s")
     if steep <= KNEE or first is None or abs(first) <= FLOORS["ttft_mean_s"]:
         return LoadError(run.name, errors, knee=False)
@@ -125,9 +179,9 @@ def claims_of(given: Sequence[LoadError], equations: Sequence[Equations], terms:
     """The error claimed of each figure at other loads: twice the root mean square at the given ones, more where there
     are hardly more equations than terms, and at least that of FLOORS."""
     spare = math.sqrt(len(equations) / max(len(equations) - terms, 1))
-    found: dict[str, float] = {}
+    claims: dict[str, float] = {}
     for name, floor in FLOORS.items():
         errors = [error for one in given if (error := one.errors.get(name)) is not None]
         mean = math.sqrt(sum(error**2 for error in errors) / len(errors)) if errors else 0.0
-        found[name] = max(floor, SIGMAS * spare * mean)
-    return found
+        claims[name] = max(floor, SIGMAS * spare * mean)
+    return claims
