@@ -145,6 +145,8 @@ def test_the_users_of_a_loop_that_was_asked_for_a_rate_begin_at_that_rate() -> N
     sent_ns = found.setup.resolved.rows[0].arrival_ns
     assert sent_ns is not None and (np.diff(sent_ns[:5]) > 0).all() and not sent_ns[5:].any() and sent_ns[4] > 0.5e9
     assert "its users begin at the 2/s that were asked for" in found.notes[1]
+    many = replay(engine(), replace(run, means=means | {"requests": 4000.0}))
+    assert many.setup.workload(1.0, 0).num_offered == 4000
 
 
 def test_shared_prompts_are_replayed() -> None:
