@@ -8,7 +8,7 @@ from typing import Any
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.plain import to_plain
-from batchsim.check.validation.compare_runs import Played, ValidationSetup, served
+from batchsim.check.validation.live_runs import Played, ValidationSetup, served
 from batchsim.cost import Cost
 from batchsim.drive.resolved import ResolvedPolicy
 
