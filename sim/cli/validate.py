@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from batchsim.calibrate.session import LiveResult
     from batchsim.check.validation.live_runs import Played, ValidationSetup
     from batchsim.check.validation.planned_points import PlannedPoint
-    from batchsim.drive.resolved import ResolvedPolicy
     from batchsim.report.validation_report import Validation
     from batchsim.scenario.point import Setup
 
@@ -104,52 +103,49 @@ def validate(
     elif not shift:
         raise ScenarioError("--no-shift: is of --against. Add that, or drop it.")
     else:
-        _compare_live(asked, _LiveOptions(device, at, loads, repeats, seed, from_))
+        _compare_live(asked, device=device, at=at, loads=loads, repeats=repeats, seed=seed, saved=from_)
 
 
-@dataclass(frozen=True)
-class _LiveOptions:
-    """The options of live runs, as `validate` has them."""
-
-    device: str
-    at: str | None
-    loads: str | None
-    repeats: int
-    seed: int
-    from_: Path | None
-
-
-def _compare_live(asked: Asked, options: _LiveOptions) -> None:
-    """Runs the scenario live, or reads the runs saved in --from, and writes and prints how its simulation compares."""
+def _compare_live(
+    asked: Asked, *, device: str, at: str | None, loads: str | None, repeats: int, seed: int, saved: Path | None
+) -> None:
+    """Runs the scenario live, or reads the runs `saved` in a folder; writes and prints how its simulation compares."""
     from batchsim.check.validation.live_runs import ValidationSetup
-    from batchsim.check.validation.planned_points import check_profile, parse_loads, parse_shares, plan, planned
+    from batchsim.check.validation.planned_points import (
+        check_profile,
+        parse_loads,
+        parse_shares,
+        plan,
+        planned,
+        saturations,
+    )
     from batchsim.scenario.point import Setup
 
-    shares = None if options.at is None else parse_shares(options.at)
-    stated = None if options.loads is None else parse_loads(options.loads)
+    shares = None if at is None else parse_shares(at)
+    stated = None if loads is None else parse_loads(loads)
     loaded = asked.load()
-    if loaded.load_name != "mean_rate" and stated is None and options.from_ is None:
+    if loaded.load_name != "mean_rate" and stated is None and saved is None:
         check_loads(loaded)  # without saturations to take shares of, the loads must be stated
     setup = Setup.of(loaded)
     setup.check_can_be_real()
     check_profile(setup.cost)
     resolved = setup.resolved
     chosen = [resolved.find(label) for label in asked.policies] or list(resolved.policies)
-    case = ValidationSetup(resolved, setup.cost, setup.kv.num_blocks, options.seed)
+    case = ValidationSetup(resolved, setup.cost, setup.kv.num_blocks, seed)
     stem = asked.path("validation", loaded.name)
     asked.check_validation(stem, steps=True)
-    if options.from_ is not None:
-        case, saved = _saved(case, options.from_, [policy.name for policy in chosen])
-        runs = list(saved.values())
-        labels = dict.fromkeys(label for label, _ in saved)
-        saturation = _saturations(case, [resolved.find(label) for label in labels], needed=False)
-        points = [planned(resolved.find(label), load, saturation) for label, load in saved]
+    if saved is not None:
+        case, by_point = _saved(case, saved, [policy.name for policy in chosen])
+        runs = list(by_point.values())
+        labels = dict.fromkeys(label for label, _ in by_point)
+        saturation = saturations(case, [resolved.find(label) for label in labels], _not_known)
+        points = [planned(resolved.find(label), load, saturation) for label, load in by_point]
     else:
-        saturation = _saturations(case, chosen, needed=stated is None)
+        saturation = saturations(case, chosen, None if stated is None else _not_known)
         points = plan(case, chosen, saturation, shares=shares, loads=stated)
         kv_blocks(setup)  # a live run needs a number that holds
         folder = stem.with_name(f"{stem.name}-runs")
-        runs = _live(setup, case, points, options.device, options.repeats, folder)
+        runs = _live(setup, case, points, device, repeats, folder)
     asked.write(_judged(setup, case, points, runs, saturation, stem), stem)
 
 
@@ -169,22 +165,8 @@ def _check_given(context: typer.Context) -> None:
         raise ScenarioError(f"--{way.strip('_')}: {why}. Drop {', '.join(given)}.")
 
 
-def _saturations(case: ValidationSetup, policies: Sequence[ResolvedPolicy], *, needed: bool) -> dict[str, float]:
-    """The saturation of each policy by name, in requests/s.
-
-    For a policy without one ScenarioError if `needed`; else a line on stderr says so, and the policy is left out.
-    """
-    from batchsim.check.validation.planned_points import saturations
-
-    found: dict[str, float] = {}
-    for policy in policies:
-        try:
-            found |= saturations(case, [policy])
-        except ScenarioError as error:
-            if needed:
-                raise
-            typer.echo(f"share of saturation not known: {error}", err=True)
-    return found
+def _not_known(error: ScenarioError) -> None:
+    typer.echo(f"share of saturation not known: {error}", err=True)
 
 
 def _saved(

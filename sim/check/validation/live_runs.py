@@ -78,7 +78,7 @@ SHIFTED = ("ttft_mean_s", "ttft_p99_s", "e2e_mean_s", "e2e_p99_s")
 """Metrics whose error is also given along the load axis."""
 
 
-class Played(Protocol):
+class Played(Ran, Protocol):
     """A live run as `batchsim.calibrate.session` leaves it: `reason` says why it was cut, "" if it was not."""
 
     @property
@@ -90,8 +90,6 @@ class Played(Protocol):
     @property
     def repeat(self) -> int: ...
     @property
-    def records(self) -> Records: ...
-    @property
     def kernel_ns(self) -> NDArray[Any]: ...
     @property
     def rested(self) -> NDArray[Any]: ...
@@ -101,8 +99,6 @@ class Played(Protocol):
     def window_ns(self) -> tuple[int, int]: ...
     @property
     def num_blocks(self) -> int: ...
-    @property
-    def streams(self) -> bool: ...
     @property
     def reason(self) -> str: ...
     @property

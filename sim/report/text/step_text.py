@@ -55,8 +55,8 @@ def compared_report(heading: str, notes: Sequence[str], found: Sequence[StepsCom
 
 
 def step_grid(parts: Sequence[tuple[str, Sequence[RegionError]]]) -> Grid:
-    """Step-time errors in %: a row for each kind of step of each named part, and the bias of kernels and of the host
-    apart where any were timed so."""
+    """Step-time errors in %: a row for each kind of step of each part, without the column of the parts' names where
+    none has one; the bias of kernels and of the host apart where any were timed so."""
     apart = any(row.kernel_bias is not None for _, rows in parts for row in rows)
     grid = [["", "steps", "n", "of the time", "median", "p95", "bias", *["kernels' bias", "host's bias"] * apart]]
     for name, rows in parts:
@@ -65,4 +65,4 @@ def step_grid(parts: Sequence[tuple[str, Sequence[RegionError]]]) -> Grid:
             numbers = [f"{100 * row.p50:.2f}", f"{100 * row.p95:.2f}"]
             numbers += [DASH if bias is None else f"{100 * bias:+.2f}" for bias in biases]
             grid.append([name, row.region, f"{row.n:,}", f"{row.share:.0%}", *numbers])
-    return grid
+    return grid if any(name for name, _ in parts) else [row[1:] for row in grid]

@@ -48,7 +48,7 @@ def report(found: Validation) -> str:
         lines += [DRAFTS, *drafts]
     text = [*map(fit, lines), ""]
     if steps := all_steps(found.live):
-        text += [*aligned(step_grid([("live steps", steps)]), left=(0, 1), close=True), ""]
+        text += [*aligned(step_grid([("", steps)]), left=(0,), close=True), ""]
     if found.live:
         verdicts = [f"{v.word}: {v.what} {v.bound}: {v.found}" for v in found.verdicts]
         text += [*map(fit, verdicts), "", fit(MACHINE), *aligned(machine_grid(found), left=(0, 1), close=True), ""]
@@ -230,7 +230,9 @@ def _table(grid: Grid, words: int = 1) -> str:
 def markdown(found: Validation, pictures: Sequence[str]) -> str:
     """The validation as a Markdown page: verdicts, errors, step times, every point, and what it was made with."""
     parts = [f"# Simulated against {found.beside}: {escaped(found.name)}", escaped(found.heading)]
-    parts += ["\n".join(_bullet(line) for line in lines) for lines in (_saturation(found), _files(found)) if lines]
+    parts += map(escaped, _saturation(found))
+    if files := _files(found):
+        parts.append("\n".join(escaped(line) if line.startswith("- ") else f"\n{escaped(line)}\n" for line in files))
     if warnings := found.warnings():
         parts.append("\n".join(f"- **{escaped(line)}**" for line in warnings))
     if found.live:
@@ -241,7 +243,7 @@ def markdown(found: Validation, pictures: Sequence[str]) -> str:
         parts += [_table(machine_grid(found), 2), MACHINE]
     if steps := all_steps(found.live):
         parts.append("## Step time\n\nPredicted against measured periods of all steps that ran live; errors in %.")
-        parts.append(_table(step_grid([("live steps", steps)]), 2))
+        parts.append(_table(step_grid([("", steps)])))
     parts += [f"![{picture}]({picture})" for picture in pictures]
     if drafts := _drafts(found):
         parts += [DRAFTS, "\n".join(map(escaped, drafts))]
@@ -251,10 +253,6 @@ def markdown(found: Validation, pictures: Sequence[str]) -> str:
         parts.append("## Where they part\n\n" + "\n".join(map(escaped, parted)))
     parts.append("## How it was made\n\n```json\n" + json.dumps(found.made, indent=1, ensure_ascii=False) + "\n```")
     return "\n\n".join(parts) + "\n"
-
-
-def _bullet(line: str) -> str:
-    return escaped(line) if line.startswith("- ") else f"\n{escaped(line)}\n"
 
 
 def _page_of(found: Validation, point: LivePoint) -> list[str]:
@@ -269,5 +267,5 @@ def _page_of(found: Validation, point: LivePoint) -> list[str]:
         lines.append(f"- live, repeat {run.played.repeat}: {steps:,} steps; {text}")
     parts = [f"## {escaped(found.where(point))}", "\n".join(lines)]
     if point.counted:
-        parts += [_table(metric_grid(point)), _table(step_grid([("live steps", point.steps)]), 2)]
+        parts += [_table(metric_grid(point)), _table(step_grid([("", point.steps)]))]
     return parts
