@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
+from batchsim.base.files import Kind
 from batchsim.base.units import NS_PER_S
 from batchsim.check.measured.run import LATENCIES, OF, MeasuredRequests
 from batchsim.check.validation.comparison import Comparison
@@ -17,7 +18,7 @@ from batchsim.cost.periods import REGIONS
 from batchsim.report.pictures.style import figure, house_style, picture_kind, put_around, remark, save, time_axis_log
 from batchsim.report.validation_report import Validation
 
-KIND = picture_kind("a validation")
+KIND = Kind(picture_kind("a validation").name, picture_kind("a (?:validation|comparison)").begins)
 MOST_ROWS = 12
 """Points drawn at most, a row each; more would be no picture."""
 _MEASURED, _SIMULATED, _DASHED = "#D55E00", "#000000", (0, (4, 2))
@@ -50,14 +51,13 @@ def draw_latencies(found: Validation, path: Path) -> None:
                 _draw(ax, point, latency)
                 ax.set_title(f"{latency.upper()} · {found.where(point)}")
             row[0].set_ylabel("share of requests")
+        kinds = "a line a run" if found.live else "a line a run; points: of aggregates"
         handles = [
-            Line2D(
-                [], [], color=_MEASURED, linewidth=1.8, label=f"{found.beside}, a line a run; points: of aggregates"
-            ),
+            Line2D([], [], color=_MEASURED, linewidth=1.8, label=f"{found.beside}, {kinds}"),
             Line2D([], [], color=_SIMULATED, linewidth=1.6, linestyle=_DASHED, label="simulated"),
         ]
         title = f"Latencies, simulated and {found.beside}, of the same requests"
-        foot = "requests that ended well, from their sending" + " after the warm-up" * bool(found.live)
+        foot = f"requests {'sent after the warm-up ' * bool(found.live)}that ended well, from their sending"
         if (more := len(found.points) - len(points)) > 0:
             foot += f" · {more} more runs are in the table alone"
         put_around(fig, title, found.heading, foot, handles)
