@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,81 +10,47 @@ from typing import TYPE_CHECKING
 import typer
 
 from batchsim.base.errors import ScenarioError
-from batchsim.base.files import Kind, check_replaceable, write_text, writing
-from batchsim.cli.common import check_out, check_output, read_scenario
+from batchsim.cli.common import chosen_policies
+from batchsim.cli.validation import Asked, made_of
 
 if TYPE_CHECKING:
     from batchsim.check.measured.run import MeasuredRun
+    from batchsim.check.validation.comparison import Comparison
     from batchsim.scenario import Scenario
 
 
-def against(
-    scenario: str,
-    files: Sequence[Path],
-    *,
-    parts: Sequence[str],
-    policies: Sequence[str],
-    shift: bool,
-    set_: list[str] | None,
-    name: str | None,
-    out: Path,
-    json_file: Path | None,
-    traces: Path | None,
-    allow_code: bool,
-) -> None:
+def against(asked: Asked, files: Sequence[Path], *, parts: Sequence[str], shift: bool) -> None:
     """Replays the runs of `files` through the scenario's policies, prints the errors and writes NAME.json, .md, .png.
 
     Runs of the same name in several files are repeats of one. `parts`: texts of which a run's name must hold one.
     """
     from batchsim.check.measured.read import read_measured
     from batchsim.check.validation.against import compare
-    from batchsim.report.pictures.against_plots import KIND, draw_against
-    from batchsim.report.text.against_text import JSON, PAGE, markdown, report, to_json
+    from batchsim.report.validation_report import Validation
     from batchsim.results.heading import heading
-    from batchsim.results.provenance import provenance
     from batchsim.scenario.point import Setup
 
-    loaded = read_scenario(scenario, set_, traces, "validate", allow_code=allow_code)
-    setup = Setup.of(loaded)
-    chosen = [spec for spec in loaded.specs if not policies or {spec.name, spec.label} & set(policies)]
-    if unknown := set(policies) - {text for spec in loaded.specs for text in (spec.name, spec.label)}:
-        known = ", ".join(spec.name for spec in loaded.specs)
-        raise ScenarioError(f"--policy {sorted(unknown)[0]}: the scenario has {known}. Write one of them.")
-    runs = [run for file in files for run in _own_log(loaded, file) or read_measured(file)]
+    scenario = asked.load()
+    setup = Setup.of(scenario)
+    specs = chosen_policies(scenario, asked.policies)
+    runs = [run for file in files for run in _own_log(scenario, file) or read_measured(file)]
     groups = _repeats(runs, parts, setup.model.name)
-    stem = out / f"against-{name or f'{loaded.name}-{files[0].stem}'}"
-    check_out(out)
-    check_files({f"{stem}.json": JSON, f"{stem}.md": PAGE, f"{stem}.png": KIND}, json_file)
-    found = []
+    stem = asked.path("against", f"{scenario.name}-{files[0].stem}")
+    asked.check_validation(stem)
+    points: list[Comparison] = []
     for number, runs in enumerate(groups, 1):
-        for spec in chosen:
+        for spec in specs:
             typer.echo(f"{spec.name}, {runs[0].name}: {number} of {len(groups)}", err=True)
-            found.append(compare(setup, spec, runs, shift=shift))
-    facts = {"cost": setup.cost.sources(), "kv_blocks": setup.kv.num_blocks, "scenario": loaded.plain}
-    made = provenance() | facts | {"files": [str(file) for file in files]}
-    title = f"{heading(setup)} · beside {', '.join(file.name for file in files)}"
-    text = to_json(stem.name, title, found, made)
-    picture = stem.with_name(f"{stem.name}.png")
-    with writing(out, "Give another folder with --out."):
-        out.mkdir(parents=True, exist_ok=True)
-        draw_against(title, found, picture)
-        write_text(stem.with_name(f"{stem.name}.json"), text, JSON)
-        write_text(stem.with_name(f"{stem.name}.md"), markdown(stem.name, title, found, made, picture.name), PAGE)
-    if json_file is not None:
-        with writing(json_file, "Give another path with --json."):
-            write_text(json_file, text, JSON)
-    typer.echo("  ".join(f"{stem}{end}" for end in (".json", ".md", ".png")), err=True)
-    typer.echo(report(title, found))
-
-
-def check_files(files: Mapping[str, Kind], json_file: Path | None) -> None:
-    """ScenarioError where one of `files` to be written, or the `json_file` of the kind of the first, would replace what
-    is of another kind: asked before the work."""
-    for path, kind in files.items():
-        with writing(path, "Give another --name, or another folder with --out."):
-            check_replaceable(path, kind)
-    if json_file is not None:
-        check_output(json_file, next(iter(files.values())), "Give another path with --json.")
+            points.append(compare(setup, spec, runs, shift=shift))
+    cost, names = setup.cost.sources(), [str(file) for file in files]
+    found = Validation(
+        name=stem.name,
+        scenario=scenario.name,
+        heading=f"{heading(setup)} · beside {', '.join(file.name for file in files)}",
+        made=made_of(scenario, cost=cost, kv_blocks=setup.kv.num_blocks, files=names),
+        points=tuple(points),
+    )
+    asked.write(found, stem)
 
 
 def _own_log(scenario: Scenario, file: Path) -> list[MeasuredRun]:

@@ -11,7 +11,7 @@ import typer
 
 from batchsim.base.errors import MeasuredError, ScenarioError
 from batchsim.base.files import write_text, writing
-from batchsim.cli.common import check_output, read_scenario
+from batchsim.cli.common import check_output, chosen_policies, read_scenario
 
 if TYPE_CHECKING:
     from batchsim.check.measured.run import MeasuredRun
@@ -101,10 +101,8 @@ def policy_of(scenario: Scenario, label: str | None, runs: Sequence[MeasuredRun]
 
     ScenarioError where none is, or there is no policy of that label.
     """
-    specs = [spec for spec in scenario.specs if label in (None, spec.name, spec.label)]
+    specs = chosen_policies(scenario, [label] if label else [])
     names = ", ".join(spec.name for spec in scenario.specs)
-    if not specs:
-        raise ScenarioError(f"--policy {label}: the scenario has {names}. Write one of them.")
     found: dict[str, PolicySpec] = {}
     for run in runs:
         words = [word.strip() for word in run.part.split(",")]

@@ -27,6 +27,7 @@ from batchsim.base.units import NS_PER_S, clock_text
 if TYPE_CHECKING:
     from batchsim.results.read import Results
     from batchsim.scenario import Scenario
+    from batchsim.scenario.config import PolicySpec
     from batchsim.study.sweep.size import Limits
 
 P = ParamSpec("P")
@@ -249,6 +250,15 @@ def read_scenario(
             " Drop vary, or --set vary=null."
         )
     return scenario
+
+
+def chosen_policies(scenario: Scenario, labels: Sequence[str]) -> list[PolicySpec]:
+    """The policies of these names or labels, all where none is given. ScenarioError where there is none of a label."""
+    known = {text for spec in scenario.specs for text in (spec.name, spec.label)}
+    if unknown := sorted(set(labels) - known):
+        names = ", ".join(spec.name for spec in scenario.specs)
+        raise ScenarioError(f"--policy {unknown[0]}: the scenario has {names}. Write one of them.")
+    return [spec for spec in scenario.specs if not labels or {spec.name, spec.label} & set(labels)]
 
 
 def require_torch(command: str) -> None:

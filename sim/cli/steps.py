@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 import typer
 
 from batchsim.base.errors import ScenarioError
-from batchsim.base.files import check_replaceable, json_kind, write_text, writing
+from batchsim.base.files import json_kind, write_text, writing
 from batchsim.cli.bench import files_of, fit_inputs, write_fit
-from batchsim.cli.common import check_out, check_output, read_scenario
+from batchsim.cli.common import check_output, chosen_policies
+from batchsim.cli.validation import Asked, made_of
 
 if TYPE_CHECKING:
     from batchsim.check.steps.recorded import StepLog
-    from batchsim.scenario.config import PolicySpec, Scenario
+    from batchsim.scenario.config import PolicySpec
     from batchsim.scenario.point import Setup
 
 _KINDS = {"vLLM's iterations": "vllm", "SGLang's batches": "sglang"}
@@ -46,7 +47,7 @@ def calibrate_steps(
 
     loaded, path = fit_inputs("--steps", scenario, out, set_, allow_code=allow_code)
     setup = Setup.of(loaded)
-    specs = _specs(loaded, [policy] if policy else [])
+    specs = chosen_policies(loaded, [policy] if policy else [])
     if len(specs) > 1:
         names = ", ".join(spec.name for spec in specs)
         raise ScenarioError(f"{loaded.source}: has {len(specs)} policies ({names}). Say which with --policy.")
@@ -60,37 +61,24 @@ def calibrate_steps(
     write_fit(found, fit_report(found), path, "--steps", force=force)
 
 
-def validate_steps(
-    scenario: str,
-    files: Sequence[Path],
-    *,
-    policies: Sequence[str],
-    set_: list[str] | None,
-    name: str | None,
-    out: Path,
-    json_file: Path | None,
-    traces: Path | None,
-    allow_code: bool,
-) -> None:
+def validate_steps(asked: Asked, files: Sequence[Path]) -> None:
     """Predicts the steps of the logs `files` under the scenario's policies, prints the errors and writes
-    steps-NAME.json."""
+    steps-NAME.json, or --json in its place."""
     from batchsim.check.steps.recorded import RecordedSteps
     from batchsim.check.validation.recorded_steps import compare_steps
     from batchsim.report.text.step_text import compared_report
     from batchsim.results.heading import heading
-    from batchsim.results.provenance import provenance
     from batchsim.scenario.point import Setup
 
-    loaded = read_scenario(scenario, set_, traces, "validate", allow_code=allow_code)
-    setup = Setup.of(loaded)
-    specs = _specs(loaded, policies)
-    path = json_file or out / f"steps-{name or f'{loaded.name}-{files[0].stem}'}.json"
-    if json_file is None:
-        check_out(out)
-        with writing(path, "Give another --name, or another folder with --out."):
-            check_replaceable(path, _KIND)
+    scenario = asked.load()
+    setup = Setup.of(scenario)
+    specs = chosen_policies(scenario, asked.policies)
+    stem = asked.path("steps", f"{scenario.name}-{files[0].stem}")
+    path = asked.json_file or Path(f"{stem}.json")
+    if asked.json_file is None:
+        asked.check_files(stem, {".json": _KIND})
     else:
-        check_output(json_file, _KIND, "Give another path with --json.")
+        check_output(path, _KIND, "Give another path with --json.")
     logs = [_read(file, setup, specs) for file in files_of(files, SUFFIXES)]
     steps = RecordedSteps.join([log.steps for log in logs])
     found = [
@@ -98,11 +86,7 @@ def validate_steps(
         for spec in specs
     ]
     notes = [f"{Path(log.source).name}: {note}" for log in logs for note in log.notes]
-    made = provenance() | {
-        "cost": setup.cost.sources(),
-        "scenario": loaded.plain,
-        "files": [log.source for log in logs],
-    }
+    made = made_of(scenario, cost=setup.cost.sources(), files=[log.source for log in logs])
     whole = {"format": _FORMAT, "notes": notes, "policies": [asdict(one) for one in found], "made": made}
     with writing(path, "Give another path with --json or another folder with --out."):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,15 +94,6 @@ def validate_steps(
     typer.echo(str(path), err=True)
     title = f"{heading(setup)} · beside {', '.join(Path(log.source).name for log in logs)}"
     typer.echo(compared_report(title, notes, found))
-
-
-def _specs(loaded: Scenario, labels: Sequence[str]) -> list[PolicySpec]:
-    chosen = [spec for spec in loaded.specs if not labels or {spec.name, spec.label} & set(labels)]
-    known = {text for spec in loaded.specs for text in (spec.name, spec.label)}
-    if unknown := sorted(set(labels) - known):
-        names = ", ".join(spec.name for spec in loaded.specs)
-        raise ScenarioError(f"--policy {unknown[0]}: the scenario has {names}. Write one of them.")
-    return chosen
 
 
 def _read(file: Path, setup: Setup, specs: Sequence[PolicySpec]) -> StepLog:

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from batchsim.base.errors import BatchsimError, ScenarioError
-from batchsim.base.files import write_text, writing
+from batchsim.base.files import writing
 from batchsim.base.ranges import INT32_MAX
 from batchsim.cli import complete, option
 from batchsim.cli.against import against as compare_files
-from batchsim.cli.against import check_files
-from batchsim.cli.common import check_loads, check_out, one_line_errors, read_scenario, require_torch
+from batchsim.cli.common import check_loads, one_line_errors, require_torch
 from batchsim.cli.live import INTERRUPTED_EXIT, kv_blocks, load_runner, prepare_machine
 from batchsim.cli.steps import validate_steps
+from batchsim.cli.validation import Asked, made_of
 
 if TYPE_CHECKING:
     from batchsim.calibrate.engine.session import LiveResult
-    from batchsim.check.validation.compare_runs import Played, ValidationSetup
+    from batchsim.check.validation.live_runs import Played, ValidationSetup
     from batchsim.check.validation.planned_points import PlannedPoint
-    from batchsim.drive.resolved import ResolvedPolicy
+    from batchsim.report.validation_report import Validation
     from batchsim.scenario.point import Setup
 
 _NONE_WITH = {
@@ -92,75 +92,61 @@ def validate(
     --at 50%,80%,95%; batchsim validate chat --from campaign/runs; batchsim validate mine.yaml --against result.json;
     batchsim validate mine.yaml --steps vllm.log
     """
-    from batchsim.check.validation.compare_runs import ValidationSetup
-    from batchsim.check.validation.planned_points import check_profile, parse_loads, parse_shares, plan, planned
+    _check_given(context)
+    asked = Asked(scenario, set_, traces, allow_code, policy or [], name, out, json_file)
+    if steps:
+        validate_steps(asked, steps)
+    elif against:
+        compare_files(asked, against, parts=part or [], shift=shift)
+    elif part:
+        raise ScenarioError(f"--part {part[0]}: names runs of --against. Add that, or drop it.")
+    elif not shift:
+        raise ScenarioError("--no-shift: is of --against. Add that, or drop it.")
+    else:
+        _compare_live(asked, device=device, at=at, loads=loads, repeats=repeats, seed=seed, saved=from_)
+
+
+def _compare_live(
+    asked: Asked, *, device: str, at: str | None, loads: str | None, repeats: int, seed: int, saved: Path | None
+) -> None:
+    """Runs the scenario live, or reads the runs `saved` in a folder; writes and prints how its simulation compares."""
+    from batchsim.check.validation.live_runs import ValidationSetup
+    from batchsim.check.validation.planned_points import (
+        check_profile,
+        parse_loads,
+        parse_shares,
+        plan,
+        planned,
+        saturations,
+    )
     from batchsim.scenario.point import Setup
 
-    if name and "/" in name:
-        raise ScenarioError(f"--name {name}: is the name of files in --out, not a path. Write it without /.")
-    _check_given(context)
-    if steps:
-        validate_steps(
-            scenario,
-            steps,
-            policies=policy or [],
-            set_=set_,
-            name=name,
-            out=out,
-            json_file=json_file,
-            traces=traces,
-            allow_code=allow_code,
-        )
-        return
-    if against:
-        compare_files(
-            scenario,
-            against,
-            parts=part or [],
-            policies=policy or [],
-            shift=shift,
-            set_=set_,
-            name=name,
-            out=out,
-            json_file=json_file,
-            traces=traces,
-            allow_code=allow_code,
-        )
-        return
-    if part:
-        raise ScenarioError(f"--part {part[0]}: names runs of --against. Add that, or drop it.")
-    if not shift:
-        raise ScenarioError("--no-shift: is of --against. Add that, or drop it.")
     shares = None if at is None else parse_shares(at)
     stated = None if loads is None else parse_loads(loads)
-    loaded = read_scenario(scenario, set_, traces, "validate", allow_code=allow_code)
-    if loaded.load_name != "mean_rate" and loads is None and from_ is None:
+    loaded = asked.load()
+    if loaded.load_name != "mean_rate" and stated is None and saved is None:
         check_loads(loaded)  # without saturations to take shares of, the loads must be stated
     setup = Setup.of(loaded)
     setup.check_can_be_real()
     check_profile(setup.cost)
     resolved = setup.resolved
-    chosen = [resolved.find(label) for label in policy] if policy else list(resolved.policies)
+    chosen = [resolved.find(label) for label in asked.policies] or list(resolved.policies)
     case = ValidationSetup(resolved, setup.cost, setup.kv.num_blocks, seed)
-    from batchsim.report.pictures.validation_plots import KIND
-    from batchsim.report.text.validation_text import JSON, PAGE
-
-    stem = out / f"validation-{name or loaded.name}"
-    _make_folder(out)
-    check_files({f"{stem}.json": JSON, f"{stem}.md": PAGE, f"{stem}.png": KIND, f"{stem}-steps.png": KIND}, json_file)
-    if from_ is not None:
-        case, found = _saved(case, from_, [p.name for p in chosen])
-        runs = list(found.values())
-        saturation = _saturations(
-            case, [resolved.find(name) for name in dict.fromkeys(n for n, _ in found)], needed=False
-        )
-        points = [planned(resolved.find(label), load, saturation) for label, load in found]
+    stem = asked.path("validation", loaded.name)
+    asked.check_validation(stem, steps=True)
+    if saved is not None:
+        case, by_point = _saved(case, saved, [policy.name for policy in chosen])
+        runs = list(by_point.values())
+        labels = dict.fromkeys(label for label, _ in by_point)
+        saturation = saturations(case, [resolved.find(label) for label in labels], _not_known)
+        points = [planned(resolved.find(label), load, saturation) for label, load in by_point]
     else:
-        saturation = _saturations(case, chosen, needed=stated is None)
+        saturation = saturations(case, chosen, None if stated is None else _not_known)
         points = plan(case, chosen, saturation, shares=shares, loads=stated)
         kv_blocks(setup)  # a live run needs a number that holds
-        runs = _live(setup, case, points, device, repeats, stem.with_name(f"{stem.name}-runs"))
-    _finish(setup, case, points, runs, saturation, stem, json_file)
+        folder = stem.with_name(f"{stem.name}-runs")
+        runs = _live(setup, case, points, device, repeats, folder)
+    asked.write(_judged(setup, case, points, runs, saturation, stem), stem)
 
 
 def _check_given(context: typer.Context) -> None:
@@ -179,28 +165,8 @@ def _check_given(context: typer.Context) -> None:
         raise ScenarioError(f"--{way.strip('_')}: {why}. Drop {', '.join(given)}.")
 
 
-def _make_folder(folder: Path) -> None:
-    check_out(folder)
-    with writing(folder, "Give another folder with --out."):
-        folder.mkdir(parents=True, exist_ok=True)
-
-
-def _saturations(case: ValidationSetup, policies: Sequence[ResolvedPolicy], *, needed: bool) -> dict[str, float]:
-    """The saturation of each policy by name, in requests/s.
-
-    For a policy without one ScenarioError if `needed`; else a line on stderr says so, and the policy is left out.
-    """
-    from batchsim.check.validation.planned_points import saturations
-
-    found: dict[str, float] = {}
-    for policy in policies:
-        try:
-            found |= saturations(case, [policy])
-        except ScenarioError as error:
-            if needed:
-                raise
-            typer.echo(f"share of saturation not known: {error}", err=True)
-    return found
+def _not_known(error: ScenarioError) -> None:
+    typer.echo(f"share of saturation not known: {error}", err=True)
 
 
 def _saved(
@@ -237,7 +203,7 @@ def _live(
     require_torch("validate")
     from batchsim.calibrate.engine.session import run_live, step_limits
     from batchsim.calibrate.profile.this_machine import Sentinel
-    from batchsim.check.validation.compare_runs import void
+    from batchsim.check.validation.live_runs import void
     from batchsim.drive.live import INTERRUPTED
 
     graphs = prepare_machine(setup, device)
@@ -245,8 +211,8 @@ def _live(
     limits = [step_limits(resolved, (point.policy,), point.load, case.seed) for point in points]
     sized = replace(resolved, num_blocks=case.num_blocks)
     runner = load_runner(sized, limits, device=device, weights=None, graphs=graphs)
-    _make_folder(folder)
-    with writing(folder):
+    with writing(folder, "Give another folder with --out."):
+        folder.mkdir(parents=True, exist_ok=True)
         for stale in folder.glob("[0-9][0-9]-*[0-9].npz"):  # runs of an earlier validation of this name
             stale.unlink()
     sentinel = None if setup.cost.profile is None else Sentinel.of(setup.cost.profile)
@@ -273,48 +239,29 @@ def _live(
     return runs
 
 
-def _finish(
+def _judged(
     setup: Setup,
     case: ValidationSetup,
     points: Sequence[PlannedPoint],
     runs: Sequence[Sequence[Any]],
     saturation_rps: dict[str, float],
     stem: Path,
-    json_file: Path | None,
-) -> None:
-    """Judges every point, writes the validation's files and prints its report."""
-    from batchsim.check.validation.compare_runs import judge
+) -> Validation:
+    """Every point judged by its live runs."""
+    from batchsim.check.validation.live_runs import judge
     from batchsim.check.validation.verdicts import BOUNDS
-    from batchsim.report.pictures.validation_plots import write_pictures
-    from batchsim.report.text.validation_text import JSON, PAGE, markdown, report
-    from batchsim.report.validation_report import Validation, to_json
+    from batchsim.report.validation_report import Judged, Validation
     from batchsim.results.heading import heading
-    from batchsim.results.provenance import provenance
 
-    made_live = runs[0][0].made
-    machine = made_live["hardware"].get("gpu") or made_live["hardware"].get("cpu")
-    on = f"{machine}, torch {made_live['software'].get('torch')}, weights {made_live['weights']}"
-    found = Validation(
+    made = runs[0][0].made
+    machine = made["hardware"].get("gpu") or made["hardware"].get("cpu")
+    on = f"{machine}, torch {made['software'].get('torch')}, weights {made['weights']}"
+    facts = {"live": made, "cost": setup.cost.sources(), "kv_blocks": case.num_blocks, "seed": case.seed}
+    return Validation(
         name=stem.name.removeprefix("validation-"),
         scenario=setup.scenario.name,
-        heading=f"{heading(setup)} · live on {made_live['device']}: {on}",
-        load_name=case.resolved.load_name,
-        bounds=BOUNDS[made_live["device"]],
-        made=provenance()
-        | {"live": made_live, "cost": setup.cost.sources(), "kv_blocks": case.num_blocks, "seed": case.seed}
-        | {"scenario": setup.scenario.plain},
-        saturation_rps=saturation_rps,
+        heading=f"{heading(setup)} · live on {made['device']}: {on}",
+        made=made_of(setup.scenario, **facts),
         points=tuple(judge(case, p.policy, p.load, p.share, lives) for p, lives in zip(points, runs, strict=True)),
+        judged=Judged(case.resolved.load_name, BOUNDS[made["device"]], saturation_rps),
     )
-    text = to_json(found)
-    files = [stem.with_name(f"{stem.name}.json"), stem.with_name(f"{stem.name}.md")]
-    with writing(stem.parent, "Give another folder with --out."):
-        pictures = write_pictures(found, stem)
-        write_text(files[0], text, JSON)
-        write_text(files[1], markdown(found, [picture.name for picture in pictures]), PAGE)
-    files += pictures
-    if json_file is not None and json_file.resolve() != files[0].resolve():
-        with writing(json_file, "Give another path with --json."):
-            write_text(json_file, text, JSON)
-    typer.echo("  ".join(map(str, files)), err=True)
-    typer.echo(report(found))

@@ -75,9 +75,7 @@ def error_of(profile: Profile, *, host: str = "", beyond: bool = False) -> CostE
     this type and model, whatever is doubted of the tables; unknown where there are doubts; else what versions of one
     kernel differ by, and what the profile misses of its tables.
     """
-    # of a measured profile it is what engine runs added to its kernels
-    points = profile.made.get("in_engine") if profile.origin == "imported" else None
-    if points is not None and not host:
+    if (points := profile.made.get("measured_in_engine")) is not None and not host:
         said = f"mean TPOT of nine of ten of the {points['points']} measured points that it was fitted to"
         share = float(points["tpot_p90"])
         return CostError(1 / (1 + share) - 1, share, said + _beyond(beyond))  # as far off either way, as a factor

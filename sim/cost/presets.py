@@ -127,6 +127,6 @@ def under_preset(cost: Cost, preset: Preset | None) -> Cost:
     measured = measured_of(profile) if preset.ahead else None
     if measured is not None:
         costs = in_engine(costs, decode=measured.decode, shift_ns=1_000 * measured.shift_us, prompts=measured.prompts)
-        made = made | {"in_engine": {"points": measured.points, "tpot_p90": measured.tpot[1]}}
+        made = made | {"measured_in_engine": {"points": measured.points, "tpot_p90": measured.tpot[1]}}
     notes = (*profile.notes, str(preset), preset.kernels_text(profile))
     return cost.of(replace(profile, costs=costs, made=made, notes=notes))

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from batchsim.base.files import file_hash, writing
 from batchsim.base.units import NS_PER_S, format_duration
-from batchsim.check.validation.compare_runs import Played
+from batchsim.check.validation.live_runs import Played
 from batchsim.deployment.memory import KvBudget
 from batchsim.drive.live import lag_verdict, sent_lags_ns, tail_ns
 from batchsim.kernel.acceptance import DraftCounts

@@ -212,7 +212,7 @@ def _within(rows: TraceRows, config: WorkloadConfig) -> tuple[TraceRows, list[st
 def _describe_open(
     config: WorkloadConfig, sent_ns: Ints, requests: RequestColumns, rows: TraceRows | None, at_once: bool
 ) -> Describe:
-    stats = describe_arrivals(sent_ns)
+    stats = describe_arrivals(np.sort(sent_ns))  # of a client that is full, times are from when on, in no order
     kind = config.arrivals.kind
     name = process_name(kind)
     if at_once:

@@ -56,7 +56,7 @@ def test_saved_runs_are_judged(saved: Path, tmp_path: Path) -> None:
     assert {file.name for file in tmp_path.glob("validation-x*")} == {
         f"validation-x{end}" for end in (".json", ".md", ".png", "-steps.png")
     }
-    assert done.stdout.splitlines()[-1].startswith("continuous 12 ")
+    assert done.stdout.splitlines()[-1].split()[0] == "tokens/s" and "\ncontinuous  12 " in done.stdout
     assert "a made-up CPU" in done.stdout
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from batchsim.base.errors import MeasuredError
-from batchsim.check.validation.against import Comparison
-from batchsim.check.validation.compare_runs import MetricError
+from batchsim.check.validation.comparison import Comparison, MetricError
 from batchsim.cost.cost_error import Unknown
 from batchsim.scenario.load import load_scenario
 from tools.real_engines.client import Answer, Load, tidy
@@ -25,7 +24,7 @@ def comparison(spread: float | None = 0.0, **errors: float | None) -> Comparison
         MetricError(name, None if error is None else 1 + error, 1.0, error, spread, False)
         for name, error in known.items()
     ]
-    return Comparison("vllm", "", (), (), tuple(figures), {}, None, Unknown("not asked"), False)
+    return Comparison("vllm", "", (), (), tuple(figures), {}, Unknown("not asked"))
 
 
 @pytest.mark.parametrize(

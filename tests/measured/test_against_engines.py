@@ -9,7 +9,8 @@ import pytest
 
 from batchsim.check.measured.read import read_measured
 from batchsim.check.measured.run import Client
-from batchsim.check.validation.against import Comparison, compare
+from batchsim.check.validation.against import compare
+from batchsim.check.validation.comparison import Comparison
 from batchsim.scenario.load import parse_scenario
 from batchsim.scenario.point import Setup
 

@@ -14,11 +14,13 @@ import pytest
 from batchsim.base.errors import MeasuredError
 from batchsim.check.measured.read import read_measured
 from batchsim.check.measured.run import FIGURES, MISSING, Client, MeasuredRequests, MeasuredRun
-from batchsim.check.validation.against import Comparison, compare
+from batchsim.check.validation.against import compare
+from batchsim.check.validation.comparison import Comparison
 from batchsim.check.validation.impossible import floors
 from batchsim.check.validation.replay import Replay, replay, simulated_requests
 from batchsim.cost.fitted import Fitted, StepTerms
-from batchsim.report.text.against_text import markdown, report, to_json
+from batchsim.report.text.validation_text import markdown, report
+from batchsim.report.validation_report import Validation, to_json
 from batchsim.scenario.load import parse_scenario
 from batchsim.scenario.point import Setup, simulate_point
 from batchsim.workload.traces.trace_rows import HashIds
@@ -126,7 +128,8 @@ def test_a_slower_engine_shows_by_how_much_and_which_load_would_do() -> None:
     busy = compared(engine(), measured(slow, asked(200, gap_s=0.012)), shift=True)
     shift = busy.shifts["e2e_mean_s"]
     assert shift is not None and 0.02 < shift < 0.2
-    shifted = simulated_requests(busy.replays[0].simulate(engine().scenario.specs[0], 1 + shift)).figures()
+    again = replay(engine(), busy.runs[0]).simulate(engine().scenario.specs[0], 1 + shift)
+    shifted = simulated_requests(again).figures()
     assert shifted["e2e_mean_s"] == pytest.approx(busy.error("e2e_mean_s").live, rel=0.02)
 
 
@@ -145,6 +148,8 @@ def test_the_users_of_a_loop_that_was_asked_for_a_rate_begin_at_that_rate() -> N
     sent_ns = found.setup.resolved.rows[0].arrival_ns
     assert sent_ns is not None and (np.diff(sent_ns[:5]) > 0).all() and not sent_ns[5:].any() and sent_ns[4] > 0.5e9
     assert "its users begin at the 2/s that were asked for" in found.notes[1]
+    many = replay(engine(), replace(run, means=means | {"requests": 4000.0}))
+    assert many.setup.workload(1.0, 0).num_offered == 4000
 
 
 def test_shared_prompts_are_replayed() -> None:
@@ -247,7 +252,7 @@ def test_failed_requests_that_the_engine_never_held_are_not_replayed_and_no_figu
     requests = replace(truth.requests, ok=ok, output_tokens=output, e2e_ns=e2e_ns)
     found = compared(engine(), replace(truth, requests=requests, figures=requests.figures()))
     assert found.error("e2e_mean_s").error == pytest.approx(0, abs=1e-12)
-    assert found.notes == ["failed requests that are not replayed, as the file tells of no time in the engine: 2"]
+    assert found.notes == ("failed requests that are not replayed, as the file tells of no time in the engine: 2",)
 
 
 def test_failed_requests_of_prompts_beyond_max_model_len_are_counted_and_not_replayed() -> None:
@@ -434,8 +439,12 @@ def fitted(base_ms: float = 10.0, tpot_error: float | None = 0.1) -> Setup:
     return replace(engine(), cost=Fitted(None, StepTerms(base=base_ms * 1e6), "some runs", tpot_error))
 
 
+def validation(found: Comparison) -> Validation:
+    return Validation("x", "mine", "x", {}, (found,))
+
+
 def told(found: Comparison) -> str:
-    return " ".join(report("", [found]).split())
+    return " ".join(report(validation(found)).split())
 
 
 def test_a_load_within_the_error_of_saturation_has_an_interval() -> None:
@@ -451,11 +460,11 @@ def test_a_load_within_the_error_of_saturation_has_an_interval() -> None:
     text = told(found)
     assert "within the cost's error of saturation (step times ±10 %: claimed by the fit to" in text
     assert "cannot be told without calibration" in text and "errs by more" not in text
-    page = json.loads(to_json("x", "x", [found], {}))["points"][0]
+    page = json.loads(to_json(validation(found)))["points"][0]
     assert page["within_cost_error_of_saturation"] and page["cost_error"]["high"] == 0.1
     (row,) = (one for one in page["errors"] if one["name"] == "ttft_p99_s")
     assert row["error"] is None and row["ends"][0] < row["ends"][1] and row["error_ends"][0] < row["error_ends"][1]
-    assert "- ! vllm: the load lies within" in markdown("x", "x", [found], {}, "x.png")
+    assert "- **vllm: the load lies within" in markdown(validation(found), ["x.png"])
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,7 @@ def test_a_profile_keeps_its_checks_and_its_error_is_unknown() -> None:
         assert cost.describe().endswith(f" · ! {said}")
     assert "× 1.1: every step's time stretched · !" in Scaled(Calibrated(profile), 1.1).describe()
     assert "proj_gemm of 16 decodes" in table(profile)
-    measured = {"in_engine": {"points": 9, "tpot_p90": 0.2}}
+    measured = {"measured_in_engine": {"points": 9, "tpot_p90": 0.2}}
     assert isinstance(Calibrated(replace(profile, made=profile.made | measured)).error, CostError)
     assert isinstance(Calibrated(replace(doubted(), made=profile.made | measured)).error, CostError)
 

@@ -10,7 +10,8 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from batchsim.check.validation.compare_runs import FIGURES, MetricError, PointReport, judge, void
+from batchsim.check.validation.comparison import MetricError
+from batchsim.check.validation.live_runs import FIGURES, LivePoint, judge, void
 from batchsim.check.validation.load_shift import REACH, crossing, load_shifts
 from batchsim.check.validation.step_error import ALL, StepPairs
 from batchsim.cost.base import HostPart
@@ -24,10 +25,16 @@ from batchsim.kernel.record import STEP_DTYPE
 from batchsim.metrics.table import METRICS
 from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
 from batchsim.report.pictures.validation_plots import write_pictures
-from batchsim.report.text.validation_text import DRAFTS, error_grid, markdown, report
-from batchsim.report.validation_report import to_json
+from batchsim.report.text.validation_text import DRAFTS, error_grid, machine_grid, markdown, report
+from batchsim.report.validation_report import Validation, to_json
 from tests.unit.test_profile import PROFILE
 from tests.unit.validation_samples import LOAD, Sample, case, late, played, point, resolved, validation
+
+
+def row_of(found: Validation, latency: str) -> list[str]:
+    """The cells of the first row of a latency in the table of errors, [] without one."""
+    return next((row for row in error_grid(found) if row[2] == latency), [])
+
 
 # ---- step times
 
@@ -121,10 +128,10 @@ def test_a_period_ahead_is_the_same_of_a_host_measured_serial_or_overlapped(
 def test_equal_runs_agree_in_everything() -> None:
     """A live run that is the simulation has no error, no spread over its repeats, and parts nowhere."""
     same = point("preemptive", 1.0, 1.0)
-    assert all(metric.error in (0.0, None) for metric in same.metrics)
-    assert all(metric.agrees for metric in same.metrics if metric.error is not None)
-    assert [run.divergence for run in same.runs] == [None, None]
-    assert {metric.name for metric in same.metrics} == set(FIGURES)
+    assert all(metric.error in (0.0, None) for metric in same.errors)
+    assert all(metric.agrees for metric in same.errors if metric.error is not None)
+    assert [run.divergence for run in same.lives] == [None, None]
+    assert {metric.name for metric in same.errors} == set(FIGURES)
 
 
 @pytest.mark.slow
@@ -138,7 +145,7 @@ def test_drafts_are_told_as_supposed_and_as_measured() -> None:
     runs = [replace(one, repeat=i, made=one.made | {"drafts": counts}) for i in (0, 1)]
     found = judge(case(), policy, LOAD, 0.5, [*runs, replace(runs[0], reason="interrupted")])
     assert found.drafts == DraftCounts([60, 20], 200, 100)
-    length = found.metric("acceptance_length")
+    length = found.error("acceptance_length")
     assert length.error == 0 and length.simulated == pytest.approx(1 + 0.8 * 0.75, abs=0.05)
     words = "live; as measured, acceptance: [0.6, 0.2], found: 0.5"
     assert f"{length.simulated:.3g} simulated, 1.4 {words}" in " ".join(report(validation(found)).split())
@@ -152,8 +159,8 @@ def test_drafts_are_told_as_supposed_and_as_measured() -> None:
 
 def test_errors_are_against_the_mean_of_the_live_runs_and_spreads_half_their_range() -> None:
     """Checked by hand on mean TPOT of two live runs."""
-    both = point("continuous", 1.0, 1.04).metric("tpot_mean_s")
-    one, other = (point("continuous", f).metric("tpot_mean_s").live for f in (1.0, 1.04))
+    both = point("continuous", 1.0, 1.04).error("tpot_mean_s")
+    one, other = (point("continuous", f).error("tpot_mean_s").live for f in (1.0, 1.04))
     assert one is not None and other is not None and both.simulated == one
     assert both.live == pytest.approx((one + other) / 2)
     assert both.error == pytest.approx(one / ((one + other) / 2) - 1)
@@ -192,11 +199,11 @@ def test_a_load_within_the_cost_s_error_of_saturation_has_an_interval() -> None:
     busy, light = (judge(known, spec, load, 0.5, [played("continuous", load)]) for load in (20.0, 8.0))
     unknown = judge(case(), spec, 20.0, 0.5, [played("continuous", 20.0)])
     assert [found.is_within_error for found in (busy, light, unknown)] == [True, False, False]
-    e2e = busy.metric("e2e_mean_s")
+    e2e = busy.error("e2e_mean_s")
     assert e2e.error is None and e2e.ends is not None and e2e.ends[0] < e2e.ends[1]
-    assert busy.metric("tpot_mean_s").ends is None and light.metric("e2e_mean_s").error is not None
+    assert busy.error("tpot_mean_s").ends is None and light.error("e2e_mean_s").error is not None
     found = validation(busy)
-    assert "…" in error_grid(found)[1][5] and "within the cost's error of saturation" in report(found)
+    assert "…" in row_of(found, "E2E")[5] and "within the cost's error of saturation" in report(found)
     (verdict,) = (one for one in found.verdicts if one.what == METRICS["e2e_mean_s"].words)
     assert verdict.met is None and "cannot be told without calibration" in verdict.found
     assert json.loads(to_json(found))["points"][0]["within_cost_error_of_saturation"]
@@ -230,16 +237,16 @@ def test_runs_that_were_cut_or_whose_source_was_late_do_not_count() -> None:
     behind = late(played("continuous", LOAD, 1.3, repeat=2), 10**9)
     found = judge(case(), resolved().find("continuous"), LOAD, 0.5, [good, cut, behind])
     assert [run.played.repeat for run in found.counted] == [0]
-    assert found.metric("e2e_mean_s").error == 0
+    assert found.error("e2e_mean_s").error == 0
     said = " ".join(validation(found).warnings())
     assert "repeat 1: VOID, left out: cut: out_of_memory" in said and "repeat 2: VOID" in said
     nothing = judge(case(), resolved().find("continuous"), LOAD, 0.5, [cut, behind])
-    assert nothing.pairs is None and nothing.metric("e2e_mean_s").live is None
+    assert nothing.pairs is None and nothing.error("e2e_mean_s").live is None
     assert "no live run counts" in " ".join(validation(nothing).warnings())
     assert {verdict.met for verdict in validation(nothing).verdicts} == {None}
 
 
-def drifted(*readings: float) -> PointReport:
+def drifted(*readings: float) -> LivePoint:
     """Runs 4 % slower than the cost says, beside these readings of the drift, by medians as by means."""
     run = played("vllm", LOAD, 1.04)
     drift = {"drift": list(readings), "drift_of_means": list(readings)}
@@ -249,11 +256,11 @@ def drifted(*readings: float) -> PointReport:
 def test_a_drift_is_said_beside_the_prediction_and_never_moves_it() -> None:
     """Runs 4 % slower on a machine seen to be 4 % slower keep their error; at par there is none."""
     found, still = drifted(0.03, 0.05), drifted(0.0, 0.0)
-    assert found.simulated.end_ns == still.simulated.end_ns and found.unfit == ""
+    assert found.simulation.end_ns == still.simulation.end_ns and found.unfit == ""
     assert (found.drift, found.bias) == pytest.approx((0.04, 1 / 1.04 - 1), abs=1e-6)
     assert found.bias_at_par == pytest.approx(0, abs=1e-6)
     assert (still.drift, still.bias, still.bias_at_par) == (0, found.bias, found.bias)
-    assert error_grid(validation(found))[1][2:5] == ["+4.0", "-3.8", "+0.0"]
+    assert machine_grid(validation(found))[1][2:] == ["+4.0", "-3.8", "+0.0"]
     point_json = json.loads(to_json(validation(found)))["points"][0]
     assert (
         point_json["machine_drift"],
@@ -328,7 +335,7 @@ def test_runs_that_do_not_count_stay_visible_and_more_than_half_of_them_are_too_
         said = "\n".join(validation(found).warnings())
         assert message in said and said.count("VOID") == 2 and message in report(validation(found))
         (point,) = json.loads(to_json(validation(found)))["points"]
-        assert (point["live_runs"], point["live_runs_not_counted"]) == (len(found.runs), 2)
+        assert (point["live_runs"], point["live_runs_not_counted"]) == (len(found.lives), 2)
         assert sum(run["void"] == "cut: out_of_memory" for run in point["live"]) == 2
     assert {verdict.met for verdict in validation(most).verdicts} == {None}
 
@@ -340,9 +347,9 @@ def test_a_machine_whose_runs_spread_too_far_is_unfit_and_judges_nothing() -> No
     assert "UNFIT" in validation(found).warnings()[0]
     assert {verdict.met for verdict in validation(found).verdicts} == {None}
     assert point("continuous", 1.0, 1.02).unfit == ""
-    assert any(metric.agrees for metric in found.metrics)
+    assert any(metric.agrees for metric in found.errors)
     assert not any(row["agrees"] for row in json.loads(to_json(validation(found)))["points"][0]["errors"])
-    assert "=" not in "".join(error_grid(validation(found))[1])
+    assert "=" not in "".join(map("".join, error_grid(validation(found))))
     both = validation(found, point("static", 1.0))
     assert all("1 of 2 points not judged" in verdict.found for verdict in both.verdicts)
 
@@ -371,9 +378,11 @@ def test_the_report_ends_with_the_error_table_and_keeps_its_width() -> None:
     found = validation(point("preemptive", 1.15, 1.3, 1.4), point("continuous", 1.0, 1.02), point("static", 1.02))
     lines = report(found).splitlines()
     assert max(map(len, lines)) <= 100
-    assert [line.split()[0] for line in lines[-4:]] == ["policy", "!", "continuous", "static"]
+    grid = error_grid(found)
+    assert [row[0] for row in grid if row[0]] == ["policy", "! preemptive", "continuous", "static"]
+    assert [line.split()[0] for line in lines[-3:]] == ["E2E", "requests/s", "tokens/s"]
     assert "arrived at" in report(found) or "none in" in report(found)
-    cells = error_grid(found)[1]
+    cells = row_of(found, "TTFT")
     assert cells[1] == "14 50%" and "±" in cells[5]
 
 
@@ -383,7 +392,7 @@ def test_a_policy_that_streams_nothing_has_no_pace_to_compare(tmp_path: Path) ->
     spec = resolved().find("static")
     silent = replace(spec, config=replace(spec.config, respond="batch_end"))
     found = validation(judge(case(), silent, LOAD, None, [whole]))
-    assert error_grid(found)[1][6] == "–"
+    assert row_of(found, "TPOT") == [] and row_of(found, "E2E")
     assert [verdict.met for verdict in found.verdicts if verdict.what == "tpot mean"] == [None]
     assert write_pictures(found, tmp_path / "v")[0].stat().st_size > 10_000
 

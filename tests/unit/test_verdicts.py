@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from batchsim.check.validation.compare_runs import MetricError, PointReport, judge
+from batchsim.check.validation.comparison import MetricError
+from batchsim.check.validation.live_runs import LivePoint, judge
 from batchsim.check.validation.verdicts import BOUNDS, Verdict, all_steps, verdicts
 from tests.unit.validation_samples import LOAD, case, played, point, resolved
 
@@ -38,7 +39,7 @@ def test_biases_of_two_policies_that_cancel_are_a_miss() -> None:
     assert verdicts([point("continuous", 1.0), point("vllm", 0.99)], BOUNDS["cpu"])[0].met is True
 
 
-def drifted(policy: str, factor: float, *medians: float, means: tuple[float, ...] | None = None) -> PointReport:
+def drifted(policy: str, factor: float, *medians: float, means: tuple[float, ...] | None = None) -> LivePoint:
     """A run slower by `factor` than the cost says, beside these readings of the sentinel; its means are its medians
     unless given."""
     run = played(policy, LOAD, factor)
@@ -46,7 +47,7 @@ def drifted(policy: str, factor: float, *medians: float, means: tuple[float, ...
     return judge(case(), resolved().find(policy), LOAD, None, [replace(run, made=made)])
 
 
-def step_verdicts(*points: PointReport, device: str = "cpu") -> list[Verdict]:
+def step_verdicts(*points: LivePoint, device: str = "cpu") -> list[Verdict]:
     return verdicts(points, BOUNDS[device])[:2]
 
 
@@ -80,7 +81,7 @@ def test_what_interrupts_steps_is_in_the_mean_that_par_is_told_by() -> None:
 def test_a_run_is_calm_where_the_sentinel_says_the_same_before_and_after(medians, means, calm) -> None:
     """By median and mean, to 2 %: what is not known to as much cannot be judged by a bound of 2 %."""
     point = drifted("continuous", 1.0, *medians, means=means)
-    assert [run.calm for run in point.runs] == [calm]
+    assert [run.calm for run in point.lives] == [calm]
     assert (point.pairs_at_par is None) is not calm and point.drift == pytest.approx(np.mean(means))
     assert [v.met is None for v in step_verdicts(point)] == [not calm, not calm]
     if not calm:
@@ -111,11 +112,11 @@ def test_a_figure_that_a_side_lacks_is_never_passed_over() -> None:
     """Nothing on one side is a miss; nothing on both leaves the bound open, unless another point misses it."""
     found = point("continuous", 1.0)
 
-    def without(simulated: float | None, live: float | None) -> PointReport:
+    def without(simulated: float | None, live: float | None) -> LivePoint:
         gone = MetricError("tpot_mean_s", simulated, live, None, None, few=False)
-        return replace(found, metrics=tuple(gone if m.name == gone.name else m for m in found.metrics))
+        return replace(found, errors=tuple(gone if e.name == gone.name else e for e in found.errors))
 
-    def tpot(*points: PointReport) -> Verdict:
+    def tpot(*points: LivePoint) -> Verdict:
         return next(v for v in verdicts(points, BOUNDS["cpu"]) if v.what == "tpot mean")
 
     assert tpot(found).met is True
@@ -128,7 +129,7 @@ def test_a_figure_that_a_side_lacks_is_never_passed_over() -> None:
 def test_a_wide_spread_widens_the_bound_of_a_latency_on_a_cpu_alone() -> None:
     """An error of 12 % beside a spread of 8 % is within two spreads: enough for the CPU's bounds, not the GPU's."""
     found = point("continuous", 1.03, 1.15)
-    e2e = found.metric("e2e_mean_s")
+    e2e = found.error("e2e_mean_s")
     assert e2e.error is not None and e2e.spread is not None
     assert 0.10 < abs(e2e.error) < 2 * e2e.spread and not found.unfit
     for device, met in (("cpu", True), ("cuda", False)):

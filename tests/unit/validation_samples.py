@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.base.plain import to_plain
-from batchsim.check.validation.compare_runs import PointReport, ValidationSetup, judge
+from batchsim.check.validation.live_runs import LivePoint, ValidationSetup, judge
 from batchsim.check.validation.verdicts import BOUNDS
 from batchsim.cost import Linear
 from batchsim.drive.live import VirtualClock, live
@@ -20,7 +20,7 @@ from batchsim.kernel.batch import Batch
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.record import Records
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.report.validation_report import Validation
+from batchsim.report.validation_report import Judged, Validation
 from batchsim.scenario import load_scenario
 from batchsim.scenario.point import Setup
 
@@ -136,12 +136,12 @@ def late(sample: Sample, lag_ns: int) -> Sample:
 
 
 @cache
-def point(policy: str = "continuous", *factors: float, share: float | None = 0.5) -> PointReport:
+def point(policy: str = "continuous", *factors: float, share: float | None = 0.5) -> LivePoint:
     """A point whose live runs are slower than the simulation by these factors."""
     lives = [played(policy, LOAD, factor, repeat=i) for i, factor in enumerate(factors)]
     return judge(case(), resolved().find(policy), LOAD, share, lives)
 
 
-def validation(*points: PointReport, device: str = "cpu") -> Validation:
-    rates = {found.policy.name: 20.0 for found in points}
-    return Validation("x", "live-demo", "demo · a machine", "mean_rate", BOUNDS[device], {"seed": 0}, rates, points)
+def validation(*points: LivePoint, device: str = "cpu") -> Validation:
+    judged = Judged("mean_rate", BOUNDS[device], {found.policy: 20.0 for found in points})
+    return Validation("x", "live-demo", "demo · a machine", {"seed": 0}, points, judged)

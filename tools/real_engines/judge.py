@@ -22,8 +22,8 @@ from pathlib import Path
 from batchsim.base.errors import MeasuredError
 from batchsim.base.files import read_text, write_text
 from batchsim.check.measured.read import read_measured
-from batchsim.check.validation.against import Comparison, compare
-from batchsim.check.validation.compare_runs import SPREADS, MetricError
+from batchsim.check.validation.against import compare
+from batchsim.check.validation.comparison import SPREADS, Comparison, MetricError
 from batchsim.check.validation.verdicts import Verdict
 from batchsim.results.provenance import provenance
 from batchsim.scenario.load import changed, load_scenario

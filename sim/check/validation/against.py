@@ -1,13 +1,13 @@
-"""Simulations beside measured runs of the same requests: signed errors, the shift of the load, where they part.
+"""Measured files of other engines beside simulations of their requests: errors, shift of the load, where they part.
 
 The figures of both sides come from one function, `MeasuredRequests.figures`. Several files of the same run are its
-repeats: errors are of the means, the spread is half the range of the measured ones as a share of their mean.
+repeats.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from batchsim.base.units import NS_PER_S, format_duration
 from batchsim.check.measured.client_faults import in_flight
 from batchsim.check.measured.run import FIGURES, MISSING, OF, RATES, MeasuredRequests, MeasuredRun
-from batchsim.check.validation.compare_runs import MetricError, relative, with_ends
+from batchsim.check.validation.comparison import Comparison, MetricError, Parting
 from batchsim.check.validation.cost_ends import cost_ends
 from batchsim.check.validation.load_shift import load_shifts
 from batchsim.check.validation.replay import Replay, replay, simulated_requests
-from batchsim.cost import CostError, Unknown
 from batchsim.metrics.stability import is_unstable
 from batchsim.scenario.config import PolicySpec
 from batchsim.scenario.point import Run, Setup
@@ -36,61 +35,6 @@ FEWEST_USERS = 20
 _BEYOND = 20  # observations beyond a percentile below which it is chance
 
 
-@dataclass(frozen=True)
-class Parting:
-    """The first request, in the order of sending, whose latencies part, and why.
-
-    `request` is its row in the measured file; `latency` is `ttft` or `tpot`; times in seconds. `cause`: `load`, others
-    were in flight; `queue`, `preempted`, `prompt` or `decode`, the simulation's own.
-    """
-
-    request: int
-    sent_s: float
-    latency: str
-    measured_s: float
-    simulated_s: float
-    cause: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One measured run, or its repeats, under one policy. `shifts` by metric: the share by which the load (the users of
-    a closed loop) would have to change for the simulation to equal the measurement, None beyond reach; {} where not
-    asked. `simulated` are the requests of each simulation, by request id; `grows`: the queue of the first grows for as
-    long as its requests come. `cost_error` is how far the step times may be off."""
-
-    policy: str
-    part: str
-    replays: tuple[Replay, ...]
-    simulated: tuple[MeasuredRequests, ...]
-    errors: tuple[MetricError, ...]
-    shifts: dict[str, float | None]
-    parting: Parting | None
-    cost_error: CostError | Unknown
-    grows: bool
-
-    @property
-    def is_within_error(self) -> bool:
-        """Whether the load lies within the cost's error of saturation, so that TTFT and E2E are intervals."""
-        return any(one.ends is not None for one in self.errors)
-
-    def error(self, name: str) -> MetricError:
-        return next(one for one in self.errors if one.name == name)
-
-    @property
-    def runs(self) -> list[MeasuredRun]:
-        return [one.run for one in self.replays]
-
-    @property
-    def notes(self) -> list[str]:
-        """What is to be known of the files and of the replay, each line once."""
-        found = [note for one in self.replays for note in (*one.run.notes, *one.notes)]
-        lost = sum(one.unfinished(its) for one, its in zip(self.replays, self.simulated, strict=True))
-        found += [f"in simulation {lost:,} requests did not finish: their latencies are no figures"] if lost else []
-        return list(dict.fromkeys(found))
-
-
 def compare(setup: Setup, spec: PolicySpec, runs: Sequence[MeasuredRun], *, shift: bool = True) -> Comparison:
     """`runs`, repeats of one, beside their simulations under `spec`. MeasuredError where one cannot be replayed."""
     replays = tuple(replay(setup, run) for run in runs)
@@ -105,15 +49,42 @@ def compare(setup: Setup, spec: PolicySpec, runs: Sequence[MeasuredRun], *, shif
 
     ends = cost_ends(setup.cost_error, at_factor) if first.open else {}
     means = _means(replays, simulated)
-    errors = tuple(with_ends(_error(name, replays, simulated, means[name]), ends) for name in FIGURES)
+    played_runs = [one.run for one in replays]
+    count = sum(map(len, simulated))
+    errors = tuple(
+        MetricError.of(name, means[name], played_runs, few=_is_few(name, count), ends=ends) for name in FIGURES
+    )
     targets = {one.name: one.live for one in errors if one.name in SHIFTED and one.live is not None}
     scales = first.open or (first.run.client.arrivals == "closed" and (first.limit or 0) >= FEWEST_USERS)
     shifts: dict[str, float | None] = {}
     if shift and scales and targets:
         shifts = load_shifts(lambda at: _figures(first, simulated_requests(first.simulate(spec, at))), 1.0, targets)
-    parted = parting(first, played[0])
-    grows = first.open and is_unstable(played[0].records.requests, played[0].window_ns)
-    return Comparison(spec.name, first.run.part, replays, simulated, errors, shifts, parted, setup.cost_error, grows)
+    return Comparison(
+        policy=spec.name,
+        part=first.run.part,
+        runs=tuple(played_runs),
+        simulated=simulated,
+        errors=errors,
+        shifts=shifts,
+        cost_error=setup.cost_error,
+        grows=first.open and is_unstable(played[0].records.requests, played[0].window_ns),
+        parting=parting(first, played[0]),
+        notes=_notes(replays, simulated),
+    )
+
+
+def _is_few(name: str, count: int) -> bool:
+    """Whether the figure is a percentile that fewer than _BEYOND of `count` requests lie beyond."""
+    percent = next((percent for of, percent in OF.items() if percent and f"_{of}_" in name), None)
+    return percent is not None and count * (100 - percent) < _BEYOND * 100
+
+
+def _notes(replays: Sequence[Replay], simulated: Sequence[MeasuredRequests]) -> tuple[str, ...]:
+    """What is to be known of the files and of the replay, each line once."""
+    notes = [note for one in replays for note in (*one.run.notes, *one.notes)]
+    lost = sum(one.unfinished(requests) for one, requests in zip(replays, simulated, strict=True))
+    notes += [f"in simulation {lost:,} requests did not finish: their latencies are no figures"] if lost else []
+    return tuple(dict.fromkeys(notes))
 
 
 def _figures(one: Replay, simulated: MeasuredRequests) -> dict[str, float | None]:
@@ -137,22 +108,6 @@ def _means(replays: Sequence[Replay], simulated: Sequence[MeasuredRequests]) -> 
     found = [_figures(one, requests) for one, requests in zip(replays, simulated, strict=True)]
     columns = {name: [figures[name] for figures in found] for name in FIGURES}
     return {name: None if None in its else float(np.mean(its)) for name, its in columns.items()}  # type: ignore[arg-type]
-
-
-def _error(
-    name: str, replays: Sequence[Replay], simulated: Sequence[MeasuredRequests], mean: float | None
-) -> MetricError:
-    """The error of a figure: means over repeats on both sides, None where a side lacks it."""
-    measured = [one.run.figures.get(name) for one in replays]
-    known = [value for value in measured if value is not None]
-    count = sum(len(requests) for requests in simulated)
-    percent = next((percent for of, percent in OF.items() if percent and f"_{of}_" in name), None)
-    few = percent is not None and count * (100 - percent) < _BEYOND * 100
-    if not known or len(known) < len(measured):
-        return MetricError(name, mean, None, None, None, few)
-    live = float(np.mean(known))
-    spread = relative((max(known) - min(known)) / 2, live) if len(known) > 1 else None
-    return MetricError(name, mean, live, None if mean is None else relative(mean - live, live), spread, few)
 
 
 def parting(one: Replay, played: Run) -> Parting | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.plain import to_plain
-from batchsim.check.validation.compare_runs import Played, ValidationSetup, served
+from batchsim.check.validation.live_runs import Played, ValidationSetup, served
 from batchsim.cost import Cost
 from batchsim.drive.resolved import ResolvedPolicy
 
@@ -58,11 +58,23 @@ def check_profile(cost: Cost) -> None:
         )
 
 
-def saturations(case: ValidationSetup, policies: Sequence[ResolvedPolicy]) -> dict[str, float]:
-    """The saturation of each policy by name, in requests/s; {} where the load axis is not a rate."""
-    if case.resolved.load_name != "mean_rate":
-        return {}
-    return {policy.name: case.saturation_rps(policy) for policy in policies}
+def saturations(
+    case: ValidationSetup, policies: Sequence[ResolvedPolicy], unknown: Callable[[ScenarioError], None] | None = None
+) -> dict[str, float]:
+    """The saturation of each policy by name, in requests/s; {} where the load axis is not a rate.
+
+    A policy without one is given to `unknown` as the error that says why, and left out; without that the error is
+    raised.
+    """
+    rates: dict[str, float] = {}
+    for policy in policies if case.resolved.load_name == "mean_rate" else ():
+        try:
+            rates[policy.name] = case.saturation_rps(policy)
+        except ScenarioError as error:
+            if unknown is None:
+                raise
+            unknown(error)
+    return rates
 
 
 def plan(

@@ -10,7 +10,7 @@ given up when it was.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from batchsim.base.units import NS_PER_S
 from batchsim.check.measured.client_faults import in_flight
 from batchsim.check.measured.run import MISSING, MeasuredRequests, MeasuredRun
 from batchsim.check.validation.impossible import possible
-from batchsim.kernel.record import FINISHED
+from batchsim.kernel.record import FINISHED, Records
 from batchsim.scenario import Point
 from batchsim.scenario.config import PolicySpec
 from batchsim.scenario.point import Run, Setup, simulate_point
@@ -282,7 +282,16 @@ def _with_users(one: Replay, load: float) -> Replay:
     return replace(one, setup=playing(one.setup, config, resolved.rows[SEED]))
 
 
-def simulated_requests(run: Run) -> MeasuredRequests:
+class Ran(Protocol):
+    """An engine's run: its records, and whether responses were streamed."""
+
+    @property
+    def records(self) -> Records: ...
+    @property
+    def streams(self) -> bool: ...
+
+
+def simulated_requests(run: Ran) -> MeasuredRequests:
     """The requests of a simulation as if they had been measured, by request id; latencies from the actual sending.
 
     Those that did not finish are not `ok`. Responses that are sent whole have no TTFT.

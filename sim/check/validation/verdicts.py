@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from batchsim.check.validation.compare_runs import SHIFTED, SPREADS, MetricError, PointReport
+from batchsim.check.validation.comparison import SPREADS, MetricError
+from batchsim.check.validation.live_runs import SHIFTED, LivePoint
 from batchsim.check.validation.step_error import ALL, RegionError, StepPairs
 from batchsim.metrics.table import METRICS
 
@@ -55,13 +56,13 @@ class Verdict:
         return {True: "met", False: "NOT MET", None: "not judged"}[self.met]
 
 
-def all_steps(points: Sequence[PointReport], *, at_par: bool = False) -> list[RegionError]:
+def all_steps(points: Sequence[LivePoint], *, at_par: bool = False) -> list[RegionError]:
     """Step-time errors by region over all points; [] if no live run counts. `at_par`: of calm runs, drift taken out."""
     pairs = [pairs for point in points if (pairs := point.pairs_at_par if at_par else point.pairs) is not None]
     return StepPairs.join(pairs).errors() if pairs else []
 
 
-def verdicts(points: Sequence[PointReport], bounds: Bounds) -> list[Verdict]:
+def verdicts(points: Sequence[LivePoint], bounds: Bounds) -> list[Verdict]:
     """A verdict on each bound. Points on an unfit machine, or without a live run that counts, are not judged.
 
     A metric that only one side has misses its bound; one that neither has leaves the bound without a verdict, unless
@@ -86,7 +87,7 @@ def verdicts(points: Sequence[PointReport], bounds: Bounds) -> list[Verdict]:
     return found
 
 
-def _step_verdicts(points: Sequence[PointReport], bounds: Bounds) -> list[Verdict]:
+def _step_verdicts(points: Sequence[LivePoint], bounds: Bounds) -> list[Verdict]:
     """Verdicts on the times of all steps together; the bias must be within its bound under each policy as well."""
     whole = next((row for row in all_steps(points, at_par=bounds.at_par) if row.region == ALL), None)
     runs = [run for point in points for run in point.counted]
@@ -116,15 +117,15 @@ def _step_verdicts(points: Sequence[PointReport], bounds: Bounds) -> list[Verdic
 
 
 def _bias_verdict(
-    points: Sequence[PointReport], whole: RegionError, bounds: Bounds, what: str, words: str, of: str
+    points: Sequence[LivePoint], whole: RegionError, bounds: Bounds, what: str, words: str, of: str
 ) -> Verdict:
     """The verdict on the bias of all steps together and of each policy: biases of two policies may cancel in the pool.
 
     A policy without a calm run leaves the verdict open, unless another misses.
     """
-    by_policy: dict[str, list[PointReport]] = {}
+    by_policy: dict[str, list[LivePoint]] = {}
     for point in points:
-        by_policy.setdefault(point.policy.name, []).append(point)
+        by_policy.setdefault(point.policy, []).append(point)
     rows = {name: all_steps(mine, at_par=bounds.at_par) for name, mine in by_policy.items()}
     biases = {name: mine[-1].bias for name, mine in rows.items() if mine}
     worst = max(biases, key=lambda name: abs(biases[name]))
@@ -137,11 +138,11 @@ def _bias_verdict(
     return Verdict(what, words, finding, _met(missed, judged=len(biases) == len(rows)))
 
 
-def _worst(points: Sequence[PointReport], name: str, bound: float, spreads: int, where: str) -> Verdict:
+def _worst(points: Sequence[LivePoint], name: str, bound: float, spreads: int, where: str) -> Verdict:
     """The verdict on a metric: whether its error is within `bound`, or `spreads` live spreads, at every point."""
     label = METRICS[name].words
     words = f"within ±{_percent(bound)}" + (f" or {spreads}x the live spread" if spreads else "") + where
-    figures = [(point, point.metric(name)) for point in points]
+    figures = [(point, point.error(name)) for point in points]
     if not figures:
         return Verdict(label, words, "no point to judge", None)
     known = [(point, metric, abs(metric.error)) for point, metric in figures if metric.error is not None]
@@ -162,10 +163,10 @@ def _worst(points: Sequence[PointReport], name: str, bound: float, spreads: int,
     return Verdict(label, words, ", ".join(finding), _met(missed, judged=len(known) == len(figures)))
 
 
-def _shift_verdict(points: Sequence[PointReport], bound: float) -> Verdict:
+def _shift_verdict(points: Sequence[LivePoint], bound: float) -> Verdict:
     """The verdict on load-equivalent errors near saturation. An error that no shift within REACH explains is a miss."""
     words = f"within ±{_percent(bound)} from {NEAR_SATURATION:.0%} of saturation on"
-    figures = [(point, point.metric(name), point.shifts.get(name)) for point in points for name in SHIFTED]
+    figures = [(point, point.error(name), point.shifts.get(name)) for point in points for name in SHIFTED]
     known = [(point, metric, shift) for point, metric, shift in figures if shift is not None]
     good = sum(abs(shift) <= bound for _, _, shift in known)
     absent = sum(metric.simulated is None and metric.live is None for _, metric, _ in figures)
@@ -189,8 +190,8 @@ def _met(missed: bool, *, judged: bool) -> bool | None:
     return False if missed else True if judged else None
 
 
-def _at(point: PointReport) -> str:
-    return f"{point.policy.name}, load {point.load:.4g}"
+def _at(point: LivePoint) -> str:
+    return f"{point.policy}, load {point.load:.4g}"
 
 
 def _percent(share: float) -> str:

@@ -1,4 +1,4 @@
-"""Pictures of a validation: latencies predicted and measured, and step times predicted and measured."""
+"""Pictures of a validation: latencies simulated and measured, and step times predicted and measured."""
 
 from __future__ import annotations
 
@@ -6,47 +6,32 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgb
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
-from numpy.typing import NDArray
 
+from batchsim.base.files import Kind
 from batchsim.base.units import NS_PER_S
-from batchsim.check.validation.compare_runs import PointReport
+from batchsim.check.measured.run import LATENCIES, OF, MeasuredRequests
+from batchsim.check.validation.comparison import Comparison
 from batchsim.check.validation.step_error import StepPairs
 from batchsim.cost.periods import REGIONS
-from batchsim.kernel.record import FINISHED, Records
-from batchsim.metrics.latencies import LATENCIES, values_ns
-from batchsim.metrics.point_inputs import between
-from batchsim.report.pictures.palette import OKABE_ITO
-from batchsim.report.pictures.style import (
-    GREY,
-    figure,
-    house_style,
-    picture_kind,
-    put_around,
-    remark,
-    save,
-    time_axis_log,
-)
-from batchsim.report.reading import short_load
+from batchsim.report.pictures.style import figure, house_style, picture_kind, put_around, remark, save, time_axis_log
 from batchsim.report.validation_report import Validation
 
-KIND = picture_kind("a validation")
-_SHOWN = ("ttft", "tpot", "e2e")
-_LOADS = OKABE_ITO[:-1]  # one a load
+KIND = Kind(picture_kind("a validation").name, picture_kind("a (?:validation|comparison)").begins)
+MOST_ROWS = 12
+"""Points drawn at most, a row each; more would be no picture."""
+_MEASURED, _SIMULATED, _DASHED = "#D55E00", "#000000", (0, (4, 2))
 _REGIONS = ("#56B4E9", "#0072B2", "#000000", "#D55E00", "#E69F00")  # a colour for each of REGIONS
 _MOST_DOTS = 4000  # dots in a panel; more would hide each other
 _WIDEST = 0.20  # largest signed error shown, as a share
-
-Floats = NDArray[np.float64]
 
 
 def write_pictures(found: Validation, stem: Path) -> list[Path]:
     """Writes STEM.png (latencies) and, where a live run counts, STEM-steps.png (step times); returns their paths."""
     latencies = stem.with_name(f"{stem.name}.png")
     draw_latencies(found, latencies)
-    pairs = [point.pairs for point in found.points if point.pairs is not None]
+    pairs = [point.pairs for point in found.live if point.pairs is not None]
     if not pairs:
         return [latencies]
     steps = stem.with_name(f"{stem.name}-steps.png")
@@ -55,74 +40,68 @@ def write_pictures(found: Validation, stem: Path) -> list[Path]:
 
 
 def draw_latencies(found: Validation, path: Path) -> None:
-    """Writes distributions of TTFT, TPOT and E2E, a row a policy: live runs as lines, the simulation dashed above."""
-    policies = list(dict.fromkeys(point.policy.name for point in found.points))
+    """Writes distributions of TTFT, TPOT and E2E, a row for each of the first MOST_ROWS points: measured runs as lines,
+    the simulation dashed above; of aggregates the points that are known."""
+    points = found.points[:MOST_ROWS]
     with house_style():
-        fig = figure(12.0, 1.9 + 2.5 * len(policies))
-        axes = fig.subplots(len(policies), len(_SHOWN), squeeze=False, sharey=True)
-        for row, policy in zip(axes, policies, strict=True):
-            points = [point for point in found.points if point.policy.name == policy]
-            for ax, name in zip(row, _SHOWN, strict=True):
-                _draw_cdfs(ax, found, points, name)
-                ax.set_title(f"{LATENCIES[name].title} · {policy}")
+        fig = figure(12.0, 1.9 + 2.5 * len(points))
+        axes = fig.subplots(len(points), len(LATENCIES), squeeze=False, sharey=True)
+        for row, point in zip(axes, points, strict=True):
+            for ax, latency in zip(row, LATENCIES, strict=True):
+                _draw(ax, point, latency)
+                ax.set_title(f"{latency.upper()} · {found.where(point)}")
             row[0].set_ylabel("share of requests")
+        kinds = "a line a run" if found.live else "a line a run; points: of aggregates"
         handles = [
-            Line2D([], [], color=GREY, linewidth=1.0, label="live, a line a repeat"),
-            Line2D([], [], color="black", linewidth=1.6, linestyle=(0, (4, 2)), label="simulated, in the darker shade"),
+            Line2D([], [], color=_MEASURED, linewidth=1.8, label=f"{found.beside}, {kinds}"),
+            Line2D([], [], color=_SIMULATED, linewidth=1.6, linestyle=_DASHED, label="simulated"),
         ]
-        put_around(
-            fig,
-            "Latencies, simulated and live, of the same requests",
-            found.heading,
-            "finished requests sent after the warm-up, from their intended arrival · colours: the loads of each policy",
-            handles,
-        )
+        title = f"Latencies, simulated and {found.beside}, of the same requests"
+        foot = f"requests {'sent after the warm-up ' * bool(found.live)}that ended well, from their sending"
+        if (more := len(found.points) - len(points)) > 0:
+            foot += f" · {more} more runs are in the table alone"
+        put_around(fig, title, found.heading, foot, handles)
         save(fig, path, KIND)
 
 
-def _draw_cdfs(ax: Axes, found: Validation, points: list[PointReport], name: str) -> None:
-    """Draws the distributions of one policy's latency `name`, a colour for each load."""
-    low, high = np.inf, 0.0
-    for color, point in zip(_LOADS * (1 + len(points) // len(_LOADS)), points, strict=False):
-        window_ns = point.simulated.workload.window_ns
-        share = "" if point.share is None else f" ({point.share:.0%})"
-        load = short_load(found.load_name, float(f"{point.load:.3g}"))
-        sides = [(run.played.records, run.played.streams, False) for run in point.counted]
-        sides.append((point.simulated.records, point.simulated.streams, True))
-        for records, streams, is_simulated in sides:
-            values = latencies_s(records, window_ns, name) if streams or not LATENCIES[name].streamed else np.empty(0)
-            if not len(values):
-                continue
-            low, high = min(low, values[0]), max(high, values[-1])
-            shares = np.arange(1, len(values) + 1) / len(values)
-            look = {"linewidth": 1.6, "linestyle": (0, (4, 2)), "color": _dark(color), "zorder": 3}
-            if not is_simulated:
-                look = {"linewidth": 1.8, "alpha": 0.6, "color": color}
-            ax.plot(values, shares, drawstyle="steps-post", **look)  # type: ignore[arg-type]
-        if len(points) > 1 and name == "ttft":
-            ax.plot([], [], color=color, label=f"{load}{share}" or "the load")
-    if high == 0.0:
-        remark(ax, "not defined: responses are sent whole")
+def _draw(ax: Axes, point: Comparison, latency: str) -> None:
+    """Draws one latency of both sides."""
+    seen: list[float] = []
+    for run in point.runs:
+        if run.requests is not None:
+            seen += _curve(ax, run.requests, latency, color=_MEASURED, linewidth=1.8, alpha=0.6)
+            continue
+        points = [
+            (run.figures[f"{latency}_{of}_s"], percent / 100)
+            for of, percent in OF.items()
+            if percent is not None and f"{latency}_{of}_s" in run.figures
+        ]
+        if points:
+            ax.plot(*zip(*points, strict=True), "o", color=_MEASURED)
+            seen += [value for value, _ in points]
+        elif (mean := run.figures.get(f"{latency}_mean_s")) is not None:
+            ax.axvline(mean, color=_MEASURED, linewidth=1.2)
+            remark(ax, "measured: the mean alone")
+            seen.append(mean)
+    for requests in point.simulated:
+        seen += _curve(ax, requests, latency, color=_SIMULATED, linewidth=1.6, linestyle=_DASHED, zorder=3)
+    if not seen or min(seen) <= 0:
+        remark(ax, "not known, or responses are sent whole")
         return
-    if len(points) > 1 and name == "ttft":
-        ax.legend(loc="lower right", frameon=False, fontsize=8, handlelength=1.2)
+    low, high = min(seen) / 1.15, max(seen) * 1.15
     ax.set_xscale("log")
-    low, high = low / 1.15, high * 1.15
     ax.set_xlim(low, high)
     time_axis_log(ax.xaxis, low, high)
 
 
-def _dark(color: str) -> tuple[float, ...]:
-    """A darker RGB shade of `color`, which stands out from it."""
-    return tuple(0.45 * part for part in to_rgb(color))
-
-
-def latencies_s(records: Records, window_ns: tuple[int, int], name: str) -> Floats:
-    """Sorted seconds of latency `name` of finished requests sent in the window; TPOT from two output tokens on."""
-    requests = records.requests
-    done = requests[(requests["outcome"] == FINISHED) & between(requests["sent_ns"], window_ns)]
-    values = values_ns(done)[name]
-    return np.sort(np.maximum(values[~np.isnan(values)], 1) / NS_PER_S)
+def _curve(ax: Axes, requests: MeasuredRequests, latency: str, **look: object) -> list[float]:
+    """Draws the distribution of a latency; returns its ends in seconds, [] where no request has it."""
+    values = requests.latency_s(latency)
+    values = np.sort(np.maximum(values[~np.isnan(values)], 1e-9))
+    if not len(values):
+        return []
+    ax.plot(values, np.arange(1, len(values) + 1) / len(values), drawstyle="steps-post", **look)  # type: ignore[arg-type]
+    return [float(values[0]), float(values[-1])]
 
 
 def draw_steps(found: Validation, pairs: StepPairs, path: Path) -> None:

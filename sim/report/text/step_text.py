@@ -9,6 +9,7 @@ from batchsim.check.validation.recorded_steps import OPEN, StepsCompared
 from batchsim.check.validation.step_error import RegionError
 from batchsim.fit.step_fit import StepFit
 from batchsim.report.layout import Grid, aligned, fit
+from batchsim.report.numbers import DASH
 from batchsim.report.text.fit_text import terms_lines
 
 LEGEND = (
@@ -26,7 +27,7 @@ def fit_report(found: StepFit) -> str:
             *terms_lines(found, "a step"),
             "",
             fit(LEGEND),
-            *aligned(_grid(found.regions), left=(0, 1), close=True),
+            *aligned(step_grid(found.regions), left=(0, 1), close=True),
             fit(
                 f"claimed of the time of other steps: ±{two_digits(100 * claim)} %, of many together; held out, the"
                 f" worst stretch is off by {100 * worst:.1f} %"
@@ -49,15 +50,19 @@ def compared_report(heading: str, notes: Sequence[str], found: Sequence[StepsCom
         for one in found
         if one.device_bias is not None
     ]
-    grid = _grid([(one.name, one.rows) for one in found])
+    grid = step_grid([(one.name, one.rows) for one in found])
     return "\n".join([*map(fit, [*lines, "", LEGEND]), *aligned(grid, left=(0, 1), close=True)])
 
 
-def _grid(parts: Sequence[tuple[str, Sequence[RegionError]]]) -> Grid:
-    rows = [
-        [name, row.region, f"{row.n:,}", f"{row.share:.0%}", *(f"{100 * x:.1f}" for x in (row.p50, row.p95)),
-         f"{100 * row.bias:+.1f}"]
-        for name, its in parts
-        for row in its
-    ]  # fmt: skip
-    return [["", "steps", "n", "of the time", "median", "p95", "bias"], *rows]
+def step_grid(parts: Sequence[tuple[str, Sequence[RegionError]]]) -> Grid:
+    """Step-time errors in %: a row for each kind of step of each part, without the column of the parts' names where
+    none has one; the bias of kernels and of the host apart where any were timed so."""
+    apart = any(row.kernel_bias is not None for _, rows in parts for row in rows)
+    grid = [["", "steps", "n", "of the time", "median", "p95", "bias", *["kernels' bias", "host's bias"] * apart]]
+    for name, rows in parts:
+        for row in rows:
+            biases = [row.bias, *[row.kernel_bias, row.host_bias] * apart]
+            numbers = [f"{100 * row.p50:.2f}", f"{100 * row.p95:.2f}"]
+            numbers += [DASH if bias is None else f"{100 * bias:+.2f}" for bias in biases]
+            grid.append([name, row.region, f"{row.n:,}", f"{row.share:.0%}", *numbers])
+    return grid if any(name for name, _ in parts) else [row[1:] for row in grid]

@@ -1,18 +1,18 @@
 """Simulated and live runs of the same requests, side by side: how wrong the simulation was, and how sure that is.
 
-A point is one policy at one load. Its live runs are repeated; `spread` is half the range of a figure over the repeats,
-as a share of their mean, and an error within SPREADS times the spread counts as agreement. Runs that were cut, whose
-load source came late, or that something else on the machine disturbed are left out, and said. No claim is made where
-the spread is above UNFIT, where more than half of the runs are left out, or where the machine is slower or faster than
-when the cost was measured by more than UNFIT_DRIFT. That is told by the sentinel, a step of the profile that is timed
-again before and after every run: by its mean, since what interrupts steps now and then is in the times of a run and in
-no median. A run is calm where median and mean, before and after, agree to CALM. The prediction is never moved by the
-drift; beside stand the errors at par, those of the calm runs had the machine been as when the cost was measured.
+A live run is a measured run whose steps are known too. A point is one policy at one load, its live runs are repeats.
+Runs that were cut, whose load source came late, or that something else on the machine disturbed are left out, and said.
+No claim is made where the spread is above UNFIT, where more than half of the runs are left out, or where the machine is
+slower or faster than when the cost was measured by more than UNFIT_DRIFT. That is told by the sentinel, a step of the
+profile that is timed again before and after every run: by its mean, since what interrupts steps now and then is in the
+times of a run and in no median. A run is calm where median and mean, before and after, agree to CALM. The prediction is
+never moved by the drift; beside stand the errors at par, those of the calm runs had the machine been as when the cost
+was measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, Protocol
@@ -22,11 +22,14 @@ from numpy.typing import NDArray
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.units import format_duration
+from batchsim.check.measured.run import Client, MeasuredRequests, MeasuredRun
+from batchsim.check.validation.comparison import Comparison, MetricError
 from batchsim.check.validation.cost_ends import cost_ends
 from batchsim.check.validation.divergence import Divergence, first_divergence
 from batchsim.check.validation.load_shift import load_shifts
+from batchsim.check.validation.replay import Ran, simulated_requests
 from batchsim.check.validation.step_error import RegionError, StepPairs
-from batchsim.cost import Cost, CostError, Scaled, Unknown
+from batchsim.cost import Cost, Scaled
 from batchsim.cost.periods import periods_ns
 from batchsim.drive.live import lag_verdict
 from batchsim.drive.resolved import Resolved, ResolvedPolicy
@@ -36,13 +39,12 @@ from batchsim.kernel.acceptance import DraftCounts
 from batchsim.kernel.record import Records
 from batchsim.kv.choice import new_kv
 from batchsim.metrics.measure import Measured, measure
-from batchsim.metrics.point_inputs import PointInputs
+from batchsim.metrics.point_inputs import PointInputs, between
 from batchsim.metrics.table import METRICS
 from batchsim.workload.build import BuiltWorkload
 from batchsim.workload.open_loop import OpenWorkload
 from batchsim.workload.workload_config import ClosedLoop
 
-SPREADS = 2
 UNFIT = 0.10
 """Largest spread of mean TPOT and mean E2E over the live runs at which anything is claimed, as a share."""
 
@@ -60,7 +62,7 @@ DISTURBED_SHARE, DISTURBED_FACTOR = 0.10, 1.25
 _WINDOW_NS = 250e6  # busy time of a window in which a disturbance is looked for
 _FEWEST_WINDOWS = 4
 
-_ROUNDING = 1e-9  # relative rounding error of a mean of equal values
+_ROUNDING = 1e-9  # relative rounding error of a difference of two readings
 
 FIGURES = (
     *(f"{latency}_{of}_s" for latency in ("ttft", "tpot", "itl", "e2e") for of in ("mean", "p50", "p90", "p99")),
@@ -76,7 +78,7 @@ SHIFTED = ("ttft_mean_s", "ttft_p99_s", "e2e_mean_s", "e2e_p99_s")
 """Metrics whose error is also given along the load axis."""
 
 
-class Played(Protocol):
+class Played(Ran, Protocol):
     """A live run as `batchsim.calibrate.engine.session` leaves it: `reason` says why it was cut, "" if it was not."""
 
     @property
@@ -88,8 +90,6 @@ class Played(Protocol):
     @property
     def repeat(self) -> int: ...
     @property
-    def records(self) -> Records: ...
-    @property
     def kernel_ns(self) -> NDArray[Any]: ...
     @property
     def rested(self) -> NDArray[Any]: ...
@@ -99,8 +99,6 @@ class Played(Protocol):
     def window_ns(self) -> tuple[int, int]: ...
     @property
     def num_blocks(self) -> int: ...
-    @property
-    def streams(self) -> bool: ...
     @property
     def reason(self) -> str: ...
     @property
@@ -128,29 +126,32 @@ class ValidationSetup:
 
     def simulate(self, policy: ResolvedPolicy, load: float) -> Simulated:
         """The simulation of `policy` at `load`."""
-        return _simulate(self.resolved, policy, load, self)
+        workload = self.resolved.built_workload(load, self.seed)
+        kv = new_kv(policy.config, self.num_blocks, self.resolved.block_size, self.resolved.num_swap_blocks, ids=False)
+        core = self.resolved.simulator(policy, workload, kv, self.cost)
+        end_ns = simulate(core, workload)
+        core.check_returned()
+        return Simulated(core.recorder.records(), workload, core.scheduler.streams, end_ns)
 
     def saturation_rps(self, policy: ResolvedPolicy) -> float:
         """Requests/s that `policy` completes when all wait from the start. ScenarioError where too few complete."""
         many = overloaded(self.resolved)
-        records = _simulate(many, policy, many.loads[0], self).records
+        records = replace(self, resolved=many).simulate(policy, many.loads[0]).records
         try:
             return saturation_rps(records)
         except ScenarioError as error:
             raise ScenarioError(f"{self.resolved.name}, {policy.name}: {error} Or give --loads.") from None
 
-    def inputs(
-        self, records: Records, workload: BuiltWorkload, window_ns: tuple[int, int], streams: bool
-    ) -> PointInputs:
+    def _inputs(self, run: Ran, workload: BuiltWorkload, window_ns: tuple[int, int]) -> PointInputs:
         """The inputs of a run's metrics, alike for simulated and live runs: latencies count from the intended arrival.
         Only where answers decide when requests are sent each run has a window of its own.
         """
         return PointInputs(
-            records=records,
+            records=run.records,
             window_ns=window_ns,
             num_blocks=self.num_blocks,
             block_size=self.resolved.block_size,
-            streams=streams,
+            streams=run.streams,
             num_offered=workload.num_offered,
             all_at_once=workload.all_at_once,
             closed_loop=isinstance(self.resolved.workload.arrivals, ClosedLoop)
@@ -159,57 +160,21 @@ class ValidationSetup:
         )
 
     def measure(self, run: Simulated) -> Measured:
-        return measure(self.inputs(run.records, run.workload, run.workload.window_ns, run.streams))
+        """The metrics of a simulation."""
+        return measure(self._inputs(run, run.workload, run.workload.window_ns))
 
-
-def _simulate(resolved: Resolved, policy: ResolvedPolicy, load: float, case: ValidationSetup) -> Simulated:
-    workload = resolved.built_workload(load, case.seed)
-    kv = new_kv(policy.config, case.num_blocks, resolved.block_size, resolved.num_swap_blocks, ids=False)
-    core = resolved.simulator(policy, workload, kv, case.cost)
-    end_ns = simulate(core, workload)
-    core.check_returned()
-    return Simulated(core.recorder.records(), workload, core.scheduler.streams, end_ns)
+    def measure_live(self, run: Played, workload: BuiltWorkload) -> Measured:
+        """The metrics of a live run of `workload`."""
+        return measure(self._inputs(run, workload, run.window_ns))
 
 
 @dataclass(frozen=True)
-class MetricError:
-    """One metric: simulated, the mean over live runs, simulated / live − 1, and the spread of the live runs as a share.
-
-    None where a value is not defined: a spread of one run, an error relative to 0. `few`: a percentile with fewer than
-    20 observations beyond it. `ends`: where the load lies within the cost's error of saturation, what is simulated with
-    the shortest and the longest steps that this allows; there is no `error` then, but `error_ends`.
-    """
-
-    name: str
-    simulated: float | None
-    live: float | None
-    error: float | None
-    spread: float | None
-    few: bool
-    ends: tuple[float, float] | None = None
-
-    @property
-    def error_ends(self) -> tuple[float, float] | None:
-        """The errors of both `ends`, as shares; None where there are none."""
-        if self.ends is None or not self.live:
-            return None
-        return self.ends[0] / self.live - 1, self.ends[1] / self.live - 1
-
-    @property
-    def agrees(self) -> bool:
-        """Whether the error is within SPREADS times the spread of the live runs."""
-        if self.error is None or self.spread is None:
-            return False
-        return abs(self.error) <= SPREADS * self.spread + _ROUNDING
-
-
-@dataclass(frozen=True)
-class ComparedRun:
+class LiveRun:
     """One live run of a point. `void` says why it does not count, "" if it does.
 
     `drift` is the share by which the machine was slower around the run than at calibration, by the sentinel's mean,
     None without a sentinel (runs of older versions: by its median; they are never calm). `calm`: whether all readings
-    agree.
+    agree. `divergence` is the first step that differs from the simulation's, None where none does or the run was cut.
     """
 
     played: Played
@@ -228,35 +193,27 @@ class ComparedRun:
         return "drift_of_means" in made and max(readings) - min(readings) <= CALM + _ROUNDING
 
 
-@dataclass(frozen=True)
-class PointReport:
-    """One policy at one load, judged. `share` is the load over the policy's saturation, None where that is not known.
+@dataclass(frozen=True, kw_only=True)
+class LivePoint(Comparison):
+    """One policy, of a `kind`, at one load beside its live runs, judged. `share` is the load over the policy's
+    saturation, None where that is not known.
 
-    `shifts` are load-equivalent errors by metric, empty where the load axis is not a rate. `pairs` are the steps of all
-    runs that count; `pairs_at_par` those of the calm runs, their measured times scaled to a machine that had not
-    drifted.
+    `pairs` are the steps of all runs that count; `pairs_at_par` those of the calm runs, their measured times scaled to
+    a machine that had not drifted.
     """
 
-    policy: ResolvedPolicy
+    kind: str
     load: float
     share: float | None
-    simulated: Simulated
-    runs: tuple[ComparedRun, ...]
-    metrics: tuple[MetricError, ...]
+    simulation: Simulated
+    lives: tuple[LiveRun, ...]
     pairs: StepPairs | None
     pairs_at_par: StepPairs | None
-    shifts: dict[str, float | None]
-    cost_error: CostError | Unknown
 
     @property
-    def is_within_error(self) -> bool:
-        """Whether the load lies within the cost's error of saturation."""
-        return any(metric.ends is not None for metric in self.metrics)
-
-    @property
-    def counted(self) -> list[ComparedRun]:
+    def counted(self) -> list[LiveRun]:
         """The live runs that count."""
-        return [run for run in self.runs if not run.void]
+        return [run for run in self.lives if not run.void]
 
     @property
     def steps(self) -> list[RegionError]:
@@ -269,7 +226,7 @@ class PointReport:
         return self.steps[-1].bias if self.pairs is not None else None
 
     @property
-    def calm(self) -> list[ComparedRun]:
+    def calm(self) -> list[LiveRun]:
         """The live runs that count and that the sentinel calls calm."""
         return [run for run in self.counted if run.calm]
 
@@ -291,18 +248,11 @@ class PointReport:
         counts = [DraftCounts(**counts) for counts in counted]
         return reduce(DraftCounts.__add__, counts) if counts else None
 
-    def metric(self, name: str) -> MetricError:
-        return next(metric for metric in self.metrics if metric.name == name)
-
-    def agrees(self, metric: MetricError) -> bool:
-        """Whether the metric's error counts as agreement: within the spread, on a machine fit to judge on."""
-        return metric.agrees and not self.unfit
-
     @property
     def unfit(self) -> str:
         """Why nothing can be judged on this machine at this point; "" if it can, or if one run alone cannot tell."""
         found: list[str] = []
-        if 2 * len(self.counted) < len(self.runs):
+        if 2 * len(self.counted) < len(self.lives):
             found.append("more than half of the live runs do not count")
         if self.drift is not None and abs(self.drift) > UNFIT_DRIFT:
             word = "slower" if self.drift > 0 else "faster"
@@ -310,7 +260,7 @@ class PointReport:
                 f"the machine was {abs(self.drift):.1%} {word} than when the profile was made (limit"
                 f" {UNFIT_DRIFT:.0%}): calibrate again"
             )
-        for metric in (self.metric("tpot_mean_s"), self.metric("e2e_mean_s")):
+        for metric in (self.error("tpot_mean_s"), self.error("e2e_mean_s")):
             if metric.spread is not None and metric.spread > UNFIT:
                 spread = f"± {metric.spread:.0%} (limit {UNFIT:.0%})"
                 found.append(f"live runs spread by {spread} in {METRICS[metric.name].words}")
@@ -319,20 +269,14 @@ class PointReport:
 
 def judge(
     case: ValidationSetup, policy: ResolvedPolicy, load: float, share: float | None, lives: Sequence[Played]
-) -> PointReport:
+) -> LivePoint:
     """Compares the live runs of a point with its simulation. `share` is the load over the policy's saturation."""
-    voids = [void(live) for live in lives]
-    counted = [live for live, why in zip(lives, voids, strict=True) if not why]
-    simulated = case.simulate(policy, load)
-    runs = tuple(
-        ComparedRun(live, why, None if live.reason else first_divergence(simulated.records, live.records))
-        for live, why in zip(lives, voids, strict=True)
-    )
-    predicted = case.measure(simulated)
-    measured = [
-        measure(case.inputs(live.records, simulated.workload, live.window_ns, live.streams)) for live in counted
-    ]
-    names = FIGURES if policy.config.traits.speculation is None else FIGURES + OF_DRAFTS
+    simulation = case.simulate(policy, load)
+    judged = [_judged(live, simulation) for live in lives]
+    counted = [live for live in judged if not live.void]
+    predicted = case.measure(simulation)
+    measured = [case.measure_live(live.played, simulation.workload) for live in counted]
+    runs = tuple(_as_measured(live.played, each) for live, each in zip(counted, measured, strict=True))
 
     def at_factor(factor: float) -> tuple[dict[str, Any], bool]:
         other = replace(case, cost=Scaled(case.cost, factor))
@@ -341,16 +285,50 @@ def judge(
 
     is_rate = case.resolved.load_name in ("mean_rate", "rate_scale")
     ends = cost_ends(case.cost.error, at_factor) if counted and is_rate else {}
-    metrics = tuple(with_ends(_metric_error(name, predicted, measured), ends) for name in names)
-    by_run = [(run, _step_pairs(run.played, case.cost)) for run in runs if not run.void]
-    at_par = [found.at_par(run.drift) for run, found in by_run if run.calm and run.drift is not None]
+    weak = set(predicted.weak_percentiles).union(*(each.weak_percentiles for each in measured))
+    errors = tuple(
+        MetricError.of(name, predicted.values[name], runs, few=name in weak, ends=ends)
+        for name in (FIGURES if policy.config.traits.speculation is None else FIGURES + OF_DRAFTS)
+    )
     shifts: dict[str, float | None] = {}
     if counted and is_rate:
-        targets = {metric.name: metric.live for metric in metrics if metric.name in SHIFTED}
+        targets = {error.name: error.live for error in errors if error.name in SHIFTED}
         shifts = load_shifts(lambda at: case.measure(case.simulate(policy, at)).values, load, targets)
-    pairs = [found for _, found in by_run]
-    joined = _joined(pairs), _joined(at_par)
-    return PointReport(policy, load, share, simulated, runs, metrics, *joined, shifts, case.cost.error)
+    by_run = [(live, _step_pairs(live.played, case.cost)) for live in counted]
+    at_par = [pairs.at_par(live.drift) for live, pairs in by_run if live.calm and live.drift is not None]
+    return LivePoint(
+        policy=policy.name,
+        part="",
+        runs=runs,
+        simulated=(_in_window(simulation, simulation.workload.window_ns),),
+        errors=errors,
+        shifts=shifts,
+        cost_error=case.cost.error,
+        kind=policy.kind,
+        load=load,
+        share=share,
+        simulation=simulation,
+        lives=tuple(judged),
+        pairs=StepPairs.join([pairs for _, pairs in by_run]) if by_run else None,
+        pairs_at_par=StepPairs.join(at_par) if at_par else None,
+    )
+
+
+def _judged(live: Played, simulation: Simulated) -> LiveRun:
+    differs = None if live.reason else first_divergence(simulation.records, live.records)
+    return LiveRun(live, void(live), differs)
+
+
+def _as_measured(live: Played, measured: Measured) -> MeasuredRun:
+    """A live run as others are measured: its figures, and its requests of the window."""
+    figures = {name: value for name, value in measured.values.items() if value is not None}
+    return MeasuredRun(f"repeat {live.repeat}", "live run", "", Client(), figures, _in_window(live, live.window_ns))
+
+
+def _in_window(run: Played | Simulated, window_ns: tuple[int, int]) -> MeasuredRequests:
+    requests = simulated_requests(run)
+    assert requests.sent_ns is not None, "our own records have all sendings"
+    return requests.picked(np.flatnonzero(between(requests.sent_ns, window_ns)))
 
 
 def _step_pairs(live: Played, cost: Cost) -> StepPairs:
@@ -359,10 +337,6 @@ def _step_pairs(live: Played, cost: Cost) -> StepPairs:
     if len(live.records.lanes):
         return StepPairs.of(steps, rested, live.kernel_ns, cost.without_host(), beside=cost.host_part)
     return StepPairs.of(steps, rested, live.kernel_ns, cost)
-
-
-def _joined(several: Sequence[StepPairs]) -> StepPairs | None:
-    return StepPairs.join(several) if several else None
 
 
 def void(live: Played) -> str:
@@ -409,25 +383,3 @@ def served(workload: BuiltWorkload, records: Records) -> bool:
     if len(requests) != len(columns["arrival_ns"]):
         return False
     return all(np.array_equal(requests[name], columns[name]) for name in ("arrival_ns", "prompt_tokens"))
-
-
-def _metric_error(name: str, predicted: Measured, measured: Sequence[Measured]) -> MetricError:
-    simulated = predicted.values[name]
-    values = [value for run in measured if (value := run.values[name]) is not None]
-    few = name in predicted.weak_percentiles or any(name in run.weak_percentiles for run in measured)
-    if not values or len(values) < len(measured):
-        return MetricError(name, simulated, None, None, None, few)
-    live = float(np.mean(values))
-    error = None if simulated is None else relative(simulated - live, live)
-    spread = relative((max(values) - min(values)) / 2, live) if len(values) > 1 else None
-    return MetricError(name, simulated, live, error, spread, few)
-
-
-def with_ends(metric: MetricError, ends: Mapping[str, tuple[float, float]]) -> MetricError:
-    """`metric` without an error, and with its `ends` where it has any."""
-    return replace(metric, error=None, ends=ends[metric.name]) if metric.name in ends else metric
-
-
-def relative(part: float, whole: float) -> float | None:
-    """part / whole; 0 of anything is 0, and a share of 0 is None."""
-    return 0.0 if part == 0 else part / whole if whole else None
