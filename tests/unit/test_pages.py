@@ -15,11 +15,10 @@ import pytest
 from report_samples import SEVEN, sample_results
 from test_report_capacity import DOUBTFUL, FAILS, PASSES, study
 
+from batchsim.report.charts import Chart, ChartAxis, Series
 from batchsim.report.page.capacity_page import capacity_sections, write_capacity_page
-from batchsim.report.page.cells import Cell
-from batchsim.report.page.charts import Chart, ChartAxis, Series
 from batchsim.report.page.run_page import run_sections, write_run_page
-from batchsim.report.page.sections import Sentence, TableView, folded
+from batchsim.report.sheet import Cell, Sentence, Table, folded
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 HTTP = re.compile(r"""(?:src|href)=["']?(?!data:)|url\((?!data:)|@import|fetch\(|XMLHttpRequest""")
@@ -86,7 +85,7 @@ def test_rows_that_say_the_same_are_one() -> None:
     """Only neighbours, and only where all but the first column agree; the first and last are told."""
     rows = [("a", "1"), ("b", "1"), ("c", "2"), ("d", "1")]
     cells = [tuple(Cell("t", i, str(k), text) for k, text in enumerate(row)) for i, row in enumerate(rows)]
-    shown = folded(TableView("t", ("when", "what"), tuple(cells)))
+    shown = folded(Table("t", ("when", "what"), tuple(cells)))
     assert [row[0].shown for row in shown.rows] == ["a to b", "c", "d"]
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from batchsim.base.errors import ScenarioError
 from batchsim.metrics.latencies import holds_queue
 from batchsim.metrics.slo import parse_slo
+from batchsim.report.charts import Chart, ChartAxis, Series
 from batchsim.report.page.cells import Row, Tables, one_seed_alone, share
-from batchsim.report.page.charts import Chart, ChartAxis, Series
 from batchsim.report.pictures.palette import OKABE_ITO
 from batchsim.study.planning.asked import asked_latencies
 

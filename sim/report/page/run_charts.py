@@ -9,8 +9,8 @@ import numpy as np
 from batchsim.base.units import NS_PER_S
 from batchsim.drive.fleet.fleet_plan import HELD, UP
 from batchsim.metrics.latencies import LATENCIES, TASK_E2E, TASK_TITLE
+from batchsim.report.charts import Chart, ChartAxis, Series
 from batchsim.report.drawn_values import GPU, USER, counted, log_ends
-from batchsim.report.page.charts import Chart, ChartAxis, Series
 from batchsim.report.pictures.palette import policy_styles
 from batchsim.report.reading import AXIS_LABELS, Floats, PolicyCurve, column, load_name, sweeps, sweeps_at
 from batchsim.report.slo_shares import slo_bounds, slo_shares

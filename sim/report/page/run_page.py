@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from batchsim.base.files import read_bytes, write_text
-from batchsim.metrics.table import METRICS
 from batchsim.report.cost_words import HOW
-from batchsim.report.numbers import percent_text, rate_text, time_text
-from batchsim.report.page.cells import Cell
 from batchsim.report.page.render import HTML, data_uri, render
 from batchsim.report.page.run_charts import fleet_charts, frontier_chart, latency_charts, share_charts
-from batchsim.report.page.sections import Section, Sentence, TableView
 from batchsim.report.reading import (
     PolicyCurve,
     at_load,
@@ -22,18 +17,15 @@ from batchsim.report.reading import (
     load_text,
     load_to_show,
     seeds_text,
-    short_load,
     sweeps,
     sweeps_at,
     systems_note,
 )
+from batchsim.report.sheet import Cell, Section, Sentence, Sheet
 from batchsim.report.slo_shares import slo_shares
-from batchsim.report.text.cost_lines import at_ends
-from batchsim.report.text.summary_text import warnings
+from batchsim.report.text.run_table import metric_cell, policy_table, usual_columns
+from batchsim.report.text.summary_text import run_table, warnings
 from batchsim.results.read import Results, curve_marks
-
-_TIMES = ("ttft_p50_s", "ttft_p99_s", "tpot_p99_s")
-_SHOWN = ("in_slo", *_TIMES, "throughput_rps")
 
 
 def write_run_page(results: Results, pictures: Sequence[Path], load: float | None = None) -> Path:
@@ -44,8 +36,9 @@ def write_run_page(results: Results, pictures: Sequence[Path], load: float | Non
     sections = run_sections(results, load, list(images))
     said = "Simulated by batchsim. Every number of the tables is a cell of summary.csv beside this page."
     files = ["Beside this page: summary.csv", "points.csv", "manifest.json", "scenario.yaml"]
+    sheet = Sheet("Policies against load", results.manifest["scenario_name"], sections, files)
     path = results.path / HTML
-    write_text(path, render("Policies against load", results.manifest["scenario_name"], said, sections, images, files))
+    write_text(path, render(sheet, said, images))
     return path
 
 
@@ -58,15 +51,16 @@ def run_sections(results: Results, load: float, pictures: Sequence[str] = ()) ->
     if (results.scenario.get("replicas") or {}).get("autoscaler"):
         found.append(Section("Replicas over time", charts=fleet_charts(results, load)))
     at = f"Policies {at_load(load_name(results), load)}"
-    shown = [(sweep, sweep.index(load)) for sweep in sweeps_at(results, load)]
-    found.append(Section(at, views=[_table(results, shown, _SHOWN)]))
+    found.append(Section(at, views=[run_table(results, load)]))
     if classes := list(results.scenario["workload"].get("classes", {})):
         columns = [f"{metric}[{name}]" for name in classes for metric in ("in_slo", "ttft_p99_s")]
-        found.append(Section("What each class gets", views=[_table(results, shown, columns)]))
+        shown = [(sweep, sweep.index(load)) for sweep in sweeps_at(results, load)]
+        found.append(Section("What each class gets", views=[policy_table(results, shown, columns)]))
     found.append(Section("Assumptions", _assumptions(results, load)))
     found.append(Section("Throughput against what a user gets", charts=[frontier_chart(results)], folded=True))
     every = [(sweep, i) for sweep in sweeps(results) for i in range(len(sweep.loads))]
-    found.append(Section("Every load", views=[_table(results, every, ("load", *_SHOWN))], folded=True))
+    columns = ["load", *usual_columns(results, every)]
+    found.append(Section("Every load", views=[policy_table(results, every, columns, brief=True)], folded=True))
     if pictures:
         found.append(Section("Pictures", pictures=[(name, name) for name in pictures], folded=True))
     return found
@@ -123,17 +117,19 @@ def _who_sustains(results: Results, held: list[PolicyCurve]) -> Sentence:
 
 def _highest(results: Results, sweep: PolicyCurve) -> Cell:
     most = _most(sweep)
-    return _cell(results, sweep, sweep.index(most), "load", load_text(load_name(results), most))
+    found = metric_cell(results, sweep, sweep.index(most), "load")
+    return replace(found, text=load_text(load_name(results), most))
 
 
 def _what_requests_get(results: Results, sweep: PolicyCurve, i: int) -> Sentence:
     """The second sentence: latencies and the share within the SLO of a policy at its `i`-th load."""
     where = at_load(load_name(results), float(sweep.loads[i]))
     said: Sentence = [f"{where[0].upper()}{where[1:]}, {sweep.name} has a TTFT p99 of "]
-    said += [_value(results, sweep, i, "ttft_p99_s"), " and a TPOT p99 of ", _value(results, sweep, i, "tpot_p99_s")]
+    ttft, tpot = (metric_cell(results, sweep, i, f"{name}_p99_s") for name in ("ttft", "tpot"))
+    said += [ttft, " and a TPOT p99 of ", tpot]
     for each in slo_shares(results):
         of = f" of {each.request_class}" if each.request_class else ""
-        said += ["; ", _value(results, sweep, i, each.metric), f"{of} are within the SLO"]
+        said += ["; ", metric_cell(results, sweep, i, each.metric), f"{of} are within the SLO"]
     return [*said, "."]
 
 
@@ -143,45 +139,3 @@ def _assumptions(results: Results, load: float) -> list[Sentence]:
     drawn = next((its for its in manifest["workload"] if its["load"] == load), manifest["workload"][0])
     lines = [manifest["heading"], manifest["kv"], drawn["text"], *drawn["notes"], systems_note(results)]
     return [[line] for line in (*lines, *warnings(results, load)) if line]
-
-
-# ---- tables
-
-
-def _table(results: Results, shown: Sequence[tuple[PolicyCurve, int]], columns: Sequence[str]) -> TableView:
-    """A row for each policy and index of its loads, with the columns in which one of them has a value."""
-    kept = [c for c in columns if any(not np.isnan(sweep.values(c)[i]) for sweep, i in shown)]
-    heads = tuple("load" if c == "load" else _heading(c) for c in kept)
-    rows = [
-        (_cell(results, sweep, i, "label", sweep.labels[i]), *(_value(results, sweep, i, c) for c in kept))
-        for sweep, i in shown
-    ]
-    return TableView("summary", ("policy", *heads), tuple(rows))
-
-
-def _heading(column: str) -> str:
-    metric, _, request_class = column.partition("[")
-    words = METRICS[metric].heading if metric in METRICS else metric
-    return f"{request_class.rstrip(']')}: {words}" if request_class else words
-
-
-def _value(results: Results, sweep: PolicyCurve, i: int, column: str) -> Cell:
-    """A metric of a policy at its `i`-th load as its table shows it; percentiles of a queue that grows say so."""
-    value = float(sweep.values(column)[i])
-    if sweep.within_error[i] and column.partition("[")[0] in ("in_slo", *_TIMES):
-        return _cell(results, sweep, i, column, at_ends(sweep, i, column), is_number=True)
-    if column == "load":
-        return _cell(results, sweep, i, column, short_load(load_name(results), value) or f"{value:g}", is_number=True)
-    if column.partition("[")[0].endswith("_s"):
-        half = float(sweep.half_width(column)[i]) if f"{column}_ci" in sweep.rows else np.nan
-        mark = "~" if sweep.weak(column)[i] else ""
-        text = "unstable" if sweep.unstable[i] else "failed" if sweep.failed[i] else mark + time_text(value, half)
-        return _cell(results, sweep, i, column, text, is_number=True)
-    text = percent_text(value) if column.startswith("in_slo") else rate_text(value)
-    return _cell(results, sweep, i, column, text, is_number=True)
-
-
-def _cell(results: Results, sweep: PolicyCurve, i: int, column: str, text: str, *, is_number: bool = False) -> Cell:
-    place = results.summary.index.get_loc(sweep.rows.index[i])
-    assert isinstance(place, int), "one row a policy and load"
-    return Cell("summary", place, column, text, is_number)

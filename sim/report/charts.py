@@ -1,12 +1,10 @@
-"""Charts of a page as data, which `assets/charts.js` draws: lines with intervals against a load or a time."""
+"""Charts as data: lines with intervals against a load or a time. `page/assets/charts.js` draws them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
-from importlib.resources import files
 from typing import Literal
 
 Values = Sequence[float | None]
@@ -65,9 +63,3 @@ class Chart:
         """The chart as JSON that may stand inside an HTML page: no text in it ends the element."""
         text = json.dumps(asdict(self), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         return text.replace("<", "\\u003c").replace("&", "\\u0026")
-
-
-@cache
-def asset(name: str) -> str:
-    """The text of a file that a page carries: `charts.js`, and uPlot (MIT licence) as its authors released it."""
-    return (files("batchsim.report.page") / "assets" / name).read_text(encoding="utf-8")

@@ -1,21 +1,27 @@
-"""The metrics that a user asks onto the screen, by name, in the place of the table's own."""
+"""Policies side by side, a row each with its metrics: the same table on the screen and on a run's page."""
 
 from __future__ import annotations
 
 import difflib
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from batchsim.base.errors import ScenarioError
 from batchsim.metrics.latencies import LATENCIES
 from batchsim.metrics.table import METRICS
-from batchsim.report.numbers import DASH, percent_text, rounded, time_text
-from batchsim.report.reading import PolicyCurve, texts
+from batchsim.report.numbers import DASH, per_token_text, percent_text, rate_text, rounded, time_text
+from batchsim.report.reading import PolicyCurve, short_load, texts
+from batchsim.report.sheet import Cell, Table
 from batchsim.report.text.cost_lines import at_ends
+from batchsim.results.read import Results
 
 BOUND_BY = "bound_by"
 _CLASS = re.compile(r"(?P<metric>[^\[\]]+)(?P<of>\[[^\[\]]+\])?")
+_HITS = "prefix_hit_rate"
+_BRIEF = {"throughput_rps": rate_text, "norm_latency_mean_s": per_token_text}
+"""How columns of the usual table are written, which has no room for their intervals."""
 _UNITS = {"share": "", "s": "", "yes or no": "", "W": " W", "J": " J"}
 
 
@@ -45,19 +51,71 @@ def asked_columns(text: str, classes: Iterable[str]) -> list[str]:
     return found
 
 
+def usual_columns(results: Results, shown: Sequence[tuple[PolicyCurve, int]]) -> list[str]:
+    """The columns of the table of (curve, index of a load) where none are asked for. `ttft` and `tpot` are percentiles
+    of completed requests, `s/token` the mean normalised latency, `in SLO` the share of offered requests that meets the
+    SLO, `done/s` completions per second of the arrival window, `pad` the share of padding; `hit`, where a policy found
+    something in a prefix cache, the share of the prompts' tokens found there."""
+    columns = ["ttft_p50_s", "ttft_p99_s", "tpot_p99_s", "norm_latency_mean_s"]
+    columns += ["task_e2e_p50_s", "task_e2e_p99_s"] if "task_e2e_p50_s" in results.summary else []
+    columns += ["in_slo", "throughput_rps", "pad_share"]
+    if _HITS in results.summary and any(not math.isnan(sweep.values(_HITS)[i]) for sweep, i in shown):
+        columns.append(_HITS)
+    return [*columns, BOUND_BY]
+
+
+def policy_table(
+    results: Results, shown: Sequence[tuple[PolicyCurve, int]], columns: Sequence[str], *, brief: bool = False
+) -> Table:
+    """A row for each policy and index of its loads: its label and `columns`, among which may be `load`; as the usual
+    table writes them where it is `brief`."""
+    rows = [
+        tuple(metric_cell(results, sweep, i, column, brief=brief) for column in ("label", *columns))
+        for sweep, i in shown
+    ]
+    heads = [METRICS[column].heading if brief and column in METRICS else heading_of(column) for column in columns]
+    return Table("summary", ("policy", *heads), tuple(rows))
+
+
+def said_once(table: Table, last: str) -> Table:
+    """The table with `unstable` and `failed` in the column headed `last` alone; a dash in a row's other cells."""
+    at = table.headings.index(last)
+    rows = [
+        tuple(
+            replace(cell, text=DASH) if i != at and cell.is_number and cell.text in ("unstable", "failed") else cell
+            for i, cell in enumerate(row)
+        )
+        for row in table.rows
+    ]
+    return replace(table, rows=tuple(rows))
+
+
+def metric_cell(results: Results, sweep: PolicyCurve, i: int, column: str, *, brief: bool = False) -> Cell:
+    """The cell of summary.csv of a policy at its `i`-th load: its label, the `load` or the metric `column`."""
+    place = results.summary.index.get_loc(sweep.rows.index[i])
+    assert isinstance(place, int), "one row a policy and load"
+    if column == "label":
+        return Cell("summary", place, column, sweep.labels[i])
+    if column == "load":
+        load = float(sweep.loads[i])
+        return Cell("summary", place, column, short_load(texts(sweep.rows, "load_name")[i], load) or f"{load:g}", True)
+    return Cell("summary", place, column, cell_of(sweep, i, column, brief=brief), column != BOUND_BY)
+
+
 def heading_of(column: str) -> str:
     """What stands above a column: the metric's heading and its unit, where its values do not show it, and its class."""
-    if column == BOUND_BY:
-        return "bound by"
+    if column in (BOUND_BY, "load"):
+        return column.replace("_", " ")
     name, bracket, of = column.partition("[")
     metric = METRICS[name]
     unit = "" if metric.unit in _UNITS or metric.unit in metric.heading else f" ({metric.unit})"
     return f"{metric.heading}{unit}{f' {bracket}{of}' if bracket else ''}"
 
 
-def cell_of(curve: PolicyCurve, i: int, column: str) -> str:
+def cell_of(curve: PolicyCurve, i: int, column: str, *, brief: bool = False) -> str:
     """The value of a column at the curve's `i`-th load, with half its 95 % interval; of a latency where the queue grows
-    `unstable`. Within the cost's error of saturation its value at both ends, a dash where there are none."""
+    `unstable`. Within the cost's error of saturation its value at both ends, a dash where there are none. `brief`: as
+    the usual table writes it."""
     if column == BOUND_BY:
         return texts(curve.rows, BOUND_BY)[i]
     metric = METRICS[column.partition("[")[0]]
@@ -78,6 +136,8 @@ def cell_of(curve: PolicyCurve, i: int, column: str) -> str:
     if math.isnan(value):
         return DASH
     weak = "~" if curve.weak(column)[i] else ""
+    if brief and column in _BRIEF:
+        return weak + _BRIEF[column](value)
     if metric.unit == "s":
         return weak + time_text(value, half)
     if metric.unit == "share":
