@@ -29,10 +29,11 @@ def words(sentence: Sentence) -> str:
 
 
 def test_a_runs_page_opens_with_who_sustains_the_most() -> None:
-    """Three sentences: the policy and its load, what its requests get there, and what that rests on."""
-    (first, second, third), results = run_sections(sample_results(), 12.0)[0].sentences, sample_results()
+    """The policy and its load, what is sure of each, what requests get there, and what that rests on."""
+    (first, judged, second, third), results = run_sections(sample_results(), 12.0)[0].sentences, sample_results()
     assert words(first).startswith("preemptive sustains the most within ttft<1s & tpot<50ms @ 99%: up to 16 req/s")
     assert "; next is continuous, up to 12 req/s." in words(first)
+    assert "; dynamic: sure at 4 req/s; continuous: sure at 12 req/s" in words(judged)
     assert words(second).startswith("At 12 req/s offered, preemptive has a TTFT p99 of ")
     assert words(second).endswith("99.4 % are within the SLO.") and "3 seeds" in words(third)
     for part in (*first, *second):

@@ -7,6 +7,7 @@ from pathlib import Path
 from batchsim.base.files import write_text
 from batchsim.report.charts import Chart, ChartAxis, Series
 from batchsim.report.cost_words import CANNOT_TELL
+from batchsim.report.decisions import decision_text
 from batchsim.report.page.render import HTML, render
 from batchsim.report.pictures.palette import kind_styles
 from batchsim.report.reading import AXIS_LABELS
@@ -16,6 +17,7 @@ from batchsim.report.text.capacity_text import (
     by_cost,
     capacity_cell,
     capacity_table,
+    decided,
     first_to_break,
     load_edges,
     number,
@@ -71,7 +73,10 @@ def decision(study: CapacityStudy) -> list[Sentence]:
     second: Sentence = [f"Just above that, what breaks first is {first_to_break(best)}"]
     if (use := use_in_words(best)) != "–":
         second += [f"; at the load just below the engine is used like this: {use}"]
-    return [[*first, "."], [*second, "."], sure]
+    name = study.scenario.load_name
+    each = "; ".join(f"{p.name}: {decision_text(decided(study, p), name)}" for p in study.policies if p.case.book)
+    judged: Sentence = [f"Of the loads tried, at the lower end of the interval, {each}."]
+    return [[*first, "."], [*second, "."], judged, sure]
 
 
 def share_chart(study: CapacityStudy) -> Chart:

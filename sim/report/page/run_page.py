@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from batchsim.base.files import read_bytes, write_text
 from batchsim.report.cost_words import HOW
+from batchsim.report.decisions import decided, decision_text
 from batchsim.report.page.render import HTML, data_uri, render
 from batchsim.report.page.run_charts import fleet_charts, frontier_chart, latency_charts, share_charts
 from batchsim.report.reading import (
@@ -16,6 +17,7 @@ from batchsim.report.reading import (
     load_name,
     load_text,
     load_to_show,
+    num_seeds,
     seeds_text,
     sweeps,
     sweeps_at,
@@ -66,22 +68,26 @@ def run_sections(results: Results, load: float, pictures: Sequence[str] = ()) ->
     return found
 
 
-# ---- the three sentences
+# ---- the sentences
 
 
 def decision(results: Results, load: float) -> list[Sentence]:
-    """Which policy sustains the most within the SLO; what its requests get at `load`; what that rests on."""
+    """Which policy sustains the most within the SLO, and what of each is sure; what requests get at `load`; what that
+    rests on."""
     sure: Sentence = [f"That is of {seeds_text(results)}; ± is half a 95 % interval over seeds. The error of the step"]
     sure += [" costs is in no interval: the assumptions say what is known of it."]
-    held = [sweep for sweep in sweeps(results) if sweep.surely_met.any()]
-    held.sort(key=lambda sweep: -_most(sweep))
+    every = [(sweep, decided(results, sweep)) for sweep in sweeps(results)]
+    most = {sweep.policy: found.highest for sweep, found in every if found.highest is not None}
+    held = sorted((sweep for sweep, _ in every if sweep.policy in most), key=lambda sweep: -most[sweep.policy])
     untold = _untold(results)
     if not held:
         surely = " whatever the error of the step costs" if untold else ""
         return [[f"No policy meets {results.manifest['objective']} at any load tested{surely}."], *untold, sure]
     shown = next(sweep for sweep in (*held, *sweeps(results)) if sweep.tested(load))
     gets = _what_requests_get(results, shown, shown.index(load))
-    return [_who_sustains(results, held), *untold, gets, sure]
+    each = "; ".join(f"{found.name}: {decision_text(found, load_name(results))}" for _, found in every)
+    judged: list[Sentence] = [[f"At the lower end of the interval, {each}."]] if num_seeds(results) > 1 else []
+    return [_who_sustains(results, held, most), *judged, *untold, gets, sure]
 
 
 def _untold(results: Results) -> list[Sentence]:
@@ -91,34 +97,29 @@ def _untold(results: Results) -> list[Sentence]:
     return [[f"Whether the SLO is met by {'; by '.join(each)} {HOW}."]] if each else []
 
 
-def _most(sweep: PolicyCurve) -> float:
-    """The highest load tested at which the policy meets the SLO whatever the error of its cost."""
-    return float(sweep.loads[sweep.surely_met][-1])
-
-
-def _who_sustains(results: Results, held: list[PolicyCurve]) -> Sentence:
-    """The first sentence; `held` are the policies that meet the SLO somewhere, those that sustain the most first."""
+def _who_sustains(results: Results, held: list[PolicyCurve], most: Mapping[str, float]) -> Sentence:
+    """The first sentence; `held` are the policies that meet the SLO somewhere, those that sustain the most first,
+    `most` the highest load of each."""
     name, objective = load_name(results), results.manifest["objective"]
-    level = [sweep for sweep in held if not name or _most(sweep) == _most(held[0])]
+    level = [sweep for sweep in held if not name or most[sweep.policy] == most[held[0].policy]]
     who = " and ".join(sweep.name for sweep in level)
     if not name:
         verb = "meets" if len(level) == 1 else "meet"
         return [f"{who} {verb} {objective}; {len(sweeps(results))} policies were tried."]
     verb = "sustains" if len(level) == 1 else "sustain"
-    said: Sentence = [f"{who} {verb} the most within {objective}: up to ", _highest(results, held[0])]
+    said: Sentence = [f"{who} {verb} the most within {objective}: up to ", _highest(results, held[0], most)]
     said += [" of the loads tested"]
     crossing = curve_marks(results)[held[0].policy].crossing
     if crossing.load is not None and len(level) == 1 and not held[0].untold.any():  # of several each has its own
         said += [f", with the crossing near {load_text(name, float(f'{crossing.load:.3g}'))}"]
     if others := held[len(level) :]:
-        said += [f"; next is {others[0].name}, up to ", _highest(results, others[0])]
+        said += [f"; next is {others[0].name}, up to ", _highest(results, others[0], most)]
     return [*said, "."]
 
 
-def _highest(results: Results, sweep: PolicyCurve) -> Cell:
-    most = _most(sweep)
-    found = metric_cell(results, sweep, sweep.index(most), "load")
-    return replace(found, text=load_text(load_name(results), most))
+def _highest(results: Results, sweep: PolicyCurve, most: Mapping[str, float]) -> Cell:
+    load = most[sweep.policy]
+    return replace(metric_cell(results, sweep, sweep.index(load), "load"), text=load_text(load_name(results), load))
 
 
 def _what_requests_get(results: Results, sweep: PolicyCurve, i: int) -> Sentence:

@@ -15,6 +15,7 @@ from batchsim.metrics.table import METRICS
 from batchsim.report.cost_words import CANNOT_TELL, HOW, between, off_by
 from batchsim.report.layout import fit
 from batchsim.report.sheet import Cell, Table
+from batchsim.results.decision import Decision, JudgedLoad
 from batchsim.results.heading import heading
 from batchsim.study.capacity.find import USE, CapacityStudy, PolicyCapacity
 from batchsim.study.capacity.search import Capacity, probes, unmeasured
@@ -87,6 +88,24 @@ def capacity_cell(study: CapacityStudy, policy: PolicyCapacity) -> Cell:
     """The cell of capacity.csv of a policy's capacity, with its interval."""
     column = "capacity_users" if study.scenario.load_name == "users" else "capacity_rps"
     return Cell("capacity", study.policies.index(policy), column, capacity_in_words(study, policy.found))
+
+
+def decided(study: CapacityStudy, policy: PolicyCapacity) -> Decision:
+    """The decision on a policy, from all loads that were tried for it."""
+    asked = asked_share(study)
+    loads = [
+        JudgedLoad(
+            p.load,
+            p.margin,
+            p.low,
+            p.high,
+            grows=p.grows,
+            by_cost=p.load == policy.untold,
+            shares={} if asked is None or p.low is None or p.high is None else {"": (asked + p.low, asked + p.high)},
+        )
+        for p in probes(policy.case.book)
+    ]
+    return Decision(policy.name, tuple(loads))
 
 
 def remarks(study: CapacityStudy) -> list[str]:

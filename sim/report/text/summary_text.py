@@ -19,6 +19,7 @@ import numpy as np
 from batchsim.kernel.record import CAP_CUT
 from batchsim.metrics.table import METRICS
 from batchsim.report.cost_words import CANNOT_TELL
+from batchsim.report.decisions import decisions
 from batchsim.report.drafting import draft_lines
 from batchsim.report.layout import fit, listed
 from batchsim.report.numbers import DASH, percent_text, rate_text, time_text
@@ -143,11 +144,8 @@ def point_table(results: Results, load: float | None, columns: Sequence[str] = (
         marks.append("– not defined" + (" (a response sent whole, or of one token, has no tpot)" if whole else ""))
     absent = [sweep.name for sweep in sweeps(results) if load is not None and not sweep.tested(load)]
     others = [listed("not run at this load:", absent)] if absent else []
-    spare = (
-        [METRICS[name].heading for name in _SPARE]
-        if not columns and (load is None or "vary" in results.manifest)
-        else []
-    )
+    wide = not columns and (load is None or "vary" in results.manifest)
+    spare = [METRICS[name].heading for name in _SPARE] if wide else []
     return "\n".join([head, *table.lines(spare=spare), *(["   ".join(marks)] if marks else []), *others])
 
 
@@ -212,19 +210,22 @@ def highest_loads(results: Results) -> str:
     if not load_name(results):
         verdicts = [f"{sweep.name} {'failed' if sweep.failed.any() else verdict(sweep)}" for sweep in sweeps(results)]
         return listed(f"meets {objective}:", verdicts)
-    for sweep in sweeps(results):
-        good, failed = sweep.loads[sweep.surely_met], sweep.loads[sweep.failed > 0]
-        but = f" ({', '.join(f'{load:g}' for load in failed)} not known: failed)" if len(failed) else ""
-        untold = sweep.loads[sweep.untold]
-        but += f" (at {', '.join(f'{load:g}' for load in untold)} {CANNOT_TELL})" if len(untold) else ""
-        if not len(good):
-            parts.append(f"{sweep.name} {'at none for sure' if len(untold) else 'never'}{but}")
+    for decision in decisions(results):
+        failed = [each.load for each in decision.loads if each.failed]
+        open_ = [each.load for each in decision.loads if each.by_cost]
+        but = f" ({_listed(failed)} not known: failed)" if failed else ""
+        but += f" (at {_listed(open_)} {CANNOT_TELL})" if open_ else ""
+        if decision.highest is None:
+            parts.append(f"{decision.name} {'at none for sure' if open_ else 'never'}{but}")
             continue
-        missed = sweep.loads[~sweep.meets_slo & ~sweep.untold & (sweep.failed == 0) & (sweep.loads < good[-1])]
-        but = (f" (but not {', '.join(f'{load:g}' for load in missed)})" if len(missed) else "") + but
-        parts.append(f"{sweep.name} {good[-1]:g}{but}")
+        but = (f" (but not {_listed(decision.missed_below)})" if decision.missed_below else "") + but
+        parts.append(f"{decision.name} {decision.highest:g}{but}")
     what = {"mean_rate": "rate", "users": "number of users"}.get(load_name(results), "load")
     return listed(f"highest {what} tested that meets {objective}:", parts)
+
+
+def _listed(loads: Sequence[float]) -> str:
+    return ", ".join(f"{load:g}" for load in loads)
 
 
 def least_bad(results: Results, rows: list[tuple[PolicyCurve, int]]) -> list[str]:
