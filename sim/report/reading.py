@@ -28,6 +28,9 @@ AXIS_LABELS = {
 }
 """What the axis of loads is called, by the name of the load."""
 
+USER, GPU = "user_tokens_per_s_p50", "output_tokens_per_s_per_gpu"
+"""The columns of what a GPU delivers against what its users get."""
+
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
@@ -307,3 +310,9 @@ def point_text(results: Results, found: Mapping[str, Any]) -> str:
 def short_load(name: str, load: float) -> str:
     """A load as the label of a point: `8`, `2×`; empty if the axis has no name."""
     return f"{load:g}×" if name == "rate_scale" else f"{load:g}" if name else ""
+
+
+def log_ends(y: Floats, half: Floats) -> tuple[Floats, Floats]:
+    """(low, high) of intervals on a logarithmic axis: up to `y` + `half`, and down by the same factor, since one that
+    reached 0 or below would have no lower end there."""
+    return y - half * (y / (y + half)), y + half  # in this form rounding puts no lower end above `y`

@@ -20,7 +20,7 @@ from batchsim.metrics.latencies import LATENCIES
 from batchsim.metrics.table import METRICS
 from batchsim.report.decisions import decision_text, decisions
 from batchsim.report.numbers import percent_text, rate_text, time_text
-from batchsim.report.page.run_charts import latency_charts, share_charts
+from batchsim.report.page.run_page import latency_charts, share_charts
 from batchsim.report.pictures.palette import OKABE_ITO, policy_styles
 from batchsim.report.reading import at_load, load_name, load_to_show, short_load, sweeps
 from batchsim.report.text.counterfactual_text import counterfactual_data

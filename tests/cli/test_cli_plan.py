@@ -15,9 +15,9 @@ import pytest
 from tiny_scenario import batchsim
 
 from batchsim.cli.common import line_now_and_then
-from batchsim.report.page.cells import margin
+from batchsim.report.page.plan_columns import margin
+from batchsim.report.page.plan_sections import sections
 from batchsim.report.page.plan_text import plan_text
-from batchsim.report.page.sections import sections
 from batchsim.report.sheet import Sheet
 
 TRACES = os.environ.get("BATCHSIM_TRACES")

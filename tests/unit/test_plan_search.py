@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from batchsim.base.errors import ScenarioError
+from batchsim.report.page.plan_page import MANIFEST, write_report
+from batchsim.report.page.plan_sections import sections
 from batchsim.report.page.plan_text import plan_text
-from batchsim.report.page.sections import sections
-from batchsim.report.page.write_page import MANIFEST, write_report
 from batchsim.report.sheet import Table
 from batchsim.scenario import Scenario, load_scenario
 from batchsim.study.planning.demand import Variation, demand_of

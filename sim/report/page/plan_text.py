@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from batchsim.report.cost_words import CANNOT_TELL
 from batchsim.report.layout import fit
-from batchsim.report.page.cells import COLUMNS, Row, Tables, money, one_seed_alone, seconds, signed
-from batchsim.report.page.sections import recommendation, start_rows
+from batchsim.report.page.plan_columns import COLUMNS, Row, Tables, money, one_seed_alone, seconds, signed
+from batchsim.report.page.plan_sections import recommendation, start_rows
 from batchsim.report.sheet import sentence_text
 from batchsim.study.planning.assumptions import DOUBT
 

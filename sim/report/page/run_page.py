@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from batchsim.base.files import read_bytes, write_text
+from batchsim.base.units import NS_PER_S
+from batchsim.drive.fleet.fleet_plan import HELD, UP
+from batchsim.metrics.latencies import LATENCIES, TASK_E2E, TASK_TITLE
+from batchsim.report.charts import Chart, ChartAxis, Series
 from batchsim.report.cost_words import HOW
 from batchsim.report.decisions import decided, decision_text
 from batchsim.report.page.render import HTML, data_uri, render
-from batchsim.report.page.run_charts import fleet_charts, frontier_chart, latency_charts, share_charts
+from batchsim.report.pictures.palette import policy_styles
 from batchsim.report.reading import (
+    AXIS_LABELS,
+    GPU,
+    USER,
+    Floats,
     PolicyCurve,
     at_load,
+    column,
     load_name,
     load_text,
     load_to_show,
+    log_ends,
     num_seeds,
     seeds_text,
     sweeps,
@@ -24,9 +36,10 @@ from batchsim.report.reading import (
     systems_note,
 )
 from batchsim.report.sheet import Cell, Section, Sentence, Sheet
-from batchsim.report.slo_shares import slo_shares
+from batchsim.report.slo_shares import slo_bounds, slo_shares
 from batchsim.report.text.run_table import metric_cell, policy_table, usual_columns
 from batchsim.report.text.summary_text import run_table, warnings
+from batchsim.report.traffic_over_time import counted, traffic_over_time
 from batchsim.results.read import Results, curve_marks
 
 
@@ -140,3 +153,110 @@ def _assumptions(results: Results, load: float) -> list[Sentence]:
     drawn = next((its for its in manifest["workload"] if its["load"] == load), manifest["workload"][0])
     lines = [manifest["heading"], manifest["kv"], drawn["text"], *drawn["notes"], systems_note(results)]
     return [[line] for line in (*lines, *warnings(results, load)) if line]
+
+
+# ---- the charts
+
+
+def share_charts(results: Results) -> list[Chart]:
+    """The share of requests within the SLO against load, of each class where classes have objectives of their own; the
+    margin where the objective is of no share of the requests."""
+    found = []
+    for each in slo_shares(results):
+        caption = f"{each.request_class}: {each.objective}" if each.request_class else each.objective
+        axis = ChartAxis(f"{each.counted} within the SLO", "share", "nines")
+        lines = _lines(results, each.metric, PolicyCurve.values)
+        found.append(Chart(caption, _loads(results), axis, lines, each.target))
+    if found or np.isnan(column(results.summary, "slo_margin")).all():
+        return found
+    margin = ChartAxis("margin of the SLO", "share")
+    lines = _lines(results, "slo_margin", PolicyCurve.values)
+    return [Chart(f"Margin of {results.manifest['objective']}", _loads(results), margin, lines, 0.0)]
+
+
+def latency_charts(results: Results) -> list[Chart]:
+    """P99 latencies against load, of tasks too, without loads at which the queue grows, and the SLO's bound where it
+    has one."""
+    found = []
+    titles = {name: LATENCIES[name].title for name in ("ttft", "tpot", "norm_latency")}
+    if f"{TASK_E2E}_p99_s" in results.summary:
+        titles[TASK_E2E] = TASK_TITLE
+    for name, title in titles.items():
+        lines = _lines(results, f"{name}_p99_s", PolicyCurve.stable)
+        bounds = slo_bounds(results, name, "p99")
+        axis = ChartAxis(title, "seconds", "log")
+        found.append(Chart(f"P99 {title}", _loads(results), axis, lines, min(bounds, default=None)))
+    return found
+
+
+def frontier_chart(results: Results) -> Chart:
+    """Output tokens/s per GPU against the tokens/s of the median user, a line a policy through its stable loads."""
+    styles = policy_styles(sweeps(results))
+    lines = []
+    for sweep in sweeps(results):
+        x, y = sweep.stable(USER), sweep.stable(GPU)
+        known = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
+        if len(known):
+            lines.append(Series(sweep.name, styles[sweep.policy].color, x[known].tolist(), y[known].tolist()))
+    axes = ChartAxis("tokens/s of the median user"), ChartAxis("output tokens/s per GPU")
+    return Chart("Upper right is better", *axes, lines)
+
+
+def fleet_charts(results: Results, load: float) -> list[Chart]:
+    """Requests sent, replicas that take requests and are held, and the share within the SLO over time: at `load` in
+    the first seed, a line a policy."""
+    seed = int(column(results.points, "seed").min())
+    styles = policy_styles(sweeps(results))
+    drawn: dict[str, list[Series]] = {"requests/s sent": [], "replicas": [], "within the SLO": []}
+    for sweep in sweeps_at(results, load):
+        if sweep.failed[sweep.index(load)]:
+            continue
+        spans, color = results.spans(sweep.policy, load, seed), styles[sweep.policy].color
+        edges_ns, counts, shares = traffic_over_time(results, sweep.policy, load, seed)
+        middles = ((edges_ns[1:] + edges_ns[:-1]) / 2 / NS_PER_S).tolist()
+        sent = counts / np.diff(edges_ns) * NS_PER_S
+        drawn["requests/s sent"].append(Series(sweep.name, color, middles, sent.tolist()))
+        drawn["replicas"] += [
+            Series(f"{sweep.name}: {words}", color, middles, counted(spans, states, edges_ns).tolist(), dashed=dashed)
+            for words, states, dashed in (("taking requests", (UP,), False), ("held, which costs", HELD, True))
+        ]
+        if shares is not None:
+            drawn["within the SLO"].append(Series(sweep.name, color, middles, _known(shares)))
+    time = ChartAxis("time since the start of the run", "seconds")
+    targets = [each.target for each in slo_shares(results)]
+    share = ChartAxis("within the SLO", "share")
+    found = []
+    for caption, lines in drawn.items():
+        is_share = caption == "within the SLO"
+        target = targets[0] if is_share and len(targets) == 1 else None
+        found.append(Chart(caption, time, share if is_share else ChartAxis(caption), lines, target))
+    return [chart for chart in found if chart.series]
+
+
+def _loads(results: Results) -> ChartAxis:
+    name = load_name(results)
+    loads = column(results.summary, "load")
+    wide = loads.min() > 0 and loads.max() / loads.min() > 8
+    return ChartAxis(AXIS_LABELS.get(name, name), scale="log" if wide else "linear")
+
+
+def _lines(results: Results, metric: str, values: Callable[[PolicyCurve, str], Floats]) -> list[Series]:
+    """A line a policy that has a value of `metric` at some load."""
+    styles = policy_styles(sweeps(results))
+    found = []
+    for sweep in sweeps(results):
+        y = values(sweep, metric)
+        if np.isnan(y).all() and not sweep.unstable.any():
+            continue
+        half = sweep.half_width(metric)
+        style = styles[sweep.policy]
+        low, high = log_ends(y, half) if metric.endswith("_s") else (y - half, y + half)
+        ends = (_known(low), _known(high)) if np.isfinite(half).any() else ((), ())
+        crosses = [bool(each) for each in sweep.unstable]
+        dashed = style.linestyle != "-"
+        found.append(Series(sweep.name, style.color, sweep.loads.tolist(), _known(y), *ends, crosses, dashed=dashed))
+    return found
+
+
+def _known(values: Floats) -> list[float | None]:
+    return [float(value) if np.isfinite(value) else None for value in values]

@@ -1,4 +1,4 @@
-"""Policies side by side, a row each with its metrics: the same table on the screen and on a run's page."""
+"""Policies side by side, a row each: metrics at a load, or the marks of a curve; the same on the screen and on a page."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from dataclasses import replace
 from batchsim.base.errors import ScenarioError
 from batchsim.metrics.latencies import LATENCIES
 from batchsim.metrics.table import METRICS
+from batchsim.report.cost_words import at_ends
+from batchsim.report.layout import aligned, fit
 from batchsim.report.numbers import DASH, per_token_text, percent_text, rate_text, rounded, time_text
-from batchsim.report.reading import PolicyCurve, short_load, texts
+from batchsim.report.reading import PolicyCurve, load_name, short_load, sweeps, texts
 from batchsim.report.sheet import Cell, Table
-from batchsim.report.text.cost_lines import at_ends
-from batchsim.results.read import Results
+from batchsim.results.landmarks import Crossing, Knee, Landmarks
+from batchsim.results.read import Results, curve_marks
 
 BOUND_BY = "bound_by"
 _CLASS = re.compile(r"(?P<metric>[^\[\]]+)(?P<of>\[[^\[\]]+\])?")
@@ -146,3 +148,54 @@ def cell_of(curve: PolicyCurve, i: int, column: str, *, brief: bool = False) -> 
         return {0.0: "no", 1.0: "yes"}.get(value, percent_text(value))
     number = rounded(value, half, 1) if half > 0 else f"{value:,.0f}" if value.is_integer() else f"{value:,.4g}"
     return number + _UNITS.get(metric.unit, "")
+
+
+def vary_line(results: Results) -> str:
+    """One line: the varied key, its values, and whether the requests change with them."""
+    vary = results.manifest["vary"]
+    same = "the same requests" if vary["same_requests"] else "the requests change with it"
+    return f"varied: {vary['key']} = {', '.join(map(str, vary['values']))} · {same}"
+
+
+def curve_table(results: Results) -> list[str]:
+    """The table's lines: each policy's saturation rate, knee, SLO crossing, and load from which the queue grows."""
+    name, found = load_name(results), curve_marks(results)
+    grid = [["", "saturation", "knee", "SLO crossed at", "queue grows"]]
+    for sweep in sweeps(results):
+        its = found[sweep.policy]
+        rate = f"{results.manifest['saturation_rps'][sweep.policy]:.3g} req/s"
+        grid.append([sweep.name, rate, _knee(its.knee), _crossed(its.crossing), _grows(its, name)])
+    unit = {"mean_rate": "req/s", "users": "users", "rate_scale": "times the trace's rate"}[name]
+    legend = (
+        f"loads in {unit} · saturation: completions under overload · knee: greatest power, throughput / mean e2e ·"
+        f" crossed: {results.manifest['objective']}, interpolated between the tested loads in brackets"
+    )
+    return [*aligned(grid, left=(0,)), fit(legend)]
+
+
+def _knee(knee: Knee | None) -> str:
+    if knee is None:
+        return DASH
+    return f"{knee.load:g} ({_between(knee.low, knee.high)})"
+
+
+def _crossed(crossing: Crossing) -> str:
+    """The load at which the SLO is crossed: `7.4 (7.2–7.8)`, or on which side of all tested loads it lies."""
+    if crossing.low is None:
+        return "never" if crossing.high is None else f"never, from {crossing.high:g} on"
+    if crossing.high is None:
+        return f"above {crossing.low:g}"
+    at = "" if crossing.load is None else f"{crossing.load:.3g} "
+    return f"{at}({_between(crossing.low, crossing.high)})"
+
+
+def _between(low: float | None, high: float | None) -> str:
+    if low is None:
+        return DASH if high is None else f"below {high:g}"
+    return f"above {low:g}" if high is None else f"{low:g}–{high:g}"
+
+
+def _grows(its: Landmarks, name: str) -> str:
+    if its.unstable_from is None:
+        return "not judged" if name == "users" else "at none tested"
+    return f"from {its.unstable_from:g}"

@@ -18,7 +18,7 @@ import numpy as np
 
 from batchsim.kernel.record import CAP_CUT
 from batchsim.metrics.table import METRICS
-from batchsim.report.cost_words import CANNOT_TELL
+from batchsim.report.cost_words import CANNOT_TELL, at_ends, cost_lines, verdict
 from batchsim.report.decisions import decisions
 from batchsim.report.drafting import draft_lines
 from batchsim.report.layout import fit, listed
@@ -40,11 +40,8 @@ from batchsim.report.reading import (
 )
 from batchsim.report.sheet import Table
 from batchsim.report.text.confidence import paired_parts, precision_lines, warmup_warning
-from batchsim.report.text.cost_lines import at_ends, cost_lines, verdict
-from batchsim.report.text.curve_text import curve_table, vary_line
-from batchsim.report.text.replica_lines import replica_lines
-from batchsim.report.text.run_table import policy_table, said_once, usual_columns
-from batchsim.report.text.task_lines import task_lines
+from batchsim.report.text.run_lines import replica_lines, task_lines
+from batchsim.report.text.run_table import curve_table, policy_table, said_once, usual_columns, vary_line
 from batchsim.results.failed import Failed, grouped
 from batchsim.results.read import Results
 

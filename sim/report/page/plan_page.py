@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from batchsim.base.files import Kind, check_replaceable, write_text
-from batchsim.report.page.cells import Tables, cell, glossary
+from batchsim.report.page.plan_columns import Tables, cell, glossary
 from batchsim.report.page.plan_pictures import draw_pictures
+from batchsim.report.page.plan_sections import SHOWN, sections
 from batchsim.report.page.render import HTML, data_uri, render
-from batchsim.report.page.sections import SHOWN, sections
 from batchsim.report.sheet import Sheet
 from batchsim.results.provenance import as_json, write_csv
 

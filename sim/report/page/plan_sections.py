@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from batchsim.report.cost_words import HOW
-from batchsim.report.page.cells import Tables, cell, heading
 from batchsim.report.page.plan_charts import day_charts, latency_charts, slo_charts
+from batchsim.report.page.plan_columns import Tables, cell, heading
 from batchsim.report.sheet import NO_BREAK, Cell, Section, Sentence, Table, folded
 from batchsim.study.planning.assumptions import COMMAND
 from batchsim.study.planning.make import GROWN
