@@ -14,8 +14,7 @@ from batchsim.base.errors import ScenarioError
 from batchsim.metrics.latencies import holds_queue
 from batchsim.policies.evidence import FOLLOWED
 from batchsim.policies.registry import POLICIES
-from batchsim.policies.systems.sglang.speculative_args import METHODS
-from batchsim.policies.systems.tensorrt_llm.decoding_config import by_names_of_vllm
+from batchsim.results.knobs import knobs, speculation
 from batchsim.results.read import Results, check_number, scenario_of, varied
 
 SAME_COSTS = "same step costs for all: this compares schedulers, not engines"
@@ -169,20 +168,6 @@ def systems_note(results: Results) -> str:
     return " · ".join(notes)
 
 
-def speculation(results: Results, policy: str) -> Mapping[str, Any]:
-    """How `policy` drafts tokens, as its scenario states it: a `speculative_config` of vLLM, or a choice of several; of
-    SGLang the `method` alone; empty if it does not."""
-    own = knobs(results, policy)
-    if algorithm := own.get("speculative_algorithm"):
-        return {"method": METHODS[algorithm]}
-    its = own.get("speculative_config") or {}
-    choices = its.get("best_of") or [its]
-    if not all("decoding_type" in choice for choice in choices):
-        return its
-    named = [by_names_of_vllm(choice) for choice in choices]
-    return named[0] if "best_of" not in its else {**its, "best_of": named}
-
-
 def _is_free(results: Results, policy: str, its: Mapping[str, Any]) -> bool:
     """Whether a cost of the scenario of `policy` says nothing of its drafter, by the `speculative_config` `its`."""
     plain = scenario_of(results, policy)
@@ -190,13 +175,6 @@ def _is_free(results: Results, policy: str, its: Mapping[str, Any]) -> bool:
     costs = [group.get("cost") or plain["cost"] for group in groups.values()]
     choices = its.get("best_of") or [its]
     return any(choice.get("method") not in (cost.get("draft") or {}) for cost in costs for choice in choices)
-
-
-def knobs(results: Results, policy: str) -> Mapping[str, Any]:
-    """The knobs of `policy` as its scenario states them."""
-    its = varied(results, policy)
-    label = policy if its is None else its["policy"]
-    return scenario_of(results, policy)["policies"][label] or {}
 
 
 def column(frame: pd.DataFrame, name: str) -> Floats:

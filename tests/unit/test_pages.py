@@ -15,10 +15,9 @@ import pytest
 from report_samples import SEVEN, sample_results
 from test_report_capacity import DOUBTFUL, FAILS, PASSES, study
 
-from batchsim.report.charts import Chart, ChartAxis, Series
 from batchsim.report.page.capacity_page import capacity_sections, write_capacity_page
 from batchsim.report.page.run_page import run_sections, write_run_page
-from batchsim.report.sheet import Cell, Sentence, Table, folded
+from batchsim.report.sheet import Cell, Chart, ChartAxis, Sentence, Series, Table, folded
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 HTTP = re.compile(r"""(?:src|href)=["']?(?!data:)|url\((?!data:)|@import|fetch\(|XMLHttpRequest""")

@@ -29,8 +29,9 @@ from batchsim.report.pictures.style import (
     seconds_text,
     time_ticks,
 )
-from batchsim.report.reading import FREE_DRAFTS, STATED_DRAFTS, log_ends, speculation, sweeps, systems_note
+from batchsim.report.reading import FREE_DRAFTS, STATED_DRAFTS, log_ends, sweeps, systems_note
 from batchsim.report.slo_shares import slo_shares
+from batchsim.results.knobs import speculation
 
 
 def axes() -> Any:

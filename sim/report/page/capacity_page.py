@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from batchsim.base.files import write_text
-from batchsim.report.charts import Chart, ChartAxis, Series
 from batchsim.report.cost_words import CANNOT_TELL
 from batchsim.report.decisions import decision_text
 from batchsim.report.page.render import HTML, render
 from batchsim.report.pictures.palette import kind_styles
 from batchsim.report.reading import AXIS_LABELS
-from batchsim.report.sheet import Cell, Section, Sentence, Sheet, Table
+from batchsim.report.sheet import Cell, Chart, ChartAxis, Section, Sentence, Series, Sheet, Table
 from batchsim.report.text.capacity_text import (
     asked_share,
     by_cost,

@@ -12,7 +12,6 @@ from batchsim.base.files import read_bytes, write_text
 from batchsim.base.units import NS_PER_S
 from batchsim.drive.fleet.fleet_plan import HELD, UP
 from batchsim.metrics.latencies import LATENCIES, TASK_E2E, TASK_TITLE
-from batchsim.report.charts import Chart, ChartAxis, Series
 from batchsim.report.cost_words import HOW
 from batchsim.report.decisions import decided, decision_text
 from batchsim.report.page.render import HTML, data_uri, render
@@ -35,7 +34,7 @@ from batchsim.report.reading import (
     sweeps_at,
     systems_note,
 )
-from batchsim.report.sheet import Cell, Section, Sentence, Sheet
+from batchsim.report.sheet import Cell, Chart, ChartAxis, Section, Sentence, Series, Sheet
 from batchsim.report.slo_shares import slo_bounds, slo_shares
 from batchsim.report.text.run_table import metric_cell, policy_table, usual_columns
 from batchsim.report.text.summary_text import run_table, warnings

@@ -1,4 +1,4 @@
-"""Lines under a run's table: of replicas by policy and group, least to most of any replica; of tasks not done or pruned."""
+"""Lines under a run's table: of replicas by policy and group, least to most of any; of tasks not done or pruned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies side by side, a row each: metrics at a load, or the marks of a curve; the same on the screen and on a page."""
+"""Policies side by side, a row each: metrics at a load, or the marks of a curve; on the screen and on a page alike."""
 
 from __future__ import annotations
 
