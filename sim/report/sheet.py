@@ -125,7 +125,7 @@ class Sheet:
         """The sheet as Markdown text; the pictures that it shows are files beside it, as `name.svg`. Sections of charts
         alone, which are drawn as a page is read, are left out."""
         blocks = [
-            f"# {self.kind}: {escaped(self.title)}",
+            f"# {escaped(f'{self.kind}: {self.title}')}",
             "Simulated by batchsim. Every number is a cell of a table beside this file.",
         ]
         for section in self.sections:
