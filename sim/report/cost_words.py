@@ -46,11 +46,6 @@ def at_ends(sweep: PolicyCurve, i: int, metric: str) -> str:
     return ends_text(ends, per_token_text if metric == "norm_latency_mean_s" else lambda end: time_text(end, math.nan))
 
 
-def verdict(sweep: PolicyCurve) -> str:
-    """Whether a policy meets the objective at the only load."""
-    return CANNOT_TELL if sweep.untold.any() else "yes" if sweep.meets_slo.any() else "no"
-
-
 def cost_lines(results: Results) -> list[str]:
     """Lines on the loads that the cost's error leaves open: within it of saturation, or of the objective; and that the
     error is unknown where a queue grows at some load, and not at a lower one. The last says how to tell."""

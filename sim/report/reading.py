@@ -101,11 +101,6 @@ class PolicyCurve:
         """For each load, whether the SLO is met at one end of the cost's error alone."""
         return self._end("meets_slo_fast") + self._end("meets_slo_slow") == 1
 
-    @property
-    def surely_met(self) -> Flags:
-        """For each load, whether the SLO is met whatever the cost's error, as far as its ends were simulated."""
-        return self.meets_slo & ~self.untold
-
     def _end(self, name: str) -> Floats:
         return column(self.rows, name) if name in self.rows else np.full(len(self.loads), np.nan)
 

@@ -39,6 +39,7 @@ from batchsim.report.slo_shares import slo_bounds, slo_shares
 from batchsim.report.text.run_table import metric_cell, policy_table, usual_columns
 from batchsim.report.text.summary_text import run_table, warnings
 from batchsim.report.traffic_over_time import counted, traffic_over_time
+from batchsim.results.decision import Decision
 from batchsim.results.read import Results, curve_marks
 
 
@@ -91,7 +92,7 @@ def decision(results: Results, load: float) -> list[Sentence]:
     every = [(sweep, decided(results, sweep)) for sweep in sweeps(results)]
     most = {sweep.policy: found.highest for sweep, found in every if found.highest is not None}
     held = sorted((sweep for sweep, _ in every if sweep.policy in most), key=lambda sweep: -most[sweep.policy])
-    untold = _untold(results)
+    untold = _untold(load_name(results), [found for _, found in every])
     if not held:
         surely = " whatever the error of the step costs" if untold else ""
         return [[f"No policy meets {results.manifest['objective']} at any load tested{surely}."], *untold, sure]
@@ -102,10 +103,10 @@ def decision(results: Results, load: float) -> list[Sentence]:
     return [_who_sustains(results, held, most), *judged, *untold, gets, sure]
 
 
-def _untold(results: Results) -> list[Sentence]:
+def _untold(name: str, every: Sequence[Decision]) -> list[Sentence]:
     """Which loads the error of the step costs decides, a sentence; [] where it decides none."""
-    name, open_ones = load_name(results), [sweep for sweep in sweeps(results) if sweep.untold.any()]
-    each = [f"{s.name} at {', '.join(load_text(name, load) for load in s.loads[s.untold])}" for s in open_ones]
+    loads = {found.name: [load_text(name, each.load) for each in found.loads if each.by_cost] for found in every}
+    each = [f"{policy} at {', '.join(texts)}" for policy, texts in loads.items() if texts]
     return [[f"Whether the SLO is met by {'; by '.join(each)} {HOW}."]] if each else []
 
 

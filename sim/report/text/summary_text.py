@@ -18,7 +18,7 @@ import numpy as np
 
 from batchsim.kernel.record import CAP_CUT
 from batchsim.metrics.table import METRICS
-from batchsim.report.cost_words import CANNOT_TELL, at_ends, cost_lines, verdict
+from batchsim.report.cost_words import CANNOT_TELL, at_ends, cost_lines
 from batchsim.report.decisions import decisions
 from batchsim.report.drafting import draft_lines
 from batchsim.report.layout import fit, listed
@@ -42,6 +42,7 @@ from batchsim.report.sheet import Table
 from batchsim.report.text.confidence import paired_parts, precision_lines, warmup_warning
 from batchsim.report.text.run_lines import replica_lines, task_lines
 from batchsim.report.text.run_table import curve_table, policy_table, said_once, usual_columns, vary_line
+from batchsim.results.decision import Decision
 from batchsim.results.failed import Failed, grouped
 from batchsim.results.read import Results
 
@@ -205,8 +206,7 @@ def highest_loads(results: Results) -> str:
     parts = []
     objective = results.manifest["objective"]
     if not load_name(results):
-        verdicts = [f"{sweep.name} {'failed' if sweep.failed.any() else verdict(sweep)}" for sweep in sweeps(results)]
-        return listed(f"meets {objective}:", verdicts)
+        return listed(f"meets {objective}:", [f"{each.name} {_verdict(each)}" for each in decisions(results)])
     for decision in decisions(results):
         failed = [each.load for each in decision.loads if each.failed]
         open_ = [each.load for each in decision.loads if each.by_cost]
@@ -219,6 +219,12 @@ def highest_loads(results: Results) -> str:
         parts.append(f"{decision.name} {decision.highest:g}{but}")
     what = {"mean_rate": "rate", "users": "number of users"}.get(load_name(results), "load")
     return listed(f"highest {what} tested that meets {objective}:", parts)
+
+
+def _verdict(decision: Decision) -> str:
+    """Whether a policy meets the objective at the only load."""
+    (only,) = decision.loads
+    return "failed" if only.failed else CANNOT_TELL if only.by_cost else "yes" if only.on_average else "no"
 
 
 def _listed(loads: Sequence[float]) -> str:
