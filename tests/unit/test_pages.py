@@ -79,6 +79,10 @@ def test_the_page_of_a_capacity_shades_where_the_verdict_is_open() -> None:
     capacity = found.policies[0].found
     assert [band[:2] for band in chart.bands] == [(capacity.low, capacity.high)]
     assert "sustains the most" in words(sections["Decision"].sentences[0])
+    judged = words(sections["Decision"].sentences[2])
+    assert judged.endswith("budget 512: sure at 8 req/s; open at 10 req/s (73 to 100 %).")
+    (table,) = sections["Policies"].views
+    assert table.headings[1:3] == ("capacity (95 %), req/s", "probes") and table.rows[0][1].column == "capacity_rps"
 
 
 def test_rows_that_say_the_same_are_one() -> None:
