@@ -49,8 +49,8 @@ def plan(
     Example: batchsim plan plan -o my-plan --set plan.target.rate=40/s
     """
     from batchsim.report.layout import fit
+    from batchsim.report.page.plan_page import check_own, write_report
     from batchsim.report.page.plan_text import plan_json, plan_text
-    from batchsim.report.page.write_page import check_own, write_report
     from batchsim.study.planning.plan_tables import plan_tables
 
     where = where_points_run(jobs, executor, address)

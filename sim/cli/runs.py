@@ -76,7 +76,7 @@ def run(
     from batchsim.report.layout import fit
     from batchsim.report.page.run_page import write_run_page
     from batchsim.report.pictures.plots import lacking, write_pictures
-    from batchsim.report.text.asked_columns import asked_columns
+    from batchsim.report.text.run_table import asked_columns
     from batchsim.report.text.summary_text import report
     from batchsim.results.failed import Failed, points_failed
     from batchsim.scenario import load_scenario

@@ -40,10 +40,10 @@ def timeline(
     Example: batchsim timeline results/bursty --policy continuous --from 60s --to 90s -o trace.json
     """
     from batchsim.base.units import parse_duration_ns
+    from batchsim.explain.step_terms import device_rows, step_terms
     from batchsim.report.reading import check_load, load_to_show
-    from batchsim.report.step_terms import device_rows, step_terms
-    from batchsim.report.timeline_events import KIND, timeline_events, write_timeline
     from batchsim.results.read import blocks_by_replica, scenario_of
+    from batchsim.results.timeline_events import KIND, timeline_events, write_timeline
 
     loaded = read_results(results)
     check_output(output, KIND, "Give another file with -o.")

@@ -29,10 +29,10 @@ from batchsim.base.errors import ScenarioError
 from batchsim.base.units import parse_duration_ns
 from batchsim.kernel.record import FINISHED, OUTCOME_NAMES, PRUNED, REJECTED, REPLICA_FAILED, Records
 from batchsim.metrics.attribution import PARTS, part_times
-from batchsim.metrics.latencies import LATENCIES, STREAMED, TASK_E2E, values_ns
+from batchsim.metrics.latencies import LATENCIES, TASK_E2E, judged_ns, values_ns
 from batchsim.metrics.lives import Int
 from batchsim.metrics.point_inputs import of_class
-from batchsim.metrics.slo import Bound, Slo, parse_slo
+from batchsim.metrics.slo import Bound, Slo, keeps_all, parse_slo
 
 OWN_WORK = ("prefill", "decode_alone")
 WHOLE_RESPONSE = "whole_response"
@@ -102,10 +102,10 @@ class Objectives:
 
 def kept_slo(records: Records, objectives: Objectives) -> Flags:
     """A mask of the requests that finished within the bounds of their objective: those that are no `slo_misses`."""
-    values, found = _values_ns(records.requests), np.zeros(len(records.requests), dtype=bool)
+    values, kept = _values_ns(records.requests), np.zeros(len(records.requests), dtype=bool)
     for bounds, mine in objectives.groups(records):
-        found |= mine & np.logical_and.reduce([bound.passes(values[bound.metric]) for bound in bounds])
-    return found & (records.requests["outcome"] == FINISHED)
+        kept |= mine & keeps_all(bounds, values)
+    return kept & (records.requests["outcome"] == FINISHED)
 
 
 def slo_misses(records: Records, objectives: Objectives) -> pd.DataFrame:
@@ -174,14 +174,8 @@ def _is_whole(requests: NDArray[np.void]) -> Flags:
 
 
 def _values_ns(requests: NDArray[np.void]) -> dict[str, NDArray[np.float64]]:
-    """By latency, the ns of every request; NaN where no bound applies, inf where none can be kept.
-
-    Only values of finished requests mean anything.
-    """
-    values = values_ns(requests)
-    for name in STREAMED:
-        values[name][_is_whole(requests)] = np.inf
-    return values
+    """By latency, the ns by which every request is judged; inf of one that did not finish, or was sent whole."""
+    return judged_ns(values_ns(requests), requests["outcome"] == FINISHED, _is_whole(requests))
 
 
 def part_sides(records: Records, per_chunk_ns: int) -> tuple[list[str], Int, Int]:

@@ -94,6 +94,13 @@ def values_ns(requests: Requests) -> dict[str, Ns]:
     return {name: latency.of(requests) for name, latency in LATENCIES.items() if latency.of is not None}
 
 
+def judged_ns(latencies: Mapping[str, Ns], finished: NDArray[np.bool_], whole: NDArray[np.bool_]) -> dict[str, Ns]:
+    """By latency, the ns by which an objective judges each request: infinite of one that did not finish, and a latency
+    of tokens after the first of an answer of several that was sent whole. NaN: the latency does not apply."""
+    missed = {name: ~finished | whole if name in STREAMED else ~finished for name in latencies}
+    return {name: np.where(missed[name], np.inf, values) for name, values in latencies.items()}
+
+
 def holds_queue(column: str) -> bool:
     """Whether a column of the summary is of a latency that holds time in the queue."""
     name = column.partition("[")[0].removesuffix("_s").rpartition("_")[0]

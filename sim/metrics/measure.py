@@ -22,7 +22,7 @@ from batchsim.metrics.attribution import PARTS, part_times
 from batchsim.metrics.gaps import token_gaps
 from batchsim.metrics.intervals import half_width
 from batchsim.metrics.kpis import bound_by, engine_kpis, totals_of
-from batchsim.metrics.latencies import LATENCIES, STREAMED, TASK_E2E, values_ns
+from batchsim.metrics.latencies import LATENCIES, TASK_E2E, judged_ns, values_ns
 from batchsim.metrics.point_inputs import PointInputs, between, makespan, of_class, span_of
 from batchsim.metrics.slo import Sample, Slo, rank
 from batchsim.metrics.stability import is_too_short, is_unstable
@@ -265,13 +265,10 @@ def judged_requests(inputs: PointInputs, latencies: Mapping[str, Ns]) -> tuple[N
 
 
 def _judged_values(inputs: PointInputs, latencies: Mapping[str, Ns]) -> dict[str, Ns]:
-    """By latency, the ns by which every request is judged: without end where it did not finish, or came whole."""
+    """`judged_ns` of every request; an answer of several tokens comes whole where the policy does not stream."""
     requests = inputs.records.requests
-    finished = requests["outcome"] == FINISHED
-    judged = {name: np.where(finished, values, np.inf) for name, values in latencies.items()}
-    for name in STREAMED:
-        judged[name][finished & (requests["output_tokens"] >= 2) & (not inputs.streams)] = np.inf
-    return judged
+    whole = (requests["output_tokens"] >= 2) & (not inputs.streams)
+    return judged_ns(latencies, requests["outcome"] == FINISHED, whole)
 
 
 def _objectives(

@@ -17,7 +17,7 @@ by itself task_e2e<30s @ 95%, of the tasks.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil, inf, nextafter
@@ -104,6 +104,11 @@ class Bound:
         return f"{name}{'<=' if self.inclusive else '<'}{format_duration(self.limit_ns).replace(' ', '')}"
 
 
+def keeps_all(bounds: Sequence[Bound], values_ns: Mapping[str, NDArray[np.float64]]) -> NDArray[np.bool_]:
+    """Which requests keep all of `bounds` jointly, by the values in ns that `judged_ns` returns."""
+    return np.logical_and.reduce([bound.passes(values_ns[bound.metric]) for bound in bounds])
+
+
 NOT_ALL = "no number of requests shows that none ever misses. Write a share below 100%, like 99.9%."
 """What is wrong with an objective of 100 % where it is to hold for requests that were not simulated."""
 
@@ -129,10 +134,7 @@ class Slo:
         """Which requests keep all bounds jointly. inf misses a bound, NaN is one that does not apply."""
         if self.share is None:
             raise ValueError(f"slo '{self}' bounds the population; no single request meets or misses it")
-        kept = self.bounds[0].passes(values_ns[self.bounds[0].metric])
-        for bound in self.bounds[1:]:
-            kept = kept & bound.passes(values_ns[bound.metric])
-        return kept
+        return keeps_all(self.bounds, values_ns)
 
     def margin(self, samples: Mapping[str, Sample]) -> float | None:
         """By how much the offered requests of `samples` keep the objective, the least of all bounds; None where a bound

@@ -12,13 +12,12 @@ from batchsim.report.reading import (
     Floats,
     PolicyCurve,
     is_auto,
-    knobs,
     load_name,
     load_text,
     short_load,
-    speculation,
     sweeps,
 )
+from batchsim.results.knobs import knobs, speculation
 from batchsim.results.read import Results
 
 

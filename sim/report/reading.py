@@ -14,8 +14,7 @@ from batchsim.base.errors import ScenarioError
 from batchsim.metrics.latencies import holds_queue
 from batchsim.policies.evidence import FOLLOWED
 from batchsim.policies.registry import POLICIES
-from batchsim.policies.systems.sglang.speculative_args import METHODS
-from batchsim.policies.systems.tensorrt_llm.decoding_config import by_names_of_vllm
+from batchsim.results.knobs import knobs, speculation
 from batchsim.results.read import Results, check_number, scenario_of, varied
 
 SAME_COSTS = "same step costs for all: this compares schedulers, not engines"
@@ -27,6 +26,9 @@ AXIS_LABELS = {
     "": "the scenario's load",
 }
 """What the axis of loads is called, by the name of the load."""
+
+USER, GPU = "user_tokens_per_s_p50", "output_tokens_per_s_per_gpu"
+"""The columns of what a GPU delivers against what its users get."""
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -99,11 +101,6 @@ class PolicyCurve:
         """For each load, whether the SLO is met at one end of the cost's error alone."""
         return self._end("meets_slo_fast") + self._end("meets_slo_slow") == 1
 
-    @property
-    def surely_met(self) -> Flags:
-        """For each load, whether the SLO is met whatever the cost's error, as far as its ends were simulated."""
-        return self.meets_slo & ~self.untold
-
     def _end(self, name: str) -> Floats:
         return column(self.rows, name) if name in self.rows else np.full(len(self.loads), np.nan)
 
@@ -166,20 +163,6 @@ def systems_note(results: Results) -> str:
     return " · ".join(notes)
 
 
-def speculation(results: Results, policy: str) -> Mapping[str, Any]:
-    """How `policy` drafts tokens, as its scenario states it: a `speculative_config` of vLLM, or a choice of several; of
-    SGLang the `method` alone; empty if it does not."""
-    own = knobs(results, policy)
-    if algorithm := own.get("speculative_algorithm"):
-        return {"method": METHODS[algorithm]}
-    its = own.get("speculative_config") or {}
-    choices = its.get("best_of") or [its]
-    if not all("decoding_type" in choice for choice in choices):
-        return its
-    named = [by_names_of_vllm(choice) for choice in choices]
-    return named[0] if "best_of" not in its else {**its, "best_of": named}
-
-
 def _is_free(results: Results, policy: str, its: Mapping[str, Any]) -> bool:
     """Whether a cost of the scenario of `policy` says nothing of its drafter, by the `speculative_config` `its`."""
     plain = scenario_of(results, policy)
@@ -187,13 +170,6 @@ def _is_free(results: Results, policy: str, its: Mapping[str, Any]) -> bool:
     costs = [group.get("cost") or plain["cost"] for group in groups.values()]
     choices = its.get("best_of") or [its]
     return any(choice.get("method") not in (cost.get("draft") or {}) for cost in costs for choice in choices)
-
-
-def knobs(results: Results, policy: str) -> Mapping[str, Any]:
-    """The knobs of `policy` as its scenario states them."""
-    its = varied(results, policy)
-    label = policy if its is None else its["policy"]
-    return scenario_of(results, policy)["policies"][label] or {}
 
 
 def column(frame: pd.DataFrame, name: str) -> Floats:
@@ -307,3 +283,9 @@ def point_text(results: Results, found: Mapping[str, Any]) -> str:
 def short_load(name: str, load: float) -> str:
     """A load as the label of a point: `8`, `2×`; empty if the axis has no name."""
     return f"{load:g}×" if name == "rate_scale" else f"{load:g}" if name else ""
+
+
+def log_ends(y: Floats, half: Floats) -> tuple[Floats, Floats]:
+    """(low, high) of intervals on a logarithmic axis: up to `y` + `half`, and down by the same factor, since one that
+    reached 0 or below would have no lower end there."""
+    return y - half * (y / (y + half)), y + half  # in this form rounding puts no lower end above `y`

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from batchsim.base.errors import ScenarioError
+from batchsim.drive.fleet.fleet_plan import ReplicaSpan
 from batchsim.explain.causes import Objectives, kept_slo
 from batchsim.kernel.record import Records
 from batchsim.metrics.by_minute import MINUTE_NS
@@ -61,3 +62,12 @@ def kept_shares(records: Records, scenario: Mapping[str, Any], edges_ns: Floats)
 
 def _shares(good: Floats, of: Floats) -> Floats:
     return np.where(of > 0, good / np.maximum(of, 1), np.nan)
+
+
+def counted(spans: Sequence[ReplicaSpan], states: Collection[str], edges_ns: Floats) -> Floats:
+    """How many replicas were in one of `states`, as an average over each interval of `edges_ns`."""
+    total = np.zeros(len(edges_ns) - 1)
+    for span in spans:
+        if span.state in states:
+            total += np.diff(np.clip(edges_ns, span.start_ns, span.end_ns))
+    return total / np.diff(edges_ns)

@@ -18,8 +18,9 @@ from batchsim.drive.fleet.fleet_records import by_engine
 from batchsim.kernel.record import FINISHED, Records
 from batchsim.metrics.latencies import LATENCIES
 from batchsim.metrics.table import METRICS
+from batchsim.report.decisions import decision_text, decisions
 from batchsim.report.numbers import percent_text, rate_text, time_text
-from batchsim.report.page.run_charts import latency_charts, share_charts
+from batchsim.report.page.run_page import latency_charts, share_charts
 from batchsim.report.pictures.palette import OKABE_ITO, policy_styles
 from batchsim.report.reading import at_load, load_name, load_to_show, short_load, sweeps
 from batchsim.report.text.counterfactual_text import counterfactual_data
@@ -88,6 +89,7 @@ class Looks:
             "name": results.manifest["scenario_name"],
             "heading": results.manifest["heading"],
             "objective": results.manifest["objective"],
+            "decisions": [f"{d.name}: {decision_text(d, load_name(results))}" for d in decisions(results)],
             "charts": charts,
             "points": [self._listed(k, point, colors) for k, point in enumerate(points)],
             "first": next(k for k, point in enumerate(points) if point.load == shown),

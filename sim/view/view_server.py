@@ -22,7 +22,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from batchsim.base.errors import BatchsimError, ScenarioError
 from batchsim.base.files import parse_json
-from batchsim.report.page.charts import asset
+from batchsim.report.page.render import asset
 from batchsim.view.looks import BY, Looks
 
 ADDRESS = "127.0.0.1"

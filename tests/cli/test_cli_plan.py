@@ -15,10 +15,10 @@ import pytest
 from tiny_scenario import batchsim
 
 from batchsim.cli.common import line_now_and_then
-from batchsim.report.page.cells import margin
-from batchsim.report.page.plan_markdown import markdown
+from batchsim.report.page.plan_columns import margin
+from batchsim.report.page.plan_sections import sections
 from batchsim.report.page.plan_text import plan_text
-from batchsim.report.page.sections import sections
+from batchsim.report.sheet import Sheet
 
 TRACES = os.environ.get("BATCHSIM_TRACES")
 
@@ -296,7 +296,7 @@ def test_what_is_not_shown_to_hold_is_not_said_to_fail(planned: tuple[Path, Any]
         assert f"96.2 % {shown} (−0.41 points)" in text
         sentence = f"one replica less gives 96.2 % and {verb} (lower end of its margin: −0.41 points, of chat)."
         assert sentence in " ".join(text.split())
-        twin = markdown("tiny", sections(tables, "EUR", {}), [])
+        twin = Sheet("Capacity plan", "tiny", sections(tables, "EUR", {}), []).markdown()
         assert sentence in twin and f"| 96.2 % | {shown} | −0.41 points | chat |" in twin
 
 
@@ -308,7 +308,8 @@ def test_what_rests_on_one_seed_is_said(planned: tuple[Path, Any]) -> None:
     assert alone and len(alone) < len(failing) and all(row["attainment_low"] is None for row in alone)
     lines = [line for line in plan_text(tables, "EUR").splitlines() if line.startswith("! ")]
     assert ["within the SLO in one seed" in line for line in lines] == [row in alone for row in failing]
-    twin = markdown("tiny", sections(tables | {"glossary": []}, "EUR", {}), [])
+    shown = sections(tables | {"glossary": []}, "EUR", {})
+    twin = Sheet("Capacity plan", "tiny", shown, []).markdown()
     assert "| within SLO | seeds |" in twin
 
 

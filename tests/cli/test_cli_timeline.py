@@ -17,7 +17,7 @@ from batchsim.base.errors import ScenarioError
 from batchsim.base.files import file_hash
 from batchsim.cli.common import OneLineGroup
 from batchsim.cli.timeline import timeline
-from batchsim.report.step_terms import step_terms
+from batchsim.explain.step_terms import step_terms
 from batchsim.results.read import load_results
 
 app = typer.Typer(cls=OneLineGroup)

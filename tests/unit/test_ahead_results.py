@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 
 from batchsim.cost.work import TIME_TERMS
+from batchsim.explain.step_terms import device_rows, step_terms
 from batchsim.metrics.host_lane import host_waits_ns
 from batchsim.report.pictures.closeup import timeline
 from batchsim.report.pictures.engine_lanes import lane_shares
-from batchsim.report.step_terms import device_rows, step_terms
 from batchsim.report.text.attribution_text import overview, overview_text
 from batchsim.results.fleet_inputs import cost_terms
 from batchsim.results.keep import measured_point

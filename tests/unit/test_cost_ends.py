@@ -13,16 +13,16 @@ from matplotlib.collections import LineCollection
 
 from batchsim.cost import CostError, Fitted, Unknown
 from batchsim.cost.fitted import StepTerms
+from batchsim.report.cost_words import at_ends
 from batchsim.report.page.plan_charts import latency_charts
-from batchsim.report.page.plan_markdown import sentence_text
+from batchsim.report.page.plan_sections import recommendation
 from batchsim.report.page.plan_text import plan_text
 from batchsim.report.page.run_page import decision, run_sections
-from batchsim.report.page.sections import recommendation
 from batchsim.report.pictures.plots import p99_vs_qps_figure
 from batchsim.report.reading import sweeps
-from batchsim.report.text.asked_columns import cell_of
+from batchsim.report.sheet import sentence_text
 from batchsim.report.text.capacity_text import capacity_json, capacity_text
-from batchsim.report.text.cost_lines import at_ends
+from batchsim.report.text.run_table import cell_of
 from batchsim.report.text.summary_text import report
 from batchsim.results.read import Results, load_results
 from batchsim.scenario import Scenario, load_scenario

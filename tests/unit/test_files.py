@@ -165,7 +165,7 @@ OWN = {
     "batchsim.report.pictures.style._png": "into memory",
     "tools.docs_site.pictures_at_work": "into memory",
     "batchsim.report.page.plan_pictures._svg": "into memory",
-    "batchsim.report.page.charts.asset": "batchsim's own files, inside its package",
+    "batchsim.report.page.render.asset": "batchsim's own files, inside its package",
     "batchsim.view.view_server._own": "batchsim's own files, inside its package",
     "batchsim.scenario.schema.shipped_documents": "batchsim's own files, inside its package",
     "batchsim.explain.counterfactual._scenario": "into a temporary folder of its own",

@@ -14,7 +14,7 @@ from batchsim.drive.fleet.fleet_plan import HELD, UP, ReplicaSpan
 from batchsim.report.pictures import closeup
 from batchsim.report.pictures.fleet_picture import cost_text, counted, draw_kept, fleet_picture
 from batchsim.report.reading import sweeps
-from batchsim.report.text.replica_lines import replica_lines
+from batchsim.report.text.run_lines import replica_lines
 from batchsim.report.traffic_over_time import kept_shares
 from tests.unit.test_replicas import SCALER, ran
 

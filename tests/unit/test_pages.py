@@ -16,10 +16,8 @@ from report_samples import SEVEN, sample_results
 from test_report_capacity import DOUBTFUL, FAILS, PASSES, study
 
 from batchsim.report.page.capacity_page import capacity_sections, write_capacity_page
-from batchsim.report.page.cells import Cell
-from batchsim.report.page.charts import Chart, ChartAxis, Series
 from batchsim.report.page.run_page import run_sections, write_run_page
-from batchsim.report.page.sections import Sentence, TableView, folded
+from batchsim.report.sheet import Cell, Chart, ChartAxis, Sentence, Series, Table, folded
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 HTTP = re.compile(r"""(?:src|href)=["']?(?!data:)|url\((?!data:)|@import|fetch\(|XMLHttpRequest""")
@@ -30,10 +28,11 @@ def words(sentence: Sentence) -> str:
 
 
 def test_a_runs_page_opens_with_who_sustains_the_most() -> None:
-    """Three sentences: the policy and its load, what its requests get there, and what that rests on."""
-    (first, second, third), results = run_sections(sample_results(), 12.0)[0].sentences, sample_results()
+    """The policy and its load, what is sure of each, what requests get there, and what that rests on."""
+    (first, judged, second, third), results = run_sections(sample_results(), 12.0)[0].sentences, sample_results()
     assert words(first).startswith("preemptive sustains the most within ttft<1s & tpot<50ms @ 99%: up to 16 req/s")
     assert "; next is continuous, up to 12 req/s." in words(first)
+    assert "; dynamic: sure at 4 req/s; continuous: sure at 12 req/s" in words(judged)
     assert words(second).startswith("At 12 req/s offered, preemptive has a TTFT p99 of ")
     assert words(second).endswith("99.4 % are within the SLO.") and "3 seeds" in words(third)
     for part in (*first, *second):
@@ -80,13 +79,17 @@ def test_the_page_of_a_capacity_shades_where_the_verdict_is_open() -> None:
     capacity = found.policies[0].found
     assert [band[:2] for band in chart.bands] == [(capacity.low, capacity.high)]
     assert "sustains the most" in words(sections["Decision"].sentences[0])
+    judged = words(sections["Decision"].sentences[2])
+    assert judged.endswith("budget 512: sure at 8 req/s; open at 10 req/s (73 to 100 %).")
+    (table,) = sections["Policies"].views
+    assert table.headings[1:3] == ("capacity (95 %), req/s", "probes") and table.rows[0][1].column == "capacity_rps"
 
 
 def test_rows_that_say_the_same_are_one() -> None:
     """Only neighbours, and only where all but the first column agree; the first and last are told."""
     rows = [("a", "1"), ("b", "1"), ("c", "2"), ("d", "1")]
     cells = [tuple(Cell("t", i, str(k), text) for k, text in enumerate(row)) for i, row in enumerate(rows)]
-    shown = folded(TableView("t", ("when", "what"), tuple(cells)))
+    shown = folded(Table("t", ("when", "what"), tuple(cells)))
     assert [row[0].shown for row in shown.rows] == ["a to b", "c", "d"]
 
 

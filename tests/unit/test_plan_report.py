@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from test_pages import CHROMIUM, read_in_a_browser
 
-from batchsim.report.page.charts import asset
 from batchsim.report.page.plan_charts import latency_charts, slo_charts
 from batchsim.report.page.plan_pictures import draw_pictures
+from batchsim.report.page.render import asset
 from batchsim.study.planning.probe import Ask, GpuGroup, GroupProbe, Observed
 from batchsim.study.planning.tables import Row, Tables, ends_of_one_seed
 

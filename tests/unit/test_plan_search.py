@@ -12,9 +12,10 @@ import pytest
 import yaml
 
 from batchsim.base.errors import ScenarioError
+from batchsim.report.page.plan_page import MANIFEST, write_report
+from batchsim.report.page.plan_sections import sections
 from batchsim.report.page.plan_text import plan_text
-from batchsim.report.page.sections import TableView, sections
-from batchsim.report.page.write_page import MANIFEST, write_report
+from batchsim.report.sheet import Table
 from batchsim.scenario import Scenario, load_scenario
 from batchsim.study.planning.demand import Variation, demand_of
 from batchsim.study.planning.fleet_search import Found, smallest
@@ -230,7 +231,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Tables:
     return plan_tables(load_scenario(str(folder / "s.yaml"), overrides=[free]), out=folder / "results")
 
 
-def how_it_was_found(tables: Tables) -> list[TableView]:
+def how_it_was_found(tables: Tables) -> list[Table]:
     shown = sections(tables | {"glossary": []}, "$", {})
     return next(section.views for section in shown if section.title == "How it was found")
 

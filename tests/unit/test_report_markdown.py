@@ -8,9 +8,7 @@ import pytest
 from validation_samples import point, validation
 
 from batchsim.report.markdown import escaped, markdown_table
-from batchsim.report.page.cells import Cell
-from batchsim.report.page.plan_markdown import markdown
-from batchsim.report.page.sections import Section, TableView
+from batchsim.report.sheet import Cell, Section, Sheet, Table
 from batchsim.report.text import validation_text
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -37,8 +35,8 @@ def test_a_label_is_shown_letter_by_letter(label: str, shown: str) -> None:
 def test_a_plan_and_a_validation_hold_no_html_from_names() -> None:
     """Neither in titles, sentences and captions nor in cells."""
     cell = Cell("configurations", 0, "policy", HOSTILE)
-    view = TableView("configurations", (HOSTILE,), ((cell,),))
+    view = Table("configurations", (HOSTILE,), ((cell,),))
     section = Section(HOSTILE, [[HOSTILE, cell]], [("one", HOSTILE)], [view])
     found = replace(validation(point()), name=HOSTILE, heading=HOSTILE)
-    for page in (markdown(HOSTILE, [section], []), validation_text.markdown(found, [])):
+    for page in (Sheet(HOSTILE, HOSTILE, [section], []).markdown(), validation_text.markdown(found, [])):
         assert "<" not in page and "&lt;img" in page

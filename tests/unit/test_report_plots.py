@@ -16,11 +16,10 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from report_samples import FOUR, NUM_BLOCKS, SEVEN, sample_results
 
-from batchsim.report.drawn_values import log_ends
 from batchsim.report.pictures import closeup, plots
 from batchsim.report.pictures.frontier_picture import draw_throughput_latency, pareto
 from batchsim.report.pictures.palette import policy_styles
-from batchsim.report.pictures.slo_share_picture import draw_slo_share
+from batchsim.report.pictures.plots import draw_slo_share
 from batchsim.report.pictures.style import (
     figure,
     frame,
@@ -30,8 +29,9 @@ from batchsim.report.pictures.style import (
     seconds_text,
     time_ticks,
 )
-from batchsim.report.reading import FREE_DRAFTS, STATED_DRAFTS, speculation, sweeps, systems_note
+from batchsim.report.reading import FREE_DRAFTS, STATED_DRAFTS, log_ends, sweeps, systems_note
 from batchsim.report.slo_shares import slo_shares
+from batchsim.results.knobs import speculation
 
 
 def axes() -> Any:

@@ -12,7 +12,7 @@ from report_samples import FOUR, SEVEN, sample_results
 from batchsim.base.errors import ScenarioError
 from batchsim.report.layout import aligned
 from batchsim.report.reading import load_to_show
-from batchsim.report.text.asked_columns import asked_columns
+from batchsim.report.text.run_table import asked_columns
 from batchsim.report.text.summary_text import highest_loads, point_table, report, warnings
 
 

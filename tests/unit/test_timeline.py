@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from batchsim.kernel.record import FINISHED, Records
 from batchsim.metrics.attribution import attribute
-from batchsim.report.timeline_events import ENGINE, HOST, REQUESTS, STEPS, timeline_events, write_timeline
+from batchsim.results.timeline_events import ENGINE, HOST, REQUESTS, STEPS, timeline_events, write_timeline
 from tests.unit.metrics_helpers import POLICIES, arrival, records_of, run, traffic
 
 BLOCKS = 40

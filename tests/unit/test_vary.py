@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from batchsim.explain.counterfactual import counterfactual
-from batchsim.report.pictures.lanes import draw_lanes
+from batchsim.report.pictures.curve_lines import draw_lanes
 from batchsim.report.pictures.plots import write_pictures
 from batchsim.report.pictures.style import figure, house_style
 from batchsim.report.pictures.vary import draw_rate

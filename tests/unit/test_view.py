@@ -109,6 +109,7 @@ def test_curves_name_the_point_of_every_value(looks: Looks, port: int) -> None:
             for load, number in zip(line["x"], line["points"], strict=True):
                 assert rows["load"][number] == load and line["label"] in rows["label"][number]
     assert found["first"] in range(4)
+    assert [each.partition(": sure ")[0] for each in found["decisions"]] == list(dict.fromkeys(rows["label"]))
 
 
 def test_a_point_says_its_metrics(looks: Looks, port: int) -> None:

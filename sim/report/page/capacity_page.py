@@ -6,16 +6,17 @@ from pathlib import Path
 
 from batchsim.base.files import write_text
 from batchsim.report.cost_words import CANNOT_TELL
-from batchsim.report.page.cells import Cell
-from batchsim.report.page.charts import Chart, ChartAxis, Series
+from batchsim.report.decisions import decision_text
 from batchsim.report.page.render import HTML, render
-from batchsim.report.page.sections import Section, Sentence, TableView
 from batchsim.report.pictures.palette import kind_styles
 from batchsim.report.reading import AXIS_LABELS
+from batchsim.report.sheet import Cell, Chart, ChartAxis, Section, Sentence, Series, Sheet, Table
 from batchsim.report.text.capacity_text import (
     asked_share,
     by_cost,
-    capacity_in_words,
+    capacity_cell,
+    capacity_table,
+    decided,
     first_to_break,
     load_edges,
     number,
@@ -35,16 +36,15 @@ def write_capacity_page(study: CapacityStudy, folder: Path) -> Path:
     """Writes the page of a capacity search into the folder that keeps it and returns its path."""
     said = "Simulated by batchsim. Every number of the tables is a cell of a file beside this page."
     files = ["Beside this page: capacity.csv", "probes.csv", "capacity.json", "scenario.yaml"]
-    page = render("Capacity", study.scenario.name, said, capacity_sections(study), {}, files)
     path = folder / HTML
-    write_text(path, page)
+    write_text(path, render(Sheet("Capacity", study.scenario.name, capacity_sections(study), files), said))
     return path
 
 
 def capacity_sections(study: CapacityStudy) -> list[Section]:
     """The sections of the page in their order."""
     found = [Section("Decision", decision(study)), Section("Within the SLO against load", charts=[share_chart(study)])]
-    found.append(Section("Policies", views=[_policies(study)]))
+    found.append(Section("Policies", views=[capacity_table(study)]))
     found.append(Section("Sensitivity and what is not known", [[line] for line in remarks(study)]))
     found.append(Section("Assumptions", [[heading(study.setup)], [f"objective: {study.objective}"]]))
     found.append(Section("Every load tried", views=[_probes(study)], folded=True))
@@ -58,12 +58,12 @@ def decision(study: CapacityStudy) -> list[Sentence]:
     sure += [" step costs is not in it, and moves all of these: see below."]
     if best is None:
         return [[f"Of no policy a highest load within {study.objective} was found: the table says why."], sure]
-    first: Sentence = [f"{best.name} sustains the most within {study.objective}: ", _capacity(study, best)]
+    first: Sentence = [f"{best.name} sustains the most within {study.objective}: ", capacity_cell(study, best)]
     first += [f" {unit(study)}"]
     others = [p for p in study.policies if p.found.load is not None and p is not best]
     if others:
         after = max(others, key=lambda policy: policy.found.load or 0.0)
-        first += [f"; next is {after.name} with ", _capacity(study, after)]
+        first += [f"; next is {after.name} with ", capacity_cell(study, after)]
     if best.cost is not None:
         first += [
             f". With the longest and the shortest steps that the cost's error allows it is {by_cost(best)}; which"
@@ -72,7 +72,10 @@ def decision(study: CapacityStudy) -> list[Sentence]:
     second: Sentence = [f"Just above that, what breaks first is {first_to_break(best)}"]
     if (use := use_in_words(best)) != "–":
         second += [f"; at the load just below the engine is used like this: {use}"]
-    return [[*first, "."], [*second, "."], sure]
+    name = study.scenario.load_name
+    each = "; ".join(f"{p.name}: {decision_text(decided(study, p), name)}" for p in study.policies if p.case.book)
+    judged: Sentence = [f"Of the loads tried, at the lower end of the interval, {each}."]
+    return [[*first, "."], [*second, "."], judged, sure]
 
 
 def share_chart(study: CapacityStudy) -> Chart:
@@ -106,25 +109,7 @@ def _line(policy: PolicyCapacity, color: str, asked: float | None) -> Series:
     return Series(policy.name, color, [p.load for p in found], shares, low, high, [p.grows for p in found])
 
 
-def _capacity(study: CapacityStudy, policy: PolicyCapacity) -> Cell:
-    column = "capacity_users" if study.scenario.load_name == "users" else "capacity_rps"
-    return Cell("capacity", study.policies.index(policy), column, capacity_in_words(study, policy.found))
-
-
-def _policies(study: CapacityStudy) -> TableView:
-    rows = [
-        (
-            Cell("capacity", i, "label", policy.name),
-            _capacity(study, policy),
-            Cell("capacity", i, "probes", str(len(policy.case.book)), is_number=True),
-            Cell("capacity", i, "breaks", first_to_break(policy)),
-        )
-        for i, policy in enumerate(study.policies)
-    ]
-    return TableView("capacity", ("policy", f"capacity, {unit(study)}", "loads tried", "first to break"), tuple(rows))
-
-
-def _probes(study: CapacityStudy) -> TableView:
+def _probes(study: CapacityStudy) -> Table:
     """Every load tried; shares where one share is asked for, else margins."""
     asked = asked_share(study)
     shown = {
@@ -139,4 +124,4 @@ def _probes(study: CapacityStudy) -> TableView:
     ]
     what = "margin" if asked is None else "within SLO"
     heads = ("policy", f"load, {unit(study)}", what, "from", "to", "verdict", "seeds", "requests")
-    return TableView("probes", heads, tuple(rows))
+    return Table("probes", heads, tuple(rows))

@@ -9,9 +9,9 @@ from typing import Any
 from batchsim.base.errors import ScenarioError
 from batchsim.metrics.latencies import holds_queue
 from batchsim.metrics.slo import parse_slo
-from batchsim.report.page.cells import Row, Tables, one_seed_alone, share
-from batchsim.report.page.charts import Chart, ChartAxis, Series
+from batchsim.report.page.plan_columns import Row, Tables, one_seed_alone, share
 from batchsim.report.pictures.palette import OKABE_ITO
+from batchsim.report.sheet import Chart, ChartAxis, Series
 from batchsim.study.planning.probe_rows import asked_latencies
 
 _UNCHANGED: dict[str, Any] = {"dispersion": 1, "prompts": 1.0, "classes": "", "cost_factor": 1.0}

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 from matplotlib.transforms import offset_copy
 
-from batchsim.report.page.cells import Row, Tables, one_seed_alone
+from batchsim.report.page.plan_columns import Row, Tables, one_seed_alone
 from batchsim.report.pictures.palette import OKABE_ITO
 from batchsim.report.pictures.style import GREY, figure, house_style
 

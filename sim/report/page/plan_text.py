@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from batchsim.report.cost_words import CANNOT_TELL
 from batchsim.report.layout import fit
-from batchsim.report.page.cells import COLUMNS, Row, Tables, one_seed_alone
-from batchsim.report.page.plan_markdown import sentence_text
-from batchsim.report.page.search_text import search_lines
-from batchsim.report.page.sections import recommendation, start_rows
+from batchsim.report.page.plan_columns import COLUMNS, Row, Tables, money, one_seed_alone, seconds, signed
+from batchsim.report.page.plan_sections import recommendation, start_rows
+from batchsim.report.sheet import sentence_text
 from batchsim.study.planning.assumptions import DOUBT
+
+RUNNERS_UP = 3
 
 
 def plan_text(tables: Tables, currency: str) -> str:
@@ -16,8 +17,8 @@ def plan_text(tables: Tables, currency: str) -> str:
     gpu, policy = (
         max(len(head), *(len(row[head.lower()]) for row in tables["configurations"])) for head in ("GPU", "policy")
     )
-    money = f"{currency} a month"
-    head = f"{'GPU':{gpu}} {'policy':{policy}} {'replicas':>8} {'within SLO':>10} {money:>11}"
+    month = f"{currency} a month"
+    head = f"{'GPU':{gpu}} {'policy':{policy}} {'replicas':>8} {'within SLO':>10} {month:>11}"
     lines = [f"{head}  one less (lower end of its margin)"]
     for row in tables["configurations"]:
         head = f"{row['gpu']:{gpu}} {row['policy']:{policy}} "
@@ -67,6 +68,51 @@ def _one_less(row: Row) -> str:
         return row["one_less_shown"] or "–"
     least = "" if row["one_less_margin_low"] is None else f" ({COLUMNS['margin_low'].show(row['one_less_margin_low'])})"
     return f"{COLUMNS['one_less'].show(row['one_less'])} {row['one_less_shown']}{least}"
+
+
+def search_lines(tables: Tables, currency: str) -> list[str]:
+    """The lines of a plan that searched; none of others."""
+    if "search" not in tables:
+        return []
+    every = len(tables["searched"])
+    lines = [f"searched {every:,} configurations:"]
+    lines += [_rung(row) for row in tables["search"]]
+    for row in tables.get("left_out", []):
+        lines.append(f"left out {row['configurations']}: {row['why_lost']}")
+    lost = [row for row in tables["searched"] if row["why_lost"] and not row["twin"]]
+    for row in [row for row in lost if row["cost_per_month_at_least"] is not None][:RUNNERS_UP]:
+        least = "" if row["decided"] else "at least "
+        cost = f"{least}{currency} {money(row['cost_per_month_at_least'])} a month"
+        lines.append(
+            f"runner-up: {row['gpu']} × {row['replicas_at_least']}, {row['policy']}, {cost}: {row['why_lost']}"
+        )
+    return [*lines, *(_change(row, currency) for row in tables.get("sensitivity", []))]
+
+
+def _rung(row: Row) -> str:
+    seeds = _counted(row["seeds"], "seed")
+    left = f"; of these {row['why_left']}" if row["why_left"] else ""
+    return (
+        f"  {row['rung']} ({seconds(row['window_s'])}, {seeds}): {_counted(row['entered'], 'configuration')} in"
+        f" {_counted(row['looks'], 'look')}{left}"
+    )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _change(row: Row, currency: str) -> str:
+    if row["price_per_hour"] is not None:
+        if row["decision_changes_at"] is None:
+            return f"if the {row['change']} changes: {row['note']}"
+        at = f"{currency} {money(row['decision_changes_at'])} an hour ({signed(row['relative'])})"
+        return f"{row['change']}, {currency} {money(row['price_per_hour'])}: changes at {at}: {row['note']}"
+    if row["gpu"] is None:
+        return f"{row['change']}: {row['note']}"
+    same = "the same configuration" if row["same_decision"] else "another configuration"
+    cost = COLUMNS["cost_per_month"].show(row["cost_per_month"])
+    return f"{row['change']}: {same}: {row['gpu']} × {row['replicas']}, {row['policy']}, {currency} {cost} a month"
 
 
 def plan_json(tables: Tables, currency: str) -> dict[str, object]:

@@ -1,24 +1,21 @@
-"""A page as one HTML file: styles, scripts, charts and pictures are inside it, so that it opens without a network."""
+"""A sheet as one HTML file: styles, scripts, charts and pictures are inside it, so that it opens without a network."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from batchsim.report.page.cells import Cell
-from batchsim.report.page.charts import asset
-from batchsim.report.page.sections import Section
+from batchsim.report.sheet import Sheet
 
 HTML = "report.html"
 
 
-def render(
-    kind: str, name: str | Cell, sub: str, sections: Sequence[Section], images: Mapping[str, str], files: Sequence[str]
-) -> str:
-    """The page's text. `kind` and `name` are its title, `sub` stands below it; `images` are the pictures as data URIs,
-    by name; `files` are named at its end."""
+def render(sheet: Sheet, sub: str, images: Mapping[str, str] | None = None) -> str:
+    """The page's text. `sub` stands below the title; `images` are the pictures as data URIs, by name."""
     environment = Environment(
         loader=PackageLoader("batchsim.report.page"),
         autoescape=True,
@@ -27,19 +24,21 @@ def render(
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    scripts = [asset("uPlot.iife.min.js"), asset("charts.js")] if any(each.charts for each in sections) else []
+    drawn = any(section.charts for section in sheet.sections)
     return environment.get_template("page.html").render(
-        kind=kind,
-        name=name,
-        title=name.text if isinstance(name, Cell) else name,
+        sheet=sheet,
         sub=sub,
-        sections=sections,
-        images=images,
-        files=files,
+        images=images or {},
         styles=asset("uPlot.min.css"),
         licence=asset("uPlot.LICENSE"),
-        scripts=scripts,
+        scripts=[asset("uPlot.iife.min.js"), asset("charts.js")] if drawn else [],
     )
+
+
+@cache
+def asset(name: str) -> str:
+    """The text of a file that a page carries: `charts.js`, and uPlot (MIT licence) as its authors released it."""
+    return (files("batchsim.report.page") / "assets" / name).read_text(encoding="utf-8")
 
 
 def data_uri(picture: bytes, kind: str = "svg+xml") -> str:

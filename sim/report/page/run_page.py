@@ -2,38 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from batchsim.base.files import read_bytes, write_text
-from batchsim.metrics.table import METRICS
+from batchsim.base.units import NS_PER_S
+from batchsim.drive.fleet.fleet_plan import HELD, UP
+from batchsim.metrics.latencies import LATENCIES, TASK_E2E, TASK_TITLE
 from batchsim.report.cost_words import HOW
-from batchsim.report.numbers import percent_text, rate_text, time_text
-from batchsim.report.page.cells import Cell
+from batchsim.report.decisions import decided, decision_text
 from batchsim.report.page.render import HTML, data_uri, render
-from batchsim.report.page.run_charts import fleet_charts, frontier_chart, latency_charts, share_charts
-from batchsim.report.page.sections import Section, Sentence, TableView
+from batchsim.report.pictures.palette import policy_styles
 from batchsim.report.reading import (
+    AXIS_LABELS,
+    GPU,
+    USER,
+    Floats,
     PolicyCurve,
     at_load,
+    column,
     load_name,
     load_text,
     load_to_show,
+    log_ends,
+    num_seeds,
     seeds_text,
-    short_load,
     sweeps,
     sweeps_at,
     systems_note,
 )
-from batchsim.report.slo_shares import slo_shares
-from batchsim.report.text.cost_lines import at_ends
-from batchsim.report.text.summary_text import warnings
+from batchsim.report.sheet import Cell, Chart, ChartAxis, Section, Sentence, Series, Sheet
+from batchsim.report.slo_shares import slo_bounds, slo_shares
+from batchsim.report.text.run_table import metric_cell, policy_table, usual_columns
+from batchsim.report.text.summary_text import run_table, warnings
+from batchsim.report.traffic_over_time import counted, traffic_over_time
+from batchsim.results.decision import Decision
 from batchsim.results.read import Results, curve_marks
-
-_TIMES = ("ttft_p50_s", "ttft_p99_s", "tpot_p99_s")
-_SHOWN = ("in_slo", *_TIMES, "throughput_rps")
 
 
 def write_run_page(results: Results, pictures: Sequence[Path], load: float | None = None) -> Path:
@@ -44,8 +51,9 @@ def write_run_page(results: Results, pictures: Sequence[Path], load: float | Non
     sections = run_sections(results, load, list(images))
     said = "Simulated by batchsim. Every number of the tables is a cell of summary.csv beside this page."
     files = ["Beside this page: summary.csv", "points.csv", "manifest.json", "scenario.yaml"]
+    sheet = Sheet("Policies against load", results.manifest["scenario_name"], sections, files)
     path = results.path / HTML
-    write_text(path, render("Policies against load", results.manifest["scenario_name"], said, sections, images, files))
+    write_text(path, render(sheet, said, images))
     return path
 
 
@@ -58,82 +66,84 @@ def run_sections(results: Results, load: float, pictures: Sequence[str] = ()) ->
     if (results.scenario.get("replicas") or {}).get("autoscaler"):
         found.append(Section("Replicas over time", charts=fleet_charts(results, load)))
     at = f"Policies {at_load(load_name(results), load)}"
-    shown = [(sweep, sweep.index(load)) for sweep in sweeps_at(results, load)]
-    found.append(Section(at, views=[_table(results, shown, _SHOWN)]))
+    found.append(Section(at, views=[run_table(results, load)]))
     if classes := list(results.scenario["workload"].get("classes", {})):
         columns = [f"{metric}[{name}]" for name in classes for metric in ("in_slo", "ttft_p99_s")]
-        found.append(Section("What each class gets", views=[_table(results, shown, columns)]))
+        shown = [(sweep, sweep.index(load)) for sweep in sweeps_at(results, load)]
+        found.append(Section("What each class gets", views=[policy_table(results, shown, columns)]))
     found.append(Section("Assumptions", _assumptions(results, load)))
     found.append(Section("Throughput against what a user gets", charts=[frontier_chart(results)], folded=True))
     every = [(sweep, i) for sweep in sweeps(results) for i in range(len(sweep.loads))]
-    found.append(Section("Every load", views=[_table(results, every, ("load", *_SHOWN))], folded=True))
+    columns = ["load", *usual_columns(results, every)]
+    found.append(Section("Every load", views=[policy_table(results, every, columns, brief=True)], folded=True))
     if pictures:
         found.append(Section("Pictures", pictures=[(name, name) for name in pictures], folded=True))
     return found
 
 
-# ---- the three sentences
+# ---- the sentences
 
 
 def decision(results: Results, load: float) -> list[Sentence]:
-    """Which policy sustains the most within the SLO; what its requests get at `load`; what that rests on."""
+    """Which policy sustains the most within the SLO, and what of each is sure; what requests get at `load`; what that
+    rests on."""
     sure: Sentence = [f"That is of {seeds_text(results)}; ± is half a 95 % interval over seeds. The error of the step"]
     sure += [" costs is in no interval: the assumptions say what is known of it."]
-    held = [sweep for sweep in sweeps(results) if sweep.surely_met.any()]
-    held.sort(key=lambda sweep: -_most(sweep))
-    untold = _untold(results)
+    every = [(sweep, decided(results, sweep)) for sweep in sweeps(results)]
+    most = {sweep.policy: found.highest for sweep, found in every if found.highest is not None}
+    held = sorted((sweep for sweep, _ in every if sweep.policy in most), key=lambda sweep: -most[sweep.policy])
+    untold = _untold(load_name(results), [found for _, found in every])
     if not held:
         surely = " whatever the error of the step costs" if untold else ""
         return [[f"No policy meets {results.manifest['objective']} at any load tested{surely}."], *untold, sure]
     shown = next(sweep for sweep in (*held, *sweeps(results)) if sweep.tested(load))
     gets = _what_requests_get(results, shown, shown.index(load))
-    return [_who_sustains(results, held), *untold, gets, sure]
+    each = "; ".join(f"{found.name}: {decision_text(found, load_name(results))}" for _, found in every)
+    judged: list[Sentence] = [[f"At the lower end of the interval, {each}."]] if num_seeds(results) > 1 else []
+    return [_who_sustains(results, held, most), *judged, *untold, gets, sure]
 
 
-def _untold(results: Results) -> list[Sentence]:
+def _untold(name: str, every: Sequence[Decision]) -> list[Sentence]:
     """Which loads the error of the step costs decides, a sentence; [] where it decides none."""
-    name, open_ones = load_name(results), [sweep for sweep in sweeps(results) if sweep.untold.any()]
-    each = [f"{s.name} at {', '.join(load_text(name, load) for load in s.loads[s.untold])}" for s in open_ones]
+    loads = {found.name: [load_text(name, each.load) for each in found.loads if each.by_cost] for found in every}
+    each = [f"{policy} at {', '.join(texts)}" for policy, texts in loads.items() if texts]
     return [[f"Whether the SLO is met by {'; by '.join(each)} {HOW}."]] if each else []
 
 
-def _most(sweep: PolicyCurve) -> float:
-    """The highest load tested at which the policy meets the SLO whatever the error of its cost."""
-    return float(sweep.loads[sweep.surely_met][-1])
-
-
-def _who_sustains(results: Results, held: list[PolicyCurve]) -> Sentence:
-    """The first sentence; `held` are the policies that meet the SLO somewhere, those that sustain the most first."""
+def _who_sustains(results: Results, held: list[PolicyCurve], most: Mapping[str, float]) -> Sentence:
+    """The first sentence; `held` are the policies that meet the SLO somewhere, those that sustain the most first,
+    `most` the highest load of each."""
     name, objective = load_name(results), results.manifest["objective"]
-    level = [sweep for sweep in held if not name or _most(sweep) == _most(held[0])]
+    level = [sweep for sweep in held if not name or most[sweep.policy] == most[held[0].policy]]
     who = " and ".join(sweep.name for sweep in level)
     if not name:
         verb = "meets" if len(level) == 1 else "meet"
         return [f"{who} {verb} {objective}; {len(sweeps(results))} policies were tried."]
     verb = "sustains" if len(level) == 1 else "sustain"
-    said: Sentence = [f"{who} {verb} the most within {objective}: up to ", _highest(results, held[0])]
+    said: Sentence = [f"{who} {verb} the most within {objective}: up to ", _highest(results, held[0], most)]
     said += [" of the loads tested"]
     crossing = curve_marks(results)[held[0].policy].crossing
     if crossing.load is not None and len(level) == 1 and not held[0].untold.any():  # of several each has its own
         said += [f", with the crossing near {load_text(name, float(f'{crossing.load:.3g}'))}"]
     if others := held[len(level) :]:
-        said += [f"; next is {others[0].name}, up to ", _highest(results, others[0])]
+        said += [f"; next is {others[0].name}, up to ", _highest(results, others[0], most)]
     return [*said, "."]
 
 
-def _highest(results: Results, sweep: PolicyCurve) -> Cell:
-    most = _most(sweep)
-    return _cell(results, sweep, sweep.index(most), "load", load_text(load_name(results), most))
+def _highest(results: Results, sweep: PolicyCurve, most: Mapping[str, float]) -> Cell:
+    load = most[sweep.policy]
+    return replace(metric_cell(results, sweep, sweep.index(load), "load"), text=load_text(load_name(results), load))
 
 
 def _what_requests_get(results: Results, sweep: PolicyCurve, i: int) -> Sentence:
     """The second sentence: latencies and the share within the SLO of a policy at its `i`-th load."""
     where = at_load(load_name(results), float(sweep.loads[i]))
     said: Sentence = [f"{where[0].upper()}{where[1:]}, {sweep.name} has a TTFT p99 of "]
-    said += [_value(results, sweep, i, "ttft_p99_s"), " and a TPOT p99 of ", _value(results, sweep, i, "tpot_p99_s")]
+    ttft, tpot = (metric_cell(results, sweep, i, f"{name}_p99_s") for name in ("ttft", "tpot"))
+    said += [ttft, " and a TPOT p99 of ", tpot]
     for each in slo_shares(results):
         of = f" of {each.request_class}" if each.request_class else ""
-        said += ["; ", _value(results, sweep, i, each.metric), f"{of} are within the SLO"]
+        said += ["; ", metric_cell(results, sweep, i, each.metric), f"{of} are within the SLO"]
     return [*said, "."]
 
 
@@ -145,43 +155,108 @@ def _assumptions(results: Results, load: float) -> list[Sentence]:
     return [[line] for line in (*lines, *warnings(results, load)) if line]
 
 
-# ---- tables
+# ---- the charts
 
 
-def _table(results: Results, shown: Sequence[tuple[PolicyCurve, int]], columns: Sequence[str]) -> TableView:
-    """A row for each policy and index of its loads, with the columns in which one of them has a value."""
-    kept = [c for c in columns if any(not np.isnan(sweep.values(c)[i]) for sweep, i in shown)]
-    heads = tuple("load" if c == "load" else _heading(c) for c in kept)
-    rows = [
-        (_cell(results, sweep, i, "label", sweep.labels[i]), *(_value(results, sweep, i, c) for c in kept))
-        for sweep, i in shown
-    ]
-    return TableView("summary", ("policy", *heads), tuple(rows))
+def share_charts(results: Results) -> list[Chart]:
+    """The share of requests within the SLO against load, of each class where classes have objectives of their own; the
+    margin where the objective is of no share of the requests."""
+    found = []
+    for each in slo_shares(results):
+        caption = f"{each.request_class}: {each.objective}" if each.request_class else each.objective
+        axis = ChartAxis(f"{each.counted} within the SLO", "share", "nines")
+        lines = _lines(results, each.metric, PolicyCurve.values)
+        found.append(Chart(caption, _loads(results), axis, lines, each.target))
+    if found or np.isnan(column(results.summary, "slo_margin")).all():
+        return found
+    margin = ChartAxis("margin of the SLO", "share")
+    lines = _lines(results, "slo_margin", PolicyCurve.values)
+    return [Chart(f"Margin of {results.manifest['objective']}", _loads(results), margin, lines, 0.0)]
 
 
-def _heading(column: str) -> str:
-    metric, _, request_class = column.partition("[")
-    words = METRICS[metric].heading if metric in METRICS else metric
-    return f"{request_class.rstrip(']')}: {words}" if request_class else words
+def latency_charts(results: Results) -> list[Chart]:
+    """P99 latencies against load, of tasks too, without loads at which the queue grows, and the SLO's bound where it
+    has one."""
+    found = []
+    titles = {name: LATENCIES[name].title for name in ("ttft", "tpot", "norm_latency")}
+    if f"{TASK_E2E}_p99_s" in results.summary:
+        titles[TASK_E2E] = TASK_TITLE
+    for name, title in titles.items():
+        lines = _lines(results, f"{name}_p99_s", PolicyCurve.stable)
+        bounds = slo_bounds(results, name, "p99")
+        axis = ChartAxis(title, "seconds", "log")
+        found.append(Chart(f"P99 {title}", _loads(results), axis, lines, min(bounds, default=None)))
+    return found
 
 
-def _value(results: Results, sweep: PolicyCurve, i: int, column: str) -> Cell:
-    """A metric of a policy at its `i`-th load as its table shows it; percentiles of a queue that grows say so."""
-    value = float(sweep.values(column)[i])
-    if sweep.within_error[i] and column.partition("[")[0] in ("in_slo", *_TIMES):
-        return _cell(results, sweep, i, column, at_ends(sweep, i, column), is_number=True)
-    if column == "load":
-        return _cell(results, sweep, i, column, short_load(load_name(results), value) or f"{value:g}", is_number=True)
-    if column.partition("[")[0].endswith("_s"):
-        half = float(sweep.half_width(column)[i]) if f"{column}_ci" in sweep.rows else np.nan
-        mark = "~" if sweep.weak(column)[i] else ""
-        text = "unstable" if sweep.unstable[i] else "failed" if sweep.failed[i] else mark + time_text(value, half)
-        return _cell(results, sweep, i, column, text, is_number=True)
-    text = percent_text(value) if column.startswith("in_slo") else rate_text(value)
-    return _cell(results, sweep, i, column, text, is_number=True)
+def frontier_chart(results: Results) -> Chart:
+    """Output tokens/s per GPU against the tokens/s of the median user, a line a policy through its stable loads."""
+    styles = policy_styles(sweeps(results))
+    lines = []
+    for sweep in sweeps(results):
+        x, y = sweep.stable(USER), sweep.stable(GPU)
+        known = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
+        if len(known):
+            lines.append(Series(sweep.name, styles[sweep.policy].color, x[known].tolist(), y[known].tolist()))
+    axes = ChartAxis("tokens/s of the median user"), ChartAxis("output tokens/s per GPU")
+    return Chart("Upper right is better", *axes, lines)
 
 
-def _cell(results: Results, sweep: PolicyCurve, i: int, column: str, text: str, *, is_number: bool = False) -> Cell:
-    place = results.summary.index.get_loc(sweep.rows.index[i])
-    assert isinstance(place, int), "one row a policy and load"
-    return Cell("summary", place, column, text, is_number)
+def fleet_charts(results: Results, load: float) -> list[Chart]:
+    """Requests sent, replicas that take requests and are held, and the share within the SLO over time: at `load` in
+    the first seed, a line a policy."""
+    seed = int(column(results.points, "seed").min())
+    styles = policy_styles(sweeps(results))
+    drawn: dict[str, list[Series]] = {"requests/s sent": [], "replicas": [], "within the SLO": []}
+    for sweep in sweeps_at(results, load):
+        if sweep.failed[sweep.index(load)]:
+            continue
+        spans, color = results.spans(sweep.policy, load, seed), styles[sweep.policy].color
+        edges_ns, counts, shares = traffic_over_time(results, sweep.policy, load, seed)
+        middles = ((edges_ns[1:] + edges_ns[:-1]) / 2 / NS_PER_S).tolist()
+        sent = counts / np.diff(edges_ns) * NS_PER_S
+        drawn["requests/s sent"].append(Series(sweep.name, color, middles, sent.tolist()))
+        drawn["replicas"] += [
+            Series(f"{sweep.name}: {words}", color, middles, counted(spans, states, edges_ns).tolist(), dashed=dashed)
+            for words, states, dashed in (("taking requests", (UP,), False), ("held, which costs", HELD, True))
+        ]
+        if shares is not None:
+            drawn["within the SLO"].append(Series(sweep.name, color, middles, _known(shares)))
+    time = ChartAxis("time since the start of the run", "seconds")
+    targets = [each.target for each in slo_shares(results)]
+    share = ChartAxis("within the SLO", "share")
+    found = []
+    for caption, lines in drawn.items():
+        is_share = caption == "within the SLO"
+        target = targets[0] if is_share and len(targets) == 1 else None
+        found.append(Chart(caption, time, share if is_share else ChartAxis(caption), lines, target))
+    return [chart for chart in found if chart.series]
+
+
+def _loads(results: Results) -> ChartAxis:
+    name = load_name(results)
+    loads = column(results.summary, "load")
+    wide = loads.min() > 0 and loads.max() / loads.min() > 8
+    return ChartAxis(AXIS_LABELS.get(name, name), scale="log" if wide else "linear")
+
+
+def _lines(results: Results, metric: str, values: Callable[[PolicyCurve, str], Floats]) -> list[Series]:
+    """A line a policy that has a value of `metric` at some load."""
+    styles = policy_styles(sweeps(results))
+    found = []
+    for sweep in sweeps(results):
+        y = values(sweep, metric)
+        if np.isnan(y).all() and not sweep.unstable.any():
+            continue
+        half = sweep.half_width(metric)
+        style = styles[sweep.policy]
+        low, high = log_ends(y, half) if metric.endswith("_s") else (y - half, y + half)
+        ends = (_known(low), _known(high)) if np.isfinite(half).any() else ((), ())
+        crosses = [bool(each) for each in sweep.unstable]
+        dashed = style.linestyle != "-"
+        found.append(Series(sweep.name, style.color, sweep.loads.tolist(), _known(y), *ends, crosses, dashed=dashed))
+    return found
+
+
+def _known(values: Floats) -> list[float | None]:
+    return [float(value) if np.isfinite(value) else None for value in values]

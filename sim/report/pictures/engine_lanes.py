@@ -10,11 +10,11 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from batchsim.drive.fleet.fleet_records import by_engine
+from batchsim.explain.step_terms import device_rows
 from batchsim.kernel.record import Records
 from batchsim.metrics.host_lane import device_spans_ns, host_spans_ns, host_waits_ns
 from batchsim.report.pictures.style import GREY
 from batchsim.report.reading import Floats
-from batchsim.report.step_terms import device_rows
 from batchsim.results.read import Results
 
 HOST = "host"

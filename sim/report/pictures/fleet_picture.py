@@ -15,11 +15,10 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from batchsim.base.units import NS_PER_S, format_duration, parse_price_per_h
 from batchsim.drive.fleet.fleet_plan import HELD, UP, ReplicaSpan
 from batchsim.explain.causes import Objectives
-from batchsim.report.drawn_values import counted
 from batchsim.report.pictures.palette import policy_styles
 from batchsim.report.pictures.style import GREY, figure, frame, house_style, remark, save
 from batchsim.report.reading import Floats, at_load, check_load, load_name, sweeps, sweeps_at
-from batchsim.report.traffic_over_time import traffic_over_time
+from batchsim.report.traffic_over_time import counted, traffic_over_time
 from batchsim.results.read import Results, scenario_of
 
 _TRAFFIC = "#B9B9B9"

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
-from batchsim.report.drawn_values import GPU, USER, log_ends
 from batchsim.report.pictures.curve_lines import (
     CROSS,
     NORMALISED,
@@ -34,7 +33,7 @@ from batchsim.report.pictures.style import (
     save,
     time_axis_log,
 )
-from batchsim.report.reading import column, sweeps
+from batchsim.report.reading import GPU, USER, column, log_ends, sweeps
 from batchsim.results.read import Results
 
 _TAIL = "norm_latency_p99_s"

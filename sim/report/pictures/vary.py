@@ -15,11 +15,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from batchsim.metrics.latencies import LATENCIES
-from batchsim.report.drawn_values import log_ends
 from batchsim.report.pictures.curve_lines import draw_line, hidden_under, latency_limits
 from batchsim.report.pictures.palette import PolicyStyle, policy_styles
 from batchsim.report.pictures.style import figure, footer, frame, house_style, save, time_axis_log
-from batchsim.report.reading import Floats, PolicyCurve, at_load, is_auto, load_name, sweeps
+from batchsim.report.reading import Floats, PolicyCurve, at_load, is_auto, load_name, log_ends, sweeps
 from batchsim.results.landmarks import Crossing, Landmarks
 from batchsim.results.read import Results, curve_marks
 

@@ -13,7 +13,9 @@ from batchsim.metrics.intervals import Difference
 from batchsim.metrics.slo import parse_slo
 from batchsim.metrics.table import METRICS
 from batchsim.report.cost_words import CANNOT_TELL, HOW, between, off_by
-from batchsim.report.layout import aligned, fit
+from batchsim.report.layout import fit
+from batchsim.report.sheet import Cell, Table
+from batchsim.results.decision import Decision, JudgedLoad
 from batchsim.results.heading import heading
 from batchsim.study.capacity.book import Capacity, probes, unmeasured
 from batchsim.study.capacity.capacities import CapacityStudy, PolicyCapacity
@@ -52,24 +54,59 @@ def unit(study: CapacityStudy) -> str:
 
 def capacity_text(study: CapacityStudy) -> str:
     """The table of capacities and the remarks below it, wrapped to the output's width."""
-    grid = [
-        ["policy", f"capacity (95 %), {unit(study)}", "probes", "first thing to break", f"at {AT_SHARE:g}× capacity"]
-    ]
-    grid += [
-        [p.name, capacity_in_words(study, p.found), str(len(p.case.book)), first_to_break(p), use_in_words(p)]
-        for p in study.policies
-    ]
-    if any(p.cost is not None for p in study.policies):  # more seeds do not narrow it: it is told in place of probes
-        columns = ["cost's error", *(by_cost(p) for p in study.policies)]
-        grid = [[*cells[:2], text, *cells[3:]] for cells, text in zip(grid, columns, strict=True)]
+    table = capacity_table(study)
     lines = [
         heading(study.setup),
         f"objective: {study.objective}",
-        *aligned(grid, left=range(len(grid[0]))),
+        *table.lines(left=range(len(table.headings))),
         _effort(study),
     ]
     lines += [f"paired: {one} − {other}  {_paired(found, study)}" for one, other, found in study.differences]
     return "\n".join(fit(line) for line in lines + remarks(study))
+
+
+def capacity_table(study: CapacityStudy) -> Table:
+    """A row a policy: its capacity, the probes or, where it is known, what the cost's error makes of the capacity, what
+    breaks first above it, how the engine is used below it."""
+    told = any(policy.cost is not None for policy in study.policies)  # more seeds do not narrow it: in place of probes
+    heads = ("policy", f"capacity (95 %), {unit(study)}", "cost's error" if told else "probes")
+    rows = [
+        (
+            Cell("capacity", i, "label", policy.name),
+            capacity_cell(study, policy),
+            Cell("capacity", i, "cost_error_share", by_cost(policy))
+            if told
+            else Cell("capacity", i, "probes", str(len(policy.case.book))),
+            Cell("capacity", i, "breaks", first_to_break(policy)),
+            Cell("capacity", i, f"at_{AT_SHARE:g}", use_in_words(policy)),
+        )
+        for i, policy in enumerate(study.policies)
+    ]
+    return Table("capacity", (*heads, "first thing to break", f"at {AT_SHARE:g}× capacity"), tuple(rows))
+
+
+def capacity_cell(study: CapacityStudy, policy: PolicyCapacity) -> Cell:
+    """The cell of capacity.csv of a policy's capacity, with its interval."""
+    column = "capacity_users" if study.scenario.load_name == "users" else "capacity_rps"
+    return Cell("capacity", study.policies.index(policy), column, capacity_in_words(study, policy.found))
+
+
+def decided(study: CapacityStudy, policy: PolicyCapacity) -> Decision:
+    """The decision on a policy, from all loads that were tried for it."""
+    asked = asked_share(study)
+    loads = [
+        JudgedLoad(
+            p.load,
+            p.margin,
+            p.low,
+            p.high,
+            grows=p.grows,
+            by_cost=p.load == policy.untold,
+            shares={} if asked is None or p.low is None or p.high is None else {"": (asked + p.low, asked + p.high)},
+        )
+        for p in probes(policy.case.book)
+    ]
+    return Decision(policy.name, tuple(loads))
 
 
 def remarks(study: CapacityStudy) -> list[str]:

@@ -9,8 +9,8 @@ from batchsim.fit.engine_fit import EngineFit
 from batchsim.fit.identify import LARGER, Term
 from batchsim.fit.measured_loads import LoadError
 from batchsim.report.layout import Grid, aligned, fit
+from batchsim.report.numbers import DASH
 
-DASH = "–"
 WHAT = {
     "kernel": "the kernel's time, times",
     "base": "each step, or pass",

@@ -11,16 +11,18 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from batchsim.kernel.record import CAP_CUT
 from batchsim.metrics.table import METRICS
-from batchsim.report.cost_words import CANNOT_TELL
+from batchsim.report.cost_words import CANNOT_TELL, at_ends, cost_lines
+from batchsim.report.decisions import decisions
 from batchsim.report.drafting import draft_lines
-from batchsim.report.layout import aligned, fit, listed
-from batchsim.report.numbers import DASH, per_token_text, percent_text, rate_text, time_text
+from batchsim.report.layout import fit, listed
+from batchsim.report.numbers import DASH, percent_text, rate_text, time_text
 from batchsim.report.reading import (
     PolicyCurve,
     at_load,
@@ -31,29 +33,20 @@ from batchsim.report.reading import (
     load_to_show,
     num_seeds,
     seeds_text,
-    short_load,
     sweeps,
     sweeps_at,
     systems_note,
     tested_loads,
-    texts,
 )
-from batchsim.report.text.asked_columns import cell_of, heading_of
+from batchsim.report.sheet import Table
 from batchsim.report.text.confidence import paired_parts, precision_lines, warmup_warning
-from batchsim.report.text.cost_lines import at_ends, cost_lines, verdict
-from batchsim.report.text.curve_text import curve_table, vary_line
-from batchsim.report.text.replica_lines import replica_lines
-from batchsim.report.text.task_lines import task_lines
+from batchsim.report.text.run_lines import replica_lines, task_lines
+from batchsim.report.text.run_table import curve_table, policy_table, said_once, usual_columns, vary_line
+from batchsim.results.decision import Decision
 from batchsim.results.failed import Failed, grouped
 from batchsim.results.read import Results
 
-# The metrics of the compare table.
-_PER_TOKEN = "norm_latency_mean_s"
-_LATENCIES = ("ttft_p50_s", "ttft_p99_s", "tpot_p99_s", _PER_TOKEN)
-_OF_TASKS = ("task_e2e_p50_s", "task_e2e_p99_s")
-_COMPLETED = ("in_slo", "throughput_rps")
-_PADDED, _HITS = "pad_share", "prefix_hit_rate"
-_SPARE = ("throughput_rps", _PADDED, _PER_TOKEN)  # left out of a table with further columns that is too wide, in turn
+_SPARE = ("throughput_rps", "pad_share", "norm_latency_mean_s")  # left out of a table that is too wide, in turn
 
 
 def report(results: Results, load: float | None = None, columns: Sequence[str] = ()) -> str:
@@ -116,27 +109,14 @@ def _count(number: int, one: str, many: str = "") -> str:
 
 
 def point_table(results: Results, load: float | None, columns: Sequence[str] = ()) -> str:
-    """The policies side by side at a tested load; ScenarioError if it was not tested. None: each at a load of its own.
-
-    `ttft` and `tpot` are percentiles of completed requests, `s/token` the mean normalised latency, `in SLO` the share
-    of offered requests that meets the SLO, `done/s` completions per second of the arrival window, `pad` the share of
-    padding; `hit`, where a policy found something in a prefix cache, the share of the prompts' tokens found there.
-    """
-    rows = _rows(results, load)
-    shares = [_PADDED]
-    if _HITS in results.summary and any(not math.isnan(sweep.values(_HITS)[i]) for sweep, i in rows):
-        shares.append(_HITS)
-    latencies = (*_LATENCIES, *(_OF_TASKS if _OF_TASKS[0] in results.summary else ()))
-    grid = [["", *_headings((*latencies, *_COMPLETED, *shares)), "bound by"]]
-    grid += [_cells(sweep, i, latencies, shares) for sweep, i in rows]
-    if columns:
-        grid = [["", *map(heading_of, columns)]]
-        grid += [[sweep.labels[i], *(cell_of(sweep, i, column) for column in columns)] for sweep, i in rows]
-    if load is None:
-        own = ["load", *(short_load(load_name(results), float(sweep.loads[i])) for sweep, i in rows)]
-        grid = [[cells[0], at, *cells[1:]] for cells, at in zip(grid, own, strict=True)]
-    if "vary" in results.manifest:
-        grid = _with_values(rows, grid)
+    """The policies side by side at a tested load; ScenarioError if it was not tested. None: each at a load of its
+    own. The words around `run_table` are of that load."""
+    rows, table = _rows(results, load), run_table(results, load, columns)
+    if not columns:
+        last = max(i for i, cell in enumerate(table.rows[0]) if cell.column.endswith("_s"))
+        table = said_once(table, table.headings[last])
+    table = replace(table, headings=("", *table.headings[1:]))
+    grid = [list(table.headings), *table.texts]
     name, seeds = load_name(results), num_seeds(results)
     counted = f"{seeds_text(results, load)}, ± = 95 %" if seeds > 1 else "1 seed"
     arrived = float(np.mean([sweep.values("offered_rps")[i] for sweep, i in rows if not sweep.failed[i]]))
@@ -162,21 +142,28 @@ def point_table(results: Results, load: float | None, columns: Sequence[str] = (
         marks.append("– not defined" + (" (a response sent whole, or of one token, has no tpot)" if whole else ""))
     absent = [sweep.name for sweep in sweeps(results) if load is not None and not sweep.tested(load)]
     others = [listed("not run at this load:", absent)] if absent else []
-    spare = _headings(_SPARE) if not columns and (load is None or "vary" in results.manifest) else ()
-    return "\n".join([head, *aligned(grid, spare=spare), *(["   ".join(marks)] if marks else []), *others])
+    wide = not columns and (load is None or "vary" in results.manifest)
+    spare = [METRICS[name].heading for name in _SPARE] if wide else []
+    return "\n".join([head, *table.lines(spare=spare), *(["   ".join(marks)] if marks else []), *others])
 
 
-def _headings(metrics: Sequence[str]) -> tuple[str, ...]:
-    return tuple(METRICS[name].heading for name in metrics)
+def run_table(results: Results, load: float | None, columns: Sequence[str] = ()) -> Table:
+    """The table of a run at a tested load, or with None of each policy at a load of its own; with `columns` in the
+    place of the usual ones."""
+    rows = _rows(results, load)
+    own = ["load"] if load is None else []
+    table = policy_table(results, rows, [*own, *(columns or usual_columns(results, rows))], brief=not columns)
+    return _with_values(rows, table) if "vary" in results.manifest else table
 
 
-def _with_values(rows: list[tuple[PolicyCurve, int]], grid: list[list[str]]) -> list[list[str]]:
+def _with_values(rows: list[tuple[PolicyCurve, int]], table: Table) -> Table:
     """The table with the value of the varied key in a column of its own, and the policies' labels without it."""
-    done = [[grid[0][0], "value", *grid[0][1:]]]
-    for (sweep, _), (label, *others) in zip(rows, grid[1:], strict=True):
+    done = []
+    for (sweep, _), (label, *others) in zip(rows, table.rows, strict=True):
         end = sweep.policy.removeprefix(sweep.label)
-        done.append([label.removesuffix(end), "" if sweep.value is None else str(sweep.value), *others])
-    return done
+        value = "" if sweep.value is None else str(sweep.value)
+        done.append((replace(label, text=label.text.removesuffix(end)), replace(label, text=value), *others))
+    return Table(table.name, ("policy", "value", *table.headings[1:]), tuple(done))
 
 
 def _rows(results: Results, load: float | None) -> list[tuple[PolicyCurve, int]]:
@@ -208,30 +195,6 @@ def by_class(results: Results, load: float | None) -> list[str]:
     return lines
 
 
-def _cells(sweep: PolicyCurve, i: int, metrics: Sequence[str], shares: Sequence[str]) -> list[str]:
-    """The table's cells for one policy at its `i`-th load; `metrics` are the latencies shown, `shares` the metrics
-    shown as percentages."""
-    latencies = [DASH] * (len(metrics) - 1) + ["failed" if sweep.failed[i] else "unstable"]
-    in_slo = percent_text(float(sweep.values("in_slo")[i]))
-    if sweep.within_error[i]:
-        latencies = [at_ends(sweep, i, metric) for metric in metrics]
-        in_slo = at_ends(sweep, i, "in_slo")
-    elif not sweep.unstable[i] and not sweep.failed[i]:
-        latencies = []
-        for metric in metrics:
-            value, half = float(sweep.values(metric)[i]), float(sweep.half_width(metric)[i])
-            text = per_token_text(value) if metric == _PER_TOKEN else time_text(value, half)
-            latencies.append(f"~{text}" if sweep.weak(metric)[i] and text != DASH else text)
-    return [
-        sweep.labels[i],
-        *latencies,
-        in_slo,
-        rate_text(float(sweep.values("throughput_rps")[i])),
-        *(percent_text(float(sweep.values(metric)[i])) for metric in shares),
-        texts(sweep.rows, "bound_by")[i],
-    ]
-
-
 def highest_loads(results: Results) -> str:
     """For each policy the highest tested load that meets the SLO, or `never`.
 
@@ -243,21 +206,29 @@ def highest_loads(results: Results) -> str:
     parts = []
     objective = results.manifest["objective"]
     if not load_name(results):
-        verdicts = [f"{sweep.name} {'failed' if sweep.failed.any() else verdict(sweep)}" for sweep in sweeps(results)]
-        return listed(f"meets {objective}:", verdicts)
-    for sweep in sweeps(results):
-        good, failed = sweep.loads[sweep.surely_met], sweep.loads[sweep.failed > 0]
-        but = f" ({', '.join(f'{load:g}' for load in failed)} not known: failed)" if len(failed) else ""
-        untold = sweep.loads[sweep.untold]
-        but += f" (at {', '.join(f'{load:g}' for load in untold)} {CANNOT_TELL})" if len(untold) else ""
-        if not len(good):
-            parts.append(f"{sweep.name} {'at none for sure' if len(untold) else 'never'}{but}")
+        return listed(f"meets {objective}:", [f"{each.name} {_verdict(each)}" for each in decisions(results)])
+    for decision in decisions(results):
+        failed = [each.load for each in decision.loads if each.failed]
+        open_ = [each.load for each in decision.loads if each.by_cost]
+        but = f" ({_listed(failed)} not known: failed)" if failed else ""
+        but += f" (at {_listed(open_)} {CANNOT_TELL})" if open_ else ""
+        if decision.highest is None:
+            parts.append(f"{decision.name} {'at none for sure' if open_ else 'never'}{but}")
             continue
-        missed = sweep.loads[~sweep.meets_slo & ~sweep.untold & (sweep.failed == 0) & (sweep.loads < good[-1])]
-        but = (f" (but not {', '.join(f'{load:g}' for load in missed)})" if len(missed) else "") + but
-        parts.append(f"{sweep.name} {good[-1]:g}{but}")
+        but = (f" (but not {_listed(decision.missed_below)})" if decision.missed_below else "") + but
+        parts.append(f"{decision.name} {decision.highest:g}{but}")
     what = {"mean_rate": "rate", "users": "number of users"}.get(load_name(results), "load")
     return listed(f"highest {what} tested that meets {objective}:", parts)
+
+
+def _verdict(decision: Decision) -> str:
+    """Whether a policy meets the objective at the only load."""
+    (only,) = decision.loads
+    return "failed" if only.failed else CANNOT_TELL if only.by_cost else "yes" if only.on_average else "no"
+
+
+def _listed(loads: Sequence[float]) -> str:
+    return ", ".join(f"{load:g}" for load in loads)
 
 
 def least_bad(results: Results, rows: list[tuple[PolicyCurve, int]]) -> list[str]:

@@ -7,8 +7,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
-from batchsim.metrics.latencies import LATENCY_COLUMNS, STREAMED, values_ns
+from batchsim.metrics.latencies import LATENCY_COLUMNS, Ns, judged_ns, values_ns
 from batchsim.metrics.slo import Slo
 from batchsim.results.point_files import read_table
 
@@ -26,19 +27,18 @@ def batch_attainments(
     """
     table = read_table(folder, "requests")
     sent = table["sent_ns"].to_numpy()
-    start = window_ns[0]
-    end = int(sent.max())
-    inside = sent >= start
-    passed = _passed(table, slos, streams)
     request_class = table["request_class"].astype(str).to_numpy()
-    edges = np.linspace(start, end + 1, batches + 1)
+    members = {name: request_class == name if name else np.ones(len(table), dtype=bool) for name in slos}
+    judged = _judged_ns(table, streams)
+    passed = np.logical_or.reduce([members[name] & slo.passes(judged) for name, slo in slos.items()])
+    edges = np.linspace(window_ns[0], int(sent.max()) + 1, batches + 1)
     found = []
     for low, high in pairwise(edges):
-        mine = inside & (sent >= low) & (sent < high)
+        mine = (sent >= low) & (sent < high)
         by_class: dict[str, float | None] = {}
         margins = []
         for name, slo in slos.items():
-            of_class = mine if name == "" else mine & (request_class == name)
+            of_class = mine & members[name]
             share = float(passed[of_class].mean()) if of_class.any() else None
             by_class[name] = share
             if share is not None:
@@ -49,18 +49,8 @@ def batch_attainments(
     return found
 
 
-def _passed(table: object, slos: Mapping[str, Slo], streams: bool) -> np.ndarray:
-    """Which requests meet their objective, by the definitions of `batchsim.metrics.latencies`."""
-    column = {name: np.asarray(table[name].astype("float64").fillna(np.nan)) for name in LATENCY_COLUMNS}  # type: ignore[index]
-    finished = np.asarray(table["outcome"].astype(str) == "finished")  # type: ignore[index]
-    judged = values_ns(column)
-    if not streams:
-        for name in STREAMED:
-            judged[name][column["output_tokens"] >= 2] = np.inf
-    judged = {name: np.where(finished, values, np.inf) for name, values in judged.items()}
-    request_class = np.asarray(table["request_class"].astype(str))  # type: ignore[index]
-    passed = np.zeros(len(finished), dtype=bool)
-    for name, slo in slos.items():
-        mine = np.ones(len(finished), dtype=bool) if name == "" else request_class == name
-        passed |= mine & slo.passes(judged)
-    return passed
+def _judged_ns(requests: pd.DataFrame, streams: bool) -> dict[str, Ns]:
+    """`judged_ns` of a kept table of requests."""
+    columns = {name: requests[name].to_numpy(dtype=np.float64, na_value=np.nan) for name in LATENCY_COLUMNS}
+    finished = (requests["outcome"] == "finished").to_numpy(dtype=bool)
+    return judged_ns(values_ns(columns), finished, (columns["output_tokens"] >= 2) & (not streams))

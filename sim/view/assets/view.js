@@ -260,7 +260,7 @@
     state.all = found;
     document.title = `${found.name}: batchsim view`;
     $("name").textContent = found.name;
-    $("heading").textContent = `${found.heading}. Asked: ${found.objective}`;
+    $("heading").textContent = `${found.heading}. Asked: ${found.objective}. At the lower end of the interval, ${found.decisions.join(". ")}.`;
     clear($("curves"));
     for (const each of found.charts) {
       const xs = [...new Set(each.series.flatMap((line) => line.x))].sort((a, b) => a - b);

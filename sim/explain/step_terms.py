@@ -15,7 +15,7 @@ from batchsim.cost import Cost
 from batchsim.cost.work import TIME_TERMS, padded_work, work_columns
 from batchsim.kernel.record import Records
 from batchsim.metrics.host_lane import stage_spans_ns
-from batchsim.report.reading import speculation
+from batchsim.results.knobs import speculation
 from batchsim.results.read import SCENARIO, Results
 from batchsim.scenario import load_scenario
 from batchsim.scenario.point import Setup

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from batchsim.base.files import Kind, check_replaceable, write_text
-from batchsim.report.page.cells import Tables, cell, glossary
-from batchsim.report.page.plan_markdown import markdown
+from batchsim.report.page.plan_columns import Tables, cell, glossary
 from batchsim.report.page.plan_pictures import draw_pictures
+from batchsim.report.page.plan_sections import SHOWN, sections
 from batchsim.report.page.render import HTML, data_uri, render
-from batchsim.report.page.sections import SHOWN, sections
+from batchsim.report.sheet import Sheet
 from batchsim.results.provenance import as_json, write_csv
 
 MARKDOWN = "report.md"
@@ -41,16 +41,21 @@ def write_report(tables: Tables, name: str, currency: str, folder: Path) -> list
     if manifest:
         write_text(folder / MANIFEST, manifest)
         written.append(folder / MANIFEST)
-    captions = {picture: text for picture, (text, _) in pictures.items()}
-    parts = sections(tables, currency, captions)
-    files = [f"{table}.csv" for table in tables] + ([MANIFEST] if manifest else [])
+    sheet = plan_sheet(tables, currency, {picture: text for picture, (text, _) in pictures.items()}, bool(manifest))
     images = {picture: data_uri(svg.encode()) for picture, (_, svg) in pictures.items()}
-    title = cell(tables, "report", 0, "scenario")
     said = "Simulated by batchsim. Every number is a cell of a table beside this page."
-    named = [f"Tables as CSV and JSON: {files[0]}", *files[1:]]
-    write_text(folder / HTML, render("Capacity plan", title, said, parts, images, named))
-    write_text(folder / MARKDOWN, markdown(name, parts, files))
+    write_text(folder / HTML, render(sheet, said, images))
+    write_text(folder / MARKDOWN, sheet.markdown())
     return [folder / HTML, folder / MARKDOWN, *written]
+
+
+def plan_sheet(tables: Tables, currency: str, pictures: dict[str, str], manifest: bool = False) -> Sheet:
+    """The sheet of a plan; `pictures` has the caption of every picture that was drawn, by name, `manifest` says whether
+    there is a MANIFEST."""
+    files = [f"{table}.csv" for table in tables] + [MANIFEST] * manifest
+    named = [f"Tables as CSV and JSON: {files[0]}", *files[1:]]
+    title = cell(tables, "report", 0, "scenario")
+    return Sheet("Capacity plan", title, sections(tables, currency, pictures), named)
 
 
 def check_own(folder: Path, names: Iterable[str] = (HTML, MARKDOWN)) -> None:

@@ -1,4 +1,4 @@
-"""A run's replicas in lines, one a policy and replica group: requests, load, latency, least to most of any replica."""
+"""Lines under a run's table: of replicas by policy and group, least to most of any; of tasks not done or pruned."""
 
 from __future__ import annotations
 
@@ -84,3 +84,19 @@ def _percent(share: float) -> str:
 
 def _time(seconds: float) -> str:
     return "–" if math.isnan(seconds) else format_duration(float(f"{seconds * NS_PER_S:.2g}"))
+
+
+def task_lines(results: Results, shown: Sequence[tuple[PolicyCurve, int]]) -> list[str]:
+    """A line for each (curve, index of a load) in `shown`, means over seeds; [] without tasks, or where all are done
+    and nothing was pruned."""
+    if "tasks" not in results.summary:
+        return []
+    lines = []
+    for sweep, i in shown:
+        if sweep.failed[i]:
+            continue
+        tasks, undone, pruned = (float(sweep.values(name)[i]) for name in ("tasks", "tasks_undone_share", "pruned"))
+        if undone > 0 or pruned > 0:
+            facts = f"{tasks:,.0f} tasks, {100 * undone:.3g} % not done"
+            lines.append(f"{sweep.labels[i]}:  {facts}" + (f"; {pruned:,.0f} requests pruned" if pruned else ""))
+    return lines

@@ -9,32 +9,10 @@ from typing import Any
 from batchsim.base.units import NS_PER_S, format_duration
 from batchsim.metrics.table import METRICS
 from batchsim.report.numbers import DASH
+from batchsim.report.sheet import Cell
 from batchsim.study.planning.tables import Row, Tables
 
 NEARLY_ALL = 0.9999
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One value of a table as shown, and its place: `row` of `table`, from 0, and `column`. `last`: that of the last
-    row where it stands for several in a row."""
-
-    table: str
-    row: int
-    column: str
-    text: str
-    is_number: bool = False
-    last: Cell | None = None
-
-    @property
-    def shown(self) -> str:
-        """The text, with that of the last row where the value stands for several."""
-        return self.text if self.last is None else f"{self.text} to {self.last.text}"
-
-    @property
-    def source(self) -> str:
-        """The cell's place in the files, like `what_if.csv#3,attainment`: file, row from 1 below the head, column."""
-        return f"{self.table}.csv#{self.row + 1},{self.column}"
 
 
 def one_seed_alone(row: Row) -> bool:

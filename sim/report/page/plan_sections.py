@@ -2,46 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-
 from batchsim.report.cost_words import HOW
-from batchsim.report.page.cells import Cell, Tables, cell, heading
-from batchsim.report.page.charts import Chart
 from batchsim.report.page.plan_charts import day_charts, latency_charts, slo_charts
+from batchsim.report.page.plan_columns import Tables, cell, heading
+from batchsim.report.sheet import NO_BREAK, Cell, Section, Sentence, Table, folded
 from batchsim.study.planning.assumptions import COMMAND
 from batchsim.study.planning.make import GROWN
-
-NO_BREAK = "\u00a0"
-"""Between a currency and its amount, which are to stay in one line of a page."""
-Sentence = list[str | Cell]
-
-
-@dataclass(frozen=True)
-class TableView:
-    """A table of the plan as the report shows it: some of its columns, some of its rows."""
-
-    name: str
-    headings: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-
-    @property
-    def numeric(self) -> tuple[bool, ...]:
-        """For each column, whether it holds numbers."""
-        return tuple(any(row[i].is_number for row in self.rows) for i in range(len(self.headings)))
-
-
-@dataclass(frozen=True)
-class Section:
-    """One section of the report; `pictures` are pairs of name and caption, `charts` stand in their place on the page.
-    `folded`: an appendix, closed on the page until it is asked for."""
-
-    title: str
-    sentences: list[Sentence] = field(default_factory=list)
-    pictures: list[tuple[str, str]] = field(default_factory=list)
-    views: list[TableView] = field(default_factory=list)
-    charts: list[Chart] = field(default_factory=list)
-    folded: bool = False
-
 
 HELD = (
     "gpu",
@@ -131,26 +97,12 @@ SHOWN = list(
 )
 
 
-def view(
-    tables: Tables, name: str, columns: tuple[str, ...], currency: str, rows: list[int] | None = None
-) -> TableView:
+def view(tables: Tables, name: str, columns: tuple[str, ...], currency: str, rows: list[int] | None = None) -> Table:
     """Table `name` with those of `columns` in which some row has a value; `rows` chooses by number, by default all."""
     chosen = range(len(tables[name])) if rows is None else rows
     kept = tuple(column for column in columns if any(tables[name][i][column] not in (None, "") for i in chosen))
     cells = tuple(tuple(cell(tables, name, i, column) for column in kept) for i in chosen)
-    return TableView(name, tuple(heading(column, currency) for column in kept), cells)
-
-
-def folded(shown: TableView) -> TableView:
-    """The table with one row for neighbours that say the same but in their first column, which tells from which to
-    which they reach."""
-    kept: list[tuple[Cell, ...]] = []
-    for row in shown.rows:
-        if kept and [each.text for each in kept[-1][1:]] == [each.text for each in row[1:]]:
-            kept[-1] = (replace(kept[-1][0], last=row[0]), *kept[-1][1:])
-        else:
-            kept.append(row)
-    return replace(shown, rows=tuple(kept))
+    return Table(name, tuple(heading(column, currency) for column in kept), cells)
 
 
 def sections(tables: Tables, currency: str, pictures: dict[str, str]) -> list[Section]:

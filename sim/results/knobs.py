@@ -1,0 +1,31 @@
+"""How a run's policies were set: their knobs, and how they draft tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from batchsim.policies.systems.sglang.speculative_args import METHODS
+from batchsim.policies.systems.tensorrt_llm.decoding_config import by_names_of_vllm
+from batchsim.results.read import Results, scenario_of, varied
+
+
+def knobs(results: Results, policy: str) -> Mapping[str, Any]:
+    """The knobs of `policy` as its scenario states them."""
+    its = varied(results, policy)
+    label = policy if its is None else its["policy"]
+    return scenario_of(results, policy)["policies"][label] or {}
+
+
+def speculation(results: Results, policy: str) -> Mapping[str, Any]:
+    """How `policy` drafts tokens, as its scenario states it: a `speculative_config` of vLLM, or a choice of several; of
+    SGLang the `method` alone; empty if it does not."""
+    own = knobs(results, policy)
+    if algorithm := own.get("speculative_algorithm"):
+        return {"method": METHODS[algorithm]}
+    its = own.get("speculative_config") or {}
+    choices = its.get("best_of") or [its]
+    if not all("decoding_type" in choice for choice in choices):
+        return its
+    named = [by_names_of_vllm(choice) for choice in choices]
+    return named[0] if "best_of" not in its else {**its, "best_of": named}
