@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from batchsim.calibrate.sentinel import Sentinel
     from batchsim.cost import Cost
     from batchsim.cost.profile import Profile
-    from batchsim.drive.resolved import Resolved, ResolvedPolicy
+    from batchsim.drive.resolved import Resolved
+    from batchsim.drive.resolved_policy import ResolvedPolicy
 
 E = TypeVar("E", bound="TorchExecutor")
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from batchsim.calibrate.session import LiveResult
     from batchsim.check.validation.compare_runs import Played, ValidationSetup
     from batchsim.check.validation.planned_points import PlannedPoint
-    from batchsim.drive.resolved import ResolvedPolicy
+    from batchsim.drive.resolved_policy import ResolvedPolicy
     from batchsim.scenario.point import Setup
 
 _NONE_WITH = {

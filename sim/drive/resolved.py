@@ -19,6 +19,7 @@ from batchsim.base.errors import ScenarioError
 from batchsim.base.files import json_kind, parse_json
 from batchsim.base.plain import LEFT_OUT, fields_from_plain, from_plain, to_plain
 from batchsim.deployment.model import ModelSpec
+from batchsim.drive.resolved_policy import ResolvedPolicy
 from batchsim.kernel.acceptance import DrawnLuck
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import KVBlockManager
@@ -29,7 +30,7 @@ from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Request
 from batchsim.policies.named_policy import find_policy
 from batchsim.workload.build import BuiltWorkload, build_workload, known_requests
-from batchsim.workload.predictors import OwnPredictor, PredictorConfig, build_predictor
+from batchsim.workload.predictors import build_predictor
 from batchsim.workload.traces.trace_rows import HashIds, TraceRows
 from batchsim.workload.workload_config import WorkloadConfig
 
@@ -41,35 +42,6 @@ VERSION = 3
 KIND = json_kind(FORMAT)
 
 _ATTRIBUTES = ("kv", "events", "streams", "num_waiting", "num_running")
-
-
-@dataclass(frozen=True)
-class ResolvedPolicy:
-    """One policy to run: a label with one set of knobs, held by `config`, the policy's own `PolicyConfig`.
-
-    `variant` names the choice where `best_of` listed several.
-    """
-
-    label: str
-    kind: str
-    config: Any
-    variant: str = ""
-    predictor: PredictorConfig | OwnPredictor | None = None
-
-    @property
-    def name(self) -> str:
-        """The label with the chosen variant, and the predictor that knows more of the lengths than an engine does."""
-        additions = [self.variant, "" if self.predictor is None else f"{self.predictor.kind} lengths"]
-        return f"{self.label} ({', '.join(filter(None, additions))})" if any(additions) else self.label
-
-    def check_can_be_real(self) -> None:
-        """ScenarioError if only a simulation could run the policy: it verifies drafts of another model."""
-        speculation = self.config.traits.speculation
-        if speculation is not None and speculation.lookup is None:
-            raise ScenarioError(
-                f"{self.name}: no draft model runs here, and no search but vllm's, so that its drafts can only be"
-                " simulated. Use method ngram of vllm, or no drafts."
-            )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from batchsim.base.plain import texts_in
 from batchsim.base.ranges import MAX_CHOICES, Config, PositiveInt, Range, check_ranges
 from batchsim.base.units import Rate
 from batchsim.drive.fleet.admission import AdmissionConfig
-from batchsim.drive.resolved import ResolvedPolicy
+from batchsim.drive.resolved_policy import ResolvedPolicy
 from batchsim.kernel.policy_config import Device
 from batchsim.scenario.fitted_config import ScenarioCost
 from batchsim.scenario.kv_config import KvConfig

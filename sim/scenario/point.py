@@ -15,7 +15,8 @@ from batchsim.deployment.model import GpuSpec, ModelSpec
 from batchsim.drive.fleet.fleet_plan import ReplicaSpan
 from batchsim.drive.fleet.fleet_records import EngineLife
 from batchsim.drive.fleet.simulate_fleet import simulate_fleet
-from batchsim.drive.resolved import Resolved, ResolvedPolicy
+from batchsim.drive.resolved import Resolved
+from batchsim.drive.resolved_policy import ResolvedPolicy
 from batchsim.drive.simulate import Pulse, simulate
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import KVBlockManager

@@ -14,8 +14,9 @@ from batchsim.base.ranges import INT32_MAX, PositiveInt, Range, numbers_of
 from batchsim.base.units import YEAR_NS, Duration, Rate, Share
 from batchsim.cost.profile import Profile, SwapCost
 from batchsim.policies.registry import POLICIES
-from batchsim.scenario import load_scenario, scenario_schema
+from batchsim.scenario import load_scenario
 from batchsim.scenario.config import ScenarioFile
+from batchsim.scenario.schema import scenario_schema
 from batchsim.workload.predictors import PredictorConfig
 
 

@@ -8,10 +8,10 @@ from dataclasses import fields
 from typing import Any
 
 from batchsim.policies.registry import POLICIES
-from batchsim.scenario import scenario_schema
 from batchsim.scenario.config import ScenarioFile
 from batchsim.scenario.described import classes_in, words_for
 from batchsim.scenario.key_words import KEY_WORDS
+from batchsim.scenario.schema import scenario_schema
 
 ROOTS = [ScenarioFile, *(config for config, _ in POLICIES.values())]
 CLASSES = [found for root in ROOTS for found in classes_in(root)]

@@ -15,7 +15,8 @@ from batchsim.check.validation.compare_runs import PointReport, ValidationSetup,
 from batchsim.check.validation.verdicts import BOUNDS
 from batchsim.cost import Linear
 from batchsim.drive.live import VirtualClock, live
-from batchsim.drive.resolved import Resolved, ResolvedPolicy
+from batchsim.drive.resolved import Resolved
+from batchsim.drive.resolved_policy import ResolvedPolicy
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.record import Records
 from batchsim.kernel.sim_executor import SimExecutor

@@ -14,7 +14,8 @@ from batchsim.base.errors import CalibrationError, ScenarioError
 from batchsim.base.files import TABLE_BYTES, parse_json, read_text, reason_text
 from batchsim.calibrate.options import LEAST_MINUTES, Options
 from batchsim.deployment.catalog import load_model
-from batchsim.drive.resolved import Resolved, ResolvedPolicy
+from batchsim.drive.resolved import Resolved
+from batchsim.drive.resolved_policy import ResolvedPolicy
 
 SHIPPED = Path(__file__).parent
 

@@ -19,7 +19,8 @@ from batchsim.calibrate.session import graphs_of, predict, run_live
 from batchsim.cost.calibrated import Calibrated
 from batchsim.cost.profile import Profile, load_profile
 from batchsim.drive.live import INTERRUPTED, lag_verdict
-from batchsim.drive.resolved import Resolved, ResolvedPolicy
+from batchsim.drive.resolved import Resolved
+from batchsim.drive.resolved_policy import ResolvedPolicy
 from batchsim.drive.saturation import overloaded, saturation_rps
 from tools.campaign.plan import Known, LivePoint, Plan, Stage, profile_name
 from tools.campaign.probe import probe
