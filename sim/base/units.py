@@ -158,8 +158,8 @@ def _years(ns: float) -> str:
 class Quantity:
     """Marks a config field that a scenario writes with a unit.
 
-    The two dunder methods are the protocol by which a validator picks the parser up, so that configs on the lowest
-    floors need not import it.
+    From Python a number may be given as it is held, without one. The two dunder methods are pydantic's protocol, for
+    which configs on the lowest floors need not import it.
     """
 
     parse: Callable[[object], float]
@@ -169,11 +169,16 @@ class Quantity:
     bare: bool = False
     """Whether `parse` reads numbers without a unit too."""
 
+    def read(self, value: object, info: Any) -> object:
+        """The number that `value` says; itself where no text comes from Python."""
+        return self.parse(value) if info.mode == "json" or isinstance(value, str) else value
+
     def __get_pydantic_core_schema__(self, source: object, handler: Callable[[object], Any]) -> dict[str, Any]:
         return {
             "type": "function-before",
-            "function": {"type": "no-info", "function": self.parse},
+            "function": {"type": "with-info", "function": self.read},
             "schema": handler(source),
+            "serialization": {"type": "function-plain", "function": self.write, "when_used": "json"},
         }
 
     def __get_pydantic_json_schema__(self, schema: object, handler: object) -> dict[str, Any]:

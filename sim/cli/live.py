@@ -165,7 +165,7 @@ def resolve(
     traces: option.Traces = None,
     allow_code: option.AllowCode = False,
 ) -> None:
-    """Write all that a run of a scenario needs into one JSON file, for a machine without YAML, pydantic and traces.
+    """Write all that a run of a scenario needs into one JSON file, for a machine without YAML and traces.
 
     Example: batchsim resolve bursty -o bursty.json --set seeds=1
     """

@@ -264,7 +264,8 @@ class Profile:
             for key, within in _ERRORS.items():
                 if not isinstance(row.get(key), int | float):
                     raise ValueError(f"the errors of {row['region']} lack {key}")
-                within.check(f"{key} of the errors of {row['region']}", row[key])
+                if row[key] not in within:
+                    raise ValueError(f"{key} of the errors of {row['region']} {within.refusal(row[key])}")
 
     @property
     def doubts(self) -> tuple[str, ...]:
