@@ -60,17 +60,27 @@ def name_of(keys: tuple[int | str, ...]) -> str:
 
 def type_wanted(problem: ErrorDetails) -> str:
     """What should stand in the place of a value of the wrong type."""
-    advice = str(problem["msg"]).removeprefix("Input should be ").removesuffix(" type")
+    advice = str(problem["msg"]).removeprefix("Input should be ").partition(", unable")[0].removesuffix(" type")
     return _WORDS.get(advice, advice)
 
 
-def first_problem(error: ValidationError, field: str, value: Any) -> str:
-    """The first problem of a `field` with this value, in a line that begins with its place; a number outside its range
-    goes first."""
+def first_problem(error: ValidationError, value: Any, where: str, skip: int = 0) -> str:
+    """The first problem of a `value` that stands at `where`, in a line that begins with the place; a number outside its
+    range goes first. `skip`: how many keys of the validator's places are above the value."""
     problem = min(error.errors(include_url=False), key=lambda each: range_error(each) is None)
-    name, cause = name_of((field, *path_of(problem["loc"], value))), problem.get("ctx", {}).get("error")
-    if isinstance(cause, RangeError):
-        return f"{name} {cause}"
-    if cause is not None:
-        return f"{name}: {cause}"
-    return f"{name} is {cut(repr(problem['input']), 60)}. Write {type_wanted(problem)}."
+    said = problem.get("ctx", {})
+    name = name_of((where, *path_of(problem["loc"][skip:], value))).removeprefix(".") or "the value"
+    match problem["type"]:
+        case "value_error" if isinstance(said["error"], RangeError):
+            return f"{name} {said['error']}"
+        case "value_error":
+            return f"{name}: {said['error']}"
+        case "missing" | "missing_argument":
+            return f"{name} is missing."
+        case "unexpected_keyword_argument":
+            owner = name.rpartition(".")[0]
+            return f"{name} is not a field of {owner}." if owner else f"{name} is not a field."
+        case "union_tag_invalid":
+            return f"{name}.kind is {cut(repr(said['tag']), 60)}, expected one of {said['expected_tags']}."
+        case _:
+            return f"{name} is {cut(repr(problem['input']), 60)}, expected {type_wanted(problem)}."

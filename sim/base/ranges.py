@@ -131,7 +131,7 @@ def check_ranges(config: Any) -> None:
         try:
             read = adapter.validate_python(_frozen(given))
         except ValidationError as error:
-            raise ValueError(first_problem(error, name, given)) from None
+            raise ValueError(first_problem(error, given, name)) from None
         if read != given:  # a text or a list; an integer stays one where a fraction may stand
             object.__setattr__(config, name, read)
 

@@ -154,6 +154,10 @@ def _years(ns: float) -> str:
     return number_text(years) if abs(years) >= 1000 else f"{ns / YEAR_NS:.3g}"
 
 
+AS_HELD = {"quantities": "as held"}
+"""A validator's context: the numbers of its JSON are in batchsim's own units."""
+
+
 @dataclass(frozen=True, slots=True)
 class Quantity:
     """Marks a config field that a scenario writes with a unit.
@@ -170,8 +174,9 @@ class Quantity:
     """Whether `parse` reads numbers without a unit too."""
 
     def read(self, value: object, info: Any) -> object:
-        """The number that `value` says; itself where no text comes from Python."""
-        return self.parse(value) if info.mode == "json" or isinstance(value, str) else value
+        """The number that `value` says; itself where no text comes from Python, or from JSON that is AS_HELD."""
+        written = info.mode == "json" and info.context is not AS_HELD
+        return self.parse(value) if written or isinstance(value, str) else value
 
     def __get_pydantic_core_schema__(self, source: object, handler: Callable[[object], Any]) -> dict[str, Any]:
         return {

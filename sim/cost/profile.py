@@ -324,7 +324,7 @@ class Profile:
             )
         del value["format"], value["version"]
         try:
-            return from_plain(cls, {"ahead": None} | value)
+            return from_plain(cls, value)
         except ValueError as error:
             raise CalibrationError(f"{source}: {error}. Calibrate again.") from None
 

@@ -82,7 +82,7 @@ def test_every_number_has_a_finite_range_and_is_held_to_it(config: Any, name: st
         message = _refusal(config, name, value)
         assert message.endswith(f"It must be {within}.") and within.show(kind(value)) in message, message
     for value in [1.5, *floats] if kind is int else [10**400]:
-        assert " Write " in _refusal(config, name, value)
+        assert ", expected " in _refusal(config, name, value)
 
 
 def _refusal(config: Any, name: str, value: Any) -> str:
@@ -116,7 +116,7 @@ def _placed(hint: Any, value: Any) -> Any:
 
 def test_a_word_is_no_number() -> None:
     """A text where only a number may stand is refused; where a word may stand beside it, that word is not."""
-    with pytest.raises(ValueError, match=r"base is '1'\. Write a number\."):
+    with pytest.raises(ValueError, match=r"base is '1', expected a number\."):
         SwapCost("1", 2.0, assumed=False)  # type: ignore[arg-type]
     file = load_scenario("chat", overrides=["workload.output_cap=exact"]).file
     assert file.workload.output_cap == "exact"
