@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import Field, fields, is_dataclass
 from functools import cache
+from types import GenericAlias
 from typing import TYPE_CHECKING, Any, cast
 
 from batchsim.base.problems import first_problem
@@ -57,7 +58,8 @@ def _adapter(hint: Any) -> TypeAdapter[list[Any]]:
     """The validator of lists of `hint`, since a dataclass itself would take none of these rules."""
     from pydantic import TypeAdapter
 
-    return TypeAdapter(list[hint], config={"strict": True, "extra": "forbid", "allow_inf_nan": False})
+    listed: Any = GenericAlias(list, (hint,))
+    return TypeAdapter(listed, config={"strict": True, "extra": "forbid", "allow_inf_nan": False})
 
 
 def kind_of(record: Any) -> object:

@@ -118,7 +118,10 @@ def edited(change: Callable[[dict[str, Any]], object]) -> str:
         (lambda p: p["costs"].update(in_situ=0), "costs.in_situ is 0"),
         (lambda p: p.update(origin="guessed"), "origin is 'guessed', expected 'measured' or 'imported'"),
         (lambda p: p["costs"]["host"].update(mode="async"), "costs.host.mode is 'async'"),
-        (lambda p: p["costs"]["layers"].update(x=[1, 64, 64]), r"costs.layers: x does not increase: \[1.0, 64.0, 64.0\]"),
+        (
+            lambda p: p["costs"]["layers"].update(x=[1, 64, 64]),
+            r"costs.layers: x does not increase: \[1.0, 64.0, 64.0\]",
+        ),
         (lambda p: p["costs"]["layers"].update(x=[]), "costs.layers: x does not increase"),
         (lambda p: p["costs"]["layers"].update(x=[1, 64]), "ns has 3 values for 2 of x"),
         (lambda p: p["costs"]["layers"].update(ns=[1, -2, 3]), r"costs.layers.ns\[1\] is -2"),
