@@ -56,7 +56,7 @@ def _room(
 
 
 ROOMS = {
-    "base": _room(0, pure=True, impure="files"),
+    "base": _room(0, "pydantic pydantic_core", pure=True, impure="files"),
     "kernel": _room(
         1, of_file="record:numpy acceptance:numpy draft_group:numpy packed_rows:numpy lane_rows:numpy", pure=True
     ),
@@ -125,7 +125,9 @@ ROOMS = {
 """The rooms of batchsim by package, "" being batchsim itself."""
 
 LAPTOP = frozenset({"import_aiconfigurator"})  # what of calibrate is not for a GPU box
-BOX = frozenset({"torch", "triton", "numpy", "yaml", "typer", "rich", "jinja2"})  # the last comes with torch
+BOX = frozenset(
+    {"torch", "triton", "numpy", "pydantic", "yaml", "typer", "rich", "jinja2"}
+)  # the last comes with torch
 IMPURE = frozenset(
     {"time", "datetime", "random", "secrets", "logging", "os", "threading", "asyncio", "socket", "subprocess"}
 )

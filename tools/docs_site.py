@@ -27,7 +27,7 @@ import batchsim
 from batchsim.api import typed
 from batchsim.cli import app
 from batchsim.policies.registry import POLICIES
-from batchsim.scenario import scenario_schema
+from batchsim.scenario.schema import scenario_schema
 
 ROOT = Path(__file__).parents[1]
 _LINK = re.compile(r"(?P<text>!?\[[^\]]*\])\(\.\./(?P<path>[^)#]+)\)")

@@ -17,7 +17,8 @@ from batchsim.kernel.types import Sequence
 
 if TYPE_CHECKING:
     from batchsim.calibrate.engine.prompts import Prompts
-    from batchsim.drive.resolved import Resolved, ResolvedPolicy
+    from batchsim.drive.resolved import Resolved
+    from batchsim.drive.resolved_policy import ResolvedPolicy
     from batchsim.kernel.protocols import StepEstimator
     from batchsim.workload.build import BuiltWorkload
 

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from batchsim.calibrate.engine.runner import ModelRunner
     from batchsim.calibrate.engine.sampling import Sampling
     from batchsim.cost import Cost
-    from batchsim.drive.resolved import Resolved, ResolvedPolicy
+    from batchsim.drive.resolved import Resolved
+    from batchsim.drive.resolved_policy import ResolvedPolicy
 
 E = TypeVar("E", bound="TorchExecutor")
 

@@ -1,17 +1,22 @@
 """Which numbers a config takes. Every numeric field of a `Config` is annotated with its range: a type of this module,
-a quantity of `batchsim.base.units`, or a `Range` of its own. Numbers outside are refused.
+a quantity of `batchsim.base.units`, or a `Range` of its own. Numbers outside are refused by pydantic, which reads these
+annotations wherever a config comes from: a scenario's text, Python, or the JSON of another machine.
 
 Ranges end where an engine, a column of the records or the arithmetic of 64-bit times ends, not where taste does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from decimal import Decimal
 from functools import cache
-from types import UnionType
-from typing import Annotated, Any, ClassVar, Literal, Union, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast, get_args, get_origin, get_type_hints
+
+from batchsim.base.problems import RangeError, first_problem
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 INT32_MAX = 2**31 - 1
 """The largest count that engines, and columns of the records, can hold."""
@@ -35,7 +40,8 @@ def number_text(value: float) -> str:
 class Range:
     """The numbers from `low` to `high`: without `low` where they lie `above` it, without `high` where `below`.
 
-    `show` writes a number as a scenario does. Not a number is in no range.
+    `show` writes a number as a scenario does. Not a number is in no range. Of several ranges around a number the
+    outermost counts. The two dunder methods are pydantic's protocol, for which the lowest floors need not import it.
     """
 
     low: float
@@ -56,16 +62,24 @@ class Range:
         low = self.show(self.low)
         return f"at least {low} and {high}" if self.below else f"from {low} to {self.show(self.high)}"
 
-    def check(self, name: str, value: float) -> None:
-        """ValueError, which begins with `name`, unless `value` is within."""
+    def checked(self, value: float) -> float:
+        """`value`; RangeError unless it is within."""
         if value not in self:
-            raise ValueError(f"{name} is {self.show(value)}. It must be {self}.")
+            raise RangeError(self.refusal(value))
+        return value
+
+    def refusal(self, value: float) -> str:
+        """What is said of a `value` outside, after its name."""
+        return f"is {self.show(value)}. It must be {self}."
+
+    def __get_pydantic_core_schema__(self, source: object, handler: Callable[[object], dict[str, Any]]) -> Any:
+        number = handler(source)
+        while number["type"] == "function-after":  # a wider range, which this one replaces
+            number = number["schema"]
+        return {"type": "function-after", "function": {"type": "no-info", "function": self.checked}, "schema": number}
 
     def __get_pydantic_json_schema__(self, schema: object, handler: Callable[[object], dict[str, Any]]) -> Any:
-        """What the schema of a scenario says of the field: numbers without a unit as JSON Schema does, others in words.
-
-        The protocol by which a validator picks the range up, so that configs on the lowest floors need not import one.
-        """
+        """Bounds of numbers without a unit as JSON Schema states them, of others in words."""
         found = handler(schema)
         if found.get("type") not in ("integer", "number"):
             return found | {"description": str(self)}
@@ -88,20 +102,6 @@ NonNegative = Annotated[float, Range(0, 1e6)]
 """A factor that may be 0."""
 
 
-def check_ranges(config: Any) -> None:
-    """ValueError, which begins with the field's name, unless every number of the dataclass is one in its range.
-
-    Numbers in lists and keys and values of mappings are checked as well; a dataclass among them checks its own. A
-    quantity that is given as a scenario writes it, `"8/s"`, becomes its number first, and a list a tuple.
-    """
-    for name, hint in _hints(type(config)):
-        given = getattr(config, name)
-        if isinstance(given, str | list) and (number := _read(hint, given, name)) is not given:
-            object.__setattr__(config, name, number)
-            given = number
-        _check(hint, given, name)
-
-
 class Config:
     """What a scenario is read into: a frozen dataclass that derives from this class.
 
@@ -116,80 +116,49 @@ class Config:
         check_ranges(self)
 
 
+def check_ranges(config: Any) -> None:
+    """ValueError, which begins with the field's name, unless every number of the dataclass is one in its range.
+
+    Numbers in lists and keys and values of mappings are checked as well; a dataclass among them checks its own. A
+    quantity that is given as a scenario writes it, `"8/s"`, becomes its number first, and a list a tuple.
+    """
+    from pydantic import ValidationError
+
+    for name, adapter in numeric_fields(type(config)).items():
+        given = getattr(config, name)
+        if given is None:
+            continue
+        try:
+            read = adapter.validate_python(_frozen(given))
+        except ValidationError as error:
+            raise ValueError(first_problem(error, given, name)) from None
+        if read != given:  # a text or a list; an integer stays one where a fraction may stand
+            object.__setattr__(config, name, read)
+
+
+def written_numbers(config: Any) -> dict[str, Any]:
+    """The numeric fields of a config as a scenario writes them: with units, lists for tuples."""
+    return {
+        name: adapter.dump_python(getattr(config, name), mode="json", warnings=False)
+        for name, adapter in numeric_fields(type(config)).items()
+    }
+
+
 @cache
-def _hints(kind: type) -> tuple[tuple[str, Any], ...]:
+def numeric_fields(kind: type) -> dict[str, TypeAdapter[Any]]:
+    """By name the validators of those fields of the dataclass `kind` whose annotation has a range somewhere."""
+    from pydantic import TypeAdapter
+
     hints = get_type_hints(kind, include_extras=True)
-    return tuple((field.name, hints[field.name]) for field in fields(kind) if field.init)
+    names = [field.name for field in fields(kind) if field.init and _is_numeric(hints[field.name])]
+    return {name: TypeAdapter(hints[name], config={"strict": True}) for name in names}
 
 
-def numbers_of(kind: type) -> Iterator[tuple[str, Any, Range | None]]:
-    """(field, int or float, its range if it states one) of every number that the dataclass `kind` may hold."""
-    for name, hint in _hints(kind):
-        for number, within in _numbers(hint, None):
-            yield name, number, within
+def _is_numeric(hint: Any) -> bool:
+    marks = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+    return any(isinstance(mark, Range) for mark in marks) or any(map(_is_numeric, get_args(hint)))
 
 
-def _numbers(hint: Any, within: Range | None) -> Iterator[tuple[Any, Range | None]]:
-    if hint in (int, float):
-        yield hint, within
-    elif get_origin(hint) is Annotated:
-        inner, *marks = get_args(hint)
-        own = [mark for mark in marks if isinstance(mark, Range)]
-        yield from _numbers(inner, own[-1] if own else within)
-    else:  # a union, a list, a mapping; a Literal has no types inside
-        for part in get_args(hint):
-            yield from _numbers(part, within)
-
-
-def quantity_of(hint: Any) -> Any:
-    """What marks `hint`, or a type within its unions, as a number that is written with a unit; None if nothing does."""
-    if get_origin(hint) is Annotated:
-        inner, *marks = get_args(hint)
-        return next((mark for mark in marks if hasattr(mark, "parse")), None) or quantity_of(inner)
-    if get_origin(hint) in (Union, UnionType):
-        return next(filter(None, map(quantity_of, get_args(hint))), None)
-    return None
-
-
-def item_of(hint: Any) -> Any:
-    """The type of the items of a list of type `hint`, or of the list within its unions; Any where there is none."""
-    if get_origin(hint) is Annotated:
-        return item_of(get_args(hint)[0])
-    if get_origin(hint) in (Union, UnionType):
-        return next((item for item in map(item_of, get_args(hint)) if item is not Any), Any)
-    return get_args(hint)[0] if get_origin(hint) in (tuple, list) else Any
-
-
-def _read(hint: Any, value: Any, name: str) -> Any:
-    """`value` with the texts of quantities as numbers and lists as tuples; itself where there are none."""
-    if isinstance(value, list):
-        items = cast("list[Any]", value)
-        return tuple(_read(item_of(hint), item, f"{name}[{i}]") for i, item in enumerate(items))
-    mark = quantity_of(hint) if isinstance(value, str) and not _may_be_word(hint) else None
-    if mark is None:
-        return value
-    try:
-        return mark.parse(value)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
-
-
-def _check(hint: Any, value: Any, name: str) -> None:
-    if isinstance(value, tuple | list):
-        for i, item in enumerate(cast("list[Any]", value)):
-            _check(hint, item, f"{name}[{i}]")
-    elif isinstance(value, dict):
-        for key, item in cast("dict[Any, Any]", value).items():
-            _check(hint, key, name)
-            _check(hint, item, f"{name}.{key}")
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        for _, within in _numbers(hint, None):
-            if within is not None:
-                within.check(name, value)
-    elif isinstance(value, str) and not _may_be_word(hint):
-        for _, within in _numbers(hint, None):
-            raise ValueError(f"{name} is {value[:40]!r}, which is no number. It must be {within}.")
-
-
-def _may_be_word(hint: Any) -> bool:
-    return hint is str or get_origin(hint) is Literal or any(map(_may_be_word, get_args(hint)))
+def _frozen(value: Any) -> Any:
+    """`value` with tuples for lists."""
+    return tuple(map(_frozen, cast("list[Any]", value))) if isinstance(value, list) else value

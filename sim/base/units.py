@@ -154,12 +154,16 @@ def _years(ns: float) -> str:
     return number_text(years) if abs(years) >= 1000 else f"{ns / YEAR_NS:.3g}"
 
 
+AS_HELD = {"quantities": "as held"}
+"""A validator's context: the numbers of its JSON are in batchsim's own units."""
+
+
 @dataclass(frozen=True, slots=True)
 class Quantity:
     """Marks a config field that a scenario writes with a unit.
 
-    The two dunder methods are the protocol by which a validator picks the parser up, so that configs on the lowest
-    floors need not import it.
+    From Python a number may be given as it is held, without one. The two dunder methods are pydantic's protocol, for
+    which configs on the lowest floors need not import it.
     """
 
     parse: Callable[[object], float]
@@ -169,11 +173,17 @@ class Quantity:
     bare: bool = False
     """Whether `parse` reads numbers without a unit too."""
 
+    def read(self, value: object, info: Any) -> object:
+        """The number that `value` says; itself where no text comes from Python, or from JSON that is AS_HELD."""
+        written = info.mode == "json" and info.context is not AS_HELD
+        return self.parse(value) if written or isinstance(value, str) else value
+
     def __get_pydantic_core_schema__(self, source: object, handler: Callable[[object], Any]) -> dict[str, Any]:
         return {
             "type": "function-before",
-            "function": {"type": "no-info", "function": self.parse},
+            "function": {"type": "with-info", "function": self.read},
             "schema": handler(source),
+            "serialization": {"type": "function-plain", "function": self.write, "when_used": "json"},
         }
 
     def __get_pydantic_json_schema__(self, schema: object, handler: object) -> dict[str, Any]:

@@ -52,6 +52,8 @@ def capacity(
     Examples: batchsim capacity bursty --policy continuous; batchsim capacity chat --slo 'ttft<2s & tpot<50ms @ 99%'
     --jobs 2 --json
     """
+    overrides = [*(set_ or []), *([f"slo={json.dumps(slo)}"] if slo is not None else [])]
+    loaded = read_scenario(scenario, overrides, traces, "capacity", allow_code=allow_code)
     from batchsim.api.studies import capacity_effort
     from batchsim.report.page.capacity_page import write_capacity_page
     from batchsim.report.pictures.capacity_picture import capacity_picture
@@ -61,8 +63,6 @@ def capacity(
     from batchsim.study.capacity.find import find_capacities
     from batchsim.study.sweep.points import Sweep, keeping
 
-    overrides = [*(set_ or []), *([f"slo={json.dumps(slo)}"] if slo is not None else [])]
-    loaded = read_scenario(scenario, overrides, traces, "capacity", allow_code=allow_code)
     effort = capacity_effort(precision, max_seeds, max_probes, "--precision")
     where = where_points_run(jobs, executor, address)
     with progress_bar() as progress:

@@ -70,6 +70,7 @@ def live(
     Exit code 1 if the run was cut or does not count. Example: batchsim live my.yaml --policy continuous --device cpu
     """
     require_torch("live")
+    loaded = read_scenario(scenario, set_, traces, "live", allow_code=allow_code)
     from batchsim.calibrate.engine.sampling import Sampling
     from batchsim.calibrate.engine.session import run_live, step_limits
     from batchsim.drive.live import lag_verdict
@@ -78,7 +79,6 @@ def live(
     from batchsim.scenario.point import Setup
     from batchsim.study.curves.run import check_inputs
 
-    loaded = read_scenario(scenario, set_, traces, "live", allow_code=allow_code)
     setup = Setup.of(loaded)
     setup.check_can_be_real()
     check_inputs(setup)
@@ -165,7 +165,7 @@ def resolve(
     traces: option.Traces = None,
     allow_code: option.AllowCode = False,
 ) -> None:
-    """Write all that a run of a scenario needs into one JSON file, for a machine without YAML, pydantic and traces.
+    """Write all that a run of a scenario needs into one JSON file, for a machine without YAML and traces.
 
     Example: batchsim resolve bursty -o bursty.json --set seeds=1
     """

@@ -48,14 +48,14 @@ def plan(
 
     Example: batchsim plan plan -o my-plan --set plan.target.rate=40/s
     """
+    where = where_points_run(jobs, executor, address)
+    limits = limits_of(max_points, max_memory)
+    loaded = read_scenario(scenario, set_, traces, "plan", allow_code=allow_code)
     from batchsim.report.layout import fit
     from batchsim.report.page.plan_page import check_own, write_report
     from batchsim.report.page.plan_text import plan_json, plan_text
     from batchsim.study.planning.plan_tables import plan_tables
 
-    where = where_points_run(jobs, executor, address)
-    limits = limits_of(max_points, max_memory)
-    loaded = read_scenario(scenario, set_, traces, "plan", allow_code=allow_code)
     folder = output or out / loaded.name / "plan"
     check_out(folder, "Give another folder with -o.")
     with writing(folder, "Give another folder with -o."):

@@ -68,9 +68,16 @@ def run(
     {max_num_seqs: 64, max_num_batched_tokens: 4096}}'; batchsim run chat --precision 5% --metric e2e_mean_s;
     batchsim run chat --executor ray --address 10.0.0.4:6379
     """
-    from batchsim.study.sweep.pool import start_early
+    from batchsim.scenario import load_scenario
 
     where = where_points_run(jobs, executor, address)
+    if as_json and columns is not None:
+        raise ScenarioError(f"--columns {columns}: is of the table, which --json replaces. Drop one of them.")
+    _check_view(view, port)
+    folders = [traces] if traces else []
+    loaded = load_scenario(scenario, overrides=set_ or [], trace_folders=folders, allow_code=allow_code)
+    from batchsim.study.sweep.pool import start_early  # the rest once the scenario can be read: it takes seconds
+
     if where["jobs"] > 1 and not where["ray"]:
         start_early("batchsim.study.sweep.points")  # while this process goes on importing
     from batchsim.report.layout import fit
@@ -79,15 +86,9 @@ def run(
     from batchsim.report.text.run_table import asked_columns
     from batchsim.report.text.summary_text import report
     from batchsim.results.failed import Failed, points_failed
-    from batchsim.scenario import load_scenario
     from batchsim.study.curves.run import run_scenario
     from batchsim.study.sweep.points import keeping
 
-    if as_json and columns is not None:
-        raise ScenarioError(f"--columns {columns}: is of the table, which --json replaces. Drop one of them.")
-    _check_view(view, port)
-    folders = [traces] if traces else []
-    loaded = load_scenario(scenario, overrides=set_ or [], trace_folders=folders, allow_code=allow_code)
     if load is not None and load not in loaded.loads and not loaded.auto:
         tested = ", ".join(f"{x:g}" for x in loaded.loads)
         raise ScenarioError(f"--load {load:g}: is not one of the scenario's loads. Write one of {tested}.")

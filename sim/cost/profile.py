@@ -264,7 +264,8 @@ class Profile:
             for key, within in _ERRORS.items():
                 if not isinstance(row.get(key), int | float):
                     raise ValueError(f"the errors of {row['region']} lack {key}")
-                within.check(f"{key} of the errors of {row['region']}", row[key])
+                if row[key] not in within:
+                    raise ValueError(f"{key} of the errors of {row['region']} {within.refusal(row[key])}")
 
     @property
     def doubts(self) -> tuple[str, ...]:
@@ -323,7 +324,7 @@ class Profile:
             )
         del value["format"], value["version"]
         try:
-            return from_plain(cls, {"ahead": None} | value)
+            return from_plain(cls, value)
         except ValueError as error:
             raise CalibrationError(f"{source}: {error}. Calibrate again.") from None
 

@@ -11,14 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.files import json_kind, parse_json
-from batchsim.base.plain import LEFT_OUT, fields_from_plain, from_plain, to_plain
+from batchsim.base.plain import LEFT_OUT, from_plain, to_plain
 from batchsim.deployment.model import ModelSpec
+from batchsim.drive.resolved_policy import ResolvedPolicy
 from batchsim.kernel.acceptance import DrawnLuck
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import KVBlockManager
@@ -29,7 +30,7 @@ from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Request
 from batchsim.policies.named_policy import find_policy
 from batchsim.workload.build import BuiltWorkload, build_workload, known_requests
-from batchsim.workload.predictors import OwnPredictor, PredictorConfig, build_predictor
+from batchsim.workload.predictors import build_predictor
 from batchsim.workload.traces.trace_rows import HashIds, TraceRows
 from batchsim.workload.workload_config import WorkloadConfig
 
@@ -44,32 +45,71 @@ _ATTRIBUTES = ("kv", "events", "streams", "num_waiting", "num_running")
 
 
 @dataclass(frozen=True)
-class ResolvedPolicy:
-    """One policy to run: a label with one set of knobs, held by `config`, the policy's own `PolicyConfig`.
+class _Table:
+    """The rows of a trace as JSON holds them: `TraceRows` with lists for arrays."""
 
-    `variant` names the choice where `best_of` listed several.
-    """
+    arrival_ns: list[int] | None
+    prompt_tokens: list[int]
+    output_tokens: list[int]
+    source: str
+    format: str
+    notes: tuple[str, ...]
+    hash_block_tokens: int | None
+    hash_ids: list[list[int]] | None
+    acceptance: list[float] | None = field(default=None, metadata=LEFT_OUT)
+    labels: dict[str, list[int]] | None = field(default=None, metadata=LEFT_OUT)
+    texts: dict[str, list[str]] | None = field(default=None, metadata=LEFT_OUT)
 
-    label: str
-    kind: str
-    config: Any
-    variant: str = ""
-    predictor: PredictorConfig | OwnPredictor | None = None
+    @classmethod
+    def of(cls, rows: TraceRows) -> _Table:
+        times = None if rows.arrival_ns is None else rows.arrival_ns.tolist()
+        size, ids = None, None
+        if rows.hash_ids is not None:
+            size, ids = rows.hash_ids.block_tokens, [rows.hash_ids.row(i) for i in range(len(rows))]
+        lengths = (rows.prompt_tokens.tolist(), rows.output_tokens.tolist())
+        acceptance = None if rows.acceptance is None else rows.acceptance.tolist()
+        labels = {role: column.tolist() for role, column in rows.labels.items()} or None
+        texts = {role: list(texts) for role, texts in rows.texts.items()} or None
+        return cls(times, *lengths, rows.source, rows.format, rows.notes, size, ids, acceptance, labels, texts)
 
-    @property
-    def name(self) -> str:
-        """The label with the chosen variant, and the predictor that knows more of the lengths than an engine does."""
-        additions = [self.variant, "" if self.predictor is None else f"{self.predictor.kind} lengths"]
-        return f"{self.label} ({', '.join(filter(None, additions))})" if any(additions) else self.label
+    def rows(self) -> TraceRows:
+        """The `TraceRows` of this table; ValueError if its columns differ in length."""
+        columns = (self.arrival_ns or self.prompt_tokens, self.prompt_tokens, self.output_tokens)
+        times, prompt, output = (np.array(column, np.int64) for column in columns)
+        lists, size = self.hash_ids, self.hash_block_tokens
+        labels, texts = self.labels or {}, self.texts or {}
+        others = [column for column in (lists, self.acceptance, *labels.values()) if column is not None]
+        if len({len(column) for column in (times, prompt, output, *others)}) > 1:
+            raise ValueError(f"rows of {self.source}: the columns differ in length")
+        hash_ids = None
+        if lists is not None and size is not None:
+            ends = np.cumsum([0, *map(len, lists)], dtype=np.int64)
+            hash_ids = HashIds.of(size, np.array(list(chain.from_iterable(lists)), np.int64), ends)
+        times = None if self.arrival_ns is None else times
+        acceptance = None if self.acceptance is None else np.array(self.acceptance, np.float64)
+        return TraceRows(
+            times,
+            prompt,
+            output,
+            self.source,
+            self.format,
+            self.notes,
+            hash_ids,
+            acceptance,
+            labels={role: np.array(column, np.int64) for role, column in labels.items()},
+            texts={role: tuple(names) for role, names in texts.items()},
+        )
 
-    def check_can_be_real(self) -> None:
-        """ScenarioError if only a simulation could run the policy: it verifies drafts of another model."""
-        speculation = self.config.traits.speculation
-        if speculation is not None and speculation.lookup is None:
-            raise ScenarioError(
-                f"{self.name}: no draft model runs here, and no search but vllm's, so that its drafts can only be"
-                " simulated. Use method ngram of vllm, or no drafts."
-            )
+
+class _AsTables:
+    """Marks the rows of a trace by seed, which JSON holds as tables."""
+
+    def __get_pydantic_core_schema__(self, source: object, handler: Any) -> dict[str, Any]:
+        tables = handler.generate_schema(dict[int, _Table])
+        return {"type": "function-after", "function": {"type": "no-info", "function": self.read}, "schema": tables}
+
+    def read(self, tables: dict[int, _Table]) -> dict[int, TraceRows]:
+        return {seed: table.rows() for seed, table in tables.items()}
 
 
 @dataclass(frozen=True)
@@ -90,7 +130,7 @@ class Resolved:
     max_model_len: int
     max_waiting: int | None
     workload: WorkloadConfig
-    rows: Mapping[int, TraceRows]
+    rows: Annotated[Mapping[int, TraceRows], _AsTables()]
     policies: tuple[ResolvedPolicy, ...]
     load_name: str
     loads: tuple[float, ...]
@@ -272,12 +312,10 @@ class Resolved:
                 raise ValueError("not a resolved scenario")
             if (version := plain.pop("version", None)) != VERSION:
                 raise ValueError(f"version {version!r}, this batchsim reads {VERSION}")
-            values = fields_from_plain(cls, plain, hints={"rows": dict[int, _Table]})
-            values["rows"] = {seed: table.rows() for seed, table in values["rows"].items()}
-            values["policies"] = tuple(_with_config(policy, allow_code) for policy in values["policies"])
-            return cls(**values)
+            found: Resolved = from_plain(cls, plain)
+            return replace(found, policies=tuple(_with_config(policy, allow_code) for policy in found.policies))
         except (ValueError, RecursionError) as error:  # RecursionError: deep in what has the right shape
-            raise ScenarioError(f"{source}: {error}. Write it anew with batchsim resolve.") from None
+            raise ScenarioError(f"{source}: {str(error).rstrip('.')}. Write it anew with batchsim resolve.") from None
 
 
 class _Unasked:
@@ -287,63 +325,6 @@ class _Unasked:
 
     def predict(self, request: Request) -> int:
         raise AssertionError("a scheduler must not predict before a request arrives")
-
-
-@dataclass(frozen=True)
-class _Table:
-    """The rows of a trace as JSON holds them: `TraceRows` with lists for arrays."""
-
-    arrival_ns: list[int] | None
-    prompt_tokens: list[int]
-    output_tokens: list[int]
-    source: str
-    format: str
-    notes: tuple[str, ...]
-    hash_block_tokens: int | None
-    hash_ids: list[list[int]] | None
-    acceptance: list[float] | None = field(default=None, metadata=LEFT_OUT)
-    labels: dict[str, list[int]] | None = field(default=None, metadata=LEFT_OUT)
-    texts: dict[str, list[str]] | None = field(default=None, metadata=LEFT_OUT)
-
-    @classmethod
-    def of(cls, rows: TraceRows) -> _Table:
-        times = None if rows.arrival_ns is None else rows.arrival_ns.tolist()
-        size, ids = None, None
-        if rows.hash_ids is not None:
-            size, ids = rows.hash_ids.block_tokens, [rows.hash_ids.row(i) for i in range(len(rows))]
-        lengths = (rows.prompt_tokens.tolist(), rows.output_tokens.tolist())
-        acceptance = None if rows.acceptance is None else rows.acceptance.tolist()
-        labels = {role: column.tolist() for role, column in rows.labels.items()} or None
-        texts = {role: list(texts) for role, texts in rows.texts.items()} or None
-        return cls(times, *lengths, rows.source, rows.format, rows.notes, size, ids, acceptance, labels, texts)
-
-    def rows(self) -> TraceRows:
-        """The `TraceRows` of this table; ValueError if its columns differ in length."""
-        columns = (self.arrival_ns or self.prompt_tokens, self.prompt_tokens, self.output_tokens)
-        times, prompt, output = (np.array(column, np.int64) for column in columns)
-        lists, size = self.hash_ids, self.hash_block_tokens
-        labels, texts = self.labels or {}, self.texts or {}
-        others = [column for column in (lists, self.acceptance, *labels.values()) if column is not None]
-        if len({len(column) for column in (times, prompt, output, *others)}) > 1:
-            raise ValueError(f"rows of {self.source}: the columns differ in length")
-        hash_ids = None
-        if lists is not None and size is not None:
-            ends = np.cumsum([0, *map(len, lists)], dtype=np.int64)
-            hash_ids = HashIds.of(size, np.array(list(chain.from_iterable(lists)), np.int64), ends)
-        times = None if self.arrival_ns is None else times
-        acceptance = None if self.acceptance is None else np.array(self.acceptance, np.float64)
-        return TraceRows(
-            times,
-            prompt,
-            output,
-            self.source,
-            self.format,
-            self.notes,
-            hash_ids,
-            acceptance,
-            labels={role: np.array(column, np.int64) for role, column in labels.items()},
-            texts={role: tuple(names) for role, names in texts.items()},
-        )
 
 
 def _with_config(policy: ResolvedPolicy, allow_code: bool) -> ResolvedPolicy:

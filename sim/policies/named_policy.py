@@ -10,7 +10,7 @@ import io
 import signal
 import sys
 import traceback
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import is_dataclass
 from types import FrameType
@@ -18,7 +18,6 @@ from typing import Any, TextIO
 
 from batchsim.base.errors import ScenarioError
 from batchsim.kernel.policy_config import PolicyConfig
-from batchsim.policies.registry import POLICIES
 
 _METHODS = ("add", "cancel", "schedule", "repeat", "complete")
 _LETTERS = 200  # of what an import says
@@ -30,13 +29,21 @@ def find_policy(kind: str, *, allow_code: bool) -> tuple[type[PolicyConfig], Any
     With `allow_code` the module is imported; without, a user's own policy is refused. ScenarioError then, and for what
     is no policy or cannot be imported, whatever the module does.
     """
-    if kind in POLICIES:
-        return POLICIES[kind]
+    known = _registered()
+    if kind in known:
+        return known[kind]
     if ":" not in kind:
         raise ScenarioError(f"policy {kind[:_LETTERS]} cannot be imported: your own is named module:Class. Correct it.")
     check_allowed(kind, allow_code=allow_code)
     with own_code("policy", kind):
         return _policy(kind)
+
+
+def _registered() -> Mapping[str, tuple[type[PolicyConfig], Any]]:
+    """The registry, which imports every scheduler; a check whether code is allowed does without."""
+    from batchsim.policies.registry import POLICIES
+
+    return POLICIES
 
 
 def check_allowed(kind: str, *, allow_code: bool) -> None:
@@ -60,7 +67,7 @@ def _policy(kind: str) -> tuple[type[PolicyConfig], Any]:
     config = getattr(policy.__init__, "__annotations__", {}).get("config")
     config = getattr(module, config, None) if isinstance(config, str) else config
     if config is None and policy.__init__ is not object.__init__:  # compiled functions have no annotations
-        config = next((asked for asked, ours in POLICIES.values() if ours.__init__ is policy.__init__), None)
+        config = next((asked for asked, ours in _registered().values() if ours.__init__ is policy.__init__), None)
     if not isinstance(config, type) or not is_dataclass(config):
         raise ScenarioError(
             f"{kind}.__init__ has no config that is a dataclass of its module. Write"

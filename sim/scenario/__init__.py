@@ -2,7 +2,6 @@
 
 from batchsim.scenario.config import KvConfig, LoadConfig, Point, PolicySpec, Scenario
 from batchsim.scenario.load import changed, load_scenario
-from batchsim.scenario.schema import scenario_schema
 
 __all__ = [
     "KvConfig",
@@ -12,5 +11,4 @@ __all__ = [
     "Scenario",
     "changed",
     "load_scenario",
-    "scenario_schema",
 ]

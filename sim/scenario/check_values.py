@@ -13,24 +13,13 @@ from pydantic_core import ErrorDetails
 
 from batchsim.base.errors import ScenarioError, cut, nearest
 from batchsim.base.plain import kind_of
+from batchsim.base.problems import name_of, path_of, range_error, type_wanted
 from batchsim.scenario.config import ScenarioFile
 from batchsim.scenario.deployment_config import DeploymentConfig
 from batchsim.scenario.document import Document
 from batchsim.scenario.document import Path as Keys
-from batchsim.workload.tagged import OTHER
 
 _MISSING = ("missing", "missing_argument")
-_WORDS = {  # what a validator calls them, and how a scenario writes them
-    "a valid integer": "a whole number",
-    "a valid number": "a number",
-    "a valid string": "a word",
-    "a valid boolean": "true or false",
-    "a valid array": "a list, like [a, b]",
-    "a valid dictionary": "keys and values, like {key: value}",
-    "an object": "keys and values, like {key: value}",
-}
-
-
 _GONE = {
     "busy_share": "an engine that batches is busy as soon as one request runs, so that this is full at any load. Write"
     " kv_utilisation, the share of KV blocks in use, or queue_per_replica, the requests that wait for each"
@@ -43,7 +32,7 @@ def check_values(kind: Any, value: Any, document: Document, path: Keys) -> Any:
     try:
         return adapter(kind).validate_json(json.dumps(value))
     except ValidationError as error:
-        problems = [(_path_of(item["loc"], value), item) for item in error.errors(include_url=False)]
+        problems = [(path_of(item["loc"], value), item) for item in error.errors(include_url=False)]
 
     def at(keys: Keys) -> int:
         return document.line((*path, *keys))
@@ -51,10 +40,19 @@ def check_values(kind: Any, value: Any, document: Document, path: Keys) -> Any:
     # Beside an unknown key a missing one is most often the same key misspelt: the unknown one says more.
     odd = {keys[:-1] for keys, item in problems if item["type"] == "unexpected_keyword_argument"}
     telling = [p for p in problems if not (p[1]["type"] in _MISSING and p[0][:-1] in odd)]
+
     # A missing cost comes first: a deployment in its place names a policy too.
-    keys, item = min(telling, key=lambda p: (p[0] != ("cost",) or p[1]["type"] not in _MISSING, at(p[0])))
+    def rank(problem: tuple[Keys, ErrorDetails]) -> tuple[bool, int, bool]:
+        return (
+            problem[0] != ("cost",) or problem[1]["type"] not in _MISSING,
+            at(problem[0]),
+            range_error(problem[1]) is None,
+        )
+
+    keys, item = min(telling, key=rank)
     message = _message(kind, value, document.written((*path, *keys)), keys, item)
-    more = f" ({len(problems) - 1} more after this.)" if len(problems) > 1 else ""
+    others = len({keys for keys, _ in problems}) - 1
+    more = f" ({others} more after this.)" if others else ""
     raise ScenarioError(f"{document.where(_blamed(document, (*path, *keys), item))}: {message}{more}")
 
 
@@ -69,25 +67,6 @@ def _blamed(document: Document, path: Keys, item: ErrorDetails) -> Keys:
 def adapter(kind: Any) -> TypeAdapter[Any]:
     """The pydantic adapter that validates JSON as the dataclass `kind`, made once."""
     return TypeAdapter(kind)
-
-
-def _path_of(loc: tuple[int | str, ...], value: Any) -> Keys:
-    """The keys of `loc` without the names of union members that a validator puts between them."""
-    keys: list[int | str] = []
-    named = False  # the union member of the mapping at hand
-    for i, part in enumerate(loc):
-        last = i == len(loc) - 1
-        if isinstance(value, dict) and value.get("kind") == part and not named:
-            named = True
-        elif isinstance(value, dict) and part in value:
-            value, named = value[part], False
-            keys.append(part)
-        elif isinstance(value, list) and isinstance(part, int):
-            value, named = value[part] if part < len(value) else None, False
-            keys.append(part)
-        elif last and isinstance(value, dict) and part != OTHER:
-            keys.append(part)
-    return tuple(keys)
 
 
 def _message(kind: Any, root: Any, full: Keys, keys: Keys, item: ErrorDetails) -> str:
@@ -110,32 +89,47 @@ def _message(kind: Any, root: Any, full: Keys, keys: Keys, item: ErrorDetails) -
             return f"{name}.kind is {given}. {nearest(given, tags, f'Write one of {expected}.')}"
         case "union_tag_not_found":
             return f"{name} has no kind. Add kind: with the name of one."
+        case "value_error" if error := range_error(item):
+            within = len(full) - len(keys) + _owner(kind, root, keys)
+            owner = ".".join(str(part) for part in full[:within])
+            return (f"{owner}: " if owner else "") + f"{name_of(full[within:])} {error}"
         case "value_error":
             reason = str(item["msg"]).removeprefix("Value error, ")
             return (f"{name}: " if full else "") + reason + ("" if reason.endswith((".", "?")) else ".")
         case _:
             shown = cut(json.dumps(item["input"]), 60)
-            advice = str(item["msg"]).removeprefix("Input should be ").removesuffix(" type")
             or_auto = ", or auto" if kind is ScenarioFile and len(full) == 2 and full[0] == "load" else ""
             named = "the name of a GPU, or its sheet as " if full and full[-1] == "gpu" else ""
-            return f"{name} is {shown}. Write {named}{_WORDS.get(advice, advice)}{or_auto}."
+            return f"{name} is {shown}. Write {named}{type_wanted(item)}{or_auto}."
 
 
 def _field_names(kind: Any, value: Any, keys: Keys) -> list[str]:
     """The fields of the dataclass that stands at `keys` below `kind`."""
-    kind = _chosen(kind, value)
+    kind = _kinds(kind, value, keys)[-1]
+    names = [field.name for field in fields(kind)] if is_dataclass(kind) else []
+    if kind is DeploymentConfig:
+        names.remove("kind")  # which no scenario writes
+    return ["deployment", *names] if "cost" in names else names
+
+
+def _owner(kind: Any, value: Any, keys: Keys) -> int:
+    """How many of `keys` lead to the innermost dataclass that has the others."""
+    return max(i for i, each in enumerate(_kinds(kind, value, keys[:-1])) if is_dataclass(each))
+
+
+def _kinds(kind: Any, value: Any, keys: Keys) -> list[Any]:
+    """The types of `value`, itself of `kind`, and of what stands at each of `keys` below it."""
+    kinds = [_chosen(kind, value)]
     for key in keys:
+        kind = kinds[-1]
         if is_dataclass(kind):
             kind = get_type_hints(kind, include_extras=True).get(str(key))
         else:
             arguments = get_args(kind)
             kind = arguments[-1] if get_origin(kind) is dict else arguments[0] if arguments else None
         value = value.get(key) if isinstance(value, dict) else None
-        kind = _chosen(kind, value)
-    names = [field.name for field in fields(kind)] if is_dataclass(kind) else []
-    if kind is DeploymentConfig:
-        names.remove("kind")  # which no scenario writes
-    return ["deployment", *names] if "cost" in names else names
+        kinds.append(_chosen(kind, value))
+    return kinds
 
 
 def _chosen(kind: Any, value: Any) -> Any:

@@ -13,7 +13,7 @@ from batchsim.base.plain import texts_in
 from batchsim.base.ranges import MAX_CHOICES, Config, PositiveInt, Range, check_ranges
 from batchsim.base.units import Rate
 from batchsim.drive.fleet.admission import AdmissionConfig
-from batchsim.drive.resolved import ResolvedPolicy
+from batchsim.drive.resolved_policy import ResolvedPolicy
 from batchsim.kernel.policy_config import Device
 from batchsim.scenario.fitted_config import ScenarioCost
 from batchsim.scenario.kv_config import KvConfig
@@ -55,9 +55,6 @@ class LoadConfig(Config):
         given = [values for values in (self.mean_rate, self.users, self.rate_scale) if values is not None]
         if len(given) != 1 or not given[0]:
             raise ValueError("give one list with at least one value, or auto: mean_rate, users or rate_scale")
-        if isinstance(given[0], str) and not self.is_auto:
-            name = next(name for name in ("mean_rate", "users", "rate_scale") if getattr(self, name) is given[0])
-            raise ValueError(f"{name}: {given[0]!r} is one text. Write a list of them, or auto")
         if self.points is not None and not self.is_auto:
             raise ValueError("points is for an axis that is auto. The list has as many as it has")
         values = () if self.is_auto else tuple(map(float, given[0]))

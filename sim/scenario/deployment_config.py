@@ -20,7 +20,6 @@ from batchsim.deployment.catalog import load_gpu, sheet_gpu
 from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.model import GpuSpec, ModelSpec
 from batchsim.kernel.policy_config import PolicyConfig
-from batchsim.tables.find import profile_of
 from batchsim.workload.tagged import OrWord
 
 Engine = Literal["vllm", "sglang", "tensorrt_llm"]
@@ -173,6 +172,8 @@ class DeploymentConfig(Config):
         """
         deployment = self.deployment(model)
         if isinstance(self.gpu, str):
+            from batchsim.tables.find import profile_of  # the tables are not for who reads a deployment's keys
+
             host = None if self.host is None else self.host.term()
             return Calibrated(
                 profile_of(deployment),

@@ -7,24 +7,41 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
-from typing import Any, get_args, get_type_hints
+from dataclasses import MISSING, fields
+from typing import Any
 
+from pydantic.json_schema import GenerateJsonSchema
+
+from batchsim.base.plain import to_plain
 from batchsim.scenario.key_words import KEY_WORDS
 
 _SENTENCE = re.compile(r"(?<=[.;])\s+(?=[A-Z`])")
 
 
-def describe(schema: dict[str, Any], roots: list[type]) -> None:
-    """Adds to the keys of `schema`, made of the dataclasses `roots`, what they are; where a key's type has a
-    description, its range, that follows. KeyError for a key that neither its class nor `KEY_WORDS` says anything of."""
-    classes = {found.__name__: found for root in roots for found in classes_in(root)}
-    for owner in mappings(schema):
-        kind = classes.get(str(owner.get("title")))
-        names = [field.name for field in fields(kind)] if kind is not None else []
-        for name, its in owner["properties"].items():
-            if kind is not None and name in names:
-                its["description"] = "; ".join(filter(None, (words_for(kind, name), its.get("description"))))
+class Described(GenerateJsonSchema):
+    """pydantic's schema, in which every key of a dataclass says what it is, followed by what its type says, its range;
+    and what its default is where that is made anew each time. KeyError for a key that neither its class nor `KEY_WORDS`
+    says anything of."""
+
+    def dataclass_schema(self, schema: Any) -> dict[str, Any]:
+        node = super().dataclass_schema(schema)
+        for field in fields(schema["cls"]):
+            its = node["properties"].get(field.name)
+            if its is None:
+                continue
+            its["description"] = "; ".join(filter(None, (words_for(schema["cls"], field.name), its.get("description"))))
+            if "default" not in its and field.default_factory is not MISSING:
+                made = field.default_factory()
+                its["default"] = {} if isinstance(made, dict) or made == _bare(made) else to_plain(made)
+        return node
+
+
+def _bare(made: Any) -> Any:
+    """Such a config as `{}` gives; None where some of its fields are required."""
+    try:
+        return type(made)()
+    except TypeError:
+        return None
 
 
 def words_for(kind: type, name: str) -> str:
@@ -37,20 +54,6 @@ def words_for(kind: type, name: str) -> str:
         return f"The kind: {sentences[0].rstrip('.;')}"
     said = [sentence.rstrip(".;") for sentence in sentences if f"`{name}`" in sentence]
     return ". ".join(said) if said else KEY_WORDS[name]
-
-
-def classes_in(kind: Any, seen: dict[type, None] | None = None) -> dict[type, None]:
-    """The dataclasses that `kind` holds, itself among them, in the order in which they are met."""
-    seen = {} if seen is None else seen
-    if isinstance(kind, type) and is_dataclass(kind):
-        if kind not in seen:
-            seen[kind] = None
-            for hint in get_type_hints(kind, include_extras=True).values():
-                classes_in(hint, seen)
-        return seen
-    for part in get_args(kind):
-        classes_in(part, seen)
-    return seen
 
 
 def mappings(node: Any) -> Iterator[dict[str, Any]]:

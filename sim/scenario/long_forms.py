@@ -12,7 +12,6 @@ from batchsim.cost import long_form
 from batchsim.cost.presets import ways_there
 from batchsim.deployment.models import read_model
 from batchsim.deployment.startup_log import read_kv_tokens
-from batchsim.policies.registry import POLICIES
 from batchsim.scenario.document import MAX_DEPTH, TEXTS, Document, read_document
 from batchsim.scenario.document import Path as Keys
 
@@ -154,7 +153,7 @@ def name_policy(plain: dict[str, Any]) -> None:
     cost = plain.get("cost")
     if "policies" not in plain and isinstance(cost, dict) and cost.get("kind") == "deployment":
         engine = cost.get("engine")
-        plain["policies"] = {engine: {}} if isinstance(engine, str) and engine in POLICIES else {}
+        plain["policies"] = {engine: {}} if isinstance(engine, str) else {}
 
 
 def costs(plain: dict[str, Any]) -> Iterator[tuple[Keys, dict[str, Any]]]:

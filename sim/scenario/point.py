@@ -15,7 +15,8 @@ from batchsim.deployment.model import GpuSpec, ModelSpec
 from batchsim.drive.fleet.fleet_plan import ReplicaSpan
 from batchsim.drive.fleet.fleet_records import EngineLife
 from batchsim.drive.fleet.simulate_fleet import simulate_fleet
-from batchsim.drive.resolved import Resolved, ResolvedPolicy
+from batchsim.drive.resolved import Resolved
+from batchsim.drive.resolved_policy import ResolvedPolicy
 from batchsim.drive.simulate import Pulse, simulate
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import KVBlockManager
@@ -77,7 +78,7 @@ class Setup:
             setup = cls(scenario, _resolved(scenario, model, cost), cost, _kv_budget(scenario, model, cost))
         for spec in scenario.specs:
             with scenario.at(f"policies.{spec.label}"):
-                setup.resolved.scheduler(resolved_policy(spec), setup.new_kv(spec.config), None, cost, cost.stages)
+                setup.resolved.scheduler(spec, setup.new_kv(spec.config), None, cost, cost.stages)
             with scenario.at("cost"):
                 setup.cost_under(spec.config)
         with scenario.at("cost"):
@@ -224,7 +225,7 @@ class Setup:
     def engine(self, spec: PolicySpec, workload: BuiltWorkload) -> EngineCore:
         """A new engine under `spec` for one simulation of `workload`."""
         cost = self.cost_under(spec.config)
-        return self.resolved.simulator(resolved_policy(spec), workload, self.new_kv(spec.config), cost)
+        return self.resolved.simulator(spec, workload, self.new_kv(spec.config), cost)
 
 
 @dataclass(frozen=True)
@@ -342,11 +343,6 @@ def resolve(scenario: Scenario) -> Resolved:
     return setup.resolved
 
 
-def resolved_policy(spec: PolicySpec) -> ResolvedPolicy:
-    """`spec` without what only reports and hashes need."""
-    return ResolvedPolicy(spec.label, spec.kind, spec.config, spec.variant, spec.predictor)
-
-
 class _Trace(dict[int, TraceRows]):
     """The rows of a scenario's trace by seed, read when first asked for."""
 
@@ -376,7 +372,9 @@ def _resolved(scenario: Scenario, model: ModelSpec, cost: Cost) -> Resolved:
         max_waiting=file.max_waiting,
         workload=file.workload,
         rows=_Trace(scenario),
-        policies=tuple(resolved_policy(spec) for spec in scenario.specs),
+        policies=tuple(
+            ResolvedPolicy(spec.label, spec.kind, spec.config, spec.variant, spec.predictor) for spec in scenario.specs
+        ),
         load_name=scenario.load_name,
         loads=scenario.loads,
         seeds=file.seeds,

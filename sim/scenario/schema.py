@@ -9,13 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, fields
 from importlib import resources
 from typing import Any, get_args
 
 from pydantic import TypeAdapter
 
-from batchsim.base.plain import to_plain
 from batchsim.base.units import (
     NS_PER_S,
     Bandwidth,
@@ -29,7 +27,7 @@ from batchsim.base.units import (
 )
 from batchsim.policies.registry import POLICIES
 from batchsim.scenario.config import ScenarioFile
-from batchsim.scenario.described import classes_in, describe, mappings
+from batchsim.scenario.described import Described, mappings
 from batchsim.scenario.document import TEXTS, read_document
 from batchsim.workload.predictors import PredictorConfig
 
@@ -86,20 +84,17 @@ _UNITS = (("h", 3600 * NS_PER_S), ("min", 60 * NS_PER_S), ("s", NS_PER_S), ("ms"
 
 def scenario_schema() -> Node:
     """The JSON schema of a scenario file, with the knobs of every policy under its `$defs`."""
-    schema = TypeAdapter(ScenarioFile).json_schema()
-    configs = {kind: config for kind, (config, _) in POLICIES.items()}
-    for kind, config in configs.items():
-        policy = TypeAdapter(config).json_schema()
+    schema = TypeAdapter(ScenarioFile).json_schema(schema_generator=Described)
+    for kind, (config, _) in POLICIES.items():
+        policy = TypeAdapter(config).json_schema(schema_generator=Described)
         schema["$defs"] |= policy.pop("$defs", {})  # where "#/$defs/..." looks for them
         schema["$defs"][f"policy_{kind}"] = policy
-    predictor = TypeAdapter(PredictorConfig).json_schema()
+    predictor = TypeAdapter(PredictorConfig).json_schema(schema_generator=Described)
     schema["$defs"] |= predictor.pop("$defs")
     words = "Who guesses how long answers get, where an order or a victim is chosen by that"
     predictor |= {"description": words, "default": None}
     schema["$defs"]["policy_preemptive"]["properties"]["predictor"] = predictor
-    roots = [ScenarioFile, *configs.values(), *get_args(get_args(PredictorConfig)[0])]
-    describe(schema, roots)
-    _add_defaults(schema, roots)
+    _write_defaults(schema)
     for owner in (schema, *schema["$defs"].values()):
         own = {*owner.get("properties", ())}
         if "cost" in own and own & {"kv", "price"}:
@@ -187,17 +182,8 @@ def _add_policies(schema: Node) -> None:
 # ---- defaults
 
 
-def _add_defaults(schema: Node, roots: list[type]) -> None:
-    """Adds the defaults that fields make anew each time; pydantic states the others."""
-    classes = {found.__name__: found for root in roots for found in classes_in(root)}
-    for owner in mappings(schema):
-        kind = classes.get(str(owner.get("title")))
-        for field in fields(kind) if kind is not None else ():
-            its = owner["properties"].get(field.name)
-            if its is None or "default" in its or field.default_factory is MISSING:
-                continue
-            made = field.default_factory()
-            its["default"] = {} if isinstance(made, dict) or made == _bare(made) else to_plain(made)
+def _write_defaults(schema: Node) -> None:
+    """Writes the defaults of all keys as a scenario has them."""
     for owner in mappings(schema):
         for its in owner["properties"].values():
             if its.get("default") is not None:
@@ -236,14 +222,6 @@ def _short_number(quantity: Quantity) -> Callable[[float], str]:
     """`quantity.write`, without the fraction of a whole number, and of whole GB with that unit."""
     whole = re.compile(r"\.0(?=[^0-9])")
     return lambda value: whole.sub("", quantity.write(value)).replace("000000000B", "GB")
-
-
-def _bare(made: Any) -> Any:
-    """Such a config as `{}` gives; None where some of its fields are required."""
-    try:
-        return type(made)()
-    except TypeError:
-        return None
 
 
 _WRITERS = _quantities()

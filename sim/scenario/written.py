@@ -5,37 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import PurePath
-from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
-from batchsim.base.ranges import item_of, quantity_of
+from batchsim.base.ranges import written_numbers
 from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.policies.registry import POLICIES
 from batchsim.scenario.deployment_config import DeploymentConfig
 
 
-def as_written(value: Any, hint: Any = Any, where: str = "") -> Any:
+def as_written(value: Any, where: str = "") -> Any:
     """`value`, in which configs may stand, as texts, numbers, lists and mappings that are read as the same again.
 
-    Fields at their defaults are left out. `hint` is its type, which says the unit of a number. ValueError, which begins
-    with the path below `where`, for what no scenario can hold.
+    Fields at their defaults are left out. ValueError, which begins with the path below `where`, for what no scenario
+    can hold.
     """
     if is_dataclass(value) and not isinstance(value, type):
         return _record(value, where)
     if isinstance(value, Mapping):
-        within = _value_of(hint)
-        return {
-            _key(key, item, where): as_written(item, within, f"{where}.{key}".strip(".")) for key, item in value.items()
-        }
+        return {_key(key, item, where): as_written(item, f"{where}.{key}".strip(".")) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [as_written(item, item_of(hint), f"{where}[{i}]") for i, item in enumerate(value)]
+        return [as_written(item, f"{where}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, PurePath):
         return str(value)
-    if value is None or isinstance(value, bool | str):
+    if value is None or isinstance(value, bool | str | int | float):
         return value
-    if isinstance(value, int | float):
-        mark = quantity_of(hint)
-        return value if mark is None else mark.write(value)
     raise ValueError(
         f"{where or 'the scenario'} is of type {type(value).__name__}, which no scenario holds. Write numbers, texts,"
         " lists, mappings or batchsim's own classes."
@@ -43,17 +36,16 @@ def as_written(value: Any, hint: Any = Any, where: str = "") -> Any:
 
 
 def _record(config: Any, where: str) -> dict[str, Any]:
-    hints = get_type_hints(type(config), include_extras=True)
     plain = {} if isinstance(config, DeploymentConfig) else _kind(config, where)
+    numbers = written_numbers(config)
     for field in fields(config):
         if not field.init or field.name == "kind":
             continue
         value = getattr(config, field.name)
         at_default = value == field.default or (callable(field.default_factory) and value == field.default_factory())
         if not at_default:
-            plain[_key(field.name, value, where)] = as_written(
-                value, hints[field.name], f"{where}.{field.name}".strip(".")
-            )
+            written = numbers.get(field.name, value)
+            plain[_key(field.name, value, where)] = as_written(written, f"{where}.{field.name}".strip("."))
     return plain
 
 
@@ -72,12 +64,3 @@ def _key(key: object, value: object, where: str) -> str:
     if isinstance(key, str):
         return "deployment" if key == "cost" and isinstance(value, DeploymentConfig) else key
     raise ValueError(f"{where or 'the scenario'} has the key {key!r}, which is no text. Write it as a text.")
-
-
-def _value_of(hint: Any) -> Any:
-    """The type of the values of a mapping of type `hint`; Any where it says none."""
-    if get_origin(hint) is Annotated:
-        return _value_of(get_args(hint)[0])
-    if get_origin(hint) in (Union, UnionType):
-        return next((found for found in map(_value_of, get_args(hint)) if found is not Any), Any)
-    return get_args(hint)[1] if get_origin(hint) is dict else Any

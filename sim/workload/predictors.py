@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 
@@ -11,10 +11,12 @@ from batchsim.base.errors import ScenarioError
 from batchsim.base.ranges import INT32_MAX, Config, Range
 from batchsim.kernel.protocols import LengthPredictor
 from batchsim.kernel.types import Request
-from batchsim.workload.build import BuiltWorkload
 from batchsim.workload.tagged import ByKind
 from batchsim.workload.traces.random_stream import random_stream
 from batchsim.workload.traces.values import shown
+
+if TYPE_CHECKING:
+    from batchsim.workload.build import BuiltWorkload
 
 NOISE_BLOCK = 8192  # request ids whose noise is drawn at once
 

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from batchsim.base.plain import kind_of
-
-OTHER = "other"
-"""What a validator calls, in the places of its errors, all that `OrWord` marks but the word."""
+from batchsim.base.problems import OTHER
 
 
 @dataclass(frozen=True)

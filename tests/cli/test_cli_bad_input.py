@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -640,3 +642,17 @@ def test_halves_of_letters_are_one_line(tmp_path: Path, change: str) -> None:
     result = batchsim("run", tmp_path / "s.yaml", "--set", change)
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
     assert "holds half of a letter" in result.stderr and "Write whole ones." in result.stderr
+
+
+def test_a_misspelt_key_is_refused_before_what_takes_seconds_is_imported(tmp_path: Path) -> None:
+    """A refusal of a key loads no tables, plots, schedulers or workloads."""
+    (tmp_path / "s.yaml").write_text(changed(TINY, "slo:", "slos:"))
+    code = (
+        "import sys\nfrom batchsim.cli import app\n"
+        "try: app(['run', 's.yaml'])\nexcept SystemExit as end: print(end.code, *sys.modules)"
+    )
+    process = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    status, *loaded = process.stdout.split()
+    assert status == "2" and "slos is not a field" in process.stderr
+    heavy = {"pandas", "scipy", "matplotlib", "simpy", "batchsim.policies.registry", "batchsim.workload.build"}
+    assert heavy.isdisjoint(loaded) and "batchsim.scenario.load" in loaded

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from batchsim.base.ranges import numbers_of
+from batchsim.base.ranges import numeric_fields
 from batchsim.kernel.engine_loop import EVENTS, EngineLoop
 from batchsim.kernel.policy_config import Traits
 from batchsim.policies.registry import POLICIES
@@ -194,4 +194,4 @@ def test_what_a_preemptive_config_needs(knobs: dict[str, Any], predictor: bool, 
 @pytest.mark.parametrize(("kind", "traits"), [(kind, traits) for kind, _, traits in TRAITS])
 def test_knobs_that_capacity_changes_are_numbers_of_the_config(kind: str, traits: Traits) -> None:
     """None is misspelt, and none is a choice or a switch, which cannot be doubled."""
-    assert {name for name, _, _ in numbers_of(POLICIES[kind][0])} >= set(traits.knobs)
+    assert numeric_fields(POLICIES[kind][0]).keys() >= set(traits.knobs)

@@ -18,7 +18,7 @@ from batchsim.kernel.record import Records
 from batchsim.kernel.types import Request, Sequence
 from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
 from batchsim.scenario import load_scenario
-from batchsim.scenario.point import Setup, resolved_policy, simulate_point
+from batchsim.scenario.point import Setup, simulate_point
 
 SHARES = (0.8, 0.6, 0.45)
 
@@ -245,7 +245,7 @@ def test_no_drafts_of_a_model_on_a_real_executor(tmp_path: Path, policy: str) ->
     with pytest.raises(
         ScenarioError, match=r": no draft model runs here, and no search but.* Use method ngram of vllm"
     ):
-        setup.resolved.engine(resolved_policy(point.spec), workload, kv, cast("Executor", object()), None)
+        setup.resolved.engine(point.spec, workload, kv, cast("Executor", object()), None)
 
 
 # ---- of each request, by a trace

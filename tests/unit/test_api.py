@@ -157,7 +157,7 @@ def test_arrivals_alone_and_overrides_in_one_text_are_refused_with_what_to_write
     with pytest.raises(ScenarioError, match=r"Write a list: overrides=\['seeds=1'\]\.$"):
         batchsim.Scenario("chat", overrides="seeds=1")
     one: Any = "4/s"
-    with pytest.raises(ValueError, match=r"^mean_rate: '4/s' is one text\. Write a list of them, or auto"):
+    with pytest.raises(ValueError, match=r"^mean_rate is '4/s', expected a list, like"):
         batchsim.Load(mean_rate=one)
 
 

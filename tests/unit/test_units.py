@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
 
 from batchsim.base.units import (
     Quantity,
@@ -114,13 +116,16 @@ def test_a_time_is_written_for_people(ns: int, text: str) -> None:
     assert format_duration(ns) == text
 
 
-def test_a_validator_gets_parser_and_schema() -> None:
-    """A marked field validates through its parser and is a string in the exported schema."""
-    quantity = Quantity(parse_duration_ns, "50ms")
-    core = quantity.__get_pydantic_core_schema__(int, lambda source: {"type": "int"})
-    assert core["function"]["function"]("2us") == 2_000
-    assert core["schema"] == {"type": "int"}
-    assert quantity.__get_pydantic_json_schema__(None, None) == {"type": "string", "examples": ["50ms"]}
+def test_a_validator_gets_parser_writer_and_schema() -> None:
+    """A marked field is read and written by its functions, from Python as a number too, and is a string in the
+    exported schema; a number in JSON lacks its unit."""
+    quantity = TypeAdapter(Annotated[int, Quantity(parse_duration_ns, "50ms", lambda ns: f"{ns}ns")])
+    assert quantity.validate_json('"2us"') == quantity.validate_python("2us") == 2_000
+    assert quantity.validate_python(2_000) == 2_000
+    with pytest.raises(ValidationError, match=r"2000 is not a time\. Write a number with a unit, like 50ms\."):
+        quantity.validate_json("2000")
+    assert quantity.dump_json(2_000) == b'"2000ns"' and quantity.dump_python(2_000) == 2_000
+    assert quantity.json_schema() == {"type": "string", "examples": ["50ms"]}
 
 
 @pytest.mark.parametrize(

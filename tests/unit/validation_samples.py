@@ -15,7 +15,8 @@ from batchsim.check.validation.live_runs import LivePoint, ValidationSetup, judg
 from batchsim.check.validation.verdicts import BOUNDS
 from batchsim.cost import Linear
 from batchsim.drive.live import VirtualClock, live
-from batchsim.drive.resolved import Resolved, ResolvedPolicy
+from batchsim.drive.resolved import Resolved
+from batchsim.drive.resolved_policy import ResolvedPolicy
 from batchsim.kernel.batch import Batch
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.record import Records

@@ -32,7 +32,8 @@ from batchsim.check.validation.step_error import RegionError, StepPairs
 from batchsim.cost import Cost, Scaled
 from batchsim.cost.periods import periods_ns
 from batchsim.drive.live import lag_verdict
-from batchsim.drive.resolved import Resolved, ResolvedPolicy
+from batchsim.drive.resolved import Resolved
+from batchsim.drive.resolved_policy import ResolvedPolicy
 from batchsim.drive.saturation import overloaded, saturation_rps
 from batchsim.drive.simulate import simulate
 from batchsim.kernel.acceptance import DraftCounts

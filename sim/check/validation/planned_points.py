@@ -10,7 +10,7 @@ from batchsim.base.errors import ScenarioError
 from batchsim.base.plain import to_plain
 from batchsim.check.validation.live_runs import Played, ValidationSetup, served
 from batchsim.cost import Cost
-from batchsim.drive.resolved import ResolvedPolicy
+from batchsim.drive.resolved_policy import ResolvedPolicy
 
 DEFAULT_SHARES = (0.5, 0.8)
 
