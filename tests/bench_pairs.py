@@ -4,6 +4,9 @@ A row alone is compared with bare timeouts, whose pace on a shared machine moves
 a second or two of each other moves together, so that a turn is short: of a trace it takes the first requests alone. The
 median of the turns' ratios is printed, with the least and the most of them, and the share that is wanted. An engine
 that schedules ahead makes other steps of the same requests, so that the ratio by steps stands beside that by requests.
+
+`--wins` prints instead what each mechanism that saves a simulation its steps wins: a row with it, divided by the same
+row without it, whose records are the same.
 """
 
 from __future__ import annotations
@@ -19,11 +22,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from unittest.mock import patch
 
 from batchsim.drive.fleet.fleet_plan import FleetPlan
 from batchsim.drive.fleet.routing import LeastTokensConfig, RoundRobinConfig
 from batchsim.drive.fleet.simulate_fleet import simulate_fleet
 from batchsim.drive.simulate import simulate
+from batchsim.kernel.acceptance import DrawnLuck
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.protocols import Workload
 from batchsim.kernel.types import Arrival, Request
@@ -49,6 +54,16 @@ FLEETS: dict[str, RoundRobinConfig | LeastTokensConfig] = {
 }
 """The router of each pair of fleets. Of one that hears of answers each engine must be as far as every arrival that may
 hear of one of its own, so that a fleet of it is dearer than its engines."""
+WINS = {
+    "leaps": ("azure-conv-1x", "azure-conv-3x", "vllm", "orca"),
+    "leaps ahead": ("vllm-async", "sglang", "tensorrt_llm"),
+    "pipeline leaps": ("vllm-pp4", "vllm-pp4-async"),
+    "drafts foreseen": ("steps-256-drafts",),
+    "engines asleep": ("fleet",),
+    "engines apart": ("fleet", "fleet-least-tokens"),
+}
+"""Mechanisms, and rows on which each is at work."""
+WIN_TURNS = 3
 REPLICAS, FLEETS_ROW, FACTOR = 7, "vllm-async", 10.5
 """Of a fleet: engines of a row, and by how much a trace is compressed for them."""
 
@@ -83,15 +98,15 @@ Run = Callable[[], tuple[float, float]]
 """Runs a row once; returns requests (or steps, for rows named so) and steps a second of CPU."""
 
 
-def of_engine(name: str, traces: Path) -> Run:
-    """The simulation alone of a row of ROWS, its tables read."""
+def of_engine(name: str, traces: Path, leap: bool = True) -> Run:
+    """The simulation alone of a row of ROWS, its tables read; without leaps where not `leap`."""
     row = ROWS[name]
 
     def run() -> tuple[float, float]:
         workload, core = First(row.workload(traces)), engine(row)
         gc.collect()
         start_s = time.process_time()
-        simulate(core, workload, leap=row.leap)
+        simulate(core, workload, leap=row.leap and leap)
         records = core.recorder.records()  # some columns of an engine that schedules ahead are written as they are read
         cpu_s = time.process_time() - start_s
         amount = len(records.requests) if row.what == "requests" else records.num_steps
@@ -149,6 +164,38 @@ def of_fleet(name: str, traces: Path) -> Run:
     return run
 
 
+def _without(run: Run, owner: str, name: str, value: object) -> Run:
+    """`run` with `name` of `owner` replaced."""
+
+    def changed() -> tuple[float, float]:
+        with patch(f"{owner}.{name}", value):
+            return run()
+
+    return changed
+
+
+def with_and_without(mechanism: str, name: str, traces: Path) -> tuple[Run, Run]:
+    """A row with a mechanism of WINS, and the same without it."""
+    if name in ROWS:
+        run = of_engine(name, traces)
+        if mechanism == "drafts foreseen":
+            owner = f"{DrawnLuck.__module__}.{DrawnLuck.__name__}"
+            return run, _without(run, owner, "foreseen", lambda luck, group: None)
+        return run, of_engine(name, traces, leap=False)
+    run, driver = of_fleet(name, traces), "batchsim.drive.fleet"
+    together = _without(run, f"{driver}.simulate_fleet", "hears_answers_only", lambda router: False)
+    if mechanism == "engines apart":
+        return run, together
+    return together, _without(together, f"{driver}.engine", "quiet_until_ns", lambda core, executor, now_ns: None)
+
+
+def wins(mechanism: str, name: str, traces: Path) -> str:
+    """How many times as many requests a second of CPU a row does with a mechanism as without it, in words."""
+    with_it, without = with_and_without(mechanism, name, traces)
+    ratios = [with_it()[0] / without()[0] for _ in range(WIN_TURNS)]
+    return f"{mechanism}, {name}: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
 def compared(name: str, other: str, traces: Path) -> dict[str, float]:
     """What `name` does a second, divided by what `other` does: the median `ratio` of `turns` by what the rows are named
     for, its extremes, and `by_steps`."""
@@ -175,9 +222,14 @@ def main() -> None:
     parser.add_argument("--traces", type=Path, default=os.environ.get("BATCHSIM_TRACES"))
     parser.add_argument("--pair", choices=list(PAIRS), action="append", help="one of them alone")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--wins", action="store_true", help="what each mechanism wins on rows on which it is at work")
     options = parser.parse_args()
     if options.traces is None:
         parser.error("no folder of traces: give --traces, or set BATCHSIM_TRACES")
+    if options.wins:
+        for mechanism, name in ((mechanism, name) for mechanism, names in WINS.items() for name in names):
+            print(wins(mechanism, name, options.traces), flush=True)
+        return
     for name in options.pair or PAIRS:
         other, wanted = PAIRS[name]
         found = compared(name, other, options.traces)
