@@ -29,7 +29,9 @@ def unknown_names(text: str) -> list[str]:
     for name in sorted(set(re.findall(r"\bbatchsim(?:\.\w+)+", text)) - {"batchsim.schema.json"}):  # editors' file
         words = name.split(".")
         cut = next(n for n in range(len(words), 0, -1) if ".".join(words[:n]) in SOURCES)
-        module = SOURCES[".".join(words[:cut])].read_text(encoding="utf-8")
+        source = SOURCES[".".join(words[:cut])]
+        stub = source.with_suffix(".pyi")  # which has the names that a package fetches when asked for
+        module = "".join(path.read_text(encoding="utf-8") for path in (source, stub) if path.exists())
         if words[cut:] and not re.search(rf"\b{words[cut]}\b", module):
             found.append(name)
     return found
