@@ -87,7 +87,7 @@ def _on_site(match: re.Match[str]) -> str:
 def commands() -> Iterator[str]:
     """A page on every command, from its help, as `typer utils docs` makes it."""
     root = typer.main.get_command(app)
-    context = root.context_class(root, info_name="batchsim")
+    context = typer.Context(root, info_name="batchsim")
     yield get_docs_for_click(obj=root, ctx=context, name="batchsim", title="Commands")
 
 
