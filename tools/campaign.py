@@ -146,23 +146,23 @@ class Campaign:
             command += ["--minutes", f"{min(stage.minutes, (left_s - _MARGIN_S) / 60):.3g}"]
         typer.echo(f"{stage.name} ... ({left_s:.0f} s left)", err=True)
         began, began_s = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
-        code, printed = None, ""
+        code = None
         try:
             done = subprocess.run(
                 command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=left_s
             )
             code, printed = done.returncode, done.stdout + done.stderr
-        except subprocess.TimeoutExpired:
-            pass
+        except subprocess.TimeoutExpired as late:
+            printed = b"".join(filter(None, (late.stdout, late.stderr))).decode(errors="replace")
         finally:
             seconds = round(time.monotonic() - began_s, 1)
             self._state["runs"].append({"stage": stage.name, "command": command, "began": began, "seconds": seconds})
             self._state["runs"][-1]["exit_code"] = code
             write_text(self._file, json.dumps(self._state, indent=1))
+        log = self._out / f"{stage.name}{'' if code == 0 else '.failed'}.log"
+        write_text(log, printed)
         if code is None:
             return f"{stage.name} was stopped after {seconds:.0f} s: the time was up."
-        log = self._out / f"{stage.name}{'.failed' if code else ''}.log"
-        write_text(log, printed)
         if code or not stage.result.is_file():
             last = printed.strip().rpartition("\n")[2] or "it printed nothing"
             return f"{stage.name} failed with exit code {code}: {last} (all of it in {log})"

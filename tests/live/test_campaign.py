@@ -104,7 +104,7 @@ def test_a_stage_that_fails_ends_the_call_in_one_line(tmp_path: Path) -> None:
 
 def test_the_time_given_is_kept(tmp_path: Path) -> None:
     """A stage that needs more than is left does not begin; one that takes more is stopped, which is noted."""
-    endless = (sys.executable, "-c", "import threading; threading.Event().wait()")
+    endless = (sys.executable, "-c", "import threading; print('at work', flush=True); threading.Event().wait()")
     campaign = Campaign(visit(tmp_path), 2 / 60)
     assert campaign.run([Stage("a", endless, tmp_path / "a", 3)]).startswith("a needs 3 s, ")
     assert not (tmp_path / "campaign.json").exists()
@@ -112,6 +112,7 @@ def test_the_time_given_is_kept(tmp_path: Path) -> None:
     assert why.startswith("a was stopped after ") and why.endswith(" s: the time was up.")
     (run,) = json.loads((tmp_path / "campaign.json").read_text())["runs"]
     assert run["exit_code"] is None
+    assert (tmp_path / "a.failed.log").read_text() == "at work\n"
 
 
 def test_a_calibration_is_told_its_time(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ TESTS = {
     "sim/kernel/lane_rows.py": f"{ENGINE} {AHEAD} unit/test_record unit/test_sleeping_engines",
     "sim/kernel/packed_rows.py": "unit/test_record unit/test_keep",
     "sim/kernel/sim_executor.py": f"{ENGINE} policies/test_draft_leaps unit/test_acceptance",
-    "sim/kernel/types.py": ENGINE,
+    "sim/kernel/types.py": f"{ENGINE} unit/test_handover",
     "sim/kernel/journal.py": ENGINE,
     "sim/kernel/record.py": ENGINE + " unit/test_frames",
     "sim/kv/block_keys.py": f"{CACHE} {REUSE}",
