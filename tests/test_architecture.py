@@ -128,6 +128,7 @@ LAPTOP = frozenset({"import_aiconfigurator"})  # what of calibrate is not for a 
 BOX = frozenset(
     {"torch", "triton", "numpy", "pydantic", "yaml", "typer", "rich", "jinja2"}
 )  # the last comes with torch
+LEAPS = frozenset(f"batchsim.kernel.{kind}" for kind in ("leaps", "leaps_ahead", "pipeline_leaps"))
 IMPURE = frozenset(
     {"time", "datetime", "random", "secrets", "logging", "os", "threading", "asyncio", "socket", "subprocess"}
 )
@@ -238,6 +239,8 @@ def _wrong_own(module: str, name: str, item: Import) -> str:
     room, target = ROOMS[name], room_of(item.module)
     if target is None:
         return "this module is in no room of tests/test_architecture.py"
+    if item.module in LEAPS and name != "kernel":
+        return "leaps are made through batchsim.kernel.leaping"
     if target == name:
         return ""
     if _holds_lower_rooms(module, name):
@@ -437,6 +440,11 @@ WRONG = {
     "unknown": ("batchsim.cost.roofline", "import sklearn", "sklearn is not allowed"),
     "clock": ("batchsim.policies.families.dynamic", "import time", "time is not for a pure file"),
     "chance": ("batchsim.policies.systems.vllm.vllm", "from random import Random", "random is not for a pure file"),
+    "leaps": (
+        "batchsim.drive.stepping",
+        "from batchsim.kernel.leaps_ahead import leap_ahead",
+        "batchsim.kernel.leaping",
+    ),
     "log": ("batchsim.kernel.core", "def f():\n    import logging", "logging is not for a pure file"),
     "environment": ("batchsim.kernel.core", "from os import environ", "os is not for a pure file"),
     "torch": ("batchsim.drive.live", "import torch", "torch is not allowed"),

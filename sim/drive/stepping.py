@@ -10,10 +10,7 @@ from batchsim.drive.instant import ENTER, LAND, THROUGH, Busy, Launch, crank
 from batchsim.kernel.batch import Batch, Idle
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import EngineEvent
-from batchsim.kernel.leaps import leap
-from batchsim.kernel.leaps_ahead import leap_ahead
-from batchsim.kernel.pipeline_leaps import leap_calls
-from batchsim.kernel.sim_executor import SimExecutor
+from batchsim.kernel.leaping import Leaps
 
 
 class Stepping(ABC):
@@ -21,12 +18,8 @@ class Stepping(ABC):
     `end_ns` is when it was through. What it waits for is the driver's to say: the methods without a body."""
 
     def __init__(self, core: EngineCore, leaps: bool) -> None:
-        if not isinstance(core.executor, SimExecutor):
-            raise TypeError(f"a simulation needs a SimExecutor, not {type(core.executor).__name__}")
         self.core = core
-        self.executor = core.executor
-        self.leaps = leaps and core.loop.stages == 1
-        self.leaps_calls = leaps and core.loop.stages > 1
+        self.leaps = Leaps(core, leaps=leaps)
         self.is_ahead = core.loop.is_ahead
         self.reached_ns = 0  # the end of the latest step, or where the engine is ahead of its launch
         self.end_ns = 0
@@ -57,32 +50,31 @@ class Stepping(ABC):
 
     def process(self) -> Generator[Any, Any, None]:
         """Runs the engine to its end."""
-        core = self.core
+        core, leaps = self.core, self.leaps
         loop = crank(core, self)
         wait, now_ns = next(loop), 0
         while wait is not THROUGH:
             if wait is ENTER:
-                if self.leaps_calls:
-                    now_ns = leap_calls(core, self.executor, now_ns, self.horizon_ns())
+                if leaps.precede_calls:
+                    now_ns = leaps.leap_calls(now_ns, self.horizon_ns())
                 if self.alone_until_ns() <= now_ns:
                     yield from self.wait_for(now_ns)
             elif type(wait) is Batch:
                 self.reached_ns = core.execute(wait, now_ns)
-                if self.leaps:
+                if leaps.follow_steps:
                     yield from self.go_on()
                 now_ns = self.reached_ns
             elif type(wait) is Launch:
                 self.reached_ns = wait.until_ns
                 if wait.batch is not None:
                     core.execute(wait.batch, wait.until_ns)
-                    if self.leaps:
+                    if leaps.follow_steps:
                         yield from self.go_on()
                 now_ns = self.reached_ns
             elif type(wait) is Busy:
                 now_ns = wait.until_ns
             elif wait is LAND:
-                oldest = core.in_flight.steps[0]
-                now_ns = max(now_ns, oldest.end_ns) + oldest.process_ns
+                now_ns = core.in_flight.landing_ns(now_ns)
             else:
                 assert isinstance(wait, Idle)
                 now_ns = yield from self.rest(wait, now_ns)
@@ -91,14 +83,7 @@ class Stepping(ABC):
 
     def leap(self) -> None:
         """Simulates steps like the latest, just executed, up to where somebody may come."""
-        core, executor = self.core, self.executor
-        batch = core.in_flight.steps[-1].batch
-        if self.is_ahead:
-            self.reached_ns = leap_ahead(
-                core, executor, batch, self.reached_ns, self.horizon_ns, self.tell, self.is_over
-            )
-        else:
-            self.reached_ns = leap(core, executor, batch, self.reached_ns, self.horizon_ns())
+        self.reached_ns = self.leaps.leap(self.reached_ns, self.horizon_ns, self.tell, self.is_over)
 
     def horizon_ns(self) -> float:
         """The time in ns before which nobody comes and no timer of the engine is due."""

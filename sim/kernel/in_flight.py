@@ -83,6 +83,15 @@ class StepsInFlight:
         self._free_ns = [0] * loop.stages
         self._finishing: dict[Sequence, int] = {}  # output tokens with the last one, which is in flight
 
+    def __bool__(self) -> bool:
+        """Whether any step is in flight, or a call that had nothing to run."""
+        return bool(self.steps or self.calls)
+
+    def landing_ns(self, now_ns: int) -> int:
+        """When the host has processed the results of the oldest step in flight, in ns, if it is free at `now_ns`."""
+        oldest = self.steps[0]
+        return (now_ns if now_ns > oldest.end_ns else oldest.end_ns) + oldest.process_ns
+
     def launch(self, batch: Batch, result: StepResult, now_ns: int, process_ns: int) -> tuple[int, int]:
         """Takes in the step `batch`, launched at `now_ns`, its counters moved on; returns its start and end in ns.
 

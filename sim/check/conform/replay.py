@@ -90,8 +90,7 @@ class Replay:
             if wait is ENTER:
                 self._traffic.submit_due(core, clock.now_ns())
             elif wait is LAND:
-                oldest = core.in_flight.steps[0]
-                clock.sleep_until(max(clock.now_ns(), oldest.end_ns) + oldest.process_ns)
+                clock.sleep_until(core.in_flight.landing_ns(clock.now_ns()))
             elif isinstance(wait, Batch):
                 clock.sleep_until(self._launch(wait))
             elif isinstance(wait, Launch):

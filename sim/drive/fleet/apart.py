@@ -18,7 +18,6 @@ from batchsim.drive.stepping import Stepping
 from batchsim.kernel.batch import Idle
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import Ended, EngineEvent, Finished
-from batchsim.kernel.leaps import quiet_until_ns
 from batchsim.kernel.protocols import Workload
 from batchsim.kernel.types import Arrival, Request
 
@@ -210,4 +209,4 @@ class _Replica(Stepping):
         """A time in ns before which it surely answers nobody; 0 where that is not known, or nobody asks."""
         if self._answers is None:
             return 0
-        return quiet_until_ns(self.core, self.executor, self.reached_ns) or 0
+        return self.leaps.quiet_until_ns(self.reached_ns) or 0

@@ -15,10 +15,7 @@ from batchsim.drive.simulate import Phase
 from batchsim.kernel.batch import Batch, Idle
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import EngineEvent
-from batchsim.kernel.leaps import leap, quiet_until_ns
-from batchsim.kernel.leaps_ahead import leap_ahead
-from batchsim.kernel.pipeline_leaps import leap_calls
-from batchsim.kernel.sim_executor import SimExecutor
+from batchsim.kernel.leaping import Leaps
 
 # Phases of an instant, after all events of SimPy's own priorities; replicas follow each other inside one.
 END, CONTROL, ROUTE, ENTER_PHASE, SCHEDULE = (k << 32 for k in range(1, 6))
@@ -78,12 +75,10 @@ class Engine:
     """One engine from the start of its replica to its end or failure."""
 
     def __init__(self, fleet: Home, slot: Slot, core: EngineCore) -> None:
-        if not isinstance(core.executor, SimExecutor):
-            raise TypeError(f"simulate_fleet needs a SimExecutor, not {type(core.executor).__name__}")
         self.fleet = fleet
         self.slot = slot
         self.core = core
-        self.executor = core.executor
+        self.leaps = Leaps(core, leaps=fleet.leap)
         self.alive = True
         self._is_ahead = core.loop.is_ahead
         self.wake: simpy.Event | None = None
@@ -125,11 +120,6 @@ class Engine:
         self._alarm = env.timeout(0)
         self._alarm.callbacks, old.callbacks = old.callbacks, []  # who waited for the old one waits for this
 
-    @property
-    def is_at_work(self) -> bool:
-        """Whether the engine has steps in flight, of whose results some may be nobody's any more."""
-        return bool(self.core.in_flight.steps or self.core.in_flight.calls)
-
     def is_over(self) -> bool:
         """Whether no arrival will come unless some engine answers something."""
         return self.slot.state == DRAINING or not self.fleet.is_streaming
@@ -150,7 +140,7 @@ class Engine:
         where somebody has come to the engine as it slept: up to then nobody hears of what it does.
         """
         env, peek, runs_ahead = self.fleet.env, self.fleet.env.peek, self.fleet.plans
-        pipelined = self.fleet.leap and self.core.loop.stages > 1
+        leaps = self.leaps
         loop = crank(self.core, self, drains=self.drains, settles=True)
         wait, now_ns = next(loop), int(env.now)
         while True:
@@ -158,15 +148,14 @@ class Engine:
             if isinstance(wait, Busy):
                 now_ns, phase = wait.until_ns, END if wait.work == "process" else None
             elif wait is ENTER:
-                if pipelined:
+                if leaps.precede_calls:
                     self._reached_ns = now_ns
-                    now_ns = leap_calls(self.core, self.executor, now_ns, self._horizon_ns())
+                    now_ns = leaps.leap_calls(now_ns, self._horizon_ns())
                 phase = ENTER_PHASE
             elif wait is SETTLE:
                 phase = SCHEDULE
             elif wait is LAND:
-                oldest = self.core.in_flight.steps[0]
-                now_ns, phase = max(now_ns, oldest.end_ns) + oldest.process_ns, END
+                now_ns, phase = self.core.in_flight.landing_ns(now_ns), END
             elif isinstance(wait, Launch):
                 now_ns = wait.until_ns
                 if now_ns > env.now and not (runs_ahead and peek() > now_ns):
@@ -176,12 +165,12 @@ class Engine:
                 if wait.batch is not None:
                     self.core.execute(wait.batch, now_ns)
                     self._reached_ns = now_ns
-                    if self.fleet.leap and self.core.loop.stages == 1:
+                    if leaps.follow_steps:
                         yield from self._go_on()
                         now_ns = self._reached_ns
             elif isinstance(wait, Batch):
                 self._reached_ns = self.core.execute(wait, now_ns)
-                if self.fleet.leap:
+                if leaps.follow_steps:
                     yield from self._go_on()
                 now_ns, phase = self._reached_ns, END
             else:
@@ -226,22 +215,17 @@ class Engine:
         if not fleet.plans or core.has_arrivals:
             return None
         if self._is_ahead:
-            oldest = core.in_flight.steps[0]
-            due_ns = max(due_ns, oldest.end_ns) + oldest.process_ns
+            due_ns = core.in_flight.landing_ns(due_ns)
         if due_ns <= fleet.env.now:
             return None
-        until_ns = quiet_until_ns(core, self.executor, self._reached_ns)
+        until_ns = self.leaps.quiet_until_ns(self._reached_ns)
         return None if until_ns is None or until_ns <= fleet.horizon_ns() else until_ns
 
     def _leap(self, horizon_ns: float) -> None:
         """Simulates steps like the latest that come before `horizon_ns`."""
-        core, self._is_asleep = self.core, False
-        batch = core.in_flight.steps[-1].batch
-        if self._is_ahead:
-            # Who is answered is told when it is time: other engines and routers are not ahead of it.
-            self._reached_ns = leap_ahead(core, self.executor, batch, self._reached_ns, lambda: horizon_ns, None, None)
-        else:
-            self._reached_ns = leap(core, self.executor, batch, self._reached_ns, horizon_ns)
+        self._is_asleep = False
+        # Without `tell`: answers go out when it is time, since other engines and routers are not ahead of it.
+        self._reached_ns = self.leaps.leap(self._reached_ns, lambda: horizon_ns)
 
     def _horizon_ns(self) -> float:
         """When something next happens besides what this engine does, in ns; the present if the engine is behind."""

@@ -170,7 +170,7 @@ class Fleet:
 
     def check_done(self) -> bool:
         """Whether every request has ended, none will come and no engine is at work; if so, the run is done."""
-        if self.clients.streams or self.clients.in_flight or any(engine.is_at_work for engine in self._living):
+        if self.clients.streams or self.clients.in_flight or any(engine.core.in_flight for engine in self._living):
             return False
         if not self.done.triggered:
             self.done.succeed()
