@@ -22,11 +22,12 @@ _NOBODY: frozenset[Sequence] = frozenset()
 
 
 class LaunchedStep:
-    """One step in flight: its batch, whom it finishes, when it ends, and the tokens of it that are computed in vain.
+    """One step in flight: its batch, the sequences it finishes, its end, and its tokens that are computed in vain.
 
     `process_ns`: the ns that the host will need for the step's results. `decodes`: the sequences that decode in it, for
-    drivers that are told of tokens. `landing`: waits for the device and says whom the step finished and when it ran;
-    None once that is known. `lost`: the sequences that have not ended and whose tokens of this step are given up.
+    drivers that receive token events. `landing`: waits for the device and returns the finished sequences and the device
+    times; None once they are known. `lost`: the sequences that have not ended and whose tokens of this step are given
+    up.
     """
 
     __slots__ = (
@@ -102,7 +103,8 @@ class StepsInFlight:
         return start_ns, end_ns
 
     def through_stages(self, now_ns: int, stages_ns: tuple[int, ...]) -> tuple[int, int]:
-        """Sends a step launched at `now_ns` through the stages, so many ns in each; returns its start and end in ns."""
+        """Sends a step launched at `now_ns` through the pipeline's stages, which take `stages_ns`; returns its start
+        and end in ns."""
         free_ns = self._free_ns
         start_ns = end_ns = max(now_ns, free_ns[0])
         for stage, duration_ns in enumerate(stages_ns):
@@ -217,7 +219,7 @@ class StepsInFlight:
         return undelivered
 
     def lose(self, seq: Sequence) -> None:
-        """Notes that nobody gets what is in flight of `seq`, which lives on: all of it is computed in vain."""
+        """Discards the tokens in flight of `seq`, which lives on: all of them are computed in vain."""
         for flight, tokens, _ in self._rows(seq):
             flight.wasted_tokens += tokens
             flight.lost |= {seq}

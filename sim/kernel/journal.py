@@ -69,7 +69,8 @@ class _Life:
 class Journal:
     """The open requests of one engine and the rows they leave. `lives` holds them in order of entering.
 
-    `told`: a prompt that has no chunk in a step sits out only where the policy says so: else a chunk is in flight.
+    `explicit_sat_out`: only sequences that the policy reports as `sat_out` sit out; otherwise any prompt without a
+    chunk in a step does.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Journal:
         per_stream_ns: int = 0,
         *,
         ahead: bool = False,
-        told: bool = False,
+        explicit_sat_out: bool = False,
     ) -> None:
         self.recorder = recorder
         self.per_chunk_ns = per_chunk_ns
@@ -87,9 +88,9 @@ class Journal:
         self.num_streams = 0  # open requests that have a token
         self.streams_told = 0  # the same with the latest tokens, before any of them ended
         self._ahead = ahead
-        self._told = told
+        self._explicit_sat_out = explicit_sat_out
         self.lives: dict[Sequence, _Life] = {}
-        self.first_tokens: list[int] | None = None  # ids of requests whose first token is out, for who asks to be told
+        self.first_tokens: list[int] | None = None  # ids of requests whose first token is out; None: not collected
         self.prefilling: dict[Sequence, None] = {}  # had a chunk in the last step, and are not done
 
     def begin(self, seq: Sequence, arrival: Arrival) -> None:
@@ -188,7 +189,9 @@ class Journal:
             row(now_ns, seq.request.id, seq.state)
         if len(prefilling) > len(batch.chunks):
             running = {seq for seq, _ in batch.chunks}
-            for seq in [seq for seq in prefilling if seq not in running and (seq in reasons or not self._told)]:
+            for seq in [
+                seq for seq in prefilling if seq not in running and (seq in reasons or not self._explicit_sat_out)
+            ]:
                 del prefilling[seq]
                 seq.state = SAT_OUT
                 row(now_ns, seq.request.id, SAT_OUT, *reasons.get(seq, ("token_budget", None)))
