@@ -1,6 +1,6 @@
-"""The open answers of an endpoint: what its clients asked for, what of it has come, and the tallies of that.
+"""The open answers of an endpoint, with the tokens delivered so far, and the tallies of them.
 
-What an engine did is heard where the engine runs, and told where its clients are: that may be two threads.
+Events of an engine are taken in where the engine runs, and delivered where the clients are: that may be two threads.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class Asked:
 
 
 class Answer:
-    """What has come of a request so far: `num_tokens` delivered, and once it has ended its `outcome` and `reason`.
+    """State of one answer: `num_tokens` delivered so far, and once it has ended its `outcome` and `reason`.
 
-    `arrival` is how it was sent; `told` is called whenever more has come. `ids` are the tokens that a model has made,
-    delivered or not; `by_eos`: the last of them ended the answer.
+    `arrival` is how it was sent; `told` is called with it after each delivery. `ids` are the tokens that a model has
+    made, delivered or not; `by_eos`: the last of them ended the answer.
     """
 
     __slots__ = (
@@ -80,7 +80,7 @@ class Answer:
         self.not_before_ns = 0  # when its first piece is at the client, which no later one overtakes
         self.ids: list[int] = []
         self.by_eos = False
-        self.has_row = False  # its end is in the records, and may be on its way to who asked
+        self.has_row = False  # its end is in the records, and may be on its way to the client
 
     @property
     def number(self) -> int:
@@ -88,7 +88,7 @@ class Answer:
         return self.arrival.request.id
 
     def gain(self, num_tokens: int) -> None:
-        """Adds tokens of this attempt; those that an attempt before it had made are not told again."""
+        """Adds tokens of this attempt; tokens that an earlier attempt had delivered are not delivered again."""
         self.num_made = made = self.num_made + num_tokens
         if made > self.num_tokens:
             self.num_tokens = made
@@ -96,9 +96,9 @@ class Answer:
 
 @dataclass(slots=True)
 class News:
-    """What an instant brought of request `number`: so many tokens, `ids` if a model made them, and its end.
+    """Update of request `number` at one instant: new tokens (with `ids` from a real model), and its end.
 
-    `answer` and `attempt` are noted where it is told.
+    `answer` and `attempt` are filled in by `Answers.count`.
     """
 
     number: int
@@ -112,14 +112,14 @@ class News:
 
 
 def _can_wait(its: News) -> bool:
-    """Whether others are told before: to write a step's tokens takes milliseconds at hundreds of streams, and that is
-    the whole error of a first or a last token, but averages out of gaps."""
+    """Sort key: True for updates delivered after first tokens and ends. To write a step's tokens takes milliseconds at
+    hundreds of streams, which is the whole error of a first or a last token, but averages out of gaps."""
     assert its.answer is not None, "noted before"
     return its.outcome is None and its.answer.last_token_ns >= 0
 
 
 def _has_tokens(heard: tuple[Answer, int]) -> bool:
-    """The same where no answer ends: whether its first token was told before."""
+    """As `_can_wait` where no answer ends: whether its first token was delivered before."""
     return heard[0].last_token_ns >= 0
 
 
@@ -155,7 +155,7 @@ class _Counts:
         answer.last_token_ns = self.now_ns
 
     def tell(self) -> None:
-        """Tells the tally of the whole step."""
+        """Adds the sums of the whole step to the tally."""
         for last_ns, requests in self.gaps.items():
             self.tally.next_tokens(self.now_ns - last_ns, requests)
         if self.output:
@@ -179,7 +179,7 @@ class Answers:
         self.seed = seed
         self.caches = bool(spec.config.traits.prefix_cache)
         self.now_ns = -1
-        self.answers: dict[int, Answer] = {}  # that were not told their end yet
+        self.answers: dict[int, Answer] = {}  # whose end was not delivered yet
         self.num_sent = 0
         self._spill_bytes = spill_bytes
         self._num_rows: dict[Recorder, int] = {}  # rows of requests of each engine that were read
@@ -197,7 +197,7 @@ class Answers:
     # ---- where an engine runs
 
     def hear(self, core: EngineCore, events: Iterable[EngineEvent]) -> tuple[list[News], list[End]]:
-        """What `events` say of each request, and the rows of those that have ended. Many rows go to disk."""
+        """(updates by request, rows of ended requests) of `events`. Many rows go to disk."""
         news: dict[int, News] = {}
         has_ended = False
         for event in events:
@@ -239,7 +239,7 @@ class Answers:
 
     def begin(self, asked: Asked, arrival_ns: int, sent_ns: int, told: Callable[[Answer], None]) -> Answer:
         """The answer to a request that its client sent at `sent_ns` and that arrives at the engines at `arrival_ns`;
-        `told` hears what becomes of it."""
+        `told` is called with it after each delivery."""
         request = Request(
             id=self.num_sent,
             arrival_ns=arrival_ns,
@@ -256,8 +256,8 @@ class Answers:
         return answer
 
     def count(self, replica: int, news: Iterable[News], ends: Iterable[End], now_ns: int, streams: bool) -> list[News]:
-        """Counts what a replica's engine did at `now_ns`; returns the news of those who still listen, to be delivered,
-        first tokens and ends before others.
+        """Counts what a replica's engine did at `now_ns`; returns the updates of requests whose clients are still
+        connected, first tokens and ends before others.
 
         An engine that does not stream has its tokens delivered with the end of the answer.
         """
@@ -286,8 +286,8 @@ class Answers:
         return listening
 
     def pass_on(self, replica: int, events: Iterable[Tokens], now_ns: int) -> None:
-        """Counts and tells at once what a step at `now_ns` brought that only brought tokens: what `hear`, `count` and
-        `deliver` do, in one loop, since at many streams most of a server's time goes there."""
+        """Counts and delivers at once the tokens of a step at `now_ns` without ends: what `hear`, `count` and `deliver`
+        do, in one loop, since at many streams most of a server's time goes there."""
         counts = _Counts(self.metrics.of(replica), now_ns)
         heard = [
             (answer, event.count) for event in events if (answer := self.answers.get(event.request.id)) is not None
@@ -300,7 +300,7 @@ class Answers:
         counts.tell()
 
     def deliver(self, news: Iterable[News]) -> None:
-        """Tells who asked what has come."""
+        """Delivers updates to their answers."""
         for its in news:
             answer, count = its.answer, its.num_tokens
             assert answer is not None, "noted as it was counted"

@@ -72,8 +72,8 @@ class SentPrompts:
 
 
 class _Mailbox:
-    """What a server's thread has for the engine's: requests, cancels and calls between two steps. `told` is called in
-    the engine's thread with what came of it."""
+    """Messages of a server's thread to the engine's: requests, cancels and calls between two steps. `told` is called in
+    the engine's thread with the events."""
 
     failure: Exception | None = None
 
@@ -217,7 +217,8 @@ class LiveEngine(Answers):
         return {0: self._core}
 
     def pacer(self, speed: float, failed: Callable[[Exception], None]) -> Running:
-        """Starts the engine; `failed` is told, in the thread that calls this, what it raised. `speed` must be 1."""
+        """Starts the engine; `failed` is called with the engine's error, in the thread that calls this. `speed` must be
+        1."""
         if speed != 1:
             raise ValueError(f"a model runs as fast as it does, not {speed:g} times as fast")
         self._started = Running(self, failed)
@@ -240,7 +241,7 @@ class LiveEngine(Answers):
         return act()
 
     def send(self, asked: Asked, now_ns: int, told: Callable[[Answer], None], came_ns: int | None = None) -> Answer:
-        """Sends a request at `now_ns`; `told` hears what becomes of it, in this thread.
+        """Sends a request at `now_ns`; `told` is called in this thread after each delivery.
 
         `came_ns`: when its client sent it, if it has waited for the engine to wake.
         """
@@ -253,13 +254,13 @@ class LiveEngine(Answers):
     def cancel(self, answer: Answer, now_ns: int) -> None:
         """Gives up a request with the step that runs; one that has ended is left alone.
 
-        At the server's end all are: it is not their clients who have left.
+        Called for all open requests at the server's end, too, though their clients have not left.
         """
         if answer.outcome is None and not self.running.is_broken:
             self.running.mail.cancel(answer.number)
 
     def drain(self) -> None:
-        """Tells the engine that nobody will come any more."""
+        """Closes the arrivals: the engine may drain."""
         self.running.mail.drain()
 
     def close(self, now_ns: int) -> tuple[Records, tuple[ReplicaSpan, ...]]:
@@ -296,7 +297,7 @@ class LiveEngine(Answers):
 
 
 class Running:
-    """A `LiveEngine` that runs, with what a server asks of who keeps engines at the pace of a clock."""
+    """A `LiveEngine` that runs, with the interface of a `Pacer`."""
 
     def __init__(self, engine: LiveEngine, failed: Callable[[Exception], None]) -> None:
         self.is_broken = False
