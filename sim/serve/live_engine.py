@@ -85,7 +85,7 @@ class _Mailbox:
         self._cancelled: list[int] = []
         self._calls: list[Callable[[], None]] = []
         self._is_draining = self._is_closing = self.has_stopped = False
-        self._knows_drain = False  # the engine was woken to be told that it drains
+        self._knows_drain = False  # the engine was woken to drain
 
     # ---- the server's thread
 
@@ -287,7 +287,7 @@ class LiveEngine(Answers):
                 before = self._num_heard.get(its.number, 0)
                 its.ids = known[before : before + its.num_tokens] if its.num_tokens else ()
                 self._num_heard[its.number] = before + len(its.ids)
-            its.num_tokens = len(its.ids)  # output that a policy has dropped is not told again
+            its.num_tokens = len(its.ids)  # output that a policy has dropped is not delivered again
             if its.outcome is not None:
                 its.by_eos = its.outcome == FINISHED and bool(known) and known[-1] in self.eos
                 self._num_heard.pop(its.number, None)
@@ -322,7 +322,7 @@ class Running:
         """Nothing: the engine's thread wakes by itself."""
 
     def _in_loop(self, act: Callable[..., Any], *values: Any) -> None:
-        with suppress(RuntimeError):  # the server is gone, and nobody listens
+        with suppress(RuntimeError):  # the server is gone, and its loop closed
             self._loop.call_soon_threadsafe(act, *values)
 
     def _run(self) -> None:

@@ -112,7 +112,7 @@ class Server:
             self._listener.close()
         for connection in list(self.connections):
             connection.close_idle()
-        for send in self._sleep.wake([]):  # nobody would wake them any more
+        for send in self._sleep.wake([]):  # nothing would wake them any more
             send()
         self.paced.drain()
         self._pacer.arm()
@@ -177,7 +177,7 @@ class Server:
             act()
         except ApiError as error:
             reply.answer(error.status, error.body(), headers=error.headers)
-        except Exception as error:  # a bug: the client is told no more than that, the server's log all
+        except Exception as error:  # a bug: the client gets this alone, the server's log all
             self._report(error)
             reply.answer(500, ApiError(500, "the server made a mistake").body())
 
