@@ -3,7 +3,7 @@
 Requests beyond a rate are turned away at once: each tenant (or class) has a token bucket that `per_second` fills up to
 `burst`, in requests or in tokens, a prompt and its output cap. So are requests of a class in `shed` while as many wait
 as it says. All others wait until fewer than `max_outstanding` for each replica that is up are dispatched and not
-answered; of those that wait the next one is
+answered; of the waiting ones the next one is
 
     fifo      the one that came first
     deadline  the one with the earliest deadline; requests without one last

@@ -147,7 +147,7 @@ def by_engine(records: Records) -> Iterator[OfEngine]:
     """The records of each engine from its start to its end or failure; under replica MISSING the requests that only the
     router saw. Without a router: `records` as one engine's.
 
-    ValueError where a request came back to an engine that had handed it over: its states there cannot be told apart.
+    ValueError where a request came back to an engine that had handed it over: its states there cannot be separated.
     """
     replicas = records.replicas
     if replicas is None:

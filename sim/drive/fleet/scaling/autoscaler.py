@@ -63,7 +63,7 @@ class Autoscaler(Protocol):
         """The desired number of replicas from `now_ns` on, starting ones included. Called every `every` ns of its
         config.
 
-        As many are started as `max` and `surge` leave room for, beside those that drain.
+        As many are started as `max` and `surge` leave room for, beside draining ones.
         """
         ...
 
