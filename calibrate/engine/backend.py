@@ -8,7 +8,7 @@ from torch import Tensor
 
 SPARE_BLOCKS = 2
 """Blocks of a cache besides those that the scheduler deals out: the first, of zeros, which padding reads, and the last,
-which nobody reads and where a backend may store padding.
+which is never read and where a backend may store padding.
 """
 
 
