@@ -1,7 +1,30 @@
 """The order of one instant, for every driver: an engine's loop that says what to wait for, and never waits itself.
 
-The step ends and its events are told; cancels and deadlines take effect; arrivals enter by (time, id); whoever was
-answered may send at this instant; the scheduler is asked. Drivers differ in how they wait, not in what they do.
+At one instant, in this order:
+
+1. **Ends.** The step that ends is completed: tokens get their time, the policy frees finished sequences and returns
+   responses. So a finish beats a cancel, and a cancel waits for the end of a step.
+2. **Events.** An engine returns what happened as events (`kernel/events.py`); the driver passes them to clients, which
+   may send their next request at this instant, a router, an HTTP stream.
+3. **Cancels and deadlines** that are due take effect.
+4. **Arrivals** enter by (time, id). A deadline that an arrival brings and that has passed takes effect at once.
+5. **Again.** Where 3 or 4 caused events, 2 to 4 are repeated: responses to them may arrive at this instant too.
+6. **Settling.** Among several processes (`settles`) the driver then yields one event of lower priority than theirs, so
+   that an engine gets every arrival of the instant, however many hops it took.
+7. **Scheduling.** The scheduler is called, and its step launched.
+
+What happens at which end of a step:
+
+    starts  Scheduler.schedule   takes KV for what it schedules; preempted sequences give theirs back
+            EngineCore.execute   the executor returns duration and finished sequences; computed tokens and the group
+                                 move on; the step's row is written
+            kernel/leaps*.py     rows of following steps that are alike and that nothing can interrupt
+    ends    EngineCore.complete  first and last tokens get their time (`Journal.tokens`)
+            Scheduler.complete   frees the KV of finished sequences (whole-batch policies with their batch), lets done
+                                 prompts decode, returns the responses
+            Journal.end          the row of each answered request
+
+Drivers (`simulate`, each engine of a fleet, `live`, `conform`) differ in how they wait, not in what they do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
 """Skips scheduler calls in a pipeline while the decode group of each turn stays the same.
 
-A period is not a number of steps: a call that has nothing to run takes its place in the queue, and a nap, and leaves no
-step. So a leap goes from call to call as `batchsim.drive.instant` does, without asking the scheduler for batches.
+While no sequence joins, leaves or ends, each call of vLLM's queue decodes the cohort whose turn it is or finds it
+empty, so the scheduler need not be called for batches, only for KV blocks (`protocols.Turning`). A period is not a
+number of steps: a call that has nothing to run takes its place in the queue, and a nap, and leaves no step. So a leap
+goes from call to call as `batchsim.drive.instant` does. Vidur's pipelines are stepped: there the order of the ready
+sequences makes every micro-batch anew.
 """
 
 from __future__ import annotations
