@@ -116,8 +116,7 @@ class Engine:
             wake.succeed()
 
     def cut(self, now_ns: int) -> None:
-        """Wakes the engine if it sleeps over repeated steps, and simulates the ones that start before `now_ns`: a
-        request or a reader of its load has come."""
+        """Wakes the engine if it sleeps, for a request or a reader of its load: simulates steps up to `now_ns`."""
         old, env = self._alarm, self.fleet.env
         if old is None or not self._is_asleep:
             return

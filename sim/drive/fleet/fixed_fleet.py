@@ -27,7 +27,7 @@ TURN = 4096
 """Arrivals of all replicas in a turn: what bounds how many are in memory."""
 
 
-def simulate_apart(
+def simulate_fixed(
     cores: list[EngineCore], router: Router, workload: Workload, pulse: Pulse | None = None, turn: int = TURN
 ) -> int:
     """Runs `workload`, whose answers cause no arrivals, through `cores`, by the numbers of their replicas, to its end,

@@ -18,9 +18,9 @@ from math import inf
 import simpy
 
 from batchsim.base.errors import ScenarioError
-from batchsim.drive.fleet.apart import simulate_apart
 from batchsim.drive.fleet.clients import Clients
 from batchsim.drive.fleet.engine import CONTROL, Engine, Slot, Steps
+from batchsim.drive.fleet.fixed_fleet import simulate_fixed
 from batchsim.drive.fleet.fleet_plan import DRAINING, FAILED, LOST, STARTING, UP, FleetPlan, ReplicaSpan
 from batchsim.drive.fleet.fleet_records import EngineLife, merged, without_steps
 from batchsim.drive.fleet.routers.router import ForgetsReplicas, ReadsLoads, Router, SeesFirstTokens, hears_answers_only
@@ -71,7 +71,7 @@ def simulate_fleet(
     """
     if leap and not feeds_back and plan.is_fixed and hears_answers_only(router):
         cores = [new_engine(replica) for replica in range(plan.count)]
-        end_ns = simulate_apart(cores, router, workload, pulse)
+        end_ns = simulate_fixed(cores, router, workload, pulse)
         lives = [EngineLife(replica, core.recorder.records()) for replica, core in enumerate(cores)]
         until_ns = max(until_ns, end_ns)
         spans = tuple(ReplicaSpan(replica, UP, 0, until_ns) for replica in range(plan.count) if until_ns)
