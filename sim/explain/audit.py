@@ -1,4 +1,4 @@
-"""The audit log: which requests were delayed, in favour of which others, when and why. JSON lines by time, one an event.
+"""The audit log: which requests were delayed, in favour of which others, when and why. JSON lines by time.
 
 Every event has
 

@@ -64,7 +64,7 @@ class GpuSheet(Config):
 
 @dataclass(frozen=True, slots=True)
 class Anchor(Config):
-    """One measured point: the mean time per output token, `tpot`, at a `concurrency`."""
+    """One measured point: the mean time per output token at a concurrency."""
 
     concurrency: Annotated[int, Range(1, 16_384)]  # simulated several times; no engine runs more at a time
     tpot: PositiveDuration

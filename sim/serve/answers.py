@@ -95,7 +95,7 @@ class Answer:
 
 
 @dataclass(slots=True)
-class News:
+class Update:
     """Update of request `number` at one instant: new tokens (with `ids` from a real model), and its end.
 
     `answer` and `attempt` are filled in by `Answers.count`.
@@ -111,11 +111,11 @@ class News:
     attempt: int = 0
 
 
-def _can_wait(its: News) -> bool:
+def _can_wait(update: Update) -> bool:
     """Sort key: True for updates delivered after first tokens and ends. To write a step's tokens takes milliseconds at
     hundreds of streams, which is the whole error of a first or a last token, but averages out of gaps."""
-    assert its.answer is not None, "noted before"
-    return its.outcome is None and its.answer.last_token_ns >= 0
+    assert update.answer is not None, "noted before"
+    return update.outcome is None and update.answer.last_token_ns >= 0
 
 
 def _has_tokens(heard: tuple[Answer, int]) -> bool:
@@ -196,25 +196,25 @@ class Answers:
 
     # ---- where an engine runs
 
-    def hear(self, core: EngineCore, events: Iterable[EngineEvent]) -> tuple[list[News], list[End]]:
+    def hear(self, core: EngineCore, events: Iterable[EngineEvent]) -> tuple[list[Update], list[End]]:
         """(updates by request, rows of ended requests) of `events`. Many rows go to disk."""
-        news: dict[int, News] = {}
+        updates: dict[int, Update] = {}
         has_ended = False
         for event in events:
             number = event.request.id
-            its = news.get(number)
-            if its is None:
-                its = news[number] = News(number)
+            update = updates.get(number)
+            if update is None:
+                update = updates[number] = Update(number)
             if type(event) is Tokens:
-                its.num_tokens += event.count
+                update.num_tokens += event.count
             elif isinstance(event, Ended):
-                its.outcome, its.reason = event.outcome, event.reason
+                update.outcome, update.reason = event.outcome, event.reason
                 has_ended = True
         ends: list[End] = []
         if has_ended:
             ends = self._ends(core.recorder)
             self._spill(core)
-        return list(news.values()), ends
+        return list(updates.values()), ends
 
     def _ends(self, recorder: Recorder) -> list[End]:
         """The requests whose rows an engine has written since it was last asked."""
@@ -255,34 +255,36 @@ class Answers:
         answer = self.answers[request.id] = Answer(arrival, asked, sent_ns, told)
         return answer
 
-    def count(self, replica: int, news: Iterable[News], ends: Iterable[End], now_ns: int, streams: bool) -> list[News]:
+    def count(
+        self, replica: int, updates: Iterable[Update], ends: Iterable[End], now_ns: int, streams: bool
+    ) -> list[Update]:
         """Counts what a replica's engine did at `now_ns`; returns the updates of requests whose clients are still
         connected, first tokens and ends before others.
 
         An engine that does not stream has its tokens delivered with the end of the answer.
         """
-        listening: list[News] = []
-        for its in news:
-            answer = self.answers.get(its.number)
+        listening: list[Update] = []
+        for update in updates:
+            answer = self.answers.get(update.number)
             if answer is not None:
-                its.answer, its.attempt = answer, answer.attempt
-                listening.append(its)
+                update.answer, update.attempt = answer, answer.attempt
+                listening.append(update)
         listening.sort(key=_can_wait)
         tally = self.metrics.of(replica)
         counts = _Counts(tally, now_ns)
-        for its in listening:
-            if its.num_tokens and its.answer is not None:
-                counts.add(its.answer, its.num_tokens)
+        for update in listening:
+            if update.num_tokens and update.answer is not None:
+                counts.add(update.answer, update.num_tokens)
         counts.tell()
         for end in ends:
             tally.end(end.life, now_ns - end.sent_ns, self.caches)
             if (answer := self.answers.get(end.number)) is not None:
                 answer.cached_tokens, answer.has_row = end.life.cached_tokens, True
         if not streams:
-            for its in listening:
-                assert its.answer is not None
-                its.answer.held += its.num_tokens
-                its.num_tokens = 0 if its.outcome is None else its.answer.held
+            for update in listening:
+                assert update.answer is not None
+                update.answer.held += update.num_tokens
+                update.num_tokens = 0 if update.outcome is None else update.answer.held
         return listening
 
     def pass_on(self, replica: int, events: Iterable[Tokens], now_ns: int) -> None:
@@ -299,19 +301,19 @@ class Answers:
             answer.told(answer)
         counts.tell()
 
-    def deliver(self, news: Iterable[News]) -> None:
+    def deliver(self, updates: Iterable[Update]) -> None:
         """Delivers updates to their answers."""
-        for its in news:
-            answer, count = its.answer, its.num_tokens
+        for update in updates:
+            answer, count = update.answer, update.num_tokens
             assert answer is not None, "noted as it was counted"
-            if its.attempt == answer.attempt:  # else lost with its replica
+            if update.attempt == answer.attempt:  # else lost with its replica
                 answer.gain(count)
-            if its.ids:
-                answer.ids += its.ids
-            if its.outcome is not None:
-                answer.outcome, answer.reason, answer.by_eos = its.outcome, its.reason, its.by_eos
+            if update.ids:
+                answer.ids += update.ids
+            if update.outcome is not None:
+                answer.outcome, answer.reason, answer.by_eos = update.outcome, update.reason, update.by_eos
                 self._forget(answer)
-            if count or its.outcome is not None:
+            if count or update.outcome is not None:
                 answer.told(answer)
 
     def _forget(self, answer: Answer) -> None:

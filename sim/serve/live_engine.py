@@ -30,7 +30,7 @@ from batchsim.kernel.record import FINISHED, Records
 from batchsim.kernel.types import Arrival, Request
 from batchsim.scenario import PolicySpec
 from batchsim.scenario.point import Setup
-from batchsim.serve.answers import SPILL_BYTES, STOPPED, Answer, Answers, Asked, End, News
+from batchsim.serve.answers import SPILL_BYTES, STOPPED, Answer, Answers, Asked, End, Update
 from batchsim.serve.metrics import Metrics
 from batchsim.serve.words import Texts
 
@@ -278,22 +278,22 @@ class LiveEngine(Answers):
 
     # ---- the engine's thread
 
-    def hear_tokens(self, events: Iterable[EngineEvent]) -> tuple[list[News], list[End]]:
+    def hear_tokens(self, events: Iterable[EngineEvent]) -> tuple[list[Update], list[End]]:
         """As `hear`, with the tokens that the model has made."""
-        news, ends = self.hear(self._core, events)
-        for its in news:
-            known = self.real.outputs.get(its.number)
+        updates, ends = self.hear(self._core, events)
+        for update in updates:
+            known = self.real.outputs.get(update.number)
             if known is not None:
-                before = self._num_heard.get(its.number, 0)
-                its.ids = known[before : before + its.num_tokens] if its.num_tokens else ()
-                self._num_heard[its.number] = before + len(its.ids)
-            its.num_tokens = len(its.ids)  # output that a policy has dropped is not delivered again
-            if its.outcome is not None:
-                its.by_eos = its.outcome == FINISHED and bool(known) and known[-1] in self.eos
-                self._num_heard.pop(its.number, None)
-                self.real.outputs.pop(its.number, None)
-                self._prompts.forget(its.number)
-        return news, ends
+                before = self._num_heard.get(update.number, 0)
+                update.ids = known[before : before + update.num_tokens] if update.num_tokens else ()
+                self._num_heard[update.number] = before + len(update.ids)
+            update.num_tokens = len(update.ids)  # output that a policy has dropped is not delivered again
+            if update.outcome is not None:
+                update.by_eos = update.outcome == FINISHED and bool(known) and known[-1] in self.eos
+                self._num_heard.pop(update.number, None)
+                self.real.outputs.pop(update.number, None)
+                self._prompts.forget(update.number)
+        return updates, ends
 
 
 class Running:
@@ -345,11 +345,11 @@ class Running:
         self._failed(error)
 
     def _tell(self, events: Iterable[EngineEvent], now_ns: int) -> None:
-        news, ends = self._engine.hear_tokens(events)
-        self._in_loop(self._told, news, ends, now_ns)
+        updates, ends = self._engine.hear_tokens(events)
+        self._in_loop(self._told, updates, ends, now_ns)
 
-    def _told(self, news: list[News], ends: list[End], now_ns: int) -> None:
+    def _told(self, updates: list[Update], ends: list[End], now_ns: int) -> None:
         engine = self._engine
         engine.now_ns = max(engine.now_ns, now_ns)
         engine.metrics.late.observe((self._clock.now_ns() - now_ns) / NS_PER_S)
-        engine.deliver(engine.count(0, news, ends, now_ns, engine.streams))
+        engine.deliver(engine.count(0, updates, ends, now_ns, engine.streams))

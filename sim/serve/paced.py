@@ -26,7 +26,7 @@ from batchsim.kernel.record import CANCELLED, UNFINISHED, Records
 from batchsim.kernel.types import Arrival, Request
 from batchsim.scenario import PolicySpec
 from batchsim.scenario.point import Setup
-from batchsim.serve.answers import SPILL_BYTES, STOPPED, Answer, Answers, Asked, News
+from batchsim.serve.answers import SPILL_BYTES, STOPPED, Answer, Answers, Asked, Update
 from batchsim.serve.metrics import Metrics
 from batchsim.serve.received import unplayed
 
@@ -214,7 +214,7 @@ class Paced(Answers):
     def ended_at_router(self, request_id: int, outcome: int, reason: str) -> None:
         """Notes the end of a request that no replica was up for."""
         if (answer := self.answers.get(request_id)) is not None:
-            self.deliver([News(request_id, 0, outcome, reason, answer=answer, attempt=answer.attempt)])
+            self.deliver([Update(request_id, 0, outcome, reason, answer=answer, attempt=answer.attempt)])
 
     def sent_anew(self, request_id: int) -> None:
         """Notes that a request begins from the start elsewhere: tokens that the client has are not delivered again."""
@@ -230,25 +230,25 @@ class Paced(Answers):
             self.pass_on(engine.slot.number, tokens, now_ns)
             return
         heard = self.hear(engine.core, events)
-        news = self.count(engine.slot.number, *heard, now_ns, streams)
+        updates = self.count(engine.slot.number, *heard, now_ns, streams)
         late_ns = self._frontend.per_stream * engine.core.journal.streams_told if streams else 0
-        by_time: dict[int, list[News]] = {}
-        for its in news:
-            answer = its.answer
+        by_time: dict[int, list[Update]] = {}
+        for update in updates:
+            answer = update.answer
             assert answer is not None, "noted before"
-            if its.outcome is None and not answer.not_before_ns:  # its first piece, as a rule
+            if update.outcome is None and not answer.not_before_ns:  # its first piece, as a rule
                 answer.not_before_ns = now_ns + per_chunk_ns + late_ns
-            by_time.setdefault(max(now_ns + per_chunk_ns, answer.not_before_ns), []).append(its)
+            by_time.setdefault(max(now_ns + per_chunk_ns, answer.not_before_ns), []).append(update)
         for due_ns, some in by_time.items():
             self._deliver_at(due_ns, some, now_ns)
 
-    def _deliver_at(self, due_ns: int, news: list[News], now_ns: int) -> None:
+    def _deliver_at(self, due_ns: int, updates: list[Update], now_ns: int) -> None:
         if due_ns == now_ns:
-            self.deliver(news)
+            self.deliver(updates)
             return
         later = self._env.timeout(due_ns - now_ns)
         assert later.callbacks is not None
-        later.callbacks.append(lambda _: self.deliver(news))
+        later.callbacks.append(lambda _: self.deliver(updates))
 
     def _forget(self, answer: Answer) -> None:
         super()._forget(answer)

@@ -149,8 +149,8 @@ def _gaps(tested: list[Tested], scale: float, count: int, can_grow: bool) -> lis
 
 
 def _weighed(tested: list[Tested], scale: float, can_grow: bool) -> dict[tuple[float, float], float]:
-    """The gaps between neighbouring loads, and beyond an end where the SLO is not crossed yet, or the queue grows
-    nowhere; what each is worth."""
+    """{(low, high): priority} of the intervals in which the next load may be placed: between neighbouring loads, and
+    beyond an end where the SLO is not crossed yet, or the queue grows nowhere."""
     loads = [point.load for point in tested]
     if not loads:
         return {}  # every point failed
