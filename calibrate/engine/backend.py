@@ -7,8 +7,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 SPARE_BLOCKS = 2
-"""Blocks of a cache besides those that the scheduler deals out: the first, of zeros, which padding reads, and the last,
-which nobody reads and where a backend may store padding.
+"""Blocks of a cache besides the scheduler's: the first, of zeros, which padding reads, and the last,
+which is never read and where a backend may store padding.
 """
 
 

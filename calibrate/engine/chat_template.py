@@ -51,7 +51,7 @@ class ChatTemplate:
 
     def text(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The prompt that `messages` make; a content that is None is left out. ValueError, in the template's own words,
-        for those that it refuses."""
+        for messages that it refuses."""
         messages = [
             {name: each[name] for name in each if name != "content" or each[name] is not None} for each in messages
         ]

@@ -1,8 +1,8 @@
 """Draft tokens on a model: found by n-grams in what a sequence has said so far, verified, kept as far as it agrees.
 
-Where the engine's loop is ahead, a step is prepared before anybody knows how many drafts of the step before it are
-right. So the device's own thread says where the rows of each sequence begin and which drafts they are, as soon as that
-step is over; the host has seen to it that there are KV blocks for all cases, and hears what came of it as it lands.
+Where the engine's loop is ahead, a step is prepared before it is known how many drafts of the step before are right. So
+the device's own thread says where the rows of each sequence begin and which drafts they are, as soon as that step is
+over; the host has seen to it that there are KV blocks for all cases, and learns the result as it lands.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class DraftedRows:
             drafter.said(live.text, tokens[row : row + 1])
 
     def emit(self) -> list[Sequence]:
-        """Gives the tokens gained to the members that have not ended; returns those that have by them."""
+        """Gives the tokens gained to the members that have not ended; returns the members that end with them."""
         finished: list[Sequence] = []
         for i, live in enumerate(self.lives):
             if live.ended:
@@ -170,7 +170,7 @@ class DraftedRows:
         return finished
 
     def verified(self, *, ahead: bool) -> Verified:
-        """What the scheduler is told; `ahead` of results it plans for all drafts, however many were found."""
+        """The result for the scheduler; `ahead` of results it plans for all drafts, however many were found."""
         accepted, gained = np.array(self.accepted, np.int64), np.array(self.gained, np.int64)
         if ahead:
             return Verified(gained, accepted)

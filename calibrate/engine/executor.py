@@ -255,7 +255,7 @@ class TorchExecutor:
         """Mirror row, position and input token of every member, and where the token is still to come; takes over the KV
         blocks that positions newly reach."""
         now = self._decodes
-        # All may have left in a call that had nothing to run, of which no step tells.
+        # All may have left in a call that had nothing to run, which is no step.
         if batch.joined or batch.left or group is not now.group or len(group) != len(now.members):
             self._regroup(group)
         decodes, mirror = self._decodes, self._mirror

@@ -18,7 +18,7 @@ Int64s = NDArray[np.int64]
 class BlockMirror:
     """A row for each sequence with KV: `tables` [rows, W] are device blocks in token order, 0 beyond the row's `held`.
 
-    `owner` [device blocks] is the row whose tokens lie in a block, plus one; 0: nobody's. A row owns its first
+    `owner` [device blocks] is the row whose tokens lie in a block, plus one; 0: no row's. A row owns its first
     `claimed` blocks, but for shared ones. `users` counts the rows that have a block: under a prefix cache several read
     one. `content` [device blocks, block_size], kept with `shares`, are the ids of the tokens stored in each place, -1
     for none.
@@ -48,7 +48,7 @@ class BlockMirror:
         return self._free.pop()
 
     def drop_row(self, row: int) -> None:
-        """Frees `row`; its blocks belong to nobody."""
+        """Frees `row`; its blocks have no owner."""
         self.clear(row)
         self._free.append(row)
 
@@ -57,7 +57,7 @@ class BlockMirror:
         return self.tables[row, : self.held[row]].tolist()
 
     def clear(self, row: int) -> None:
-        """Takes all blocks from `row`, as after a preemption; they belong to nobody."""
+        """Takes all blocks from `row`, as after a preemption; they have no owner."""
         mine = self.tables[row, : self.held[row]]
         self.owner[mine[self.owner[mine] == row + 1]] = 0
         self.users[mine] -= 1
@@ -110,7 +110,7 @@ class BlockMirror:
             self.claimed[row] = need
 
     def adopt(self, row: int, number: int) -> None:
-        """Makes `row` the owner of its block `number` with its tokens: others began it, and nobody owns it now."""
+        """Makes `row` the owner of its block `number` with its tokens: others began it, and it has no owner now."""
         block = int(self.tables[row, number])
         if self.owner[block]:
             self._refuse(block, row + 1)
@@ -140,7 +140,7 @@ class BlockMirror:
     def slots(self, rows: Int64s, positions: Int64s) -> Int64s:
         """The slot of each token at `positions` of `rows`; PolicyError if it is not the row's, or asked for twice.
 
-        A block that nobody owns becomes the writer's with its first token; later tokens must find it so. -1 for a token
+        A block without owner becomes the writer's with its first token; later tokens must find it so. -1 for a token
         that is there already, in a shared block.
         """
         there = positions < self.read_only[rows]

@@ -36,7 +36,7 @@ class ModelStep:
     of which `full` reach their target; `samples` the sequences whose chunk samples, with their row of logits. `fed` are
     the rows of `inputs.ids` whose tokens the step before samples, and their rows of logits there. `stored` is the
     same of this step's tokens, once the next one stores them: their slots, and their rows. Where drafts are verified
-    `decodes` has nobody, and the decodes are in `drafted`. `tokens` and `kernel_ns` are there when it has run.
+    `decodes` is empty, and the decodes are in `drafted`. `tokens` and `kernel_ns` are there when it has run.
     """
 
     batch: Batch
@@ -74,8 +74,8 @@ class ModelStep:
             self.drafted.judge(self.inputs, self.tokens)
 
     def emit(self, eos: Int64s) -> list[Sequence]:
-        """Appends the sampled tokens to their sequences, but for those that have ended; returns the sequences that are
-        done, in batch order. `eos` are the end-of-sequence tokens."""
+        """Appends the sampled tokens to their sequences, except ended ones; returns the sequences that are done, in
+        batch order. `eos` are the end-of-sequence tokens."""
         decodes = self.decodes
         sampled, done = self.tokens[: len(decodes.members)], self.full
         for live, token in zip(decodes.lives, sampled.tolist(), strict=True):

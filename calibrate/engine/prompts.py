@@ -95,8 +95,8 @@ class ModelTexts:
         self._longest = max(map(len, self._tokenizer.get_vocab()), default=1)
 
     def encode(self, text: str, most: int = sys.maxsize) -> list[int]:
-        """The token ids of `text`, with those that begin and end it, where the tokenizer has such; of one of more than
-        `most` tokens at least one more than `most`."""
+        """The token ids of `text`, with the tokenizer's begin and end tokens, if any; of one of more than `most` tokens
+        at least one more than `most`."""
         return self._ids(text, most, add_special_tokens=True)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], most: int = sys.maxsize) -> list[int] | None:
@@ -107,7 +107,7 @@ class ModelTexts:
         return self._ids(self._template.text(messages), most, add_special_tokens=False)
 
     def _ids(self, text: str, most: int, *, add_special_tokens: bool) -> list[int]:
-        """A megabyte takes seconds: a text that is surely too long is read as far as that can be told."""
+        """As `encode`. A megabyte takes seconds: of a text that is surely too long only the beginning is read."""
         first = text[: (most + 1) * self._longest]
         ids = self._tokenizer.encode(first, add_special_tokens=add_special_tokens).ids
         if len(first) < len(text) and len(ids) <= most:

@@ -113,7 +113,7 @@ UNREADABLE = (
 
 
 def digest_of(path: Path) -> str:
-    """A digest of the file at `path`, which tells live runs apart whatever they are called."""
+    """A digest of the file at `path`, which identifies live runs whatever they are called."""
     with open_file(path, TABLE_BYTES) as file:
         return hashlib.sha256(file.read()).hexdigest()[:12]
 

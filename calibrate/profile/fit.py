@@ -54,7 +54,8 @@ def nnls(a: Floats, b: Floats, start: Floats | None = None) -> Floats:
 
 
 def _toward(gram: Floats, target: Floats, x: Floats, free: NDArray[np.bool_]) -> Floats:
-    """The least-squares solution over the `free` coefficients; those that would fall below 0 on the way stay at 0."""
+    """The least-squares solution over the `free` coefficients; coefficients that would fall below 0 on the way stay at
+    0."""
     while free.any():
         tried = np.zeros(len(x))
         part = gram[np.ix_(free, free)]

@@ -1,4 +1,4 @@
-"""Which steps to measure, so that every coefficient of a profile can be told apart within the hull asked for.
+"""The steps to measure, from which every coefficient of a profile can be identified within the hull asked for.
 
 A  decodes: sequences × context, and on graphs every size of graph at a short context
 B  decodes of very unequal contexts

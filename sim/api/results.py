@@ -24,7 +24,7 @@ from batchsim.results import read
 
 @dataclass(frozen=True)
 class Plots:
-    """Pictures of a run as matplotlib figures, those that `batchsim run` draws. `load` and `seed` name a point; without
+    """Pictures of a run as matplotlib figures, as `batchsim run` draws them. `load` and `seed` name a point; without
     them the load of the run's table and the first seed."""
 
     results: read.Results
@@ -117,8 +117,8 @@ class Results(read.Results):
 
 
 def explained_at(results: read.Results, policy: str | None, load: float | None) -> tuple[float, list[str]]:
-    """The load and the policies that `explain` tells of: those asked for, else the load of the table and all that ran
-    there. ScenarioError where there is no such policy or load."""
+    """The load and the policies that `explain` shows: the given ones, else the load of the table and all policies that
+    ran there. ScenarioError where there is no such policy or load."""
     known = list(dict.fromkeys(str(name) for name in results.points["policy"]))
     if policy is not None and policy not in known:
         raise ScenarioError(f"{results.path}: has no policy {policy}. Write one of {', '.join(known)}.")

@@ -1,8 +1,8 @@
-"""What editors and type checkers are told of the classes whose quantities may be written with a unit, `"8/s"`.
+"""Signatures, for editors and type checkers, of the classes whose quantities may be written with a unit, `"8/s"`.
 
 At run time `batchsim.Poisson` is the config of a scenario's Poisson arrivals itself, which reads such a text and holds
-the number. A dataclass can say one type a field, though, so type checkers read these subclasses in its place; nobody
-makes one. `tests/unit/test_typed.py` holds their arguments to those of the configs.
+the number. A dataclass can say one type a field, though, so type checkers read these subclasses in its place; none is
+ever instantiated. `tests/unit/test_typed.py` holds their arguments to those of the configs.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def _adapter(hint: Any) -> TypeAdapter[list[Any]]:
 
 
 def kind_of(record: Any) -> object:
-    """The `kind` that tells this dataclass from others: the default of its field; None if it has none."""
+    """The `kind` that distinguishes this dataclass from others: the default of its field; None if it has none."""
     return next((field.default for field in fields(record) if field.name == "kind"), None)
 
 

@@ -54,7 +54,7 @@ def against(asked: Asked, files: Sequence[Path], *, parts: Sequence[str], shift:
 
 
 def _own_log(scenario: Scenario, file: Path) -> list[MeasuredRun]:
-    """The scenario's own trace as a measured run, where `file` is that and tells latencies; [] for others."""
+    """The scenario's own trace as a measured run, where `file` is that and has latencies; [] for others."""
     from batchsim.check.measured.client_faults import with_faults
     from batchsim.check.measured.log import measured_log, tells_latencies
     from batchsim.workload.traces import read_trace

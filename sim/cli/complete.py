@@ -1,4 +1,4 @@
-"""What a shell offers for values, once `batchsim --install-completion` has told it to ask: names that batchsim knows.
+"""Completions of values for a shell after `batchsim --install-completion`: names that batchsim knows.
 
 Where nothing begins with what was typed the shell offers files.
 """

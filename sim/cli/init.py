@@ -130,7 +130,7 @@ def _of_options(engine: str, model: str, tp: int | None) -> Read:
 
 
 def _check(text: str, folder: Path) -> None:
-    """Raises what the scenario `text` is refused with; that step times cannot be had here is only told."""
+    """Raises the error of the scenario `text`, if it has one; missing step times are only reported."""
     from batchsim.scenario.load import parse_scenario
     from batchsim.scenario.point import Setup
 

@@ -237,7 +237,7 @@ def _prompts(texts: Path | None, folder: Path, vocab_size: int) -> Prompts | Non
 def load_runner(
     resolved: Resolved, limits: Sequence[tuple[int, int]], *, device: str, weights: Path | None, graphs: bool | None
 ) -> ModelRunner:
-    """The scenario's model on `device`, with room for steps of all `limits`: of so many sequences, so many tokens."""
+    """The scenario's model on `device`, with room for steps of all `limits`: (sequences, tokens)."""
     from batchsim.calibrate.engine.runner import build_runner
 
     assert resolved.num_blocks is not None, "set by the command"

@@ -118,7 +118,7 @@ def run(
 
 
 def _check_view(view: bool, port: int | None) -> None:
-    """ScenarioError where the page could not be served after the run, told before it."""
+    """ScenarioError, before the run, where the page could not be served after it."""
     if view:
         from batchsim.view.view_server import check_port
 

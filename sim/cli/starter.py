@@ -66,7 +66,7 @@ _POLICIES = f"""\
 
 
 def starter_text(model: str, gpu: str, folder: Path, trace: TraceConfig | None, figures: dict[str, Any] | None) -> str:
-    """The YAML text of a scenario for a file in `folder`; `figures` are those that `inspect_trace` found in `trace`.
+    """The YAML text of a scenario for a file in `folder`; `figures` is the result of `inspect_trace` for `trace`.
 
     Without a trace the scenario is simulated here: its rates and its number of GPUs are such that its continuous
     batching keeps the SLO. ScenarioError if model or GPU is unknown, or no number of GPUs up to 8 serves the load or

@@ -85,8 +85,8 @@ def validate(
 
     With --against nothing runs live: the requests of a benchmark's file (vllm bench serve, SGLang, guidellm, aiperf,
     inference-perf, a table of your own, or the scenario's own trace where its columns tell ttft or e2e) are simulated,
-    whatever the scenario's workload and load. With --steps neither is: the time of every step that a log of vLLM,
-    SGLang or Dynamo tells is predicted from what it held.
+    whatever the scenario's workload and load. With --steps neither is: the time of every step in a log of vLLM, SGLang
+    or Dynamo is predicted from its contents.
 
     Examples: batchsim validate live-demo --set cost=my-cpu.json; batchsim validate chat --device cuda --policy vllm
     --at 50%,80%,95%; batchsim validate chat --from campaign/runs; batchsim validate mine.yaml --against result.json;

@@ -70,7 +70,7 @@ class Cost(CostModel, StepEstimator, Protocol):
 
     @property
     def error(self) -> CostError | Unknown:
-        """How far step times may be off, or why nobody knows."""
+        """How far step times may be off, or why that is unknown."""
         return Unknown("nobody measured it")
 
     @property

@@ -47,7 +47,8 @@ class CostError:
 
 @dataclass(frozen=True)
 class Unknown:
-    """The error of a cost that nobody measured; `source` says why. No number stands in its place."""
+    """The error of a cost that was never compared with measurements; `source` says why. No number stands in its
+    place."""
 
     source: str
 

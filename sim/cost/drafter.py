@@ -34,8 +34,8 @@ from batchsim.kernel.policy_config import Speculation
 
 
 class Drafter:
-    """The times of a drafter that makes so many `passes` after a step, each but the first over so many `branches` of
-    every sequence; `model` None: they are no draft model's."""
+    """The times of a drafter that makes `passes` passes after a step, each but the first over `branches` tokens of
+    every sequence; `model` None: without a draft model."""
 
     def __init__(self, config: DrafterConfig, passes: int, model: Roofline | None, *, branches: int = 1) -> None:
         self._each_ns = passes * (config.base or 0)

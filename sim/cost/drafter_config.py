@@ -11,9 +11,9 @@ from batchsim.base.units import HostDuration, PartDuration, format_duration
 
 @dataclass(frozen=True)
 class DrafterConfig(Config):
-    """What a drafter's time is made of, at least one of: `base` and `per_sequence`, of each of its passes; `per_token`,
-    of each token of the step; the passes of a draft model, which is `model`, a name of the catalog or a config.json, or
-    so many `layers` of the engine's own and its output matrix, of `draft_vocab_size` tokens where those are fewer."""
+    """The parts of a drafter's time, at least one of: `base` and `per_sequence`, of each of its passes; `per_token`, of
+    each token of the step; the passes of a draft model, which is `model`, a name of the catalog or a config.json, or
+    `layers` layers of the engine's own and its output matrix, of `draft_vocab_size` tokens where those are fewer."""
 
     base: HostDuration | None = None
     per_sequence: PartDuration = 0

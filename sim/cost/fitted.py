@@ -178,9 +178,9 @@ class Fitted(Cost):
 
 @dataclass(frozen=True, slots=True)
 class Free(Cost, Config):
-    """`cost: {kind: free}`: step times of hardware that nobody has tables of, which are yet to be fitted.
+    """`cost: {kind: free}`: step times of hardware without tables, which are yet to be fitted.
 
-    Config and cost in one; ScenarioError when asked for a time. `draft`: what drafting costs, if anything is said.
+    Config and cost in one; ScenarioError when asked for a time. `draft`: what drafting costs, if given.
     """
 
     kind: Literal["free"] = "free"

@@ -55,7 +55,7 @@ class Own(Cost):
         return self._asked(_chunk(num_tokens))
 
     def swap_ns(self, num_blocks: int) -> int:
-        """ns that so many swapped blocks add to a step of one token; 0 where they add none."""
+        """ns that `num_blocks` swapped blocks add to a step of one token; 0 where they add none."""
         alone = _chunk(1)
         return max(0, self._asked(alone._replace(swap_blocks=num_blocks)) - self._asked(alone))
 
@@ -91,6 +91,6 @@ def _chunk(tokens: int) -> StepWork:
 
 
 def _words(step: StepWork) -> str:
-    """What of `step` is not zero, as in `a step of num_decode 3, context_tokens 90`."""
+    """The nonzero parts of `step`, as in `a step of num_decode 3, context_tokens 90`."""
     parts = [f"{name} {value}" for name, value in zip(step._fields, step, strict=True) if value]
     return f"a step of {', '.join(parts)}" if parts else "a step of nothing"

@@ -52,7 +52,7 @@ __all__ = [
 FORMAT = "batchsim-profile"
 KIND = json_kind(FORMAT)
 VERSION = 2
-SHIPPED = "batchsim.calibrate"  # the package whose folder `profiles` holds those that come with batchsim
+SHIPPED = "batchsim.calibrate"  # the package whose folder `profiles` holds the shipped ones
 TABLES = "batchsim.tables"  # the same for profiles of deployments, which `deployment:` of a scenario finds
 _ERRORS = {"n": Range(0, INT32_MAX), "p50": Range(0, 100), "p95": Range(0, 100), "bias": Range(-1, 100, above=True)}
 """What a row of errors holds: how many steps, quantiles of absolute relative errors, predicted / measured − 1."""
@@ -70,7 +70,8 @@ class ChunkCost:
     __post_init__ = check_ranges
 
     def ns(self, chunks: Any, tokens: Any, pairs: Any) -> Any:
-        """ns of `chunks` with so many tokens and query-key pairs in all; of numbers, or of arrays of one a step."""
+        """ns of `chunks` chunks with `tokens` tokens and `pairs` query-key pairs in total; of numbers, or of arrays
+        with one element per step."""
         return self.per_chunk * chunks + self.per_token * tokens + self.per_pair * pairs
 
 
@@ -78,8 +79,8 @@ class ChunkCost:
 class HostTerm:
     """ns that a step spends on the host, outside its kernels; `per_token` is for each prefill token.
 
-    `serial`: after the kernels. `overlapped`: beside them, so that the longer of the two counts. `assumed`: nobody
-    measured it.
+    `serial`: after the kernels. `overlapped`: beside them, so that the longer of the two counts. `assumed`: not
+    measured.
     """
 
     base: Ns
@@ -120,8 +121,8 @@ class StepCosts:
 
     `chunk_grid`, if any, is the attention of all chunks of a step, over their tokens and the mean number of keys that a
     token reads; `chunk_attention` then counts for draft tokens alone. `beside` is the attention of decodes beside
-    chunks over the same attention in a step of decodes alone. `transfer`, if any, is what the hidden states of so many
-    tokens take from one stage of a pipeline to the next.
+    chunks over the same attention in a step of decodes alone. `transfer`, if any, is the time of the hidden states from
+    one stage of a pipeline to the next, over tokens.
     """
 
     layers: Curve
@@ -417,9 +418,10 @@ def check_model(profile: Profile, model: ModelSpec) -> None:
 
 
 def work_of(model: ModelSpec) -> dict[str, Any]:
-    """What of a model its kernels depend on, by name: hidden size, vocabulary and the kinds of its layers.
+    """The properties of a model that its kernels depend on, by name: hidden size, vocabulary and the kinds of its
+    layers.
 
-    Biases, norms and how matrices are tied cost no time that tables tell apart.
+    Biases, norms and how matrices are tied cost no time that tables show.
     """
     layers = [(each.count, *(_sizes(part) for part in (each.attention, each.mlp))) for each in model.kinds]
     return {"hidden_size": model.hidden_size, "vocab_size": model.vocab_size, "layers": layers}

@@ -70,7 +70,7 @@ class HostCost(Config):
 
     @property
     def is_assumed(self) -> bool:
-        """Whether these are the defaults, which nobody measured."""
+        """Whether these are the defaults, which are not measured."""
         return astuple(self) == astuple(HostCost())
 
     def __str__(self) -> str:
@@ -211,7 +211,7 @@ def _matmul_ns(
 
 
 class Roofline(Cost):
-    """The durations of steps of `model` on `tp` GPUs, or in `pp` stages of so many: then `step_ns` is of all stages.
+    """The durations of steps of `model` on `tp` GPUs, or in `pp` stages of `tp` GPUs: then `step_ns` is of all stages.
 
     A `deployment` says both, and the types, in their place.
 

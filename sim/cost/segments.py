@@ -23,9 +23,9 @@ Rows = int | tuple[int, int]
 class Segments:
     """The segments of `costs` and `host` by numbers of rows, made when first asked for.
 
-    `most_context` is the largest mean context, beyond which there are none. `matmuls` gives the ns of layers on so many
-    tokens and of the head on so many rows, launched op by op. `on_cpu`: without graphs, rows of padding that attention
-    alone sees cost attention alone.
+    `most_context` is the largest mean context, beyond which there are none. `matmuls` gives the ns of layers by tokens
+    and of the head by rows, launched op by op. `on_cpu`: without graphs, rows of padding that attention alone sees cost
+    attention alone.
     """
 
     __slots__ = ("_costs", "_host", "_matmuls", "_most_context", "_of_rows", "_on_cpu", "latest")

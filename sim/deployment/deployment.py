@@ -37,11 +37,11 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """One engine's model, GPUs and data types. ScenarioError if the model cannot be split over so many GPUs.
+    """One engine's model, GPUs and data types. ScenarioError if the model cannot be split over that many GPUs.
 
     `gpu` None: not in the catalog, and neither its memory nor its speed is known. `engine` and `version`: the software,
-    "" where none in particular is meant. `tp`: GPUs that share every layer. `pp`: stages of so many GPUs, of
-    which each holds an equal part of the layers, the last one the output matrix too. `ep`: GPUs among which whole
+    "" where none in particular is meant. `tp`: GPUs that share every layer. `pp`: stages of `tp` × `dp_attention`
+    GPUs, each with an equal part of the layers, the last one with the output matrix too. `ep`: GPUs among which whole
     experts are divided, a divisor of `tp` × `dp_attention`; what remains of that product cuts every expert.
     `dp_attention`: groups of `tp` GPUs of which each runs the attention and the dense MLPs of its own sequences and
     keeps their KV, while all share the experts. `weight_dtype`, `moe_dtype` (of experts) and `kv_dtype` (of the KV
@@ -227,8 +227,8 @@ class Deployment:
 
         `utilisation` is the engine's share, by default its own: of all memory (vLLM, SGLang), or of what is free
         (TensorRT-LLM). `reserve_bytes` takes the place of the reserves that its rule derives for steps of `step_tokens`
-        tokens of `step_requests` requests. Layers with a window keep it for so many requests, or as all layers where
-        that is less; TensorRT-LLM keeps all. With attention groups the blocks are those of one group, as engines
+        tokens of `step_requests` requests. Layers with a window keep it for `step_requests` requests, or as all layers
+        where that is less; TensorRT-LLM keeps all. With attention groups the blocks are those of one group, as engines
         report them. ScenarioError, saying what is missing, if there is no room for one block.
         """
         gpu, model = self.gpu, self.model

@@ -15,13 +15,13 @@ from batchsim.deployment.layers import Experts, Split
 from batchsim.deployment.model import ModelSpec
 
 RESERVE_BYTES = 2_600_000_000
-"""Bytes of each GPU that an engine nobody named needs besides weights and KV: CUDA context, workspaces, the activations
-and logits of its largest step. Assumed, and the same for every model: with it Llama-3.1-8B in bf16 has 55.8k blocks of
-16 on an H200 at 0.90, as expected of a measured engine there."""
+"""Bytes of each GPU that an unnamed engine needs besides weights and KV: CUDA context, workspaces, the activations and
+logits of its largest step. Assumed, and the same for every model: with it Llama-3.1-8B in bf16 has 55.8k blocks of 16
+on an H200 at 0.90, as expected of a measured engine there."""
 
 STEP_TOKENS = 8192
 STEP_REQUESTS = 256
-"""Tokens and requests of the largest step of an engine that nobody says more of."""
+"""Tokens and requests of the largest step of an engine, unless stated."""
 
 SAMPLER_BYTES = (47, 28)
 """Bytes that vLLM's sampler, up to 0.11 and later, needs at once for each request and word of the vocabulary when it is
@@ -59,20 +59,20 @@ class KvBudget:
 
 
 class Reserve(NamedTuple):
-    """Bytes of each GPU that an engine keeps besides weights and KV. `before`: those gone before it reads how much
-    memory there is; `after`: those that it takes of its own share. By the names that a report has for them."""
+    """Bytes of each GPU that an engine keeps besides weights and KV. `before`: in use before it reads the free memory;
+    `after`: taken from its own share. Each is (name in reports, bytes)."""
 
     before: tuple[tuple[str, int], ...] = ()
     after: tuple[tuple[str, int], ...] = ()
 
     @classmethod
     def stated(cls, size: int) -> Reserve:
-        """A reserve of so many bytes, whatever they are for."""
+        """A reserve of `size` bytes, of unspecified use."""
         return cls(after=(("reserve", size),))
 
 
 def activation_bytes(model: ModelSpec, split: Split, step_tokens: int) -> int:
-    """Bytes of the activations that live at once in the widest layer for a step of so many tokens, on each GPU.
+    """Bytes of the activations that live at once in the widest layer for a step of `step_tokens` tokens, on each GPU.
 
     Residual, normed and result rows of the hidden size, and of an MLP its gate, up and activated rows; of experts, for
     each that a token goes to, these and a row of the hidden size.

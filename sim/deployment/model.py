@@ -205,7 +205,7 @@ class ModelSpec:
 
     @property
     def matmul_flops_per_token(self) -> int:
-        """FLOPs of the layers' matmuls, of experts those that a token goes through; the output projection costs
+        """FLOPs of the layers' matmuls, counting the experts that a token goes through; the output projection costs
         2 × `head_parameters` more for a sampled token."""
         return 2 * sum(each.count * each.active_weights(self.hidden_size) for each in self.kinds)
 

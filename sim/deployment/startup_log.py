@@ -84,7 +84,7 @@ def _check_model(text: str, path: Path, model: str) -> None:
 
 def _check_whole(text: str, tokens: Sequence[int], path: Path) -> None:
     """ScenarioError where other numbers of full contexts fit than `tokens` hold, since layers keep unlike numbers of
-    their tokens: one pool of so many is then wrong of long requests."""
+    their tokens: one pool of `tokens` is then wrong for long requests."""
     for at, (length, count) in enumerate(_FULL.findall(text)):
         own, full = tokens[min(at, len(tokens) - 1)], int(length.replace(",", "")) * float(count)
         if abs(full - own) > HYBRID * own:

@@ -1,7 +1,30 @@
 """The order of one instant, for every driver: an engine's loop that says what to wait for, and never waits itself.
 
-The step ends and its events are told; cancels and deadlines take effect; arrivals enter by (time, id); whoever was
-answered may send at this instant; the scheduler is asked. Drivers differ in how they wait, not in what they do.
+At one instant, in this order:
+
+1. **Ends.** The step that ends is completed: tokens get their time, the policy frees finished sequences and returns
+   responses. So a finish beats a cancel, and a cancel waits for the end of a step.
+2. **Events.** An engine returns what happened as events (`kernel/events.py`); the driver passes them to clients, which
+   may send their next request at this instant, a router, an HTTP stream.
+3. **Cancels and deadlines** that are due take effect.
+4. **Arrivals** enter by (time, id). A deadline that an arrival brings and that has passed takes effect at once.
+5. **Again.** Where 3 or 4 caused events, 2 to 4 are repeated: responses to them may arrive at this instant too.
+6. **Settling.** Among several processes (`settles`) the driver then yields one event of lower priority than theirs, so
+   that an engine gets every arrival of the instant, however many hops it took.
+7. **Scheduling.** The scheduler is called, and its step launched.
+
+What happens at which end of a step:
+
+    starts  Scheduler.schedule   takes KV for what it schedules; preempted sequences give theirs back
+            EngineCore.execute   the executor returns duration and finished sequences; computed tokens and the group
+                                 move on; the step's row is written
+            kernel/leaps*.py     rows of following steps that are alike and that nothing can interrupt
+    ends    EngineCore.complete  first and last tokens get their time (`Journal.tokens`)
+            Scheduler.complete   frees the KV of finished sequences (whole-batch policies with their batch), lets done
+                                 prompts decode, returns the responses
+            Journal.end          the row of each answered request
+
+Drivers (`simulate`, each engine of a fleet, `live`, `conform`) differ in how they wait, not in what they do.
 """
 
 from __future__ import annotations
@@ -33,8 +56,8 @@ ENTER, SETTLE, THROUGH, LAND = Wait
 
 
 class Launch:
-    """The host is at work until `until_ns`, and nobody enters; then launch the step `batch`, without waiting for its
-    end. None: the scheduler was asked and had nothing to run."""
+    """The host is at work until `until_ns`, and no request enters; then launch the step `batch`, without waiting for
+    its end. None: the scheduler was asked and had nothing to run."""
 
     __slots__ = ("batch", "until_ns")
 
@@ -44,7 +67,8 @@ class Launch:
 
 
 class Busy:
-    """The host is at work until `until_ns`, and nobody enters; a driver in real time, whose host has worked, goes on.
+    """The host is at work until `until_ns`, and no request enters; a driver in real time, whose host has worked, goes
+    on.
 
     `work`: `launch` the step just scheduled, which is to be launched later; `process` a call in flight that had nothing
     to run; `nap`; or `wait` for the oldest step, with as many in flight as there may be.
@@ -75,12 +99,13 @@ class Driver(Protocol):
 def crank(
     core: EngineCore, driver: Driver, *, drains: Callable[[], bool] | None = None, settles: bool = False
 ) -> Waits:
-    """Runs `core` for ever, by its loop. Yields what to wait for; is sent the time, in ns, at which that is over.
+    """Runs `core` for ever, by its loop. Yields what to wait for; receives, by `send`, the time in ns at which that is
+    over.
 
     For an Idle the driver waits until its `until_ns` or the next arrival, whichever is sooner; for a Batch it executes
     the step, waits for its end and sends that. A Launch or Busy is the driver's until it sends the time: the loop makes
-    one of each kind and fills it in again, several times a step. `drains` says whether no arrival will come until this
-    engine acts, which a scheduler is told; by default `driver.is_over`. `settles`: SETTLE is yielded. Both are for
+    one of each kind and fills it in again, several times a step. `drains` returns whether no arrival will come until
+    this engine acts, which `schedule` receives; by default `driver.is_over`. `settles`: SETTLE is yielded. Both are for
     several engines.
     """
     loop = {"sync": _sync, "batch_queue": _batch_queue, "overlap": _overlap, "events": _events}[core.loop.kind]
@@ -111,7 +136,7 @@ def _sync(core: EngineCore, driver: Driver, drains: Callable[[], bool], settles:
 
 
 def _enter(core: EngineCore, driver: Driver, now_ns: int) -> list[EngineEvent]:
-    """Applies cancels, deadlines and arrivals that are due; returns what came of it, of which the driver was told."""
+    """Applies cancels, deadlines and arrivals that are due; passes their events to the driver, and returns them."""
     events = core.enter_due(now_ns)
     if events:
         driver.tell(events, now_ns)
@@ -119,7 +144,7 @@ def _enter(core: EngineCore, driver: Driver, now_ns: int) -> list[EngineEvent]:
 
 
 def _ask(core: EngineCore, driver: Driver, drains: Callable[[], bool], now_ns: int) -> Batch | Idle:
-    """The scheduler's step or wait; the driver is told whom it rejected."""
+    """The scheduler's step or wait; the events of requests it rejected go to the driver."""
     work = core.schedule(now_ns, drains())
     if core.events:
         driver.tell(core.take_events(), now_ns)
@@ -230,7 +255,7 @@ def _overlap(core: EngineCore, driver: Driver, drains: Callable[[], bool], settl
         if last is not None and len(core.in_flight.steps) > (batch is not None and not apart):  # else a leap landed it
             now_ns = yield LAND
             if apart:
-                # Scheduled before, with the rows of then: its counters move before the results are told.
+                # Scheduled before, with the rows of then: its counters move before the results are processed.
                 launch.until_ns = now_ns
                 yield launch
             events = core.complete(now_ns)

@@ -139,7 +139,7 @@ def live_from(core: EngineCore, source: Source, clock: Clock, *, notes_rests: bo
 
 
 def _reason(error: Exception, source: Source, progress: _Progress) -> str:
-    """What failed, for the records: by the error's kind, else by who was at work."""
+    """Reason of the failure for the records: by the error's kind, else by the part that was running."""
     if error is source.failure:
         return LOAD_SOURCE_FAILED
     if isinstance(error, ExecutorError):
@@ -220,8 +220,8 @@ def tail_ns(lags_ns: list[int]) -> int:
 def lag_verdict(records: Records) -> str:
     """Why the load source was too late for the run to count; "" if it was in time, or if nothing ran.
 
-    Void: the 99th percentile of the lag is above a mean step and 5 % of the mean TTFT together; where nobody finished,
-    above a mean step.
+    Void: the 99th percentile of the lag is above a mean step and 5 % of the mean TTFT together; without finished
+    requests, above a mean step.
     """
     requests, steps = records.requests, records.steps
     lags_ns = sent_lags_ns(records)

@@ -141,7 +141,7 @@ class Resolved:
     def built_workload(self, load: float, seed: int) -> BuiltWorkload:
         """The requests of a load and seed: the same for every policy.
 
-        ScenarioError if blocks of the KV cache would not fit into those by which the trace tells what prompts share.
+        ScenarioError if blocks of the KV cache would not fit into those by which the trace describes shared prompts.
         """
         change = {} if not self.load_name else {self.load_name: int(load) if self.load_name == "users" else load}
         workload = build_workload(
@@ -189,7 +189,7 @@ class Resolved:
         estimator: StepEstimator | None,
         stages: int = 1,
     ) -> Scheduler:
-        """A new scheduler of `policy`, for an engine of so many `stages`. Without a workload one that predicts lengths
+        """A new scheduler of `policy`, for an engine of `stages` stages. Without a workload one that predicts lengths
         can be built but not run. ScenarioError where the policy cannot have a batch in each stage."""
         predictor: LengthPredictor | None = None
         if policy.predictor is not None:
@@ -221,7 +221,7 @@ class Resolved:
         estimator: StepEstimator | None,
         stages: int = 1,
     ) -> EngineCore:
-        """A new engine of so many `stages` for one run of `workload` on `executor`, whose KV memory is `kv`."""
+        """A new engine of `stages` stages for one run of `workload` on `executor`, whose KV memory is `kv`."""
         drain_ns = self.workload.drain
         speculation = policy.config.traits.speculation
         if speculation is not None:

@@ -20,7 +20,7 @@ _FROM, _TO = 0.2, 0.8  # of the finished requests: what fills and what drains th
 
 
 def overloaded(resolved: Resolved, engines: int = 1) -> Resolved:
-    """`resolved` with requests of the same lengths and classes, all there at the start, and nobody giving up.
+    """`resolved` with requests of the same lengths and classes, all there at the start, without deadlines or patience.
 
     Their number grows with `engines`, between which they will be divided.
     """

@@ -33,7 +33,7 @@ class Phase(simpy.Event):
 
 
 Pulse = Callable[[int], None]
-"""Called with the time in ns of every arrival, for those who want to know how far a simulation is."""
+"""Called with the time in ns of every arrival, to report a simulation's progress."""
 
 
 def simulate(core: EngineCore, workload: Workload, *, leap: bool = True, pulse: Pulse | None = None) -> int:
@@ -85,7 +85,7 @@ class _EngineRun(Stepping):
         return not self.streams
 
     def tell(self, events: Iterable[EngineEvent], now_ns: int) -> None:
-        """Tells the clients what ended; they may answer with their next requests."""
+        """Passes ended requests to the clients, which may answer with their next requests."""
         for event in events:
             if not isinstance(event, Ended):
                 continue

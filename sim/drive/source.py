@@ -36,7 +36,7 @@ class Clock(Protocol):
 
 
 class VirtualClock:
-    """A clock that jumps to where it is told to sleep."""
+    """A clock whose `sleep` jumps to the time slept for."""
 
     def __init__(self) -> None:
         self._now_ns = 0
@@ -112,9 +112,10 @@ class Inbox(Protocol):
 
 
 class Traffic:
-    """A workload's arrivals in time order: those known in advance and those that responses cause.
+    """A workload's arrivals in time order: arrivals known in advance and arrivals that responses cause.
 
-    `failure` is what the workload raised: it is not asked any more, and arrivals that it gave can still be submitted.
+    `failure`: the error that the workload raised, after which it is not used again; arrivals it had returned can still
+    be submitted.
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -122,7 +123,7 @@ class Traffic:
         self._known = workload.arrivals()
         self._ahead: list[tuple[int, int, Arrival]] = []
         self.failure: Exception | None = None
-        self.pruned: list[int] = []  # ids of requests that clients have given up for others, to be told to the engine
+        self.pruned: list[int] = []  # ids of requests that clients have given up for others, to be pruned at the engine
         self._pull()
 
     def _pull(self) -> None:
@@ -145,7 +146,7 @@ class Traffic:
         return self._ahead[0][0] if self._ahead else None
 
     def tell(self, events: Iterable[EngineEvent], now_ns: int) -> None:
-        """Tells the clients what ended; their next requests lie ahead."""
+        """Passes ended requests to the clients; their next requests join the arrivals ahead."""
         for event in events:
             if not isinstance(event, Ended):
                 continue
@@ -159,7 +160,7 @@ class Traffic:
                 self._push(arrival)
 
     def prune(self, core: EngineCore, now_ns: int) -> None:
-        """Tells `core` whom clients have given up since others succeeded."""
+        """Prunes at `core` the requests that clients have given up since others of their tasks succeeded."""
         for request_id in self.pruned:
             core.prune(request_id, now_ns)
         self.pruned.clear()
@@ -171,7 +172,7 @@ class Traffic:
         except Exception:
             if self.failure is None:
                 raise
-            self.submit_due(inbox, inf)  # those that responses have caused
+            self.submit_due(inbox, inf)  # arrivals that responses have caused
 
     def submit_due(self, inbox: Inbox, now_ns: float) -> None:
         """Submits every arrival at or before `now_ns`."""
@@ -274,7 +275,7 @@ class LoadThread:
         return self._clock.now_ns()
 
     def tell(self, events: Iterable[EngineEvent], now_ns: int) -> None:
-        """Tells the clients what ended; their next requests will be sent by the thread."""
+        """Passes ended requests to the clients; the thread will send their next requests."""
         with self._changed:
             self._traffic.tell(events, now_ns)
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""The loop of one engine that its driver leaves alone between arrivals: waits for what its loop names, and leaps."""
+"""A simulated engine between external events: runs its loop, waits as the driver decides, skips repeated steps."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from batchsim.kernel.leaping import Leaps
 
 
 class Stepping(ABC):
-    """An engine on a SimExecutor, `core`. Its own time runs ahead of everybody else's up to where somebody may come;
-    `end_ns` is when it was through. What it waits for is the driver's to say: the methods without a body."""
+    """Base class of simulated engines: runs the engine loop on `core`, with a SimExecutor, skipping repeated steps
+    until the next external event. Its time runs ahead of other processes up to the next possible arrival; `end_ns` is
+    when it was through. How to wait is the subclass's: the methods without a body."""
 
     def __init__(self, core: EngineCore, leaps: bool) -> None:
         self.core = core
@@ -30,11 +31,11 @@ class Stepping(ABC):
 
     @abstractmethod
     def tell(self, events: Iterable[EngineEvent], now_ns: int) -> None:
-        """Passes on what happened at `now_ns`, which may be ahead of everybody else's time."""
+        """Passes on the events of `now_ns`, which may be ahead of other processes' time."""
 
     @abstractmethod
     def alone_until_ns(self) -> float:
-        """The time in ns before which nobody comes."""
+        """The time in ns before which no request arrives."""
 
     @abstractmethod
     def wait_for(self, now_ns: int) -> Iterable[Any]:
@@ -42,7 +43,7 @@ class Stepping(ABC):
 
     @abstractmethod
     def rest(self, idle: Idle, now_ns: int) -> Generator[Any, Any, int]:
-        """Waits until somebody comes, or the time of `idle`; returns when that was."""
+        """Waits until a request arrives, or the time of `idle`; returns when that was, in ns."""
 
     @abstractmethod
     def go_on(self) -> Iterable[Any]:
@@ -82,10 +83,10 @@ class Stepping(ABC):
         self.end_ns = now_ns
 
     def leap(self) -> None:
-        """Simulates steps like the latest, just executed, up to where somebody may come."""
+        """Simulates steps like the latest, just executed, up to the next possible arrival."""
         self.reached_ns = self.leaps.leap(self.reached_ns, self.horizon_ns, self.tell, self.is_over)
 
     def horizon_ns(self) -> float:
-        """The time in ns before which nobody comes and no timer of the engine is due."""
+        """The time in ns before which no request arrives and no timer of the engine is due."""
         timer_ns, next_ns = self.core.next_timer_ns, self.alone_until_ns()
         return next_ns if timer_ns is None else min(next_ns, timer_ns)

@@ -1,4 +1,4 @@
-"""The audit log: who was delayed, in favour of whom, when and why. JSON lines, one an event, by time.
+"""The audit log: which requests were delayed, in favour of which others, when and why. JSON lines by time.
 
 Every event has
 
@@ -6,12 +6,12 @@ Every event has
     kind                what happened, see below
     reason              the policy's short name for why; "unstated" where it gave none
     delayed             ids of the requests that it cost time, or their place
-    in_favour_of        ids of the requests that got what they did not; empty where the records name nobody
+    in_favour_of        ids of the requests that got what they did not; empty where the records name none
 
 and the kinds are
 
     queue_held   the first in the queue could not come in. `delayed`: it alone; `waiting`: how many stood in the queue
-                 for the first time as it began, itself included; `in_favour_of`: who stood in its way
+                 for the first time as it began, itself included; `in_favour_of`: the ones in its way
     overtaken    arrived before others and came in after them. From its arrival at the engine until it came in, or
                  ended; `count` is how many overtook it, `in_favour_of` the first MAX_LISTED of them by their start
     preempted    lost its place and its KV, until it came back or ended; `in_favour_of`: the one that needed them, which
@@ -57,7 +57,7 @@ from batchsim.metrics.lives import Int, Intervals, queue_holds, queueing, state_
 SCHEMA = "batchsim-audit"
 VERSION = 1
 KIND = Kind("audit log", rb'\{"schema": "batchsim-audit"')
-MAX_LISTED = 100  # of those that overtook one request: a log of all would grow with their square
+MAX_LISTED = 100  # of the requests that overtook one: a log of all would grow with their square
 KINDS = ("queue_held", "overtaken", "preempted", "swapped", "sat_out", "rejected", "cancelled", "unfinished", "lost")
 LOST = "lost"
 Event = dict[str, Any]

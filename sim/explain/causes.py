@@ -101,7 +101,7 @@ class Objectives:
 
 
 def kept_slo(records: Records, objectives: Objectives) -> Flags:
-    """A mask of the requests that finished within the bounds of their objective: those that are no `slo_misses`."""
+    """A mask of the requests that finished within the bounds of their objective: the complement of `slo_misses`."""
     values, kept = _values_ns(records.requests), np.zeros(len(records.requests), dtype=bool)
     for bounds, mine in objectives.groups(records):
         kept |= mine & keeps_all(bounds, values)

@@ -122,7 +122,7 @@ def counterfactual(
     ScenarioError for a change of an unknown key, a change that this point cannot have, or a point that cannot be made.
     """
     keep = results.keeps(policy)
-    if keep == "minutes":  # so many requests that their rows were not to be held at once
+    if keep == "minutes":  # a run of too many requests to hold their rows at once
         raise ScenarioError(
             f"{results.path}: rows of requests were not kept, since the scenario says keep: minutes, and a change is"
             " told request by request. Run it again with --set keep=requests or keep=all."
@@ -213,7 +213,7 @@ def _stated(
 
 
 def _owners(arrivals: Arrivals) -> int | None:
-    """The number of users who have requests of their own, which ids count; None where all are of one list."""
+    """The number of users with requests of their own, which ids count; None where all are of one list."""
     return arrivals.users if isinstance(arrivals, ClosedLoop) and not arrivals.shared_list else None
 
 

@@ -55,7 +55,7 @@ def step_terms(
     rest_ns = records.steps["duration_ns"] - sum(found.values(), np.zeros(records.num_steps))
     if cost.stages > 1 and len(rest_ns):
         found["other"] = found["other"] + rest_ns
-        # The first step finds all stages free: it waits for nobody, and is in them as long as the cost says.
+        # The first step finds all stages free: it waits for none, and is in them as long as the cost says.
         tokens = padded_work({name: column[:1] for name, column in columns.items()}).tokens
         rest_ns = np.append(np.minimum(rest_ns, 0), rest_ns[0] - (cost.stages - 1) * cost.transfer_ns(int(tokens[0])))
     return found if (np.abs(rest_ns) <= _ROUNDING_NS).all() else {}

@@ -30,8 +30,9 @@ from batchsim.metrics.lives import Holds, Int, Intervals, queue_holds, queueing,
 class Chapter:
     """A span of one request's life. `parts` maps parts of `batchsim.metrics.attribution` to ns and sums to its length.
 
-    `what` is a part without its reason, or `decode`. `head` is the id of who stood first in the queue, `blocker` of who
-    took the place, where there is one. `steps` counts the steps that started in it; 0 where the request took no part.
+    `what` is a part without its reason, or `decode`. `head` is the id of the first request in the queue, `blocker` of
+    the one that took the place, where there is one. `steps` counts the steps that started in it; 0 where the request
+    took no part.
     """
 
     what: str
@@ -71,11 +72,11 @@ class Story:
 
 
 class Stories:
-    """Tells the lives of one run's requests. What they share is computed once."""
+    """The lives of one run's requests, as chapters. Shared data is computed once."""
 
     def __init__(self, records: Records, per_chunk_ns: int = 0) -> None:
         lost = lost_stays(records)
-        self._of: dict[int, list[tuple[int, _OfEngine]]] = {}  # with the time at which the part told there begins
+        self._of: dict[int, list[tuple[int, _OfEngine]]] = {}  # with the time at which the part there begins
         for _, rows, engine in by_engine(records):
             stories, mine = _OfEngine(engine, per_chunk_ns, lost), engine.requests[rows >= 0]
             for request_id, begin_ns in zip(mine["request_id"].tolist(), mine["sent_ns"].tolist(), strict=True):
@@ -96,7 +97,7 @@ class Stories:
 
 
 class _OfEngine:
-    """Tells the lives of requests at one engine, where they ended or which handed them over; `lost` has the stays that
+    """The lives of requests at one engine, where they ended or which handed them over; `lost` has the stays that
     requests lost elsewhere."""
 
     def __init__(self, records: Records, per_chunk_ns: int, lost: NDArray[np.void]) -> None:

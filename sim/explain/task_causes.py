@@ -49,7 +49,7 @@ class TaskObjectives:
         return cls(found, adapter(Tasks).validate_json(json.dumps(tasks))) if of_tasks and tasks else None
 
     def lives(self, records: Records) -> TaskLives:
-        """The tasks of a run that are judged: those that began after the warm-up."""
+        """The judged tasks of a run, which began after the warm-up."""
         size = self.tasks.num_requests
         count = -(-(int(records.requests["request_id"].max(initial=-1)) + 1) // size)
         prunable = [stage.success is not None for stage in self.tasks.stages for _ in range(stage.num_requests)]

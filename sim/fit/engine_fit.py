@@ -149,9 +149,8 @@ def fit_engine(
     most: int = MOST_REQUESTS,
 ) -> EngineFit:
     """The step times of the engine of `setup` under `spec` from `runs`, judged by those `held_out`, which play no part
-    in the fit. `spec` may say it for each run, of engines that differ in their policy alone. `say` is told of the
-    progress, a line at a time. Of more than `most` requests in all given runs the first ones of each are fitted and
-    judged.
+    in the fit. `spec` may be a function of the run, for engines that differ in their policy alone. `say` is called with
+    lines of progress. Of more than `most` requests in all given runs the first ones of each are fitted and judged.
 
     The kernel is the scenario's cost without its host; with a constant, linear or free cost there is none, and the
     free form begins with its numbers. MeasuredError or ScenarioError where runs or scenario do not fit each other.

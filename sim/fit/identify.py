@@ -19,7 +19,7 @@ KNOWN = 0.05
 FLOOR = 0.002
 """Least error of an equation, as a share of its latency: schedules part by chance, however right the terms are."""
 TOLD_APART = 0.95
-"""Correlation of the errors of two terms from which on they cannot be told apart."""
+"""Correlation of the errors of two terms from which on they cannot be separated."""
 SIGMAS = 2.0
 NOTHING = 1e-6
 """Share of the largest singular value up to which a direction is none that the equations tell of."""

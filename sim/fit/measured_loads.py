@@ -1,8 +1,8 @@
-"""The measured loads of a fit: which are held out, how many requests of each count, the errors of all, what is claimed.
+"""The measured loads of a fit: the held-out ones, the requests used of each, the errors of all, the claims.
 
 Of thousands of requests the first ones say as much of a step's terms as all. The rule that cuts runs looks at no
 result: the first requests of each run by their sending, as many of each as bring all given runs to MOST_REQUESTS
-together. Those that are sent while the first ones are in flight are simulated, too, and not looked at.
+together. Requests sent while the first ones are in flight are simulated, too, but not compared.
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ class LoadError:
 
 
 def short_names(runs: Sequence[MeasuredRun]) -> dict[str, str]:
-    """By name of each run a shorter one that tells it from the others: its part of the one file that there is, or the
-    file without its folder."""
+    """{name of a run: shorter unique name}: its part, if all runs are of one file, or the file without its folder."""
     short = {run.name: f"{Path(run.source).name} ({run.part})" if run.part else Path(run.source).name for run in runs}
     if len({run.source for run in runs}) == 1:
         short = {run.name: run.part or short[run.name] for run in runs}
@@ -121,7 +120,7 @@ def _count(run: MeasuredRun) -> int:
 
 
 def _first(requests: MeasuredRequests, first: int, users: int) -> MeasuredRequests:
-    """The `first` requests, and without latencies those that were sent until the last of them had ended."""
+    """The `first` requests, and, with latencies removed, the requests sent until the last of them had ended."""
     kept = min(first + users, len(requests))
     if requests.sent_ns is not None:
         ends_ns = (requests.sent_ns + np.maximum(requests.e2e_ns, requests.ttft_ns))[:first]

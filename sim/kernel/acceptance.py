@@ -27,11 +27,12 @@ _CLASS = 255  # the bits of the column `luck` that hold the number of the class
 _STEADY_STEPS = 4  # after which the members of a group are expected to stay for as many more as a table pays off in
 _TABLE_SIZE = 16_384  # elements, which a CPU's cache holds
 LEVELS = 250
-"""Into so many steps a request's own probability is rounded: each of them is a class."""
+"""Number of equal steps to which a request's own acceptance probability is rounded; each level is one request class."""
 
 
 class DraftLuck(Protocol):
-    """Which draft tokens are accepted in a simulation, for its SimExecutor; a scheduler is told afterwards."""
+    """Which draft tokens are accepted in a simulation, for its SimExecutor; the scheduler learns the result
+    afterwards."""
 
     def key(self, seq: Sequence) -> int:
         """The number that stands in the column `luck` of its group for `seq`."""
@@ -49,8 +50,9 @@ class DraftLuck(Protocol):
     def proposed(
         self, group: DraftGroup, gained: Ints, seqs: list[Sequence]
     ) -> tuple[Ints, dict[Sequence, int]] | None:
-        """How many draft tokens the drafter finds for the next step: of each member, which `gained` so many tokens in
-        this one, and of each of `seqs`, whose prompt ends with it; None: as many as the engine asks for."""
+        """Draft counts for the next step: an array with one element per group member, given the tokens that each
+        `gained` in this step, and a dict for `seqs`, whose prompts end with this step. None: the engine's fixed number.
+        """
         ...
 
 
@@ -80,7 +82,8 @@ class DrawnLuck:
 
     @classmethod
     def of_requests(cls, seed: int, num_drafts: int, own: Callable[[Request], float], found: float = 1.0) -> DrawnLuck:
-        """Luck where `own` tells for each request the probability that a draft is right where those before it are."""
+        """Luck in which `own` maps each request to its acceptance probability: that a draft is right if those before it
+        are."""
         levels = [level / LEVELS for level in range(LEVELS + 1)]
         return cls(seed, {f"{p}": tuple(p**n for n in range(1, num_drafts + 1)) for p in levels}, found, own)
 
@@ -224,14 +227,15 @@ class _Foresight:
         self._memory: NDArray[np.uint64] | None = None
 
     def memory(self, size: int) -> NDArray[np.uint64]:
-        """Two arrays of so many elements, always the same ones: new ones of that size cost more than to fill them."""
+        """Two uint64 arrays of `size` elements, always the same memory: allocating it anew costs more than filling
+        it."""
         if self._memory is None:
             self._memory = np.empty((2, _TABLE_SIZE), np.uint64)
         return self._memory[:, :size]
 
 
 def outcome(luck: DraftLuck, group: DraftGroup) -> tuple[Verified, list[Sequence]]:
-    """What becomes of the rows asked of `group`, and the members whose last token is among them."""
+    """Verification result of the rows asked of `group`, and the members whose last token is among them."""
     seen = luck.foreseen(group)
     if seen is None:
         gained = luck.accepted(group, group.drafts_asked) + _ONE

@@ -1,7 +1,7 @@
-"""What a scheduler answers, and what becomes of it: one step's work, or until when to wait; and the step's result.
+"""A scheduler's answer (one step's work, or until when to wait) and the result of the step.
 
-A scheduler is pure: it is told the time and returns what to run (`Batch`) or until when to wait (`Idle`). It has no
-clock, no randomness and no I/O, so a simulation and a real engine can crank the very same object.
+A scheduler is pure: it maps the current time to what to run (`Batch`) or until when to wait (`Idle`). It has no clock,
+no randomness and no I/O, so a simulation and a real engine can crank the very same object.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 class Batch:
-    """One step's work, valid from `schedule()` to `complete()`. Whoever keeps it copies `items()`.
+    """One step's work, valid from `schedule()` to `complete()`. To keep it longer, copy `items()`.
 
-    `decodes` is the group by reference, or None when the decodes sit this step out. `chunks` are prefill (or
-    recompute) pieces `(sequence, tokens)`. `num_decode_tokens` are the rows that the `num_decode` sequences compute:
-    one each, and one for each draft token, of which `num_accepted_tokens`, filled in as the step is launched, are
-    accepted. `context_tokens` is what the decodes read: the sum of their computed tokens. `drafting` says who computes
-    which of these rows where the group verifies drafts, else it is None.
-    The `pad_` fields are work done for nothing: prompt padding, of which `pad_prefill_rows` are whole rows beside the
-    chunks and as long as the padded ones, rows of ended sequences, and the context these read.
+    `decodes` is the group by reference, or None when the decodes sit this step out. `chunks` are prefill (or recompute)
+    pieces `(sequence, tokens)`. `num_decode_tokens` are the rows that the `num_decode` sequences compute: one each, and
+    one for each draft token, of which `num_accepted_tokens`, filled in as the step is launched, are accepted.
+    `context_tokens` is what the decodes read: the sum of their computed tokens. `drafting` assigns these rows to
+    members where the group verifies drafts, else it is None.
+    The `pad_` fields count padding work: prompt padding, of which `pad_prefill_rows` are whole rows beside the chunks
+    and as long as the padded ones, rows of ended sequences, and the context these read.
     `cached` lists `(sequence, tokens)` that an admission of this step found in the prefix cache, if any.
     `swap_out` and `swap_in` list `(sequence, blocks)`; `preempted` the sequences that lost their place, in order;
     `joined` and `left` the changes of the decode group since the last batch. `sampled`, filled in by EngineCore as the
@@ -35,8 +35,8 @@ class Batch:
     `layout` is the batch order of the real system: `by_order`, `decodes_first` or `chunks_first`, the chunks as listed.
     `apart`: where steps overlap, it is launched only once the results of the one before are processed.
     `num_steps` counts the steps it stands for: 1, and one more for each by which a leap repeated it. `group_step` is
-    the group's count of steps with this one, filled in as the step is launched. `host_ns`: what the executor said of
-    the host's time for it, for who asks again; None before.
+    the group's count of steps with this one, filled in as the step is launched. `host_ns`: the executor's host times
+    for it, cached; None before they are computed.
     """
 
     __slots__ = (
@@ -138,7 +138,7 @@ class Batch:
         self.joined = self.left = ()
 
     def again_by(self, num_steps: int) -> None:
-        """As `again`, so many steps later."""
+        """As `again`, `num_steps` steps later."""
         self.num_steps += num_steps
         self.context_tokens += num_steps * self.num_decode
         self.pad_context_tokens += num_steps * self.pad_decode_rows
@@ -214,11 +214,11 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """What is known of a step once it is over: which sequences produced their last token in it, in batch order.
+    """Result of a finished step. `finished`: the sequences that produced their last token in it, in batch order.
 
     `ran`: when the host was through with its launch, and when the device began and ended it, in ns of this machine's
-    monotonic clock; None where `StepResult.duration_ns` has told the duration. It counts in runs by the wall clock
-    alone: in others a device's time is none. `verified`: as `StepResult.verified`.
+    monotonic clock; None where `StepResult.duration_ns` has the duration. It is used only in wall-clock runs.
+    `verified`: as `StepResult.verified`.
     """
 
     finished: list[Sequence]

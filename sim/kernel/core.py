@@ -69,11 +69,12 @@ class EngineCore:
         self.events: list[EngineEvent] = []  # what happened and was not returned yet
         self._inbox: list[tuple[int, int, Arrival]] = []
         self._timers: list[tuple[int, int, Sequence, str]] = []
-        self.journal = Journal(recorder, per_chunk_ns, per_stream_ns, ahead=self._ahead, told=loop.kind == "events")
+        explicit = loop.kind == "events"
+        self.journal = Journal(recorder, per_chunk_ns, per_stream_ns, ahead=self._ahead, explicit_sat_out=explicit)
         self.in_flight = StepsInFlight(loop)
         self._sending: set[Sequence] = set()  # handed over, their KV kept until it is sent
         self._fruitless = 0  # preemptions since the last token
-        self._untold: list[Sequence] = []  # preempted by calls that had nothing to run: no step tells the executor
+        self._untold: list[Sequence] = []  # preempted by calls that had nothing to run, in no step yet
         self._stopped = False
         self._pruned: set[int] = set()  # ids of requests that were given up for another, of those yet to come too
 
@@ -193,7 +194,7 @@ class EngineCore:
         return work
 
     def enter_due(self, now_ns: int) -> list[EngineEvent]:
-        """Applies what is due, as `schedule`; returns the events. Clients told of these may send at this instant."""
+        """Applies what is due, as `schedule`; returns the events, to which clients may respond at this instant."""
         if self._inbox or (self._timers and self._timers[0][0] <= now_ns):
             self._take_due(now_ns)
         if self.stop_ns is not None and now_ns >= self.stop_ns:
@@ -441,7 +442,7 @@ class EngineCore:
         """Ends the request of `seq` at this engine and adds the event, an `ended`."""
         in_flight = self.in_flight
         undelivered = 0
-        # Of who finished, `in_flight.land` has noted what is computed in vain.
+        # For finished sequences `in_flight.land` has noted what is computed in vain.
         if in_flight.steps and ended is not Finished and not seq.num_wasted_tokens:
             undelivered = in_flight.waste(seq)
         self.journal.end(seq, now_ns, ended.outcome, reason, streams=self.scheduler.streams, undelivered=undelivered)

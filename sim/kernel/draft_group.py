@@ -20,12 +20,13 @@ MAX_GAIN = 128  # tokens of a sequence in a step, drafts among them
 
 
 class Verified:
-    """What a step made of its drafts, an element a member of the group, in the order of `DraftGroup.sequences`.
+    """Verification result of one step's drafts; arrays have one element per member, in the order of
+    `DraftGroup.sequences`.
 
-    `gained`: output tokens got; `accepted`: draft tokens accepted, one fewer where the sequence does not end among
-    them, which is so for all where these are not given. `drafts`: what the drafter proposes for each in the next step,
-    and `first_drafts` for those whose prompt ends with this one; None: as many as the engine asks for, which may not
-    wait to be told. `num_accepted` and `num_gained` are of all together.
+    `gained`: output tokens got; `accepted`: draft tokens accepted; defaults to `gained - 1`, which is right unless the
+    sequence ends on a draft. `drafts`: what the drafter proposes for each in the next step, and `first_drafts` for
+    those whose prompt ends with this one; None: the engine's fixed number, for engines that cannot wait for the
+    drafter. `num_accepted` and `num_gained` are totals.
     """
 
     __slots__ = ("_accepted", "drafts", "first_drafts", "gained", "num_accepted", "num_gained")
@@ -75,12 +76,11 @@ class DraftGroup(DecodeGroup):
 
     Columns, in the order of `sequences`: `computed` tokens; `rejected`, those of them that steps in flight counted and
     that will be taken off, as far as the executor has said; `unknown`, the tokens that steps in flight make or verify;
-    `drafts` waiting to be verified; `room`, the tokens that the KV blocks held can take; `published`, the full ones of
-    these blocks said to be so; `limit`, the tokens at which the client's cap ends the sequence; `ends` and `luck`, the
+    `drafts` waiting to be verified; `room`, the tokens that the KV blocks held can take; `published`, the number of
+    these blocks reported full; `limit`, the tokens at which the client's cap ends the sequence; `ends` and `luck`, the
     executor's: the computed tokens with which it ends, and what its acceptance is drawn by. `rows` are those of the
     step in the making, set by `ask`: `num_rows` together, `even_rows` of each member, 0 where they differ.
-    `nearest_end`, the executor's, is a number of tokens with which nobody reaches its end; 0 where that has to be
-    looked for.
+    `nearest_end`, the executor's, is a number of tokens that ends no member; 0 if it has to be recomputed.
     """
 
     __slots__ = (
@@ -101,7 +101,7 @@ class DraftGroup(DecodeGroup):
         self._each = self._alike_each = self._num_due = self._longest = 0
         self.even_rows = self.num_rows = self.nearest_end = 0
         self._full: Ints | None = None  # the room of each once it has the blocks due, where that is of all
-        self._tight = 0  # the tokens beyond its computed ones for which nobody holds a block too many; 0: unknown
+        self._tight = 0  # the tokens beyond its computed ones for which no member holds a block too many; 0: unknown
         self._held = 0  # the room of all together, where `_tight`
         self._mask = np.array(-block_size) if block_size & (block_size - 1) == 0 else None
         self._round_up = np.array(0)
@@ -188,12 +188,12 @@ class DraftGroup(DecodeGroup):
         return self._alike
 
     def take_alike(self, rows: int) -> None:
-        """Says that each member computes so many `rows` in the next step, all blocks being there."""
+        """Sets every member to compute `rows` rows in the next step; all KV blocks are there already."""
         self.rows = self.alike(rows)
         self.num_rows, self.even_rows = rows * len(self.sequences), rows
 
     def _is_short(self, rows: int, max_model_len: int) -> bool:
-        """Whether all members are, after so many rows, still shorter than `max_model_len`."""
+        """Whether all members are still shorter than `max_model_len` after `rows` more tokens."""
         if self._longest + rows >= max_model_len and self.sequences:
             self._longest = int(self.computed.max())
         return self._longest + rows < max_model_len
@@ -211,7 +211,8 @@ class DraftGroup(DecodeGroup):
         return [self.sequences[place] for place in np.flatnonzero(last).tolist()] if last.any() else []
 
     def give_drafts(self, most: int, proposed: Ints | None = None) -> None:
-        """Lets so many drafts wait for each member, or `most` where more are `proposed`; the drafts before are gone."""
+        """Sets the drafts waiting for each member to `most`, or to the `proposed` number where that is smaller;
+        replaces the previous drafts."""
         if proposed is not None:
             self._same = None
             np.minimum(proposed, most, out=self.drafts)
@@ -260,8 +261,8 @@ class DraftGroup(DecodeGroup):
         self._num_due = int(np.add.reduce(need))
 
     def _ask_all(self, more: int) -> bool:
-        """Asks for room for `more` tokens beyond the computed ones of each member, if nobody holds a block beyond that;
-        returns whether that is so. Then the room of each is its tokens rounded up, whatever it held."""
+        """Asks for room for `more` tokens beyond the computed ones of each member. Returns False, and asks for nothing,
+        if a member holds a block beyond that; else the new room of each is its tokens rounded up to a block."""
         if self._late or self._mask is None:
             return False
         if self._tight != more:
@@ -308,7 +309,7 @@ class DraftGroup(DecodeGroup):
     def rewind(self, lookahead: int) -> list[tuple[Sequence, int]]:
         """Takes from the members the room beyond their computed tokens and `lookahead` more, in whole KV blocks.
 
-        Returns who has how many blocks to give back, in the engine's order.
+        Returns (sequence, blocks to give back), in the engine's order.
         """
         spare = (self.room - self.computed - lookahead) // self.block_size
         places = spare.nonzero()[0]
@@ -333,7 +334,7 @@ class DraftGroup(DecodeGroup):
 
     @property
     def context(self) -> Ints:
-        """Computed tokens of each member, without those that will turn out rejected. The array is not to be changed."""
+        """Computed tokens of each member, excluding drafts that will be rejected. The array is not to be changed."""
         return self.computed - self.rejected if self._late else self.computed
 
     def sum_to_come(self, most: int) -> int:
@@ -344,7 +345,7 @@ class DraftGroup(DecodeGroup):
     def verify(self, drafting: DraftRows, verified: Verified | None, *, ahead: bool) -> None:
         """The step asked for is launched; with `ahead` its drafts count as accepted until it lands. EngineCore only.
 
-        `verified` None, with `ahead` alone: what becomes of them is told by `learn`.
+        `verified` None, with `ahead` alone: the result follows with `learn`.
         """
         drafting.verified, drafting.changes = verified, self.changes
         self.step += 1

@@ -34,7 +34,7 @@ class EngineLoop:
         return self.kind != "sync"
 
     def over(self, stages: int) -> EngineLoop:
-        """This loop over a pipeline of so many `stages`: each beyond the first lets one more step be in flight."""
+        """This loop over a pipeline of `stages` stages: each beyond the first lets one more step be in flight."""
         if stages == 1:
             return self
         kind = self.piped if self.kind == "sync" else self.kind

@@ -1,4 +1,4 @@
-"""What an engine did to requests, as it tells whoever drives it: EngineCore returns these, in the order they happened.
+"""Events of an engine: what happened to requests. EngineCore returns them to its driver in the order they happened.
 
 A driver passes them on: to closed-loop clients, who answer with their next request; to a router; to an HTTP stream.
 """

@@ -1,8 +1,25 @@
-"""The steps of an engine that were launched and whose results are not processed yet, oldest first.
+"""Ahead of results: the steps of an engine that are launched and not processed yet, oldest first.
 
-With one step in flight nothing can happen between its launch and its end. With more, a sequence may have ended, been
-preempted or been given up in a step whose tokens are still to come: the tokens that it was scheduled and those that its
-client has had differ by the steps in flight.
+With one step in flight nothing can happen between its launch and its end. The rules where there may be more:
+
+1. **Loop.** The engine's loop (`kernel/engine_loop.py`) says whether a step may be scheduled before the one before is
+   known: vLLM's queue of batches, the overlap of SGLang and TensorRT-LLM, and every pipeline may. A step is launched,
+   and lands when its results are processed.
+2. **Scheduled is not known.** A sequence's counters are of what is scheduled; its tokens are delivered as steps land.
+   The two differ by the steps in flight.
+3. **Too late.** An end by a stop token, a cancel or a preemption that a landing brings does not stop later steps in
+   flight: their tokens of the sequence are computed in vain (`waste`, `lose`), or still delivered where the engine does
+   that. A row in vain writes into KV blocks that may be another sequence's by then, before that one does.
+4. **Two lanes of time.** A cost is split (`Lanes` of `cost/base.py`) into the host's part and the device's, by stage.
+   The table `lanes` has the host's times of each step (`kernel/lane_rows.py`); it is empty for other engines.
+5. **Pipelines.** A step goes through the stages behind the step before it. Decodes fall into cohorts, one per stage
+   (`policies/systems/vllm/cohorts.py`), or into Vidur's micro-batches (`vidur/micro_batches.py`), whose loop calls the
+   scheduler at every arrival and end of a step.
+6. **Drafts.** A simulation draws at the launch which drafts are right. A model knows when the step lands
+   (`Landed.verified`): until then all count as accepted, and rows written since are corrected (`_learn`). Steps that
+   verify drafts have a group with counters in columns (`kernel/draft_group.py`), as members gain different numbers.
+
+Leaps, which repeat steps that change nothing, are in `kernel/leaps.py`, `leaps_ahead.py` and `pipeline_leaps.py`.
 """
 
 from __future__ import annotations
@@ -22,11 +39,12 @@ _NOBODY: frozenset[Sequence] = frozenset()
 
 
 class LaunchedStep:
-    """One step in flight: its batch, whom it finishes, when it ends, and the tokens of it that are computed in vain.
+    """One step in flight: its batch, the sequences it finishes, its end, and its tokens that are computed in vain.
 
     `process_ns`: the ns that the host will need for the step's results. `decodes`: the sequences that decode in it, for
-    drivers that are told of tokens. `landing`: waits for the device and says whom the step finished and when it ran;
-    None once that is known. `lost`: the sequences that have not ended and whose tokens of this step are given up.
+    drivers that receive token events. `landing`: waits for the device and returns the finished sequences and the device
+    times; None once they are known. `lost`: the sequences that have not ended and whose tokens of this step are given
+    up.
     """
 
     __slots__ = (
@@ -111,7 +129,8 @@ class StepsInFlight:
         return start_ns, end_ns
 
     def through_stages(self, now_ns: int, stages_ns: tuple[int, ...]) -> tuple[int, int]:
-        """Sends a step launched at `now_ns` through the stages, so many ns in each; returns its start and end in ns."""
+        """Sends a step launched at `now_ns` through the pipeline's stages, which take `stages_ns`; returns its start
+        and end in ns."""
         free_ns = self._free_ns
         start_ns = end_ns = max(now_ns, free_ns[0])
         for stage, duration_ns in enumerate(stages_ns):
@@ -226,7 +245,7 @@ class StepsInFlight:
         return undelivered
 
     def lose(self, seq: Sequence) -> None:
-        """Notes that nobody gets what is in flight of `seq`, which lives on: all of it is computed in vain."""
+        """Discards the tokens in flight of `seq`, which lives on: all of them are computed in vain."""
         for flight, tokens, _ in self._rows(seq):
             flight.wasted_tokens += tokens
             flight.lost |= {seq}

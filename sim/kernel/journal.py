@@ -1,7 +1,26 @@
-"""Journal: what becomes of every request, written to the records as it happens.
+"""Journal: the life of every request, written to the records as it happens.
 
-The journal reads the batch and the sequences and never decides anything: a sequence's `state` is derived here from what
-each batch says changed, so that no policy has to report states, only reasons.
+The journal reads batches and sequences and never decides anything: policies report reasons, and states follow from what
+each batch changes. A sequence begins in state 0 (queued). In the order in which they are applied, the transitions are:
+
+    the batch has the sequence in      from                            to          reason of the row
+    ---------------------------------  ------------------------------  ----------  --------------------------------
+    preempted and swap_out             any that runs                   SWAPPED     the policy's, "" without one
+    preempted alone                    any that runs                   PREEMPTED   the policy's, "" without one
+    left, and it has no group now      DECODE                          SAT_OUT     the policy's, "" without one [1]
+    joined or swap_in, with a group    SAT_OUT, SWAPPED                DECODE
+    chunks, computed so before         any but PREFILL, RECOMPUTE      RECOMPUTE
+    chunks, for the first time         any but PREFILL, RECOMPUTE      PREFILL
+    nowhere, after a chunk in the      PREFILL, RECOMPUTE              SAT_OUT     the policy's, "token_budget"
+      last step, its prompt not done                                               without one [2]
+    sampled, as the step ends          PREFILL, RECOMPUTE              DECODE
+    finished, as the step ends         any                             ENDED       (the request's row has the outcome)
+
+1. Ahead of results only with a reason, and then from PREFILL and RECOMPUTE too: a sequence with its last token in
+   flight is not scheduled again and does not sit out; one with its first token in flight could decode.
+2. With `explicit_sat_out` only with a reason: without one a chunk of the prompt is in flight.
+
+BLOCKED is the state of the queue, not of a sequence: a row each time that its head, or what blocks it, changes.
 """
 
 from __future__ import annotations
@@ -69,7 +88,8 @@ class _Life:
 class Journal:
     """The open requests of one engine and the rows they leave. `lives` holds them in order of entering.
 
-    `told`: a prompt that has no chunk in a step sits out only where the policy says so: else a chunk is in flight.
+    `explicit_sat_out`: only sequences that the policy reports as `sat_out` sit out; otherwise any prompt without a
+    chunk in a step does.
     """
 
     def __init__(
@@ -79,7 +99,7 @@ class Journal:
         per_stream_ns: int = 0,
         *,
         ahead: bool = False,
-        told: bool = False,
+        explicit_sat_out: bool = False,
     ) -> None:
         self.recorder = recorder
         self.per_chunk_ns = per_chunk_ns
@@ -87,9 +107,9 @@ class Journal:
         self.num_streams = 0  # open requests that have a token
         self.streams_told = 0  # the same with the latest tokens, before any of them ended
         self._ahead = ahead
-        self._told = told
+        self._explicit_sat_out = explicit_sat_out
         self.lives: dict[Sequence, _Life] = {}
-        self.first_tokens: list[int] | None = None  # ids of requests whose first token is out, for who asks to be told
+        self.first_tokens: list[int] | None = None  # ids of requests whose first token is out; None: not collected
         self.prefilling: dict[Sequence, None] = {}  # had a chunk in the last step, and are not done
 
     def begin(self, seq: Sequence, arrival: Arrival) -> None:
@@ -152,8 +172,6 @@ class Journal:
             life.preemptions += 1
             row(now_ns, seq.request.id, seq.state, *reasons.get(seq, ("", None)))
         for seq in batch.left:
-            # Ahead of results, whoever has its last token in flight is not scheduled again and does not sit out; one
-            # with its first token in flight could decode.
             decodes = seq.state == DECODE or (self._ahead and seq.state in (PREFILL, RECOMPUTE))
             if decodes and seq.group is None and (seq in reasons or not self._ahead):
                 seq.state = SAT_OUT
@@ -188,7 +206,9 @@ class Journal:
             row(now_ns, seq.request.id, seq.state)
         if len(prefilling) > len(batch.chunks):
             running = {seq for seq, _ in batch.chunks}
-            for seq in [seq for seq in prefilling if seq not in running and (seq in reasons or not self._told)]:
+            for seq in [
+                seq for seq in prefilling if seq not in running and (seq in reasons or not self._explicit_sat_out)
+            ]:
                 del prefilling[seq]
                 seq.state = SAT_OUT
                 row(now_ns, seq.request.id, SAT_OUT, *reasons.get(seq, ("token_budget", None)))

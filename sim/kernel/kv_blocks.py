@@ -70,7 +70,8 @@ class Rewinds(KVBlockManager, Protocol):
     """A manager for engines that free the KV of rejected drafts at once."""
 
     def give_back(self, seq: Sequence, count: int) -> None:
-        """Frees the last `count` blocks of `seq`, which is told by the group, if it is in one, that it may do so."""
+        """Frees the last `count` blocks of `seq`. If it is in a decode group, the group decides when that is
+        allowed."""
         ...
 
 

@@ -32,7 +32,7 @@ class LaneRows:
     def __init__(self) -> None:
         self.rows = bytearray()
         self.open: deque[tuple[int, int]] = deque()
-        self._repeated = bytearray()  # what `repeated` was told of rows that are yet to be written
+        self._repeated = bytearray()  # arguments of `repeated` for rows that are yet to be written
 
     def launched(self, called_ns: int, launched_ns: int) -> None:
         """Notes the host's part of the next step."""
@@ -80,7 +80,7 @@ class LaneRows:
         return len(self.rows) + len(self._repeated)
 
     def cut(self) -> None:
-        """Writes the rows of the steps in flight, which nobody will process."""
+        """Writes the rows of the steps in flight, whose results will never be processed."""
         self.rows += self.open_rows()
         self.open.clear()
 

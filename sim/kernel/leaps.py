@@ -13,7 +13,7 @@ from batchsim.kernel.sim_executor import SimExecutor
 
 def leap(core: EngineCore, executor: SimExecutor, batch: Batch, end_ns: int, horizon_ns: float) -> int:
     """Repeats `batch`, the step just executed, which ends at `end_ns`, while the next would start before `horizon_ns`
-    and ends nobody.
+    and finishes no sequence.
 
     Writes the same rows as stepping would. Returns the end of the last step in ns.
     """
@@ -82,11 +82,10 @@ def _leap_drafts(
 
 
 def quiet_until_ns(core: EngineCore, executor: SimExecutor, now_ns: int) -> int | None:
-    """A time in ns before which nobody outside hears of the engine, if nobody comes to it: its steps repeat the latest,
-    and nobody ends. None if that is not known. `now_ns`: the end of the latest step, or of its launch by an engine that
-    is ahead.
+    """Lower bound in ns on the next event that other processes can observe, assuming no new arrival; None if unknown.
+    `now_ns`: the end of the latest step, or of its launch for an engine ahead of results.
 
-    It is as late as can be told without simulating the steps, by the line on which the cost model says that they lie.
+    The bound is as late as the cost model's `decode_line` allows without simulating the steps.
     """
     steps, foreseeing = core.in_flight.steps, core.foreseeing
     if foreseeing is None or core.has_arrivals or core.tells_tokens:
@@ -120,8 +119,8 @@ def quiet_until_ns(core: EngineCore, executor: SimExecutor, now_ns: int) -> int 
 
 
 def _most_steps(core: EngineCore, executor: SimExecutor, batch: Batch, last: float) -> int:
-    """How many steps like `batch` are certain: up to the first one that ends somebody, while the total context in
-    tokens is no more than `last`, and as long as there are KV blocks."""
+    """Number of steps like `batch` that are certain: up to the first one that finishes a sequence, while the total
+    context is at most `last` tokens, and as long as there are KV blocks."""
     foreseeing, count = core.foreseeing, executor.quiet_steps(batch) + 1
     if foreseeing is None or (due := foreseeing.foreseen(batch)) is None:
         return 0
@@ -134,7 +133,8 @@ def _most_steps(core: EngineCore, executor: SimExecutor, batch: Batch, last: flo
 
 
 def _is_quiet(core: EngineCore) -> bool:
-    """Whether two steps are in flight, and the older one ends nobody and gives nobody a token who waits for it."""
+    """Whether two steps are in flight and the older one finishes no sequence and delivers no token that a client or a
+    driver waits for."""
     steps = core.in_flight.steps
     if len(steps) != 2 or steps[1].landing is not None:
         return False

@@ -1,4 +1,18 @@
-"""Leaps of an engine that schedules a step ahead, over steps alike: the same rows as stepping would write."""
+"""Leaps of an engine that schedules a step ahead, over steps alike: the same rows as stepping would write.
+
+1. A leap begins once the latest step is of decodes alone: the prompts of the step before land within it, and so do ends
+   by stop tokens while the queue is empty.
+2. Where the last prompts end with the latest step and the scheduler says that decodes follow (`protocols.Steady`), it
+   is called for them within the leap.
+3. Where it says that a batch is steady and the cost is a line in the context (`decode_line`), steps are launched
+   without calling it, up to the one that finishes a sequence and the one behind it. Once the device no longer waits for the
+   host, which stays so as steps grow no shorter, their times are one sum.
+4. The host's part of a step then follows from when the steps beside it began, and is filled in by column as records are
+   read. Rows of steps are written one by one: leaps are some twenty steps long, too short to save by columns.
+
+A leaped step costs what a synchronous one does, but the same requests make more steps, since these are shorter and
+fewer share one: `make bench` prints both.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +49,10 @@ def leap_ahead(
     """Launches `batch` again and again, which the engine has just launched at `now_ns` while the step before it is in
     flight: as long as the host is through with launches before the `horizon`, in ns.
 
-    Where nobody waits, the oldest step may have prompts, or end somebody and `tell` of it (None: it may not): it lands,
-    even if the scheduler then has to be asked, so that one step is in flight. Where the last prompts end with `batch`
-    the scheduler is asked for the decodes that follow; `drains`: whether to drain then (None: it is not to).
-    Returns until when the host was at work, in ns.
+    With an empty queue the oldest step may have prompts, or finish sequences, whose events go to `tell` (None: it may
+    not): it lands even if the scheduler then has to be called, which leaves one step in flight. Where the last prompts
+    end with `batch` the scheduler is called for the decodes that follow; `drains` returns whether to drain then (None:
+    never). Returns the end of the host's last work in ns.
     """
     flight, group, scheduler = core.in_flight, batch.decodes, core.scheduler
     steps = flight.steps
@@ -66,7 +80,7 @@ def leap_ahead(
             if scheduler.num_waiting or (finished and tell is None):
                 return now_ns
             if len(finished) >= len(group.members) and all(map(finished.__contains__, group.members)):
-                return now_ns  # nobody is left to go on
+                return now_ns  # no sequence is left to go on
             now_ns = called_ns
             events = core.deliver(core.land(), now_ns)
             goes_on = True
@@ -139,8 +153,8 @@ def _launch_on(
     host_ns: tuple[int, int],
     horizon_ns: float,
 ) -> int:
-    """Launches `batch` once more as the oldest of two steps has landed at `called_ns`, and on, until one is the oldest
-    that ends somebody, the scheduler has to be asked or the `horizon_ns` is reached. Returns when it did so last."""
+    """Relaunches `batch` from `called_ns`, when the oldest of two steps landed, until the oldest step finishes a
+    sequence, the scheduler has to be called or `horizon_ns` is reached. Returns the time of the last launch in ns."""
     steady, quiet = core.steady, executor.quiet_steps(batch)
     if quiet and steady is not None and not core.in_flight.steps[1].finished and steady.is_steady(batch):
         line = executor.decode_line(batch)
@@ -161,8 +175,8 @@ def _launch_along(
     host_ns: tuple[int, int],
     horizon_ns: float,
 ) -> tuple[int, int]:
-    """As `_launch_on`, of a steady scheduler's steps that lie on `line`, the first `quiet` of which end nobody. Returns
-    when it did so last, and when the next may be asked for: at no time that there is if the scheduler has to be."""
+    """As `_launch_on`, for a steady scheduler whose steps' costs lie on `line`; the first `quiet` of them finish no
+    sequence. Returns (last launch ns, earliest next call ns; MAX_TIME_NS if the scheduler must be called)."""
     (oldest, latest), group, recorder, scheduler = core.in_flight.steps, batch.decodes, core.recorder, core.scheduler
     steady = core.steady
     assert group is not None and steady is not None
@@ -179,7 +193,7 @@ def _launch_along(
     horizon_start_ns = horizon_ns - (process_ns if process_ns > through_ns else through_ns)
     ends, ended, is_over, is_busy = _NOBODY, _NOBODY, False, False  # by the oldest, by the latest step
     turns = chain((0,), cycle(group.blocks_due_in_turn(1)))  # KV blocks of each step: `repeat` took those of the first
-    steps = islice(turns, quiet + 1 if quiet < most else most)  # up to the one that ends somebody
+    steps = islice(turns, quiet + 1 if quiet < most else most)  # up to the one that finishes a sequence
     while True:
         if not is_busy:
             for blocks in steps:

@@ -1,7 +1,10 @@
-"""Leaps of a pipeline: calls of a batch queue in which the group whose turn it is decodes once more, or nobody does.
+"""Skips scheduler calls in a pipeline while the decode group of each turn stays the same.
 
-A period is not a number of steps: a call that has nothing to run takes its place in the queue, and a nap, and leaves no
-step. So a leap goes from call to call as `batchsim.drive.instant` does, without asking the scheduler for batches.
+While no sequence joins, leaves or ends, each call of vLLM's queue decodes the cohort whose turn it is or finds it
+empty, so the scheduler need not be called for batches, only for KV blocks (`protocols.Turning`). A period is not a
+number of steps: a call that has nothing to run takes its place in the queue, and a nap, and leaves no step. So a leap
+goes from call to call as `batchsim.drive.instant` does. Vidur's pipelines are stepped: there the order of the ready
+sequences makes every micro-batch anew.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ when it was launched, and its group with the context in tokens and the count of 
 
 
 class _Turns:
-    """A group that decodes in its turns: the batch of the latest, how many more end nobody, and the host's ns."""
+    """The repeated step of one decode group: its `batch`, how many more steps finish no sequence (`quiet`), and the
+    host's ns."""
 
     __slots__ = ("batch", "launch_ns", "process_ns", "quiet")
 
@@ -36,7 +40,7 @@ class _Turns:
 
 def leap_calls(core: EngineCore, executor: SimExecutor, now_ns: int, horizon_ns: float) -> int:
     """Makes the calls that begin at `now_ns` and are over before `horizon_ns`, in ns, for as long as each repeats the
-    decodes of its group and nobody ends. Returns when the next call begins.
+    decodes of its group and finishes no sequence. Returns the start of the next call in ns.
 
     Writes the same rows as stepping would.
     """
@@ -103,7 +107,8 @@ def leap_calls(core: EngineCore, executor: SimExecutor, now_ns: int, horizon_ns:
 
 
 def _may_leap(core: EngineCore) -> bool:
-    """Whether somebody is there, nobody is about to enter, and nobody waits for tokens that a leap would bring."""
+    """Whether the engine has requests, none is about to enter, and no driver or client waits for tokens that a leap
+    would skip."""
     if core.has_arrivals or not core.has_entered or core.tells_tokens:
         return False
     return core.journal.first_tokens is None or not any(step.batch.sampled for step in core.in_flight.steps)

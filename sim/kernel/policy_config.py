@@ -25,13 +25,13 @@ class PromptLookup:
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What becomes of the draft tokens that a policy has verified, and by which `method` they are made.
+    """The drafter (`method`) and how many of its draft tokens are accepted.
 
-    Supposed in a simulation: `num_drafts`, the most of a sequence in a step; `positions`, by request class, "" for all
-    others, the shares of steps in which the first, second, ... draft is accepted, empty where each request has a
-    probability of its own, which a trace tells; `found`, the share of steps for which there are drafts. `branches`:
-    tokens of each sequence in each of the drafter's passes but the first. `lookup` is the drafter that a real model can
-    be run with; None: another one, which is not there.
+    Assumptions of a simulation: `num_drafts`, the most of a sequence in a step; `positions`, by request class, "" for
+    all others, the shares of steps in which the first, second, ... draft is accepted, empty where each request has a
+    probability of its own from a trace; `found`, the share of steps for which there are drafts. `branches`: tokens of
+    each sequence in each of the drafter's passes but the first. `lookup` is the drafter that a real model can be run
+    with; None: another one, which is not there.
     """
 
     method: DraftMethod
@@ -93,6 +93,6 @@ class PolicyConfig(Config):
 
     @classmethod
     def device_defaults(cls, device: Device, stated: Mapping[str, Any]) -> dict[str, Any]:
-        """The defaults, on `device`, of knobs in which the engine goes by that and which are not among the `stated`,
-        which nobody has checked yet. Where no device is known the dataclass's own hold."""
+        """The knobs whose default depends on `device`, without the `stated` ones (raw, not validated yet). Where no
+        device is known the dataclass's own defaults hold."""
         return {}

@@ -93,9 +93,9 @@ class Scheduler(Protocol):
     def repeat(self, batch: Batch, now_ns: int) -> bool:
         """Commits one more step identical to `batch`, just made, starting at `now_ns`; False leaves all unchanged.
 
-        Asked only when nothing arrived since, nor ended as far as the scheduler can know; ahead of results also when
-        the step before `batch` has just been completed and nobody waits. False is always a correct answer; True must
-        equal what `complete` and `schedule` would have done.
+        Called only when nothing arrived since, nor ended as far as the scheduler can know; ahead of results also when
+        the step before `batch` has just been completed and the queue is empty. False is always a correct answer; True
+        must equal what `complete` and `schedule` would have done.
         """
         ...
 
@@ -113,25 +113,27 @@ class Steady(Protocol):
         ...
 
     def is_followed_by_decodes(self, batch: Batch) -> bool:
-        """Whether `schedule`, if asked next, returns a step of decodes alone, to drain or not: nobody waits, the last
-        prompts end with `batch`, and there are KV blocks for one more token of everybody. Who asks has seen that none
-        of `batch` ends by the length of its output."""
+        """Whether `schedule`, if asked next, returns a step of decodes alone, to drain or not: the queue is empty, the
+        last prompts end with `batch`, and there are KV blocks for one more token of every sequence. The caller has
+        checked that no sequence of `batch` ends by the length of its output."""
         ...
 
     def repeat_by(self, batch: Batch, num_steps: int, due: list[Sequence]) -> None:
-        """Commits so many more steps of a steady `batch`, as by `repeat`; `due` need a KV block each, in this order."""
+        """Commits `num_steps` more steps of a steady `batch`, as by `repeat`; `due` need a KV block each, in this
+        order."""
         ...
 
 
 class Turning(Protocol):
-    """What a scheduler of a pipeline may offer besides, for leaps over its calls: in each some decode in their turn.
+    """Optional part of a pipeline's scheduler, for leaps over its calls: in each call one group decodes in its turn.
 
-    Of the steps of such a leap that are over within it `complete` is not told: nobody ended with them.
+    `complete` is not called for steps that begin and end within such a leap: no sequence ended with them.
     """
 
     def is_turning(self) -> bool:
         """Whether each call of `schedule` goes on to return the decodes of one group alone, or nothing if that is
-        empty, round `next_groups`, while nobody arrives, joins a group, leaves one or ends, and `turn` says yes."""
+        empty, round `next_groups`, while no sequence arrives, joins a group, leaves one or ends, and `turn` returns
+        True."""
         ...
 
     def next_groups(self) -> list[DecodeGroup]:
@@ -144,7 +146,8 @@ class Turning(Protocol):
         ...
 
     def turned(self, calls: int, batches: list[Batch]) -> None:
-        """Commits so many calls, for which `turn` has said yes; `batches` are still in flight of them."""
+        """Commits `calls` calls, for each of which `turn` returned True; `batches` are the steps of them still in
+        flight."""
         ...
 
 
@@ -190,11 +193,13 @@ class Executor(Protocol):
         ...
 
     def quiet_steps(self, batch: Batch) -> int:
-        """How many more steps of this decode-only batch, just executed, end nobody; 0 if unknown. Bounds a leap."""
+        """How many more steps of this decode-only batch, just executed, finish no sequence; 0 if unknown. Bounds a
+        leap."""
         ...
 
     def execute(self, batch: Batch) -> StepResult:
-        """Runs the step `batch`; returns its duration and whom it finishes. Counters still stand as at its start."""
+        """Runs the step `batch`; returns its duration and the sequences it finishes. Counters still stand as at its
+        start."""
         ...
 
     def host_ns(self, batch: Batch | None) -> tuple[int, int]:

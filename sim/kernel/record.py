@@ -182,7 +182,7 @@ class Records:
 
     @cached_property
     def step_columns(self) -> Mapping[str, NDArray[Any]]:
-        """The columns of `steps` by name, each in one piece: quicker to read than every so many bytes of the rows."""
+        """The columns of `steps` by name, each in one piece: faster to read than strided fields of the packed rows."""
         return LazyColumns(self.step_rows) if isinstance(self.step_rows, PackedRows) else columns(self.steps)
 
     def pieces(self, num_steps: int, behind: int) -> Iterator[tuple[int, Records]]:

@@ -1,4 +1,4 @@
-"""The executor of simulations: a cost model says how long a step takes, the true output lengths whom it finishes."""
+"""The executor of simulations: step times come from a cost model, finished sequences from the true output lengths."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class HostNs(Protocol):
     def __call__(self, batch: Batch | None) -> tuple[int, int]: ...
 
 
-_ENDED = 1 << 62  # added to the target of a sequence whose last token is in flight: nobody reaches so many tokens
+_ENDED = 1 << 62  # added to the target of a sequence whose last token is in flight: more tokens than any reaches
 
 
 class SimExecutor:
@@ -58,7 +58,7 @@ class SimExecutor:
         self._targets.pop(seq, None)
 
     def launch_ns(self, num_decode: int) -> int:
-        """ns of the host before the launch of a step of so many decodes."""
+        """Host time in ns before the launch of a step of `num_decode` decodes."""
         found = self._launch_ns.get(num_decode)
         if found is None:
             batch = Batch(None, [], 0)
@@ -129,8 +129,8 @@ class SimExecutor:
         return StepResult(sum(stages_ns), finished, verified, stages_ns)
 
     def finish(self, batch: Batch) -> list[Sequence]:
-        """Whom the latest step of the steady `batch` finishes, its counters moved on already, in batch order: what
-        `execute` says before. Only where the loop is ahead."""
+        """Sequences finished by the latest step of the steady `batch`, in batch order, given that its counters moved on
+        already: `execute` returns the same before they do. Only where the loop is ahead."""
         group = batch.decodes
         assert group is not None
         finished: list[Sequence] = []
@@ -157,7 +157,8 @@ class SimExecutor:
                 self._targets[seq] = target
 
     def _verified(self, batch: Batch, group: DraftGroup, finished: list[Sequence]) -> Verified:
-        """What becomes of the drafts of `batch`; adds to `finished` whoever gets its last token by them."""
+        """Verification result of the drafts of `batch`; adds to `finished` the sequences that get their last token by
+        them."""
         luck = self.luck
         if luck is None:
             raise ValueError("a simulation of drafts needs to be told how many are accepted: give the executor luck")

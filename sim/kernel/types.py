@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 class Request:
     """What a client sent, as far as a scheduler may know it. Times in ns since the start of the run.
 
-    `request_class` is the name of the request's class, `tenant` that of the customer who sent it; "": of none.
-    `tokens` says which tokens the prompt shares with others; None: none, with nobody. `ignore_eos`: the client asked
-    for all of `max_output_tokens`, whether or not an end-of-sequence token comes before.
+    `request_class` is the name of the request's class, `tenant` that of its customer; "": none. `tokens` says which
+    tokens the prompt shares with other prompts; None: shares none. `ignore_eos`: the client asked for all of
+    `max_output_tokens`, whether or not an end-of-sequence token comes before.
     """
 
     id: int
@@ -121,8 +121,8 @@ class Sequence:
     `last_group` is the group it left last, at its `left_step`. Where an engine schedules ahead of results, counters are
     of what is scheduled: what is known lags behind by the steps in flight. `num_wasted_tokens` of them, of a sequence
     that has finished, come after its last one; `num_rejected_tokens` of them, outside a group, are drafts of steps in
-    flight that will turn out rejected, of which no policy knows. `num_lost_tokens`, in flight as the policy preempted
-    the sequence, are given up: EngineCore delivers them to nobody.
+    flight that will turn out rejected; policies do not see them. `num_lost_tokens`, in flight as the policy preempted
+    the sequence, are given up: EngineCore never delivers them.
     """
 
     __slots__ = (
@@ -294,7 +294,7 @@ class DecodeGroup:
         return self._due[first:] + self._due[:first]
 
     def members_due_over(self, num_steps: int, ahead: int = 0) -> list[Sequence]:
-        """`members_due` of so many steps, one after the other, from `ahead` steps after the next one on; with `ahead`
+        """`members_due` of `num_steps` steps, concatenated, from `ahead` steps after the next one on; with `ahead`
         below 0, of steps that the group has made, with the same members."""
         first = (self.step + ahead) % self.block_size
         turns = self._by_phase[first : first + num_steps]

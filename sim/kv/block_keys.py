@@ -16,7 +16,7 @@ _OWN_KEYS = 1 << 64
 class ChainKeys:
     """The keys of a request's KV blocks, those of its prompt and then of its output, made when needed.
 
-    With `lookahead` a block's key covers so many tokens after it too.
+    With `lookahead` a block's key also covers that many tokens after it.
     """
 
     __slots__ = ("_block_size", "_keys", "_lookahead", "_output", "_prompt_tokens", "_rest", "_segments")

@@ -2,8 +2,8 @@
 
 A full block has a key: a hash of its tokens and of the key before it. It is published, that is: can be found under its
 key, from the moment its last token is scheduled until the block is handed out again. Freed blocks go back to one queue:
-those never published to its head, the published ones to its tail, each sequence's last block first. So what nobody can
-find is reused first, then what lay unused longest. Two blocks may have one key; the older one is found.
+those never published to its head, the published ones to its tail, each sequence's last block first. So unpublished
+blocks are reused first, then what lay unused longest. Two blocks may have one key; the older one is found.
 Source: vllm/v1/core/block_pool.py, kv_cache_manager.py, single_type_kv_cache_manager.py and kv_cache_utils.py.
 """
 
@@ -19,12 +19,12 @@ from batchsim.kv.free_queue import FreeQueue
 class BlockHashKV(Pins):
     """A `KVBlockManager` whose blocks are found again by their contents. Keeps block ids, so both drivers can use it.
 
-    Blocks of a sequence that shares no tokens (`Request.tokens` None) can be found by nobody else, so they are
-    published only when it gives them up and will come back: `free`, and not `end`. Blocks by which the decode group
-    grew leave the queue only when ids or queue are next looked at. There is no swap in vLLM V1: `swap_out` never finds
-    room. `unknown`: the number of a decode's newest tokens that its engine does not know yet when it schedules the next
-    one; a block is published once all its tokens are known. `lookahead`: the number of tokens after those of a block
-    that its key covers too, since its contents depend on them.
+    Blocks of a sequence that shares no tokens (`Request.tokens` None) cannot be found by others, so they are published
+    only when it gives them up and will come back: `free`, and not `end`. Blocks by which the decode group grew leave
+    the queue only when ids or queue are next looked at. There is no swap in vLLM V1: `swap_out` never finds room.
+    `unknown`: the number of a decode's newest tokens that its engine does not know yet when it schedules the next one;
+    a block is published once all its tokens are known. `lookahead`: the number of tokens after those of a block that
+    its key covers too, since its contents depend on them.
     """
 
     __slots__ = (
@@ -102,8 +102,8 @@ class BlockHashKV(Pins):
         """Gives `seq` its hit blocks and new ones for `num_tokens` tokens in all; False, and nothing changed, if short.
 
         `hit_tokens` is at most what `lookup` says now. `spare_blocks` must stay free; `must_fit_tokens` in all would
-        have to fit too, though nothing is kept for them. A hit block that nobody uses counts as taken. The last `ahead`
-        of the tokens are for drafts, of which nothing is published.
+        have to fit too, though nothing is kept for them. A hit block without users counts as taken. The last `ahead`
+        tokens are for drafts, which are never published.
         """
         if seq in self._held or self.lookup(seq) < hit_tokens or hit_tokens % self.block_size:
             raise ValueError(f"cannot admit with {hit_tokens} cached tokens: {seq!r}")
@@ -169,7 +169,7 @@ class BlockHashKV(Pins):
     def publish(self, seq: Sequence, num_tokens: int, unknown: int = 0) -> None:
         """Publishes the full blocks of the first `num_tokens` tokens of `seq`: their last ones have become known.
 
-        The last `unknown` of all its tokens are not. Of who shares no tokens that is seen as its blocks are given back.
+        The last `unknown` of all its tokens are not. Sequences without shared tokens are published when freed.
         """
         if not self._num_sharing:
             return
@@ -247,7 +247,7 @@ class BlockHashKV(Pins):
         self._give_back(seq, unknown, returns=True)
 
     def end(self, seq: Sequence, unknown: int = 0) -> None:
-        """As `free`, for a sequence that will not come back: cheaper where nobody else could find its blocks."""
+        """As `free`, for a sequence that will not come back: cheaper where it shares no tokens."""
         self._give_back(seq, unknown, returns=False)
 
     def _give_back(self, seq: Sequence, unknown: int, *, returns: bool) -> None:

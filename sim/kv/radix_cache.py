@@ -2,9 +2,9 @@
 
 A page is a block. A sequence locks the pages it shares with the tree. `insert` adds what it has computed and gives back
 its own copies of pages that the tree has already; what is never inserted is never found. Short of free pages, the tree
-evicts. Pages that nobody locks count as free.
+evicts. Unlocked pages count as free.
 Source: python/sglang/srt/mem_cache/unified_radix_cache.py and common.py of the 0.5.23 wheel.
-Simplifies: no LoRA or salt keys, no host tier. Only the pages needed are made free; who wants more asks `make_room`.
+Simplifies: no LoRA or salt keys, no host tier. Only the pages needed are made free; `make_room` frees more.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RadixKV(Pins):
         self._tree = RadixTree(block_size)
         self._free = list(range(num_blocks - 1, -1, -1))
         self._held: dict[Sequence, _Holding] = {}
-        self._owed = 0  # pages the group grew by whose ids nobody asked for yet; they are among the free
+        self._owed = 0  # pages the group grew by whose ids were not looked up yet; they are among the free
         self._room_step: int | None = None  # the group step that `grow_group` last made room for
         self._last_match: tuple[Sequence, int, int, Node, int] | None = None  # sequence, limit, now, node, hit
 
@@ -128,7 +128,7 @@ class RadixKV(Pins):
     def insert(self, seq: Sequence, limit: int | None = None) -> None:
         """Puts the whole pages that `seq` has computed into the tree; it goes on sharing them, locked.
 
-        `limit`: of its first so many tokens; None: of all that it counts as computed. With a lookahead these are at
+        `limit`: only those of its first `limit` tokens; None: of all its computed tokens. With a lookahead these are at
         least as many more than it took from the tree.
 
         Of pages that the tree has already, its own copies are freed and its table names the tree's: read it anew. What

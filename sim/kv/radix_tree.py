@@ -49,7 +49,7 @@ class RadixTree:
     """The pages that can be found by their tokens. `root` holds none and is never locked or evicted.
 
     `lookahead`: the number of tokens after those of a page on which its contents depend. Keys end with them, so that a
-    node's begins with the last ones of its parent's; wherever a run has whole pages it has so many tokens more.
+    node's begins with the last ones of its parent's; wherever a run has whole pages it has `lookahead` tokens more.
     """
 
     __slots__ = ("_leaves", "_serial", "block_size", "cached_blocks", "lookahead", "now", "num_evictable", "root")

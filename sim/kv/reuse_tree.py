@@ -9,9 +9,9 @@ tree or not; new ones come from its head. A block handed out anew leaves the tre
 sequences that hold them keep.
 Source: cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp (002ba6a7), evictionPolicy.cpp (fc07e755).
 Simplifies: what is below a block leaves the tree only, as in later versions: 002ba6a7 takes it from the queue as well
-and never gives it back. Later versions store an output's blocks as they fill, which nobody asks for before its request
-has ended. A block is found by all tokens that it holds, never by a part (enable_partial_reuse off); no retention
-priorities. A live executor refuses a block found that was never computed, where the engine reads it.
+and never gives it back. Later versions store an output's blocks as they fill, which are not looked up before its
+request has ended. A block is found by all tokens that it holds, never by a part (enable_partial_reuse off); no
+retention priorities. A live executor refuses a block found that was never computed, where the engine reads it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ReuseTreeKV(Pins):
     """A `KVBlockManager` whose blocks are found again by their tokens. Keeps block ids, so both drivers can use it.
 
     Keys of a sequence are kept from its first lookup to `end`. Blocks of a sequence that shares no tokens
-    (`Request.tokens` None) can be found by nobody else, so they enter the tree only when it will come back: at `free`.
+    (`Request.tokens` None) cannot be found by others, so they enter the tree only when it will come back: at `free`.
     Blocks by which the decode group grew leave the queue only when ids, queue or tree are next looked at. There is no
     swap: `swap_out` never finds room.
     """
@@ -103,7 +103,7 @@ class ReuseTreeKV(Pins):
     def admit(self, seq: Sequence, num_tokens: int, hit_tokens: int) -> bool:
         """Gives `seq` its hit blocks and new ones for `num_tokens` tokens in all; False, and nothing changed, if short.
 
-        `hit_tokens` is at most what `lookup` says now. A hit block that nobody holds counts as taken.
+        `hit_tokens` is at most what `lookup` says now. A hit block without holders counts as taken.
         """
         have = hit_tokens // self.block_size
         known = seq not in self._held and hit_tokens <= self.lookup(seq)
@@ -233,8 +233,8 @@ class ReuseTreeKV(Pins):
         return known.hits
 
     def _begun(self, seq: Sequence, num_tokens: int, hits: int) -> int | None:
-        """The partial block, held by nobody, that ends with token `num_tokens` of `seq`; None if the tree has none, or
-        has not all full blocks before it but `hits` of them.
+        """The partial block, not held by a sequence, that ends with token `num_tokens` of `seq`; None if the tree has
+        none, or has not all full blocks before it but `hits` of them.
         """
         if hits != num_tokens // self.block_size or num_tokens % self.block_size == 0:
             return None

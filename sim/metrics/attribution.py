@@ -7,9 +7,9 @@ A life runs from `sent_ns` to `delivered_ns`, or to `ended_ns` where nothing was
     failover                lived on replicas that failed, until it could be sent to another
     waiting_step            arrived while a step ran, until that step ended
     queued:REASON           in the queue; REASON is what held its head at the time, until that head left. `no_replica`:
-                            at the router, while no replica was up or its gate let nobody in
+                            at the router, while no replica was up or its gate was closed
     prefill, recompute      steps with a chunk of its own, for the first time or again after a preemption
-    decode_alone            decode steps in which nobody had a prefill chunk
+    decode_alone decode steps without prefill chunks
     decode_beside_prefill   decode steps that also ran prefill chunks
     sat_out:REASON          running, but left out of the step. `prefill_first`: the step ran prefills only;
                             `empty_step`: it only preempted or swapped
@@ -78,8 +78,8 @@ UNSTATED = "unstated"
 class PartTimes(NamedTuple):
     """Time that requests spent in one part of their lives: parallel arrays, a row a span or request; 0 ns is left in.
 
-    `request` is a row of the requests table, `blocker` the id of who took the place, or MISSING. `after_first`: the
-    time lies after the first token, so that it counts for TPOT and not for TTFT.
+    `request` is a row of the requests table, `blocker` the id of the request that took the place, or MISSING.
+    `after_first`: the time lies after the first token, so that it counts for TPOT and not for TTFT.
     """
 
     part: str

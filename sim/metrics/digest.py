@@ -1,4 +1,4 @@
-"""What is left of steps and states that are not kept: what the metrics ask of them, taken engine by engine."""
+"""Per-engine totals that replace the step and state tables where `keep` is not `all`."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def digested(
     streams: bool,
     per_chunk_ns: int,
 ) -> Digest:
-    """The digest of what engines recorded: of requests sent in the arrival window, of steps within the span that rates
-    are taken over. `facts_of` says what is known of the steps of an engine."""
+    """The digest of the records of `lives`: of requests sent in the arrival window, and of steps within `span_ns`, over
+    which rates are taken. `facts_of` returns the facts of an engine's steps."""
     by_replica: dict[int, list[StepTotals]] = {}
     gaps = Histogram()
     part_ns: Counter[str] = Counter()

@@ -23,10 +23,10 @@ def ends_before_ns(records: Records) -> Int:
 
 
 def host_waits_ns(records: Records) -> Int:
-    """For each step, how long no step ran before it because the host was still at work: on the call that scheduled it,
-    or on results right before that. Zeros where no engine is ahead.
+    """GPU idle ns before each step that is due to host work (scheduling, or processing of the previous results). Zeros
+    where no engine is ahead.
 
-    Time in which the host had nothing to do either is not counted: nobody was there, or the engine slept.
+    Time in which the host was idle, too, is not counted: the engine was empty or asleep.
     """
     found = np.zeros(records.num_steps, np.int64)
     before_ns = ends_before_ns(records)

@@ -1,4 +1,4 @@
-"""Intervals of 95 %: of a mean over seeds, of a share that nobody missed, and of differences between two policies.
+"""Intervals of 95 %: of a mean over seeds, of a share without misses, and of differences between two policies.
 
 Two policies that served the same requests are compared seed by seed, so that the luck of the draw cancels: the interval
 of a difference is most often far narrower than those of the two values suggest, because a seed that is hard for one

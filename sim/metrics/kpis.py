@@ -33,7 +33,7 @@ _STEP_BOUNDS = {
 }
 _QUEUE_BOUNDS = {
     "no_slot": "slots",
-    "batch_running": "slots",  # nobody joins a running batch: all its rows are taken
+    "batch_running": "slots",  # no request joins a running batch: all its rows are taken
     "kv_blocks": "KV",
     "preemption": "KV",
     "in_flight": "KV",  # preempted
@@ -171,7 +171,7 @@ def _ratio(part: float, whole: float) -> float | None:
 
 
 def _hit_rate(requests: NDArray[np.void]) -> float | None:
-    """Tokens found in the prefix cache over the tokens that all admissions needed; None where nobody was admitted."""
+    """Tokens found in the prefix cache over the tokens that all admissions needed; None without admissions."""
     admitted = requests[requests["scheduled_ns"] != MISSING]
     found, first = int(admitted["cached_tokens_all"].sum()), int(admitted["cached_tokens"].sum())
     needed = int(admitted["prompt_tokens"].sum()) + int(admitted["recomputed_tokens"].sum()) + found - first

@@ -95,8 +95,8 @@ def values_ns(requests: Requests) -> dict[str, Ns]:
 
 
 def judged_ns(latencies: Mapping[str, Ns], finished: NDArray[np.bool_], whole: NDArray[np.bool_]) -> dict[str, Ns]:
-    """By latency, the ns by which an objective judges each request: infinite of one that did not finish, and a latency
-    of tokens after the first of an answer of several that was sent whole. NaN: the latency does not apply."""
+    """{latency: ns per request}, as objectives judge it: inf if unfinished, or for streaming metrics of a response sent
+    whole. NaN: the latency does not apply."""
     missed = {name: ~finished | whole if name in STREAMED else ~finished for name in latencies}
     return {name: np.where(missed[name], np.inf, values) for name, values in latencies.items()}
 

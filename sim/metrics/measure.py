@@ -206,7 +206,7 @@ def _summarise(
 
 
 def _counts(requests: NDArray[np.void], cohort: NDArray[np.bool_], missing: int) -> dict[str, float | None]:
-    """Requests of the whole run by outcome, which sum to `submitted`; and what of the cohort did not complete.
+    """Requests of the whole run by outcome, which sum to `submitted`; and the incomplete ones of the cohort.
 
     `submitted` holds all requests offered, those the run never let in (`missing`) being `unfinished`.
     """

@@ -22,7 +22,7 @@ _COUNTED = ("num_prefill_tokens", "num_decode_tokens", "pad_prefill_tokens", "pa
 _COUNTED += ("num_decode", "num_chunks", "num_accepted_tokens")
 _READ = {*_COUNTED, "start_ns", "duration_ns", "free_blocks", "num_running", "context_tokens", "cached_tokens"}
 _PEAKS = {"flops": "peak_flops", "bytes": "memory_bandwidth"}
-"""The term of a cost model's work, and what of a GPU bounds it."""
+"""{term of a cost model's work: the property of a GPU that bounds it}."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ class TaskLives(NamedTuple):
     """The tasks of which a request is on record, by number: parallel arrays.
 
     `first` is the row of `records.requests` that was sent first, of equals the lowest id. `e2e_ns` is inf of a task
-    that is not done: one of its requests was not sent, or did not finish, but for those that others made needless.
+    that is not done: one of its requests was not sent, or did not finish, unless others made it needless.
     """
 
     first: NDArray[np.int64]

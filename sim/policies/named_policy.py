@@ -104,13 +104,13 @@ def own_code(what: str, kind: str) -> Generator[None]:
 def _reason_text(error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError):
         return f"{error}. Is its folder on PYTHONPATH?"
-    said = traceback.format_exception_only(error)[-1].strip()  # which an error that cannot be told does not break
+    said = traceback.format_exception_only(error)[-1].strip()  # which an error that cannot be shown does not break
     return f"{said[:_LETTERS]}. Correct its module, or the name."
 
 
 @contextmanager
 def _watched() -> Generator[list[int]]:
-    """A list that is not empty once Ctrl-C was really pressed: anybody can raise KeyboardInterrupt."""
+    """A list that is not empty once Ctrl-C was really pressed: a user's code can raise KeyboardInterrupt itself."""
     pressed: list[int] = []
     before = signal.getsignal(signal.SIGINT)
 

@@ -82,8 +82,8 @@ class Table:
 
 
 def folded(shown: Table) -> Table:
-    """The table with one row for neighbours that say the same but in their first column, which tells from which to
-    which they reach."""
+    """The table with neighbouring rows that differ in the first column alone merged: this column then has the range of
+    the merged rows."""
     kept: list[tuple[Cell, ...]] = []
     for row in shown.rows:
         if kept and [each.text for each in kept[-1][1:]] == [each.text for each in row[1:]]:

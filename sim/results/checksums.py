@@ -1,4 +1,4 @@
-"""Checksums by which readers notice what somebody changed: of every file of a run or point, and of what lists them.
+"""Checksums by which readers notice changed files: of every file of a run or point, and of the lists of these files.
 
 A JSON object of facts carries its own checksum under the key `sha256`: that of all its other keys but null ones and
 PROVENANCE, which says only how it was made.

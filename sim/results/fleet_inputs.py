@@ -79,7 +79,7 @@ def step_watts(setup: Setup, records: Records) -> NDArray[np.float64] | None:
 
 
 def _of_steps(setup: Setup, config: PolicyConfig) -> Cost:
-    """What of the cost of one engine is in the durations of its steps under a policy."""
+    """The cost of one engine's steps under a policy: without the host's part where it is beside the device."""
     cost = setup.cost_under(config)
     return cost.without_host() if config.traits.loop.over(cost.stages).is_ahead else cost
 

@@ -98,7 +98,8 @@ def _presets(setup: Setup) -> Iterator[str]:
 
 
 def _hidden_host(setup: Setup) -> str:
-    """That nobody measured how much of the host's part of a step lies beside the device, and for whom that counts."""
+    """A note that the overlap of the host's part of steps with the device was not measured, with the policies for which
+    that counts; "" if none."""
     ahead: list[str] = []
     for each in [group.setup for group in setup.groups] or [setup]:
         for scenario in each.scenario.variants or (each.scenario,):

@@ -40,7 +40,7 @@ from batchsim.workload.tasks import TaskWorkload
 from batchsim.workload.workload_config import AllAtOnce, ClosedLoop, TraceArrivals
 
 _CHANGING = (ClosedLoop, TraceArrivals, AllAtOnce, ProfiledArrivals)
-"""Arrivals that have no steady state: those that answers cause, that are recorded, or whose rate changes."""
+"""Arrivals without a steady state: caused by answers, recorded, all at once, or of a changing rate."""
 
 # ---- one point
 

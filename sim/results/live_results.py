@@ -40,7 +40,7 @@ def keep_live(setup: Setup, point: Point, played: Kept, out: Path) -> Results:
     """Writes the raw run, its tables and metrics, and a manifest whose `live` says how it went; returns these results.
 
     `live` holds device, weights, software, the reason of a cut run, the lag and, in `void`, why it does not count, ""
-    if it does. ScenarioError where `out` cannot be written, or nobody was sent in the window: the raw run is there.
+    if it does. ScenarioError where `out` cannot be written, or no request was sent in the window: the raw run is kept.
     """
     setup = _only(setup, point, played.num_blocks)
     home = out / f"{setup.scenario.name}-live"

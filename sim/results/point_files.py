@@ -92,7 +92,7 @@ def _result(folder: Path) -> dict[str, Any]:
 
 
 def remove_unfinished(points: Path) -> None:
-    """Removes what a killed run left half-written. The caller has the folder's lock, so nobody is at work on it."""
+    """Removes what a killed run left half-written. The caller has the folder's lock, so no process is at work on it."""
     for folder in points.iterdir():
         if _UNFINISHED.fullmatch(folder.name):
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Step times by one measured point: the mean time per output token of so many requests at a time."""
+"""Step times by one measured point: the mean time per output token at a concurrency."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def solved(
 
 
 def _looped(setup: Setup, concurrency: int) -> Setup:
-    """`setup` with its requests asked by so many users, from one list."""
+    """`setup` as a closed loop of `concurrency` users that take its requests from one list."""
     workload = setup.resolved.workload
     return replace(
         setup,

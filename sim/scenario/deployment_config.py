@@ -64,7 +64,7 @@ class GpuSheet(Config):
 
 @dataclass(frozen=True, slots=True)
 class Anchor(Config):
-    """One measured point: the mean time per output token of so many requests at a time."""
+    """One measured point: the mean time per output token at a concurrency."""
 
     concurrency: Annotated[int, Range(1, 16_384)]  # simulated several times; no engine runs more at a time
     tpot: PositiveDuration
@@ -172,7 +172,7 @@ class DeploymentConfig(Config):
         """
         deployment = self.deployment(model)
         if isinstance(self.gpu, str):
-            from batchsim.tables.find import profile_of  # the tables are not for who reads a deployment's keys
+            from batchsim.tables.find import profile_of  # readers of a deployment's keys do not need the tables
 
             host = None if self.host is None else self.host.term()
             return Calibrated(

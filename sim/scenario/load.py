@@ -51,7 +51,7 @@ def load_scenario(
 
 
 def changed(scenario: Scenario, overrides: Sequence[str]) -> Scenario:
-    """`scenario` with further `overrides`, which win over those that it was loaded with."""
+    """`scenario` with further `overrides`, which win over earlier ones."""
     folder = Path(scenario.source).parent
     every = (*scenario.overrides, *overrides)
     return parse_scenario(scenario.text, scenario.source, folder, every, scenario.trace_folders, scenario.allow_code)

@@ -109,7 +109,7 @@ def scenario(
 def _checked(
     plain: dict[str, Any], name: str, overrides: tuple[str, ...], trace_folders: tuple[Path, ...], allow_code: bool
 ) -> Scenario:
-    """The scenario of plain values. Its errors name no lines, since nobody wrote any."""
+    """The scenario of plain values. Its errors name no lines, since there is no file."""
     text = json.dumps(plain, indent=1, ensure_ascii=False) + "\n"  # which is YAML whose texts stay texts
     lines = re.compile(rf"(?<![^\s]){re.escape(name)}:\d+(?=:)")
     try:

@@ -60,7 +60,7 @@ def _check(
             refusal = ExtrapolationError(refusal.message, advice or refusal.advice)
             raise ScenarioError(f"{spec.name}, the longest prompt (seed {seed}): {refusal}") from None
         except (Exception, SystemExit):
-            continue  # whatever else is wrong with a policy is told at its points, and the others' are kept
+            continue  # other errors of a policy are reported at its points, and the others' are kept
 
 
 def _whole(cost: Cost, tokens: int) -> ExtrapolationError | None:

@@ -33,8 +33,8 @@ class ReplicaGroup(Config):
 class ReplicasConfig(Config):
     """`count` replicas like the scenario's one engine, or `groups` of other kinds; numbered from 0, group by group.
 
-    `lost` says what becomes of requests in flight on a replica that fails. With an `autoscaler`, `count` is the number
-    at the start. `price` is that of one replica, all its GPUs, for an hour.
+    `lost` is the outcome of requests in flight on a replica that fails. With an `autoscaler`, `count` is the number at
+    the start. `price` is that of one replica, all its GPUs, for an hour.
     `admission` is the gate before the router; without it every request goes to a replica at once.
     """
 

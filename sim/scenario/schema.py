@@ -33,7 +33,7 @@ from batchsim.workload.predictors import PredictorConfig
 
 Node = dict[str, Any]
 SHIPPED = "batchsim.scenarios"
-_DIALECT = "https://json-schema.org/draft/2020-12/schema"  # a name, which nobody fetches
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"  # a name, which is not fetched
 _MOST_EXAMPLES = 3
 _MOST_LETTERS = 160  # of an example; a longer one is given where there is no shorter
 _SHORT = {

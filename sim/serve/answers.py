@@ -1,6 +1,6 @@
-"""The open answers of an endpoint: what its clients asked for, what of it has come, and the tallies of that.
+"""The open answers of an endpoint, with the tokens delivered so far, and the tallies of them.
 
-What an engine did is heard where the engine runs, and told where its clients are: that may be two threads.
+Events of an engine are taken in where the engine runs, and delivered where the clients are: that may be two threads.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class Asked:
 
 
 class Answer:
-    """What has come of a request so far: `num_tokens` delivered, and once it has ended its `outcome` and `reason`.
+    """State of one answer: `num_tokens` delivered so far, and once it has ended its `outcome` and `reason`.
 
-    `arrival` is how it was sent; `told` is called whenever more has come. `ids` are the tokens that a model has made,
-    delivered or not; `by_eos`: the last of them ended the answer.
+    `arrival` is how it was sent; `told` is called with it after each delivery. `ids` are the tokens that a model has
+    made, delivered or not; `by_eos`: the last of them ended the answer.
     """
 
     __slots__ = (
@@ -80,7 +80,7 @@ class Answer:
         self.not_before_ns = 0  # when its first piece is at the client, which no later one overtakes
         self.ids: list[int] = []
         self.by_eos = False
-        self.has_row = False  # its end is in the records, and may be on its way to who asked
+        self.has_row = False  # its end is in the records, and may be on its way to the client
 
     @property
     def number(self) -> int:
@@ -88,17 +88,17 @@ class Answer:
         return self.arrival.request.id
 
     def gain(self, num_tokens: int) -> None:
-        """Adds tokens of this attempt; those that an attempt before it had made are not told again."""
+        """Adds tokens of this attempt; tokens that an earlier attempt had delivered are not delivered again."""
         self.num_made = made = self.num_made + num_tokens
         if made > self.num_tokens:
             self.num_tokens = made
 
 
 @dataclass(slots=True)
-class News:
-    """What an instant brought of request `number`: so many tokens, `ids` if a model made them, and its end.
+class Update:
+    """Update of request `number` at one instant: new tokens (with `ids` from a real model), and its end.
 
-    `answer` and `attempt` are noted where it is told.
+    `answer` and `attempt` are filled in by `Answers.count`.
     """
 
     number: int
@@ -111,15 +111,15 @@ class News:
     attempt: int = 0
 
 
-def _can_wait(its: News) -> bool:
-    """Whether others are told before: to write a step's tokens takes milliseconds at hundreds of streams, and that is
-    the whole error of a first or a last token, but averages out of gaps."""
-    assert its.answer is not None, "noted before"
-    return its.outcome is None and its.answer.last_token_ns >= 0
+def _can_wait(update: Update) -> bool:
+    """Sort key: True for updates delivered after first tokens and ends. To write a step's tokens takes milliseconds at
+    hundreds of streams, which is the whole error of a first or a last token, but averages out of gaps."""
+    assert update.answer is not None, "noted before"
+    return update.outcome is None and update.answer.last_token_ns >= 0
 
 
 def _has_tokens(heard: tuple[Answer, int]) -> bool:
-    """The same where no answer ends: whether its first token was told before."""
+    """As `_can_wait` where no answer ends: whether its first token was delivered before."""
     return heard[0].last_token_ns >= 0
 
 
@@ -155,7 +155,7 @@ class _Counts:
         answer.last_token_ns = self.now_ns
 
     def tell(self) -> None:
-        """Tells the tally of the whole step."""
+        """Adds the sums of the whole step to the tally."""
         for last_ns, requests in self.gaps.items():
             self.tally.next_tokens(self.now_ns - last_ns, requests)
         if self.output:
@@ -179,7 +179,7 @@ class Answers:
         self.seed = seed
         self.caches = bool(spec.config.traits.prefix_cache)
         self.now_ns = -1
-        self.answers: dict[int, Answer] = {}  # that were not told their end yet
+        self.answers: dict[int, Answer] = {}  # whose end was not delivered yet
         self.num_sent = 0
         self._spill_bytes = spill_bytes
         self._num_rows: dict[Recorder, int] = {}  # rows of requests of each engine that were read
@@ -196,25 +196,25 @@ class Answers:
 
     # ---- where an engine runs
 
-    def hear(self, core: EngineCore, events: Iterable[EngineEvent]) -> tuple[list[News], list[End]]:
-        """What `events` say of each request, and the rows of those that have ended. Many rows go to disk."""
-        news: dict[int, News] = {}
+    def hear(self, core: EngineCore, events: Iterable[EngineEvent]) -> tuple[list[Update], list[End]]:
+        """(updates by request, rows of ended requests) of `events`. Many rows go to disk."""
+        updates: dict[int, Update] = {}
         has_ended = False
         for event in events:
             number = event.request.id
-            its = news.get(number)
-            if its is None:
-                its = news[number] = News(number)
+            update = updates.get(number)
+            if update is None:
+                update = updates[number] = Update(number)
             if type(event) is Tokens:
-                its.num_tokens += event.count
+                update.num_tokens += event.count
             elif isinstance(event, Ended):
-                its.outcome, its.reason = event.outcome, event.reason
+                update.outcome, update.reason = event.outcome, event.reason
                 has_ended = True
         ends: list[End] = []
         if has_ended:
             ends = self._ends(core.recorder)
             self._spill(core)
-        return list(news.values()), ends
+        return list(updates.values()), ends
 
     def _ends(self, recorder: Recorder) -> list[End]:
         """The requests whose rows an engine has written since it was last asked."""
@@ -239,7 +239,7 @@ class Answers:
 
     def begin(self, asked: Asked, arrival_ns: int, sent_ns: int, told: Callable[[Answer], None]) -> Answer:
         """The answer to a request that its client sent at `sent_ns` and that arrives at the engines at `arrival_ns`;
-        `told` hears what becomes of it."""
+        `told` is called with it after each delivery."""
         request = Request(
             id=self.num_sent,
             arrival_ns=arrival_ns,
@@ -255,39 +255,41 @@ class Answers:
         answer = self.answers[request.id] = Answer(arrival, asked, sent_ns, told)
         return answer
 
-    def count(self, replica: int, news: Iterable[News], ends: Iterable[End], now_ns: int, streams: bool) -> list[News]:
-        """Counts what a replica's engine did at `now_ns`; returns the news of those who still listen, to be delivered,
-        first tokens and ends before others.
+    def count(
+        self, replica: int, updates: Iterable[Update], ends: Iterable[End], now_ns: int, streams: bool
+    ) -> list[Update]:
+        """Counts what a replica's engine did at `now_ns`; returns the updates of requests whose clients are still
+        connected, first tokens and ends before others.
 
         An engine that does not stream has its tokens delivered with the end of the answer.
         """
-        listening: list[News] = []
-        for its in news:
-            answer = self.answers.get(its.number)
+        listening: list[Update] = []
+        for update in updates:
+            answer = self.answers.get(update.number)
             if answer is not None:
-                its.answer, its.attempt = answer, answer.attempt
-                listening.append(its)
+                update.answer, update.attempt = answer, answer.attempt
+                listening.append(update)
         listening.sort(key=_can_wait)
         tally = self.metrics.of(replica)
         counts = _Counts(tally, now_ns)
-        for its in listening:
-            if its.num_tokens and its.answer is not None:
-                counts.add(its.answer, its.num_tokens)
+        for update in listening:
+            if update.num_tokens and update.answer is not None:
+                counts.add(update.answer, update.num_tokens)
         counts.tell()
         for end in ends:
             tally.end(end.life, now_ns - end.sent_ns, self.caches)
             if (answer := self.answers.get(end.number)) is not None:
                 answer.cached_tokens, answer.has_row = end.life.cached_tokens, True
         if not streams:
-            for its in listening:
-                assert its.answer is not None
-                its.answer.held += its.num_tokens
-                its.num_tokens = 0 if its.outcome is None else its.answer.held
+            for update in listening:
+                assert update.answer is not None
+                update.answer.held += update.num_tokens
+                update.num_tokens = 0 if update.outcome is None else update.answer.held
         return listening
 
     def pass_on(self, replica: int, events: Iterable[Tokens], now_ns: int) -> None:
-        """Counts and tells at once what a step at `now_ns` brought that only brought tokens: what `hear`, `count` and
-        `deliver` do, in one loop, since at many streams most of a server's time goes there."""
+        """Counts and delivers at once the tokens of a step at `now_ns` without ends: what `hear`, `count` and `deliver`
+        do, in one loop, since at many streams most of a server's time goes there."""
         counts = _Counts(self.metrics.of(replica), now_ns)
         heard = [
             (answer, event.count) for event in events if (answer := self.answers.get(event.request.id)) is not None
@@ -299,19 +301,19 @@ class Answers:
             answer.told(answer)
         counts.tell()
 
-    def deliver(self, news: Iterable[News]) -> None:
-        """Tells who asked what has come."""
-        for its in news:
-            answer, count = its.answer, its.num_tokens
+    def deliver(self, updates: Iterable[Update]) -> None:
+        """Delivers updates to their answers."""
+        for update in updates:
+            answer, count = update.answer, update.num_tokens
             assert answer is not None, "noted as it was counted"
-            if its.attempt == answer.attempt:  # else lost with its replica
+            if update.attempt == answer.attempt:  # else lost with its replica
                 answer.gain(count)
-            if its.ids:
-                answer.ids += its.ids
-            if its.outcome is not None:
-                answer.outcome, answer.reason, answer.by_eos = its.outcome, its.reason, its.by_eos
+            if update.ids:
+                answer.ids += update.ids
+            if update.outcome is not None:
+                answer.outcome, answer.reason, answer.by_eos = update.outcome, update.reason, update.by_eos
                 self._forget(answer)
-            if count or its.outcome is not None:
+            if count or update.outcome is not None:
                 answer.told(answer)
 
     def _forget(self, answer: Answer) -> None:

@@ -19,8 +19,7 @@ MAX_STOPS, MAX_STOP_LETTERS = 64, 256
 MAX_USER = 256
 """Letters of the name of a user, which the results keep."""
 MOST_TOKENS = 1 << 17
-"""Tokens that the prompts of a request may have together, and those that its answers must, where no model takes more
-in one: some 0.1 s of this machine's time."""
+"""Most tokens of a request's prompts together, and of its answers, unless the model is longer: some 0.1 s of work."""
 _MOST_TEXTS, _MOST_OTHERS, _VALUE_BYTES = 1 << 14, 1 << 14, 12
 """Texts in a body, keys included; lists and objects, and values beside token ids; bytes of a value that is no text, in
 the mean."""
@@ -74,7 +73,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt of so many tokens; `ids` are these tokens."""
+    """A prompt given by its token `ids`."""
 
     ids: list[int]
 
@@ -106,7 +105,7 @@ class CompletionRequest:
 
 
 def parse_json(body: bytes, most_tokens: int = MOST_TOKENS) -> dict[str, Any]:
-    """The JSON object in `body`, of at most so many token ids and what else a request has.
+    """The JSON object in `body`, of at most `most_tokens` token ids and the other values of a request.
 
     ApiError 400 for anything else, and for text that is none.
     """
@@ -381,8 +380,8 @@ def _ids_of_prompt(value: Any, words: Texts, max_model_len: int) -> list[int]:
 
 
 def _ids_of_chat(body: Body, words: Texts, max_model_len: int) -> list[int]:
-    """The tokens of the prompt that messages make: as the model's template has it, else a mark of who speaks before
-    each, and one before the answer."""
+    """The tokens of the prompt that messages make: as the model's template has it, else a mark of the role before each
+    message, and one before the answer."""
     messages = body.raw("messages")
     if not isinstance(messages, list) or not messages:
         raise ApiError(400, f"messages must be a list of at least one message, not {shown(messages)}", "messages")

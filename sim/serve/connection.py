@@ -23,8 +23,8 @@ _REASONS = {
     503: b"Service Unavailable",
 }  # fmt: skip
 _LINGER_S, _LINGER_BYTES = 2.0, 64 << 20
-"""For so long, and so many bytes, what a refused client still sends is read and dropped: with bytes unread, a close
-would take back the answer from who has not read it yet."""
+"""Limits in seconds and bytes for reading and dropping what a refused client still sends: closing with unread bytes
+would discard the answer before the client has read it."""
 
 
 class App(Protocol):
@@ -227,7 +227,7 @@ class Connection(asyncio.Protocol):
     # ---- patience
 
     def _wait_for_request(self, seconds: float) -> None:
-        """Closes the connection unless a request is whole in so many seconds."""
+        """Closes the connection unless a request is complete within `seconds`."""
         self._stop_timer()
         self._timer = asyncio.get_running_loop().call_later(seconds, self._out_of_patience)
 

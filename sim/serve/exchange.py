@@ -1,7 +1,7 @@
 """One request and its answers on their way to the client: whole, or piece by piece as the tokens come.
 
-A client that does not read gets, when it reads again, all that has come since in one piece; nothing is kept for it but
-counts, since the text of a token can be told at any time.
+A client that does not read gets, when it reads again, all that has come since in one piece; only counts are kept for
+it, since the text of a token can be made at any time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DONE = b"data: [DONE]\n\n"
 
 
 class Engines(Protocol):
-    """What an exchange asks of who made it."""
+    """The server, as an exchange uses it."""
 
     words: Texts
 
@@ -41,7 +41,7 @@ class Engines(Protocol):
         ...
 
     def send(self, reply: Connection, num_tokens: int, make: Callable[[], bytes]) -> None:
-        """Answers with what `make` makes of so many tokens."""
+        """Answers with the bytes that `make` returns, the text of `num_tokens` tokens."""
         ...
 
     def rejection(self, answer: Answer) -> ApiError:
@@ -50,7 +50,7 @@ class Engines(Protocol):
 
 
 class Choice:
-    """One answer of a request: what of it the client has, and how it ended."""
+    """One answer of a request: how much of it the client has, and how it ended."""
 
     __slots__ = (
         "answer",
@@ -191,8 +191,8 @@ class Exchange:
             self.reply.answer(error.status, error.body(), headers=error.headers)
 
     def _cut_at_stop(self, choice: Choice, stops: StopSearch, answer: Answer) -> None:
-        """Ends a choice where its text has one of the stop strings, or at a stop token, as its client asked; the engine
-        is told."""
+        """Ends a choice where its text has one of the stop strings, or at a stop token, as its client asked; cancels it
+        at the engine."""
         tokens, is_last = partial(self.engines.tokens, answer), answer.outcome is not None
         found = stops.found(answer.num_tokens, self.engines.words, tokens, is_last=is_last)
         if found is not None:

@@ -1,4 +1,4 @@
-"""Faults on demand, for who tries a client or a gateway: errors, streams that stall, replicas that fail.
+"""Faults on demand, to test a client or a gateway: errors, streams that stall, replicas that fail.
 
 Which requests meet one depends on the seed and on their number alone.
 """
@@ -32,13 +32,13 @@ class Faults:
     num_stalls: int = 0
 
     def errs(self, number: int) -> bool:
-        """Whether request `number` is to get a 500; counts those that do."""
+        """Whether request `number` is to get a 500; counts the errors."""
         found = _meets(self.seed, "error", number, self.error)
         self.num_errors += found
         return found
 
     def stalls(self, number: int) -> bool:
-        """Whether the stream of request `number` is to stall after its first piece; counts those that do."""
+        """Whether the stream of request `number` is to stall after its first piece; counts the stalls."""
         found = _meets(self.seed, "stall", number, self.stall)
         self.num_stalls += found
         return found

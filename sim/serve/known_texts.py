@@ -1,7 +1,7 @@
 """Which tokens of prompts are the same as those of earlier prompts and answers, for engines with a prefix cache.
 
-Engines are told streams (`batchsim.kernel.tokens`), clients send token ids: equal beginnings, by blocks of BLOCK
-tokens, get the streams of whoever came first.
+Engines take streams (`batchsim.kernel.tokens`), clients send token ids: equal beginnings, by blocks of BLOCK tokens,
+get the streams of the request that had them first.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from batchsim.kernel.record import FINISHED, Records
 from batchsim.kernel.types import Arrival, Request
 from batchsim.scenario import PolicySpec
 from batchsim.scenario.point import Setup
-from batchsim.serve.answers import SPILL_BYTES, STOPPED, Answer, Answers, Asked, End, News
+from batchsim.serve.answers import SPILL_BYTES, STOPPED, Answer, Answers, Asked, End, Update
 from batchsim.serve.metrics import Metrics
 from batchsim.serve.words import Texts
 
@@ -72,8 +72,8 @@ class SentPrompts:
 
 
 class _Mailbox:
-    """What a server's thread has for the engine's: requests, cancels and calls between two steps. `told` is called in
-    the engine's thread with what came of it."""
+    """Messages of a server's thread to the engine's: requests, cancels and calls between two steps. `told` is called in
+    the engine's thread with the events."""
 
     failure: Exception | None = None
 
@@ -85,7 +85,7 @@ class _Mailbox:
         self._cancelled: list[int] = []
         self._calls: list[Callable[[], None]] = []
         self._is_draining = self._is_closing = self.has_stopped = False
-        self._knows_drain = False  # the engine was woken to be told that it drains
+        self._knows_drain = False  # the engine was woken to drain
 
     # ---- the server's thread
 
@@ -217,7 +217,8 @@ class LiveEngine(Answers):
         return {0: self._core}
 
     def pacer(self, speed: float, failed: Callable[[Exception], None]) -> Running:
-        """Starts the engine; `failed` is told, in the thread that calls this, what it raised. `speed` must be 1."""
+        """Starts the engine; `failed` is called with the engine's error, in the thread that calls this. `speed` must be
+        1."""
         if speed != 1:
             raise ValueError(f"a model runs as fast as it does, not {speed:g} times as fast")
         self._started = Running(self, failed)
@@ -240,7 +241,7 @@ class LiveEngine(Answers):
         return act()
 
     def send(self, asked: Asked, now_ns: int, told: Callable[[Answer], None], came_ns: int | None = None) -> Answer:
-        """Sends a request at `now_ns`; `told` hears what becomes of it, in this thread.
+        """Sends a request at `now_ns`; `told` is called in this thread after each delivery.
 
         `came_ns`: when its client sent it, if it has waited for the engine to wake.
         """
@@ -253,13 +254,13 @@ class LiveEngine(Answers):
     def cancel(self, answer: Answer, now_ns: int) -> None:
         """Gives up a request with the step that runs; one that has ended is left alone.
 
-        At the server's end all are: it is not their clients who have left.
+        Called for all open requests at the server's end, too, though their clients have not left.
         """
         if answer.outcome is None and not self.running.is_broken:
             self.running.mail.cancel(answer.number)
 
     def drain(self) -> None:
-        """Tells the engine that nobody will come any more."""
+        """Closes the arrivals: the engine may drain."""
         self.running.mail.drain()
 
     def close(self, now_ns: int) -> tuple[Records, tuple[ReplicaSpan, ...]]:
@@ -277,26 +278,26 @@ class LiveEngine(Answers):
 
     # ---- the engine's thread
 
-    def hear_tokens(self, events: Iterable[EngineEvent]) -> tuple[list[News], list[End]]:
+    def hear_tokens(self, events: Iterable[EngineEvent]) -> tuple[list[Update], list[End]]:
         """As `hear`, with the tokens that the model has made."""
-        news, ends = self.hear(self._core, events)
-        for its in news:
-            known = self.real.outputs.get(its.number)
+        updates, ends = self.hear(self._core, events)
+        for update in updates:
+            known = self.real.outputs.get(update.number)
             if known is not None:
-                before = self._num_heard.get(its.number, 0)
-                its.ids = known[before : before + its.num_tokens] if its.num_tokens else ()
-                self._num_heard[its.number] = before + len(its.ids)
-            its.num_tokens = len(its.ids)  # output that a policy has dropped is not told again
-            if its.outcome is not None:
-                its.by_eos = its.outcome == FINISHED and bool(known) and known[-1] in self.eos
-                self._num_heard.pop(its.number, None)
-                self.real.outputs.pop(its.number, None)
-                self._prompts.forget(its.number)
-        return news, ends
+                before = self._num_heard.get(update.number, 0)
+                update.ids = known[before : before + update.num_tokens] if update.num_tokens else ()
+                self._num_heard[update.number] = before + len(update.ids)
+            update.num_tokens = len(update.ids)  # output that a policy has dropped is not delivered again
+            if update.outcome is not None:
+                update.by_eos = update.outcome == FINISHED and bool(known) and known[-1] in self.eos
+                self._num_heard.pop(update.number, None)
+                self.real.outputs.pop(update.number, None)
+                self._prompts.forget(update.number)
+        return updates, ends
 
 
 class Running:
-    """A `LiveEngine` that runs, with what a server asks of who keeps engines at the pace of a clock."""
+    """A `LiveEngine` that runs, with the interface of a `Pacer`."""
 
     def __init__(self, engine: LiveEngine, failed: Callable[[Exception], None]) -> None:
         self.is_broken = False
@@ -321,7 +322,7 @@ class Running:
         """Nothing: the engine's thread wakes by itself."""
 
     def _in_loop(self, act: Callable[..., Any], *values: Any) -> None:
-        with suppress(RuntimeError):  # the server is gone, and nobody listens
+        with suppress(RuntimeError):  # the server is gone, and its loop closed
             self._loop.call_soon_threadsafe(act, *values)
 
     def _run(self) -> None:
@@ -344,11 +345,11 @@ class Running:
         self._failed(error)
 
     def _tell(self, events: Iterable[EngineEvent], now_ns: int) -> None:
-        news, ends = self._engine.hear_tokens(events)
-        self._in_loop(self._told, news, ends, now_ns)
+        updates, ends = self._engine.hear_tokens(events)
+        self._in_loop(self._told, updates, ends, now_ns)
 
-    def _told(self, news: list[News], ends: list[End], now_ns: int) -> None:
+    def _told(self, updates: list[Update], ends: list[End], now_ns: int) -> None:
         engine = self._engine
         engine.now_ns = max(engine.now_ns, now_ns)
         engine.metrics.late.observe((self._clock.now_ns() - now_ns) / NS_PER_S)
-        engine.deliver(engine.count(0, news, ends, now_ns, engine.streams))
+        engine.deliver(engine.count(0, updates, ends, now_ns, engine.streams))

@@ -126,11 +126,11 @@ class Tally:
         self.prompt_tokens += prompt_tokens
 
     def next_tokens(self, gap_ns: int, requests: int) -> None:
-        """Counts a step that brought so many requests one or more tokens after their first."""
+        """Counts a step that brought `requests` requests tokens after their first, `gap_ns` after the latest."""
         self.itl.observe(gap_ns / NS_PER_S, requests)
 
     def step(self, num_tokens: int, output_tokens: int) -> None:
-        """Counts a step that brought `output_tokens`, and with the prompts that it completed so many tokens in all."""
+        """Counts a step that brought `output_tokens`; `num_tokens` with the prompts that it completed."""
         self.generation_tokens += output_tokens
         self.step_tokens.observe(num_tokens)
 

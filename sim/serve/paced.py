@@ -1,4 +1,4 @@
-"""The engines behind an endpoint: the simulation of `run`, told the time by whoever owns a clock.
+"""The engines behind an endpoint: the simulation of `run`, advanced by the owner of a clock.
 
 Simulated time is never later than the clock, and an event that is handled late keeps its own time: lateness shows to
 clients and not in the records, which are those of a simulation of the same arrivals. One engine is a fleet of one.
@@ -26,7 +26,7 @@ from batchsim.kernel.record import CANCELLED, UNFINISHED, Records
 from batchsim.kernel.types import Arrival, Request
 from batchsim.scenario import PolicySpec
 from batchsim.scenario.point import Setup
-from batchsim.serve.answers import SPILL_BYTES, STOPPED, Answer, Answers, Asked, News
+from batchsim.serve.answers import SPILL_BYTES, STOPPED, Answer, Answers, Asked, Update
 from batchsim.serve.metrics import Metrics
 from batchsim.serve.received import unplayed
 
@@ -35,7 +35,7 @@ _TURN_S = 0.002
 
 
 class _Door(Clients):
-    """The clients of an endpoint: arrivals come when they come, and who asked is told what has become of it."""
+    """The clients of an endpoint: arrivals are not known in advance, and events go back to the open answers."""
 
     def __init__(self, paced: Paced, fleet: Fleet) -> None:
         super().__init__(fleet, fleet.clients.router, paced)
@@ -43,7 +43,7 @@ class _Door(Clients):
         self.cancelled: set[int] = set()  # given up, and not ended yet
 
     def begin(self) -> None:
-        """Lets no engine believe that nobody will come, until `close`."""
+        """Keeps the arrival stream open until `close`, so that schedulers never drain."""
         self.streams += 1
 
     def close(self) -> None:
@@ -134,12 +134,12 @@ class Paced(Answers):
     # ---- what a server calls
 
     def pacer(self, speed: float, failed: Callable[[Exception], None]) -> Pacer:
-        """Who keeps the engines at the pace of the clock; `failed` is told what they raise."""
+        """The `Pacer` that keeps the engines at the pace of the clock; `failed` is called with an error of theirs."""
         return Pacer(self, speed, failed)
 
     @property
     def next_ns(self) -> float:
-        """When something is due, in ns; infinite where nothing is until somebody asks."""
+        """The time in ns of the next event; infinite where none is due until a request arrives."""
         return self._env.peek()
 
     def run_to(self, now_ns: int, within_s: float = math.inf) -> bool:
@@ -157,7 +157,7 @@ class Paced(Answers):
         return True
 
     def send(self, asked: Asked, now_ns: int, told: Callable[[Answer], None], came_ns: int | None = None) -> Answer:
-        """Sends a request at `now_ns`, or right after the instant handled last; `told` hears what becomes of it.
+        """Sends a request at `now_ns`, or right after the instant handled last; `told` is called after each delivery.
 
         `came_ns`: when its client sent it, if it has waited for the engines to wake.
         """
@@ -175,7 +175,7 @@ class Paced(Answers):
             self.door.give_up(answer.number, max(now_ns, self.now_ns + 1))
 
     def drain(self) -> None:
-        """Tells the engines that nobody will come any more."""
+        """Closes the arrivals: the engines may drain."""
         self.door.close()
 
     def close(self, now_ns: int) -> tuple[Records, tuple[ReplicaSpan, ...]]:
@@ -214,41 +214,41 @@ class Paced(Answers):
     def ended_at_router(self, request_id: int, outcome: int, reason: str) -> None:
         """Notes the end of a request that no replica was up for."""
         if (answer := self.answers.get(request_id)) is not None:
-            self.deliver([News(request_id, 0, outcome, reason, answer=answer, attempt=answer.attempt)])
+            self.deliver([Update(request_id, 0, outcome, reason, answer=answer, attempt=answer.attempt)])
 
     def sent_anew(self, request_id: int) -> None:
-        """Notes that a request begins from the start elsewhere: what the client has of it is not told again."""
+        """Notes that a request begins from the start elsewhere: tokens that the client has are not delivered again."""
         if (answer := self.answers.get(request_id)) is not None:
             answer.attempt += 1
             answer.num_made = answer.held = 0
 
     def told(self, engine: Engine, events: list[EngineEvent], now_ns: int) -> None:
-        """Counts what an engine did at `now_ns`, and passes it on to who asked."""
+        """Counts what an engine did at `now_ns`, and delivers it."""
         per_chunk_ns, streams = self._frontend.per_chunk, engine.core.scheduler.streams
         tokens = [event for event in events if type(event) is Tokens]
         if streams and self._frontend.is_immediate and len(tokens) == len(events):
             self.pass_on(engine.slot.number, tokens, now_ns)
             return
         heard = self.hear(engine.core, events)
-        news = self.count(engine.slot.number, *heard, now_ns, streams)
+        updates = self.count(engine.slot.number, *heard, now_ns, streams)
         late_ns = self._frontend.per_stream * engine.core.journal.streams_told if streams else 0
-        by_time: dict[int, list[News]] = {}
-        for its in news:
-            answer = its.answer
+        by_time: dict[int, list[Update]] = {}
+        for update in updates:
+            answer = update.answer
             assert answer is not None, "noted before"
-            if its.outcome is None and not answer.not_before_ns:  # its first piece, as a rule
+            if update.outcome is None and not answer.not_before_ns:  # its first piece, as a rule
                 answer.not_before_ns = now_ns + per_chunk_ns + late_ns
-            by_time.setdefault(max(now_ns + per_chunk_ns, answer.not_before_ns), []).append(its)
+            by_time.setdefault(max(now_ns + per_chunk_ns, answer.not_before_ns), []).append(update)
         for due_ns, some in by_time.items():
             self._deliver_at(due_ns, some, now_ns)
 
-    def _deliver_at(self, due_ns: int, news: list[News], now_ns: int) -> None:
+    def _deliver_at(self, due_ns: int, updates: list[Update], now_ns: int) -> None:
         if due_ns == now_ns:
-            self.deliver(news)
+            self.deliver(updates)
             return
         later = self._env.timeout(due_ns - now_ns)
         assert later.callbacks is not None
-        later.callbacks.append(lambda _: self.deliver(news))
+        later.callbacks.append(lambda _: self.deliver(updates))
 
     def _forget(self, answer: Answer) -> None:
         super()._forget(answer)

@@ -32,7 +32,7 @@ machines. It is spent once a timer, so a server without requests, which has none
 
 
 _TOKEN_BYTES = 16
-"""Bytes of a body that a prompt's token may take, where a model takes so many that the usual limit is too low."""
+"""Bytes of a body that a prompt's token may take, where a model's length makes the usual limit too low."""
 _OTHER_FILES = 64
 """Files that a server has open beside its connections."""
 

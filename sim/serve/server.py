@@ -36,7 +36,8 @@ from batchsim.serve.words import Texts, Words
 Route = Callable[[HttpRequest, Connection], None]
 T = TypeVar("T")
 _ACCEPTED, _BACKLOG = 64, 4096
-"""Connections that a round of the event loop takes on: asyncio makes that of its backlog. Those that may wait."""
+"""Connections that a round of the event loop takes on: asyncio makes that of its backlog. The second: connections that
+may wait."""
 
 
 @dataclass
@@ -111,7 +112,7 @@ class Server:
             self._listener.close()
         for connection in list(self.connections):
             connection.close_idle()
-        for send in self._sleep.wake([]):  # nobody would wake them any more
+        for send in self._sleep.wake([]):  # nothing would wake them any more
             send()
         self.paced.drain()
         self._pacer.arm()
@@ -154,7 +155,7 @@ class Server:
     # ---- requests
 
     def check(self, request: HttpRequest) -> None:
-        """ApiError for who may not ask, and for what there is not."""
+        """ApiError for a client that is not allowed, an unknown path or a wrong method."""
         self._guard.check(request)
         if (request.method, request.path) not in self._routes:
             known = sorted({method for method, path in self._routes if path == request.path})
@@ -176,7 +177,7 @@ class Server:
             act()
         except ApiError as error:
             reply.answer(error.status, error.body(), headers=error.headers)
-        except Exception as error:  # a bug: the client is told no more than that, the server's log all
+        except Exception as error:  # a bug: the client gets this alone, the server's log all
             self._report(error)
             reply.answer(500, ApiError(500, "the server made a mistake").body())
 
@@ -273,12 +274,12 @@ class Server:
         self._check_drained()
 
     def _check_idle(self) -> None:
-        """Tells who waits for all to be answered before a sleep; what came since waits for the end of it."""
+        """Settles the sleep once all exchanges are answered but the held ones, which wait for its end."""
         if len(self.exchanges) == len(self._sleep.held):
             self._sleep.settle()
 
     def tokens(self, answer: Answer | None, start: int, end: int) -> list[int]:
-        """The ids of output tokens `start` to `end` - 1: a model's, or those that stand for a simulated one's."""
+        """The ids of output tokens `start` to `end` - 1: a model's, or placeholders of a simulated one's."""
         if answer is None:
             return []
         return self._ids.generated(answer.number, start, end) if self._lengths is not None else answer.ids[start:end]
@@ -292,7 +293,7 @@ class Server:
         self._pacer.arm()
 
     def send(self, reply: Connection, num_tokens: int, make: Callable[[], bytes]) -> None:
-        """Answers with what `make` makes of so many tokens: beside the event loop where they are many."""
+        """Answers with the bytes that `make` returns, made beside the event loop where `num_tokens` are many."""
         if num_tokens <= SHORT:
             reply.answer(200, make())
         else:

@@ -34,11 +34,11 @@ class Sleep:
         self.level, self._tags = level, _TAGS[level]
 
     def when_begun(self, told: Callable[[], None]) -> None:
-        """Has `told` called by `settle`."""
+        """Registers `told` to be called by `settle`."""
         self._told.append(told)
 
     def settle(self) -> None:
-        """Tells who waited for all to be answered that it is."""
+        """Calls the callbacks that waited for all requests to be answered."""
         told, self._told = self._told, []
         for each in told:
             each()

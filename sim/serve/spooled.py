@@ -7,7 +7,7 @@ import weakref
 
 
 class Spooled:
-    """A `batchsim.kernel.record.Spool` in an unnamed temporary file, which is gone when nobody reads it any more.
+    """A `batchsim.kernel.record.Spool` in an unnamed temporary file, which is gone with its last reader.
 
     Its methods raise OSError where the disk is full.
     """

@@ -16,7 +16,7 @@ class RunningText:
     __slots__ = ("_context", "_end")
 
     def __init__(self) -> None:
-        self._context = self._end = 0  # of the tokens whose text was told, the first of the last piece, and their end
+        self._context = self._end = 0  # of the tokens whose text was made, the first of the last piece, and their end
 
     def up_to(self, end: int, words: Texts, tokens: Tokens, *, is_last: bool) -> str:
         """What the tokens up to `end` add. Half a letter waits for its other half, unless that is the last piece."""

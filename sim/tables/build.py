@@ -46,13 +46,14 @@ Sources: vLLM `compilation.cudagraph_capture_sizes` up to 512, SGLang `--cuda-gr
 `cuda_graph_config` with padding up to 128."""
 
 _BESIDE = {("vllm", "rtx_pro_6000_server"): 1.5, ("vllm", "l40s"): 1.8}
-"""The attention of decodes beside a chunk over that of decodes alone, by engine and GPU, where somebody measured it:
-the tables sum both as if each ran alone, and one kernel for all (FlashAttention 2) gives decodes the tiles of prompts.
+"""The attention of decodes beside a chunk over that of decodes alone, by engine and GPU, where it was measured: the
+tables sum both as if each ran alone, and one kernel for all (FlashAttention 2) gives decodes the tiles of prompts.
 
 Source: the attention tables of github.com/casys-kaist/LLMServingSim (profiler/perf), Llama-3.1-8B in bf16 under vLLM,
 with one chunk's own attention taken off. RTX PRO 6000 @ 0d3de68: median of 25, 8 to 128 decodes of 923 to 4,671 tokens
 beside a chunk of 410 (1.2 to 3.0). RTX 4090 @ a09fa56, the chip of an L40S: median of 15, 8 to 128 decodes of 1,024 to
-4,096 tokens beside a chunk of 256 (1.7 to 3.9). Engines with a kernel for either (TensorRT-LLM's, FlashInfer's) sum."""
+4,096 tokens beside a chunk of 256 (1.7 to 3.9). Engines with a kernel for either (TensorRT-LLM's, FlashInfer's) sum.
+"""
 
 
 def build_profile(tables: Tables) -> Profile:
@@ -139,7 +140,7 @@ def name_of(deployment: Deployment, backend: str) -> str:
 
 
 def marks_of(setup: EngineSetup) -> list[str]:
-    """What in a profile's name tells the setup from one GPU and 16 bits."""
+    """The parts of a profile's name that distinguish the setup from one GPU and 16 bits."""
     degrees = (("tp", setup.tp), ("pp", setup.pp), ("ep", setup.ep), ("dp", setup.dp_attention))
     marks = [f"{name}{count}" for name, count in degrees if count > 1]
     marks += [setup.weight_dtype] if setup.weight_dtype != "bfloat16" else []
@@ -176,8 +177,8 @@ def knots_of(points: Sequence[tuple[float, float]], tolerance: float = TOLERANCE
 
 
 def _decode(tables: Tables, most: int) -> Curve:
-    """Layers and output matmul of decodes alone at the sizes of graphs; beyond the largest at so many rows that none
-    is more than a sixteenth off."""
+    """Layers and output matmul of decodes alone at the sizes of CUDA graphs; beyond the largest the knots are spaced
+    1/16 apart."""
     groups = tables.deployment.dp_attention
     sizes = [size * groups for size in _GRAPHS[tables.deployment.engine]]
     while sizes[-1] < most:

@@ -183,9 +183,7 @@ def floors(its: Deployment, size: Size, whole: bool = False) -> dict[str, float]
     gpu, model, split, groups = its.gpu, its.model, its.split, its.dp_attention
     assert gpu is not None, "tables are of a GPU"
     tokens = size.rows or size.tokens
-    wide = min(
-        ELEMENT_BYTES[its.types.attention], ELEMENT_BYTES[its.types.mlp]
-    )  # which of both a block has is not told
+    wide = min(ELEMENT_BYTES[its.types.attention], ELEMENT_BYTES[its.types.mlp])  # which of both a block has is unknown
     read = flops_ms = kv_read = pairs_ms = 0.0
     for each in model.kinds:
         weights = each.weights(model.hidden_size, split)

@@ -63,7 +63,7 @@ class Tables:
     """
 
     def __init__(self, deployment: Deployment, modes: Modes | None = None) -> None:
-        logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)  # it warns of tables that nobody asked for
+        logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)  # it warns of tables that are not used
         self.deployment = deployment
         self.system = _system(deployment)
         self.engine = _engine(deployment)

@@ -80,7 +80,7 @@ class Lanes:
 
 
 def _spread(rows: Int, most: int) -> Int:
-    """At most so many of `rows`, evenly spread over them, the first and the last among them."""
+    """At most `most` of `rows`, evenly spread over them, the first and the last among them."""
     return rows if len(rows) <= most else rows[np.linspace(0, len(rows) - 1, most).astype(np.int64)]
 
 

@@ -138,7 +138,7 @@ class Looks:
     def timeline(self, number: int, replica: int, window_s: tuple[float, float] | None) -> dict[str, Any]:
         """The steps of an engine that overlap a window, the whole run without one: columns of equal length.
 
-        `exact`: all of them; else those that hold the extremes of each column (`kept_rows`), `of` so many.
+        `exact`: all of them; else the steps with the extremes of each column (`kept_rows`), `of` the number of all.
         """
         self._check(number, "timeline")
         records = self.records(number)
@@ -168,7 +168,7 @@ class Looks:
         }
 
     def lanes(self, number: int, replica: int, window_s: tuple[float, float] | None, picked: int) -> dict[str, Any]:
-        """The requests that were at an engine in a window, as `Lanes.window` has them; -1 for nobody `picked`."""
+        """The requests that were at an engine in a window, as `Lanes.window` has them; `picked` -1: none."""
         self._check(number, "lanes")
         records = self.records(number)
         start_ns, end_ns = _window_ns(window_s, _end_ns(records))
@@ -221,7 +221,7 @@ class Looks:
     def compare(self, number: int, other: int, by: str) -> dict[str, Any]:
         """One latency of every request that finished at both points, in seconds [here, there], and the largest changes.
 
-        An id is the same request where its prompt is as long at both; `unlike` counts those that are not.
+        An id is the same request where its prompt is as long at both; `unlike` counts the others.
         """
         for each in (number, other):
             self._check(each, "compare")

@@ -118,9 +118,9 @@ def apply_load(config: WorkloadConfig, load: dict[str, float | int]) -> Workload
 
 
 def classes_of_rows(config: WorkloadConfig, rows: TraceRows) -> WorkloadConfig:
-    """`config` with the classes that `rows` tell, each with its share of them; `config` itself where they tell none.
+    """`config` with the classes of `rows`, each with its share of them; `config` itself where they have none.
 
-    Those that `config` names come first, in its order. ScenarioError for one of which no row is.
+    Classes that `config` names come first, in its order. ScenarioError for one without rows.
     """
     if not config.by_row or any(traffic.share is not None for traffic in config.classes.values()):
         return config

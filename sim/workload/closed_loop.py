@@ -40,7 +40,7 @@ class _Block:
 
 
 class Users:
-    """The state of a closed loop: who has sent what. All draws are keyed by (user, turn).
+    """The state of a closed loop: the turns that each user has sent. All draws are keyed by (user, turn).
 
     Request ids are turn * users + user. No request is sent at or after `duration_ns`, nor beyond `requests` in all.
     With `sessions` a user's turns are those of one session after the other.
@@ -248,7 +248,7 @@ class ClosedLoopWorkload:
         return self.users.acceptance(request)
 
     def true_output_tokens(self, request: Request) -> int:
-        """The true output length in tokens, which the engine is not told."""
+        """The true output length in tokens, hidden from schedulers."""
         turn, user = divmod(request.id, self.users.loop.users)
         return self.users.turn(user, turn)[3]
 

@@ -98,7 +98,7 @@ class LimitedClient:
         return self.listed.acceptance(request)
 
     def true_output_tokens(self, request: Request) -> int:
-        """The true output length in tokens, which the engine is not told."""
+        """The true output length in tokens, hidden from schedulers."""
         return self.listed.true_output_tokens(request)
 
 

@@ -29,8 +29,7 @@ class OpenWorkload:
 
     `window_ns` is (end of the warm-up, end of arrivals) in times of sending, the end included. `describe` has the
     measured figures of the arrivals and a `text` for people, `notes` what changed what was asked for. `hash_ids` has
-    the blocks of every prompt, `task_of` the number of each row's task (-1: of none), where a trace is replayed that
-    tells them.
+    the blocks of every prompt, `task_of` the number of each row's task (-1: of none), where a replayed trace has them.
     """
 
     sent_ns: Ints
@@ -95,7 +94,7 @@ class OpenWorkload:
         return float(self.requests.acceptance[request.id])
 
     def true_output_tokens(self, request: Request) -> int:
-        """The true output length in tokens, which the engine is not told."""
+        """The true output length in tokens, hidden from schedulers."""
         return int(self.requests.output_tokens[request.id])
 
     def columns(self) -> dict[str, np.ndarray]:

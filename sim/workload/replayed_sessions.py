@@ -37,7 +37,7 @@ class Links:
 
 @dataclass
 class ReplayedSessions:
-    """The requests of `listed`, of which those that wait for others are sent when these were answered, as `links` says.
+    """The requests of `listed`; requests that wait for others, by `links`, are sent after the answers of these.
 
     A request that failed counts as answered when it ended. With `by_tree` a prompt begins with its first parent's
     prompt and answer where it has room for both.
@@ -67,8 +67,8 @@ class ReplayedSessions:
 
     @property
     def task_of(self) -> Ints | None:
-        """The number of each row's task, by request id (-1: of none): the one that the log tells, else its tree of
-        calls. None of sessions, which have no end."""
+        """The number of each row's task, by request id (-1: of none): the log's, else its tree of calls. None of
+        sessions, which have no end."""
         if self.listed.task_of is not None:
             return self.listed.task_of
         return self.links.root if self.links.trees else None
@@ -178,7 +178,7 @@ class ReplayedSessions:
         return self.listed.acceptance(request)
 
     def true_output_tokens(self, request: Request) -> int:
-        """The true output length in tokens, which the engine is not told."""
+        """The true output length in tokens, hidden from schedulers."""
         return self.listed.true_output_tokens(request)
 
 
@@ -254,7 +254,7 @@ def links_of(rows: TraceRows) -> Links:
 
 
 def _by_session(rows: TraceRows) -> tuple[list[tuple[int, ...]], list[str]]:
-    """Each row waits for the one before it of its session, by turn where turns are told, else by time."""
+    """Each row waits for the one before it of its session, by turn where the log has turns, else by time."""
     session, turn = rows.labels["session"], rows.labels.get("turn")
     last: dict[int, int] = {}
     parents: list[tuple[int, ...]] = []

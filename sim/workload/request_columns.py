@@ -190,7 +190,7 @@ class RequestSampler:
 
     @property
     def tells_acceptance(self) -> bool:
-        """Whether the trace tells of every request how likely its draft tokens are right."""
+        """Whether the trace has an acceptance probability of draft tokens for every request."""
         used = [traffic.lengths or self.lengths for traffic in self.classes if traffic.share]
         return (
             self._rows is not None

@@ -23,7 +23,7 @@ from batchsim.workload.traces.trace_rows import Ints, TraceRows
 from batchsim.workload.workload_config import Frontend, WorkloadConfig
 
 SLICE = 8192  # arrivals that exist as objects at once
-PILOT_SESSIONS = 1024  # a sample that stands for all in means: those that come first
+PILOT_SESSIONS = 1024  # a sample whose means stand for those of all: the first ones
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class OpenSessions:
         return float(self.turns.requests.acceptance[request.id])
 
     def true_output_tokens(self, request: Request) -> int:
-        """The true output length in tokens, which the engine is not told."""
+        """The true output length in tokens, hidden from schedulers."""
         return int(self.turns.requests.output_tokens[request.id])
 
     def _arrival(self, row: int, sent_ns: int) -> Arrival:

@@ -44,8 +44,8 @@ class Sessions(Config):
     `turns` is the law of their number. A turn whose prompt and output would exceed max_model_len is not sent: the
     session ends before it. The answer in a later prompt is the whole true output, even where its client gave up, so
     that prompts are the same under every policy. In a closed loop a user holds one session after the other, thinks as
-    `arrivals` says, and stays in one class. Other arrivals are those of sessions, so many that `mean_rate` is the rate
-    of all turns once sessions end as often as they begin; a turn follows the answer to the one before after
+    `arrivals` says, and stays in one class. Other arrivals are those of sessions, at the rate that makes `mean_rate`
+    the rate of all turns once sessions end as often as they begin; a turn follows the answer to the one before after
     `think_time`, and a session is of one class.
     """
 

@@ -67,7 +67,7 @@ class TaskStage(Config):
 
 @dataclass(frozen=True)
 class Tasks(Config):
-    """Tasks of so many `stages`, each joined before the next is sent: a task is done when its last request is.
+    """Tasks made of `stages`, each joined before the next is sent: a task is done when its last request is.
 
     `mean_rate` of the arrivals is that of all requests, pruned ones included: tasks begin as much less often as each
     has requests. A task is of one class. A request that fails counts as answered when it ends, and its task is never

@@ -49,7 +49,7 @@ class ClosedLoop(Config):
 
     They are met amid a think time; with `ramp` they begin one after another within that time, with 0 s all at once.
     Each has requests of its own, or with `shared_list` takes the next of one list when it was answered, as benchmark
-    clients with so many workers do.
+    clients with a number of workers do.
     """
 
     users: Users

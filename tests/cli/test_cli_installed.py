@@ -16,7 +16,7 @@ from batchsim import __version__
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = {"batchsim": "sim", "batchsim.calibrate": "calibrate", "batchsim.scenarios": "scenarios"}
-NOT_INSTALLED = {"sim/DESIGN.md"}
+NOT_INSTALLED = {"sim/DESIGN.md", *(str(path.relative_to(ROOT)) for path in (ROOT / "sim/decisions").glob("*.md"))}
 
 
 def files() -> list[Path]:

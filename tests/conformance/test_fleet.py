@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from batchsim.base.units import NS_PER_S
 from batchsim.drive.fleet.admission import AdmissionConfig
-from batchsim.drive.fleet.apart import simulate_apart
+from batchsim.drive.fleet.fixed_fleet import simulate_fixed
 from batchsim.drive.fleet.fleet_plan import Failure, FleetPlan
 from batchsim.drive.fleet.fleet_records import EngineLife, merged
 from batchsim.drive.fleet.routers.router import hears_answers_only
@@ -186,7 +186,7 @@ def test_replicas_of_a_router_that_hears_answers_only_run_apart(kind: str, data:
     together = Fleet(case, plan, router, feeds_back=False).run(leap=False)
     equal(Fleet(case, plan, router, feeds_back=False).run(), together)
     cores = [case.engine() for _ in range(plan.count)]
-    end_ns = simulate_apart(cores, CONFIGS[router].build(7), case.workload, turn=data.draw(st.integers(1, 5)))
+    end_ns = simulate_fixed(cores, CONFIGS[router].build(7), case.workload, turn=data.draw(st.integers(1, 5)))
     lives = [EngineLife(replica, core.recorder.records()) for replica, core in enumerate(cores)]
     equal(FleetRun(merged(lives), end_ns, together.spans), together)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,17 @@ def _text(path: str) -> str:
     return (ROOT / path).read_text(encoding="utf-8")
 
 
-def numbers_of_decisions(text: str) -> list[int]:
-    """The numbers of the decisions of a document, as they follow each other."""
-    return [int(number) for number in re.findall(r"^(\d+)\. \*\*", text, re.M)]
+def misnumbered(index: str, headings: Mapping[str, str]) -> list[str]:
+    """The decisions that are not number 1, 2, 3 and so on alike in their files' names, `headings` and the `index`."""
+    rows = re.findall(r"^\| \[(\d+)\]\(decisions/(.+?)\) \| (.+) \|$", index, re.M)
+    listed = {f"{int(number):02}": (name, title) for number, name, title in rows}
+    wrong = [
+        name
+        for number, (name, heading) in enumerate(sorted(headings.items()), 1)
+        if not name.startswith(f"{number:02}-")
+        or listed.get(f"{number:02}") != (name, heading.removeprefix(f"# {number}. "))
+    ]
+    return wrong + ["the index"] * (len(rows) != len(headings))
 
 
 def unknown_names(text: str) -> list[str]:
@@ -38,9 +47,9 @@ def unknown_names(text: str) -> list[str]:
 
 
 def test_decisions_are_numbered_once() -> None:
-    """The decisions of DESIGN.md are 1, 2, 3 and so on, so that a number names one."""
-    numbers = numbers_of_decisions(_text("sim/DESIGN.md"))
-    assert numbers == list(range(1, len(numbers) + 1)) and numbers
+    """A number names one decision: in the name and the heading of its file, and in the index of DESIGN.md."""
+    headings = {path.name: path.read_text().partition("\n")[0] for path in (ROOT / "sim/decisions").iterdir()}
+    assert misnumbered(_text("sim/DESIGN.md"), headings) == [] and headings
 
 
 def test_every_folder_of_tests_is_in_the_table() -> None:
@@ -77,7 +86,11 @@ def test_sources_and_documents_name_what_exists() -> None:
 
 
 def test_what_is_not_so_is_noticed() -> None:
-    """Two decisions of one number, and names that are gone, are found."""
-    assert numbers_of_decisions("1. **A.** b\n11. **C.** d\n11. **E.** f") == [1, 11, 11]
+    """Decisions of a wrong number or title, and names that are gone, are found."""
+    index = "| [1](decisions/01-a.md) | A |\n| [2](decisions/02-b.md) | B |"
+    assert misnumbered(index, {"01-a.md": "# 1. A", "02-b.md": "# 2. B"}) == []
+    assert misnumbered(index, {"01-a.md": "# 1. A", "02-b.md": "# 1. B"}) == ["02-b.md"]
+    assert misnumbered(index, {"01-a.md": "# 1. A", "01-b.md": "# 2. B"}) == ["01-b.md"]
+    assert misnumbered(index, {"01-a.md": "# 1. A"}) == ["the index"]
     text = "`batchsim.kernel.core.EngineCore`, `batchsim.kernel.core.SimExecutor`, batchsim.kernel.decode"
     assert unknown_names(text) == ["batchsim.kernel.core.SimExecutor", "batchsim.kernel.decode"]

@@ -18,7 +18,7 @@ The form to record your own with (made so from vLLM 0.33.0; one engine, one repl
     steps     in order of time, each with `t_start`, `t_end`, `scheduled` [[id, tokens]...] in batch order, `preempted`
               in the order of preemption, `finished` in batch order, `free_blocks_sched` once the step is scheduled, and
               `free_blocks_after`, `num_waiting`, `num_running` after the step's end: what the scheduler finds when it
-              is next asked, arrivals since aside. Free blocks are those that are free or can be evicted.
+              is next asked, arrivals since aside. Free blocks count evictable ones, too.
               `cached` [[id, tokens]...], in batch order: prefix hits of admissions.
     per_request (optional) by id: `first_token_time`, `finish_time`, `num_preemptions`, `cached_tokens` (first
               admission), `cached_tokens_all`, `admissions`.
@@ -59,8 +59,8 @@ With `spec_decode` true, under either of vLLM's loops:
     meta      also `spec_method`, `num_spec_tokens`, `num_lookahead_tokens`, `draft_slots`, `num_prefill_lookahead`,
               `num_hash_lookahead_tokens`, `accept_rate`. `totals`: also drafts_scheduled, drafts_accepted.
     steps     if any, `spec` [[id, drafts scheduled, drafts accepted, tokens got]...], `blocks` [[id, KV blocks
-              held]...] once it is scheduled, `skip_drafts` where nobody could use drafts, and in the synchronous loop
-              `drafts` [[id, number]...] given back after it. What was accepted and given back is the recording's.
+              held]...] once it is scheduled, `skip_drafts` where no request could use drafts, and in the synchronous
+              loop `drafts` [[id, number]...] given back after it. What was accepted and given back is the recording's.
 
 Under an overlap of scheduling and steps, as SGLang's:
 

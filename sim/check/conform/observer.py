@@ -32,9 +32,9 @@ class Step:
     """One step of a replay, from the scheduler's call on: its facts by name, as far as they are known, facts of
     requests that are final with it, and the state before it.
 
-    `rows` are the sequences it computes tokens of, with these tokens; `stale` those of them preempted since. `spec` has
-    of those that verify drafts how many, how many were accepted and how many tokens they got; `gained` the tokens of
-    all.
+    `rows` maps the sequences it computes to their tokens; `stale` lists the ones of them preempted since. `spec` has,
+    for sequences that verify drafts, the numbers of drafts, of accepted drafts and of tokens gained; `gained` the
+    tokens of all.
     """
 
     facts: dict[str, Any]
@@ -109,7 +109,7 @@ class Observer:
         self.done: deque[Step] = deque()
         self.drafts: RecordedDrafts | None = None
         self.has_ended = False  # whether any request has with the last step
-        self.skips = False  # whether the drafter rests where nobody can use its drafts
+        self.skips = False  # whether the drafter rests where no request can use its drafts
         self._before = State([], [], 0)
         self._known: dict[Sequence, int] = {}  # tokens processed of the running, before the scheduler's latest call
         self._call: Step | None = None  # what that call made, until it is launched

@@ -25,7 +25,7 @@ class RecordedDrafts:
         self._at = at
 
     def key(self, seq: Sequence) -> int:
-        return 0  # a recording tells sequences apart by their ids
+        return 0  # a recording distinguishes sequences by their ids
 
     def accepted(self, group: DraftGroup, drafts: Ints) -> Ints:
         rows = self._accepted[self._at()] if self._at() < len(self._accepted) else {}

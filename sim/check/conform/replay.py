@@ -24,9 +24,9 @@ from batchsim.policies.registry import POLICIES
 
 
 class _WatchedCore(EngineCore):
-    """An engine core that tells its `observer` when its scheduler is asked and what that answers.
+    """An engine core that reports calls and answers of its scheduler to its `observer`.
 
-    `completed`: a step was, since this was last set to False.
+    `completed`: whether a step was completed since this was last set to False.
     """
 
     observer: Observer
@@ -135,7 +135,8 @@ class Replay:
         return now_ns if end_ns is None else end_ns
 
     def _flush(self) -> bool:
-        """Runs the empty step of the scheduler's last call, if that was for those who have ended; whether it was."""
+        """Runs the empty step of the scheduler's last call, if there was one after the last requests ended; returns
+        whether there was."""
         law, clock, observer = self.recording.law, self._clock, self.observer
         if not (self.recording.flushes and observer.has_ended) or law is None:
             return False

@@ -1,4 +1,4 @@
-"""Runs of which only aggregates are told, a row or an object each: their figures, clients, mean lengths and spreads."""
+"""Runs given by aggregates alone, a row or an object each: their figures, clients, mean lengths and spreads."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def figure_of(name: str) -> tuple[str, float] | None:
 
 
 def runs_of_rows(rows: Sequence[Node], source: str) -> list[MeasuredRun]:
-    """A run for each row of a table; rows of one name that are no repeats of one load are told apart by number."""
+    """A run for each row of a table; rows of one name that are no repeats of one load are distinguished by number."""
     models = len({str(row.value[name]) for row in rows for name in MODEL if row.has(name)}) > 1
     runs = [_run_of_row(row, source, models=models) for row in rows]
     first = {run.part: run for run in reversed(runs)}
@@ -113,9 +113,9 @@ def with_failures(
     among: bool = False,
     lasted_s: float = 0.0,
 ) -> list[str]:
-    """Takes `failed` requests out of `means` where they are `among` its requests, and tells of them. Where it is told
-    that they `lasted_s` on average they are to be played; else the rate that was sent is scaled to the others.
-    MeasuredError where no other is left."""
+    """Takes `failed` requests out of `means` where they are `among` its requests; returns notes on them. With a known
+    mean duration `lasted_s` they are replayed; else the rate of sending is scaled to the others. MeasuredError where no
+    other request is left."""
     if not failed or not (requests := means.get("requests")):
         return []
     total = requests if among else requests + failed
@@ -153,7 +153,8 @@ def _rate(row: Node, names: Sequence[str]) -> float | None:
 
 
 def most_in_flight(row: Node) -> int | None:
-    """The most requests in flight that a row of a table tells, by any name of USERS. MeasuredError where two differ."""
+    """The most requests in flight in a row of a table, by any name of USERS; None if it has none. MeasuredError where
+    two differ."""
     told = {name: row.of(name).count() for name in USERS if row.has(name)}
     if len({*told.values()}) > 1:
         row.bad(f"{' and '.join(f'{name} {most}' for name, most in told.items())} are one thing", "Keep one of them.")
@@ -169,8 +170,8 @@ def _client(row: Node) -> Client:
 
 
 def spreads_of(node: Node, means: Mapping[str, float], told: Mapping[str, float]) -> dict[str, float]:
-    """How lengths vary, as the file tells: `prompt_tokens_std`, `_min`, `_max` and those of output; or, by the options
-    of `random` data sets, equally likely from `_min` to `_max`. {} where it does not tell. `told`: the mean lengths
+    """Spreads of the lengths in the file: `prompt_tokens_std`, `_min`, `_max` and those of output; or, by the options
+    of `random` data sets, equally likely from `_min` to `_max`. {} where it has none. `told`: the mean lengths
     by the same count. MeasuredError where these are not between the shortest and the longest."""
     found: dict[str, float] = {}
     drawn = node.has("random_range_ratio") and str(node.value.get("dataset_name") or "random").startswith("random")

@@ -142,7 +142,7 @@ def _average(node: Node, name: str) -> float | None:
 
 
 def _settings(node: Node) -> tuple[Client, str]:
-    """How the client was told to send, and aiperf's version."""
+    """The client's configuration, and aiperf's version."""
     version = node.maybe("aiperf_version", Node.text) or ""
     config = node.of("input_config")
     if config.has("phases"):  # from 0.12 on

@@ -51,13 +51,14 @@ def read_bench(node: Node, source: str, part: str, form: str) -> MeasuredRun:
 
 
 def _failed(node: Node) -> float:
-    """The requests that failed, as told or as those of `num_prompts` that did not end well."""
+    """The number of failed requests: the file's own, or `num_prompts` less the ones that completed."""
     failed, asked = (node.maybe(name, lambda x: x.count(low=0)) for name in ("failed", "num_prompts"))
     return failed or max((asked or 0) - node.of("completed").count(low=0), 0)
 
 
 def _retokenised(node: Node) -> list[str]:
-    """A line where SGLang's client, which counts the text anew, finds other tokens than the engine told."""
+    """A note where SGLang's client, which tokenises the text anew, counts other output tokens than the engine reported;
+    else []."""
     ours, theirs = (node.maybe(f"total_output_tokens{end}", Node.number) for end in ("", "_retokenized"))
     if not ours or theirs is None or abs(theirs / ours - 1) <= UNLIKE:
         return []

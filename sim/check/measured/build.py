@@ -18,11 +18,11 @@ _YEAR_NS = 365 * 86_400 * 10**9
 
 @dataclass(frozen=True)
 class Row:
-    """One request: absolute times in ns on any one clock, MISSING where not told; lengths in tokens.
+    """One request: absolute times in ns on any one clock, MISSING where unknown; lengths in tokens.
 
-    `first` and `last` are the times of the first and last token, `chunks` the pieces of the answer. `by_engine`: the
-    engine told its `output_tokens`; `counted` is what the client counted besides. `why` is the kind of a failure, after
-    which `last` is when the client gave up.
+    `first` and `last` are the times of the first and last token, `chunks` the pieces of the answer. `by_engine`:
+    `output_tokens` is the engine's count; `counted` is what the client counted besides. `why` is the kind of a failure,
+    after which `last` is when the client gave up.
     """
 
     prompt_tokens: int
@@ -39,7 +39,7 @@ class Row:
 
     @property
     def held(self) -> bool:
-        """Whether the engine worked on it, as far as is told: it did well, tokens came, or it lasted and was let in."""
+        """Whether the engine worked on it, as far as known: it succeeded, got tokens, or lasted and was not refused."""
         return self.ok or self.output_tokens > 0 or (self.last > self.sent != MISSING and self.why not in REFUSED)
 
 

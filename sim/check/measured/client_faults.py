@@ -1,4 +1,4 @@
-"""What was wrong with the client of a measured run, told from its file: late, in lockstep, not as asked, chunks merged.
+"""Faults of the client of a measured run, detected from its file: late, in lockstep, not as configured, chunks merged.
 
 A benchmark client shares a machine with others and is often what is measured; such a run still shows what the engine
 did with what came when it came, and is replayed so.
@@ -48,7 +48,7 @@ def with_faults(run: MeasuredRun) -> MeasuredRun:
 def _held_back(run: MeasuredRun) -> MeasuredRun:
     """A run of aggregates; one whose client was to send over time, and waited for answers instead, as a closed loop.
 
-    That is one which completed less than a client would that sends so many at the rate asked for and waits for the
+    Detected by a throughput below that of a client that sends as many requests at the configured rate and waits for the
     last. Its users are the mean number in flight.
     """
     client, figures, count = run.client, run.figures, run.means.get("requests")
@@ -68,9 +68,9 @@ def _held_back(run: MeasuredRun) -> MeasuredRun:
 
 
 def in_flight(requests: MeasuredRequests) -> Ints:
-    """How many requests were in flight right after each sending.
+    """The number of requests in flight right after each sending.
 
-    Failed requests of which it is not told how long they were count at no time.
+    Failed requests of unknown duration are not counted.
     """
     assert requests.sent_ns is not None, "asked of requests with times of sending"
     told = requests.e2e_ns != MISSING
@@ -80,7 +80,8 @@ def in_flight(requests: MeasuredRequests) -> Ints:
 
 
 def _found_out(client: Client, requests: MeasuredRequests) -> tuple[Client, list[str]]:
-    """A client that nobody described, as what it was: a closed loop where as many are in flight after each sending."""
+    """The client, and notes; one of unknown arrivals is a closed loop if equally many requests are in flight after each
+    sending."""
     if client.arrivals != "unknown" or len(requests) < FEWEST:
         return (replace(client, arrivals="open") if client.arrivals == "unknown" else client), []
     counts = in_flight(requests)

@@ -1,8 +1,8 @@
-"""How many tokens an answer had: the engine's own count where a file has it or its pieces tell, and what clients say.
+"""Output tokens of an answer: the engine's count where a file has it or its pieces imply it, and the clients' counts.
 
-A client that is told no usage tokenises the text anew and may be far off, in both directions, and all that it divides
-by the number of tokens with it. An engine streams at least a token a piece, so that more pieces than tokens give such a
-count away; fewer pieces may be merged ones.
+A client without the server's usage field tokenises the text anew and may be far off, in both directions, and so is all
+that it divides by the number of tokens. An engine streams at least a token a piece, so that more pieces than tokens
+give such a count away; fewer pieces may be merged ones.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from batchsim.workload.traces.trace_rows import Ints
 EMPTY_PIECES = 2
 """Pieces of an answer that hold no token at most: one with the role before it, one with the reason of its end."""
 UNLIKE = 0.05
-"""Share by which two counts of the same tokens differ at least to be told."""
+"""Least relative difference of two counts of the same tokens that is reported."""
 CONTRADICT = 0.15
-"""Share by which mean TPOT, TTFT and E2E imply another number of tokens than is told at least: means of quotients are
-no quotients of means."""
+"""Relative difference of the reported tokens from the number that mean TPOT, TTFT and E2E imply, from which on they
+contradict: means of quotients are no quotients of means."""
 
 Bools = NDArray[np.bool_]
 
@@ -119,7 +119,7 @@ def mean_tokens(
 
 
 def _told_by_rates(figures: Mapping[str, float]) -> float | None:
-    """The tokens of an answer by tokens/s over requests/s; None where one is not told."""
+    """Tokens per answer, by tokens/s over requests/s; None where one is unknown."""
     answers, each_s = figures.get("throughput_rps"), figures.get("output_tokens_per_s")
     return each_s / answers if answers and each_s else None
 

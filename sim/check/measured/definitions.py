@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Definition:
-    """The metrics of one tool in words. `form` is what `MeasuredRun.form` says; `read` is what of the file is used."""
+    """The metrics of one tool in words. `form` is what `MeasuredRun.form` says; `read` names the parts of the file that
+    are used."""
 
     form: str
     ttft: str

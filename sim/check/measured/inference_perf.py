@@ -97,7 +97,7 @@ def read_aggregates(node: Node, source: str) -> MeasuredRun:
 
 
 def _failures(node: Node, means: dict[str, float], first_s: float) -> list[str]:
-    """Lines on failures. Those that lasted longer than the others waited for their first token were let in."""
+    """Notes on failures. Failed requests that lasted longer than the others' mean TTFT count as admitted."""
     if not node.has("failures"):
         return []
     bad = node.of("failures")

@@ -11,7 +11,7 @@ from batchsim.check.measured.run import LATENCIES, OF, MeasuredRun
 from batchsim.check.measured.values import Node
 
 LEAST_S, MOST_S = 1e-6, 1e7
-"""Of a latency: no engine takes less for a token, and nobody waits for four months."""
+"""Bounds of a latency in seconds: no engine takes less for a token, and no client waits for four months."""
 MOST_PLAYED = 20_000
 """Requests of a run of which only aggregates are known, each of which is simulated, up to 18 times over."""
 MOST_USERS = 1_000_000

@@ -10,14 +10,14 @@ from batchsim.workload.traces.trace_rows import TraceRows
 
 
 def tells_latencies(rows: TraceRows) -> bool:
-    """Whether a log tells how long its answers took."""
+    """Whether a log has latencies (TTFT or E2E)."""
     return bool({"ttft", "e2e"} & rows.labels.keys())
 
 
 def measured_log(rows: TraceRows) -> MeasuredRun:
     """The rows of a log, in the order of sending, as a run of open arrivals.
 
-    MeasuredError where no row tells a latency, the log has no arrival times, or a TTFT is above its E2E.
+    MeasuredError where no row has a latency, the log has no arrival times, or a TTFT is above its E2E.
     """
     if rows.arrival_ns is None:
         raise MeasuredError(f"{rows.source}: has no arrival times to replay it by. Name columns.arrival.")

@@ -1,4 +1,4 @@
-"""Reads the file of a measured run, whatever tool wrote it: the form is told by what stands in it."""
+"""Reads the file of a measured run, whatever tool wrote it: the form is recognised by its keys."""
 
 from __future__ import annotations
 

@@ -53,11 +53,11 @@ class Client:
 class MeasuredRequests:
     """The requests of a run as columns of one length, in the order of sending, in ns and tokens.
 
-    `sent_ns` counts from the first sending and is None where the file does not tell it; `intended_ns`, on the same
+    `sent_ns` counts from the first sending and is None where the file does not have it; `intended_ns`, on the same
     clock, is when the client meant to send, None likewise. `ttft_ns` and `e2e_ns` count from the sending; MISSING where
-    not told. Of a request that failed (`ok` is false) `e2e_ns` is how long it held the engine, MISSING where it did not
-    or the file does not tell, and `output_tokens` what came until then. `chunks` is in how many pieces the answer came,
-    MISSING where not told. `hash_ids`: what prompts share; None where the file does not say. `notes`: what was made of
+    unknown. Of a request that failed (`ok` is false) `e2e_ns` is how long it held the engine, MISSING where it did not
+    or that is unknown, and `output_tokens` what came until then. `chunks` is the number of pieces of the answer,
+    MISSING where unknown. `hash_ids`: what prompts share; None where the file does not say. `notes`: what was made of
     lengths and failures, a line each. `apart`: the latencies that are left out, since they cannot be.
     """
 
@@ -83,7 +83,7 @@ class MeasuredRequests:
         return replace(self, hash_ids=None if self.hash_ids is None else self.hash_ids.picked(index), **changed)
 
     def latency_s(self, name: str) -> NDArray[np.float64]:
-        """Latency `name` (`ttft`, `tpot`, `e2e`) of each request in seconds; NaN where it is not told or defined."""
+        """Latency `name` (`ttft`, `tpot`, `e2e`) of each request in seconds; NaN where it is unknown or undefined."""
         has = {"ttft": self.ttft_ns >= 0, "e2e": self.e2e_ns >= 0}
         has["tpot"] = has["ttft"] & has["e2e"] & (self.output_tokens > 1)
         ns = {"ttft": self.ttft_ns, "e2e": self.e2e_ns, "tpot": self.e2e_ns - self.ttft_ns}[name]
@@ -91,7 +91,7 @@ class MeasuredRequests:
         return np.where(self.ok & has[name] & (name not in self.apart), ns / pieces / NS_PER_S, np.nan)
 
     def figures(self, duration_s: float | None = None) -> dict[str, float]:
-        """The figures of FIGURES that are defined, by name. `duration_s`: of the run, where sendings are not told."""
+        """The figures of FIGURES that are defined, by name. `duration_s`: of the run, where sendings are unknown."""
         found: dict[str, float] = {}
         for latency in LATENCIES:
             values = self.latency_s(latency)
@@ -107,13 +107,13 @@ class MeasuredRequests:
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """One run, as a file tells it.
+    """One measured run, as read from a file.
 
-    `source` is the file, `part` which of its runs, "" for the only one, `model` what was served, "" where not told.
-    `figures`: those of FIGURES that are known. `requests` is None where the file has aggregates alone; `means` then
-    says how many requests ended well, their lengths, how these vary (`_std`, or `_min` and `_max`), and how fast they
-    were sent (`requests`, `prompt_tokens`, `output_tokens`, `sent_rps`); `ended_well` is their share of all,
-    `given_up` are so many more that lasted `given_up_s`.
+    `source` is the file, `part` which of its runs, "" for the only one, `model` the served model, "" where unknown.
+    `figures`: those of FIGURES that are known. `requests` is None where the file has aggregates alone; `means` then has
+    the number of requests that ended well, their lengths, how these vary (`_std`, or `_min` and `_max`), and how fast
+    they were sent (`requests`, `prompt_tokens`, `output_tokens`, `sent_rps`); `ended_well` is their share of all,
+    `given_up` is the number of further ones, which lasted `given_up_s`.
     `definitions` names the row of `batchsim.check.measured.definitions` by which metrics were converted. `notes`: what
     was converted, left out, or is wrong with the client, a line each. `impossible`: the figures that are left out of
     `figures`, since they cannot be.

@@ -14,8 +14,8 @@ _SHOWN = 6
 
 
 def runs_of_model(runs: Sequence[MeasuredRun], model: str) -> list[MeasuredRun]:
-    """`runs`, or where they are of several models those of `model` and those that tell none, with a note on others;
-    with one, too, where the only model is another.
+    """`runs`, or where they are of several models those of `model` and of unknown models, with a note on the others.
+    There is a note, too, where the only model is another.
 
     Names are compared without the case and the folder before them, and may have more words (`-Instruct`).
     MeasuredError, with the names, where none is of `model`, or several are.

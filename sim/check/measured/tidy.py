@@ -70,7 +70,7 @@ REQUEST = {
 }
 """The columns of a request, each with the names that it goes by; those of times end with a unit besides.
 `engine_tokens` are the output tokens by the engine's own count, which is taken before `output_tokens`. `users`, the
-same in every row, says that the client was a closed loop of so many."""
+same in every row, is the number of users of a closed-loop client."""
 
 _TIMES = ("intended", "sent", "first", "last", "ttft", "e2e")
 _GOOD = {"", "ok", "true", "1", "success", "successful", "completed", "200", "finished"}
@@ -190,7 +190,8 @@ def _advice(names: Sequence[str], column: str) -> str:
 
 
 def _loop_of(rows: list[Node]) -> Client:
-    """The closed loop that a column of USERS tells. MeasuredError where its rows differ."""
+    """The closed loop given by a column of USERS; the default client without one. MeasuredError where its rows
+    differ."""
     users = most_in_flight(rows[0])
     for row in rows:
         if (other := most_in_flight(row)) != users:
@@ -230,7 +231,7 @@ def _request(row: Node, columns: Mapping[str, tuple[str, float]]) -> Row:
 
 
 def _date_ns(node: Node, name: str) -> int:
-    """A date and time as ns since 1970. MeasuredError for a number, as nobody says in which unit it is."""
+    """A date and time as ns since 1970. MeasuredError for a number, whose unit is unknown."""
     if not isinstance(node.value, str):
         node.bad(f"{shown(node.value)} has no unit", f"Name the column {name}_s or {name}_ms.")
     try:
@@ -254,7 +255,7 @@ def _failure(row: Node, columns: Mapping[str, tuple[str, float]]) -> str | None:
 
 
 def _hash_ids(lists: list[Node], rows: list[Row]) -> HashIds:
-    """What the prompts share. The tokens of an id are told by how many ids prompts have."""
+    """The shared prefixes of the prompts. The tokens per id are inferred from the numbers of ids of the prompts."""
     ids: list[list[int]] = []
     for node in lists:
         node.items()

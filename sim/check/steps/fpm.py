@@ -6,10 +6,10 @@
 
 By itself on a line, in the records of Dynamo's trace (DYN_FPM_TRACE=1, `fpm`), in an envelope (`event`: `fpm`), or over
 several lines as `dynamo.common.recv_forward_pass_metrics` prints it. Contexts of decodes are exact. Of several chunks
-only sums are told, unless `extend_lengths` and `past_kv_lengths` (AISimulate's hooks) list the requests, prompts first.
-`wall_time` is in seconds: of vLLM from one step's output to the next one's, so that rests are in it where nothing told
-of them, and of the first step from when it was scheduled; of SGLang on the GPU alone, of two passes together where its
-overlap scheduler ended them at once.
+only sums are given, unless `extend_lengths` and `past_kv_lengths` (AISimulate's hooks) list the requests, prompts
+first. `wall_time` is in seconds: of vLLM from one step's output to the next one's, so that idle time is in it where it
+is not reported, and of the first step from when it was scheduled; of SGLang on the GPU alone, of two passes together
+where its overlap scheduler ended them at once.
 Source: dynamo/common/forward_pass_metrics.py and dynamo/vllm/instrumented_scheduler.py of ai-dynamo 1.6.1, SGLang's
 metrics_reporter.py, AISimulate's learned-forward-pass-model.md.
 """

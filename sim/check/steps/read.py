@@ -27,8 +27,8 @@ _FORMS = (
 
 
 def read_steps(path: Path | str, engine: Engine) -> StepLog:
-    """The steps of a log of `engine`, which may be packed by gzip. MeasuredError where none is told, or the log cannot
-    be read, or holds those of two forms."""
+    """The steps of a log of `engine`, which may be packed by gzip. MeasuredError where it has none, cannot be read, or
+    has steps of two forms."""
     path, readers, cut = Path(path), (VllmLog(engine), SglangLog(engine), ForwardPassLog(engine)), ""
     try:
         with open_file(path, TABLE_BYTES) as file:

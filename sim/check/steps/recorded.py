@@ -1,4 +1,4 @@
-"""Recorded steps of real engines: what each held, as far as its log tells, and how long it took."""
+"""Recorded steps of real engines: the contents of each, as far as its log has them, and its duration."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ MAX_TOKENS = 2**31 - 1
 """Of one step, sequences and contexts alike."""
 MAX_MS = 3.6e6
 NEAR = 1.25
-"""The most over the least of contents that are nearly told."""
+"""Ratio of the most to the least possible contents up to which a step's contents count as nearly known."""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """What of an engine its log may leave out: tokens of its KV pool (None: not known, or layers keep unlike ones) and
+    """Properties of an engine that its log may lack: tokens of its KV pool (None: unknown, or different by layer) and
     of a block, whether prompts of the same beginning share KV, its longest sequence, whether it schedules `ahead`."""
 
     kv_tokens: int | None
@@ -124,8 +124,8 @@ class StepLog:
 
 
 def least_and_most(steps: RecordedSteps, ask: Callable[[Columns], Floats]) -> tuple[Floats, Floats, NDArray[np.bool_]]:
-    """The least and the most of what `ask` says of each step, whatever the log leaves open, and of which steps it says
-    anything: where the most is beyond the reach of a cost, those alone whose contents the log nearly tells."""
+    """Lower and upper bounds of `ask` for each step over the contents that the log leaves open, and a mask of the steps
+    with bounds: where the upper ones exceed a cost's range, only steps whose contents are nearly known."""
     rows = np.ones(len(steps), bool)
     try:
         ends = [ask(steps.columns(most)) for most in (0.0, 1.0)]

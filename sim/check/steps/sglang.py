@@ -3,11 +3,11 @@
     [2026-01-05 10:00:00 DP0 TP0] Decode batch, #running-req: 8, #token: 9320, token usage: 0.02, cuda graph: True, gen
     throughput (token/s): 812.40, #queue-req: 0
 
-A "Decode batch" line comes every `--decode-log-interval` (40) decode steps, and tells the tokens made since the last
-one over the time since then, whatever ran between. So it tells the mean time of a step where the same requests
+A "Decode batch" line comes every `--decode-log-interval` (40) decode steps, and has the tokens made since the last
+one over the time since then, whatever ran between. So it gives the mean time of a step where the same requests
 decoded all along: as many as in the line before, and no "Prefill batch" between. Their mean context is that of the
 tokens held in both lines. A "Prefill batch" line has no time. Newer ones have `input throughput`: new tokens over the
-time since the last such line, of this batch or of the one before, by version. It tells a batch's time where both have
+time since the last such line, of this batch or of the one before, by version. It gives a batch's time where both have
 as many tokens, prompts waited, and no decodes ran between: no request was decoding, or the numbers of forward passes
 (SGLANG_LOG_FORWARD_ITERS) follow each other. Mixed steps, and tokens of a chunk's beginning, are in no line.
 Source: scheduler_metrics_mixin.py and metrics_reporter.py under python/sglang/srt, of 2025 and 2026.

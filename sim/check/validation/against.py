@@ -88,7 +88,8 @@ def _notes(replays: Sequence[Replay], simulated: Sequence[MeasuredRequests]) -> 
 
 
 def _figures(one: Replay, simulated: MeasuredRequests) -> dict[str, float | None]:
-    """The simulation's figures over the requests that those measured are over, each latency over those that tell it."""
+    """The simulation's figures over the requests of the measured figures, each latency over the requests measured with
+    it."""
     measured = one.run.requests
     found = simulated.figures()
     if measured is not None and len(one.index) == len(simulated):

@@ -1,7 +1,7 @@
 """The first step at which a simulated and a live run of one workload differ in what they schedule, and why.
 
 Step k of one run is compared with step k of the other: which requests were admitted and preempted, how many sequences
-decoded, how many prompt tokens were computed. Until the first difference both schedulers were told the same, but at
+decoded, how many prompt tokens were computed. Until the first difference both schedulers got the same requests, but at
 other times: most often a request had arrived before a step on one side and not yet on the other, because step times had
 drifted apart.
 """
@@ -58,8 +58,7 @@ class Divergence:
     """The first step (from 0) that differs. `cause`: `drafts`, `arrival`, `finish`, `memory`, `end` or `time rule`.
 
     `drift_ns`: how much later the live run began that step. `request` and `arrival_ns` are of the request that explains
-    the difference, if one does; `text` tells all of it in words. `simulated` or `live` is None for a run that has
-    ended.
+    the difference, if one does; `text` says all of it in words. `simulated` or `live` is None for a run that has ended.
     """
 
     step: int

@@ -1,8 +1,8 @@
-"""What a measured run cannot be: faster than the GPUs' sheet allows, whatever the engine does.
+"""Figures of a measured run that cannot be: faster than the GPUs' data sheet allows, whatever the engine does.
 
 Each bound is the least there can be: all FLOP/s of all GPUs at the checkpoint's narrowest type, no byte read that a
 cache of theirs might keep, of experts those of one token alone. What lies below was measured of something else than the
-model computing each token: prompts found in a cache, drafts accepted, pieces of several tokens told as one.
+model computing each token: prompts found in a cache, drafts accepted, pieces of several tokens counted as one.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from batchsim.deployment.model import GpuSpec
 from batchsim.scenario.point import Setup
 
 FASTER = {"fp8": 2.0, "fp8_block": 2.0, "int8": 2.0, "int4": 2.0, "nvfp4": 4.0, "mxfp4": 4.0}
-"""FLOP/s of a type over those of 16 bits at most, by the sheets of all GPUs of the catalog and of those that multiply 4
-bits."""
+"""Largest ratio of a type's FLOP/s to those of 16 bits, by the data sheets of all GPUs of the catalog and of GPUs that
+multiply 4 bits."""
 CACHE_BYTES = 128e6
 """Bytes that a GPU may keep from one step to the next: no L2 of the catalog is larger. Source: Blackwell's 126 MB."""
 BELOW = 0.97
@@ -36,7 +36,7 @@ Floats = NDArray[np.float64]
 
 class Floors(NamedTuple):
     """The least that the GPUs of a setup need: seconds of a prompt token, of a pair of prompt tokens, of the reading of
-    weights for one step; how many tokens a step yields a request at most; what of prompts may be found in caches."""
+    weights for one step; the most tokens that a step yields a request; the share of prompts that may be cached."""
 
     token_s: float
     pair_s: float
@@ -161,7 +161,7 @@ def _of_requests(its: Floors, requests: MeasuredRequests) -> _Checked:
     for latency, floor_s in least.items():
         measured_s = requests.latency_s(latency)
         told = int((~np.isnan(measured_s)).sum())
-        below = np.flatnonzero(measured_s < BELOW * floor_s)  # none of what is not told
+        below = np.flatnonzero(measured_s < BELOW * floor_s)  # NaN, an unknown latency, is never below
         if not len(below):
             continue
         apart |= {latency} if len(below) >= MANY * told else set()
@@ -173,7 +173,7 @@ def _of_requests(its: Floors, requests: MeasuredRequests) -> _Checked:
 
 
 def _rates(its: Floors, engines: int, run: MeasuredRun) -> _Checked:
-    """The rates that are above what all engines can do at once, or so many users can be given."""
+    """The rates above the most that all engines together can do, or that a closed loop's users can get."""
     users = run.client.max_concurrency if run.client.arrivals == "closed" else None
     most = engines / its.token_s
     if users is not None and its.tpot_s:

@@ -1,13 +1,13 @@
 """Simulated and live runs of the same requests, side by side: how wrong the simulation was, and how sure that is.
 
 A live run is a measured run whose steps are known too. A point is one policy at one load, its live runs are repeats.
-Runs that were cut, whose load source came late, or that something else on the machine disturbed are left out, and said.
-No claim is made where the spread is above UNFIT, where more than half of the runs are left out, or where the machine is
-slower or faster than when the cost was measured by more than UNFIT_DRIFT. That is told by the sentinel, a step of the
-profile that is timed again before and after every run: by its mean, since what interrupts steps now and then is in the
-times of a run and in no median. A run is calm where median and mean, before and after, agree to CALM. The prediction is
-never moved by the drift; beside stand the errors at par, those of the calm runs had the machine been as when the cost
-was measured.
+Runs that were cut, whose load source came late, or that something else on the machine disturbed are left out, and
+reported. No claim is made where the spread is above UNFIT, where more than half of the runs are left out, or where the
+machine is slower or faster than when the cost was measured by more than UNFIT_DRIFT. It is measured by the sentinel, a
+step of the profile that is timed again before and after every run: by its mean, since what interrupts steps now and
+then is in the times of a run and in no median. A run is calm where median and mean, before and after, agree to CALM.
+The prediction is never moved by the drift; beside stand the errors at par, those of the calm runs had the machine been
+as when the cost was measured.
 """
 
 from __future__ import annotations
@@ -352,8 +352,8 @@ def void(live: Played) -> str:
 def _disturbance(live: Played) -> str:
     """How another program on the machine slowed the run, in words; "" if none did.
 
-    Told from the run itself: in windows of a quarter of a second its decode-only steps took much longer than its median
-    step of as many rows. Less than `_FEWEST_WINDOWS` windows tell nothing.
+    Detected from the run itself: in windows of a quarter of a second its decode-only steps took much longer than its
+    median step of as many rows. Fewer than `_FEWEST_WINDOWS` windows are not judged.
     """
     steps = live.records.steps
     plain = (steps["num_chunks"] == 0) & (steps["swap_blocks"] == 0)

@@ -41,9 +41,10 @@ def pairs_of(steps: RecordedSteps, predicted: Floats) -> StepPairs:
 
 
 def compare_steps(name: str, cost: Cost, steps: RecordedSteps, *, ahead: bool) -> StepsCompared:
-    """What `cost` says of the contents of `steps` beside what was recorded; `ahead`: the host works beside the device.
+    """The predictions of `cost` for the contents of `steps` beside their recorded times; `ahead`: the host works beside
+    the device.
 
-    MeasuredError where the time of none of them is told by its contents alone.
+    MeasuredError where no step's time depends on its contents alone.
     """
 
     def ask(columns: Columns) -> Floats:

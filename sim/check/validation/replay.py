@@ -3,8 +3,8 @@
 Open arrivals are sent when the client sent them, late or not; with a limit on those in flight they wait at the client.
 A closed loop is one list of requests in the order of sending, each taken when another is answered. Where a file has
 aggregates alone, as many requests of its mean lengths are sent at its rate, with exponential gaps; the lengths vary as
-it tells, and where they would keep users in lockstep in any case. A request that failed after it had held the engine is
-given up when it was.
+in the file, and in any case where they would keep users in lockstep. A request that failed after it had held the engine
+is given up when it was.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from batchsim.workload.workload_config import TraceArrivals, WorkloadConfig
 
 SEED = 0
 SPREAD = 0.2
-"""Share by which lengths vary around their mean, equally likely, where nothing is told of them and all users of a
-closed loop begin at once."""
+"""Share by which lengths vary uniformly around their mean, where their spread is unknown and all users of a closed loop
+begin at once."""
 SKEWED = 0.4
 """Standard deviation, as a share of the mean, from which on lengths are taken as lognormal: normal ones would be below
 0."""
@@ -62,7 +62,7 @@ class Replay:
         return simulate_point(replay.setup, Point(spec, load if self.open else 1.0, SEED))
 
     def unfinished(self, simulated: MeasuredRequests) -> int:
-        """How many requests did not finish in simulation, of those that did when they were measured."""
+        """The number of requests that finished when measured, but not in simulation."""
         rows, measured = self.setup.resolved.rows[SEED], self.run.requests
         did = rows.labels["patience"] < 0 if "patience" in rows.labels else np.full(len(rows), True)
         return int((~simulated.ok & (did if measured is None else measured.ok[self.index])).sum())
@@ -116,10 +116,11 @@ def replay(setup: Setup, run: MeasuredRun) -> Replay:
 
 
 def _held(requests: MeasuredRequests, max_model_len: int) -> tuple[Ints, Ints, Ints | None, list[str]]:
-    """The rows to be replayed, the output and the patience in ns of each, None where none failed; notes on failures.
+    """(indices of the rows to replay, the output tokens of each, the patience of each in ns or None where none failed,
+    notes on failures).
 
-    One that failed is replayed where it held the engine: where it is told how long it lasted, as an answer without an
-    end that is given up after that time, else as one of as many tokens as came.
+    A failed request is replayed where it held the engine: one of known duration as an endless answer that is given up
+    after that time, else as an answer of the tokens that came.
     """
     lasted = ~requests.ok & (requests.e2e_ns > 0)
     beyond = ~requests.ok & (requests.output_tokens == 0) & (requests.prompt_tokens >= max_model_len)
@@ -200,9 +201,9 @@ def _with_given_up(setup: Setup, run: MeasuredRun, prompt: Ints, output: Ints) -
 
 
 def _varied(run: MeasuredRun, side: str, rng: np.random.Generator, spread: float, limits: tuple[float, float]) -> Ints:
-    """Lengths of `side` with its mean: normal of the standard deviation that is told, lognormal of a large one,
-    equally likely between the shortest and the longest told, else within ± `spread` of the mean (of what is beyond the
-    lower of `limits`); drawn together where they would leave `limits`."""
+    """Lengths of `side` with its mean: normal with the given standard deviation, lognormal for a large one, uniform
+    between the given shortest and longest, else within ± `spread` of the mean (of what is beyond the lower of
+    `limits`); drawn together where they would leave `limits`."""
     mean, count = run.means[side], round(run.means["requests"])
     low, high, std = (run.means.get(f"{side}_{of}") for of in ("min", "max", "std"))
     if std is not None:
@@ -294,7 +295,7 @@ class Ran(Protocol):
 def simulated_requests(run: Ran) -> MeasuredRequests:
     """The requests of a simulation as if they had been measured, by request id; latencies from the actual sending.
 
-    Those that did not finish are not `ok`. Responses that are sent whole have no TTFT.
+    Unfinished ones are not `ok`. Responses that are sent whole have no TTFT.
     """
     rows = np.sort(run.records.requests, order="request_id")
     done = rows["outcome"] == FINISHED

@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 
 
 class Explains(Protocol):
-    """What of a cost model is used here."""
+    """The part of a cost model that is used here."""
 
     @property
     def host_part(self) -> HostPart: ...

@@ -1,23 +1,24 @@
-"""The gate before a router: who is let in, in which order, and who is turned away.
+"""The admission gate before a router: which requests are admitted, in which order, and which are rejected.
 
 Requests beyond a rate are turned away at once: each tenant (or class) has a token bucket that `per_second` fills up to
 `burst`, in requests or in tokens, a prompt and its output cap. So are requests of a class in `shed` while as many wait
 as it says. All others wait until fewer than `max_outstanding` for each replica that is up are dispatched and not
-answered; of those that wait the next one is
+answered; of the waiting ones the next one is
 
     fifo      the one that came first
-    deadline  the one with the earliest deadline; those without one after all others
-    priority  the one with the lowest priority − waiting / `ageing`: nobody waits for ever
+    deadline  the one with the earliest deadline; requests without one last
+    priority  the one with the lowest priority − waiting / `ageing`: no starvation
     vtc       the first of the tenant that was served least
 
-Served are `input_weight` for each token of a prompt and `output_weight` for each of an output: the cap as the request
-is dispatched, less what it did not need as it is answered. A tenant who had nobody waiting begins at least at the least
-count of those who have, or, where nobody waits, at that of who was let in last, so that nobody saves up.
+The service of a tenant counts `input_weight` for each prompt token and `output_weight` for each output token: the cap
+as the request is dispatched, less the unused rest as it is answered. A tenant without waiting requests starts again at
+least at the least count of the waiting tenants, or, where none waits, at that of the last one admitted, so that no
+tenant accumulates credit.
 
 Source: vtc: Y. Sheng et al., Fairness in serving large language models, OSDI 2024 (arXiv 2401.00588), algorithm 2 and
 the variant that predicts lengths (here by the cap), weights 1 and 2 as there; it schedules inside an engine, this gate
-before several. What one tenant who always has somebody waiting was served differs from another's by at most twice the
-largest request. Ageing in this form keeps the order of any two that wait.
+before several. The service of two tenants with requests always waiting differs by at most twice the largest request.
+Ageing in this form keeps the order of any two that wait.
 """
 
 from __future__ import annotations
@@ -127,12 +128,12 @@ class Gate:
         self._waiting.requests.pop(request.id, None)
 
     def newcomers(self) -> list[Request]:
-        """Those that came since this was last asked and still wait."""
+        """Requests that came since the last call and still wait."""
         came, self._came = self._came, []
         return [request for request in came if request.id in self._waiting.requests]
 
     def answered(self, request: Request, output_tokens: int) -> None:
-        """Told that a request that was let in is over, with so many output tokens."""
+        """Notes the end of an admitted request, of which the client got `output_tokens` tokens."""
         self._waiting.answered(request, output_tokens)
 
 

@@ -69,7 +69,7 @@ class Replicas(Home, Protocol):
         ...
 
     def prune(self, request_id: int, now_ns: int) -> None:
-        """Tells every engine that a request is given up since another has succeeded."""
+        """Prunes a request at every engine, since another of its task has succeeded."""
         ...
 
 
@@ -117,8 +117,8 @@ class Clients:
         self.streams -= 1
 
     def _is_alone(self, following: Arrival) -> bool:
-        """Whether nothing else happens at this instant, so that who has arrived, with `following` next, need not wait
-        for the router's turn."""
+        """True if no other event is due now, with `following` the next arrival, so that the arrival can be dispatched
+        at once."""
         env = self.fleet.env
         alone = self.gate is None and not self.pending and self._knock is not None
         return alone and following.request.arrival_ns > env.now and env.peek() > env.now
@@ -143,7 +143,7 @@ class Clients:
             knock.succeed()
 
     def tell(self, engine: Engine, events: Iterable[EngineEvent], now_ns: int) -> None:
-        """Tells router and clients which requests `engine` has ended."""
+        """Passes the requests that `engine` has ended to router and clients."""
         for event in events:
             if isinstance(event, Ended):
                 self.router.answered(event.request, "both", engine.slot.number)
@@ -186,7 +186,7 @@ class Clients:
             self.fleet.check_done()
 
     def _knock_at_gate(self) -> None:
-        """Has the router look at its gate at this instant, if anybody waits there."""
+        """Has the router look at its gate at this instant, if requests wait there."""
         if self.gate and self._knock is not None:
             knock, self._knock = self._knock, None
             knock.succeed()
@@ -222,7 +222,7 @@ class Clients:
             self._knock_at_gate()
 
     def _output_tokens(self, event: Ended) -> int:
-        """How many tokens the client got of a request that finished; 0 of another, of which nobody tells."""
+        """Output tokens of a finished request; 0 for any other outcome."""
         told = self.in_flight[event.request.id].arrival.output_tokens if isinstance(event, Finished) else 0
         return min(told or 0, event.request.max_output_tokens)
 

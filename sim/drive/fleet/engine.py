@@ -59,7 +59,7 @@ class Home(Protocol):
         ...
 
     def tell(self, engine: Engine, events: Iterable[EngineEvent], now_ns: int) -> None:
-        """Tells router and clients what happened in `engine`."""
+        """Passes the events of `engine` to router and clients."""
         ...
 
     def retire(self, slot: Slot) -> None:
@@ -83,8 +83,8 @@ class Engine:
         self._is_ahead = core.loop.is_ahead
         self.wake: simpy.Event | None = None
         self.asked_to_drain = False
-        self._counted_steps = 0  # whose work was told
-        self._is_asleep = False  # over steps that are not simulated yet, since nobody hears of them
+        self._counted_steps = 0  # whose work is in the reported counters
+        self._is_asleep = False  # over steps that are not simulated yet, as they have no observable events
         self._alarm: simpy.Event | None = None  # before which it need not wake
         self._reached_ns = 0  # the end of the last step that was simulated, or ahead of results of its launch
 
@@ -111,8 +111,7 @@ class Engine:
             wake.succeed()
 
     def cut(self, now_ns: int) -> None:
-        """Wakes the engine if it sleeps over steps alike, and simulates those that come before `now_ns`: somebody comes
-        to it, or looks."""
+        """Wakes the engine if it sleeps, for a request or a reader of its load: simulates steps up to `now_ns`."""
         old, env = self._alarm, self.fleet.env
         if old is None or not self._is_asleep:
             return
@@ -130,14 +129,14 @@ class Engine:
         return self.asked_to_drain
 
     def tell(self, events: Iterable[EngineEvent], now_ns: int) -> None:
-        """Tells router and clients what happened in this engine."""
+        """Passes the events of this engine to router and clients."""
         self.fleet.tell(self, events, now_ns)
 
     def process(self) -> Steps:
         """Waits for what the loop names, in the phases of the instant, until the replica is gone.
 
-        `now_ns`, the engine's own time, may run ahead of SimPy's while nobody else has anything due, and is behind it
-        where somebody has come to the engine as it slept: up to then nobody hears of what it does.
+        `now_ns`, the engine's own time, may run ahead of SimPy's while no other event is due, and is behind it where a
+        request arrived as the engine slept: its steps up to then have no observable events.
         """
         env, peek, runs_ahead = self.fleet.env, self.fleet.env.peek, self.fleet.plans
         leaps = self.leaps
@@ -181,7 +180,7 @@ class Engine:
                 if self.alive:
                     yield from self._rest(wait if isinstance(wait, Idle) else None, now_ns)
                     now_ns = max(now_ns, int(env.now))
-            # While nobody else acts up to then, or the engine is behind, nobody need wait.
+            # While no other process acts up to then, or the engine is behind, no event need be waited for.
             if now_ns >= env.now and not (runs_ahead and peek() > now_ns):
                 if now_ns > env.now:
                     yield env.timeout(now_ns - int(env.now))
@@ -192,7 +191,8 @@ class Engine:
             wait = loop.send(now_ns)
 
     def _go_on(self) -> Steps:
-        """Simulates steps like the latest, just executed, up to the next event; sleeps while nobody hears of them."""
+        """Simulates steps like the latest, just executed, up to the next event; sleeps while they have no observable
+        events."""
         has_leapt = False
         while True:
             if (alarm_ns := self._alarm_ns()) is not None:
@@ -200,7 +200,7 @@ class Engine:
                 yield self._alarm
                 if not self.alive:
                     return
-                if self._is_asleep:  # nobody came
+                if self._is_asleep:  # no request arrived
                     self._leap(self._horizon_ns())
             elif has_leapt:
                 return
@@ -209,8 +209,8 @@ class Engine:
             has_leapt = True
 
     def _alarm_ns(self) -> int | None:
-        """The time in ns before which the engine need not wake, unless somebody comes; None where it is to go on, as
-        somebody may hear of it before something happens elsewhere, or it is behind."""
+        """The time in ns until which the engine may sleep, unless a request arrives; None where it is to go on, since
+        it may have an observable event before the next one elsewhere, or is behind."""
         fleet, core, due_ns = self.fleet, self.core, self._reached_ns
         if not fleet.plans or core.has_arrivals:
             return None

@@ -15,7 +15,7 @@ HELD = (STARTING, UP, DRAINING, FAILED)
 """The states in which a replica has its GPUs, and costs."""
 
 Lost = Literal["retry", "fail"]
-"""What becomes of requests in flight on a replica that fails: sent anew to another, from the start; or unfinished."""
+"""Outcome of requests in flight on a replica that fails: sent anew to another, from the start; or unfinished."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class FleetPlan:
     admission: AdmissionConfig | None = None
 
     @property
-    def stays(self) -> bool:
-        """Whether nothing becomes of the replicas, and all requests come to them at once."""
+    def is_fixed(self) -> bool:
+        """Whether the fleet is fixed: no failures, no autoscaler, no admission gate."""
         return not self.failures and self.scaler is None and self.admission is None
 
     @property

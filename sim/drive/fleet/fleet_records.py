@@ -122,7 +122,7 @@ def _is_last(rows: NDArray[np.void]) -> NDArray[np.bool_]:
 
 
 def _recoded(rows: NDArray[np.void], texts: tuple[str, ...], codes: dict[str, int], table: str) -> NDArray[np.void]:
-    """`rows` of `table` with the codes of their own `texts` replaced by those that `codes` gives the texts."""
+    """`rows` of `table` with the codes of their own `texts` replaced by the codes in `codes`."""
     if not _TEXTS[table] or tuple(codes)[: len(texts)] == texts:
         return rows
     new, found = np.array([codes[text] for text in texts], np.int32), rows.copy()
@@ -144,10 +144,10 @@ class OfEngine(NamedTuple):
 
 
 def by_engine(records: Records) -> Iterator[OfEngine]:
-    """The records of each engine from its start to its end or failure; under replica MISSING those of requests that
-    only the router saw. Without a router: `records` as one engine's.
+    """The records of each engine from its start to its end or failure; under replica MISSING the requests that only the
+    router saw. Without a router: `records` as one engine's.
 
-    ValueError where a request came back to an engine that had handed it over: its states there cannot be told apart.
+    ValueError where a request came back to an engine that had handed it over: its states there cannot be separated.
     """
     replicas = records.replicas
     if replicas is None:

@@ -1,10 +1,10 @@
-"""The SimPy driver of several engines behind a router: a process for each engine, the router, the arrivals and what
-becomes of replicas, in one environment.
+"""The SimPy driver of several engines behind a router: a process for each engine, the router, the arrivals and the
+lifecycle of replicas, in one environment.
 
-At one instant, over all replicas: steps end, replica by replica, and their clients are told; replicas fail, come back,
-are added and removed; arrivals are dispatched by (time, id); every engine lets in what is due; every engine that is
-free schedules. So a router knows every answer of the instant, and an engine every arrival, however many hops they took.
-With one replica the records are those of `simulate`, bit for bit.
+At one instant, over all replicas: steps end, replica by replica, and clients receive the events; replicas fail, come
+back, are added and removed; arrivals are dispatched by (time, id); every engine lets in what is due; every engine that
+is free schedules. So a router knows every answer of the instant, and an engine every arrival, however many hops they
+took. With one replica the records are those of `simulate`, bit for bit.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from math import inf
 import simpy
 
 from batchsim.base.errors import ScenarioError
-from batchsim.drive.fleet.apart import simulate_apart
 from batchsim.drive.fleet.clients import Clients
 from batchsim.drive.fleet.engine import CONTROL, Engine, Slot, Steps
+from batchsim.drive.fleet.fixed_fleet import simulate_fixed
 from batchsim.drive.fleet.fleet_plan import DRAINING, FAILED, LOST, STARTING, UP, FleetPlan, ReplicaSpan
 from batchsim.drive.fleet.fleet_records import EngineLife, merged, without_steps
 from batchsim.drive.fleet.routers.router import ForgetsReplicas, ReadsLoads, Router, SeesFirstTokens, hears_answers_only
@@ -32,7 +32,8 @@ from batchsim.kernel.protocols import Workload
 from batchsim.kernel.record import MISSING, REPLICA_FAILED, Records
 
 MAX_IDLE_LOOKS = 10_000
-"""Looks of an autoscaler in a row that find no replica and nobody to come but those who wait for one."""
+"""Most consecutive looks of an autoscaler without a replica up and without events to come, other than requests held for
+a replica."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,9 @@ def simulate_fleet(
     router ends unfinished, as engines do it. A scaler goes on until `until_ns`. `join=False` leaves the steps and
     states of each engine apart: joined, those of a long run are in memory several times.
     """
-    if leap and not feeds_back and plan.stays and hears_answers_only(router):
+    if leap and not feeds_back and plan.is_fixed and hears_answers_only(router):
         cores = [new_engine(replica) for replica in range(plan.count)]
-        end_ns = simulate_apart(cores, router, workload, pulse)
+        end_ns = simulate_fixed(cores, router, workload, pulse)
         lives = [EngineLife(replica, core.recorder.records()) for replica, core in enumerate(cores)]
         until_ns = max(until_ns, end_ns)
         spans = tuple(ReplicaSpan(replica, UP, 0, until_ns) for replica in range(plan.count) if until_ns)
@@ -119,15 +120,15 @@ class Fleet:
         self.router = router
         gate = None if plan.admission is None else plan.admission.build()
         self.clients = Clients(self, router, workload, gate)
-        # Whether an engine may sleep beyond the next arrival: nobody looks at it but who comes to it.
+        # Whether an engine may sleep beyond the next arrival: its load is read only as requests come to it.
         self.plans = leap and not self.feeds_back and not self.clients.shows_loads
         self.slots = [Slot(number) for number in range(plan.most)]
         self.up: list[int] = []
         self.spans: list[ReplicaSpan] = []
-        self.control_ns: list[int] = []  # when something becomes of a replica
+        self.control_ns: list[int] = []  # of changes and observations of replicas
         self._engines: list[Engine] = []  # all there ever were
         self._living: list[Engine] = []
-        self._idle_looks = 0  # in a row without a replica, while requests wait and nobody else will come
+        self._idle_looks = 0  # in a row without a replica, while requests wait and no other event will come
         self._scaler = None if plan.scaler is None else plan.scaler.build()
 
     # ---- the whole run
@@ -182,7 +183,7 @@ class Fleet:
         return self.clients.streams > 0
 
     def tell(self, engine: Engine, events: Iterable[EngineEvent], now_ns: int) -> None:
-        """Tells router and clients what happened in `engine`."""
+        """Passes the events of `engine` to router and clients."""
         self.clients.tell(engine, events, now_ns)
 
     def drain(self, engine: Engine) -> bool:
@@ -212,12 +213,12 @@ class Fleet:
         if self.feeds_back:
             return self.env.peek()
         if self.clients.pending:
-            return self.env.now  # who has come is sent to an engine within this instant
+            return self.env.now  # an arrived request is dispatched within this instant
         return min(self.clients.next_known_ns, self.next_control_ns)
 
     @property
     def next_control_ns(self) -> float:
-        """The time in ns at which something next becomes of a replica, or is looked at."""
+        """The time in ns of the next change or observation of a replica; inf if none is planned."""
         return self.control_ns[0] if self.control_ns else inf
 
     # ---- replicas
@@ -328,7 +329,7 @@ class Fleet:
         return [slot for slot in self.slots if slot.state in (STARTING, UP, FAILED)]
 
     def prune(self, request_id: int, now_ns: int) -> None:
-        """Tells every engine that a request is given up since another has succeeded."""
+        """Prunes a request at every engine, since another of its task has succeeded."""
         for engine in self._living:
             engine.cut(now_ns)
             engine.core.prune(request_id, now_ns)

@@ -142,7 +142,7 @@ class Client:
             return
         tasks: list[asyncio.Task[None]] = []
         freed_s = 0.0  # when a request in flight ended for which one waited
-        stop = True  # who is stopped, as by Ctrl-C, does not wait for answers
+        stop = True  # a stopped client, as by Ctrl-C, does not wait for answers
         try:
             while loaded.failure is None and (ask := requests.following()) is not None:
                 assert ask.at_s is not None, "of an open load"
@@ -297,7 +297,7 @@ async def _until(at_s: float) -> None:
 
 
 async def _all(tasks: list[asyncio.Task[None]], *, stop: bool = False) -> None:
-    """Waits for the tasks; stops them first if told, or where this waiting is itself stopped."""
+    """Waits for the tasks; cancels them first with `stop`, or if the waiting is itself cancelled."""
     try:
         if not stop:
             await asyncio.gather(*tasks)

@@ -1,10 +1,10 @@
-"""The experiment: which loads a server is asked to bear, so that what its steps cost can be told apart.
+"""The experiment: loads for a server from which the terms of its step costs can be identified.
 
-Prompts one at a time over their length tell prompt tokens from the base; users who decode, over their number and over
-what they have read, tell sequences from contexts; long prompts beside decodes tell how chunks slow them; repeated
-prompts tell what a prefix cache saves; two mixes of lengths, below and above saturation, are the loads themselves.
-Three loads are held out: a rate between for each mix, and a third mix. All but the shortest are asked for in an order
-of their own (`spread`).
+Single prompts of various lengths separate prompt tokens from the base; decoding users, varied in number and in context,
+separate sequences from contexts; long prompts beside decodes show how chunks slow them; repeated prompts show what a
+prefix cache saves; two mixes of lengths, below and above saturation, are the loads themselves. Three loads are held
+out: a rate between for each mix, and a third mix. All but the shortest are asked for in an order of their own
+(`spread`).
 """
 
 from __future__ import annotations

@@ -75,8 +75,8 @@ class _Course:
 
 
 class Runner:
-    """Measures the server of `client` into `folder`, within `seconds` and `max_requests`. `say` is told of progress;
-    `fewest_users` is the design's."""
+    """Measures the server of `client` into `folder`, within `seconds` and `max_requests`. `say` is called with lines of
+    progress; `fewest_users` is the design's."""
 
     def __init__(
         self,

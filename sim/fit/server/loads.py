@@ -15,8 +15,8 @@ class Load:
 
     They come at random with a mean rate of `rate_rps`; without one from `users` in turn, who begin one after another
     and each ask again when they have their answer, until the time is up, and once at least. `most`: no more requests
-    than these. A share `long_share` of the prompts has `long_prompt` tokens. `shared`: so many prompts in turn, alike
-    but for their last 16 tokens. `seed` draws the same requests at the same times.
+    than these. A share `long_share` of the prompts has `long_prompt` tokens. `shared`: the number of prompts used in
+    turn, alike but for their last 16 tokens. `seed` draws the same requests at the same times.
     """
 
     name: str

@@ -42,7 +42,7 @@ COUNTERS = {
 
 @dataclass(frozen=True)
 class Metrics:
-    """The metrics of a moment: `values` by name, summed over labels, and the `cache` settings that vLLM tells."""
+    """The metrics at one time: `values` by name, summed over labels, and the `cache` settings that vLLM exports."""
 
     values: Mapping[str, float]
     cache: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -66,7 +66,7 @@ class Metrics:
         return cls(values, cache)
 
     def known(self, names: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
-        """Of GAUGES or COUNTERS those that this server has."""
+        """Values of GAUGES or COUNTERS (`names`) that this server exports, by our name."""
         found = {mine: next((self.values[one] for one in theirs if one in self.values), None)
                  for mine, theirs in names.items()}  # fmt: skip
         return {name: value for name, value in found.items() if value is not None}
@@ -74,8 +74,8 @@ class Metrics:
 
 @dataclass(frozen=True)
 class Offer:
-    """A server: the `model` to ask for, the most tokens of a request (None: not told), `engine` and `version` where it
-    tells them, and its metrics at the start, None where it has none."""
+    """A server: the `model` to ask for, the most tokens of a request (None: unknown), `engine` and `version` where it
+    reports them, and its metrics at the start, None where it has none."""
 
     model: str
     max_model_len: int | None

@@ -83,9 +83,9 @@ def law_name(process: Process) -> str:
 
 
 def positive_gaps_s(arrival_ns: Ints) -> tuple[Floats, list[str]]:
-    """The gaps in s, those of 0 counted as half the smallest other one, with a note on these.
+    """(gaps in s, notes): gaps of 0 count as half the smallest positive one, which a note says.
 
-    TraceError for too few arrivals, or so many at the same time that a clock's tick would be fitted.
+    TraceError for too few arrivals, or for ties so frequent that the fit would be of a clock's tick.
     """
     gaps_ns = np.diff(arrival_ns)
     if len(arrival_ns) > 1 and arrival_ns[0] == arrival_ns[-1]:
@@ -109,7 +109,7 @@ def positive_gaps_s(arrival_ns: Ints) -> tuple[Floats, list[str]]:
 
 
 def fit_arrivals(arrival_ns: Ints, tell: Callable[[str], None] | None = None) -> tuple[list[ArrivalFit], list[str]]:
-    """Every law at its likeliest, the lowest BIC first; and notes. `tell` is told of each law before it is fitted.
+    """Every law at its likeliest, the lowest BIC first; and notes. `tell` is called with each law before it is fitted.
 
     `arrival_ns` is sorted and begins at 0. TraceError where no law can be fitted.
     """
@@ -161,7 +161,7 @@ def gamma_log_density(unit_gaps: Floats, shape: float) -> float:
 def _weibull(gaps: Floats) -> tuple[float, float]:
     """The shape and the log density, summed, of the likeliest Weibull law with the mean that `gaps` have.
 
-    The mean is kept, since the simulator is told a rate: the likeliest law of all may have another.
+    The mean is kept, since the simulator takes the rate as given: the likeliest law of all may have another.
     """
     logs = np.log(gaps)
 

@@ -40,7 +40,7 @@ class Traffic:
         return {window: index_of_dispersion(self.sent_ns, window * NS_PER_S) for window in WINDOWS_S}
 
     def figures(self) -> dict[str, float]:
-        """The figures compared, by name with unit; those that cannot be had are left out."""
+        """The figures compared, by name with unit; undefined ones are left out."""
         gaps = np.diff(self.sent_ns) / NS_PER_S
         found: dict[str, float | None] = {
             "requests/s": (len(self.sent_ns) - 1) * NS_PER_S / float(self.sent_ns[-1]),

@@ -3,7 +3,7 @@
 Rows are cut into groups by their prompts and these by their outputs, at quantiles that grow denser toward the longest,
 and each cell is one pair: the means of its rows, as likely as it has rows. Means are the trace's, to half a token.
 Whether lengths change over time is asked of coarse cells: the likelihood of the rows' cells with other chances in each
-of so many equal times, less what BIC takes for them.
+of several equal periods, less BIC's penalty.
 """
 
 from __future__ import annotations

@@ -34,7 +34,8 @@ _BOUND = 14.0  # of the logarithms of rates, stays and weights in units of the m
 def fit_mmpp(gaps_s: Floats, tell: Callable[[str], None]) -> Iterator[tuple[MmppArrivals, float, int]]:
     """For 2 to MOST_STATES states the likeliest process, its log likelihood of all gaps and how many numbers it has.
 
-    More states begin from the best law of fewer, one of its states being two. `tell` is told of each number before.
+    More states begin from the best law of fewer, one of its states being two. `tell` is called with each number of
+    states before its fit.
     """
     unit = float(gaps_s.mean())
     gaps = gaps_s / unit
@@ -113,7 +114,7 @@ def log_likelihoods(values: Floats, states: int, gaps: Floats) -> Floats:
     """For each row of `values` the log density of `gaps`, in units of their mean, the first beginning with an arrival
     of the stationary process.
 
-    Rates are scaled to a mean of 1: the simulator is told the mean rate, and the likeliest law may have another.
+    Rates are scaled to a mean of 1: the simulator takes the mean rate as given, and the likeliest law may have another.
     """
     rates, stays, weights = (np.exp(np.array(part)) for part in zip(*(_parts(v, states) for v in values), strict=True))
     left = weights.sum(axis=1, keepdims=True) - weights

@@ -65,7 +65,8 @@ def fit_sessions(rows: TraceRows) -> tuple[SessionFit | None, list[str]]:
 
 
 def _think_ns(rows: TraceRows, wait_ns: Ints, parent: Ints, later: np.ndarray) -> tuple[Ints, list[str]]:
-    """How long clients thought before each later turn; with what the engine took where no answer's time is told."""
+    """Think time in ns before each later turn, and notes; it includes the engine's time where no row has the time of
+    its answer."""
     told = later & (wait_ns != NOT_TOLD)
     if told.any():
         return wait_ns[told], []

@@ -20,10 +20,10 @@ from batchsim.workload.workload_config import PairLengths, StepLengths, TrafficC
 
 @dataclass(frozen=True)
 class TrafficFit:
-    """What was fitted to `rows`: `arrivals`, the likeliest of each law, the chosen one first, and `workload`.
+    """The fit to `rows`: `arrivals`, the likeliest of each law, the chosen one first, and `workload`.
 
-    `first` are the rows whose times were fitted, those that begin a session or all; `prompt_tokens` is what each row's
-    prompt adds to those before it in its session. `notes` says what of the trace is in none of it.
+    `first` are the rows whose times were fitted: the first of each session, or all; `prompt_tokens` is what each row's
+    prompt adds to those before it in its session. `notes` lists properties of the trace that the fit lacks.
     """
 
     rows: TraceRows

@@ -1,11 +1,11 @@
 """Continuous batching: sequences join and leave at every step; admission reserves all the KV they can ever need.
 
 Rule: a strict first-come queue. The head comes in when a slot, KV blocks for its prompt and output cap (or the fixed
-`reserve_tokens`) and tokens of the step's budget are there; behind a blocked head nobody overtakes. What is reserved
-is kept to the end, so nothing is ever preempted. `decode_first`: every step decodes all, prompts share the rest of the
-budget. `prefill_first`: while a prompt can be computed the step holds prompts only and the decodes stand still.
-Source: iteration-level scheduling and reservation from Orca (Yu et al., OSDI 2022; `reserve_tokens`, no token cap),
-chunks beside decodes from Sarathi-Serve (Agrawal et al., OSDI 2024), reservation by cap as in HF TGI.
+`reserve_tokens`) and tokens of the step's budget are there; a blocked head is never overtaken. What is reserved is kept
+to the end, so nothing is ever preempted. `decode_first`: every step decodes all, prompts share the rest of the budget.
+`prefill_first`: while a prompt can be computed the step holds prompts only and the decodes stand still. Source:
+iteration-level scheduling and reservation from Orca (Yu et al., OSDI 2022; `reserve_tokens`, no token cap), chunks
+beside decodes from Sarathi-Serve (Agrawal et al., OSDI 2024), reservation by cap as in HF TGI.
 Rejected: what fits neither the pool nor `reserve_tokens` (`never_fits`); without chunked prefill a prompt longer than
 the budget (`over_token_budget`).
 """
@@ -66,7 +66,7 @@ class Continuous(FirstCome):
         return Batch(decodes, chunks, sum([n for _, n in chunks]))
 
     def repeat(self, batch: Batch, now_ns: int) -> bool:
-        # Slots, blocks and budget stay as they are while all decode and nobody ends, so a blocked head stays blocked.
+        # Slots, blocks and budget stay as they are until a sequence ends, so a blocked head stays blocked.
         batch.again()
         return True
 
@@ -88,7 +88,7 @@ class Continuous(FirstCome):
 
     def _admit(self, left: int, chunks: list[tuple[Sequence, int]]) -> str:
         """Admits from the head of the queue, into `chunks`, within `left` tokens; returns why the next one does not
-        fit, "" if nobody is left."""
+        fit, "" if the queue is empty."""
         kv, config, waiting = self.kv, self.config, self.waiting
         while waiting:
             if len(self.running) >= config.max_num_seqs:

@@ -134,7 +134,7 @@ class Dynamic(WholeBatches):
         count = self.batch.fitting(candidates)
         pending = candidates[:count]
         delay_due_ns = min(seq.request.arrival_ns for seq in pending) + self.config.max_queue_delay
-        grows = count == len(candidates)  # or is full, of which nobody asks: it is sent anyway
+        grows = count == len(candidates)  # or is full, where it does not matter: it is sent anyway
         size = self._size_to_send(count, grows, now_ns >= delay_due_ns, drain)
         if size == 0:
             timeout_ns = self._next_timeout_ns()

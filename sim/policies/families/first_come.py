@@ -11,7 +11,7 @@ from batchsim.kernel.types import DecodeGroup, Event, Sequence
 
 
 class FirstCome:
-    """A queue whose head nobody overtakes, and the running sequences of one engine.
+    """A queue whose head is never overtaken, and the running sequences of one engine.
 
     `partial` are the running whose prompt or recompute is not done, each with a number of tokens: of the known, those
     left or the next chunk, as each scheduler counts.

@@ -1,4 +1,4 @@
-"""Gated batching: those who wait come in together when the gate opens; who comes later waits for the next opening.
+"""Gated batching: waiting requests are admitted together when the gate opens; later ones wait for the next opening.
 
 Rule: one FIFO before a gate, which is open in a step that starts with `open_at` or fewer running sequences, by
 default none. Then all who wait come in, in order, up to `max_num_seqs` and while KV for prompt and output cap is there,
@@ -69,12 +69,12 @@ class Gated(FirstCome):
         return Batch(self.group, chunks, sum(n for _, n in chunks)) if self.running else IDLE
 
     def repeat(self, batch: Batch, now_ns: int) -> bool:
-        # While all decode and nobody ends, the gate stays as it is, and so do the slots and blocks behind it.
+        # Until a sequence ends, the gate stays as it is, and so do the slots and blocks behind it.
         batch.again()
         return True
 
     def _let_in(self) -> str:
-        """Admits the waiting if the gate is open; returns what stops those who stay, "" if nobody does."""
+        """Admits the waiting if the gate is open; returns the reason why the rest stays, "" if none does."""
         if len(self.running) > self.config.open_at:
             return "gate"
         while self.waiting and len(self.running) < self.config.max_num_seqs:

@@ -1,4 +1,5 @@
-"""The running batch of a policy that runs whole batches to their end: nobody joins, KV is held until the last row ends.
+"""The running batch of a policy that runs whole batches to their end: no sequence joins, KV is held until the last row
+ends.
 
 Rows are prefilled in one step and then decode in lockstep. KV is reserved at the start: every row gets its prompt
 (the longest prompt of the batch under `padding: longest`) plus the largest output cap of the batch, less the last
@@ -181,7 +182,7 @@ class WholeBatches:
         return self.batch.num_running
 
     def repeat(self, batch: Batch, now_ns: int) -> bool:
-        """True after any decode step: the reserved KV needs no growth and nobody joins."""
+        """True after any decode step: the reserved KV needs no growth and no sequence joins."""
         batch.again()
         return True
 

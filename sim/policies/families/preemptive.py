@@ -2,8 +2,8 @@
 
 Rule: the head of a strict queue comes in when a slot, budget and blocks for its known tokens (with what the decodes
 need next and a watermark to spare) are there. Decodes take blocks as they grow; if those run out, a victim leaves: its
-KV is dropped and computed again, or moved to host memory. The swapped return before anybody new; a step that preempts
-for blocks admits nobody. `preempt_after`: a head that waited that long takes, in that very step, the place of less
+KV is dropped and computed again, or moved to host memory. The swapped return before new ones; a step that preempts for
+blocks admits none. `preempt_after`: a head that waited that long takes, in that very step, the place of less
 important running ones, if that lets it in. Only the head does so. `order` as in the continuous family.
 Source: paged KV, recompute or swap of the latest arrivals, watermark: vLLM (Kwon et al., SOSP 2023).
 Simplifies: prompts hold all their blocks from admission on; swaps are whole sequences. `srpt` orders the queue only.
@@ -133,7 +133,7 @@ class Preemptive:
         )
 
     def repeat(self, batch: Batch, now_ns: int) -> bool:
-        # A blocked head stays blocked while nobody ends: slots and budget do not change, and the blocks to spare (those
+        # A blocked head stays blocked until one ends: slots and budget do not change, and the blocks to spare (those
         # free less those due in this step) only shrink. So does what victims could free, once a head is due.
         if batch.preempted or batch.swap_in:
             return False
@@ -166,7 +166,7 @@ class Preemptive:
     def _make_way(self, step: _Step, now_ns: int) -> Sequence | None:
         """The head that has waited `preempt_after` and, its victims preempted, can now come in; None if there is none.
 
-        Preempts the fewest, least important and newest first, and nobody if even all of them would not do.
+        Preempts the fewest, least important and newest first, and none if even all of them would not suffice.
         """
         head = self._foremost()
         if head is None or self._due_at(head) > now_ns:

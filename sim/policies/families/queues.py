@@ -1,6 +1,6 @@
 """Strict queues of waiting sequences: only the head may be taken, and a preempted sequence is put back.
 
-`entries` is one object for a queue's whole life, empty where nobody waits: what is asked at every step is asked of it.
+`entries` is one object for a queue's whole life, falsy when empty: schedulers test it at every step.
 """
 
 from __future__ import annotations

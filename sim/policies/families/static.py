@@ -1,9 +1,9 @@
-"""Static batching: wait for a full batch, pad it, run it until its longest output ends; nobody joins meanwhile.
+"""Static batching: wait for a full batch, pad it, run it until its longest output ends; no request joins meanwhile.
 
 Rule: one FIFO. An idle engine starts when `batch_size` requests wait, or fewer that fill the KV; without
 `wait_for_full` with whatever waits. The wait is bounded by `max_wait` of the oldest, and a drained run flushes it. A
 batch takes the oldest requests until KV is short. With `group_by_length` it takes the oldest one and those of nearest
-prompt length among all that wait: the oldest always goes, so nobody starves. Responses go out whole at the batch's
+prompt length among all that wait: the oldest always goes, so no request starves. Responses go out whole at the batch's
 end, or under `respond: row_end` as a stream that closes with its row. Padding and KV: see `padded_batch.py`.
 Source: request-level batching as in FasterTransformer and in `generate` of Hugging Face; the baseline of Yu et al.,
 Orca (OSDI 2022), section 3. With `reserve_tokens` it is Vidur's `faster_transformer`, its leak of blocks fixed.

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from batchsim.base.ranges import Range
 
 MAX_DRAFTS = 64
-"""The most draft tokens a step: far above what anybody verifies."""
+"""The most draft tokens a step: far above what engines verify."""
 Probability = Annotated[float, Range(0, 1)]
 Law = Probability | tuple[Probability, ...]
 """Draft tokens accepted: one number, the probability of each draft where those before it are right; or for each

@@ -2,7 +2,7 @@
 
 Rule: request-level batching. When the last batch is over, what waits comes in, oldest first, up to `batch_size_cap` and
 while KV slots of `max_tokens_per_request` tokens are free. One step computes all prompts, then all decode until the
-last has ended; those that end earlier leave the compute, their KV is held to the end of the batch. Tokens stream.
+last has ended; sequences that end earlier leave the compute, their KV is held to the end of the batch. Tokens stream.
 Source: vidur/scheduler/replica_scheduler/faster_transformer_replica_scheduler.py, whose `on_batch_end` frees only the
 last members: without the fix one request a batch is left to run. Equal to a recording of it (`batchsim conform`).
 This is `static` with `wait_for_full: false, padding: none, finished_rows: drop, respond: row_end` and fixed slots.

@@ -2,8 +2,8 @@
 
 Rule: requests in order of arrival, `batch_size` to a batch. Prompts are padded on the left to the longest of the batch;
 one step computes them, then every row decodes, ended ones on as padding, until the last row has its end-of-sequence
-token or its cap. Nobody joins, nothing streams: all answers return when the batch is over. With `wait_for_full` a batch
-is filled first, as a pipeline's data loader does it, the last one flushed; without, `generate` gets what waits.
+token or its cap. No request joins, nothing streams: all answers return when the batch is over. With `wait_for_full` a
+batch is filled first, as a pipeline's data loader does it, the last one flushed; without, `generate` gets what waits.
 Simplifies: `generate` has one `max_new_tokens` a batch, here each row stops at its own cap; its cache grows and the
 process dies when memory is out, here KV for the padded batch is reserved and a batch that does not fit is cut.
 This is `static` with its default padding, rows and responses.

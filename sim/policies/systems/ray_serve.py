@@ -72,7 +72,7 @@ class RayServe(WholeBatches):
         self.config = config
         self.loop = _Loop(config)
         self.outside: dict[Sequence, None] = {}  # at the proxy
-        self.failed: dict[Sequence, None] = {}  # too large for any batch, not told yet
+        self.failed: dict[Sequence, None] = {}  # too large for any batch, not reported yet
         self._ongoing = 0  # at the replica: not answered yet
         self._left = 0  # of these, gone at `_left_ns`, the last step boundary, before what arrived since is let in
         self._left_ns = 0
@@ -131,7 +131,7 @@ class RayServe(WholeBatches):
         self._left_ns = now_ns
 
     def _let_in(self) -> None:
-        """Lets requests at the proxy take the places of those that have left the replica."""
+        """Admits requests at the proxy to the places of requests that have left the replica."""
         if self._left:
             self._ongoing -= self._left
             self._left = 0

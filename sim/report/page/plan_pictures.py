@@ -95,7 +95,7 @@ def _size(row: Row) -> int:
 
 
 def _kinds_of_marks(rows: list[Row]) -> list[Line2D]:
-    """The legend's lines on marks that are open, and on those that are small, where there are some."""
+    """The legend's lines on open marks, and on small ones, where there are some."""
     kinds = {"open: not shown to hold": _SIZE}
     if any(one_seed_alone(row) for row in rows):
         kinds["small: one seed alone, no interval"] = _SMALL
@@ -158,7 +158,7 @@ def _together(rows: list[Row], offered: float) -> list[list[Row]]:
 
 
 def _asides(count: int) -> list[float]:
-    """How far in points so many marks at one place are moved aside, to be seen each."""
+    """Offsets in points of `count` marks at one place, so that each is visible."""
     return [(i - (count - 1) / 2) * _SIZE for i in range(count)]
 
 

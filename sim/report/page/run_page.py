@@ -85,8 +85,8 @@ def run_sections(results: Results, load: float, pictures: Sequence[str] = ()) ->
 
 
 def decision(results: Results, load: float) -> list[Sentence]:
-    """Which policy sustains the most within the SLO, and what of each is sure; what requests get at `load`; what that
-    rests on."""
+    """Sentences: the policy that sustains the most within the SLO, and how sure that is; what requests get at `load`;
+    the assumptions."""
     sure: Sentence = [f"That is of {seeds_text(results)}; ± is half a 95 % interval over seeds. The error of the step"]
     sure += [" costs is in no interval: the assumptions say what is known of it."]
     every = [(sweep, decided(results, sweep)) for sweep in sweeps(results)]
@@ -111,7 +111,7 @@ def _untold(name: str, every: Sequence[Decision]) -> list[Sentence]:
 
 
 def _who_sustains(results: Results, held: list[PolicyCurve], most: Mapping[str, float]) -> Sentence:
-    """The first sentence; `held` are the policies that meet the SLO somewhere, those that sustain the most first,
+    """The first sentence; `held` are the policies that meet the SLO somewhere, ordered by the load that they sustain,
     `most` the highest load of each."""
     name, objective = load_name(results), results.manifest["objective"]
     level = [sweep for sweep in held if not name or most[sweep.policy] == most[held[0].policy]]

@@ -156,7 +156,7 @@ def numbers_mark(results: Results) -> str:
 LANE_INCH, LANES_INCH = 0.2, 0.75
 """Inches: height of one lane, and of the margins around all lanes."""
 FEWEST = 3
-"""Fewest tested loads of a policy from which the shape of its curve can be told."""
+"""Fewest tested loads of a policy from which the shape of its curve is described."""
 
 _THICK, _SHADE = 5.5, 0.35
 LANE_MARKS = (

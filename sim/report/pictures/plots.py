@@ -154,8 +154,8 @@ def lacking(results: Results) -> list[str]:
 
 def write_pictures(results: Results, load: float | None = None) -> list[Path]:
     """Writes a run's pictures into its folder and returns their paths: those of every run, one more where single
-    requests have an SLO, where a key is varied, where a policy runs with and without drafts, where replicas come; but
-    those that are `lacking`.
+    requests have an SLO, where a key is varied, where a policy runs with and without drafts, where replicas come;
+    without the `lacking` ones.
 
     Pictures of a single point show the first seed at `load`, by default the load that `load_to_show` gives.
     """

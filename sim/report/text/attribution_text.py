@@ -75,7 +75,7 @@ def overview_text(results: Results, found: dict[str, Any]) -> str:
 
 
 def _values(records: Records, name: str) -> Ns:
-    """The latency `name` of each request in ns; infinite of those that did not finish, NaN where it does not apply."""
+    """The latency `name` of each request in ns; inf for unfinished ones, NaN where it does not apply."""
     finished = np.array([OUTCOME_NAMES[int(code)] == "finished" for code in records.requests["outcome"]])
     of = LATENCIES[name].of
     assert of is not None, "one value a request"

@@ -51,8 +51,8 @@ def report(found: EngineFit) -> str:
 
 
 def terms_lines(found: EngineFit, of: str) -> list[str]:
-    """The heading, the notes, and the terms with their intervals and shares `of` what was measured; which of them
-    cannot be told apart."""
+    """The heading, the notes, and the terms with their intervals and shares `of` the measured time; the pairs of terms
+    that cannot be separated."""
     heading = (
         f"{found.setup.scenario.name} · {', '.join(spec.name for spec in found.specs)} · {found.fitted.cost.describe()}"
     )

@@ -101,7 +101,7 @@ def _played(name: str, trace: Played, draws: Sequence[Played]) -> str:
 
 
 def verdict(check: LoadCheck) -> str:
-    """Whether the fit may stand for the trace at a load, and if not what of it is to blame."""
+    """Verdict: fit and trace agree within bounds, or the statistic that differs."""
     at = f"at {100 * check.share:g} %"
     if check.holds:
         return f"{at} the trace's P99 TTFT is one that the fit draws"

@@ -87,7 +87,7 @@ def _example(engine: Engine) -> str:
 
 
 def _after_head(line: str, engine: Engine, reader: _Reader) -> list[str]:
-    """The words after the program's name; assignments before it are told to `reader`."""
+    """The words after the program's name; assignments before it go to `reader`."""
     try:
         found = shlex.split(re.sub(r"\\\s*\n", " ", line), comments=True)
     except ValueError as error:

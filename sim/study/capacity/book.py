@@ -27,9 +27,11 @@ _ROUNDING = 0.05  # of the largest margin: keeps the logarithm of no misses at a
 
 @dataclass(frozen=True)
 class Trial:
-    """One seed at one load: the margin of the objective, over how many requests, and whether the queue grew.
+    """Result of one seed at one load: the margin of the objective, the number of measured requests, and whether the
+    queue grew.
 
-    `is_share`: the margin is that of a share of the requests, not of a mean. No requests: nobody was left to measure.
+    `is_share`: the margin is that of a share of the requests, not of a mean. `requests` 0: no request could be
+    measured.
     """
 
     margin: float
@@ -110,8 +112,8 @@ class Capacity:
 
 
 def probes(book: Book, num_seeds: int | None = None, *, without: int | None = None) -> list[Probe]:
-    """Every load from the lowest up at which somebody was measured; with `num_seeds`, of the first seeds alone and only
-    loads that have them all.
+    """Every load, ascending, with measured requests; with `num_seeds`, of the first seeds alone and only loads that
+    have them all.
 
     `without` leaves one of these seeds out.
     """
@@ -126,12 +128,12 @@ def probes(book: Book, num_seeds: int | None = None, *, without: int | None = No
 
 
 def unmeasured(book: Book) -> list[float]:
-    """The loads that were tried and at which no seed had anybody left to measure."""
+    """The tried loads at which no seed had measured requests."""
     return sorted(load for load, trials in book.items() if not any(trial.requests for trial in trials.values()))
 
 
 def most_margin(book: Book) -> float:
-    """The largest margin that any trial had, which at light load is that of nobody missing."""
+    """The largest margin that any trial had, which is approached at light load, where no request misses."""
     margins = [trial.margin for trials in book.values() for trial in trials.values() if trial.requests]
     return max(margins, default=0.0)
 

@@ -51,7 +51,8 @@ class Axis:
         return middle if low < middle < high else None
 
     def beyond(self, edge: float, strides: int, *, up: bool) -> float | None:
-        """The load above or below `edge` after so many strides that way; None at the axis's end, or after the last."""
+        """The load above or below `edge` after `strides` strides that way; None at the axis's end, or after the
+        last."""
         factors = (NEAR_UP if self.near else UP) if up else (NEAR_DOWN if self.near else DOWN)
         if strides >= len(factors):
             return None
@@ -148,7 +149,7 @@ def _missing(book: Book, loads: Iterable[float], num_seeds: int) -> list[tuple[f
 
 
 def _undecided_ends(book: Book, low: Probe, high: Probe, num_seeds: int, axis: Axis) -> list[float]:
-    """Loads to try next, below or above the bracket, where no probe with so many seeds is decided yet."""
+    """Loads to try next, below or above the bracket, where no probe with `num_seeds` seeds is decided yet."""
     known, wanted = {p.load: p for p in probes(book, num_seeds)}, []
     for end, factors in ((low, BELOW), (high, ABOVE)):
         beyond = [p for p in known.values() if (p.load <= end.load) == (end is low) or p.load == end.load]

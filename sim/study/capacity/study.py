@@ -48,7 +48,7 @@ QUICK = Effort(pilot=4, fewest=4, most=4, near=True, narrow=True)
 
 THINNED = 0.5  # of a trace: where it is looked whether seeds differ
 REASON_SEEDS = 3  # whose misses are explained
-AT_SHARE = 0.9  # of the capacity: where the engine's use is told
+AT_SHARE = 0.9  # of the capacity: where the engine's use is reported
 
 
 @dataclass
@@ -69,7 +69,7 @@ class PolicySearch:
         return [(self.setup, Point(self.spec, load, seed)) for load, seed in wanted]
 
     def take(self, load: float, seed: int, result: dict[str, Any]) -> None:
-        """Writes a trial into the book. ScenarioError where it has nobody to judge."""
+        """Writes a trial into the book. ScenarioError where the SLO applies to no request."""
         values = result["values"]
         if values["slo_margin"] is None:
             raise ScenarioError(
@@ -81,14 +81,14 @@ class PolicySearch:
         self.book.setdefault(load, {})[seed] = trial
 
     def measured(self, load: float) -> list[int]:
-        """The seeds of a load that had somebody to measure."""
+        """The seeds of a load with measured requests."""
         return [seed for seed in sorted(self.book[load]) if (load, seed) in self.results]
 
 
 def run_searches(cases: Sequence[PolicySearch], sweep: Sweep, *, tolerant: bool = False) -> None:
     """Fills the books, all cases side by side. A point that fails ends its case if `tolerant`, else everything.
 
-    ScenarioError where a case found nobody to measure at any load.
+    ScenarioError where a case has measured requests at no load.
     """
 
     def until_it_fails(case: PolicySearch) -> Generator[list[tuple[float, int]], None, None]:
@@ -115,7 +115,7 @@ def run_trials(
 ) -> None:
     """Runs trials and writes them into their books, the heaviest first so that parallel ones end together.
 
-    A seed with nobody to measure is a trial of no requests; if `tolerant`, it ends its case like a point that fails.
+    A seed without measured requests is a trial of no requests; if `tolerant`, it ends its case like a point that fails.
     """
     trials = [(case, load, seed) for case, pairs in wanted for load, seed in pairs]
     trials.sort(key=lambda trial: -trial[1])

@@ -62,7 +62,7 @@ class LineSearch:
 def find_loads(lines: Sequence[Line], sweep: Sweep) -> tuple[list[dict[str, Any] | Failed], dict[str, float]]:
     """Simulates every line over loads of its own; the results of all points, and saturation in requests/s by line.
 
-    ScenarioError where no saturation can be told, as under sessions.
+    ScenarioError where saturation is undefined, as under sessions.
     """
     rates = saturations(lines, sweep.home, jobs=sweep.jobs, force=sweep.force)
     searches = [LineSearch(line, rates[line.policy], 0.0) for line in lines]
@@ -149,8 +149,8 @@ def _gaps(tested: list[Tested], scale: float, count: int, can_grow: bool) -> lis
 
 
 def _weighed(tested: list[Tested], scale: float, can_grow: bool) -> dict[tuple[float, float], float]:
-    """The gaps between neighbouring loads, and beyond an end where the SLO is not crossed yet, or the queue grows
-    nowhere; what each is worth."""
+    """{(low, high): priority} of the intervals in which the next load may be placed: between neighbouring loads, and
+    beyond an end where the SLO is not crossed yet, or the queue grows nowhere."""
     loads = [point.load for point in tested]
     if not loads:
         return {}  # every point failed
@@ -191,7 +191,8 @@ def _axis(search: LineSearch) -> str:
 
 def _scale(search: LineSearch) -> float:
     """The saturation on the load axis: requests/s; factors of the trace's own rate; or, of a closed loop, the users at
-    which it would saturate if nobody waited for another (Denning and Buzen, 1978): rate × (E2E alone + thinking)."""
+    which it would saturate if no request waited for another (Denning and Buzen, 1978): rate × (E2E alone + thinking).
+    """
     line, rate_rps = search.line, search.saturation_rps
     if _axis(search) == "mean_rate":
         return rate_rps
@@ -211,14 +212,14 @@ def _scale(search: LineSearch) -> float:
 
 
 def _fewest_users(line: Line) -> int:
-    """The users of the lowest load: one, or as many as the policy waits for, without whom no batch would ever fill."""
+    """The users of the lowest load: one, or as many as the policy waits for, since no batch fills with fewer."""
     return max(spec.config.traits.waits_for or 1 for spec in line.specs)
 
 
 def saturations(lines: Sequence[Line], home: Path, *, jobs: int = 1, force: bool = False) -> dict[str, float]:
     """Requests/s that each line completes under overload, the best variant of its `best_of`; kept below `home`.
 
-    ScenarioError where it cannot be told.
+    ScenarioError where it is undefined.
     """
     runs = [(line, spec) for line in lines for spec in line.specs]
     files = []

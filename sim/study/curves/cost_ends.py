@@ -1,8 +1,8 @@
 """Which points of a run lie within their cost's error of saturation, or of the objective: both ends of it simulated.
 
 Steps that take f times as long at a load are, but for the length of the run, the same as steps that do not at f times
-that load. So only loads next to where the queue begins to grow, or to where the objective is lost, can be told
-differently by the two ends. From there the search goes on, away from that border, for as long as the first seed says
+that load. So only loads next to where the queue begins to grow, or to where the objective is lost, can be judged
+differently at the two ends. From there the search goes on, away from that border, for as long as the first seed says
 otherwise at the end that lies beyond it: one seed at one end for each policy where nothing is near, both ends of all
 seeds where a load is. No load is asked where an engine has more time to spare than the error takes.
 
@@ -70,8 +70,8 @@ class _Tested:
 def find_ends(
     found: Sequence[Result], lines: Sequence[Line], sweep: Sweep
 ) -> tuple[list[CostEnds], list[dict[str, Any]]]:
-    """The points among `found`, results of `lines`, that an end of their cost's error tells differently, at both; and
-    where that could not be simulated, with the reason: policy, load, reason."""
+    """The points among `found`, results of `lines`, that an end of their cost's error judges differently, simulated at
+    both ends; and a row (policy, load, reason) where that could not be simulated."""
     curves = [curve for line in lines if (curve := _tested(line, found)) is not None]
 
     def run(wanted: list[tuple[int, list[Trial]]]) -> None:

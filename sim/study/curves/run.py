@@ -40,7 +40,7 @@ def run_scenario(
     """Runs what is not there yet, writes summary.csv, points.csv and manifest.json, and returns the results.
 
     Points run on `jobs` processes, or on the Ray cluster at the address `ray`. With `precision` they get more seeds
-    than the scenario's where they need them. The manifest's `failed` lists those that failed; PointsFailed if all did.
+    than the scenario's where they need them. The manifest's `failed` lists failed points; PointsFailed if all failed.
     ScenarioError, before the first of them, where there would be more than `limits` allows.
     """
     started = time.monotonic()

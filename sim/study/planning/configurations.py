@@ -160,7 +160,7 @@ def ends(probe: GroupProbe | None) -> dict[str, float | None]:
 
 
 def output_tokens(planned: Planned, probe: GroupProbe) -> float:
-    """Mean output tokens of a request: as the trace says, or the mean of those drawn; of tasks those that came in the
+    """Mean output tokens of a request: the trace's, or the mean of the drawn ones; of tasks the output that came in the
     window, where any did, since some of their requests are needless and never sent."""
     if planned.demand.output_tokens is not None:
         return planned.demand.output_tokens

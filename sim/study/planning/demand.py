@@ -32,7 +32,7 @@ HOUR_S = 3600.0
 _PART_S = (60.0, 300.0, 900.0, HOUR_S)  # of which the shortest that makes at most MAX_PARTS is taken
 MAX_PARTS = 24
 _MINUTE_NS = 60 * NS_PER_S
-ONE_COPY = 2.0  # below so many copies of a trace the seeds hardly differ
+ONE_COPY = 2.0  # with fewer copies of a trace the seeds hardly differ
 _STEADY = PoissonArrivals | ConstantArrivals | GammaArrivals | WeibullArrivals
 
 
@@ -69,7 +69,7 @@ class Demand:
 
     `peak` is the load of its busiest window on the load axis, growth included; `window` names that window, `about` says
     more of it. `parts` make up one round of the traffic, which the month repeats; one part where all hours are alike.
-    `output_tokens` is the mean of a request where a trace tells it before anything is run.
+    `output_tokens` is the mean of a request where a trace has it before anything is run.
     """
 
     scenario: Scenario
@@ -126,8 +126,8 @@ class Demand:
         return None if self.slice_ns is not None else self.load(change)
 
     def judged_per_s(self, change: Variation) -> float | None:
-        """Of what objectives judge at least so many begin a second of the busiest window; None where a recording says
-        it."""
+        """Lower bound on the judged units (requests or tasks) that begin per second in the busiest window; None where a
+        recording determines it."""
         rps, tasks = self.stated_rps(change), self.scenario.file.workload.tasks
         return rps if rps is None or tasks is None or not self.judges_tasks else rps / tasks.num_requests
 

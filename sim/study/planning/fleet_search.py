@@ -11,7 +11,7 @@ from batchsim.study.planning.probe import PLANNED, Ask, Book, GpuGroup, GroupPro
 from batchsim.study.sweep.search import Bracket, Counts
 
 ONE_SEED_DECIDES = 4
-"""With so many seeds or fewer, one seed below the objective puts the lower end of the interval below it, whatever the
+"""With this many seeds or fewer, one seed below the objective puts the lower end of the interval below it, whatever the
 others show: of n values of which one is below a bound, the t-interval of the mean reaches below it for n up to 4."""
 
 FIRST_GUESS = 0.6  # of a replica's saturation: bursts take the rest; only where the search starts depends on it

@@ -1,12 +1,12 @@
 """The cheapest configuration that holds, by successive halving: short looks rule out, long ones decide.
 
-A configuration is a price a replica. A **look** at so many of its replicas says whether they may still hold; one of the
-last rung says whether they do. What a look rules out is true of longer ones too (`hopeless`), so a configuration's
-fewest replicas that are not ruled out times its price is what it costs at least, and nothing is ever ruled out that
-costs less than what was chosen. Of configurations that cost the same at least, the first parts by margin go on; the
-rest wait, and are looked at again where nothing decided is as cheap as they may be.
+A configuration is a price a replica. A **look** simulates a number of its replicas and says whether they may still
+hold; one of the last rung says whether they do. What a look rules out is true of longer ones too (`hopeless`), so a
+configuration's fewest replicas that are not ruled out times its price is what it costs at least, and nothing is ever
+ruled out that costs less than what was chosen. Of configurations that cost the same at least, the first parts by margin
+go on; the rest wait, and are looked at again where nothing decided is as cheap as they may be.
 
-Nothing here simulates: whoever runs the looks answers with a `Look` each.
+Nothing here simulates: the caller runs the looks and answers with a `Look` each.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ class Halving:
         self._narrow(most, 0, "looks" if self.ceiling < math.inf else "limit")
 
     def _narrow(self, first: dict[int, int], most: int, why: str) -> None:
-        """Finds, side by side, the fewest replicas that are not ruled out, from those of the `first` look on: further
-        up to `most`, where all are ruled out; who is ruled out there is so by `why`."""
+        """Finds, side by side, the fewest replicas that are not ruled out, from the numbers of the `first` look up to
+        `most`; a configuration ruled out there gets the reason `why`."""
         brackets = {i: Bracket[int](Counts(1, max(number, most), number), low=0) for i, number in first.items()}
         wanted = dict(first)
         while wanted:
@@ -139,12 +139,12 @@ class Halving:
         self._look(0, {i: bracket.high for i, bracket in brackets.items() if bracket.high and not self.states[i].out})
 
     def _best(self, configurations: Iterable[int]) -> list[int]:
-        """The first part of those that are not ruled out, the cheapest first; the others wait."""
+        """The cheapest share KEPT of the configurations that are not ruled out; the others wait."""
         order = sorted((i for i in configurations if not self.states[i].out), key=self._order)
         return order[: max(FEWEST, math.ceil(KEPT * len(order)))]
 
     def _climb(self, configurations: list[int], rung: int) -> list[int]:
-        """Looks at them on a rung, with one replica more where they are ruled out; those that are left."""
+        """Looks at them on a rung, with one replica more where they are ruled out; returns the ones left."""
         todo = [i for i in configurations if not self.states[i].out and self.states[i].held is None]
         while todo:
             found = self._look(rung, {i: self.states[i].replicas for i in todo})
@@ -152,7 +152,7 @@ class Halving:
         return [i for i in configurations if not self.states[i].out]
 
     def _decide(self, configurations: list[int]) -> None:
-        """Decides, the cheapest first, those that may cost no more than what holds already.
+        """Decides, the cheapest first, the configurations that may cost no more than one that holds already.
 
         Where replicas are too few, the next looks leave ever more out, then halve what is between: an objective so
         patient that short looks rule nothing out is not climbed to by single replicas.
@@ -190,7 +190,7 @@ class Halving:
         return max(state.replicas, min(wanted, self._affordable(state.price)))
 
     def _cheaper(self) -> list[int]:
-        """The next of those that wait although they may cost less than what holds, the cheapest first."""
+        """The next waiting configurations that may cost less than one that holds, the cheapest first."""
         waiting = [
             i
             for i, state in enumerate(self.states)
@@ -207,7 +207,7 @@ class Halving:
         return round(self.states[i].cost, 9), -self.states[i].margin, i
 
     def _more(self, i: int, more: int = 1) -> bool:
-        """Takes so many replicas more, which it needs at least; True where that rules the configuration out."""
+        """Adds `more` replicas, which the configuration needs at least; returns whether that rules it out."""
         state = self.states[i]
         if state.out:
             return True

@@ -223,8 +223,8 @@ def _for_a_guess(setup: Setup) -> Setup:
 
 
 def _peak_rps(setup: Setup) -> tuple[float, bool]:
-    """Requests a second of the busiest window, and whether these are all; of sessions they are those that begin, which
-    only moves where a search starts."""
+    """Requests per second of the busiest window, and whether that counts all of them: of sessions it counts first
+    requests, which only moves where a search starts."""
     workload = setup.workload(setup.scenario.loads[0], 0)
     start_ns, end_ns = workload.window_ns
     if isinstance(workload, OpenWorkload):
@@ -306,8 +306,8 @@ def _look_around(planned: Planned, holding: list[int], best: int, parts: Sequenc
 
 
 def _turn(book: Book, searched: Searched, winner: int, limit: int) -> dict[tuple[int, str], Found]:
-    """What the winner needs where the traffic or the objectives are others; then, of its contenders, those that hold
-    for no more than that costs."""
+    """The replicas of the winner under each variation of traffic or objectives, and of the contenders that hold at no
+    higher cost, by (index, variation)."""
     names, group = list(TURNED), searched.group(winner)
     own = dict(zip(names, drive(book, [smallest(book, group, limit, TURNED[name]) for name in names]), strict=True))
     asked: dict[tuple[int, str], Search[Found]] = {}

@@ -1,4 +1,5 @@
-"""The recommended group as a Kubernetes manifest: a Deployment of so many replicas, and a Service before them."""
+"""The recommended group as a Kubernetes manifest: a Deployment with its number of replicas, and a Service before
+them."""
 
 from __future__ import annotations
 

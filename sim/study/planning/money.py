@@ -30,7 +30,7 @@ def tokens_per_month(peak_rps: float, mean_share: float, output_tokens: float) -
 
 
 def tier_replicas(counts: Sequence[int | None]) -> list[int]:
-    """Replicas that hold each class and the more important ones, from those that searches found for each such set.
+    """Replicas that hold each class and the more important ones, from the search results of each such set.
 
     A group that holds more classes holds these as well, so each count is the least of its own and of all that follow:
     the counts never fall, and what a class adds is never negative. `counts` has

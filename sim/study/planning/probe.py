@@ -206,7 +206,7 @@ class Book:
             return Setup.of(changed(scenario, texts))
         except (ScenarioError, CalibrationError) as error:
             message = str(error)
-            for text in texts:  # nobody wrote them
+            for text in texts:  # not written by the user
                 message = message.removeprefix(f"--set {text}: ")
             hint = " Here that is kv_tokens of that GPU." if "kv: tokens" in message else ""
             where = scenario.places.get("plan", scenario.source)

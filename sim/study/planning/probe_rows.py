@@ -19,7 +19,7 @@ from batchsim.study.planning.probe import Ask, GroupProbe
 @dataclass(frozen=True)
 class AskedLatency:
     """A bound of an objective: `limit_s`, which `share` of the requests must keep, and the column of the probes, called
-    `title`, that tells the percentile of as many."""
+    `title`, that has this percentile."""
 
     column: str
     title: str

@@ -42,7 +42,8 @@ def search_tables(planned: Planned) -> dict[str, list[Row]]:
 
 
 def _rungs(planned: Planned, searched: Searched) -> list[Row]:
-    """A row a rung. Who entered it, less who was ruled out there and who waits, entered the next."""
+    """A row per rung. Configurations that entered it, less the ones ruled out there and the waiting ones, entered the
+    next."""
     rows = []
     fates = [_fate(state) for state in searched.halving.states]
     for i, part in enumerate(searched.parts):
@@ -78,7 +79,7 @@ def _told_rung(number: int, is_last: bool) -> str:
 
 
 def _order(searched: Searched) -> list[int]:
-    """The configurations, the winner first, then by what they cost at least; those that cannot be built last."""
+    """The configurations, the winner first, then by their least cost; infeasible ones last."""
     states = searched.halving.states
     return sorted(
         range(len(states)),
@@ -87,8 +88,8 @@ def _order(searched: Searched) -> list[int]:
 
 
 def _configurations(searched: Searched) -> list[Row]:
-    """A row a configuration, each with a name of its own: of those that as one replica are the same group, whatever
-    the router, all but the first keep it in their name, and `twin` says so."""
+    """A row per configuration, each with a unique name. Configurations that differ by router alone are one group as a
+    single replica: all but the first keep the router in their name, and are marked `twin`."""
     rows: list[Row] = []
     seen: set[GpuGroup] = set()
     for i in _order(searched):

@@ -1,8 +1,8 @@
 """The search of a plan whose `free` leaves something to choose: every configuration looked at, the best few named.
 
 What a short look shows holds for the whole window, since its requests are the first of the long run's, under the same
-seed: a request that misses its objective in the first sixth of the window misses it in the whole one too. So many
-misses that the rest of the window, without any, could not make up for them rule a group out; nothing else does.
+seed: a request that misses its objective in the first sixth of the window misses it in the whole one too. Misses that
+the rest of the window, without any, could not make up for rule a group out; nothing else does.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ OTHERS = 2  # other kinds of GPU whose best configuration is judged beside the w
 
 @dataclass(frozen=True)
 class Searched:
-    """What the search came to. `halving.states` has every configuration in the order of the space's; `best` is the
-    index of the cheapest that holds, None where none does; `parts` are the looks' parts of the window, the last one
-    with all seeds. `finalists` are the indices of those that the plan goes on with, `contenders` of those that are
-    judged anew where traffic or objectives are others: the finalists but the winner, and the next best."""
+    """Result of the search. `halving.states` has every configuration in the order of the space's; `best` is the index
+    of the cheapest that holds, None where none does; `parts` are the looks' parts of the window, the last one with all
+    seeds. `finalists` are the indices of the configurations in the plan, `contenders` of the ones judged anew under
+    other traffic or objectives: the finalists but the winner, and the next best."""
 
     space: Space
     halving: Halving

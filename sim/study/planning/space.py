@@ -28,8 +28,8 @@ class Space:
 
 
 def space_of(scenario: Scenario) -> Space:
-    """The configurations of the scenario's plan. ScenarioError, with the place of `plan`, for a name that nobody has, a
-    value that its owner refuses, or more configurations than can be told apart in a report."""
+    """The configurations of the scenario's plan. ScenarioError, with the place of `plan`, for an unknown name, a value
+    that its config refuses, or more configurations than a report can show."""
     plan = scenario.file.plan
     assert plan is not None and plan.free is not None, "asked of plans that search"
     free = dict(plan.free)

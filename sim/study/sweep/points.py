@@ -118,7 +118,8 @@ class Sweep:
                 self._lock = lock_folder(self.home)
 
     def check_size(self, points: int, largest: Iterable[tuple[Setup, float]], where: str) -> None:
-        """ScenarioError, before anything runs, if so many points, or the `largest` by setup and load, are too much."""
+        """ScenarioError, before anything runs, if the number of `points`, or the memory of the `largest` by setup and
+        load, is too large."""
         check_size(points, largest, jobs=self.jobs if self.ray is None else 1, limits=self.limits, where=where)
 
     def _attempt(self, wanted: Sequence[tuple[Setup, Point]], may_be_empty: bool) -> list[dict[str, Any] | Failed]:

@@ -91,7 +91,7 @@ def _connect(address: str) -> tuple[Any, bool]:
 
 
 def _check_reachable(target: str) -> None:
-    """ScenarioError if nobody listens at `host:port`: Ray itself would try for a minute and end the process."""
+    """ScenarioError if no process listens at `host:port`: Ray itself would try for a minute and end the process."""
     host, colon, port = target.removeprefix("ray://").rpartition(":")
     if not colon:
         if target != AUTO:

@@ -20,7 +20,7 @@ class Axis(Protocol[N]):
     """The numbers that can be tried."""
 
     def beyond(self, edge: N, strides: int, *, up: bool) -> N | None:
-        """The number to try beyond `edge` after so many strides that way; None at the axis's end."""
+        """The number to try beyond `edge` after `strides` strides that way; None at the axis's end."""
         ...
 
     def between(self, low: N, high: N) -> N | None:

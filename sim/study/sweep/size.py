@@ -1,4 +1,4 @@
-"""What a sweep will cost, estimated before it runs: how many points, and the memory of those that run at a time."""
+"""Size of a sweep, estimated before it runs: the number of points, and the memory of concurrent ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BLOCK_BYTES = 52
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of a sweep: its simulations, and the bytes of those that run on this machine at a time; None: no bound."""
+    """Bounds of a sweep: its simulations, and the bytes of the concurrent ones on this machine; None: no bound."""
 
     points: int = MAX_POINTS
     memory_bytes: int | None = None

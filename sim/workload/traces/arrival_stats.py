@@ -72,10 +72,10 @@ def describe_arrivals(arrival_ns: Ints) -> ArrivalStats:
 
 
 def rate_change(arrival_ns: Ints) -> RateChange | None:
-    """How the rate changes over the time of sorted arrivals; None where it may be steady, or they are too few to tell.
+    """How the rate changes over the time of sorted arrivals; None where it may be steady, or they are too few to judge.
 
-    Counts of parts are compared by their dispersion, in units of that of finer parts from each to the next, which tells
-    bursts and no trend.
+    Counts of parts are compared by their dispersion, in units of that of finer parts from each to the next, which
+    measures bursts and no trend.
     """
     parts = min(_PARTS, len(arrival_ns) // _ARRIVALS_A_PART)
     if parts < _FEWEST or arrival_ns[0] == arrival_ns[-1]:

@@ -56,7 +56,7 @@ class _Format:
     hash_block_tokens: int | None = None
 
 
-# A file is of the first format whose three columns it has, but for those that share their names.
+# A file is of the first format whose three columns it has, except formats that share their names.
 _FORMATS: dict[str, _Format] = {
     "azure": _Format(Columns(arrival="TIMESTAMP", prompt="ContextTokens", output="GeneratedTokens"), "iso"),
     "burstgpt": _Format(Columns(arrival="Timestamp", prompt="Request tokens", output="Response tokens"), "s"),

@@ -1,4 +1,4 @@
-"""What a row of a log tells beside its arrival and lengths: class, tenant, session, status, measured latencies."""
+"""Columns of a log beside arrival and lengths: class, tenant, session, status, measured latencies."""
 
 from __future__ import annotations
 

@@ -36,7 +36,8 @@ _INPUT, _OUTPUT = "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens"
 
 @dataclass(frozen=True)
 class Form:
-    """A nested form: its name, what tells it, and what makes its `Flatten`, anew for every reading of a file.
+    """A nested form: its name, its distinguishing keys (`told_by`), and what makes its `Flatten`, anew for every
+    reading of a file.
 
     `columns` are those of its rows, with times in ns; `block_tokens` the tokens of a hash id, None where it has none.
     """
@@ -75,7 +76,7 @@ def form_of(first: Mapping[str, object], names: set[str]) -> Form | None:
 def flattened(lines: Iterable[Row], flatten: Flatten, *, as_recorded: bool = False) -> Iterator[Row]:
     """The rows of records; a record that cannot be read stays as its error, for the reader to report with its place.
 
-    With `as_recorded` so does one with a row that tells no time of its own, only when it came after an answer.
+    With `as_recorded` so does one with a row without a time of its own, which came after an answer.
     """
     for number, raw in lines:
         try:

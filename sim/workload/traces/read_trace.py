@@ -117,7 +117,7 @@ def _cut_by_rows(source: TraceSource, layout: Layout, config: TraceConfig, trace
         for index, (_, raw) in enumerate(lines):
             if config.rows[0] <= index < config.rows[1]:
                 continue
-            with suppress(ValueError):  # a row that cannot be read is of no task, and nobody asked for it
+            with suppress(ValueError):  # a row that cannot be read has no task, and need not have one
                 left_out.add(str(decode(raw)[1]).strip())
     return cut_note(len(kept & left_out), "trace.rows")
 

@@ -33,7 +33,7 @@ class Columns(Config):
     `acceptance` the one with the probability, from 0 to 1, that a draft token for the request is right where those
     before it are. `request_class`, `tenant` and `session` name texts, `priority` and `turn` whole numbers, `deadline`
     the time after sending at which the client is gone, `ttft` and `e2e` what the recorded engine took (all in
-    `duration_unit`; empty or 0: not told), `status` how the request ended. A
+    `duration_unit`; empty or 0: unknown), `status` how the request ended. A
     row waits for the turn before it of its session, or for the rows whose `id` its `parent` holds: one, or several as a
     JSON list; empty or -1: for none. `delay` is how long after their answers it is sent. Rows of the same `task` are
     one task, done when its last request is; empty: of none. It may be the column of the session too.
@@ -123,11 +123,11 @@ class RateScale(Config):
 class TraceConfig(Config):
     """A trace file and what is done to its rows.
 
-    `time_unit` is needed with `columns.arrival` and where a file's unit cannot be told. `rows` is `[start, stop)` of
-    the file's data rows; `time` is `[from, to)` after the earliest arrival. `jitter` spreads the arrivals of a coarse
-    clock over this interval. `zero_lengths`: rows with 0 tokens are dropped, refused, or, where the prompt is not
-    empty, given one output token (`prefill_only`). `on_broken` is also for rows whose times lie a year or more from
-    those of most, as a 0 among epoch times does. `sha256` is of the uncompressed content; `fetch` says where the
+    `time_unit` is needed with `columns.arrival` and where a file's unit cannot be recognised. `rows` is `[start, stop)`
+    of the file's data rows; `time` is `[from, to)` after the earliest arrival. `jitter` spreads the arrivals of a
+    coarse clock over this interval. `zero_lengths`: rows with 0 tokens are dropped, refused, or, where the prompt is
+    not empty, given one output token (`prefill_only`). `on_broken` is also for rows whose times lie a year or more from
+    most others, as a 0 among epoch times does. `sha256` is of the uncompressed content; `fetch` says where the
     file is to be had. `prefix` says whether equal `hash_ids` make prompts share their beginnings: `auto` where the
     trace has them, `hash_ids` demands them, with `ignore` no prompt shares anything. `hash_id_block_size` is the tokens
     an id stands for, by default the format's: 512 of mooncake and guidellm, 16 of qwen. `duration_unit` is that of the

@@ -127,7 +127,7 @@ class _Unpacked(io.RawIOBase):
 
 
 def _open(path: Path) -> BinaryIO:
-    """The uncompressed bytes of `path`; gzip is told by its magic number, not by the name."""
+    """The uncompressed bytes of `path`; gzip is recognised by its magic number, not by the name."""
     file = open_file(path)
     magic = file.read(2)
     file.seek(0)

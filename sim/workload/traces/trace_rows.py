@@ -14,10 +14,10 @@ UNUSED_HASH_IDS = "hash_ids not used: prompts that are not the trace's own, in i
 
 @dataclass(frozen=True)
 class HashIds:
-    """Which blocks of `block_tokens` tokens the prompts of a trace's rows are made of, equal ids being equal text.
+    """The blocks of `block_tokens` tokens that make up the prompts of a trace's rows; equal ids are equal text.
 
-    Row i has `ids[starts[k]:starts[k + 1]]` with k = `rows[i]`. `copies[i]` tells rows of the same trace laid over
-    itself apart: their ids are raised by as many times `span`, so that copies share nothing.
+    Row i has `ids[starts[k]:starts[k + 1]]` with k = `rows[i]`. `copies[i]` numbers the copies of a trace laid over
+    itself: their ids are raised by as many times `span`, so that copies share nothing.
     """
 
     block_tokens: int
@@ -73,10 +73,10 @@ class TraceRows:
     """The usable rows of a trace, in arrival order; all columns of one length.
 
     `arrival_ns` counts from the first row, or is None where the trace has no times. `hash_ids` is None where the trace
-    does not say what its prompts share, or was not asked; `acceptance` is the probability that a draft token for the
-    request is right where those before it are, None likewise. `notes` says, a line each, what was dropped, changed or
-    left unused, with counts. `labels` has what else the rows tell, by role (`trace_config.LABELS`): texts as indexes
-    into `texts[role]`, durations in ns with -1 where not told, and -1 for the `task` of a row that is of none;
+    does not have the blocks of its prompts, or they were not read; `acceptance` is the probability that a draft token
+    for the request is right where those before it are, None likewise. `notes` says, a line each, what was dropped,
+    changed or left unused, with counts. `labels` has the other columns, by role (`trace_config.LABELS`): texts as
+    indexes into `texts[role]`, durations in ns with -1 where unknown, and -1 for the `task` of a row without one;
     `recorded` is `arrival_ns` as the log has it, of rows that wait for others.
     """
 
@@ -113,7 +113,7 @@ class TraceRows:
 
     @property
     def class_counts(self) -> dict[str, int]:
-        """How many rows each class has, by name, of those that have any; {} where the rows tell no classes."""
+        """{class name: number of its rows, if any}; {} where the rows have no classes."""
         if "request_class" not in self.labels:
             return {}
         names = self.texts["request_class"]

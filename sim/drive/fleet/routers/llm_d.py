@@ -2,17 +2,16 @@
 
     queue            (most waiting − waiting) / (most − least waiting) over replicas; 1 for all where they are equal
     kv_utilisation   the share of KV blocks that are free
-    prefix           the share of the prompt's full blocks, of at most `max_prefix_blocks`, sent there before, as far as
-                     the `lru_capacity` blocks last sent to that replica tell
+    prefix           the share of the prompt's full blocks, of at most `max_prefix_blocks`, that are among the
+                     `lru_capacity` blocks last sent to that replica
 
 What engines report is read every `metrics_interval`: requests sent since are not seen. Of equals one is drawn by the
 request's id.
 
 Source: queue-scorer, kv-cache-utilization-scorer, prefix-cache-scorer and max-score-picker of
 kubernetes-sigs/gateway-api-inference-extension (pkg/epp/scheduling/framework/plugins, 02308be3 and 00913f92), which
-llm-d builds on; there blocks are 64 characters, here `block_tokens` tokens. Prompts that share nothing with anybody
-take no place among the blocks. Weights are those of its default configuration; metrics are refreshed every 50 ms by
-default.
+llm-d builds on; there blocks are 64 characters, here `block_tokens` tokens. Prompts that share no tokens take no place
+among the blocks. Weights are those of its default configuration; metrics are refreshed every 50 ms by default.
 """
 
 from __future__ import annotations

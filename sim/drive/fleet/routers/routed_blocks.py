@@ -10,7 +10,7 @@ from batchsim.kv.block_keys import keys_of
 
 
 def prompt_keys(request: Request, block_tokens: int, most: int | None = None) -> Sequence[int]:
-    """The keys of the first full blocks of a prompt, at most `most`; none where it shares no tokens with anybody."""
+    """The keys of the first full blocks of a prompt, at most `most`; none where it shares no tokens."""
     if request.tokens is None:
         return ()
     count = request.prompt_tokens // block_tokens

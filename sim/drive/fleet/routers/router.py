@@ -1,4 +1,4 @@
-"""What a router is asked and told, and what several of them keep."""
+"""Protocols of routers, by what they observe of the replicas, and state that several routers keep."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from batchsim.drive.fleet.scaling.autoscaler import EngineLoad
 from batchsim.kernel.types import Request
 
 Stage = Literal["prefill", "decode", "both"]
-"""What of a request a replica is to compute: its prompt and first token, the tokens after that, or all of it."""
+"""The part of a request that a replica computes: its prompt and first token, the tokens after that, or all of it."""
 
 
 class Router(Protocol):
@@ -22,9 +22,9 @@ class Router(Protocol):
         ...
 
     def answered(self, request: Request, stage: Stage, replica: int) -> None:
-        """Told, before the next dispatch, that `request`, dispatched for `stage`, is no longer at `replica`: it was
-        answered, handed over, or lost with the replica. Which of two replicas' of one ns it hears of first is the same
-        in every run, and must not matter to it."""
+        """Called, before the next dispatch, when `request`, dispatched for `stage`, is no longer at `replica`: it was
+        answered, handed over, or lost with the replica. The order of calls for two replicas at one ns is the same in
+        every run, and must not matter."""
         ...
 
 
@@ -35,26 +35,26 @@ class ReadsLoads(Protocol):
     metrics_interval: int
 
     def observe(self, loads: Mapping[int, EngineLoad]) -> None:
-        """Told what the engines of the replicas that take requests report. A replica that is not there reported nothing
+        """Called with the loads that engines report, by replica that takes requests. A missing replica has not reported
         yet."""
         ...
 
 
 @runtime_checkable
 class SeesFirstTokens(Protocol):
-    """A router that is told when prompts are computed, as one is that passes tokens on."""
+    """A router that also receives first-token events, as one that passes tokens on does."""
 
     def prefilled(self, request_id: int, replica: int) -> None:
-        """Told before the next dispatch that the first token of a request has come from `replica`."""
+        """Called before the next dispatch when the first token of a request has come from `replica`."""
         ...
 
 
 @runtime_checkable
 class ForgetsReplicas(Protocol):
-    """A router that keeps what it sent where, and is told when that is lost."""
+    """A router that keeps what it sent to each replica, and is notified when a replica loses its cache."""
 
     def removed(self, replica: int) -> None:
-        """Told that `replica` is gone with its cache; one of that number that comes later is another."""
+        """Called when `replica` is gone with its cache; a later one of the same number is another replica."""
         ...
 
 
@@ -67,12 +67,12 @@ class LooksAtNoReplica(Protocol):
 
 
 def hears_answers_only(router: Router) -> bool:
-    """Whether `router` is told of replicas that stay nothing but who was answered."""
+    """True if `router` needs neither load metrics nor first-token events."""
     return not isinstance(router, ReadsLoads | SeesFirstTokens)
 
 
 def keeps_apart(router: Router) -> bool:
-    """Whether `router` looks at no replica: it says so, and is told nothing of them."""
+    """True if `router` declares `looks_at_no_replica` and needs no events of replicas."""
     told = isinstance(router, ForgetsReplicas) or not hears_answers_only(router)
     return isinstance(router, LooksAtNoReplica) and router.looks_at_no_replica and not told
 

@@ -34,9 +34,9 @@ class EngineWork(NamedTuple):
 class FleetLoad(Protocol):
     """What an autoscaler may read at a look.
 
-    `num_replicas` are those that are to stay, `loads` has those of them that take requests, by number; the others are
-    starting or failed. `num_held` requests wait at the router, since no replica is up; `num_waiting` wait there or in
-    any engine, one that drains among them.
+    `num_replicas` is the number that is to stay; `loads` has the load of each that takes requests, by its number; the
+    others are starting or failed. `num_held` requests wait at the router while no replica is up; `num_waiting` wait
+    there or in any engine, draining ones included.
     """
 
     num_replicas: int
@@ -60,9 +60,10 @@ class Autoscaler(Protocol):
     """Decides how many replicas there are to be. It has no clock and no chance."""
 
     def desired(self, fleet: FleetLoad, now_ns: int) -> int:
-        """How many replicas are to stay from `now_ns` on, cold ones among them. Asked every `every` ns of its config.
+        """The desired number of replicas from `now_ns` on, starting ones included. Called every `every` ns of its
+        config.
 
-        As many are started as `max` and `surge` leave room for, beside those that drain.
+        As many are started as `max` and `surge` leave room for, beside draining ones.
         """
         ...
 

@@ -29,7 +29,7 @@ Target = Annotated[float, Range(0, 1e9, above=True)]
 
 @dataclass(frozen=True)
 class ScalingPolicy(Config):
-    """At most `value` replicas (`pods`), or so many per cent of them, may be added or removed within `period`."""
+    """At most `value` replicas (`pods`), or `value` per cent of them, may be added or removed within `period`."""
 
     type: Literal["pods", "percent"]
     value: PositiveInt

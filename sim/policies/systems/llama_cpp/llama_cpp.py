@@ -3,7 +3,7 @@
 Rule: a request takes the free slot that was used longest ago, of slots never used the last one; while none is free it
 waits, first come, first served. A step takes a token of every slot that decodes, then prompt tokens slot by slot in the
 order of their numbers, not of arrival, until the step has `n_batch` tokens. A prompt done gives its first token in the
-same step. Each slot has an equal share of the KV memory of its own, so nobody is ever preempted.
+same step. Each slot has an equal share of the KV memory of its own, so there is no preemption.
 Source: tools/server/server-context.cpp, `get_available_slot` and `pre_decode`.
 Simplifies: no prompt cache (`--no-cache-prompt`; so no slot is chosen by its similarity), no KV memory that slots share
 (`--no-kv-unified`), no context shift, no speculation, no checkpoints of models with sliding windows. A request whose
@@ -26,7 +26,8 @@ from batchsim.policies.systems.llama_cpp.passes import passes_of
 
 
 class LlamaCpp(FirstCome):
-    """The scheduler. A decode step costs O(1) while no prompt is in progress and no slot is free for who waits."""
+    """The scheduler. A decode step costs O(1) while no prompt is in progress and no slot is free for a waiting
+    request."""
 
     evidence = "hand-derived"
 

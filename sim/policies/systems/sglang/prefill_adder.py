@@ -142,7 +142,7 @@ class PrefillAdder:
 
     def _admit(self, budget: PrefillBudget, made: Prefill, ratio: float) -> None:
         """Admits from the head of the queue until one does not fit; sets `why`, and the batch's `full` if no prefill
-        can be made until somebody leaves."""
+        can be made until a sequence leaves."""
         batch, waiting, most = self._batch, self._waiting, self._config.prefill_max_requests
         completion = Completion(ratio, batch.in_flight)
         while len(waiting):

@@ -17,7 +17,7 @@ NEAR_WHOLE = 1e-3  # far above what the order of adding floats can change
 
 
 class RunningBatch:
-    """The sequences that decode. `full` is why no prefill is tried until somebody leaves; "" where prefill is tried.
+    """The sequences that decode. `full` is why no prefill is tried until a sequence leaves; "" where prefill is tried.
 
     Where scheduling overlaps with the GPU's work (`ahead`), the last token of some is in flight and SGLang does not
     know it yet; those whose last one it is by their caps, the `capped`, are taken off before they decode.
@@ -96,7 +96,7 @@ class RunningBatch:
         self.growth.leave(seq)
 
     def retract(self, seq: Sequence) -> None:
-        """Takes a decode off; what of its KV is not in the tree is dropped, and room made for those who stay.
+        """Removes a decode from the batch; its KV outside the tree is dropped, and room made for the decodes that stay.
 
         Its token in flight is lost.
         """
@@ -150,8 +150,8 @@ class RunningBatch:
     def grow(self) -> bool:
         """Takes pages for one more token of every decode; False, and nothing changed, if they are short.
 
-        Before that SGLang evicts until a page for each decode is free, whether or not it needs one. O(1) while so many
-        are.
+        Before that SGLang evicts until a page for each decode is free, whether or not it needs one. O(1) while that
+        many are free.
         """
         group = self.group
         if group.blocks_due() > self._kv.num_free:

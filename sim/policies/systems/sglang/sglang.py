@@ -1,13 +1,13 @@
 """SGLang 0.5.23, prefill first, radix cache; in an engine whose loop overlaps, its default, or in one that does not.
 
 Rule: while a prefill batch can be formed it runs alone and the decodes stand still (or ride along, if mixed). From the
-head of the queue, nobody overtaking, a request comes in if its uncached prompt, its whole output cap and a page fit the
+head of the queue, in strict order, a request comes in if its uncached prompt, its whole output cap and a page fit the
 KV tokens that are free or evictable, less what the running are expected to need: `new_token_ratio` of what their caps
-leave. Else no prefill is tried until somebody leaves. One prompt at a time is cut to the chunk size and goes first.
+leave. Else no prefill is tried until a sequence leaves. One prompt at a time is cut to the chunk size and goes first.
 If the decodes lack pages, those with the fewest output tokens are retracted to the end of the queue; the ratio rises.
-Overlapping, it knows each row's tokens but the one in flight, which a retraction loses; who ends by it is not decoded.
-Arrivals enter the queue at every call; with `scheduler_recv_interval` N at every N-th call after decodes, and after
-every step with a prompt.
+Overlapping, it knows each row's tokens but the one in flight, which a retraction loses; a row ended by it is not
+decoded. Arrivals enter the queue at every call; with `scheduler_recv_interval` N at every N-th call after decodes, and
+after every step with a prompt.
 Source: python/sglang/srt/managers/{scheduler,schedule_policy,schedule_batch}.py, mem_cache/* of the 0.5.23 wheel;
 scheduler_recv_skipper.py @ 0cc650f.
 Simplifies: an engine at rest polls without end, so that it takes in arrivals at once. The page is the KV block
@@ -131,7 +131,7 @@ class Sglang:
             self._take_in()  # with nothing to run it polls again and again
             made = self._prefill(preempted)
         if not (made.chunks or decodes or in_flight or len(batch) or (self._ahead and preempted)):
-            made = self._prefill(preempted)  # those who stood in the way have gone
+            made = self._prefill(preempted)  # the sequences in the way have gone
             while not made.chunks and len(self.waiting) and self._never_fits(self.waiting.head()):
                 self._forget(self.waiting.pop())
                 made = self._prefill(preempted)
@@ -167,7 +167,7 @@ class Sglang:
         )
 
     def repeat(self, batch: Batch, now_ns: int) -> bool:
-        # No prefill is tried while the flag stands or nobody waits, and nobody leaves.
+        # No prefill is tried while the flag stands or the queue is empty, and no sequence leaves.
         if batch.chunks or batch.preempted or self.adder.chunked is not None:
             return False
         if self._unread or ((self._preempts or not self.batch.full) and len(self.waiting)):
@@ -239,7 +239,7 @@ class Sglang:
 
     def _let_ride(self) -> bool:
         """Takes pages for a token of every decode beside the prefill batch; False, and the decodes sit the step out, if
-        pages are short, or nobody is left."""
+        pages are short or no decode is left."""
         self.batch.take_off_capped()
         self.batch.evict_for_growth()
         if not (len(self.batch) and self.batch.grow()):
@@ -250,8 +250,8 @@ class Sglang:
     def _make_decodes_fit(self, preempted: list[Sequence]) -> bool:
         """Takes pages for a token of every decode; returns whether there is a decode step.
 
-        If pages are short, decodes are retracted, and added to `preempted`, until they suffice; or nobody decodes, if
-        the step in flight will free the pages of those it ends.
+        If pages are short, decodes are retracted, and added to `preempted`, until they suffice; or there is no decode
+        step, if the step in flight will free the pages of sequences that it ends.
         """
         batch = self.batch
         waits = batch.take_off_capped()

@@ -23,7 +23,7 @@ from batchsim.policies.systems.sglang.speculative_args import (
 
 DraftTokens = Annotated[int, Range(1, MAX_DRAFTS)]
 _CHUNKS = ((20, 2048), (60, 4096), (160, 8192))
-"""Below so many GiB of a GPU's memory: the tokens of a prompt that a step computes. Above all: 16,384."""
+"""(GiB, tokens): prompt tokens that a step computes on a GPU with less memory than that. Above all: 16,384."""
 SIMULATED = ("fcfs", "lpm", "shortest-prefill-first")
 
 
@@ -37,10 +37,10 @@ class SglangConfig(PolicyConfig):
     GPU's work unless `disable_overlap_schedule`; `disable_consecutive_prefill_overlap` is an environment variable of
     SGLang's, null: unset, which is false. Preemption for priority needs a difference above
     `priority_scheduling_preemption_threshold`. With `scheduler_recv_interval` above 1 arrivals are taken in only after
-    so many steps of decodes, or after a step with a prompt.
+    that many steps of decodes, or after a step with a prompt.
 
     With a `speculative_algorithm` each decode verifies `speculative_num_draft_tokens` tokens a step, its own among
-    them, and `max_running_requests` null is 48. Supposed in a simulation: `acceptance`, a law, or one by request class,
+    them, and `max_running_requests` null is 48. Assumed in a simulation: `acceptance`, a law, or one by request class,
     in which "" stands for all other classes.
     """
 

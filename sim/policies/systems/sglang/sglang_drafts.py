@@ -3,16 +3,16 @@
 Without it: `batchsim.policies.systems.sglang.sglang`. With it a decode gains one token and as many as drafts are right.
 Rule: as `sglang`, but a decode step needs pages, for each sequence, for twice the tokens that it verifies beyond the
 computed ones; pages that a rejected draft leaves empty stay with the sequence and count toward its next step. That need
-decides who is retracted; admission goes by what the caps leave, and knows nothing of drafts. max_tokens cuts no draft.
-In a mixed step decodes verify nothing, and have the pages all the same. Where a sequence ends before the last token it
-was accepted, the tree gets its last output token's KV too; where it ends in a mixed step, not that of the last but one.
-With the EAGLE family a page in the tree depends on the token behind it, so that a prefix loses its last token.
-Overlapping, a decode's tokens count as computed when it is known which are right, not when they are launched: the step
-in flight writes into one half of the pages in reserve, the next one into the other. Of what is in flight one token is
-foreseen: who reaches its cap with it is not decoded, who does with a burst, or ends, verifies once more in vain.
-Source: python/sglang/srt/speculative/eagle_utils.py (eagle_prepare_for_decode), mem_cache/{allocation,
-allocation_sizing,common,radix_cache}.py, managers/{scheduler,schedule_batch,overlap_utils}.py and
-managers/scheduler_components/batch_result_processor.py of the 0.5.23 wheel.
+decides which sequences are retracted; admission goes by what the caps leave, and knows nothing of drafts. max_tokens
+cuts no draft. In a mixed step decodes verify nothing, and have the pages all the same. Where a sequence ends before the
+last token it was accepted, the tree gets its last output token's KV too; where it ends in a mixed step, not that of the
+last but one. With the EAGLE family a page in the tree depends on the token behind it, so that a prefix loses its last
+token. Overlapping, a decode's tokens count as computed when it is known which are right, not when they are launched:
+the step in flight writes into one half of the pages in reserve, the next one into the other. Of what is in flight one
+token is foreseen: a sequence that reaches its cap with it is not decoded; one that does with a burst, or ends, verifies
+once more in vain. Source: python/sglang/srt/speculative/eagle_utils.py (eagle_prepare_for_decode),
+mem_cache/{allocation, allocation_sizing,common,radix_cache}.py, managers/{scheduler,schedule_batch,overlap_utils}.py
+and managers/scheduler_components/batch_result_processor.py of the 0.5.23 wheel.
 Simplifies: the drafter's own time is the cost's to say, its memory none. SGLang aborts a request that, alone, has no
 pages for a step; here its output cap is lowered to what it has pages for. Overlapping, the host waits before a launch
 for what the step before verified under NGRAM, and with attention backends that want lengths on the host, as FlashInfer:
@@ -111,7 +111,7 @@ class DraftingBatch(RunningBatch):
 
     def grow(self) -> bool:
         """Takes the pages due; False, and nothing changed, if they are short. Before that SGLang evicts until there
-        are, for each decode, one page more, unless nobody needs any."""
+        are, for each decode, one page more, unless none needs any."""
         kv, group, page = self._kv, self.group, self._kv.block_size
         need = self.blocks_due()
         if need > kv.num_free:
@@ -129,7 +129,7 @@ class DraftingBatch(RunningBatch):
 class SglangWithDrafts(Sglang):
     """The scheduler of a SglangConfig that has a `speculative_algorithm`; of any other, a Sglang.
 
-    A decode step is a few operations on the columns of a DraftGroup where nobody must be retracted.
+    A decode step is a few operations on the columns of a DraftGroup where no sequence must be retracted.
     """
 
     batch: DraftingBatch  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -32,7 +32,7 @@ class NewTokenRatio:
         self.current = self._init
 
     def decay(self) -> None:
-        """Lowers the ratio after a decode step that retracted nobody."""
+        """Lowers the ratio after a decode step without retractions."""
         self.current = max(self.current - self._decay, self._min)
 
     def reset(self) -> None:
@@ -55,7 +55,7 @@ class RemainingOutput:
     def __init__(self) -> None:
         self._at: dict[Sequence, int] = {}
         self._long: dict[Sequence, int] = {}  # those beyond the clip when last looked at
-        self._fixed: dict[Sequence, int] = {}  # those that ignore the end of their text
+        self._fixed: dict[Sequence, int] = {}  # sequences that ignore the end of their text
         self._sum = 0
 
     def join(self, seq: Sequence, step: int) -> None:

@@ -16,7 +16,7 @@ from batchsim.kv.radix_tokens import TokenRun, common_tokens, known_tokens
 
 PREFIX_MATCH_MAX = 128  # waiting requests beyond which lpm is fcfs
 REFRESH_PASSES = 32
-IN_BATCH_TOKENS = 32  # a request with at most so many cached tokens waits for one it shares at least as many with
+IN_BATCH_TOKENS = 32  # a request with at most this many cached tokens waits for one it shares at least as many with
 
 
 class Waiting(ABC):
@@ -170,7 +170,7 @@ class ByPrefix(Waiting):
             super().arrange()
             return
         matched: dict[Sequence, int] = {}
-        first: dict[tuple[int, int], list[TokenRun]] = {}  # by first token, those that need not wait for another
+        first: dict[tuple[int, int], list[TokenRun]] = {}  # by first token, the requests that need not wait for another
         later: set[Sequence] = set()
         for seq, _ in self._queue:
             tokens = seq.num_tokens

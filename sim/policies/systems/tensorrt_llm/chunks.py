@@ -63,8 +63,8 @@ def first_come(contexts: Iterable[Sequence], capacity: int, unit: int) -> Chunks
 
 
 def equal_progress(contexts: Iterable[Sequence], capacity: int, unit: int) -> Chunks:
-    """Chunks of `capacity` tokens in all: each prompt in turn gets one more unit (its last one may be short), until
-    nobody's next one fits."""
+    """Chunks of `capacity` tokens in all: each prompt in turn gets one more unit (its last one may be short), until no
+    next unit fits."""
     sizes = dict.fromkeys(contexts, 0)
     if sum(map(lacking, sizes)) <= capacity:
         return [(seq, lacking(seq)) for seq in sizes]
@@ -82,10 +82,10 @@ def equal_progress(contexts: Iterable[Sequence], capacity: int, unit: int) -> Ch
 
 
 def unfinished_first(chunks: Chunks) -> Chunks:
-    """`chunks` with those that end a prompt behind those that do not, as std::partition of libstdc++ puts them.
+    """`chunks` partitioned: chunks that end a prompt last, as std::partition of libstdc++ puts them.
 
     The first that ends a prompt changes places with the last that does not, the second with the last but one, until
-    they meet. To be asked before hits in a prefix cache shorten anything.
+    they meet. Call it before hits in a prefix cache shorten chunks.
     """
     ends = [n == lacking(seq) for seq, n in chunks]
     first = [i for i, last in enumerate(ends) if last]
@@ -114,7 +114,7 @@ class Waiting:
         return merge(self._paused.copy(), self._fresh, key=by_order)
 
     def head(self) -> Sequence | None:
-        """The first request; None if nobody waits."""
+        """The first request; None if the queue is empty."""
         return next(iter(self), None)
 
     def push(self, seq: Sequence) -> None:

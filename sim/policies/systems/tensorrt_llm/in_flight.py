@@ -15,7 +15,7 @@ from batchsim.kernel.types import DecodeGroup, Sequence
 
 
 class InFlight:
-    """Who decodes, and what of it is in flight: the step launched by the call before, `batch`.
+    """The decoding sequences and the step in flight: `batch`, launched by the call before.
 
     `batch` is None where nothing is in flight, as always in an engine that is not `ahead`. `ending` are the running
     whose token in flight is the last by their caps: they run no more, and hold place and blocks until it is there.
@@ -31,8 +31,8 @@ class InFlight:
         self._caps: list[tuple[int, int, int, Sequence]] = []  # heap: step of the group at the cap, order, epoch, who
 
     def go_on(self, partial: dict[Sequence, None]) -> None:
-        """Begins a call: those of `partial` decode whose prompts end with the step in flight, and those are ending who
-        reach their caps with it. That a stop token ends anybody is not known."""
+        """Begins a call: sequences of `partial` whose prompts end with the step in flight decode, and sequences that
+        reach their caps with it are ending. Ends by a stop token are not known yet."""
         if self.batch is not None:
             self.let_decode(self.batch.sampled, partial)
         caps, group = self._caps, self._group

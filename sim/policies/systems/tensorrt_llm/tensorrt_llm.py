@@ -2,27 +2,29 @@
 
 Rule: the first max_batch_size requests by arrival are active, until they end. Two stages a step over them. First, whose
 KV fits. GUARANTEED_NO_EVICT: all that decodes, then prompts while blocks for prompt and output cap are there.
-STATIC_BATCH: likewise, but prompts only while nobody decodes. MAX_UTILIZATION: each in turn with the blocks of this
-step; one that finds none pauses the last started one from it on. Then, who runs within max_num_tokens, in the order of
-the first stage: a decode takes a token, a prompt all of its own, and who finds too few ends the step. With chunked
-prefill all decodes, then chunks of what they leave. With block reuse a prompt begins after its cached blocks, which
-neither stage knows of; one whose next block another prompt is about to make is passed over for this step.
+STATIC_BATCH: likewise, but prompts only while no sequence decodes. MAX_UTILIZATION: each in turn with the blocks of
+this step; one that finds none pauses the last started one from it on. Then, which run within max_num_tokens, in the
+order of the first stage: a decode takes a token, a prompt all of its own, and the first that finds too few ends the
+step. With chunked prefill all decodes, then chunks of what they leave. With block reuse a prompt begins after its
+cached blocks, which neither stage knows of; one whose next block another prompt is about to make is passed over for
+this step.
 Both runtimes ask the same two C++ schedulers, for a step at a time, and differ around them. `backend: pytorch`: the
 loop overlaps by default; a paused request comes back with all its tokens, and where these are more than the step that
 is to compute them takes, the second stage raises and the engine is lost; blocks of a prompt are stored chunk by chunk,
 the last one too. `backend: tensorrt`: each step is waited for; a paused request is cut to what one step computes, but
 for chunked prefill; blocks of a prompt are stored with its end, but for that of its last token.
-Overlapping, who ends by its cap with the step in flight passes the first stage as if it went on, and takes no tokens in
-the second; who ends by a stop token runs once more, in vain. Blocks are stored and freed with a step's results.
-Source: C++, 2025: cpp/tensorrt_llm/batch_manager/{capacityScheduler,microBatchScheduler,allocateKvCache,pauseRequests}
-.cpp of cf6abc45, 0a949d31 and 1ce9149b. PyTorch, as stored in 2026: create_py_executor_instance in tensorrt_llm/_torch/
+Overlapping, a request that ends by its cap with the step in flight passes the first stage as if it went on, and takes
+no tokens in the second; one that ends by a stop token runs once more, in vain. Blocks are stored and freed with a
+step's results. Source: C++, 2025:
+cpp/tensorrt_llm/batch_manager/{capacityScheduler,microBatchScheduler,allocateKvCache,pauseRequests} .cpp of cf6abc45,
+0a949d31 and 1ce9149b. PyTorch, as stored in 2026: create_py_executor_instance in tensorrt_llm/_torch/
 pyexecutor/_util.py and _executor_loop_overlap in py_executor.py there (00043967), scheduler/scheduler.py (002f3cc3),
 update_resources in resource_manager.py; storeContextBlocks in kvCacheManager.cpp.
 Simplifies: tokens_per_block (32 there) is the pool's block size; more than 16 chunks or decodes of a step keep their
 order, which std::sort scrambles there. No beams, attention windows, pipelining. GPU memory only, no block found
 in part; the cache as sim/kv/reuse_tree.py says: above all, no block is lost with the one above it. A cancel takes
-effect at once. What a paused request has in flight is told as it comes, not with its next token, and may be its last,
-past which that backend goes on. The PyTorch runtime's other schedulers, behind use_kv_cache_manager_v2 and
+effect at once. Tokens of a paused request in flight are delivered as they come, not with its next token, and may be its
+last, past which that backend goes on. The PyTorch runtime's other schedulers, behind use_kv_cache_manager_v2 and
 use_python_scheduler, are not simulated, nor that since 1.3 cached tokens count for less in both stages.
 """
 
@@ -139,7 +141,7 @@ class TensorrtLlm:
             self.events.extend(Event("sat_out", seq, "batch_running") for seq in self.partial)
         else:
             contexts = self._contexts()
-        # Decodes fit, but for those that have been left out.
+        # Decodes fit, but for the sequences that have been left out.
         chunks = self._micro_batch(contexts, self.config.max_num_tokens - self._each * len(self.group))
         cached = self._start(chunks)
         room = self._grow_group()
@@ -193,7 +195,7 @@ class TensorrtLlm:
     # ---- stage 1: whose KV fits
 
     def _undisturbed(self) -> bool:
-        """MAX_UTILIZATION: whether nobody is paused or left out: all that is started comes first and fits. O(1)."""
+        """MAX_UTILIZATION: whether no request is paused or left out: all started ones come first and fit. O(1)."""
         if self.left_out or self._each * len(self.group) > self.config.max_num_tokens or self._due() > self.kv.num_free:
             return False
         head, started = self.waiting.head(), self._started
@@ -208,7 +210,7 @@ class TensorrtLlm:
     def _contexts(self) -> Iterator[Sequence]:
         """The prompts whose KV fits beside the decodes, by arrival; no more is looked at than is asked for."""
         started = sorted(self.partial, key=by_order)
-        # What is kept for those that are started and do not decode is theirs when their turn comes, not before.
+        # What is kept for started sequences that do not decode is theirs when their turn comes, not before.
         room = self._room() + sum(map(self._need, started)) - (self._due() if self._evicts else 0)
         for seq in merge(started, self._active(), key=by_order):
             if seq not in self.partial and self._prefixes.must_wait(seq):
@@ -226,12 +228,12 @@ class TensorrtLlm:
         return islice(self.waiting, self.config.max_batch_size - len(self.running))
 
     def _room(self) -> int:
-        """Number of blocks that nobody holds or has reserved."""
+        """Number of blocks neither held nor reserved."""
         return self.kv.num_free if self._evicts else self.kv.num_free - self._to_come
 
     def _need(self, seq: Sequence) -> int:
         """Number of further blocks without which `seq`, which does not decode, does not run: those for its known
-        tokens, or, where nobody is ever paused, for its whole output cap too."""
+        tokens, or, under a policy without pauses, for its whole output cap too."""
         if self._evicts:
             return self._blocks_for_step(seq)
         return self._blocks_at_end(seq) - self.kv.held(seq)
@@ -271,7 +273,8 @@ class TensorrtLlm:
         return fitting
 
     def _due(self) -> int:
-        """MAX_UTILIZATION: number of blocks for a step of all that decode. Who is ending counts, as it does there."""
+        """MAX_UTILIZATION: number of blocks for a step of all that decode. Ending sequences count, as in
+        TensorRT-LLM."""
         return self.group.blocks_due() + sum(map(self._blocks_for_step, self._in_flight.ending))
 
     def _blocks_for_step(self, seq: Sequence) -> int:

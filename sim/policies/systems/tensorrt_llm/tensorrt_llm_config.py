@@ -18,8 +18,8 @@ class TensorrtLlmConfig(PolicyConfig):
 
     `context_chunking_policy` needs chunked prefill; null: FIRST_COME_FIRST_SERVED with it. Nor is a cache in host
     memory simulated (`host_cache_size`, 0 there too). `enable_prefix_aware_scheduling` needs block reuse; null: on with
-    it. Off, nobody waits for a prompt that is being computed; the versions of 2025 have no such knob and always wait.
-    `backend`: the PyTorch runtime, which `trtllm-serve` starts, or the C++ one of TensorRT engines. In the first
+    it. Off, no request waits for a prompt that is being computed; the versions of 2025 have no such knob and always
+    wait. `backend`: the PyTorch runtime, which `trtllm-serve` starts, or the C++ one of TensorRT engines. In the first
     scheduling overlaps with the GPU's work unless `disable_overlap_scheduler`, blocks are found again chunk by chunk
     and a paused request keeps its tokens; in the second never, with the prompt's end, and as far as one step computes
     them anew. `speculative_config`: decodes verify draft tokens.

@@ -2,13 +2,13 @@
 
 Without `speculative_config`: `batchsim.policies.systems.tensorrt_llm.tensorrt_llm`. With it, in the PyTorch runtime of
 2026, a decode gains one token and as many as drafts are right, until its cap or a stop token ends it among them.
-Rule: as `tensorrt_llm`, but each decode takes 1 + max_draft_len tokens of max_num_tokens, so that those that came last
-may find none. A prompt takes its own tokens alone; if the drafter is a part of the model, blocks for max_draft_len - 1
-tokens more, which the sequence keeps. A step takes blocks for all its drafts; with its results those that rejected ones
-leave empty are freed, the last one first. Neither max_tokens nor the model's length cuts drafts. Overlapping, a call
-knows nothing of what the step in flight accepts, and counts and holds blocks for all of it. Who lacks one token to its
-cap as a step starts is ending, since the step makes at least one; before the next step it counts for blocks up to its
-cap alone.
+Rule: as `tensorrt_llm`, but each decode takes 1 + max_draft_len tokens of max_num_tokens, so that the last ones may
+find none. A prompt takes its own tokens alone; if the drafter is a part of the model, blocks for max_draft_len - 1
+tokens more, which the sequence keeps. A step takes blocks for all its drafts; with its results the blocks that rejected
+drafts leave empty are freed, the last one first. Neither max_tokens nor the model's length cuts drafts. Overlapping, a
+call knows nothing of what the step in flight accepts, and counts and holds blocks for all of it. A sequence one token
+short of its cap as a step starts is ending, since the step makes at least one; before the next step it counts for
+blocks up to its cap alone.
 Source: tensorrt_llm/_torch/pyexecutor/{py_executor,resource_manager,py_executor_creator}.py, _torch/speculative/
 {spec_sampler_base,drafter,utils}.py, cpp/tensorrt_llm/batch_manager/{kvCacheManager,microBatchScheduler}.cpp, as stored
 of NVIDIA/TensorRT-LLM in 2026. Its pull request 16101 (July 2026) has the tokens of drafts counted where the drafter is
@@ -45,7 +45,7 @@ class DraftsInFlight(InFlight):
     def __init__(self, group: DraftGroup, kv: Rewinds, max_model_len: int, num_drafts: int, *, ahead: bool) -> None:
         super().__init__(group, kv, max_model_len, ahead=ahead)
         self._num_drafts = num_drafts
-        self._unknown: dict[Sequence, int] = {}  # tokens in flight of those who left the group with this call
+        self._unknown: dict[Sequence, int] = {}  # tokens in flight of sequences that left the group with this call
 
     def go_on(self, partial: dict[Sequence, None]) -> None:
         if self.batch is not None:
@@ -78,7 +78,7 @@ class DraftsInFlight(InFlight):
 class TensorrtLlmWithDrafts(TensorrtLlm):
     """The scheduler of a TensorrtLlmConfig that has a `speculative_config`; of any other, a TensorrtLlm.
 
-    A step is a few operations on the columns of a DraftGroup where nobody must sit out or be paused.
+    A step is a few operations on the columns of a DraftGroup where no sequence must sit out or be paused.
     """
 
     group: DraftGroup  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -2,7 +2,7 @@
 
 Rule: one first-come queue. An idle engine takes what fits and prefills it; then, before every decode of the whole
 batch, the queue is asked for more: at most one prefill, then a decode. A request takes all the blocks it can ever need
-when it comes in, so nobody is ever preempted. Without chunking a prefill stops the decodes, and unless the last one is
+when it comes in, so there is no preemption. Without chunking a prefill stops the decodes, and unless the last one is
 `max_waiting_tokens` behind it needs `waiting_served_ratio` newcomers for each running request. With chunking prefill
 and decodes are one forward, and the last prompt is cut to fill the prefill budget.
 A cached prefix costs nothing; a request's prompt is cached when it ends, its output never.

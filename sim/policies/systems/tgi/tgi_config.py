@@ -12,7 +12,7 @@ from batchsim.kernel.policy_config import PolicyConfig, Traits
 class TgiConfig(PolicyConfig):
     """Knobs by TGI's names, with the defaults of its launcher.
 
-    `support_chunking` and `requires_padding` are what the model's backend tells the router: paged attention with
+    `support_chunking` and `requires_padding` are what the model's backend reports to the router: paged attention with
     chunks, paged without, or padded. `max_batch_prefill_tokens` is 4096 where the launcher cannot estimate it from the
     GPU. `max_batch_total_tokens` null: what the KV memory holds, as TGI measures it at warm-up. `max_batch_size` null:
     no limit. `use_prefix_caching` needs paged attention.

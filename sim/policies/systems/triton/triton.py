@@ -200,7 +200,7 @@ class Triton(WholeBatches):
     def _to_send(self, size: int, pending: list[Sequence], is_cut: bool, now_ns: int) -> tuple[int, bool]:
         """(how many of `pending` join the payload of `size` rows now, whether that saturates the payload).
 
-        Nobody and not saturated: the batcher waits, and `_next_ns` says until when.
+        (0, False): the batcher waits until `_next_ns`.
         """
         count, largest = len(pending), self._preferred[-1]
         if size >= largest or (not count and is_cut):

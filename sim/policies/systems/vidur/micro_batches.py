@@ -1,7 +1,7 @@
 """The micro-batches of a pipeline as Vidur has them: a running request is in one that is in flight, or ready.
 
-Nobody is scheduled again, not even with the next chunk of a prompt, before the batch that holds it has left the last
-stage. Then all its members are ready, in the order of the batch, behind those who were.
+A sequence is not scheduled again, not even with the next chunk of its prompt, before the batch that holds it has left
+the last stage. Then all members of the batch are ready, in its order, behind those already ready.
 Source: vidur/scheduler/replica_scheduler/{base,orca,sarathi,vllm}_replica_scheduler.py of commit 7d47513a.
 """
 
@@ -15,7 +15,7 @@ from batchsim.kernel.types import DecodeGroup, Sequence
 
 
 class MicroBatches:
-    """Who is ready, in the order in which Vidur takes them, and who is in flight.
+    """The ready sequences, in the order in which Vidur takes them, and the batches in flight.
 
     A decode group for each stage: those of no batch in flight hold some of the ready decodes, from when they decoded
     together. `vain`: the last call found nothing to run, and nothing has happened since.
@@ -60,7 +60,7 @@ class MicroBatches:
         group = decodes[0].group if decodes[0].group is not None else self._idle[0]
         chosen = set(decodes)
         for seq in [seq for seq in group.members if seq not in chosen]:
-            group.leave(seq)  # what it holds is settled: nobody's blocks grow with those of a whole group
+            group.leave(seq)  # what it holds is settled: no blocks grow with those of a whole group
         for seq in decodes:
             if seq.group is not group:
                 if seq.group is not None:

@@ -83,5 +83,5 @@ class Orca(VidurScheduler):
         return micro.launch(decodes, chunks, [])
 
     def repeat(self, batch: Batch, now_ns: int) -> bool:
-        batch.again()  # slots stay as they are while nobody ends, so a blocked head stays blocked
+        batch.again()  # slots stay as they are until a sequence ends, so a blocked head stays blocked
         return True

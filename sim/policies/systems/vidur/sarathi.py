@@ -84,8 +84,8 @@ class Sarathi(VidurScheduler):
         return micro.launch(decodes, chunks, preempted)
 
     def _admit(self, chunks: list[tuple[Sequence, int]], left: int, num_decodes: int = -1) -> None:
-        """Admits from the head of the queue, into `chunks`, what `left` tokens allow; of a pipeline, beside so many
-        decodes."""
+        """Admits from the head of the queue, into `chunks`, what `left` tokens allow; in a pipeline, beside
+        `num_decodes` decodes."""
         reason = ""
         while self.waiting:
             tokens = self.waiting[0].num_tokens

@@ -1,11 +1,11 @@
 """What Vidur's schedulers have in common: when the head of their queue comes in, and how the running get blocks.
 
-A strict queue: nobody overtakes its head. Decodes grow by one block when the last one is full, but each needs a free
-block even if its last one has room (rule of `vllm` and `sarathi`); for want of it the last admitted running sequence
-is preempted by recompute and returns to the front of the queue.
+A strict queue: its head is never overtaken. Decodes grow by one block when the last one is full, but each needs a free
+block even if its last one has room (rule of `vllm` and `sarathi`); for want of it the last admitted running sequence is
+preempted by recompute and returns to the front of the queue.
 Where this parts from Vidur: with nothing running the watermark is waived, since Vidur would wait for ever; and a prompt
 preempted half-way is computed anew in full, where Vidur forgets the part not computed yet.
-In a pipeline (`MicroBatches`) a batch is scheduled for each stage, and only who is in none of those in flight is
+In a pipeline (`MicroBatches`) a batch is scheduled for each stage, and only sequences outside the batches in flight are
 preempted. Host time is the cost model's, once a step; Vidur has it in each stage.
 """
 
@@ -134,8 +134,8 @@ class VidurScheduler(FirstCome):
         return preempted
 
     def take_ready(self, micro: MicroBatches, most: int) -> tuple[list[Sequence], list[Sequence], list[Sequence]]:
-        """Takes off the ready, from the first on, up to `most` decodes that find a free block each: (these, the prompts
-        begun that came before the last of them, who was preempted for them).
+        """Removes from `ready`, from the first on, up to `most` decodes that find a free block each. Returns (these,
+        the begun prompts passed before the last of them, the sequences preempted for them).
 
         The last of the ready are preempted, at last the one that needs the block.
         """

@@ -81,8 +81,8 @@ class VllmV0(VidurScheduler):
         return micro.launch(decodes, [], preempted)
 
     def _admit(self, chunks: list[tuple[Sequence, int]]) -> str:
-        """Admits from the head of the queue, into `chunks`; returns why the next one does not fit, "" if nobody is
-        left."""
+        """Admits from the head of the queue, into `chunks`; returns why the next one does not fit, "" if the queue is
+        empty."""
         longest = 0
         while self.waiting:
             tokens = self.waiting[0].num_tokens

@@ -1,9 +1,10 @@
-"""Who decodes in which step of a pipeline, as vLLM has it: cohorts that nobody balances, one for each stage.
+"""The decode cohorts of vLLM's pipeline: one for each stage, never rebalanced.
 
 A sequence that samples in one call of the scheduler decodes in the call that comes `stages` later, at the earliest. In
 synchronous mode its token is not there before: the engine fills its queue of `stages` batches, then takes the oldest
 result, so that this call is the first to see it. In asynchronous mode it is a rule (`next_decode_eligible_step`). So
-whoever ran together stays together, and the cohort of a call is all who may decode in it, but for those who sat out.
+sequences that ran together stay together, and the cohort of a call is all that may decode in it, except the
+ones that sat out.
 Source: vllm/v1/core/sched/scheduler.py and async_scheduler.py, vllm/v1/engine/core.py of the 0.33.0 wheel.
 """
 
@@ -30,21 +31,21 @@ class Cohorts:
 
     @property
     def group(self) -> DecodeGroup:
-        """Those who may decode in this call."""
+        """The group of sequences that may decode in this call."""
         return self._groups[0]
 
     def next_groups(self) -> list[DecodeGroup]:
-        """Those who may decode in the next call, in the one behind it and so on."""
+        """The decode groups of the next calls, in order, one for each stage."""
         first, *others = self._groups
         return [*others, first]
 
     def turn(self, calls: int = 1) -> DecodeGroup:
-        """Begins the next call of the scheduler, or the last of so many; returns its group."""
+        """Advances by `calls` scheduler calls; returns the group that decodes now."""
         self._groups.rotate(-calls)
         return self._groups[0]
 
     def expect(self, seq: Sequence, group: DecodeGroup, tokens: int) -> None:
-        """Takes note that `seq`, which joins `group` now, reaches its cap of output with so many more tokens."""
+        """Notes that `seq`, which joins `group` now, reaches its output cap after `tokens` more tokens."""
         self._cap_of[seq] = key = group, group.step + tokens
         self._caps.setdefault(key, {})[seq] = None
 

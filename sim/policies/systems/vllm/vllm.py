@@ -4,9 +4,9 @@ Rule: no phases. Running sequences come first, in order of admission, each with 
 ones from the head of a strict queue. A running sequence that finds no KV block preempts (by recompute) the last
 admitted one, or under `priority` the least important, latest one; after a preemption nothing is admitted in that step.
 With prefix caching an admission begins after the cached blocks of its tokens, at least one token before their end.
-Ahead of results who reaches the output cap is scheduled no more, who ends by a stop token is once more, in vain.
-In a pipeline a sequence that decodes has one turn in as many calls as there are stages (`Cohorts`). Who is
-preempted with results in flight is passed over in the queue until they are there; they are delivered, and may end it.
+Ahead of results a sequence at its output cap is not scheduled again; one ended by a stop token is once more, in vain.
+In a pipeline a sequence that decodes has one turn in as many calls as there are stages (`Cohorts`). One preempted
+with results in flight is passed over in the queue until they are there; they are delivered, and may end it.
 Source: vllm/v1/core/sched/scheduler.py, vllm/v1/core/kv_cache_manager.py of the 0.33.0 wheel; equal to its recordings.
 Simplifies: request ids tie as integers where vLLM compares strings; a pool below max_model_len is taken, and requests
 that could not end in it are rejected; no LoRA, connectors, structured outputs. Drafts are `vllm_drafts`'.
@@ -57,7 +57,7 @@ class Vllm:
             self.cache.unknown = 1
         self._cohorts = Cohorts(context.loop.stages, kv.block_size)
         self._pipelined = context.loop.stages > 1
-        self.group: DecodeGroup = self._cohorts.group  # those who may decode in this call
+        self.group: DecodeGroup = self._cohorts.group  # the sequences that may decode in this call
         self.running: dict[Sequence, None] = {}  # in order of admission
         self.partial: dict[Sequence, None] = {}  # running, prompt or recompute not done
         self.stalled: dict[Sequence, None] = {}  # running, ready to decode, sat out the last step
@@ -117,7 +117,7 @@ class Vllm:
 
     def repeat(self, batch: Batch, now_ns: int) -> bool:
         # All who run decode: each came in with a token of a step to itself, so the budget has one for all of them.
-        # A blocked head stays blocked: free blocks only shrink while nobody ends.
+        # A blocked head stays blocked: free blocks only shrink until a sequence ends.
         if batch.chunks or batch.preempted or self._pipelined or (self._blocked is not None and self._cache_may_turn()):
             return False
         if not self.kv.grow_group(self.group):
@@ -153,7 +153,7 @@ class Vllm:
             return False
         if not self.waiting:
             return self._blocked is None
-        # A head that waits for a slot does so until somebody ends.
+        # A head that waits for a slot does so until a sequence ends.
         waits = self._blocked == (self.queue.head(), "no_slot") and len(self.running) >= self._slots
         return waits and self._step_tokens > len(self.running)
 
@@ -173,7 +173,7 @@ class Vllm:
             self._cohorts.landed(batch)
         if not (finished or self.stalled):
             return finished
-        # Of who shares no tokens nothing is to be published.
+        # Sequences that share no tokens publish nothing here.
         cache = self.cache if self._ahead and self.cache is not None and self.cache.is_shared else None
         if cache is not None:
             for seq in self.stalled:
@@ -351,7 +351,7 @@ class Vllm:
         self, cap: int, left: int, chunks: list[tuple[Sequence, int]], cached: list[tuple[Sequence, int]]
     ) -> str:
         """Admits from the head of the queue, into `chunks` and `cached`, within `left` tokens; returns why the next one
-        does not fit, "" if nobody is left. Who has results in flight is passed over."""
+        does not fit, "" if the queue is empty. Sequences with results in flight are passed over."""
         config, queue, cache, stale = self.config, self.queue, self.cache, self._cohorts.stale
         passed_over: list[Sequence] = []
         reason = ""

@@ -39,7 +39,7 @@ class _Budget:
         return min(self.left, self.with_slots - self.slots)
 
     def take(self, tokens: int, sequences: int = 1) -> None:
-        """Takes off `tokens` of so many `sequences`, and the drafter's."""
+        """Subtracts `tokens`, and the draft slots of `sequences` sequences, from the budget."""
         self.left -= tokens
         self.with_slots -= tokens + self.slots * sequences
 
@@ -47,7 +47,7 @@ class _Budget:
 class VllmWithDrafts(Vllm):
     """The scheduler of a VllmConfig that has a `speculative_config`; of any other, a Vllm.
 
-    A step is a few operations on the columns of a DraftGroup where nobody must sit out or be preempted.
+    A step is a few operations on the columns of a DraftGroup where no sequence must sit out or be preempted.
     """
 
     group: DraftGroup
@@ -75,7 +75,7 @@ class VllmWithDrafts(Vllm):
         if self.cache is not None:
             self.cache.lookahead = self._spec.hash_lookahead
         self._drafts: dict[Sequence, int] = {}  # that wait for those outside the group
-        self._in_flight: dict[Sequence, int] = {}  # tokens of those who left the group with this schedule
+        self._in_flight: dict[Sequence, int] = {}  # tokens of sequences that left the group with this schedule
         self._padding: dict[Sequence, int] = {}  # dummy drafts of the step in the making
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
@@ -106,7 +106,7 @@ class VllmWithDrafts(Vllm):
             return False
         if drafting.verified.drafts is not None or (cache is not None and self.waiting):
             return False
-        # A blocked head stays blocked: free blocks only shrink while nobody ends, and the budget is left as it was.
+        # A blocked head stays blocked: free blocks only shrink until a sequence ends; the budget is left as it was.
         rows = group.wanted(self._prefill_cap(), self.max_model_len)
         if rows is not drafting.rows or self.stalled:
             return False
@@ -265,7 +265,7 @@ class VllmWithDrafts(Vllm):
         self.group.join(seq, self._drafts.pop(seq, 0))
 
     def _leave(self, seq: Sequence, group: DecodeGroup) -> None:
-        group.leave(seq)  # whose cap nobody was to expect: it depends on what is accepted
+        group.leave(seq)  # its cap is not expected: it depends on what is accepted
 
     def _allocate(self, seq: Sequence, num_tokens: int) -> bool:
         room = self._room_for(num_tokens)
@@ -286,7 +286,7 @@ class VllmWithDrafts(Vllm):
 
     def _let_in(self, cap: int, budget: _Budget, chunks: Chunks, cached: Chunks) -> str:
         """Admits from the head of the queue, into `chunks` and `cached`; returns why the next one does not fit, "" if
-        nobody is left."""
+        the queue is empty."""
         queue, cache = self.queue, self.cache
         pads = not chunks  # beside prompts there is no width to keep to
         alone = not self.group.members

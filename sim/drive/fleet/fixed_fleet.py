@@ -1,9 +1,10 @@
-"""Replicas of which nothing becomes, behind a router that hears of answers at most: each is simulated by itself.
+"""Simulates a fixed fleet (no failures, autoscaler or admission gate) one replica at a time.
 
-An engine's steps depend on nothing but its own arrivals, and where these go on nothing but answers. So an engine is
-simulated only as far as it is known what comes to it, and only when the router may have to hear of it. Where the router
-looks at requests alone, the engines take turns of thousands of arrivals, in which one's state stays in the processor's
-caches. The records are those of all engines in one environment.
+For routers that see only requests and finished answers.
+An engine's steps depend only on its arrivals, and routing only on answers. So an engine is simulated as far as its
+arrivals are known, and only when the router may need its answers. Where the router looks at requests alone, the engines
+take turns of thousands of arrivals, so that one's state stays in the processor's caches. The records are those of all
+engines in one environment.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ TURN = 4096
 """Arrivals of all replicas in a turn: what bounds how many are in memory."""
 
 
-def simulate_apart(
+def simulate_fixed(
     cores: list[EngineCore], router: Router, workload: Workload, pulse: Pulse | None = None, turn: int = TURN
 ) -> int:
     """Runs `workload`, whose answers cause no arrivals, through `cores`, by the numbers of their replicas, to its end,
     behind a router that `hears_answers_only`; returns the time in ns at which the last engine was through. `turn`:
-    arrivals in a turn, of engines that take any; `pulse` hears of those of the last one, since by then the others were
-    as far."""
+    arrivals in a turn, where the router looks at requests alone; `pulse` is called for the arrivals of the last one,
+    since by then the others were as far."""
     answers = None if keeps_apart(router) else _Answers(router)
     replicas = [_Replica(number, core, answers) for number, core in enumerate(cores)]
     last_ns = 0
@@ -76,7 +77,8 @@ def _routed(router: Router, request: Request, count: int) -> int:
 
 
 def _turns(arrivals: Iterable[Arrival], size: int) -> Iterator[list[Arrival]]:
-    """`arrivals` by time and id, so many at once and what else arrives at the instant of the last."""
+    """Batches of `arrivals` by time and id: at least `size` each, extended by all arrivals at the instant of its
+    last."""
     turn: list[Arrival] = []
     for arrival in arrivals:
         if len(turn) >= size and arrival.request.arrival_ns > turn[-1].request.arrival_ns:
@@ -92,8 +94,8 @@ def _by_time(arrival: Arrival) -> tuple[int, int]:
 
 
 class _Answers:
-    """Who was answered by which replica and when, until it is time for the router to hear of it: of one instant those
-    whose step ended first, as with all replicas in one environment."""
+    """Answers of the replicas, held until the router may learn of them. Of one instant, answers whose step ended first
+    come first, as with all replicas in one environment."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
@@ -105,7 +107,7 @@ class _Answers:
         heappush(self._untold, (time_ns, not isinstance(ended, Finished), replica, self._count, ended.request))
 
     def tell(self, until_ns: int) -> None:
-        """Tells the router of those up to `until_ns`, by time and replica."""
+        """Reports the answers up to `until_ns` to the router, by time and replica."""
         untold = self._untold
         while untold and untold[0][0] <= until_ns:
             _, _, replica, _, request = heappop(untold)
@@ -113,18 +115,18 @@ class _Answers:
 
 
 class _Replica(Stepping):
-    """One engine, simulated up to what it was told is next. `due_ns`: a time before which it answers nobody, if nobody
-    is sent to it."""
+    """One engine, simulated up to the next arrival announced to it. `due_ns`: lower bound on its next answer, assuming
+    no arrival."""
 
     def __init__(self, number: int, core: EngineCore, answers: _Answers | None) -> None:
         super().__init__(core, leaps=True)
         self.number = number
         self.due_ns: float = 0
         self._answers = answers
-        self._next_ns: float = 0  # nobody comes before
+        self._next_ns: float = 0  # no request arrives before
         self._is_over = False
         self._is_asleep = False  # after the latest step, over steps like it
-        self._came_ns: int | None = None  # when somebody came, or it was known that nobody will, as it rested
+        self._came_ns: int | None = None  # when a request arrived, or it was certain that none will, as it rested
         self._going = self.process()
 
     def advance(self, next_ns: float) -> None:
@@ -138,7 +140,7 @@ class _Replica(Stepping):
         self.core.submit(arrival)
 
     def finish(self, now_ns: int) -> None:
-        """Simulates the rest: it is known at `now_ns` that nobody will come any more."""
+        """Simulates the rest: from `now_ns` on no request will arrive."""
         self.advance(now_ns)
         self._interrupt(now_ns)
         self._is_over, self._next_ns = True, inf
@@ -155,18 +157,18 @@ class _Replica(Stepping):
     # ---- what Stepping asks
 
     def is_over(self) -> bool:
-        """Whether nobody will come any more."""
+        """Whether no request will arrive any more."""
         return self._is_over
 
     def tell(self, events: Iterable[EngineEvent], now_ns: int) -> None:
-        """Notes for the router who has ended."""
+        """Stores the ends of requests for the router."""
         if self._answers is not None:
             for event in events:
                 if isinstance(event, Ended):
                     self._answers.add(now_ns, self.number, event)
 
     def alone_until_ns(self) -> float:
-        """The time in ns before which nobody comes."""
+        """The time in ns before which no request arrives."""
         return self._next_ns
 
     def wait_for(self, now_ns: int) -> Generator[None]:
@@ -176,7 +178,8 @@ class _Replica(Stepping):
             yield
 
     def rest(self, idle: Idle, now_ns: int) -> Generator[None, None, int]:
-        """Waits until somebody comes, or the time of `idle`, or it is known that nobody will come."""
+        """Waits until a request arrives, or the time of `idle`, or it is certain that none will arrive; returns that
+        time in ns."""
         if idle.until_ns is None and self._is_over:
             return now_ns
         self._came_ns, self.due_ns = None, inf if idle.until_ns is None else idle.until_ns + 1
@@ -187,7 +190,7 @@ class _Replica(Stepping):
         return max(now_ns, self._came_ns)
 
     def go_on(self) -> Generator[None]:
-        """Simulates steps like the latest, and sleeps over those of which nobody hears."""
+        """Simulates steps like the latest, and sleeps over steps without events for the router."""
         has_leapt = False
         while True:
             quiet_ns = self._quiet_ns()
@@ -195,7 +198,7 @@ class _Replica(Stepping):
                 self.due_ns, self._is_asleep = quiet_ns, True
                 while self._is_asleep and quiet_ns > self._next_ns:
                     yield
-                if not self._is_asleep:  # somebody came
+                if not self._is_asleep:  # a request arrived
                     return
                 self._is_asleep = False
             elif has_leapt:
@@ -206,7 +209,7 @@ class _Replica(Stepping):
             has_leapt = True
 
     def _quiet_ns(self) -> int:
-        """A time in ns before which it surely answers nobody; 0 where that is not known, or nobody asks."""
+        """Lower bound in ns on the next answer; 0 where it is unknown, or the router needs no answers."""
         if self._answers is None:
             return 0
         return self.leaps.quiet_until_ns(self.reached_ns) or 0
