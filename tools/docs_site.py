@@ -202,8 +202,8 @@ _NEEDED: dict[str, dict[str, Any]] = {
 
 def python_names() -> Iterator[str]:
     """Lines of a page on every public name, with its signature and docstring."""
-    yield "# Python names\n\nMade from the docstrings of `import batchsim`. `scenario`, `results`, `study` and `planned`"
-    yield "in an example are those of the examples of `Scenario`, `run`, `capacity` and `plan`.\n"
+    yield "# Python names\n\nMade from the docstrings of `import batchsim`. Names that an example does not make are"
+    yield "of the examples of `Scenario`, `run`, `capacity` and `plan`.\n"
     yield '`Rate` is a text, `"8/s"`, or requests a second; `Time` `"50ms"` or ns; `Share` `"99%"` or a fraction.\n'
     for name in batchsim.__all__:
         thing = getattr(batchsim, name)

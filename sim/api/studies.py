@@ -126,14 +126,15 @@ def plan(
     Rows are mappings; without a table `recommendation` no configuration holds it, and `configurations` says why not.
 
     >>> gpu = {"cost": {"kind": "constant", "step": "10ms"}, "price": "2.50/h", "kv_tokens": 16_000}
-    >>> demand = {"target": {"rate": "150/s"}, "window": "5s", "currency": "EUR", "router": "least_tokens"}
+    >>> demand = {"target": {"rate": "150/s"}, "window": "5s", "growth": {"per_month": "0%", "months": 0}}
     >>> planned = batchsim.Scenario(
     ...     model="llama-3.1-8b",
     ...     cost={"kind": "constant", "step": "10ms"},
     ...     workload=scenario.file.workload,
     ...     policies={"vllm": {"max_num_seqs": 8}},
     ...     slo="ttft<500ms @ 90%",
-    ...     plan=demand | {"growth": {"per_month": "0%", "months": 0}, "gpus": {"small": gpu}},
+    ...     seeds=3,
+    ...     plan=demand | {"gpus": {"small": gpu}, "currency": "EUR", "router": "least_tokens", "max_replicas": 8},
     ... )
     >>> tables = batchsim.plan(planned)
     >>> [(row["gpu"], row["replicas"], row["cost_per_month"]) for row in tables["recommendation"]]

@@ -1,7 +1,7 @@
 """Laws of prompt and output lengths, and drawing from them.
 
-A draw is rounded to whole tokens and then clipped to [min, max]: production lengths pile up at their limits in the
-same way (Azure 2023 code: 3.7 % of the prompts at 7435-7437 tokens). Clipping moves the mean; whoever draws reports it.
+A draw is rounded to whole tokens and then clipped to [min, max]: production lengths pile up at their limits in the same
+way (Azure 2023 code: 3.7 % of the prompts at 7435-7437 tokens). Clipping moves the mean, which the caller reports.
 """
 
 from __future__ import annotations

@@ -84,8 +84,8 @@ def _by_class(
 def _never_let_in(results: Results, policy: str, load: float, seed: int, known: int) -> int:
     """How many judged requests the run never let in, so that its records lack them; `known` are the recorded ones."""
     points = results.points
-    mine = (points["policy"] == policy) & (points["load"] == load) & (points["seed"] == seed)
-    return round(float(points.loc[mine, "cohort"].iloc[0])) - known
+    of_point = (points["policy"] == policy) & (points["load"] == load) & (points["seed"] == seed)
+    return round(float(points.loc[of_point, "cohort"].iloc[0])) - known
 
 
 def _lost_frame(count: int, request_class: str) -> pd.DataFrame:

@@ -50,7 +50,7 @@ _FULL = {
 class Task:
     """What a worker needs for one point: the setup, pickled once for all its points; and the name of its folder.
 
-    `inputs` is the hash of what the setup is made of, files included.
+    `inputs` is the hash of the setup's inputs, files included.
     """
 
     setup: bytes
