@@ -202,19 +202,26 @@ _NEEDED: dict[str, dict[str, Any]] = {
 
 def python_names() -> Iterator[str]:
     """Lines of a page on every public name, with its signature and docstring."""
-    yield "# Python names\n\nMade from the docstrings of `import batchsim`.\n"
+    yield "# Python names\n\nMade from the docstrings of `import batchsim`. Names that an example does not make are"
+    yield "of the examples of `Scenario`, `run`, `capacity` and `plan`.\n"
     yield '`Rate` is a text, `"8/s"`, or requests a second; `Time` `"50ms"` or ns; `Share` `"99%"` or a fraction.\n'
     for name in batchsim.__all__:
         thing = getattr(batchsim, name)
         yield f"## batchsim.{name}\n"
         yield f"```python\n{name}{_signature(getattr(typed, name, thing))}\n```\n"
-        yield (inspect.getdoc(thing) or "") + "\n"
+        yield _with_fences(inspect.getdoc(thing) or "") + "\n"
         if inspect.isclass(thing):
             for each, member in vars(thing).items():
                 if not each.startswith("_") and callable(member) and inspect.getdoc(member):
                     yield f"### {name}.{each}\n"
                     yield f"```python\n{each}{_signature(member)}\n```\n"
-                    yield (inspect.getdoc(member) or "") + "\n"
+                    yield _with_fences(inspect.getdoc(member) or "") + "\n"
+
+
+def _with_fences(text: str) -> str:
+    """A docstring as Markdown: its examples, paragraphs that begin with a prompt, are blocks of code."""
+    paragraphs = text.split("\n\n")
+    return "\n\n".join(f"```pycon\n{each}\n```" if each.startswith(">>> ") else each for each in paragraphs)
 
 
 class _Words(str):

@@ -141,7 +141,7 @@ class TorchExecutor:
         return StepResult(duration_ns, finished, verified)
 
     def _land(self, launched: LaunchedModelStep, through_ns: int) -> Landed:
-        """Waits for the end of a step; says what came of it."""
+        """Waits for the end of a step; returns its result."""
         start_ns, end_ns = launched.times.result()
         if self._in_flight is launched:
             self._in_flight = None
@@ -191,7 +191,7 @@ class TorchExecutor:
     # ---- what a step computes
 
     def _prepared(self, batch: Batch) -> ModelStep:
-        """The step with all that the host knows of it, and the places of what the step in flight will say."""
+        """The step with all that the host knows of it, and placeholders for tokens of the step in flight."""
         out, into = self._moves(batch)
         sampling = replace(self.sampling, seed=self.sampling.seed + self._num_steps)
         self._num_steps += 1

@@ -58,10 +58,10 @@ class BlockMirror:
 
     def clear(self, row: int) -> None:
         """Takes all blocks from `row`, as after a preemption; they have no owner."""
-        mine = self.tables[row, : self.held[row]]
-        self.owner[mine[self.owner[mine] == row + 1]] = 0
-        self.users[mine] -= 1
-        mine[:] = 0
+        blocks = self.tables[row, : self.held[row]]
+        self.owner[blocks[self.owner[blocks] == row + 1]] = 0
+        self.users[blocks] -= 1
+        blocks[:] = 0
         self.held[row] = self.read_only[row] = self.claimed[row] = 0
 
     def extend(self, row: int, table: list[int], need: int, who: str, *, shared: int = 0) -> None:
@@ -86,15 +86,15 @@ class BlockMirror:
 
     def follow(self, row: int, table: list[int]) -> None:
         """Puts blocks of the manager's `table` in place of the row's where they differ: others, of the same content."""
-        mine = self.tables[row, : self.held[row]]
-        now = np.array(table[: len(mine)], dtype=np.int32) + 1
-        moved = now != mine
+        blocks = self.tables[row, : self.held[row]]
+        now = np.array(table[: len(blocks)], dtype=np.int32) + 1
+        moved = now != blocks
         if moved.any():
-            gone = mine[moved]
+            gone = blocks[moved]
             self.owner[gone[self.owner[gone] == row + 1]] = 0
             self.users[gone] -= 1
             self.users[now[moved]] += 1
-            mine[:] = now
+            blocks[:] = now
 
     def take(self, row: int, num_blocks: int) -> None:
         """Makes `row` the owner of its first `num_blocks` blocks, whose tokens were just swapped in."""

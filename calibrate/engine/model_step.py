@@ -1,4 +1,4 @@
-"""One step on its way through the device: what the host prepared, the tokens that came of it, and whose they are.
+"""One step on its way through the device: the prepared inputs, the sampled tokens, and their sequences.
 
 Where the engine's loop is ahead, steps run in a thread of their own, one after another in order of launch, while the
 host schedules and prepares the next one: torch gives up the interpreter's lock inside its kernels and while it waits

@@ -1,4 +1,4 @@
-"""An engine on a model whose requests come one by one, from whoever sends them, for as long as they come."""
+"""An engine on a model whose requests arrive one by one from clients, until the stream is closed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class ServingExecutor(TorchExecutor):
     """A TorchExecutor that keeps nothing of steps and of requests that have ended, but for `outputs`.
 
-    These are the tokens of each request by its id, growing, until whoever reads them takes them out.
+    These are the tokens of each request by its id, growing, until the reader takes them out.
     """
 
     def __init__(self, runner: ModelRunner, kv: BlockTables, **options: Any) -> None:

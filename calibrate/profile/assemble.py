@@ -1,4 +1,4 @@
-"""From raw measurements to a cost profile: fits, errors, and the list of what is missing."""
+"""From raw measurements to a cost profile: fits, errors, and the list of missing measurements."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ def _by_region(predicted: Floats, measured: Floats, table: dict[str, NDArray[np.
     region = regions(table)
     chosen = [(name, region == code) for code, name in enumerate(REGIONS)]
     chosen.append(("all", np.ones(len(region), dtype=bool)))
-    return [errors(predicted[mine], measured[mine], name) for name, mine in chosen if mine.any()]
+    return [errors(predicted[in_region], measured[in_region], name) for name, in_region in chosen if in_region.any()]
 
 
 def _held_out(

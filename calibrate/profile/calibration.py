@@ -1,8 +1,8 @@
 """`calibrate`: measures the step costs of one model on one device within a time budget and writes a cost profile.
 
 Work is done in order of value, and results are on disk every few seconds: the profile as soon as a fit is possible,
-with a list of what is missing, and the raw measurements beside it until all is done. The same call again goes on from
-there and measures nothing twice.
+with a list of missing measurements, and the raw measurements beside it until all is done. The same call again goes on
+from there and measures nothing twice.
 """
 
 from __future__ import annotations

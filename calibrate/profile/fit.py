@@ -2,7 +2,7 @@
 
 A measured step is explained as layers(tokens) + head(rows) + decode attention + chunk attention. The layers' curve
 never falls from one knot to the next: it is a sum of ramps with slopes at least 0. The head's time, which the points
-cannot tell from the layers', is set by the sizes of their matrices. Numpy only.
+cannot separate from the layers', is set by the sizes of their matrices. Numpy only.
 """
 
 from __future__ import annotations

@@ -55,9 +55,9 @@ def check_machine(profile: Profile, device: str) -> None:
     ours = identity(device)["hardware"]
     if profile.origin == "measured":
         key = "gpu" if device == "cuda" else "cpu"
-        its = profile.hardware
-        same = its.get("device") == device and its.get(key) == ours[key]
-        of = str(its.get("gpu") or its.get("cpu"))
+        hardware = profile.hardware
+        same = hardware.get("device") == device and hardware.get(key) == ours[key]
+        of = str(hardware.get("gpu") or hardware.get("cpu"))
     else:
         key, of = "gpu", str(profile.gpu)
         same = catalog_gpu(ours) == profile.gpu

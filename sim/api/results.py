@@ -25,7 +25,10 @@ from batchsim.results import read
 @dataclass(frozen=True)
 class Plots:
     """Pictures of a run as matplotlib figures, as `batchsim run` draws them. `load` and `seed` name a point; without
-    them the load of the run's table and the first seed."""
+    them the load of the run's table and the first seed.
+
+    >>> results.plot.latency_cdf(load=10).savefig("latencies.png")
+    """
 
     results: read.Results
 
@@ -49,6 +52,11 @@ class Results(read.Results):
     `summary`: a row a policy and load, each metric as the mean over seeds and `<metric>_ci`, the half-width of its 95 %
     interval. `points`: a row a policy, load and seed. Both flag as `unstable` where the queue grows: latencies there
     say how long the run was. `manifest`: how it was obtained. `plot`: its pictures.
+
+    >>> results
+    <Results results/tiny/...: 2 policies × 2 loads × 2 seeds; summary, points, requests(policy, load, seed), ...>
+    >>> results.paired("vllm", "static", "ttft_p99_s", 10).mean < 0  # seconds: vllm less static, seed by seed
+    True
     """
 
     @property
@@ -68,7 +76,11 @@ class Results(read.Results):
     def requests(self, policy: str, load: float, seed: int = 0) -> pd.DataFrame:
         """A row a request; `batchsim.results.frames.COLUMN_DOCS` says what columns are. Beside these, in seconds, null
         unless it finished: `ttft_s`, `tpot_s`, `e2e_s`, `queue_time_s`, `norm_latency_s` (`tpot_s` also where answers
-        come whole or of one token); and `unstable`, whether the queue of the point grows."""
+        come whole or of one token); and `unstable`, whether the queue of the point grows.
+
+        >>> results.requests("static", load=10)["e2e_s"].head(3).round(3).tolist()
+        [0.22, 0.144, 0.21]
+        """
         table = super().requests(policy, load, seed)
         point = self._rows(policy, load, seed).iloc[0]
         finished = (table["outcome"] == "finished").to_numpy()
@@ -97,6 +109,9 @@ class Results(read.Results):
         Without more, the parts of the requests' lives and the `slowest` 5, `by` a latency's name; with `request`, the
         life of that one; with `slo`, the causes of all misses, of all seeds unless one is named. ScenarioError for what
         the run does not have.
+
+        >>> print(results.explain(policy="static", load=20, request=3)[0]["sentence"])
+        arrived 932 us before the running step ended, queued 86 ms (the batch may still fill ...), prefill 10 ms ...
         """
         asked = {"slowest": slowest is not None or by is not None, "request": request is not None, "slo": slo}
         if len(modes := [name for name, is_asked in asked.items() if is_asked]) > 1:
@@ -133,6 +148,9 @@ def load_results(path: Path | str) -> Results:
 
     Warns in one line where another version of batchsim or of a package made them. ScenarioError if they lack what this
     version needs.
+
+    >>> list(batchsim.load_results("results/tiny").summary["policy"].unique())
+    ['static', 'vllm']
     """
     return with_plots(read.load_results(path))
 

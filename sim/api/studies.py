@@ -42,6 +42,14 @@ def run(
     With `precision`, like "5%", points get more seeds, at most `max_seeds`, until half the interval of `metric` is that
     share of its mean. The manifest's `failed` lists points that failed; PointsFailed if all did. ScenarioError, before
     the first simulation, for more than `limits` allows.
+
+    >>> results = batchsim.run(scenario)
+    >>> print(results.summary[["policy", "load", "ttft_p50_s"]].round(3))
+       policy  load  ttft_p50_s
+    0  static  10.0       0.161
+    1  static  20.0       0.160
+    2    vllm  10.0       0.019
+    3    vllm  20.0       0.024
     """
     asked = None
     if precision is not None:
@@ -74,6 +82,11 @@ def capacity(
     help; `capacity_text` and `capacity_picture` show it.
 
     `slo` replaces the scenario's. Probes lie in `out` and are reused. ScenarioError where there is nothing to search.
+
+    >>> study = batchsim.capacity(scenario, policies=["vllm"], precision="20%", max_seeds=3, only_rates=True)
+    >>> found = study.policies[0].found
+    >>> 80 < found.low <= found.load <= found.high < 130  # requests/s
+    True
     """
     asked = _single(_of(scenario), "capacity")
     labels = list(asked.file.policies)
@@ -111,6 +124,21 @@ def plan(
     """The tables of the cheapest group of replicas that holds the traffic of the scenario's `plan`, by name.
 
     Rows are mappings; without a table `recommendation` no configuration holds it, and `configurations` says why not.
+
+    >>> gpu = {"cost": {"kind": "constant", "step": "10ms"}, "price": "2.50/h", "kv_tokens": 16_000}
+    >>> demand = {"target": {"rate": "150/s"}, "window": "5s", "growth": {"per_month": "0%", "months": 0}}
+    >>> planned = batchsim.Scenario(
+    ...     model="llama-3.1-8b",
+    ...     cost={"kind": "constant", "step": "10ms"},
+    ...     workload=scenario.file.workload,
+    ...     policies={"vllm": {"max_num_seqs": 8}},
+    ...     slo="ttft<500ms @ 90%",
+    ...     seeds=3,
+    ...     plan=demand | {"gpus": {"small": gpu}, "currency": "EUR", "router": "least_tokens", "max_replicas": 8},
+    ... )
+    >>> tables = batchsim.plan(planned)
+    >>> [(row["gpu"], row["replicas"], row["cost_per_month"]) for row in tables["recommendation"]]
+    [('small', 2, 3650.0)]
     """
     asked = _single(_of(scenario), "plan")
     return plan_tables(asked, out=out, jobs=jobs, progress=progress, limits=limits)

@@ -183,7 +183,7 @@ def keeping_what_is_read() -> Iterator[None]:
 
 
 def check_replaceable(path: Path | str, kind: Kind | None) -> None:
-    """OccupiedError if there is a file at `path` that is none of `kind`, or that is one of what is read."""
+    """OccupiedError if there is a file at `path` that is not of `kind`, or is an input of this command."""
     if kind is None or _is_stream(path) or not os.path.isfile(path):
         return
     found = os.stat(path)

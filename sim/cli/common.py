@@ -157,7 +157,7 @@ def progress_bar() -> Iterator[Callable[[int, int, str], None]]:
 
 
 EVERY_S = 30.0
-"""Seconds between lines that tell how far a command is where stderr is no terminal."""
+"""Seconds between lines of progress where stderr is no terminal."""
 
 
 @contextmanager
@@ -210,7 +210,7 @@ def limits_of(max_points: int, max_memory: str | None) -> Limits:
 
 
 def _machine_bytes() -> int | None:
-    """The memory of this machine in bytes; None where the operating system does not tell."""
+    """The memory of this machine in bytes; None where the operating system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):

@@ -35,7 +35,7 @@ from batchsim.kernel.batch import Batch
 ROW_STEPS = (2, 4, 8)
 """Rows from which on a step may cost more at once."""
 Nanoseconds = Annotated[float, Range(0, 1e15)]
-"""Of a term, for each of what it multiplies."""
+"""ns of a term for each unit that it multiplies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,30 +87,35 @@ class Fitted(Cost):
 
     def step_ns(self, batch: Batch) -> int:
         """The step's duration in ns, at least 1: the sum of the terms, rounded."""
-        its, chunks = self.terms, len(batch.chunks) + batch.pad_prefill_rows
+        terms, chunks = self.terms, len(batch.chunks) + batch.pad_prefill_rows
         context = batch.context_tokens + batch.pad_context_tokens
         prompt = batch.num_prefill_tokens + batch.pad_prefill_tokens
-        ns = its.base * (batch.num_passes or 1) + its.prompt_token * prompt + its.context_token * context
-        ns += its.sequence * (batch.num_decode + batch.pad_decode_rows + chunks)
+        ns = terms.base * (batch.num_passes or 1) + terms.prompt_token * prompt + terms.context_token * context
+        ns += terms.sequence * (batch.num_decode + batch.pad_decode_rows + chunks)
         if chunks:
-            ns += its.beside_token * context
-        if its.pair and (prompt or batch.num_decode_tokens > batch.num_decode):
-            ns += its.pair * int(padded_work(columns_of(batch)).pairs[0])
+            ns += terms.beside_token * context
+        if terms.pair and (prompt or batch.num_decode_tokens > batch.num_decode):
+            ns += terms.pair * int(padded_work(columns_of(batch)).pairs[0])
         if batch.num_passes:
-            ns += its.rows_2 * batch.num_wide_passes
-        elif its.rows_2 or its.rows_4 or its.rows_8:
+            ns += terms.rows_2 * batch.num_wide_passes
+        elif terms.rows_2 or terms.rows_4 or terms.rows_8:
             rows = prompt + batch.num_decode_tokens + batch.pad_decode_rows
-            ns += its.rows_2 * (rows >= 2) + its.rows_4 * (rows >= 4) + its.rows_8 * (rows >= 8)
-        if self.kernel is not None and its.kernel:
-            ns += its.kernel * self.kernel.step_ns(batch)
+            ns += terms.rows_2 * (rows >= 2) + terms.rows_4 * (rows >= 4) + terms.rows_8 * (rows >= 8)
+        if self.kernel is not None and terms.kernel:
+            ns += terms.kernel * self.kernel.step_ns(batch)
         return round(ns) or 1
 
     def recompute_ns(self, num_tokens: int) -> int:
         """ns of a step that computes the first `num_tokens` of one sequence, and nothing else."""
-        its, kernel = self.terms, 0 if self.kernel is None else self.kernel.recompute_ns(num_tokens)
-        own = its.base + its.sequence + its.prompt_token * num_tokens + its.pair * num_tokens * (num_tokens + 1) // 2
-        own += sum(getattr(its, f"rows_{n}") for n in ROW_STEPS if num_tokens >= n)
-        return round(its.kernel * kernel + own)
+        terms, kernel = self.terms, 0 if self.kernel is None else self.kernel.recompute_ns(num_tokens)
+        own = (
+            terms.base
+            + terms.sequence
+            + terms.prompt_token * num_tokens
+            + terms.pair * num_tokens * (num_tokens + 1) // 2
+        )
+        own += sum(getattr(terms, f"rows_{n}") for n in ROW_STEPS if num_tokens >= n)
+        return round(terms.kernel * kernel + own)
 
     def swap_ns(self, num_blocks: int) -> int:
         """ns of moving `num_blocks` over the host link as the kernel has it; the free form knows nothing of it: 0."""
@@ -137,19 +142,19 @@ class Fitted(Cost):
 
     def explain(self, columns: Columns) -> Terms:
         """The kernel's terms times its factor; context under `kv_reads`, pairs under `attention`, the rest `host`."""
-        its, zeros = self.terms, np.zeros(len(columns["num_decode"]))
+        terms, zeros = self.terms, np.zeros(len(columns["num_decode"]))
         _, base, sequences, prompt, context, beside, pairs, *rows = self.features(columns).T
-        stairs = sum((getattr(its, f"rows_{n}") * on for n, on in zip(ROW_STEPS, rows, strict=True)), zeros)
+        stairs = sum((getattr(terms, f"rows_{n}") * on for n, on in zip(ROW_STEPS, rows, strict=True)), zeros)
         own = {
-            "kv_reads": its.context_token * context + its.beside_token * beside,
-            "attention": its.pair * pairs,
-            "host": its.base * base + its.sequence * sequences + its.prompt_token * prompt + stairs,
+            "kv_reads": terms.context_token * context + terms.beside_token * beside,
+            "attention": terms.pair * pairs,
+            "host": terms.base * base + terms.sequence * sequences + terms.prompt_token * prompt + stairs,
         }
         found = dict.fromkeys(TIME_TERMS, zeros) | own
         if self.kernel is None:
             return found | {"flops": zeros, "bytes": zeros}
         parts = self.kernel.explain(columns)
-        found = {name: ns + its.kernel * parts[name] for name, ns in found.items()}
+        found = {name: ns + terms.kernel * parts[name] for name, ns in found.items()}
         return found | {"flops": parts["flops"], "bytes": parts["bytes"]}
 
     def describe(self) -> str:

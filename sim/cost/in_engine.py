@@ -40,10 +40,10 @@ class Measured:
 
     def is_of(self, profile: Profile) -> bool:
         """Whether the points are of the GPU, the engine, the types and the model that `profile` is of."""
-        its = profile.setup
+        setup = profile.setup
         return (
-            its is not None
-            and (its.engine, profile.gpu, its.weight_dtype, its.moe_dtype, its.ep)
+            setup is not None
+            and (setup.engine, profile.gpu, setup.weight_dtype, setup.moe_dtype, setup.ep)
             == (self.engine, self.gpu, self.weights, self.experts, self.ep)
             and work_of(profile.model) == work_of(read_model(self.model))
         )
@@ -66,7 +66,7 @@ UNMEASURED = "kernels as the tables have them: no measurement of this GPU, type 
 
 
 def measured_of(profile: Profile) -> Measured | None:
-    """The measured points of what `profile` is of; None if there are none."""
+    """The measured points of the GPU, types and model of `profile`; None if there are none."""
     return next((each for each in MEASURED if each.is_of(profile)), None)
 
 

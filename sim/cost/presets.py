@@ -46,7 +46,7 @@ class Preset:
         return f"host: preset {self.name} ({self.evidence})"
 
     def kernels_text(self, profile: Profile) -> str:
-        """What is known of kernels inside the engine, of what `profile` is of."""
+        """A sentence on kernels inside the engine for the GPU, types and model of `profile`."""
         measured = measured_of(profile) if self.ahead else None
         if measured is None:
             return UNMEASURED

@@ -275,11 +275,12 @@ class Profile:
         for worst in self.checks[:1]:
             more = f"; {len(self.checks) - 1} more of the kind" if len(self.checks) > 1 else ""
             found.append(f"tables of {self.gpu}: {worst}{more}: not to be trusted")
-        its = self.deployment
-        if self.origin == "imported" and its.num_gpus > 1 and its.gpu is not None and its.gpu.over_pcie:
+        deployment = self.deployment
+        gpu = deployment.gpu
+        if self.origin == "imported" and deployment.num_gpus > 1 and gpu is not None and gpu.over_pcie:
             found.append(
-                f"{its.num_gpus} GPUs over {its.gpu.link}: collectives as the tables' own machine has them, where GPUs"
-                " reach each other's memory; without that they take several times as long"
+                f"{deployment.num_gpus} GPUs over {gpu.link}: collectives as the tables' own machine has"
+                " them, where GPUs reach each other's memory; without that they take several times as long"
             )
         return tuple(found)
 
@@ -405,8 +406,8 @@ def check_model(profile: Profile, model: ModelSpec) -> None:
         names = [one.name for one in fields(ModelSpec) if one.name not in left]
         pairs = [(name, getattr(profile.model, name), getattr(model, name)) for name in names]
     else:
-        its = work_of(model)
-        pairs = [(name, own, its[name]) for name, own in work_of(profile.model).items()]
+        work = work_of(model)
+        pairs = [(name, own, work[name]) for name, own in work_of(profile.model).items()]
     for name, own, asked in pairs:
         if own != asked:
             if profile.setup is None:

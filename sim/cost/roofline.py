@@ -125,12 +125,12 @@ class KernelCosts(NamedTuple):
     other_per_token: float
 
     @classmethod
-    def of(cls, its: Deployment, gpu: GpuSpec) -> KernelCosts:
+    def of(cls, deployment: Deployment, gpu: GpuSpec) -> KernelCosts:
         """The coefficients of a deployment on `gpu`: matrices and heads are divided, activations between them are not.
 
         Matrices have the bytes of their type; those in FP8 are multiplied so where the GPU can, all others in 16 bits.
         """
-        model, tp = its.model, its.tp
+        model, tp = deployment.model, deployment.tp
         e, layers, hidden, width = gpu.efficiencies, model.num_hidden_layers, model.hidden_size, model.dtype_bytes
         weight_byte, kv_byte = (NS_PER_S / (share * gpu.memory_bandwidth) for share in (e.weights, e.kv))
         flop = NS_PER_S / (e.matmul * gpu.peak_flops)
@@ -144,7 +144,7 @@ class KernelCosts(NamedTuple):
         (kind,) = model.kinds
         weights, moved = kind.weights(hidden), 0.0
         by_rate: dict[float, int] = {}
-        for number, dtype in ((weights.attention, its.types.attention), (weights.mlp, its.types.mlp)):
+        for number, dtype in ((weights.attention, deployment.types.attention), (weights.mlp, deployment.types.mlp)):
             moved += layers * number * ELEMENT_BYTES[dtype]
             rate = (gpu.fp8_flops if dtype.startswith("fp8") else None) or gpu.peak_flops
             by_rate[rate] = by_rate.get(rate, 0) + 2 * layers * number
@@ -163,7 +163,7 @@ class KernelCosts(NamedTuple):
             attention_constant=layers * e.attention_ns,
             attention_per_row=layers * e.sequence_ns,
             attention_per_pair=model.attention_flops_per_pair / tp * NS_PER_S / (e.attention * gpu.peak_flops),
-            kv_per_token=its.kv_bytes_per_token * kv_byte,
+            kv_per_token=deployment.kv_bytes_per_token * kv_byte,
             other_constant=2 * layers * gpu.peer_latency_ns * (tp > 1),
             other_per_token=layers * (elementwise_io * width * kv_byte + 2 * ring_bytes * NS_PER_S / gpu.peer_link),
         )
@@ -342,7 +342,7 @@ class Roofline(Cost):
         return int(_step_ns(self._coefficients, num_tokens, 1, 1, 0, num_tokens * (num_tokens + 1) // 2, num_tokens))
 
     def pass_ns(self, tokens: int, rows: int, context: int, pairs: int) -> float:
-        """ns of a pass over `tokens` of `rows` sequences, of each of which one is sampled."""
+        """ns of a pass over `tokens` of `rows` sequences, each of which samples one token."""
         return _step_ns(self._coefficients, tokens, rows, rows, context, pairs, 0)
 
     def passes_ns(self, tokens: NDArray[Any], rows: NDArray[Any], context: Any, pairs: Any) -> NDArray[np.float64]:
@@ -400,8 +400,10 @@ class Roofline(Cost):
 
     def describe(self) -> str:
         """One line for the head of a report."""
-        its, error = self.deployment, self.error
-        degree = "".join(f", {name} {count}" for name, count in (("tp", its.tp), ("pp", its.pp)) if count > 1)
+        deployment, error = self.deployment, self.error
+        degree = "".join(
+            f", {name} {count}" for name, count in (("tp", deployment.tp), ("pp", deployment.pp)) if count > 1
+        )
         error_text = f"error unknown: {error.source}" if isinstance(error, Unknown) else f"{KERNELS} {error}"
         return f"cost: roofline{degree}, not measured here ({error_text})"
 

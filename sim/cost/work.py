@@ -177,17 +177,17 @@ def padded_work(columns: Columns) -> Work:
     )
 
 
-def useful_flops_bytes(its: Deployment, columns: Columns) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def useful_flops_bytes(deployment: Deployment, columns: Columns) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """(FLOPs of each step's useful work, bytes of weights and KV that it reads), on all GPUs together.
 
     A step of padding alone reads the weights too. Of routed experts those are read that its tokens go through if each
     token's are drawn alike, and KV as if no layer had a window.
     """
-    model, useful = its.model, useful_work(columns)
+    model, useful = deployment.model, useful_work(columns)
     busy = useful.tokens + columns["pad_decode_rows"] + columns["pad_prefill_tokens"] > 0
     flops = model.matmul_flops_per_token * useful.tokens + 2 * model.head_parameters * useful.rows
     flops = flops + model.attention_flops_per_pair * (useful.pairs + useful.context)
-    every, routed, share = its.step_bytes()
+    every, routed, share = deployment.step_bytes()
     read = every * busy + routed * (1 - (1 - share) ** useful.tokens) if routed else every * busy
-    kv = ceil(sum(each.count * each.attention.kv_bytes(1, ELEMENT_BYTES[its.types.kv]) for each in model.kinds))
+    kv = ceil(sum(each.count * each.attention.kv_bytes(1, ELEMENT_BYTES[deployment.types.kv]) for each in model.kinds))
     return flops * 1.0, read + kv * useful.context * 1.0

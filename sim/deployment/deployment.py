@@ -159,9 +159,9 @@ class Deployment:
         attention, mlp, experts = (ELEMENT_BYTES[kind] for kind in (types.attention, types.mlp, types.experts))
         every, routed, share = model.head_parameters * ELEMENT_BYTES[types.plain], 0.0, 1.0
         for each in model.kinds:
-            its = each.weights(model.hidden_size)
-            every += each.count * (its.attention * attention + its.mlp * mlp)
-            routed += each.count * its.experts * experts
+            weights = each.weights(model.hidden_size)
+            every += each.count * (weights.attention * attention + weights.mlp * mlp)
+            routed += each.count * weights.experts * experts
             share = each.mlp.per_token / each.mlp.count if isinstance(each.mlp, Experts) else share
         return every, routed, share
 

@@ -178,6 +178,6 @@ class Layers:
 
     def active_weights(self, hidden_size: int) -> int:
         """The weights of one layer's matrices that one token is multiplied with; without a router's."""
-        its, mlp = self.weights(hidden_size), self.mlp
+        weights, mlp = self.weights(hidden_size), self.mlp
         share = (mlp.per_token, mlp.count) if isinstance(mlp, Experts) else (1, 1)
-        return its.attention + its.mlp + its.experts * share[0] // share[1]
+        return weights.attention + weights.mlp + weights.experts * share[0] // share[1]

@@ -1,6 +1,6 @@
-"""How engines share a GPU's memory: what each keeps besides weights and KV, and which share of what it may use.
+"""How engines share a GPU's memory: the reserves of each besides weights and KV, and its share of the memory.
 
-Every engine measures its own needs when it starts; here they are derived, and each constant says from what. A number
+Every engine measures its own needs when it starts; here they are derived, and each constant names its source. A number
 from a start-up log is better and takes the place of all this. Errors: `python -m tools.kv_memory` prints them.
 """
 

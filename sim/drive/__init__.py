@@ -1,1 +1,1 @@
-"""Who cranks an engine: where requests come from, simulated time, a clock; a scenario that needs no YAML."""
+"""Drivers of engines: sources of requests, simulated time, a clock; a scenario that needs no YAML."""

@@ -85,7 +85,7 @@ Waits = Generator[Wait | Idle | Batch | Launch | Busy, int, None]
 
 
 class Driver(Protocol):
-    """What the loop asks of whoever drives it."""
+    """The methods that the loop needs of its driver."""
 
     def is_over(self) -> bool:
         """Whether no arrival will come unless this engine answers something."""

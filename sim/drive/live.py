@@ -1,8 +1,8 @@
 """The wall-clock driver: cranks an EngineCore in real time, or in virtual time where the clock says so.
 
 With a virtual clock it is the plainest statement of what a run is, and `simulate` must equal it bit for bit. In real
-time requests come from a thread of their own at their intended times, however late the engine is, and whatever fails
-ends the run with every request accounted for.
+time requests come from a thread of their own at their intended times, however late the engine is, and any failure ends
+the run with every request accounted for.
 """
 
 from __future__ import annotations

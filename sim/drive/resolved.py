@@ -253,7 +253,7 @@ class Resolved:
     def _let_luck(
         self, policy: ResolvedPolicy, speculation: Speculation, executor: Executor, workload: BuiltWorkload
     ) -> None:
-        """Tells a simulation's `executor` what drafts are worth; any other finds out. ScenarioError for drafts that no
+        """Gives a simulation's `executor` the acceptance of drafts; a model finds it. ScenarioError for drafts that no
         other makes, or where that is not said of a class, or of requests by their trace."""
         if not isinstance(executor, SimExecutor):
             policy.check_can_be_real()

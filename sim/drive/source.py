@@ -63,7 +63,7 @@ class WallClock:
 
 
 class Cut(Exception):  # noqa: N818  a wish, no error
-    """Raised by a source that wants the run cut; `reason` is that of what is open then."""
+    """Raised by a source that wants the run cut; `reason` is that of the requests open then."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -71,7 +71,7 @@ class Cut(Exception):  # noqa: N818  a wish, no error
 
 
 class Source(Protocol):
-    """Where an engine's requests come from, in the time of one clock: a workload, or whoever sends to an endpoint.
+    """Where an engine's requests come from, in the time of one clock: a workload, or the clients of an endpoint.
 
     `failure` is the error that broke the source; None while nothing has.
     """

@@ -39,7 +39,7 @@ class Stepping(ABC):
 
     @abstractmethod
     def wait_for(self, now_ns: int) -> Iterable[Any]:
-        """Waits until all who come up to `now_ns` have come."""
+        """Waits until all arrivals up to `now_ns` are known."""
 
     @abstractmethod
     def rest(self, idle: Idle, now_ns: int) -> Generator[Any, Any, int]:

@@ -181,10 +181,10 @@ class _Inside:
     """The requests in one of `states` at a time; the times asked for must not fall."""
 
     def __init__(self, records: Records, intervals: Intervals, states: tuple[int, ...]) -> None:
-        mine = np.flatnonzero(np.isin(intervals.state, states))
-        mine = mine[np.argsort(intervals.start_ns[mine], kind="stable")]
-        ids = records.requests["request_id"][intervals.request[mine]]
-        starts, ends = intervals.start_ns[mine].tolist(), intervals.end_ns[mine].tolist()
+        places = np.flatnonzero(np.isin(intervals.state, states))
+        places = places[np.argsort(intervals.start_ns[places], kind="stable")]
+        ids = records.requests["request_id"][intervals.request[places]]
+        starts, ends = intervals.start_ns[places].tolist(), intervals.end_ns[places].tolist()
         self._coming = list(zip(starts, ends, ids.tolist(), strict=True))[::-1]
         self._inside: list[tuple[int, int]] = []
 

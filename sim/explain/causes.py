@@ -90,9 +90,9 @@ class Objectives:
         """Each objective's bounds on requests, and a mask of the requests that it judges."""
         others, found = np.ones(len(records.requests), dtype=bool), []
         for name, slo in self.class_slos.items():
-            mine = of_class(records, name)
-            others &= ~mine
-            found.append((_of_requests(slo), mine))
+            members = of_class(records, name)
+            others &= ~members
+            found.append((_of_requests(slo), members))
         return [*found, (_of_requests(self.slo), others)]
 
     def cohort(self, records: Records) -> Flags:
@@ -103,8 +103,8 @@ class Objectives:
 def kept_slo(records: Records, objectives: Objectives) -> Flags:
     """A mask of the requests that finished within the bounds of their objective: the complement of `slo_misses`."""
     values, kept = _values_ns(records.requests), np.zeros(len(records.requests), dtype=bool)
-    for bounds, mine in objectives.groups(records):
-        kept |= mine & keeps_all(bounds, values)
+    for bounds, members in objectives.groups(records):
+        kept |= members & keeps_all(bounds, values)
     return kept & (records.requests["outcome"] == FINISHED)
 
 
@@ -120,8 +120,8 @@ def slo_misses(records: Records, objectives: Objectives) -> pd.DataFrame:
     rows: list[tuple[Any, ...]] = []
     values, whole = _values_ns(requests), _is_whole(requests)
     cohort, finished = objectives.cohort(records), requests["outcome"] == FINISHED
-    for bounds, mine in objectives.groups(records):
-        judged = cohort & mine & finished
+    for bounds, members in objectives.groups(records):
+        judged = cohort & members & finished
         excess = np.zeros((len(bounds), len(requests)))
         for k, bound in enumerate(bounds):
             value = values[bound.metric]

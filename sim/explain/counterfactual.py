@@ -88,19 +88,19 @@ class Counterfactual:
         """The ids that both sides judge, of equal prompts, and sent at the same time unless answers decide when."""
         if not self.same_ids:
             return set()
-        mine, theirs = (side.records.requests[side.judged] for side in (self.base, self.changed))
-        ids, i, j = np.intersect1d(mine["request_id"], theirs["request_id"], return_indices=True)
-        same = mine["prompt_tokens"][i] == theirs["prompt_tokens"][j]
+        base, changed = (side.records.requests[side.judged] for side in (self.base, self.changed))
+        ids, i, j = np.intersect1d(base["request_id"], changed["request_id"], return_indices=True)
+        same = base["prompt_tokens"][i] == changed["prompt_tokens"][j]
         if not self.closed_loop:
-            same &= mine["sent_ns"][i] == theirs["sent_ns"][j]
+            same &= base["sent_ns"][i] == changed["sent_ns"][j]
         return set(ids[same].tolist())
 
     @property
     def no_effect(self) -> bool:
         """Whether every request's row is the same, but for codes, which each run numbers in its own way."""
-        mine, theirs = self.base.records.requests, self.changed.records.requests
-        names = [name for name in mine.dtype.names or () if name not in _CODES]
-        return len(mine) == len(theirs) and all((mine[name] == theirs[name]).all() for name in names)
+        base, changed = self.base.records.requests, self.changed.records.requests
+        names = [name for name in base.dtype.names or () if name not in _CODES]
+        return len(base) == len(changed) and all((base[name] == changed[name]).all() for name in names)
 
 
 def counterfactual(
@@ -204,8 +204,8 @@ def _stated(
     if results.keeps(policy) != "all":
         plain["keep"] = "all"
     row = _row(results, policy, load, seed)
-    its = varied(results, policy)
-    label = policy if its is None else its["policy"]
+    variant = varied(results, policy)
+    label = policy if variant is None else variant["policy"]
     scenario = _scenario(results, plain, (), folders, allow_code)
     return _Stated(
         folders, plain, row, label, scenario, Setup.of(scenario), _spec(scenario, label, row["variant"], results)
@@ -248,7 +248,7 @@ def check_changes(changes: Sequence[str]) -> set[str]:
 
 
 def _check_axis(scenario: Scenario, changes: Sequence[str]) -> None:
-    """ScenarioError for a change of what the point's load replaces anyway."""
+    """ScenarioError for a change of a key that the point's load replaces anyway."""
     for text in changes:
         other = replaced_by(text.partition("=")[0].strip(), scenario.plain)
         if other.startswith("load."):
@@ -328,7 +328,7 @@ def _pinned(entry: Mapping[str, Any] | None, spec: PolicySpec) -> dict[str, Any]
 
 
 def _change(text: str, plain: Mapping[str, Any], spec: PolicySpec, setup: Setup) -> Change:
-    """The change that `KEY=VALUE` asks for; a value like `+20%` is of what the point had."""
+    """The change that `KEY=VALUE` asks for; a value like `+20%` is relative to the point's."""
     key, _, value = (part.strip() for part in text.partition("="))
     path = key.split(".")
     if path[0] == "policies" and path[1] != spec.label:

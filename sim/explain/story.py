@@ -161,18 +161,18 @@ class _OfEngine:
         return [*found, _plain(free, now_ns, until_ns)]
 
     def _states(self, i: int) -> list[Chapter]:
-        its: Intervals = self._intervals
-        first, last = np.searchsorted(its.request, [i, i + 1])
-        return [self._state(int(its.state[k]), k) for k in range(first, last)]
+        intervals: Intervals = self._intervals
+        first, last = np.searchsorted(intervals.request, [i, i + 1])
+        return [self._state(int(intervals.state[k]), k) for k in range(first, last)]
 
     def _state(self, state: int, k: int) -> Chapter:
-        its, texts = self._intervals, self.records.texts
-        start_ns, end_ns = int(its.start_ns[k]), int(its.end_ns[k])
+        intervals, texts = self._intervals, self.records.texts
+        start_ns, end_ns = int(intervals.start_ns[k]), int(intervals.end_ns[k])
         name = STATE_NAMES[state]
         if state not in (PREFILL, RECOMPUTE, DECODE):
-            reason = texts[its.reason[k]]
+            reason = texts[intervals.reason[k]]
             part = named(name, reason)
-            blocker = _optional(int(its.blocker[k]))
+            blocker = _optional(int(intervals.blocker[k]))
             return Chapter(name, start_ns, end_ns, {part: end_ns - start_ns}, reason or UNSTATED, None, blocker)
         steps = self.records.steps
         low, high = np.searchsorted(steps["start_ns"], [start_ns, end_ns], "left")

@@ -1,4 +1,4 @@
-"""What measured runs say of each term, and what they cannot tell apart."""
+"""How well measured runs determine each term, and which terms they cannot separate."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Confused:
-    """Two terms that these runs cannot tell apart, by the correlation of their errors; which run would settle it."""
+    """Two terms that these runs cannot separate, by the correlation of their errors; which run would settle it."""
 
     one: str
     other: str
@@ -92,10 +92,10 @@ class Identified:
 
 
 def identify(case: Case, solved: Solved, *, ahead: bool) -> Identified:
-    """How well the terms of a solution are known: from the equations, of which each latency of a run is worth one.
+    """How well the terms of a solution are known: from the equations, one for each latency of a run.
 
     `ahead`: the engine schedules ahead of results. Its tokens come late by a part of a step, the lag, which beyond what
-    is simulated no runs of one model can tell from the way from the client.
+    is simulated no runs of one model can separate from the way from the client.
     """
     a, _ = system(case, solved.equations, solved.values)
     sigma = _sigma(solved, int((a != 0).any(axis=0).sum()))

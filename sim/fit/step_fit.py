@@ -206,7 +206,7 @@ class _Design:
         return np.sqrt(CUT / np.maximum(np.abs(off), CUT))
 
     def off(self, values: Mapping[str, float], rows: NDArray[np.bool_]) -> Floats:
-        """By which share of what it took each of the steps `rows` is predicted too long."""
+        """Relative error of each of the steps `rows`: (predicted - recorded) / recorded."""
         return self.mid[rows] @ _vector(values) / self.ns[rows] - 1
 
     def error(self, values: Mapping[str, float], rows: NDArray[np.bool_]) -> float:
@@ -229,8 +229,8 @@ class _Design:
         return active, values
 
     def solve(self, active: Sequence[str], rows: NDArray[np.bool_]) -> dict[str, float]:
-        """The terms that come nearest to the steps `rows`, in shares of what each took; beyond CUT a step counts by its
-        error, not by its square."""
+        """The terms that come nearest to the steps `rows`, by relative error; beyond CUT a step counts by its error,
+        not by its square."""
         of = [TERMS.index(name) for name in active]
         a = self.mid[rows][:, of] / self.ns[rows, None]
         defaults = np.array([self.stated.get(name, 0.0) for name in active])

@@ -145,8 +145,8 @@ class Batch:
         self.joined = self.left = ()
 
     def regroup(self) -> None:
-        """Turns this decode-only batch into that of a step before, had the members who left the group since not been in
-        it. O(1); before `again`."""
+        """Turns this decode-only batch into that of a step before, without the members that left the group since. O(1);
+        before `again`."""
         group = self.decodes
         assert group is not None
         self.num_decode = self.num_decode_tokens = len(group.members)

@@ -36,8 +36,8 @@ class EngineCore:
     `per_chunk_ns` is the front end's time to deliver each piece of a response, `per_stream_ns` what it takes longer for
     the first one, for each answer that is being streamed. `max_waiting` bounds the queue: arrivals
     beyond it are rejected, those of one instant counting against each other. At the first step boundary at or after
-    `stop_ns` all that is open ends unfinished. `tells_tokens`: `complete` also returns who got tokens, which costs a
-    step O(batch). `loop`: how host and GPU wait for each other.
+    `stop_ns` all that is open ends unfinished. `tells_tokens`: `complete` also returns token events, which costs a step
+    O(batch). `loop`: how host and GPU wait for each other.
     """
 
     def __init__(

@@ -388,8 +388,8 @@ class DraftGroup(DecodeGroup):
         if drafting.changes == self.changes:
             self._take_off(slice(len(sequences)), rejected, rows)
         else:
-            mine = [i for i, seq in enumerate(sequences) if seq.group is self]
-            self._take_off([sequences[i].phase for i in mine], rejected[mine], rows[mine])
+            places = [i for i, seq in enumerate(sequences) if seq.group is self]
+            self._take_off([sequences[i].phase for i in places], rejected[places], rows[places])
             taken = zip(sequences, rejected.tolist(), strict=True)
             self._take_off_left((seq, n) for seq, n in taken if n and seq not in lost)
         for seq in sampled:

@@ -88,7 +88,7 @@ class StepsInFlight:
 
     `called_ns`: when its scheduler was last asked. `calls`: of a batch queue, the calls of the scheduler that were not
     processed yet, oldest first: whether each had something to run. `zero_ns`: what the monotonic clock of this machine
-    says at time 0 of a run by the wall clock, whose steps may run behind the host and tell when; None in other runs.
+    says at time 0 of a run by the wall clock, whose steps may run behind the host and report when; None in other runs.
     """
 
     __slots__ = ("_finishing", "_free_ns", "called_ns", "calls", "steps", "zero_ns")

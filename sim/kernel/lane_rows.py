@@ -76,7 +76,7 @@ class LaneRows:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the rows, and of what is noted of those yet to be written."""
+        """Bytes of the rows, and of the notes on rows yet to be written."""
         return len(self.rows) + len(self._repeated)
 
     def cut(self) -> None:

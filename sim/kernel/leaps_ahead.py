@@ -5,8 +5,8 @@
 2. Where the last prompts end with the latest step and the scheduler says that decodes follow (`protocols.Steady`), it
    is called for them within the leap.
 3. Where it says that a batch is steady and the cost is a line in the context (`decode_line`), steps are launched
-   without calling it, up to the one that finishes a sequence and the one behind it. Once the device no longer waits for
-   the host, which stays so as steps grow no shorter, their times are one sum.
+   without calling it, up to the one that finishes a sequence and the one behind it. Once the device no longer waits
+   for the host, which stays so as steps grow no shorter, their times are one sum.
 4. The host's part of a step then follows from when the steps beside it began, and is filled in by column as records are
    read. Rows of steps are written one by one: leaps are some twenty steps long, too short to save by columns.
 

@@ -10,7 +10,7 @@ from batchsim.base.ranges import Config
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
 
 DraftMethod = Literal["ngram", "eagle", "eagle3", "mtp", "draft_model"]
-"""Who drafts tokens: a search of the text, a head on the model's own hidden states, or a smaller model."""
+"""The drafter: a search of the text, a head on the model's own hidden states, or a smaller model."""
 
 
 @dataclass(frozen=True, slots=True)

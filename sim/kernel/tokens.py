@@ -18,7 +18,7 @@ def prompt_stream(number: int) -> int:
 
 
 def output_stream(request_id: int) -> int:
-    """The stream of what a request generates: its j-th output token has index j."""
+    """The stream of a request's output: its j-th output token has index j."""
     return 2 * request_id + 1
 
 

@@ -233,7 +233,7 @@ class DecodeGroup:
     `step` counts the decode steps the group has made. `total_context_tokens` is the sum of `num_computed_tokens`
     over the members, the KV tokens the next decode step reads. Join and leave are O(1); only EngineCore advances. When
     a member joined is the group's own affair: others ask what it has `gained`.
-    `joined` and `left` hold what changed since the last batch took them; who left again at once is in both.
+    `joined` and `left` hold what changed since the last batch took them; a sequence that left again at once is in both.
     """
 
     __slots__ = ("_by_phase", "_due", "block_size", "joined", "left", "members", "step", "total_context_tokens")

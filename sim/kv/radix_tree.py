@@ -1,6 +1,6 @@
 """A radix tree of KV pages by the tokens they were computed from, with locks and eviction, as in SGLang 0.5.23.
 
-A node is a run of whole pages and is split where other tokens part from it. Whoever uses pages locks the path to them.
+A node is a run of whole pages and is split where other tokens part from it. A user of pages locks the path to them.
 Evicted is the leaf without locks that was walked over longest ago, the whole node at a time. Time is a count of walks.
 Source: python/sglang/srt/mem_cache/unified_cache/ of the 0.5.23 wheel.
 """

@@ -96,13 +96,13 @@ def part_times(records: Records, per_chunk_ns: int = 0) -> Iterator[PartTimes]:
     """
     for _, rows, engine in by_engine(records):
         for times in _part_times(engine, per_chunk_ns):
-            mine = rows[times.request]
-            if mine.min(initial=0) >= 0:
-                yield times._replace(request=mine)
+            request_rows = rows[times.request]
+            if request_rows.min(initial=0) >= 0:
+                yield times._replace(request=request_rows)
             else:
-                kept = mine >= 0
+                kept = request_rows >= 0
                 blocker, after_first = times.blocker[kept], times.after_first[kept]
-                yield PartTimes(times.part, mine[kept], times.ns[kept], blocker, after_first)
+                yield PartTimes(times.part, request_rows[kept], times.ns[kept], blocker, after_first)
 
 
 def _part_times(records: Records, per_chunk_ns: int) -> Iterator[PartTimes]:

@@ -75,8 +75,8 @@ def step_minutes(lives: Sequence[EngineLife], num_blocks: Sequence[int]) -> Colu
 def _add_steps(
     sums: dict[tuple[int, int], NDArray[np.float64]], steps: Mapping[str, NDArray[Any]], replica: int, num_blocks: int
 ) -> None:
-    """Adds to `sums`, by minute and replica, how many steps began, how long they took, and by that time who waited, who
-    ran and which share of the blocks was in use."""
+    """Adds to `sums`, by minute and replica, the number of steps begun and their ns, and, times these ns, the waiting
+    and running sequences and the share of blocks in use."""
     minutes = steps["start_ns"] // MINUTE_NS
     first, ns = int(minutes[0]), steps["duration_ns"]
     used = (1 - steps["free_blocks"] / num_blocks) * ns
@@ -99,8 +99,8 @@ def histograms(inputs: PointInputs) -> Columns:
             continue
         values = latencies[name]
         for code in np.unique(requests["request_class"][done]):
-            mine = values[done & (requests["request_class"] == code)]
-            known = mine[~np.isnan(mine)]
+            class_values = values[done & (requests["request_class"] == code)]
+            known = class_values[~np.isnan(class_values)]
             histogram = Histogram()
             histogram.add(known, np.ones(len(known), np.int64))
             means, counts = histogram.found()

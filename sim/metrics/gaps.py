@@ -80,7 +80,7 @@ def _token_runs_ahead(
 ) -> tuple[NDArray[np.int64], ...]:
     """As `_token_runs`, of an engine that schedules ahead of results, whose tokens come when results are processed.
 
-    Who sits out or is preempted does so when the scheduler is called; the step in flight then still makes its token,
+    A sequence sits out or is preempted when the scheduler is called; the step in flight then still makes its token,
     which some engines give up. Empty unless all tokens are found: each request's runs hold as many as it got.
     """
     called, processed = records.lanes["called_ns"], records.lanes["processed_ns"]

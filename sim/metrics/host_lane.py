@@ -16,9 +16,9 @@ def ends_before_ns(records: Records) -> Int:
     """For each step, when all steps before it on its engine had ended; 0 for the first. In a pipeline that may be after
     its start. Zeros where no engine is ahead: there no two steps meet."""
     found = np.zeros(records.num_steps, np.int64)
-    for mine in _engines(records):
-        ends = records.step_columns["start_ns"][mine] + records.step_columns["duration_ns"][mine]
-        found[mine[1:]] = np.maximum.accumulate(ends)[:-1]
+    for rows in _engines(records):
+        ends = records.step_columns["start_ns"][rows] + records.step_columns["duration_ns"][rows]
+        found[rows[1:]] = np.maximum.accumulate(ends)[:-1]
     return found
 
 
@@ -30,14 +30,14 @@ def host_waits_ns(records: Records) -> Int:
     """
     found = np.zeros(records.num_steps, np.int64)
     before_ns = ends_before_ns(records)
-    for mine in _engines(records):
-        lanes = records.lanes[mine]
+    for rows in _engines(records):
+        lanes = records.lanes[rows]
         called_ns, processed_ns = lanes["called_ns"], lanes["processed_ns"].copy()
         processed_ns[processed_ns == MISSING] = np.iinfo(np.int64).max  # the last ones; results come in order
-        at = np.minimum(np.searchsorted(processed_ns, called_ns), len(mine) - 1)
+        at = np.minimum(np.searchsorted(processed_ns, called_ns), len(rows) - 1)
         straight = processed_ns[at] == called_ns  # from the results of a step to the call
-        since_ns = np.where(straight, before_ns[mine], np.maximum(before_ns[mine], lanes["called_ns"]))
-        found[mine] = np.maximum(records.step_columns["start_ns"][mine] - since_ns, 0)
+        since_ns = np.where(straight, before_ns[rows], np.maximum(before_ns[rows], lanes["called_ns"]))
+        found[rows] = np.maximum(records.step_columns["start_ns"][rows] - since_ns, 0)
     return found
 
 

@@ -182,7 +182,8 @@ def _hits_by_turn(requests: NDArray[np.void], turn: NDArray[np.int64], cached: b
     """`prefix_hit_rate` of the requests that are the first, second, third and later turns of their sessions."""
     kinds = {"1": turn == 0, "2": turn == 1, "3": turn == 2, "4_on": turn > 2}
     return {
-        f"prefix_hit_rate_turn_{name}": _hit_rate(requests[mine]) if cached else None for name, mine in kinds.items()
+        f"prefix_hit_rate_turn_{name}": _hit_rate(requests[of_turn]) if cached else None
+        for name, of_turn in kinds.items()
     }
 
 

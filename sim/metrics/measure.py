@@ -88,9 +88,9 @@ def measure(inputs: PointInputs) -> Measured:
     tasks = None if inputs.task_of is None else task_lives(inputs)
     values |= _objectives(inputs, cohort, latencies, span_ns, tasks)
     for name in inputs.class_names:
-        mine = done & of_class(records, name)
+        in_class = done & of_class(records, name)
         for latency in ("ttft", "tpot", "e2e"):
-            observed = latencies[latency][mine]
+            observed = latencies[latency][in_class]
             _summarise(latency, observed[~np.isnan(observed)], None, values, weak_percentiles, f"[{name}]")
     steps = totals_of(inputs, span_ns)
     values |= engine_kpis(inputs, steps, cohort, span_ns)
@@ -337,9 +337,9 @@ def _slo_groups(inputs: PointInputs) -> Iterable[tuple[Slo, NDArray[np.bool_]]]:
     records = inputs.records
     others = np.ones(len(records.requests), dtype=bool)
     for name, slo in inputs.class_slos.items():
-        mine = of_class(records, name)
-        others &= ~mine
-        yield slo, mine
+        members = of_class(records, name)
+        others &= ~members
+        yield slo, members
     if inputs.slo is not None:
         yield inputs.slo, others
 

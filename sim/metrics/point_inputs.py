@@ -161,11 +161,11 @@ def span_of(inputs: PointInputs, cohort: NDArray[np.bool_]) -> tuple[int, int]:
 
 def makespan(records: Records, cohort: NDArray[np.bool_]) -> tuple[int, int]:
     """(start, end) in ns: when the first of the cohort was sent and the last delivered; of length 0 if none was."""
-    mine = records.requests[cohort]
-    if not len(mine):
+    measured = records.requests[cohort]
+    if not len(measured):
         return 0, 0
-    first = int(mine["sent_ns"].min())
-    return first, max(int(mine["delivered_ns"].max()), first)
+    first = int(measured["sent_ns"].min())
+    return first, max(int(measured["delivered_ns"].max()), first)
 
 
 def between(times: NDArray[np.int64], window_ns: tuple[int, int]) -> NDArray[np.bool_]:

@@ -33,24 +33,24 @@ def replica_table(inputs: PointInputs) -> list[dict[str, Any]]:
     held_ns, up_ns = fleet.replica_ns(span_ns, HELD), fleet.replica_ns(span_ns, (UP, DRAINING))
     rows, digest = [], inputs.digest
     for replica, group in enumerate(fleet.group):
-        mine = _of_replica(inputs, replica)
-        requests = mine.records.requests
+        replica_inputs = _of_replica(inputs, replica)
+        requests = replica_inputs.records.requests
         cohort = between(requests["sent_ns"], inputs.window_ns) & (requests["outcome"] != PRUNED)
         done = cohort & (requests["outcome"] == FINISHED)
-        steps = totals_of(mine, span_ns) if digest is None else digest.of_replica(replica)
-        kpis = engine_kpis(mine, steps, cohort, span_ns)
+        steps = totals_of(replica_inputs, span_ns) if digest is None else digest.of_replica(replica)
+        kpis = engine_kpis(replica_inputs, steps, cohort, span_ns)
         row: dict[str, Any] = {
             "replica": replica,
             "group": group,
             "requests": int(cohort.sum()),
             "finished": int(done.sum()),
-            "lost": len(mine.records.stays(REPLICA_FAILED)),
+            "lost": len(replica_inputs.records.stays(REPLICA_FAILED)),
             "held_s": int(held_ns[replica]) / NS_PER_S,
             "up_s": int(up_ns[replica]) / NS_PER_S,
             "num_blocks": int(fleet.num_blocks[replica]),
         }
         row |= {name: kpis[name] for name in COLUMNS if name in kpis}
-        latencies = latencies_ns(mine)
+        latencies = latencies_ns(replica_inputs)
         for name in ("ttft", "tpot", "e2e"):
             observed = latencies[name][done]
             observed = observed[~np.isnan(observed)]

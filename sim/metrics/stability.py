@@ -1,4 +1,4 @@
-"""Whether a queue grows for as long as requests come, and whether a cost is known well enough to tell."""
+"""Whether a queue grows for as long as requests come, and whether a cost is known well enough to judge."""
 
 from __future__ import annotations
 

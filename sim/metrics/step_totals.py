@@ -84,10 +84,10 @@ class StepTotals:
 def step_totals(records: Records, facts: StepFacts, span_ns: tuple[int, int], behind: int = 0) -> StepTotals:
     """The totals of the steps of `records` within the span, but for the first `behind` of them, which are those of a
     piece before."""
-    (start, end), mine, ahead = span_ns, slice(behind, None), len(records.lanes) > 0
-    steps = {name: records.step_columns[name][mine] for name in _READ}
+    (start, end), own_steps, ahead = span_ns, slice(behind, None), len(records.lanes) > 0
+    steps = {name: records.step_columns[name][own_steps] for name in _READ}
     starts, ends = steps["start_ns"], steps["start_ns"] + steps["duration_ns"]
-    alone_ns = np.maximum(starts, ends_before_ns(records)[mine])
+    alone_ns = np.maximum(starts, ends_before_ns(records)[own_steps])
     busy_ns = np.clip(np.minimum(ends, end) - np.maximum(alone_ns, start), 0, None)
     inside = (starts >= start) & (starts < end)
     num_steps = int(inside.sum())
@@ -96,8 +96,8 @@ def step_totals(records: Records, facts: StepFacts, span_ns: tuple[int, int], be
     known = (steps["num_chunks"] == 0) & (steps["num_decode"] > 0) & (steps["num_decode"] == steps["num_running"])
     tokens = (steps["context_tokens"] + steps["num_decode"])[known]  # the step's own tokens have their room already
     room = used[known].astype(np.int64) * facts.block_size
-    terms = None if facts.terms is None else {name: values[mine] for name, values in facts.terms.items()}
-    waits_ns = host_waits_ns(records)[mine] if ahead else np.zeros(0, np.int64)
+    terms = None if facts.terms is None else {name: values[own_steps] for name, values in facts.terms.items()}
+    waits_ns = host_waits_ns(records)[own_steps] if ahead else np.zeros(0, np.int64)
     waited_ns = np.minimum(starts, end) - np.maximum(starts - waits_ns, start) if ahead else waits_ns
     return StepTotals(
         num_steps=num_steps,
@@ -112,13 +112,13 @@ def step_totals(records: Records, facts: StepFacts, span_ns: tuple[int, int], be
         fragmentation_ns=float(((1 - tokens / np.maximum(room, 1)) * busy_ns[known]).sum()),
         known_ns=int(busy_ns[known].sum()),
         is_cached=bool(steps["cached_tokens"].any()),
-        joules=None if facts.watts is None else float(facts.watts[mine] @ busy_ns) / NS_PER_S,
+        joules=None if facts.watts is None else float(facts.watts[own_steps] @ busy_ns) / NS_PER_S,
         work=None if terms is None else {name: float(np.sum(values[inside])) for name, values in terms.items()},
         could=_could(facts, inside, np.maximum(ends - alone_ns, 0)[inside]),
         is_ahead=ahead,
         host_ns=int(waits_ns[inside].sum()) if ahead else 0,
         waited_ns=int(np.maximum(waited_ns, 0).sum()),
-        wasted_tokens=int(records.lanes["wasted_tokens"][mine][inside].sum()) if ahead else 0,
+        wasted_tokens=int(records.lanes["wasted_tokens"][own_steps][inside].sum()) if ahead else 0,
     )
 
 

@@ -1,6 +1,6 @@
 """The policy that a scenario names: one of ours, or a user's own by its import path `module:Class`.
 
-To import a module is to run it, so a name in a file is imported only where whoever reads the file allows it.
+To import a module is to run it, so a name in a file is imported only where the caller allows it.
 """
 
 from __future__ import annotations

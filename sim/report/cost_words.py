@@ -48,7 +48,7 @@ def at_ends(sweep: PolicyCurve, i: int, metric: str) -> str:
 
 def cost_lines(results: Results) -> list[str]:
     """Lines on the loads that the cost's error leaves open: within it of saturation, or of the objective; and that the
-    error is unknown where a queue grows at some load, and not at a lower one. The last says how to tell."""
+    error is unknown where a queue grows at some load, and not at a lower one. The last says how to find out."""
     said: dict[str, list[str]] = {}
     name, known = load_name(results), results.manifest.get("cost_error", {})
     for sweep in sweeps(results):

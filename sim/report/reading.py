@@ -119,7 +119,7 @@ def sweeps(results: Results) -> list[PolicyCurve]:
         mine = np.flatnonzero(owners == policy)
         rows = summary.take(mine[np.argsort(loads[mine], kind="stable")])
         labels = texts(rows, "label")
-        its = varied(results, policy)
+        variant = varied(results, policy)
         unstable = np.asarray(rows["unstable"], dtype=bool)
         found.append(
             PolicyCurve(
@@ -132,8 +132,8 @@ def sweeps(results: Results) -> list[PolicyCurve]:
                 failed=column(rows, "failed"),
                 meets_slo=~unstable & (column(rows, "slo_margin") >= 0),
                 rows=rows,
-                label=policy if its is None else its["policy"],
-                value=None if its is None else its["value"],
+                label=policy if variant is None else variant["policy"],
+                value=None if variant is None else variant["value"],
             )
         )
     return found

@@ -12,9 +12,9 @@ from batchsim.scenario.point import Run, Setup
 
 
 def digest_of(setup: Setup, run: Run, inputs: PointInputs) -> Digest:
-    """The digest of the engines of `run`, of which `inputs` says all but that.
+    """The digest of the engines of `run`, of which `inputs` has everything but the digest.
 
-    ScenarioError for an objective that only single gaps between the tokens of a class can tell of.
+    ScenarioError for an objective that needs single gaps between the tokens of a class.
     """
     fleet = inputs.fleet
     assert fleet is not None, "only several engines leave lives apart"

@@ -29,14 +29,14 @@ def cost_terms(setup: Setup, records: Records, config: PolicyConfig) -> dict[str
     of_step = _groups_of_steps(setup, records.replicas)
     parts = []
     for number, group in enumerate(setup.groups):
-        mine = np.flatnonzero(of_step == number)
-        parts.append((mine, _of_steps(group.setup, config).explain(work_columns(records.steps[mine]))))
+        steps = np.flatnonzero(of_step == number)
+        parts.append((steps, _of_steps(group.setup, config).explain(work_columns(records.steps[steps]))))
     terms = {}
     for name in parts[0][1]:
         if all(name in explained for _, explained in parts):
             terms[name] = np.empty(records.num_steps)
-            for mine, explained in parts:
-                terms[name][mine] = explained[name]
+            for steps, explained in parts:
+                terms[name][steps] = explained[name]
     return terms
 
 

@@ -278,7 +278,7 @@ def tabulate(scenario: Scenario, found: Sequence[dict[str, Any] | Failed]) -> tu
 
 
 def _head(each: dict[str, Any] | Failed) -> dict[str, Any]:
-    """The entries that tell points apart: policy, load, variant, name, kind and the value of the varied key."""
+    """The entries that identify a point: policy, load, variant, name, kind and the value of the varied key."""
     names = ("policy", "load", "variant", "name", "kind")
     if isinstance(each, Failed):
         return {name: getattr(each, name) for name in (*names, "vary")}

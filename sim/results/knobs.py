@@ -12,8 +12,8 @@ from batchsim.results.read import Results, scenario_of, varied
 
 def knobs(results: Results, policy: str) -> Mapping[str, Any]:
     """The knobs of `policy` as its scenario states them."""
-    its = varied(results, policy)
-    label = policy if its is None else its["policy"]
+    variant = varied(results, policy)
+    label = policy if variant is None else variant["policy"]
     return scenario_of(results, policy)["policies"][label] or {}
 
 
@@ -23,9 +23,9 @@ def speculation(results: Results, policy: str) -> Mapping[str, Any]:
     own = knobs(results, policy)
     if algorithm := own.get("speculative_algorithm"):
         return {"method": METHODS[algorithm]}
-    its = own.get("speculative_config") or {}
-    choices = its.get("best_of") or [its]
+    speculative = own.get("speculative_config") or {}
+    choices = speculative.get("best_of") or [speculative]
     if not all("decoding_type" in choice for choice in choices):
-        return its
+        return speculative
     named = [by_names_of_vllm(choice) for choice in choices]
-    return named[0] if "best_of" not in its else {**its, "best_of": named}
+    return named[0] if "best_of" not in speculative else {**speculative, "best_of": named}

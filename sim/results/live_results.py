@@ -92,7 +92,7 @@ def _only(setup: Setup, point: Point, num_blocks: int) -> Setup:
 
 def _measured(played: Kept, inputs: PointInputs) -> Measured:
     """The metrics of a run. One that was cut has rates and latencies up to the cut, shares of all that was offered, and
-    no verdict on objectives: nothing is known of what came after."""
+    no verdict on objectives: the rest of the run is unknown."""
     start_ns, end_ns = inputs.window_ns
     whole = measure(inputs)
     if not played.reason:

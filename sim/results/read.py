@@ -78,7 +78,7 @@ class Results:
         return self._table("steps", policy, load, seed)
 
     def states(self, policy: str, load: float, seed: int = 0) -> pd.DataFrame:
-        """A row a change of a request's state, or of what blocks the head of the queue."""
+        """A row per change of a request's state, or of the reason that blocks the head of the queue."""
         return self._table("states", policy, load, seed)
 
     def lanes(self, policy: str, load: float, seed: int) -> pd.DataFrame | None:
@@ -277,9 +277,9 @@ def varied(results: Results, policy: str) -> dict[str, Any] | None:
 
 def scenario_of(results: Results, policy: str) -> dict[str, Any]:
     """The scenario's plain values as `policy` ran with them: with its value of the varied key."""
-    its = varied(results, policy)
+    variant = varied(results, policy)
     plain: dict[str, Any] = json.loads(json.dumps({k: x for k, x in results.scenario.items() if k != "vary"}))
-    if its is None or its["value"] is None:
+    if variant is None or variant["value"] is None:
         return plain
     *path, last = results.manifest["vary"]["key"].split(".")
     at = plain
@@ -288,14 +288,14 @@ def scenario_of(results: Results, policy: str) -> dict[str, Any]:
         if key == "deployment" and isinstance(cost, dict) and cost.get("kind") == key:
             key = "cost"  # as which it stands in plain values
         at[key] = at = at.get(key) or {}
-    at[last] = its["value"]
+    at[last] = variant["value"]
     return plain
 
 
 def num_blocks(results: Results, policy: str) -> int:
     """The size in blocks of the KV pool that a policy ran with."""
-    its = varied(results, policy)
-    return int(results.manifest["num_blocks"] if its is None else its["num_blocks"])
+    variant = varied(results, policy)
+    return int(results.manifest["num_blocks"] if variant is None else variant["num_blocks"])
 
 
 def blocks_by_replica(results: Results, policy: str) -> list[int]:
@@ -303,8 +303,10 @@ def blocks_by_replica(results: Results, policy: str) -> list[int]:
     table = results.replicas()
     if table is None:
         return [num_blocks(results, policy)]
-    mine = table[table["policy"] == policy]
-    blocks = {int(replica): int(count) for replica, count in zip(mine["replica"], mine["num_blocks"], strict=True)}
+    of_policy = table[table["policy"] == policy]
+    blocks = {
+        int(replica): int(count) for replica, count in zip(of_policy["replica"], of_policy["num_blocks"], strict=True)
+    }
     return [blocks[replica] for replica in sorted(blocks)]
 
 

@@ -265,7 +265,7 @@ class _States:
 
     def of(self, i: int) -> Iterator[tuple[str, Window, dict[str, Any]]]:
         """(name, span in ns, arguments) of each state of the request in row `i`, in order of time."""
-        row, its, texts = self.records.requests[i], self.intervals, self.records.texts
+        row, intervals, texts = self.records.requests[i], self.intervals, self.records.texts
         before = "elsewhere" if row["num_retries"] or row["router_ns"] else "frontend"
         args = {name.replace("_ns", "_ms"): int(row[name]) / 1e6 for name in ("router_ns", "failover_ns") if row[name]}
         yield before, (int(row["sent_ns"]), int(self.arrival_ns[i])), args
@@ -276,10 +276,10 @@ class _States:
         args = {f"{reason}_ms": ms for reason, ms in reasons.items()}
         yield name, (int(self.entered_ns[i]), int(self.until_ns[i])), args
         for k in range(self.first[i], self.first[i + 1]):
-            reason, name = texts[its.reason[k]], STATE_NAMES[int(its.state[k])].replace("_", " ")
-            blocker = int(its.blocker[k])
+            reason, name = texts[intervals.reason[k]], STATE_NAMES[int(intervals.state[k])].replace("_", " ")
+            blocker = int(intervals.blocker[k])
             args = {} if blocker == MISSING else {"for_request": blocker}
-            yield f"{name}: {reason}" if reason else name, (int(its.start_ns[k]), int(its.end_ns[k])), args
+            yield f"{name}: {reason}" if reason else name, (int(intervals.start_ns[k]), int(intervals.end_ns[k])), args
         if row["outcome"] == FINISHED:
             back_ns = int(row["delivered_ns"]) - self.per_chunk_ns
             yield "response held", (int(row["ended_ns"]), back_ns), {}

@@ -38,8 +38,8 @@ class Form:
 
 
 def anchored(setup: Setup, spec: PolicySpec, anchor: Anchor) -> Cost:
-    """The cost of `setup` with which the users of `anchor`, who ask again when answered, have its mean TPOT under
-    `spec`; lengths are the scenario's.
+    """The cost of `setup` with which a closed loop of the users of `anchor` has its mean TPOT under `spec`; lengths are
+    the scenario's.
 
     An engine whose tables are known to be off by a constant is shifted in its steps of decodes; one whose prompts were
     measured is stretched in them; of any other every step is stretched. ScenarioError if it is not within reach, or no

@@ -43,6 +43,9 @@ class LoadConfig(Config):
 
     `auto` in the place of the list finds `points` loads a policy: from far below its saturation to above it, most of
     them around the knee and where the SLO is crossed.
+
+    >>> batchsim.Load(mean_rate=["4/s", "8/s"]).mean_rate
+    (4.0, 8.0)
     """
 
     mean_rate: Annotated[tuple[Rate, ...] | Literal["auto"], OrWord(AUTO)] | None = None

@@ -82,6 +82,9 @@ class DeploymentConfig(Config):
     of the KV cache; None is the checkpoint's. `activations`: the type in which matrices are multiplied; None is the one
     that goes with the weights. `host` replaces the host's time, `anchor` fits step times to a measured point, `draft`
     says what drafting costs, and `extrapolate` continues the curves beyond what the profile covers.
+
+    >>> batchsim.Deployment("vllm", "h100", tp=2).kind
+    'deployment'
     """
 
     engine: Engine

@@ -48,7 +48,7 @@ def words_for(kind: type, name: str) -> str:
     """What the field `name` of a config is."""
     if (own := f"{kind.__name__}.{name}") in KEY_WORDS:
         return KEY_WORDS[own]
-    text = " ".join((kind.__doc__ or "").split())
+    text = " ".join((kind.__doc__ or "").partition(">>>")[0].split())  # without its example
     sentences = _SENTENCE.split(text)
     if name == "kind":
         return f"The kind: {sentences[0].rstrip('.;')}"

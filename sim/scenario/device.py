@@ -13,8 +13,8 @@ from batchsim.scenario.deployment_config import DeploymentConfig
 
 
 def device_of(file: ScenarioFile, model_path: str) -> Device | None:
-    """The GPU of `file`'s cost; None where that is of none in the catalog, or where model or cost cannot be had, which
-    whoever builds them says."""
+    """The GPU of `file`'s cost; None where it is not in the catalog, or where building the model or cost raises an
+    error, which is left to the builder."""
     try:
         model = read_model(model_path)
         gpu = _gpu_of(file, model)

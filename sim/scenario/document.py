@@ -79,7 +79,7 @@ class Document:
 
 
 def read_document(text: str, source: str) -> Document:
-    """The one YAML document in `text`; ScenarioError names the line of what cannot be read."""
+    """The one YAML document in `text`; ScenarioError names the line that cannot be read."""
     if len(text) > MAX_BYTES:
         raise ScenarioError(f"{source}: {len(text)} characters. A scenario has at most {MAX_BYTES}.")
     try:

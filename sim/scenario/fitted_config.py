@@ -89,7 +89,7 @@ def take_fits(document: Document, folder: Path) -> None:
 
 
 def _read(file: Path) -> dict[str, Any] | None:
-    """What the file of a fit holds; None for a file that is none: whoever reads profiles says what is wrong with it."""
+    """What the file of a fit holds; None for any other file, whose error is left to the reader of profiles."""
     try:
         found = parse_json(read_text(file))
     except (OSError, ValueError):

@@ -15,6 +15,9 @@ class KvConfig(Config):
 
     `utilisation` None: the engine's own share, 90 % where no engine is named; what it is a share of is the engine's
     rule (`sim/deployment/memory.py`). `swap_space` is host memory for swapped sequences.
+
+    >>> batchsim.Kv(utilisation="92%").utilisation
+    0.92
     """
 
     tokens: PositiveInt | None = None

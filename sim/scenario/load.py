@@ -40,6 +40,9 @@ def load_scenario(
     A relative trace path is looked for beside the scenario, then in the current folder, then in `trace_folders`.
     Policies, costs, routers and autoscalers named `module:Class` are imported, which runs their module, with
     `allow_code` alone. Raises ScenarioError in one line: where, what, what to do.
+
+    >>> batchsim.load_scenario("bursty", overrides=["seeds=1"]).name
+    'bursty'
     """
     for each in trace_folders:
         if not each.is_dir():

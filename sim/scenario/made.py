@@ -58,6 +58,25 @@ def scenario(
     a fraction. `name` is that of its folder of results; a file has its own. Relative paths start from a file's folder,
     else from the current one. `overrides` are those of --set. Raises ScenarioError in one line: where, what, what to
     do.
+
+    >>> scenario = batchsim.Scenario(
+    ...     model="llama-3.1-8b",
+    ...     cost={"kind": "constant", "step": "10ms"},
+    ...     kv=batchsim.Kv(tokens=16_000),
+    ...     workload=batchsim.Workload(
+    ...         batchsim.Poisson("20/s"),
+    ...         lengths=batchsim.Lengths(batchsim.Fixed(100), batchsim.Uniform(2, 12)),
+    ...         output_cap=16,
+    ...         duration="10s",
+    ...     ),
+    ...     policies={"static": {"batch_size": 4, "max_wait": "100ms"}, "vllm": {"max_num_seqs": 8}},
+    ...     slo="ttft<500ms @ 90%",
+    ...     load=batchsim.Load(mean_rate=["10/s", "20/s"]),
+    ...     seeds=2,
+    ...     name="tiny",
+    ... )
+    >>> scenario.loads
+    (10.0, 20.0)
     """
     keys = {
         "model": model,

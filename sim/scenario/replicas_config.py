@@ -36,6 +36,9 @@ class ReplicasConfig(Config):
     `lost` is the outcome of requests in flight on a replica that fails. With an `autoscaler`, `count` is the number at
     the start. `price` is that of one replica, all its GPUs, for an hour.
     `admission` is the gate before the router; without it every request goes to a replica at once.
+
+    >>> batchsim.Replicas(count=4, router={"kind": "round_robin"}).count
+    4
     """
 
     count: Replicas | None = None

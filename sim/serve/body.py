@@ -26,7 +26,7 @@ the mean."""
 SHORT = 4096
 """Bytes of a body, or tokens of an answer, that cost a millisecond at most, whatever they are."""
 MAX_REASON = 200
-"""Letters of what a chat template says of messages that it refuses."""
+"""Letters of a chat template's message when it refuses a chat."""
 DEFAULT_MAX_TOKENS = 16
 """Tokens of a completion whose request does not say how many: as OpenAI and the engines have it."""
 _INT64 = 1 << 63

@@ -28,7 +28,7 @@ would discard the answer before the client has read it."""
 
 
 class App(Protocol):
-    """Who answers requests."""
+    """The application that answers requests."""
 
     limits: Limits
     connections: set[Connection]
@@ -139,7 +139,7 @@ class Connection(asyncio.Protocol):
         self._head = self._http.send(h11.Response(status_code=200, headers=headers, reason=b"OK")) or b""
 
     def write(self, data: bytes) -> None:
-        """Writes a piece, not empty, of what was begun. What HTTP puts around it is put here: a token is a piece."""
+        """Writes a nonempty piece of the body begun, framed as HTTP needs it: a token is a piece."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return

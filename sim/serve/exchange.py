@@ -142,7 +142,7 @@ class Exchange:
         self.ended()
 
     def listener(self, choice: Choice) -> Callable[[Answer], None]:
-        """What to call when more has come of a choice."""
+        """The callback for further tokens, or the end, of a choice."""
         return partial(self._told, choice)
 
     def _told(self, choice: Choice, answer: Answer) -> None:
@@ -172,7 +172,7 @@ class Exchange:
         self._pass_on(choice)
 
     def _pass_on(self, choice: Choice) -> None:
-        """Sends what has come of a choice, or the whole answer once it is there."""
+        """Sends the tokens of a choice so far, or the whole answer once it is complete."""
         if self.request.stream:
             if not self._waits:
                 self._push(choice)
@@ -217,7 +217,7 @@ class Exchange:
         self._catch_up()
 
     def _push(self, choice: Choice) -> None:
-        """Sends what has come of a choice and was not sent yet, in one piece."""
+        """Sends the tokens of a choice that were not sent yet, in one piece."""
         start, end, answer, request = choice.num_sent, choice.num_tokens, choice.answer, self.request
         if self.reply.is_gone or start < 0 or (start == end and choice.finish_reason is None):
             return

@@ -1,4 +1,4 @@
-"""Who may ask an endpoint for anything: who shows its key, and asks for this machine by name."""
+"""Access to an endpoint: for clients with its key that address this machine by name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """Lets in who shows `api_key`, if it is not empty; at a loopback `host` only who asks for a name of this machine.
+    """Admits requests with `api_key`, if it is not empty; at a loopback `host` only those addressed to a name of this
+    machine.
 
     A page of any site may have its own name point at 127.0.0.1 and so reach what listens there as if it were its own
     server: its requests then have that name as their Host. At other addresses the key is what keeps it out.

@@ -1,7 +1,7 @@
 """The engine behind an endpoint whose steps are real: a thread cranks it as `batchsim live` does, in real time.
 
-The server's thread sends requests and hears of tokens; the engine's hands over what was sent between two steps. Nothing
-else of an engine is touched from both, but for counts that /metrics reads.
+The server's thread sends requests and receives tokens; the engine's takes requests in between two steps. Nothing else
+of an engine is touched from both, but for counts that /metrics reads.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from batchsim.serve.metrics import Metrics
 from batchsim.serve.received import unplayed
 
 _TURN_S = 0.002
-"""Seconds that engines take at a time: where they cost more than the clock allows, clients are heard all the same."""
+"""Seconds that engines take at a time: where they cost more than the clock allows, clients are served all the same."""
 
 
 class _Door(Clients):

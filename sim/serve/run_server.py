@@ -70,7 +70,7 @@ def _unbound(host: str, port: int, error: OSError) -> ScenarioError:
 
 
 def check_address(host: str, port: int) -> None:
-    """ScenarioError where nothing can listen at `port` of `host`, as `run_server` would tell it: sooner."""
+    """ScenarioError where nothing can listen at `port` of `host`, as `run_server` would raise it, but sooner."""
 
     async def bind() -> None:
         loop = asyncio.get_running_loop()

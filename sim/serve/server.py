@@ -164,7 +164,7 @@ class Server:
             raise ApiError(404, f"there is no {request.path[:200]}")
 
     def handle(self, request: HttpRequest, reply: Connection) -> None:
-        """Answers `request` when it is its turn, and at once who asks for no more than whether the server is up."""
+        """Answers `request` when it is its turn, and a health check at once."""
         act = partial(self._routes[request.method, request.path], request, reply)
         if request.path in OPEN:
             self._answer(reply, act)
@@ -368,7 +368,7 @@ class Server:
     def _results(self, request: HttpRequest, reply: Connection) -> None:
         """The requests that have ended, as CSV that `batchsim validate --against` reads. ApiError 404 before any.
 
-        The table of many takes seconds, so it is made beside the event loop, one at a time for all who wait for it.
+        The table of many takes seconds, so it is made beside the event loop, one at a time for all waiting clients.
         """
         paced = self.paced
         if not paced.num_sent:

@@ -18,7 +18,7 @@ _KNOWN = ("weights", "kv_cache", "scheduling")
 
 
 class Sleep:
-    """Whether the engines sleep, and who waits for them.
+    """Whether the engines sleep, and the requests that wait for them.
 
     `level`: that of the sleep, or of the one that begins once all is answered; None: awake. `held` are requests that
     wait, as what sends them, by their ids, in the order of their coming.

@@ -1,4 +1,4 @@
-"""Profiles made of what the kernel tables answer: the same bytes from the same tables, in a few seconds.
+"""Profiles made of the kernel tables' answers: the same bytes from the same tables, in a few seconds.
 
 A query takes microseconds, so the layers are asked at every number of tokens that can differ, and of these so few knots
 are kept that no time between them is off by more than `TOLERANCE`: kernels cut tokens into tiles, and a tile more may
@@ -58,8 +58,8 @@ beside a chunk of 410 (1.2 to 3.0). RTX 4090 @ a09fa56, the chip of an L40S: med
 
 def build_profile(tables: Tables) -> Profile:
     """The profile of the deployment that `tables` answers for, without a comparison."""
-    its, groups = tables.deployment, tables.deployment.dp_attention
-    longest = min(its.model.max_position_embeddings, MAX_CONTEXT)
+    deployment, groups = tables.deployment, tables.deployment.dp_attention
+    longest = min(deployment.model.max_position_embeddings, MAX_CONTEXT)
     most = max(_SEQUENCES) * groups
     grid = _decode_grid(tables, longest)
     chunks = _chunk_grid(tables, longest)
@@ -77,20 +77,22 @@ def build_profile(tables: Tables) -> Profile:
         host=_HOST,
         swap=None,
         chunk_grid=chunks,
-        beside=_BESIDE.get((its.engine, its.gpu.name if its.gpu else ""), 1.0),
-        transfer=_curve([(n, tables.transfer(n)) for n in (1, 64, 1_024, 8_192, MAX_TOKENS)]) if its.pp > 1 else None,
+        beside=_BESIDE.get((deployment.engine, deployment.gpu.name if deployment.gpu else ""), 1.0),
+        transfer=_curve([(n, tables.transfer(n)) for n in (1, 64, 1_024, 8_192, MAX_TOKENS)])
+        if deployment.pp > 1
+        else None,
     )
     shares = tables.provenance()
     power = shares.pop("power")
     known = f"power of {power:.0%} of the time" if power else "power of none of these kernels"
     return Profile(
-        name=name_of(its, tables.backend),
+        name=name_of(deployment, tables.backend),
         origin="imported",
-        executor=its.engine,
-        model=replace(its.model, untimed="", quantised=Quantisation()),
-        gpu=None if its.gpu is None else its.gpu.name,
-        hardware={"gpu": tables.system, "gpus": its.num_gpus},
-        software={PACKAGE: version(), its.engine: tables.backend},
+        executor=deployment.engine,
+        model=replace(deployment.model, untimed="", quantised=Quantisation()),
+        gpu=None if deployment.gpu is None else deployment.gpu.name,
+        hardware={"gpu": tables.system, "gpus": deployment.num_gpus},
+        software={PACKAGE: version(), deployment.engine: tables.backend},
         made={
             "from": f"{PACKAGE} {version()}",
             "builder": BUILDER,
@@ -104,7 +106,7 @@ def build_profile(tables: Tables) -> Profile:
         hull=Hull(most, MAX_TOKENS * groups, float(longest), longest),
         missing=("num_blocks", "host", "swap", f"energy: the tables have the {known}"),
         notes=_notes(tables, costs.beside),
-        setup=setup_of(its, tables.backend),
+        setup=setup_of(deployment, tables.backend),
     )
 
 

@@ -57,11 +57,11 @@ class Asked:
 
     @classmethod
     def of(cls, tables: Tables) -> Asked:
-        its = tables.deployment
-        assert its.gpu is not None, "tables are of a GPU"
-        longest = its.model.max_position_embeddings
+        deployment = tables.deployment
+        assert deployment.gpu is not None, "tables are of a GPU"
+        longest = deployment.model.max_position_embeddings
         times = tables.operations([size for size in SIZES if size.context + size.tokens <= longest])
-        return cls(its.gpu, tables.backend, times, tables.blocks, tables.compound)
+        return cls(deployment.gpu, tables.backend, times, tables.blocks, tables.compound)
 
 
 def checked(tables: Tables) -> tuple[tuple[TableFault, ...], str]:
@@ -73,10 +73,14 @@ def checked(tables: Tables) -> tuple[tuple[TableFault, ...], str]:
     return faults, f"each operation is held against its GPU's sheet {held}"
 
 
-def faults_of(its: Deployment, own: Asked, others: list[Asked]) -> tuple[TableFault, ...]:
+def faults_of(deployment: Deployment, own: Asked, others: list[Asked]) -> tuple[TableFault, ...]:
     """Of each operation and bound that fail the one size at which most of a step lies beyond, the worst first."""
     worst: dict[tuple[str, str], TableFault] = {}
-    for fault in (*_below(its, own), *(f for other in others for f in _above(its, own, other)), *_falls(own)):
+    for fault in (
+        *_below(deployment, own),
+        *(f for other in others for f in _above(deployment, own, other)),
+        *_falls(own),
+    ):
         best = worst.get(key := (fault.operation, fault.bound))
         if fault.share > SHARE and (best is None or fault.share > best.share):
             worst[key] = fault
@@ -91,17 +95,17 @@ def _short(number: float) -> float:
 def siblings(tables: Tables) -> list[Tables]:
     """Tables of the same kernels, in the nearest version, on the GPU whose sheet is nearest, and on the nearest of
     another generation, where there are such. Boards with NVLink are compared among each other, and cards on PCIe."""
-    its = tables.deployment
-    own = its.gpu
+    deployment = tables.deployment
+    own = deployment.gpu
     assert own is not None, "tables are of a GPU"
     gpus = {gpu.name: gpu for gpu in GPUS.values() if gpu.over_pcie == own.over_pcie and gpu.name != own.name}
     near = sorted(gpus.values(), key=lambda gpu: sum(abs(log(ratio)) for ratio in _ratios(own, gpu)[:2]))
     kin = [gpu for gpu in near if 1 / _GENERATION < gpu.peak_flops / own.peak_flops < _GENERATION]
     found: list[Tables] = []
     for choice in (kin, [gpu for gpu in near if gpu not in kin]):
-        for gpu in (gpu for gpu in choice if has_tables(gpu, its.engine)):
+        for gpu in (gpu for gpu in choice if has_tables(gpu, deployment.engine)):
             try:
-                found.append(Tables(replace(its, gpu=gpu, version=tables.backend), tables.modes))
+                found.append(Tables(replace(deployment, gpu=gpu, version=tables.backend), tables.modes))
                 break
             except NoTablesError:
                 continue
@@ -117,11 +121,11 @@ def _ratios(own: GpuSpec, other: GpuSpec) -> tuple[float, float, float]:
     )
 
 
-def _above(its: Deployment, own: Asked, other: Asked) -> Iterator[TableFault]:
+def _above(deployment: Deployment, own: Asked, other: Asked) -> Iterator[TableFault]:
     """Operations that take more than `TWICE` the other GPU's, scaled by that of the sheets' ratios which is kindest;
     on a faster GPU the part that is launches stays."""
     ratio = min(_ratios(own.gpu, other.gpu))
-    launches = LAUNCH_MS * its.model.num_hidden_layers
+    launches = LAUNCH_MS * deployment.model.num_hidden_layers
     for size, ms, step in _each(own):
         for name, mine in ms.items():
             theirs = other.times.get(size, {}).get(name, 0.0)
@@ -147,10 +151,10 @@ def _falls(own: Asked) -> Iterator[TableFault]:
                 longest[key] = mine, size, step
 
 
-def _below(its: Deployment, own: Asked) -> Iterator[TableFault]:
+def _below(deployment: Deployment, own: Asked) -> Iterator[TableFault]:
     """Parts of a step that take less than their sheet allows."""
     for size, ms, step in _each(own):
-        for part, least in floors(its, size, own.whole).items():
+        for part, least in floors(deployment, size, own.whole).items():
             took = sum(each for name, each in ms.items() if _part_of(name, own) == part)
             if took and took < _SHEET * least:
                 basis = f"the sheet of {own.gpu.name}"
@@ -177,36 +181,40 @@ def _part_of(name: str, own: Asked) -> str:
     return _HEAD if "logits" in name else _MATRICES
 
 
-def floors(its: Deployment, size: Size, whole: bool = False) -> dict[str, float]:
+def floors(deployment: Deployment, size: Size, whole: bool = False) -> dict[str, float]:
     """The least ms of each part of a step of that size on each group: what must be read over bandwidth, or computed
     over peak, if that takes longer. `whole`: what the attention of keys needs counts to the matrices."""
-    gpu, model, split, groups = its.gpu, its.model, its.split, its.dp_attention
+    gpu, model, split, groups = deployment.gpu, deployment.model, deployment.split, deployment.dp_attention
     assert gpu is not None, "tables are of a GPU"
     tokens = size.rows or size.tokens
-    wide = min(ELEMENT_BYTES[its.types.attention], ELEMENT_BYTES[its.types.mlp])  # which of both a block has is unknown
+    wide = min(
+        ELEMENT_BYTES[deployment.types.attention], ELEMENT_BYTES[deployment.types.mlp]
+    )  # which of both a block has is unknown
     read = flops_ms = kv_read = pairs_ms = 0.0
     for each in model.kinds:
         weights = each.weights(model.hidden_size, split)
-        read += each.count * (weights.attention * wide + weights.mlp * ELEMENT_BYTES[its.types.mlp])
-        flops_ms += each.count * 2 * tokens * (weights.attention + weights.mlp) / _peak(gpu, its.types.mlp)
+        read += each.count * (weights.attention * wide + weights.mlp * ELEMENT_BYTES[deployment.types.mlp])
+        flops_ms += each.count * 2 * tokens * (weights.attention + weights.mlp) / _peak(gpu, deployment.types.mlp)
         if isinstance(each.mlp, Experts):  # at the least all tokens go to the same ones
             one = weights.experts / (each.mlp.count // split.ep)
-            read += each.count * -(-each.mlp.per_token // split.ep) * one * ELEMENT_BYTES[its.types.experts]
+            read += each.count * -(-each.mlp.per_token // split.ep) * one * ELEMENT_BYTES[deployment.types.experts]
             routed = tokens * groups * each.mlp.per_token / split.ep
-            flops_ms += each.count * 2 * routed * one / _peak(gpu, its.types.experts)
+            flops_ms += each.count * 2 * routed * one / _peak(gpu, deployment.types.experts)
         if isinstance(each.attention, LatentAttention) and each.attention.index_heads:
             continue  # sparse attention reads and computes less than all keys
         keys, pairs = _least(size, each.attention.window)
-        kv_read += each.count * size.rows * keys * each.attention.kv_bytes(its.tp, ELEMENT_BYTES[its.types.kv])
-        pairs_ms += each.count * 2 * pairs * each.attention.pair_size / its.tp / _peak(gpu, its.types.kv)
-    head = model.head_parameters / its.tp / groups
-    sent = model.num_hidden_layers * tokens * model.hidden_size * 2 * (its.tp - 1) / its.tp
+        kv_read += (
+            each.count * size.rows * keys * each.attention.kv_bytes(deployment.tp, ELEMENT_BYTES[deployment.types.kv])
+        )
+        pairs_ms += each.count * 2 * pairs * each.attention.pair_size / deployment.tp / _peak(gpu, deployment.types.kv)
+    head = model.head_parameters / deployment.tp / groups
+    sent = model.num_hidden_layers * tokens * model.hidden_size * 2 * (deployment.tp - 1) / deployment.tp
     bandwidth = gpu.memory_bandwidth / 1e3
     if whole:
         read, flops_ms = read + kv_read, flops_ms + pairs_ms
     found = {
         _MATRICES: max(read / bandwidth, flops_ms),
-        _HEAD: head * ELEMENT_BYTES[its.types.plain] / bandwidth if size.rows else 0.0,
+        _HEAD: head * ELEMENT_BYTES[deployment.types.plain] / bandwidth if size.rows else 0.0,
         _REDUCE: sent / gpu.peer_link * 1e3,
     }
     return found if whole else found | {_ATTENTION: max(kv_read / bandwidth, pairs_ms)}

@@ -81,7 +81,7 @@ class Tables:
 
     def _open(self, folder: str) -> None:
         """Compiles the deployment under `modes` and asks once for everything, so that what has no data says so."""
-        its = self.deployment
+        deployment = self.deployment
         self._handle = self._compile(folder, 1)
         self._ops = {"context": self._count("context"), "generation": self._count("generation")}
         near, far = self._context(1, 256, 0), self._context(1, 256, 8_192)
@@ -90,23 +90,23 @@ class Tables:
         of_keys |= {name for name, ms in near.items() if ms != far[name]}
         self._of_keys = frozenset(of_keys)
         self.compound = not self._of_keys <= _ATTENTION
-        self._piped = self._compile(folder, its.pp) if its.pp > 1 else None
+        self._piped = self._compile(folder, deployment.pp) if deployment.pp > 1 else None
 
     def _compile(self, folder: str, pp: int) -> Any:
         from aiconfigurator_core.sdk.engine import EngineHandle  # pyright: ignore[reportMissingImports]
 
-        its, modes = self.deployment, self.modes
-        experts = has_experts(its.model)
+        deployment, modes = self.deployment, self.modes
+        experts = has_experts(deployment.model)
         return EngineHandle.compile(
             folder,
             self.system,
             self.engine,
             backend_version=self.backend,
-            tp_size=its.tp,
+            tp_size=deployment.tp,
             pp_size=pp,
-            attention_dp_size=its.dp_attention,
-            moe_ep_size=its.ep if experts else 1,
-            moe_tp_size=its.tp * its.dp_attention // its.ep if experts else 1,
+            attention_dp_size=deployment.dp_attention,
+            moe_ep_size=deployment.ep if experts else 1,
+            moe_tp_size=deployment.tp * deployment.dp_attention // deployment.ep if experts else 1,
             gemm_quant_mode=modes.gemm,
             moe_quant_mode=modes.moe,
             kvcache_quant_mode=modes.kv,

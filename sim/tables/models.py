@@ -77,7 +77,7 @@ def _works() -> dict[str, dict[str, Any] | None]:
 
 
 def _work(config: dict[str, Any], name: str) -> dict[str, Any] | None:
-    """The work in a config.json. No type changes it, and so the long lists of what keeps its own are not read."""
+    """The work in a config.json. No type changes it, and so the long lists of unquantised modules are not read."""
     plain: dict[str, Any] = {"hf_quant_config": None}
     if "quantization_config" in config:
         plain["quantization_config"] = {"quant_method": "fp8"}

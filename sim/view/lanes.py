@@ -56,8 +56,8 @@ class Lanes:
             kept[_spread(order[changes[order]], MOST_LANES)] = True
             kept[_spread(order[~changes[order]], MOST_LANES - int(kept.sum()))] = True
             kept |= ids == picked
-            mine = kept[lane]
-            seen, lane, within_ns = seen[mine], lane[mine], within_ns[mine]
+            in_lane = kept[lane]
+            seen, lane, within_ns = seen[in_lane], lane[in_lane], within_ns[in_lane]
             lane = (np.cumsum(kept) - 1)[lane]
             ids, came_ns = ids[kept], came_ns[kept]
         if len(seen) > MOST_SPANS:

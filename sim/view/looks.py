@@ -181,8 +181,8 @@ class Looks:
         return found.window(start_ns, end_ns, picked) | {"from_s": start_ns / NS_PER_S, "to_s": end_ns / NS_PER_S}
 
     def requests(self, number: int, by: str, window_s: tuple[float, float] | None) -> dict[str, Any]:
-        """Requests sent in a window by one of their latencies: a point each, and the slowest as a list. Who did not
-        finish has none and is counted as `others`."""
+        """Requests sent in a window by one of their latencies: a point each, and the slowest as a list. Unfinished ones
+        have none and are counted as `others`."""
         self._check(number, "requests")
         records = self.records(number)
         start_ns, end_ns = _window_ns(window_s, _end_ns(records))

@@ -1,10 +1,10 @@
 """The server of the page: HTTP on 127.0.0.1, read-only but for a simulation that the page asks for.
 
 It is the standard library's, so that looking needs nothing installed: one person looks, and each answer is some arrays.
-Who may ask: whoever is on this machine. A page of another site may not, though the browser that shows it is here: the
-Host header must name this address (a foreign name that is made to resolve to it does not), a simulation needs a JSON
-body, which browsers send to other origins only where they are allowed to, and no header allows anything. No path comes
-from outside: addresses are keys of tables below.
+Any process on this machine may ask. A page of another site may not, though the browser that shows it is here: the Host
+header must name this address (a foreign name that is made to resolve to it does not), a simulation needs a JSON body,
+which browsers send to other origins only where they are allowed to, and no header allows anything. No path comes from
+outside: addresses are keys of tables below.
 """
 
 from __future__ import annotations

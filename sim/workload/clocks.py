@@ -125,7 +125,8 @@ class ProfileClock:
 
 
 class OnOffClock:
-    """The clock of an on/off process; begins in the stationary state. `expected` arrivals tell how many to draw."""
+    """The clock of an on/off process; begins in the stationary state. `expected`: the number of arrivals to draw
+    for."""
 
     def __init__(self, process: OnOffArrivals, seed: int, expected: float) -> None:
         mean_gap_ns = NS_PER_S / process.mean_rate

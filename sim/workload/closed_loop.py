@@ -1,4 +1,4 @@
-"""Users who wait for an answer, think, and ask again."""
+"""Closed loops: users that wait for an answer, think, and send again."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Laws of prompt and output lengths, and drawing from them.
 
-A draw is rounded to whole tokens and then clipped to [min, max]: production lengths pile up at their limits in the
-same way (Azure 2023 code: 3.7 % of the prompts at 7435-7437 tokens). Clipping moves the mean; whoever draws reports it.
+A draw is rounded to whole tokens and then clipped to [min, max]: production lengths pile up at their limits in the same
+way (Azure 2023 code: 3.7 % of the prompts at 7435-7437 tokens). Clipping moves the mean, which the caller reports.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ Weight = Annotated[float, Range(0, 1e12)]
 
 @dataclass(frozen=True)
 class FixedTokens(Config):
-    """Always `tokens`."""
+    """Always `tokens`.
+
+    >>> batchsim.Fixed(100).mean_tokens
+    100
+    """
 
     tokens: PositiveInt
     kind: Literal["fixed"] = "fixed"
@@ -37,7 +41,11 @@ class FixedTokens(Config):
 
 @dataclass(frozen=True)
 class UniformTokens(Config):
-    """Every length from `min` to `max` equally likely, both included."""
+    """Every length from `min` to `max` equally likely, both included.
+
+    >>> batchsim.Uniform(2, 12).mean_tokens
+    7.0
+    """
 
     min: PositiveInt
     max: PositiveInt
@@ -70,7 +78,11 @@ class _SpreadTokens(Config):
 
 @dataclass(frozen=True)
 class LognormalTokens(_SpreadTokens):
-    """Lognormal with this mean and coefficient of variation before it is clipped to [min, max]."""
+    """Lognormal with this mean and coefficient of variation before it is clipped to [min, max].
+
+    >>> batchsim.Lognormal(mean=900, cv=1.0, max=8000).max
+    8000
+    """
 
     kind: Literal["lognormal"] = "lognormal"
 

@@ -118,7 +118,7 @@ def shared_list(
     describe: Describe,
     seed: int,
 ) -> LimitedClient:
-    """A closed loop of `users` who take the next of `requests` when they are free.
+    """A closed loop of `users` users, each taking the next of `requests` when free.
 
     `waits_ns`: before each of the first, when its user begins; of the others, the think time before it is sent.
     """

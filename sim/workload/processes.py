@@ -24,7 +24,11 @@ MOST_PARTS, MOST_STATES = 10_000, 8
 
 @dataclass(frozen=True)
 class PoissonArrivals(Config):
-    """Independent arrivals: exponential gaps."""
+    """Independent arrivals: exponential gaps.
+
+    >>> batchsim.Poisson("8/s").mean_rate
+    8.0
+    """
 
     mean_rate: Rate
     kind: Literal["poisson"] = "poisson"
@@ -32,7 +36,11 @@ class PoissonArrivals(Config):
 
 @dataclass(frozen=True)
 class GammaArrivals(Config):
-    """Independent gamma gaps with coefficient of variation `cv`: above 1 burstier than Poisson, below it smoother."""
+    """Independent gamma gaps with coefficient of variation `cv`: above 1 burstier than Poisson, below it smoother.
+
+    >>> batchsim.Gamma("8/s", cv=2.0).cv
+    2.0
+    """
 
     mean_rate: Rate
     cv: Cv
@@ -41,7 +49,11 @@ class GammaArrivals(Config):
 
 @dataclass(frozen=True)
 class WeibullArrivals(Config):
-    """Independent Weibull gaps of this `shape`: below 1 burstier than Poisson, above it smoother."""
+    """Independent Weibull gaps of this `shape`: below 1 burstier than Poisson, above it smoother.
+
+    >>> round(batchsim.Weibull("8/s", shape=0.5).cv, 2)
+    2.24
+    """
 
     mean_rate: Rate
     shape: WeibullShape
@@ -55,7 +67,11 @@ class WeibullArrivals(Config):
 
 @dataclass(frozen=True)
 class ConstantArrivals(Config):
-    """Equal gaps, the first request at 0."""
+    """Equal gaps, the first request at 0.
+
+    >>> batchsim.Constant("4/s").mean_rate
+    4.0
+    """
 
     mean_rate: Rate
     kind: Literal["constant"] = "constant"
@@ -67,6 +83,9 @@ class OnOffArrivals(Config):
 
     `mean_rate` is the rate over all time, so the rate while on is mean_rate (on + off) / on. A change of the rate
     leaves the sojourns as they are.
+
+    >>> batchsim.OnOff("8/s", on="2s", off="6s").off  # ns
+    6000000000
     """
 
     mean_rate: Rate
@@ -169,6 +188,9 @@ class DiurnalArrivals(ProfiledArrivals):
     equal parts of it, with straight lines between them.
 
     `mean_rate` is the mean over a period. `start` is how far into the period the arrivals begin.
+
+    >>> batchsim.Diurnal("8/s", profile=(1, 3, 2), period="60s").period  # ns
+    60000000000
     """
 
     profile: tuple[Multiple, ...]

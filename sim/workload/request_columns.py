@@ -149,10 +149,10 @@ class RequestSampler:
         prompt, output, told = self._lengths(self.lengths, "", request_class, stream, rows, sent_ns)
         for index, (name, traffic) in enumerate(zip(self.names, self.classes, strict=True)):
             if traffic.lengths is not None:
-                mine = request_class == index
+                in_class = request_class == index
                 own = self._lengths(traffic.lengths, name, request_class, stream, rows, sent_ns)
-                prompt, output = _chosen(mine, own[0], prompt), _chosen(mine, own[1], output)
-                told = {key: np.where(mine, own[2][key], column) for key, column in told.items()}
+                prompt, output = _chosen(in_class, own[0], prompt), _chosen(in_class, own[1], output)
+                told = {key: np.where(in_class, own[2][key], column) for key, column in told.items()}
         patience_ns = np.full(size, FOR_EVER_NS)
         for index, patience in enumerate(self._patience):
             if patience is not None:
@@ -213,10 +213,10 @@ class RequestSampler:
                 if name not in first:
                     first[name] = count
                     count += prefix.groups
-                mine = request_class == index
+                in_class = request_class == index
                 drawn = prefix.drawn(stream(f"prefix/{name}").random(len(request_class)))
-                group = np.where(mine, first[name] + drawn, group)
-                tokens = np.where(mine, prefix.added_tokens, tokens)
+                group = np.where(in_class, first[name] + drawn, group)
+                tokens = np.where(in_class, prefix.added_tokens, tokens)
         return group, tokens
 
     def _lengths(

@@ -38,7 +38,11 @@ Requests = Annotated[int, Range(1, MAX_REQUESTS)]
 
 @dataclass(frozen=True)
 class AllAtOnce(Config):
-    """Every request at time 0: offline work."""
+    """Every request at time 0: offline work.
+
+    >>> batchsim.AllAtOnce()
+    AllAtOnce(kind='all_at_once')
+    """
 
     kind: Literal["all_at_once"] = "all_at_once"
 
@@ -50,6 +54,9 @@ class ClosedLoop(Config):
     They are met amid a think time; with `ramp` they begin one after another within that time, with 0 s all at once.
     Each has requests of its own, or with `shared_list` takes the next of one list when it was answered, as benchmark
     clients with a number of workers do.
+
+    >>> batchsim.ClosedLoop(users=16, think_time="1s").think_time  # ns
+    1000000000
     """
 
     users: Users
@@ -86,7 +93,11 @@ Arrivals = Annotated[
 
 @dataclass(frozen=True)
 class Lengths(Config):
-    """Prompt and output lengths drawn independently."""
+    """Prompt and output lengths drawn independently.
+
+    >>> batchsim.Lengths(batchsim.Fixed(100), batchsim.Uniform(2, 12)).output.mean_tokens
+    7.0
+    """
 
     prompt: Law
     output: Law
@@ -245,6 +256,10 @@ class WorkloadConfig(Config):
     `deadline` and `patience` count from their sending. Classes are those of the trace's rows where `trace.columns`
     names a request_class (`by_row`, which needs no word); with `assign: at_random` they are drawn by their shares
     beside the rows, so that each has the lengths of all. `tasks` makes requests parts of tasks, in stages.
+
+    >>> lengths = batchsim.Lengths(batchsim.Fixed(100), batchsim.Fixed(20))
+    >>> batchsim.Workload(batchsim.Poisson("8/s"), output_cap=32, lengths=lengths, duration="60s").duration  # ns
+    60000000000
     """
 
     arrivals: Arrivals

@@ -97,7 +97,7 @@ class TakesInLast(Protocol):
 
 
 class Observer:
-    """Watches `core` replay `num_requests` requests. Whoever drives it says what happens, in the order of the methods.
+    """Watches `core` replay `num_requests` requests. Its driver calls the methods in their order.
 
     `in_flight` are the steps that were launched and not processed, oldest first; `done` those of which that came last.
     """

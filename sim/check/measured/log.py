@@ -1,4 +1,4 @@
-"""A service's own log as a measured run: the rows of a trace that tell TTFT or E2E."""
+"""A service's own log as a measured run: the rows of a trace that have TTFT or E2E."""
 
 from __future__ import annotations
 

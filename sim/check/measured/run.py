@@ -17,7 +17,7 @@ from batchsim.base.units import NS_PER_S
 from batchsim.workload.traces.trace_rows import HashIds, Ints
 
 MISSING = -1
-"""Of a time that the file does not tell, in columns of ns."""
+"""Stands for an unknown time in columns of ns."""
 
 LATENCIES = ("ttft", "tpot", "e2e")
 OF = {"mean": None, "p50": 50, "p90": 90, "p99": 99}

@@ -23,9 +23,9 @@ def runs_of_model(runs: Sequence[MeasuredRun], model: str) -> list[MeasuredRun]:
     counts: Counter[str] = Counter()
     for run in runs:
         counts[run.model] += 1 if run.requests is None else len(run.requests)
-    told, mine = [name for name in counts if name], _words(model)
-    fits = [name for name in told if _words(name) == mine]
-    fits = fits or [name for name in told if mine in _words(name) or _words(name) in mine]
+    told, words = [name for name in counts if name], _words(model)
+    fits = [name for name in told if _words(name) == words]
+    fits = fits or [name for name in told if words in _words(name) or _words(name) in words]
     if len(told) < 2:
         note = () if fits or not told else (f"measured of {told[0]}, and the scenario's model is {model}",)
         return [replace(run, notes=(*run.notes, *note)) if run.model else run for run in runs]

@@ -119,15 +119,19 @@ def _runs_of_models(
     for number, row in enumerate(rows):
         model = row.value.get(columns["model"][0]) if "model" in columns else ""
         by_model.setdefault(str(model or ""), []).append(number)
-    made = {name: [_request(rows[number], columns) for number in its] for name, its in by_model.items()}
-    good = {name for name, its in made.items() if any(row.ok for row in its)} or {*by_model}
-    notes += [f"all {len(its):,} requests of {name} failed: left out" for name, its in made.items() if name not in good]
+    made = {name: [_request(rows[number], columns) for number in model_rows] for name, model_rows in by_model.items()}
+    good = {name for name, model_rows in made.items() if any(row.ok for row in model_rows)} or {*by_model}
+    notes += [
+        f"all {len(model_rows):,} requests of {name} failed: left out"
+        for name, model_rows in made.items()
+        if name not in good
+    ]
     found: list[MeasuredRun] = []
-    for name, its in by_model.items():
+    for name, model_rows in by_model.items():
         if name in good:
-            shared = None if lists is None else _hash_ids([lists[number] for number in its], made[name])
+            shared = None if lists is None else _hash_ids([lists[number] for number in model_rows], made[name])
             requests = requests_of(node, made[name], None if shared is None else shared.picked)
-            client = _loop_of([rows[number] for number in its]) if "users" in columns else Client()
+            client = _loop_of([rows[number] for number in model_rows]) if "users" in columns else Client()
             part = (name or "no model told") if len(by_model) > 1 else ""
             figures = requests.figures()
             found.append(

@@ -87,7 +87,7 @@ class SglangLog:
             self._new, self._hit = self._new + line["#new-token"], self._hit + fields.get("#cached-token", 0.0)
 
     def steps(self) -> list[Step]:
-        """The steps that the lines taken tell the time of, the other lines counted."""
+        """The steps whose times follow from the lines; the other lines are counted."""
         found: list[Step] = []
         for core, lines in self._lines.items():
             intervals = [

@@ -119,11 +119,11 @@ def parting(one: Replay, played: Run) -> Parting | None:
     measured, simulated = measured.picked(one.index), simulated_requests(played)
     found: list[tuple[int, str]] = []
     for latency in ("ttft", "tpot"):
-        mine, theirs = simulated.latency_s(latency), measured.latency_s(latency)
+        simulated_s, measured_s = simulated.latency_s(latency), measured.latency_s(latency)
         whole = np.maximum(measured.output_tokens - 1, 1) if latency == "tpot" else 1
-        off = np.abs(mine - theirs)
+        off = np.abs(simulated_s - measured_s)
         blurred_s = PARTED_NS / NS_PER_S if latency == "tpot" else _running_step_s(played, simulated)
-        parted = np.flatnonzero((theirs > 0) & (off > PARTED * theirs) & (off * whole > blurred_s))
+        parted = np.flatnonzero((measured_s > 0) & (off > PARTED * measured_s) & (off * whole > blurred_s))
         if len(parted):
             found.append((int(parted[0]), latency))
     if not found:

@@ -64,7 +64,7 @@ class MetricError:
 
     @property
     def is_beyond(self) -> bool:
-        """Whether what was measured lies outside of what both `ends` make."""
+        """Whether the measured value lies outside both `ends` of the prediction."""
         return self.ends is not None and self.live is not None and not self.ends[0] <= self.live <= self.ends[1]
 
     @property

@@ -146,14 +146,14 @@ class _Side:
 
 def _explain(step: int, ours: _Side, theirs: _Side) -> Divergence:
     """The reason why step `step`, which both runs have, differs."""
-    mine, live = ours.at(step), theirs.at(step)
-    assert mine is not None and live is not None
-    drift_ns = live.start_ns - mine.start_ns
-    times = f"step {step} began at {_at(mine.start_ns)} simulated and {_at(live.start_ns)} live"
+    simulated, live = ours.at(step), theirs.at(step)
+    assert simulated is not None and live is not None
+    drift_ns = live.start_ns - simulated.start_ns
+    times = f"step {step} began at {_at(simulated.start_ns)} simulated and {_at(live.start_ns)} live"
     times += f" ({format_duration(abs(drift_ns))} {'later' if drift_ns > 0 else 'earlier'})" if drift_ns else ""
-    text = f"simulated: {mine}; live: {live}"
+    text = f"simulated: {simulated}; live: {live}"
     request = arrival_ns = None
-    ended = set(ours.ended_by(mine.start_ns).tolist()) ^ set(theirs.ended_by(live.start_ns).tolist())
+    ended = set(ours.ended_by(simulated.start_ns).tolist()) ^ set(theirs.ended_by(live.start_ns).tolist())
     row = _came_between(step, ours, theirs)
     if (words := _unlike_drafts(step, ours, theirs)) is not None:
         cause, why = "drafts", words
@@ -161,29 +161,29 @@ def _explain(step: int, ours: _Side, theirs: _Side) -> Divergence:
         cause = "arrival"
         request = int(ours.records.requests["request_id"][row])
         arrival_ns = int(ours.records.requests["arrival_ns"][row])
-        in_time = "the simulation" if ours.entered_ns[row] <= mine.start_ns else "the live run"
+        in_time = "the simulation" if ours.entered_ns[row] <= simulated.start_ns else "the live run"
         why = f"request {request} arrived at {_at(arrival_ns)}, in time for {in_time} alone"
         lag_ns = int(theirs.entered_ns[row]) - arrival_ns
         why += f" (live it was handed over {format_duration(lag_ns)} late)" if lag_ns else ""
     elif ended:
         cause, request = "finish", min(ended)
         why = f"request {request} had ended on one side only"
-    elif mine.preempted != live.preempted or _free(ours, step) != _free(theirs, step):
+    elif simulated.preempted != live.preempted or _free(ours, step) != _free(theirs, step):
         cause = "memory"
         why = f"KV blocks free: {_free(ours, step)} simulated, {_free(theirs, step)} live"
     else:
         cause, why = "time rule", "both knew the same requests: a rule of the policy that looks at the time"
-    return Divergence(step, cause, f"{times}; {why}. {text}", request, arrival_ns, drift_ns, mine, live)
+    return Divergence(step, cause, f"{times}; {why}. {text}", request, arrival_ns, drift_ns, simulated, live)
 
 
 def _unlike_drafts(step: int, ours: _Side, theirs: _Side) -> str | None:
     """How many drafts were found or right, where that was not the same on both sides up to `step`; else None."""
-    mine, live = ours.records.steps[: step + 1], theirs.records.steps[: step + 1]
-    same_decodes = mine["num_decode"][-1] == live["num_decode"][-1]
-    if same_decodes and mine["num_decode_tokens"][-1] != live["num_decode_tokens"][-1]:
-        supposed, measured = (rows["num_decode_tokens"][-1] - rows["num_decode"][-1] for rows in (mine, live))
+    simulated, live = ours.records.steps[: step + 1], theirs.records.steps[: step + 1]
+    same_decodes = simulated["num_decode"][-1] == live["num_decode"][-1]
+    if same_decodes and simulated["num_decode_tokens"][-1] != live["num_decode_tokens"][-1]:
+        supposed, measured = (rows["num_decode_tokens"][-1] - rows["num_decode"][-1] for rows in (simulated, live))
         return f"drafts in it: {supposed} simulated, {measured} live"
-    supposed, measured = (rows["num_accepted_tokens"][:-1] for rows in (mine, live))
+    supposed, measured = (rows["num_accepted_tokens"][:-1] for rows in (simulated, live))
     if np.array_equal(supposed, measured):
         return None
     return f"draft tokens accepted before it: {supposed.sum()} simulated, {measured.sum()} live"
@@ -195,10 +195,10 @@ def _came_between(step: int, ours: _Side, theirs: _Side) -> int | None:
     Of several, requests that one run alone admitted come first, then the earliest arrival. Live the scheduler is asked
     a little before the step starts, and does not know a request that came between the two.
     """
-    requests, mine, live = ours.records.requests, ours.at(step), theirs.at(step)
-    assert mine is not None and live is not None
-    unlike = np.isin(requests["request_id"], list(set(mine.admitted) ^ set(live.admitted)))
-    known_here, known_there = ours.entered_ns <= mine.start_ns, theirs.entered_ns <= live.start_ns
+    requests, simulated, live = ours.records.requests, ours.at(step), theirs.at(step)
+    assert simulated is not None and live is not None
+    unlike = np.isin(requests["request_id"], list(set(simulated.admitted) ^ set(live.admitted)))
+    known_here, known_there = ours.entered_ns <= simulated.start_ns, theirs.entered_ns <= live.start_ns
     as_it_began = unlike & known_there & (theirs.entered_ns > theirs.end_before(step))
     rows = np.flatnonzero((known_here != known_there) | as_it_began)
     if not len(rows):

@@ -63,19 +63,19 @@ def floors(setup: Setup) -> Floors | None:
         found = [floors(group.setup) for group in setup.groups]
         known = [one for one in found if one is not None]
         return min(known, key=lambda one: one.step_s) if known and len(known) == len(found) else None
-    its = setup.cost.deployment
-    if its is None or (gpu := its.gpu) is None:
+    deployment = setup.cost.deployment
+    if deployment is None or (gpu := deployment.gpu) is None:
         return None
-    types, model = its.types, its.model
-    flops = gpu.peak_flops * its.num_gpus * max(FASTER.get(kind, 1.0) for kind in types)
+    types, model = deployment.types, deployment.model
+    flops = gpu.peak_flops * deployment.num_gpus * max(FASTER.get(kind, 1.0) for kind in types)
     pairs = sum(
         2 * each.count * each.attention.pair_size
         for each in model.kinds
         if isinstance(each.attention, GroupedAttention) and each.attention.window is None
     )
-    every, routed, share = its.step_bytes()
-    readers = its.num_gpus // its.pp
-    read = max(every + routed * share - CACHE_BYTES * its.num_gpus, 0.0)
+    every, routed, share = deployment.step_bytes()
+    readers = deployment.num_gpus // deployment.pp
+    read = max(every + routed * share - CACHE_BYTES * deployment.num_gpus, 0.0)
     drafts = [spec.config.traits.speculation for spec in setup.scenario.specs]
     prefix = setup.resolved.workload.shared_prefix
     return Floors(
@@ -84,15 +84,16 @@ def floors(setup: Setup) -> Floors | None:
         step_s=read / (gpu.memory_bandwidth * readers),
         tokens_a_step=1 + max((one.num_drafts for one in drafts if one is not None), default=0),
         shared_tokens=0 if prefix is None else prefix.added_tokens,
-        words=_words(its, gpu, flops, every + routed * share),
+        words=_words(deployment, gpu, flops, every + routed * share),
     )
 
 
-def _words(its: Deployment, gpu: GpuSpec, flops: float, read: float) -> str:
-    count = f"{its.num_gpus} " if its.num_gpus > 1 else ""
+def _words(deployment: Deployment, gpu: GpuSpec, flops: float, read: float) -> str:
+    count = f"{deployment.num_gpus} " if deployment.num_gpus > 1 else ""
+    bandwidth = gpu.memory_bandwidth * deployment.num_gpus // deployment.pp
     return (
-        f"by the sheet of {its.model.name} on {count}{gpu.name}: {flops / 1e12:.4g} TFLOP/s,"
-        f" {read / 1e9:.3g} GB of weights a token at {gpu.memory_bandwidth * its.num_gpus // its.pp / 1e12:.3g} TB/s"
+        f"by the sheet of {deployment.model.name} on {count}{gpu.name}: {flops / 1e12:.4g} TFLOP/s,"
+        f" {read / 1e9:.3g} GB of weights a token at {bandwidth / 1e12:.3g} TB/s"
     )
 
 
@@ -106,11 +107,11 @@ class _Checked:
 
 def possible(setup: Setup, run: MeasuredRun) -> MeasuredRun:
     """`run` without figures that cannot be of the engine of `setup`, each named in a note with the likely reason."""
-    its = floors(setup)
-    if its is None:
+    bounds = floors(setup)
+    if bounds is None:
         return run
-    found = _of_requests(its, run.requests) if run.requests is not None else _of_means(its, run)
-    rates = _rates(its, setup.num_engines, run)
+    found = _of_requests(bounds, run.requests) if run.requests is not None else _of_means(bounds, run)
+    rates = _rates(bounds, setup.num_engines, run)
     lines = [*found.lines.values(), *rates.lines.values()]
     if not lines:
         return run
@@ -119,7 +120,7 @@ def possible(setup: Setup, run: MeasuredRun) -> MeasuredRun:
     kept = {name: value for name, value in run.figures.items() if name not in out}
     requests = None if run.requests is None else replace(run.requests, apart=run.requests.apart | found.apart)
     left = "; these are left out of the errors" if out else ""
-    note = f"cannot be as measured ({its.words}): {'; '.join(lines)}{left}"
+    note = f"cannot be as measured ({bounds.words}): {'; '.join(lines)}{left}"
     return replace(run, figures=kept, requests=requests, notes=(*run.notes, note), impossible={**run.impossible, **out})
 
 
@@ -135,11 +136,11 @@ def _line(latency: str, what: str, measured_s: float, floor_s: float) -> str:
     return f"{what} of {next(times)} where at least {next(times)} are needed ({_WHY[latency]}?)"
 
 
-def _of_means(its: Floors, run: MeasuredRun) -> _Checked:
+def _of_means(bounds: Floors, run: MeasuredRun) -> _Checked:
     """Of aggregates the means are judged by the mean lengths: more than these need requests whose lengths vary."""
     prompt, output = (run.means.get(f"{side}_tokens", 1.0) for side in ("prompt", "output"))
-    first = float(its.ttft_s(np.array([prompt]))[0])
-    least = {"ttft": first, "tpot": its.tpot_s, "e2e": first + max(output - 1, 0.0) * its.tpot_s}
+    first = float(bounds.ttft_s(np.array([prompt]))[0])
+    least = {"ttft": first, "tpot": bounds.tpot_s, "e2e": first + max(output - 1, 0.0) * bounds.tpot_s}
     lines: dict[str, str] = {}
     for latency, floor_s in least.items():
         mean = run.figures.get(f"{latency}_mean_s")
@@ -149,13 +150,13 @@ def _of_means(its: Floors, run: MeasuredRun) -> _Checked:
     return _Checked(lines, frozenset(lines))
 
 
-def _of_requests(its: Floors, requests: MeasuredRequests) -> _Checked:
+def _of_requests(bounds: Floors, requests: MeasuredRequests) -> _Checked:
     prompts = requests.prompt_tokens.astype(np.float64)
     if requests.hash_ids is not None and requests.hash_ids.reused_share:
         prompts = np.ones(len(prompts))  # any of them may have been cached
-    first = its.ttft_s(prompts)
-    after = np.maximum(requests.output_tokens - 1, 0) * its.tpot_s
-    least = {"ttft": first, "tpot": np.full(len(prompts), its.tpot_s), "e2e": first + after}
+    first = bounds.ttft_s(prompts)
+    after = np.maximum(requests.output_tokens - 1, 0) * bounds.tpot_s
+    least = {"ttft": first, "tpot": np.full(len(prompts), bounds.tpot_s), "e2e": first + after}
     lines: dict[str, str] = {}
     apart: set[str] = set()
     for latency, floor_s in least.items():
@@ -172,12 +173,12 @@ def _of_requests(its: Floors, requests: MeasuredRequests) -> _Checked:
     return _Checked(lines, frozenset(apart))
 
 
-def _rates(its: Floors, engines: int, run: MeasuredRun) -> _Checked:
+def _rates(bounds: Floors, engines: int, run: MeasuredRun) -> _Checked:
     """The rates above the most that all engines together can do, or that a closed loop's users can get."""
     users = run.client.max_concurrency if run.client.arrivals == "closed" else None
-    most = engines / its.token_s
-    if users is not None and its.tpot_s:
-        most = min(most, users / its.tpot_s)
+    most = engines / bounds.token_s
+    if users is not None and bounds.tpot_s:
+        most = min(most, users / bounds.tpot_s)
     rate = run.figures.get("output_tokens_per_s")
     if rate is None or BELOW * rate <= most:
         return _Checked({}, frozenset())

@@ -251,7 +251,7 @@ class LivePoint(Comparison):
 
     @property
     def unfit(self) -> str:
-        """Why nothing can be judged on this machine at this point; "" if it can, or if one run alone cannot tell."""
+        """Why nothing can be judged on this machine at this point; "" if it can, or if a single run cannot show it."""
         found: list[str] = []
         if 2 * len(self.counted) < len(self.lives):
             found.append("more than half of the live runs do not count")

@@ -24,8 +24,8 @@ OPEN = 0.02
 @dataclass(frozen=True)
 class StepsCompared:
     """A row for each kind of step of a policy's `name`, the last for all; how many of the `recorded` steps were
-    `compared`, the time of the others hanging on what the log does not tell; the bias of all without the host's part,
-    None where there is none."""
+    `compared`, the time of the others depends on contents that the log does not have; the bias of all without the
+    host's part, None where there is none."""
 
     name: str
     rows: list[RegionError]

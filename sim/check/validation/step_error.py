@@ -54,7 +54,7 @@ class RegionError:
 class StepPairs:
     """Steps of live runs with their predicted and measured times in ns, as parallel arrays. `region` indexes REGIONS.
 
-    `measured_kernel` is NaN where kernels were not timed apart, or the cost model does not tell host from kernels.
+    `measured_kernel` is NaN where kernels were not timed apart, or the cost model does not separate host from kernels.
     """
 
     region: NDArray[np.int64]
@@ -109,15 +109,15 @@ class StepPairs:
         """A row for each region with steps, and a last one, named ALL, for all steps; [] without steps."""
         chosen = [(name, self.region == code) for code, name in enumerate(REGIONS)]
         chosen.append((ALL, np.ones(len(self.region), bool)))
-        return [self._error(name, mine) for name, mine in chosen if mine.any()]
+        return [self._error(name, in_region) for name, in_region in chosen if in_region.any()]
 
-    def _error(self, name: str, mine: NDArray[np.bool_]) -> RegionError:
-        predicted, measured = self.predicted[mine], self.measured[mine]
-        kernel, kernel_measured = self.predicted_kernel[mine], self.measured_kernel[mine]
+    def _error(self, name: str, in_region: NDArray[np.bool_]) -> RegionError:
+        predicted, measured = self.predicted[in_region], self.measured[in_region]
+        kernel, kernel_measured = self.predicted_kernel[in_region], self.measured_kernel[in_region]
         off = np.abs(predicted / measured - 1)
         return RegionError(
             region=name,
-            n=int(mine.sum()),
+            n=int(in_region.sum()),
             share=float(measured.sum() / self.measured.sum()),
             p50=percentile(off, 50)[0],
             p95=percentile(off, 95)[0],

@@ -142,7 +142,7 @@ def _owner(request: Request, config: AdmissionConfig) -> str:
 
 
 class _Queue:
-    """Who waits, by a key that does not change while they do."""
+    """Waiting requests by a key that does not change while they wait."""
 
     def __init__(self, config: AdmissionConfig) -> None:
         self._config = config
@@ -169,7 +169,7 @@ class _Queue:
 
 
 class _Shares:
-    """Who waits, by what their tenants were served."""
+    """Waiting requests by the service that their tenants have had."""
 
     def __init__(self, config: AdmissionConfig) -> None:
         self._config = config

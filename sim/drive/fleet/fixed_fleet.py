@@ -57,11 +57,11 @@ def simulate_fixed(
 
 
 def _take_turns(replicas: list[_Replica], router: Router, arrivals: list[Arrival], pulse: Pulse | None) -> None:
-    its: list[list[Arrival]] = [[] for _ in replicas]
+    by_replica: list[list[Arrival]] = [[] for _ in replicas]
     for arrival in arrivals:
-        its[_routed(router, arrival.request, len(replicas))].append(arrival)
+        by_replica[_routed(router, arrival.request, len(replicas))].append(arrival)
     until_ns = arrivals[-1].request.arrival_ns
-    for replica, sent in zip(replicas, its, strict=True):
+    for replica, sent in zip(replicas, by_replica, strict=True):
         for arrival in sent:
             replica.advance(arrival.request.arrival_ns)
             replica.submit(arrival)
@@ -130,7 +130,7 @@ class _Replica(Stepping):
         self._going = self.process()
 
     def advance(self, next_ns: float) -> None:
-        """Simulates what comes before `next_ns`, if the router is to hear of it."""
+        """Simulates up to `next_ns`, the next arrival, as far as the router may need its answers."""
         self._next_ns = next_ns
         next(self._going)
 
@@ -172,7 +172,7 @@ class _Replica(Stepping):
         return self._next_ns
 
     def wait_for(self, now_ns: int) -> Generator[None]:
-        """Waits until all who come up to `now_ns` have come."""
+        """Waits until all arrivals up to `now_ns` are known."""
         self.due_ns = now_ns + 1
         while self._next_ns <= now_ns:
             yield

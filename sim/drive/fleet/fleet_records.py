@@ -168,12 +168,12 @@ def by_engine(records: Records) -> Iterator[OfEngine]:
             ids = requests["request_id"][rows]
             if (twice := ids[1:][ids[1:] == ids[:-1]]).size:
                 raise ValueError(f"request {twice[0]} lived twice on replica {replica}, which did not fail in between")
-            its = np.searchsorted(cuts, steps["start_ns"]) == k
+            of_life = np.searchsorted(cuts, steps["start_ns"]) == k
             engine = replace(
                 records,
                 requests=requests[rows],
-                step_rows=steps[its],
-                lanes=lanes[its] if len(lanes) else lanes,
+                step_rows=steps[of_life],
+                lanes=lanes[of_life] if len(lanes) else lanes,
                 states=states[np.searchsorted(cuts, states["time_ns"]) == k],
                 replicas=None,
             )

@@ -315,7 +315,8 @@ class Fleet:
         self.at(now_ns + config.every, self._look)
 
     def _check_served(self, num_replicas: int) -> None:
-        """ScenarioError where a scaler has kept no replica for so long that whoever waits would wait for ever."""
+        """ScenarioError where a scaler has kept no replica for so long that the waiting requests would wait for
+        ever."""
         clients = self.clients
         self._idle_looks = 0 if num_replicas or clients.streams or not clients.held else self._idle_looks + 1
         if self._idle_looks > MAX_IDLE_LOOKS:

@@ -131,9 +131,9 @@ class Client:
             while loaded.failure is None and (first or time.monotonic() - start_s < load.seconds):
                 if (ask := requests.following()) is None:
                     return
-                mine, number, first = number, number + 1, False
+                request_number, number, first = number, number + 1, False
                 await free.acquire()
-                await one(ask, mine, None)
+                await one(ask, request_number, None)
 
         if load.rate_rps is None:
             users = min(load.users, self.max_concurrency)

@@ -51,12 +51,12 @@ class Design:
 
     @property
     def sentinel(self) -> Load:
-        """A few lone answers, sent before every load: spread over the experiment, they tell a machine that grows slower
-        from one that is disturbed for seconds, as many at its two ends do not."""
+        """A few lone answers, sent before every load: spread over the experiment, they separate a machine that grows
+        slower from one that is disturbed for seconds, as many at its two ends do not."""
         return Load("sentinel", (16, 16), (self._output, self._output), self._part_s / 4, most=3)
 
     def singles(self) -> Iterator[Load]:
-        """From the shortest prompt to the longest; whoever measures may stop when one takes too long."""
+        """From the shortest prompt to the longest; the runner may stop when one takes too long."""
         size = 16
         while size + self._output <= self._longest:
             output = min(self._output, 16)
@@ -64,7 +64,7 @@ class Design:
             size *= 4
 
     def closed(self) -> Iterator[Load]:
-        """Users who decode; long contexts; long prompts beside decodes; repeated prompts."""
+        """Loads of decoding users; long contexts; long prompts beside decodes; repeated prompts."""
         output, part_s = self._output, self._part_s
         for users in (users for users in _ladder(self.users) if users >= self.fewest_users):
             yield Load(f"users-{users}", (16, 48), (output // 2, 3 * output // 2), part_s, users=users, seed=users)

@@ -1,4 +1,5 @@
-"""The experiment on one server, load by load, each left as a file, so that who stops goes on where they stopped."""
+"""The experiment on one server, load by load, each left as a file, so that a stopped experiment goes on where it
+stopped."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def words_of(text: str) -> str:
 
 
 def refused(name: str, failed: RequestError) -> MeasuredError:
-    """The line of what ended load `name`."""
+    """The error that ended load `name`, in one line with its remedy."""
     advice = {
         401: "Give the key with --api-key.",
         403: "Give the key with --api-key.",

@@ -43,8 +43,8 @@ def num_steps(prompt_tokens: Ints, output_tokens: Ints, sent_ns: Ints) -> int:
     count = len(sent_ns)
     cell = COARSE * _quantile_group(prompt_tokens)
     for group in np.unique(cell):
-        mine = cell == group
-        cell[mine] += _quantile_group(output_tokens[mine])
+        in_group = cell == group
+        cell[in_group] += _quantile_group(output_tokens[in_group])
     num_cells = len(np.unique(cell))
 
     def bic(steps: int) -> float:

@@ -27,7 +27,8 @@ class SessionFit:
 
 
 def fit_sessions(rows: TraceRows) -> tuple[SessionFit | None, list[str]]:
-    """The sessions of rows that tell them; None, with a note why, where turns are no conversations that grow."""
+    """The law of the sessions of rows that have them; None, with a note why, where turns are no conversations that
+    grow."""
     links = links_of(rows)
     later = np.array([len(parents) == 1 for parents in links.parents])
     joins = sum(len(parents) > 1 for parents in links.parents)

@@ -64,7 +64,7 @@ def fit_traffic(rows: TraceRows, tell: Callable[[str], None] | None = None) -> T
 
 
 def _lengths(rows: TraceRows, prompt_tokens: Ints) -> tuple[dict[str, TrafficClass], PairLengths | StepLengths | None]:
-    """The law of lengths of each class of the rows, or that of all rows where they tell none."""
+    """The law of lengths of each class of the rows, or that of all rows where they have no classes."""
     assert rows.arrival_ns is not None, "checked before"
     counts = rows.class_counts
     if not counts:
@@ -73,17 +73,17 @@ def _lengths(rows: TraceRows, prompt_tokens: Ints) -> tuple[dict[str, TrafficCla
     priorities = rows.labels.get("priority")
     classes: dict[str, TrafficClass] = {}
     for name, count in sorted(counts.items()):
-        mine = codes == names.index(name)
+        in_class = codes == names.index(name)
         # One priority a class: that of most of its rows.
-        priority = 0 if priorities is None else int(np.bincount(priorities[mine] - priorities.min()).argmax())
+        priority = 0 if priorities is None else int(np.bincount(priorities[in_class] - priorities.min()).argmax())
         priority += 0 if priorities is None else int(priorities.min())
-        lengths = fit_lengths(prompt_tokens[mine], rows.output_tokens[mine], rows.arrival_ns[mine])
+        lengths = fit_lengths(prompt_tokens[in_class], rows.output_tokens[in_class], rows.arrival_ns[in_class])
         classes[name] = TrafficClass(share=count / len(rows), priority=priority, lengths=lengths)
     return classes, None
 
 
 def _left_out(rows: TraceRows) -> list[str]:
-    """Notes on what rows tell and the fit does not have."""
+    """Notes on properties of the rows that the fit lacks."""
     notes: list[str] = []
     if rows.hash_ids is not None:
         notes.append(

@@ -1,8 +1,8 @@
 """Gated batching: waiting requests are admitted together when the gate opens; later ones wait for the next opening.
 
 Rule: one FIFO before a gate, which is open in a step that starts with `open_at` or fewer running sequences, by
-default none. Then all who wait come in, in order, up to `max_num_seqs` and while KV for prompt and output cap is there,
-so nothing is ever preempted. Their prompts are computed in that order beside the decodes, in as many steps as
+default none. Then all waiting ones come in, in order, up to `max_num_seqs` and while KV for prompt and output cap is
+there, so nothing is ever preempted. Their prompts are computed in that order beside the decodes, in as many steps as
 `max_num_batched_tokens` asks for. Each leaves at its own end; its slot stays empty until the gate opens.
 Source: gated service of polling models (Takagi, Analysis of Polling Systems, MIT Press 1986), applied to batching.
 Simplifies: the gate takes no time to open; prompts are always chunked. Rejects what cannot fit the pool.

@@ -166,7 +166,7 @@ class PaddedBatch:
 class WholeBatches:
     """What the schedulers have in common that run one batch after the other to its end: `batch` is the one that runs.
 
-    A scheduler says who waits, and calls `note_blocked` in every `schedule`.
+    A scheduler has the queue, and calls `note_blocked` in every `schedule`.
     """
 
     def __init__(self, context: PolicyContext, batch: PaddedBatch) -> None:

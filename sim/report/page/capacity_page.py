@@ -1,4 +1,5 @@
-"""The page of a capacity search: who sustains the most within the SLO, what breaks first, every load that was tried."""
+"""The page of a capacity search: the policy that sustains the most within the SLO, what breaks first, every load that
+was tried."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def capacity_sections(study: CapacityStudy) -> list[Section]:
 
 
 def decision(study: CapacityStudy) -> list[Sentence]:
-    """Who sustains the most; what breaks first above it; how sure that is."""
+    """Sentences: the policy that sustains the most; what breaks first above it; how sure that is."""
     best = study.best
     sure: Sentence = ["The interval is that of the loads at which other seeds might decide otherwise; the error of the"]
     sure += [" step costs is not in it, and moves all of these: see below."]

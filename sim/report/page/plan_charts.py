@@ -118,9 +118,9 @@ def _groups(tables: Tables) -> Iterator[tuple[int, list[Row]]]:
     rows = [row for row in tables["probes"] if chosen and all(row[name] == value for name, value in wanted.items())]
     near = {chosen[0]["replicas"] + off for off in (-1, 0, 1)} if chosen else set()
     for replicas in sorted({row["replicas"] for row in rows}):
-        mine = [row for row in rows if row["replicas"] == replicas and row["offered_rps"] is not None]
-        if mine and (replicas in near or len(mine) > 1):
-            yield replicas, sorted(mine, key=lambda row: row["offered_rps"])
+        group_rows = [row for row in rows if row["replicas"] == replicas and row["offered_rps"] is not None]
+        if group_rows and (replicas in near or len(group_rows) > 1):
+            yield replicas, sorted(group_rows, key=lambda row: row["offered_rps"])
 
 
 def _lines(groups: list[tuple[int, list[Row]]], column: str, *, interval: bool = False) -> list[Series]:

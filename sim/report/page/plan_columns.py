@@ -16,7 +16,7 @@ NEARLY_ALL = 0.9999
 
 
 def one_seed_alone(row: Row) -> bool:
-    """Whether a row of what was simulated rests on one seed, and has no interval: one recording's has stretches."""
+    """Whether a row of simulations rests on one seed, and has no interval: one recording's has stretches."""
     return row["seeds"] == 1 and row["attainment_low"] is None
 
 

@@ -198,11 +198,11 @@ def _replicas(tables: Tables, currency: str) -> Figure:
     keys = [key for key in look if any((row["gpu"], row["policy"]) == key for row in rows)]
     for key, aside in zip(keys, _asides(len(keys)), strict=True):
         color, marker = look[key]
-        mine = sorted((r for r in rows if (r["gpu"], r["policy"]) == key), key=lambda row: row["replicas"])
+        group_rows = sorted((r for r in rows if (r["gpu"], r["policy"]) == key), key=lambda row: row["replicas"])
         moved = offset_copy(ax.transData, fig, x=aside, units="points")
-        missed = [max(1 - row["attainment"], _FLOOR) for row in mine]
-        ax.plot([row["replicas"] for row in mine], missed, color=color, linewidth=1, transform=moved)
-        for row, y in zip(mine, missed, strict=True):
+        missed = [max(1 - row["attainment"], _FLOOR) for row in group_rows]
+        ax.plot([row["replicas"] for row in group_rows], missed, color=color, linewidth=1, transform=moved)
+        for row, y in zip(group_rows, missed, strict=True):
             if row["attainment_low"] is not None:
                 ends = [max(1 - row[name], _FLOOR) for name in ("attainment_high", "attainment_low")]
                 ax.plot([row["replicas"]] * 2, ends, color=color, linewidth=3, alpha=0.35, transform=moved)

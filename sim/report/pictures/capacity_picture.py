@@ -25,7 +25,10 @@ from batchsim.study.capacity.capacities import CapacityStudy, PolicyCapacity
 
 def capacity_picture(study: CapacityStudy, path: Path) -> None:
     """Writes a panel a policy: the share within the SLO at each load tried, or its margin where the SLO is not
-    one share, with intervals; the band is the capacity's interval."""
+    one share, with intervals; the band is the capacity's interval.
+
+    >>> batchsim.capacity_picture(study, Path("capacity.png"))
+    """
     policies = [policy for policy in study.policies if policy.case.book]
     styles = kind_styles([policy.case.spec.kind for policy in policies])
     with house_style():

@@ -46,7 +46,11 @@ _BAR_INCH = 0.42
 
 
 def causes_picture(results: Results, found: list[dict[str, Any]], load: float, num_seeds: int, path: Path) -> None:
-    """Writes two bars a policy (and request class): misses by cause, as a share of offered requests and of misses."""
+    """Writes two bars a policy (and request class): misses by cause, as a share of offered requests and of misses.
+
+    >>> rows = batchsim.misses(results, ["static", "vllm"], load=20, seeds=[0, 1])
+    >>> batchsim.misses_picture(results, rows, load=20, num_seeds=2, path=Path("misses.png"))
+    """
     order = _order(found)
     colors = _shades(order)
     with house_style():

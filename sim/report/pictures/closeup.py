@@ -48,6 +48,8 @@ _SPREADS = {"ttft": LATENCIES["ttft"].title, "norm_latency": "Normalised latency
 def timeline(results: Results, path: Path | str, load: float, seed: int) -> None:
     """Writes running and waiting sequences and KV use over time, one panel for each policy, at one load and seed; below
     it, of engines ahead of results, how busy host and device were, and where it changed how many replicas there were.
+
+    >>> batchsim.timeline(results, "timeline.png", load=20, seed=0)
     """
     with house_style():
         save(timeline_figure(results, load, seed), path)
@@ -211,7 +213,10 @@ def _in_minutes(span_ns: float) -> bool:
 
 
 def latency_cdf(results: Results, path: Path | str, load: float, seed: int) -> None:
-    """Writes the distributions of TTFT and normalised latency over finished requests, at one load and seed."""
+    """Writes the distributions of TTFT and normalised latency over finished requests, at one load and seed.
+
+    >>> batchsim.latency_cdf(results, "latency.png", load=20, seed=0)
+    """
     with house_style():
         save(latency_cdf_figure(results, load, seed), path)
 

@@ -190,24 +190,26 @@ def draw_lanes(ax: Axes, results: Results) -> None:
     ax.tick_params(axis="y", length=0)
 
 
-def _draw_lane(ax: Axes, lane: int, sweep: PolicyCurve, its: Landmarks, color: str, right: float) -> None:
-    if its.unstable_from is not None:
-        ax.fill_between([its.unstable_from, right], lane - 0.36, lane + 0.36, color=color, alpha=_SHADE, linewidth=0)
+def _draw_lane(ax: Axes, lane: int, sweep: PolicyCurve, landmarks: Landmarks, color: str, right: float) -> None:
+    if landmarks.unstable_from is not None:
+        ax.fill_between(
+            [landmarks.unstable_from, right], lane - 0.36, lane + 0.36, color=color, alpha=_SHADE, linewidth=0
+        )
     stable = sweep.loads[~sweep.unstable & (sweep.failed == 0)]
     if len(stable):
-        until = right if its.unstable_from is None and len(sweep.loads) == len(stable) else float(stable[-1])
+        until = right if landmarks.unstable_from is None and len(sweep.loads) == len(stable) else float(stable[-1])
         ax.plot([float(stable[0]), min(until, float(sweep.loads[-1]))], [lane, lane], color=color, linewidth=1.0)
     for i in range(len(sweep.loads) - 1):
         if sweep.meets_slo[i] and sweep.meets_slo[i + 1]:
             _thick(ax, lane, float(sweep.loads[i]), float(sweep.loads[i + 1]), color)
-    if its.crossing.low is not None:
-        end = its.crossing.load or its.crossing.low
-        _thick(ax, lane, its.crossing.low, end, color)
-        if its.crossing.high is not None:
+    if landmarks.crossing.low is not None:
+        end = landmarks.crossing.load or landmarks.crossing.low
+        _thick(ax, lane, landmarks.crossing.low, end, color)
+        if landmarks.crossing.high is not None:
             ax.plot([end], [lane], marker="|", markersize=11, markeredgewidth=2.4, color=color, zorder=4)
-    if its.knee is not None and len(sweep.loads) >= FEWEST:
+    if landmarks.knee is not None and len(sweep.loads) >= FEWEST:
         ax.plot(
-            [its.knee.load], [lane], marker="D", markersize=6, markerfacecolor="white", color=color, zorder=5,
+            [landmarks.knee.load], [lane], marker="D", markersize=6, markerfacecolor="white", color=color, zorder=5,
             markeredgewidth=1.5,
         )  # fmt: skip
 

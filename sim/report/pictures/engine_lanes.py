@@ -34,12 +34,16 @@ def lane_shares(
     records = results.records(policy, load, seed)
     found: dict[str, list[tuple[Floats, Floats]]] = {}
     for engine in by_engine(records):
-        its, replica = engine.records, None if records.replicas is None else engine.replica
-        if not len(its.lanes):
+        engine_records, replica = engine.records, None if records.replicas is None else engine.replica
+        if not len(engine_records.lanes):
             continue
-        waits = _share(_waits(its), edges_ns)
-        found.setdefault(HOST, []).append((_share(np.concatenate(host_spans_ns(its)), edges_ns), np.zeros_like(waits)))
-        for name, spans in (device_rows(results, its, policy, replica) or {"device": device_spans_ns(its)}).items():
+        waits = _share(_waits(engine_records), edges_ns)
+        found.setdefault(HOST, []).append(
+            (_share(np.concatenate(host_spans_ns(engine_records)), edges_ns), np.zeros_like(waits))
+        )
+        for name, spans in (
+            device_rows(results, engine_records, policy, replica) or {"device": device_spans_ns(engine_records)}
+        ).items():
             found.setdefault(name, []).append((_share(spans, edges_ns), waits))
     return {name: _means(shares) for name, shares in found.items()}
 

@@ -64,7 +64,10 @@ SHOWN = {name: LATENCIES[name].title for name in ("ttft", "tpot", "norm_latency"
 
 def p99_vs_qps(results: Results, path: Path | str) -> None:
     """Writes P99 (top) and P50 (bottom) of TTFT, TPOT, normalised latency and, where there are tasks, their E2E against
-    the offered load."""
+    the offered load.
+
+    >>> batchsim.p99_vs_qps(results, "p99.png")
+    """
     with house_style():
         save(p99_vs_qps_figure(results), path)
 

@@ -108,9 +108,9 @@ def _foot(profile: Profile, table: _Samples | None) -> str:
 
 def _scatter(ax: Axes, table: _Samples, x: Floats, y: Floats, chosen: Any = True) -> None:
     for block, (_, color, marker) in _BLOCKS.items():
-        mine = (table.block == block) & chosen
-        if mine.any():
-            ax.plot(x[mine], y[mine], color=color, marker=marker, linestyle="none", markersize=4, alpha=0.8)
+        shown = (table.block == block) & chosen
+        if shown.any():
+            ax.plot(x[shown], y[shown], color=color, marker=marker, linestyle="none", markersize=4, alpha=0.8)
 
 
 def _draw_fit(ax: Axes, table: _Samples) -> None:
@@ -182,11 +182,11 @@ def _draw_decodes(ax: Axes, profile: Profile, table: _Samples | None) -> None:
         lows.append(fitted.min())
         highs.append(fitted.max())
         if table is not None:
-            mine = (table.block == "A") & (table.context == table.num_decode * context)
+            shown = (table.block == "A") & (table.context == table.num_decode * context)
             ax.errorbar(
-                table.num_decode[mine],
-                table.measured[mine],
-                table.scatter[mine],
+                table.num_decode[shown],
+                table.measured[shown],
+                table.scatter[shown],
                 color=color,
                 fmt="o",
                 markersize=4,

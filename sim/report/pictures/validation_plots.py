@@ -151,9 +151,14 @@ def _draw_dots(ax: Axes, pairs: StepPairs) -> None:
 def _draw_errors(ax: Axes, pairs: StepPairs) -> None:
     off = pairs.predicted / pairs.measured - 1
     for code, color in enumerate(_REGIONS):
-        mine = np.sort(off[pairs.region == code])
-        if len(mine):
-            ax.plot(mine, np.arange(1, len(mine) + 1) / len(mine), color=color, drawstyle="steps-post")
+        region_errors = np.sort(off[pairs.region == code])
+        if len(region_errors):
+            ax.plot(
+                region_errors,
+                np.arange(1, len(region_errors) + 1) / len(region_errors),
+                color=color,
+                drawstyle="steps-post",
+            )
     ax.axvline(0, color="black", linewidth=0.9)
     ax.set_xlim(-_WIDEST, _WIDEST)
     ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{100 * x:+.0f} %"))

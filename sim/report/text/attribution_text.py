@@ -90,9 +90,9 @@ def _lanes(records: Records) -> dict[str, Any] | None:
     """Of engines ahead of results: the shares of the time between their first and last step in which the host was at
     work, the device ran a step, and it stood still for the host; before how many of its `steps`. None without any."""
     found: Counter[str] = Counter()
-    for its in (engine.records for engine in by_engine(records) if len(engine.records.lanes)):
-        device, waits_ns = device_spans_ns(its), host_waits_ns(its)
-        host = np.clip(np.concatenate(host_spans_ns(its)), device[0, 0], device[-1, 1])
+    for engine_records in (engine.records for engine in by_engine(records) if len(engine.records.lanes)):
+        device, waits_ns = device_spans_ns(engine_records), host_waits_ns(engine_records)
+        host = np.clip(np.concatenate(host_spans_ns(engine_records)), device[0, 0], device[-1, 1])
         found.update(host=int(np.diff(host).sum()), device=int(np.diff(device).sum()), waits=int(waits_ns.sum()))
         found.update(steps=len(device), host_bound=int((waits_ns > 0).sum()), ns=int(device[-1, 1] - device[0, 0]))
     if not found["ns"]:
@@ -112,8 +112,10 @@ def _lanes_text(lanes: dict[str, Any]) -> str:
 
 def _one(records: Records, parts: pd.DataFrame, request_id: int) -> dict[str, Any]:
     (row,) = records.requests[records.requests["request_id"] == request_id]
-    mine = parts.loc[parts["request_id"] == request_id]
-    rows = sorted(zip(mine["part"], mine["ns"], mine["blocker"], strict=True), key=lambda item: -item[1])
+    of_request = parts.loc[parts["request_id"] == request_id]
+    rows = sorted(
+        zip(of_request["part"], of_request["ns"], of_request["blocker"], strict=True), key=lambda item: -item[1]
+    )
     return {
         "request_id": request_id,
         "prompt_tokens": int(row["prompt_tokens"]),

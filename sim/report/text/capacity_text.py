@@ -53,7 +53,11 @@ def unit(study: CapacityStudy) -> str:
 
 
 def capacity_text(study: CapacityStudy) -> str:
-    """The table of capacities and the remarks below it, wrapped to the output's width."""
+    """The table of capacities and the remarks below it, wrapped to the output's width.
+
+    >>> print(batchsim.capacity_text(study).splitlines()[1])
+    objective: ttft<500ms @ 90%
+    """
     table = capacity_table(study)
     lines = [
         heading(study.setup),

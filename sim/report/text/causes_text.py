@@ -24,6 +24,10 @@ def causes(results: Results, policies: Sequence[str], load: float, seeds: Sequen
 
     A cause has metric, cause, misses and median_ns (of the time blamed). Counts are summed over `seeds`; the most
     frequent cause comes first. ScenarioError for an objective that judges neither, or where none was measured.
+
+    >>> (row,) = batchsim.misses(results, ["static"], load=20, seeds=[0, 1])
+    >>> row["offered"], row["missed"]
+    (386, 0)
     """
     if not seeds:
         raise ScenarioError(f"{results.path}: the misses of no seed were asked for. Give at least one, like [0].")
@@ -80,8 +84,8 @@ def _by_class(
 def _never_let_in(results: Results, policy: str, load: float, seed: int, known: int) -> int:
     """How many judged requests the run never let in, so that its records lack them; `known` are the recorded ones."""
     points = results.points
-    mine = (points["policy"] == policy) & (points["load"] == load) & (points["seed"] == seed)
-    return round(float(points.loc[mine, "cohort"].iloc[0])) - known
+    of_point = (points["policy"] == policy) & (points["load"] == load) & (points["seed"] == seed)
+    return round(float(points.loc[of_point, "cohort"].iloc[0])) - known
 
 
 def _lost_frame(count: int, request_class: str) -> pd.DataFrame:

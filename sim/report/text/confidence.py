@@ -85,9 +85,9 @@ def warmup_warning(results: Results) -> list[str]:
     points, longest_s = results.points, 0.0
     by_policy: dict[str, list[str]] = defaultdict(list)
     for sweep in sweeps(results):
-        mine = points["policy"] == sweep.policy
+        of_policy = points["policy"] == sweep.policy
         for load in sweep.loads[~sweep.unstable]:
-            needed = column(points.loc[mine & (points["load"] == load)], "warmup_needed_s")
+            needed = column(points.loc[of_policy & (points["load"] == load)], "warmup_needed_s")
             median_s = float(np.median(needed)) if len(needed) else math.nan
             if median_s > warmup_s:  # False for NaN: some seed has no estimate
                 by_policy[sweep.name].append(f"{load:g}")

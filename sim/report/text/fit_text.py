@@ -38,7 +38,7 @@ LEGEND = (
 
 
 def report(found: EngineFit) -> str:
-    """The terms with their intervals, what the runs cannot tell apart, the errors at each load, what is claimed."""
+    """The terms with their intervals, the pairs that the runs cannot separate, the errors at each load, the claims."""
     claimed = ", ".join(f"{_FIGURES[name]} ±{two_digits(100 * share)} %" for name, share in found.claims.items())
     parts = [
         *terms_lines(found, "a latency"),

@@ -22,10 +22,10 @@ def replica_lines(results: Results, shown: Sequence[tuple[PolicyCurve, int]]) ->
     policies, variants, groups = (np.array(texts(table, name)) for name in ("policy", "variant", "group"))
     lines = []
     for sweep, i in shown:
-        mine = (policies == sweep.policy) & (variants == texts(sweep.rows, "variant")[i])
-        mine &= column(table, "load") == sweep.loads[i]
-        for group in dict.fromkeys(groups[mine].tolist()):
-            rows = table.take(np.flatnonzero(mine & (groups == group)))
+        of_variant = (policies == sweep.policy) & (variants == texts(sweep.rows, "variant")[i])
+        of_variant &= column(table, "load") == sweep.loads[i]
+        for group in dict.fromkeys(groups[of_variant].tolist()):
+            rows = table.take(np.flatnonzero(of_variant & (groups == group)))
             lines.append(
                 f"{', '.join(filter(None, (sweep.labels[i], group)))}:  {_facts(rows, timed=not sweep.within_error[i])}"
             )

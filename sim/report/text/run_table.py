@@ -162,9 +162,9 @@ def curve_table(results: Results) -> list[str]:
     name, found = load_name(results), curve_marks(results)
     grid = [["", "saturation", "knee", "SLO crossed at", "queue grows"]]
     for sweep in sweeps(results):
-        its = found[sweep.policy]
+        landmarks = found[sweep.policy]
         rate = f"{results.manifest['saturation_rps'][sweep.policy]:.3g} req/s"
-        grid.append([sweep.name, rate, _knee(its.knee), _crossed(its.crossing), _grows(its, name)])
+        grid.append([sweep.name, rate, _knee(landmarks.knee), _crossed(landmarks.crossing), _grows(landmarks, name)])
     unit = {"mean_rate": "req/s", "users": "users", "rate_scale": "times the trace's rate"}[name]
     legend = (
         f"loads in {unit} · saturation: completions under overload · knee: greatest power, throughput / mean e2e ·"
@@ -195,7 +195,7 @@ def _between(low: float | None, high: float | None) -> str:
     return f"above {low:g}" if high is None else f"{low:g}–{high:g}"
 
 
-def _grows(its: Landmarks, name: str) -> str:
-    if its.unstable_from is None:
+def _grows(landmarks: Landmarks, name: str) -> str:
+    if landmarks.unstable_from is None:
         return "not judged" if name == "users" else "at none tested"
-    return f"from {its.unstable_from:g}"
+    return f"from {landmarks.unstable_from:g}"

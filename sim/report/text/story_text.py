@@ -58,6 +58,10 @@ def story(
     `chapters` are consecutive spans of time: what, reason, head of the queue, blocker, steps, parts in ns; `line` is
     the life to scale in letters. `records` are those of the point, where they are in memory. ScenarioError without such
     a request.
+
+    >>> life = batchsim.life(results, "static", load=20, seed=0, request=3)
+    >>> life["e2e_ns"] == sum(part["ns"] for part in life["parts"])
+    True
     """
     records = results.records(policy, load, seed) if records is None else records
     frontend = scenario_of(results, policy)["workload"].get("frontend") or {}
@@ -211,7 +215,12 @@ def _count(number: int, one: str) -> str:
 
 
 def story_text(results: Results, found: dict[str, Any]) -> str:
-    """`found`, which `story` returned, as text: sentence, timeline in letters, chapters, and the exact sum."""
+    """`found`, which `story` returned, as text: sentence, timeline in letters, chapters, and the exact sum.
+
+    >>> life = batchsim.life(results, "vllm", load=20, seed=0, request=3)
+    >>> print(batchsim.life_text(results, life).splitlines()[1].strip())
+    36.9 ms: arrived 6.92 ms before the running step ended, prefill 20 ms in 2 chunks, decoding 10 ms
+    """
     request_class = f" of class {found['request_class']}" if found["request_class"] else ""
     tokens = f"{found['prompt_tokens']:,} + {found['output_tokens']:,} tokens"
     sent_s = found["sent_ns"] / NS_PER_S

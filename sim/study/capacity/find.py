@@ -40,7 +40,12 @@ USE = ("engine_busy_share", "kv_utilisation_p99")
 def find_capacities(
     scenario: Scenario, sweep: Sweep, *, policies: Sequence[str] = (), effort: Effort | None = None, extras: bool = True
 ) -> CapacityStudy:
-    """The capacities of all policies, or of those named. Without `extras` nothing else but what breaks above them."""
+    """The capacities of all policies, or of those named. Without `extras` nothing else but what breaks above them.
+
+    >>> sweep = batchsim.Sweep(Path("results/tiny"))
+    >>> batchsim.find_capacities(scenario, sweep, policies=["vllm"], extras=False).policies[0].found.load > 80
+    True
+    """
     effort = effort or Effort()
     scenario = with_load(scenario)
     labels = _chosen(scenario, policies)

@@ -3,8 +3,8 @@
 Every load gets the same seeds, so that all that differs from one probe to the next is the load. A load at which no
 request is left to measure is too low to be tried, and counts for nothing. The search brackets the crossing with few
 seeds, halves the bracket with more, looks on either side for a load that is decided, and adds seeds until what is
-undecided is narrow. Nothing here simulates: `search` says which trials it wants, and whoever runs them writes them into
-its book.
+undecided is narrow. Nothing here simulates: `search` yields the trials that it wants, and its caller runs them and
+writes them into its book.
 """
 
 from __future__ import annotations

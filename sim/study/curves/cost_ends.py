@@ -102,10 +102,10 @@ def _tested(line: Line, found: Sequence[Result]) -> _Tested | None:
     closed = line.setup.resolved.workload.max_concurrency is not None or isinstance(arrivals, ClosedLoop | AllAtOnce)
     if closed or not isinstance(error, CostError):
         return None
-    mine = [each for each in found if (each.policy if isinstance(each, Failed) else each["policy"]) == line.policy]
-    failed = {each.load for each in mine if isinstance(each, Failed)}
+    of_line = [each for each in found if (each.policy if isinstance(each, Failed) else each["policy"]) == line.policy]
+    failed = {each.load for each in of_line if isinstance(each, Failed)}
     by_load: dict[float, dict[str, list[dict[str, Any]]]] = {}
-    for each in mine:
+    for each in of_line:
         if isinstance(each, dict) and each["load"] not in failed:
             by_load.setdefault(each["load"], {}).setdefault(each["variant"], []).append(each)
     runs = {load: variants[best_variant(variants)] for load, variants in sorted(by_load.items())}

@@ -37,7 +37,11 @@ Key = tuple[str, float, str]  # policy, load, variant
 
 @dataclass(frozen=True)
 class Precision:
-    """Half the interval of `metric` is to be at most `share` of its mean; no point gets more than `max_seeds`."""
+    """Half the interval of `metric` is to be at most `share` of its mean; no point gets more than `max_seeds`.
+
+    >>> batchsim.Precision(share=0.05, metric="ttft_p99_s", max_seeds=20)
+    Precision(share=0.05, metric='ttft_p99_s', max_seeds=20)
+    """
 
     share: float
     metric: str = METRIC

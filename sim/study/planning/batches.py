@@ -34,18 +34,18 @@ def batch_attainments(
     edges = np.linspace(window_ns[0], int(sent.max()) + 1, batches + 1)
     found = []
     for low, high in pairwise(edges):
-        mine = (sent >= low) & (sent < high)
+        in_batch = (sent >= low) & (sent < high)
         by_class: dict[str, float | None] = {}
         margins = []
         for name, slo in slos.items():
-            of_class = mine & members[name]
+            of_class = in_batch & members[name]
             share = float(passed[of_class].mean()) if of_class.any() else None
             by_class[name] = share
             if share is not None:
                 assert slo.share is not None, "plans take objectives of the per-request form"
                 margins.append(share - slo.share)
         if margins:
-            found.append((float(passed[mine].mean()), min(margins), by_class, int(mine.sum())))
+            found.append((float(passed[in_batch].mean()), min(margins), by_class, int(in_batch.sum())))
     return found
 
 

@@ -222,7 +222,7 @@ class Halving:
         self.states[i].out = self.states[i].out or why
 
     def _look(self, rung: int, wanted: dict[int, int]) -> dict[int, Look]:
-        """What the looks showed; who cannot be looked at is out."""
+        """The results of the looks; a configuration that cannot be simulated is out."""
         found = dict(zip(wanted, self.looks(rung, list(wanted.items())), strict=True)) if wanted else {}
         self.looked[rung] += len(found)
         for i, look in found.items():

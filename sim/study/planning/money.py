@@ -66,7 +66,9 @@ def shares_by_use(folder: Path, names: tuple[str, ...]) -> dict[str, float]:
     left_ns = max(float(ns.sum() - decode_ns * decodes.sum()), 0.0)
     used = {}
     for name in names:
-        mine = request_class == name
-        used[name] = decode_ns * float(output[mine].sum()) + left_ns * float(prompt[mine].sum()) / max(prompt.sum(), 1)
+        of_class = request_class == name
+        used[name] = decode_ns * float(output[of_class].sum()) + left_ns * float(prompt[of_class].sum()) / max(
+            prompt.sum(), 1
+        )
     whole = sum(used.values())
     return {name: part / whole if whole else 0.0 for name, part in used.items()}

@@ -29,6 +29,9 @@ def plan_tables(
     Simulations lie below `out` and are reused. ScenarioError where no plan can be made of the scenario. A traffic that
     no group holds is no error: there is no table `recommendation` then. `tell` is called with how much is to be
     simulated, where that is long; what is beyond `limits` is an error before.
+
+    >>> batchsim.plan_tables(planned)["recommendation"][0]["replicas"]
+    2
     """
     sweep = Sweep(Path(out) / scenario.name, jobs=jobs, ray=ray, progress=progress, limits=limits)
     planned = make_plan(scenario, sweep, tell)

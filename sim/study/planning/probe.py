@@ -88,7 +88,7 @@ class GroupProbe:
 
     @cached_property
     def attainment(self) -> Interval:
-        """The share of what is judged within the SLO. The interval may reach beyond 100 %."""
+        """The share of judged requests or tasks within the SLO. The interval may reach beyond 100 %."""
         return self._interval([one.attainment for one in self.observed])
 
     @cached_property

@@ -50,7 +50,7 @@ _FULL = {
 class Task:
     """What a worker needs for one point: the setup, pickled once for all its points; and the name of its folder.
 
-    `inputs` is the hash of what the setup is made of, files included.
+    `inputs` is the hash of the setup's inputs, files included.
     """
 
     setup: bytes
@@ -65,6 +65,9 @@ class Sweep:
     They run on `jobs` processes of this machine, or on the CPUs of the Ray cluster at the address `ray`. `force`
     simulates anew what is there. `limits` is what `check_size` goes by. `reused` counts the points that were not
     simulated. From `hold` or the first run on, no other process can write to `home` until this object is gone.
+
+    >>> batchsim.Sweep(Path("results/tiny"), jobs=2).reused
+    0
     """
 
     def __init__(

@@ -68,7 +68,7 @@ def _made_with() -> dict[str, str]:
 
 
 def _connect(address: str) -> tuple[Any, bool]:
-    """Ray, connected; and whether it was we who connected it."""
+    """(Ray, connected; whether this call connected it)."""
     try:
         import ray  # pyright: ignore[reportMissingImports]
     except ImportError:

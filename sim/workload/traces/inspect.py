@@ -56,11 +56,11 @@ def _by_class(trace: TraceRows) -> dict[str, Any]:
         return {}
     found: dict[str, Any] = {}
     for name, count in trace.class_counts.items():
-        mine = trace.labels["request_class"] == trace.texts["request_class"].index(name)
+        in_class = trace.labels["request_class"] == trace.texts["request_class"].index(name)
         found[name] = {
             "rows": count,
-            "mean_prompt_tokens": float(trace.prompt_tokens[mine].mean()),
-            "mean_output_tokens": float(trace.output_tokens[mine].mean()),
+            "mean_prompt_tokens": float(trace.prompt_tokens[in_class].mean()),
+            "mean_output_tokens": float(trace.output_tokens[in_class].mean()),
         }
     return {"classes": found}
 

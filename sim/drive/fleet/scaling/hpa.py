@@ -182,7 +182,7 @@ class Pace:
         return self.note(current, stable, now_ns)
 
     def note(self, current: int, chosen: int, now_ns: int) -> int:
-        """Returns `chosen`, which counts as a change of what the policies allow in their periods."""
+        """Returns `chosen`; its difference from `current` counts against the policies' periods."""
         longest_ns = max(policy.period for rules in (self._up, self._down) for policy in rules.policies)
         self._changes = [each for each in self._changes if each[0] > now_ns - longest_ns]
         if chosen != current:

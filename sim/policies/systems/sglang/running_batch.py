@@ -1,4 +1,4 @@
-"""The running batch of SGLang 0.5.23: who decodes, in which order, how much they may still grow, whether it is full.
+"""The running batch of SGLang 0.5.23: the decodes in order, how much they may still grow, whether it is full.
 
 Source: python/sglang/srt/managers/schedule_batch.py (ScheduleBatch), mem_cache/allocation.py of the 0.5.23 wheel.
 """

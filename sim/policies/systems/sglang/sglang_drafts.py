@@ -10,9 +10,10 @@ last but one. With the EAGLE family a page in the tree depends on the token behi
 token. Overlapping, a decode's tokens count as computed when it is known which are right, not when they are launched:
 the step in flight writes into one half of the pages in reserve, the next one into the other. Of what is in flight one
 token is foreseen: a sequence that reaches its cap with it is not decoded; one that does with a burst, or ends, verifies
-once more in vain. Source: python/sglang/srt/speculative/eagle_utils.py (eagle_prepare_for_decode),
-mem_cache/{allocation, allocation_sizing,common,radix_cache}.py, managers/{scheduler,schedule_batch,overlap_utils}.py
-and managers/scheduler_components/batch_result_processor.py of the 0.5.23 wheel.
+once more in vain.
+Source: python/sglang/srt/speculative/eagle_utils.py (eagle_prepare_for_decode), mem_cache/{allocation,
+allocation_sizing,common,radix_cache}.py, managers/{scheduler,schedule_batch,overlap_utils}.py and
+managers/scheduler_components/batch_result_processor.py of the 0.5.23 wheel.
 Simplifies: the drafter's own time is the cost's to say, its memory none. SGLang aborts a request that, alone, has no
 pages for a step; here its output cap is lowered to what it has pages for. Overlapping, the host waits before a launch
 for what the step before verified under NGRAM, and with attention backends that want lengths on the host, as FlashInfer:

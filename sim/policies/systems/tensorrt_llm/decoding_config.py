@@ -1,4 +1,4 @@
-"""TensorRT-LLM's `speculative_config`: who drafts tokens, how many, and what a simulation supposes of their worth.
+"""TensorRT-LLM's `speculative_config`: the drafter, the number of drafts, and their assumed acceptance in a simulation.
 
 Source: DecodingBaseConfig and its classes in tensorrt_llm/llmapi/llm_args.py, SpeculativeDecodingMode in tensorrt_llm/
 _torch/speculative/interface.py, get_num_extra_kv_tokens in tensorrt_llm/_torch/speculative/utils.py, all of 2026.

@@ -15,9 +15,9 @@ the last one too. `backend: tensorrt`: each step is waited for; a paused request
 for chunked prefill; blocks of a prompt are stored with its end, but for that of its last token.
 Overlapping, a request that ends by its cap with the step in flight passes the first stage as if it went on, and takes
 no tokens in the second; one that ends by a stop token runs once more, in vain. Blocks are stored and freed with a
-step's results. Source: C++, 2025:
-cpp/tensorrt_llm/batch_manager/{capacityScheduler,microBatchScheduler,allocateKvCache,pauseRequests} .cpp of cf6abc45,
-0a949d31 and 1ce9149b. PyTorch, as stored in 2026: create_py_executor_instance in tensorrt_llm/_torch/
+step's results.
+Source: C++, 2025: cpp/tensorrt_llm/batch_manager/{capacityScheduler,microBatchScheduler,allocateKvCache,pauseRequests}
+.cpp of cf6abc45, 0a949d31 and 1ce9149b. PyTorch, as stored in 2026: create_py_executor_instance in tensorrt_llm/_torch/
 pyexecutor/_util.py and _executor_loop_overlap in py_executor.py there (00043967), scheduler/scheduler.py (002f3cc3),
 update_resources in resource_manager.py; storeContextBlocks in kvCacheManager.cpp.
 Simplifies: tokens_per_block (32 there) is the pool's block size; more than 16 chunks or decodes of a step keep their

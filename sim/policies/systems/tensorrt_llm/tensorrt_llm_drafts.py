@@ -134,7 +134,8 @@ class TensorrtLlmWithDrafts(TensorrtLlm):
     # ---- tokens
 
     def _seat_decodes(self) -> bool:
-        """Lets those decode, by arrival, who find tokens in this step; whether that is all. O(1) if all did before."""
+        """Lets decodes run, by arrival, while there are tokens in this step; returns whether all do. O(1) if all did
+        before."""
         most = self.config.max_num_tokens // self._each
         if not self.left_out and len(self.group) <= most:
             return True

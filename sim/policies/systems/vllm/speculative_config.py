@@ -1,4 +1,4 @@
-"""vLLM's `speculative_config`: who drafts tokens, how many, and what a simulation supposes of their worth."""
+"""vLLM's `speculative_config`: the drafter, the number of drafts, and their assumed acceptance in a simulation."""
 
 from __future__ import annotations
 
