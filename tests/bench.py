@@ -56,7 +56,8 @@ from batchsim.results.keep import measured_point
 from batchsim.results.point_files import write_point
 from batchsim.scenario import load_scenario
 from batchsim.scenario.config import Point
-from batchsim.scenario.point import Setup, simulate_point
+from batchsim.scenario.point import simulate_point
+from batchsim.scenario.setup import Setup
 from batchsim.study.sweep.points import Sweep
 from batchsim.study.sweep.pool import start_early
 from batchsim.workload.build import build_workload

@@ -19,7 +19,8 @@ from batchsim.drive.fleet.fleet_records import stay_rows
 from batchsim.kernel.record import Records
 from batchsim.scenario import load_scenario
 from batchsim.scenario.load import shipped_scenarios
-from batchsim.scenario.point import Setup, simulate_point
+from batchsim.scenario.point import simulate_point
+from batchsim.scenario.setup import Setup
 from batchsim.study.curves.lines import ANY_LOAD, lines_of
 
 ADDED = ("num_passes", "num_wide_passes")

@@ -17,9 +17,9 @@ from batchsim.kernel.types import Sequence
 
 if TYPE_CHECKING:
     from batchsim.calibrate.engine.prompts import Prompts
-    from batchsim.drive.resolved import Resolved
-    from batchsim.drive.resolved_policy import ResolvedPolicy
     from batchsim.kernel.protocols import StepEstimator
+    from batchsim.scenario.config import PolicySpec
+    from batchsim.scenario.setup import Setup
     from batchsim.workload.build import BuiltWorkload
 
 
@@ -48,8 +48,8 @@ class ServingEngine:
 
     def __init__(
         self,
-        resolved: Resolved,
-        policy: ResolvedPolicy,
+        setup: Setup,
+        policy: PolicySpec,
         runner: ModelRunner,
         workload: BuiltWorkload,
         prompts: Prompts,
@@ -57,7 +57,7 @@ class ServingEngine:
     ) -> None:
         executor, self.core = new_core(
             ServingExecutor,
-            resolved,
+            setup,
             policy,
             runner,
             workload,

@@ -1,4 +1,4 @@
-"""Runs one point of a scenario on the real model, or predicts it by a cost model; both give one kind of result.
+"""Runs one point of a scenario on the real model.
 
 A result is kept as one .npz file, so that a machine with little more than a GPU can leave it and any other read it.
 """
@@ -22,11 +22,10 @@ from numpy.typing import NDArray
 from batchsim.base.errors import ScenarioError
 from batchsim.base.files import TABLE_BYTES, open_file, parse_json, reason_text, replacing, writing
 from batchsim.base.plain import to_plain
-from batchsim.drive.live import INTERRUPTED, VirtualClock, WallClock, live
+from batchsim.drive.live import WallClock, live
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.protocols import StepEstimator
 from batchsim.kernel.record import Records
-from batchsim.kv.choice import new_kv
 from batchsim.workload.build import BuiltWorkload, known_requests
 
 if TYPE_CHECKING:
@@ -34,9 +33,8 @@ if TYPE_CHECKING:
     from batchsim.calibrate.engine.prompts import Prompts
     from batchsim.calibrate.engine.runner import ModelRunner
     from batchsim.calibrate.engine.sampling import Sampling
-    from batchsim.cost import Cost
-    from batchsim.drive.resolved import Resolved
-    from batchsim.drive.resolved_policy import ResolvedPolicy
+    from batchsim.scenario.config import PolicySpec
+    from batchsim.scenario.setup import Setup
 
 E = TypeVar("E", bound="TorchExecutor")
 
@@ -52,10 +50,10 @@ Int = NDArray[np.int64]
 class LiveResult:
     """A run of one policy at one load: its records, the ns of each step's kernels and host, and how the run ended.
 
-    `kernel_ns` and `host_ns` have an entry for each step, none where a cost model predicted the steps. `rested` are the
-    steps before which the engine was idle. `window_ns` is (end of warm-up, end of arrivals), `num_offered` the number
-    of requests the workload offered, None where that is open. `reason` is "" unless the run was cut; `error` is what
-    cut it, which is not saved. `made` says on what it ran.
+    `kernel_ns` and `host_ns` have an entry for each step. `rested` are the steps before which the engine was idle.
+    `window_ns` is (end of warm-up, end of arrivals), `num_offered` the number of requests the workload offered, None
+    where that is open. `reason` is "" unless the run was cut; `error` is what cut it, which is not saved. `made` says
+    on what it ran.
     """
 
     policy: str
@@ -135,8 +133,8 @@ def load_result(path: Path) -> LiveResult:
 
 
 def run_live(
-    resolved: Resolved,
-    policy: ResolvedPolicy,
+    setup: Setup,
+    policy: PolicySpec,
     load: float,
     seed: int,
     runner: ModelRunner,
@@ -149,20 +147,20 @@ def run_live(
 ) -> LiveResult:
     """Replays one point in real time on the model of `runner`; by default greedy and on random prompts.
 
-    KV memory is what the scenario states, else all that the runner has. A run that was cut, by Ctrl-C or by any error,
-    returns as well, with its `reason`. `made` has the counts of drafts, where a policy verifies them, and with a
-    `sentinel` the machine's drift before and after the run, by medians and by means. ScenarioError if the runner's
-    model is another one or its memory too small.
+    KV memory is that of `setup`. A run that was cut, by Ctrl-C or by any error, returns as well, with its `reason`.
+    `made` has the counts of drafts, where a policy verifies them, and with a `sentinel` the machine's drift before and
+    after the run, by medians and by means. ScenarioError if the runner's model is another one or its memory too
+    small.
     """
     from batchsim.calibrate.engine.executor import TorchExecutor
     from batchsim.calibrate.engine.sampling import GREEDY
 
     sampling = sampling or GREEDY
-    _check_runner(resolved, runner)
-    made = made_on(runner) | _made_of(resolved, policy, sampling)
-    workload = resolved.built_workload(load, seed)
+    _check_runner(setup, runner)
+    made = made_on(runner) | _made_of(setup, policy, sampling)
+    workload = setup.workload(load, seed)
     executor, core = new_core(
-        TorchExecutor, resolved, policy, runner, workload, sampling=sampling, prompts=prompts, estimator=estimator
+        TorchExecutor, setup, policy, runner, workload, sampling=sampling, prompts=prompts, estimator=estimator
     )
     warm_up(runner)
     drifts = [] if sentinel is None else [sentinel.drift(runner)]
@@ -175,24 +173,30 @@ def run_live(
     times = executor.times[: core.recorder.num_steps]
     if executor.draft_counts is not None:
         made |= {"drafts": asdict(executor.draft_counts)}
-    return _result(
-        core,
-        workload,
-        (policy.name, load, seed, repeat),
+    return LiveResult(
+        policy=policy.name,
+        load=load,
+        seed=seed,
+        repeat=repeat,
+        records=core.recorder.records(),
         kernel_ns=np.array([step.kernel_ns for step in times], np.int64),
         host_ns=np.array([step.host_ns for step in times], np.int64),
         rested=np.array(run.rested, np.int64),
         end_ns=run.end_ns,
+        window_ns=workload.window_ns,
+        num_offered=workload.num_offered,
+        streams=core.scheduler.streams,
         reason=run.reason,
-        error=run.error,
+        num_blocks=core.scheduler.kv.num_blocks,
         made=made | {name: [drift[i] for drift in known] for i, name in enumerate(names)},
+        error=run.error,
     )
 
 
 def new_core(
     make: type[E],
-    resolved: Resolved,
-    policy: ResolvedPolicy,
+    setup: Setup,
+    policy: PolicySpec,
     runner: ModelRunner,
     workload: BuiltWorkload,
     *,
@@ -204,82 +208,36 @@ def new_core(
 
     ScenarioError if the runner's model is another one or its memory too small.
     """
-    _check_runner(resolved, runner)
-    num_blocks = resolved.num_blocks or runner.num_blocks
-    kv = new_kv(policy.config, num_blocks, resolved.block_size, resolved.num_swap_blocks, ids=True)
+    _check_runner(setup, runner)
+    kv = setup.new_kv(policy.config, ids=True)
     traits = policy.config.traits
     executor = make(
         runner,
         kv,
-        max_model_len=resolved.max_model_len,
+        max_model_len=setup.max_model_len,
         sampling=sampling,
         prompts=prompts,
         loop=traits.loop,
         lookup=None if traits.speculation is None else traits.speculation.lookup,
     )
-    return executor, resolved.engine(policy, workload, kv, executor, estimator)
+    return executor, setup.engine_on(executor, policy, workload, kv, estimator)
 
 
-def predict(
-    resolved: Resolved, policy: ResolvedPolicy, load: float, seed: int, cost: Cost, *, num_blocks: int
-) -> LiveResult:
-    """The result of the point in virtual time, with steps as long as `cost` says; equal to `simulate`, bit for bit.
-
-    KeyboardInterrupt on Ctrl-C.
-    """
-    workload = resolved.built_workload(load, seed)
-    kv = new_kv(policy.config, num_blocks, resolved.block_size, resolved.num_swap_blocks, ids=False)
-    core = resolved.simulator(policy, workload, kv, cost)
-    run = live(core, workload, VirtualClock())
-    if run.reason == INTERRUPTED:
-        raise KeyboardInterrupt
-    core.check_returned()
-    none = np.empty(0, np.int64)
-    return _result(
-        core,
-        workload,
-        (policy.name, load, seed, 0),
-        kernel_ns=none,
-        host_ns=none,
-        rested=np.array(run.rested, np.int64),
-        end_ns=run.end_ns,
-        reason=run.reason,
-        error=run.error,
-        made={"device": "none: predicted"},
-    )
-
-
-def _result(core: EngineCore, workload: BuiltWorkload, point: tuple[str, float, int, int], **ended: Any) -> LiveResult:
-    policy, load, seed, repeat = point
-    return LiveResult(
-        policy=policy,
-        load=load,
-        seed=seed,
-        repeat=repeat,
-        records=core.recorder.records(),
-        window_ns=workload.window_ns,
-        num_offered=workload.num_offered,
-        streams=core.scheduler.streams,
-        num_blocks=core.scheduler.kv.num_blocks,
-        **ended,
-    )
-
-
-def step_limits(resolved: Resolved, policies: tuple[ResolvedPolicy, ...], load: float, seed: int) -> tuple[int, int]:
+def step_limits(setup: Setup, policies: tuple[PolicySpec, ...], load: float, seed: int) -> tuple[int, int]:
     """(sequences, tokens) of the largest step that these policies can make, padding included; a draft token counts as a
     sequence, since it has logits of its own.
 
     ScenarioError for a policy that states no `max_num_seqs`, or can only be simulated.
     """
-    workload = resolved.built_workload(load, seed)
-    longest = resolved.max_model_len
+    workload = setup.workload(load, seed)
+    longest = setup.max_model_len
     if (listed := known_requests(workload)) is not None:
         requests = listed.requests
         longest = min(longest, int((requests.prompt_tokens + requests.max_output_tokens).max()))
     return step_limits_up_to(policies, longest)
 
 
-def step_limits_up_to(policies: tuple[ResolvedPolicy, ...], longest: int) -> tuple[int, int]:
+def step_limits_up_to(policies: tuple[PolicySpec, ...], longest: int) -> tuple[int, int]:
     """As `step_limits`, for requests of up to `longest` tokens of prompt and answer."""
     sequences = tokens = 1
     for policy in policies:
@@ -333,37 +291,39 @@ def made_on(runner: ModelRunner) -> dict[str, Any]:
     }
 
 
-def _made_of(resolved: Resolved, policy: ResolvedPolicy, sampling: Sampling) -> dict[str, Any]:
+def _made_of(setup: Setup, policy: PolicySpec, sampling: Sampling) -> dict[str, Any]:
     """What the run was asked for, as JSON values. ScenarioError if the policy's knobs have no plain form."""
     try:
-        knobs = to_plain(policy)
+        knobs = policy.plain
     except TypeError as error:
         raise ScenarioError(f"{policy.name}: cannot be written as JSON: {error}. Use plain knobs.") from None
     return {
         "knobs": knobs,
-        "num_swap_blocks": resolved.num_swap_blocks,
-        "max_model_len": resolved.max_model_len,
+        "num_swap_blocks": setup.num_swap_blocks,
+        "max_model_len": setup.max_model_len,
         "sampling": to_plain(sampling),
     }
 
 
-def _check_runner(resolved: Resolved, runner: ModelRunner) -> None:
+def _check_runner(setup: Setup, runner: ModelRunner) -> None:
     """ScenarioError unless the runner has the scenario's model and as much KV memory as the scenario states."""
-    for field in fields(resolved.model):
-        ours, its = getattr(resolved.model, field.name), getattr(runner.spec, field.name)
+    for field in fields(setup.model):
+        ours, its = getattr(setup.model, field.name), getattr(runner.spec, field.name)
         if ours != its and field.name != "name":
             raise ScenarioError(
-                f"{resolved.name}: {field.name} of the model is {ours}, of the loaded one {its}. Load that model."
+                f"{setup.scenario.name}: {field.name} of the model is {ours}, of the loaded one {its}. Load that model."
             )
     for what, ours, its in (
-        ("num_blocks", resolved.num_blocks or 0, runner.num_blocks),
-        ("num_swap_blocks", resolved.num_swap_blocks, runner.num_swap_blocks),
-        ("max_model_len", resolved.max_model_len, runner.max_model_len),
+        ("num_blocks", setup.kv.num_blocks, runner.num_blocks),
+        ("num_swap_blocks", setup.num_swap_blocks, runner.num_swap_blocks),
+        ("max_model_len", setup.max_model_len, runner.max_model_len),
     ):
         if ours > its:
-            raise ScenarioError(f"{resolved.name}: {what} is {ours}, the loaded model has {its}. Load it with more.")
-    if resolved.block_size != runner.block_size:
+            raise ScenarioError(
+                f"{setup.scenario.name}: {what} is {ours}, the loaded model has {its}. Load it with more."
+            )
+    if setup.kv.block_size != runner.block_size:
         raise ScenarioError(
-            f"{resolved.name}: KV blocks hold {resolved.block_size} tokens, those of the loaded model"
-            f" {runner.block_size}. Load it with block_size {resolved.block_size}."
+            f"{setup.scenario.name}: KV blocks hold {setup.kv.block_size} tokens, those of the loaded model"
+            f" {runner.block_size}. Load it with block_size {setup.kv.block_size}."
         )

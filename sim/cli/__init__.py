@@ -16,7 +16,7 @@ from batchsim.cli.doctor import doctor
 from batchsim.cli.explain import explain
 from batchsim.cli.init import init, show
 from batchsim.cli.lists import catalog, policies, schema
-from batchsim.cli.live import live, resolve
+from batchsim.cli.live import live
 from batchsim.cli.plan import plan
 from batchsim.cli.runs import run
 from batchsim.cli.serve import serve
@@ -67,7 +67,6 @@ for command in (
     live,
     serve,
     validate,
-    resolve,
     policies,
     catalog,
     schema,

@@ -28,7 +28,7 @@ def against(asked: Asked, files: Sequence[Path], *, parts: Sequence[str], shift:
     from batchsim.check.validation.against import compare
     from batchsim.report.validation_report import Validation
     from batchsim.results.heading import heading
-    from batchsim.scenario.point import Setup
+    from batchsim.scenario.setup import Setup
 
     scenario = asked.load()
     setup = Setup.of(scenario)

@@ -43,7 +43,7 @@ def calibrate_bench(
     """
     from batchsim.fit.engine_fit import fit_engine
     from batchsim.report.text.fit_text import report
-    from batchsim.scenario.point import Setup
+    from batchsim.scenario.setup import Setup
 
     loaded, path = fit_inputs("--bench", scenario, out, set_, allow_code=allow_code)
     setup = Setup.of(loaded)

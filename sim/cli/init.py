@@ -132,7 +132,7 @@ def _of_options(engine: str, model: str, tp: int | None) -> Read:
 def _check(text: str, folder: Path) -> None:
     """Raises the error of the scenario `text`, if it has one; missing step times are only reported."""
     from batchsim.scenario.load import parse_scenario
-    from batchsim.scenario.point import Setup
+    from batchsim.scenario.setup import Setup
 
     try:
         Setup.of(parse_scenario(text, "init", folder))

@@ -1,22 +1,20 @@
-"""`batchsim live`: a scenario's requests in real time on the real model. `batchsim resolve`: a scenario as one file."""
+"""`batchsim live`: a scenario's requests in real time on the real model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from batchsim.base.errors import BatchsimError, ScenarioError
-from batchsim.base.files import write_text, writing
+from batchsim.base.files import writing
 from batchsim.base.ranges import INT32_MAX
 from batchsim.cli import complete, option
 from batchsim.cli.common import (
-    check_loads,
     check_out,
-    check_output,
     one_line_errors,
     print_json,
     read_scenario,
@@ -27,10 +25,9 @@ if TYPE_CHECKING:
     from batchsim.calibrate.engine.prompts import Prompts
     from batchsim.calibrate.engine.runner import ModelRunner
     from batchsim.deployment.model import ModelSpec
-    from batchsim.drive.resolved import Resolved
     from batchsim.results.read import Results
     from batchsim.scenario import Scenario
-    from batchsim.scenario.point import Setup
+    from batchsim.scenario.setup import Setup
 
 INTERRUPTED_EXIT = 130
 
@@ -76,29 +73,29 @@ def live(
     from batchsim.drive.live import lag_verdict
     from batchsim.results.live_results import keep_live
     from batchsim.scenario import Point
-    from batchsim.scenario.point import Setup
+    from batchsim.scenario.setup import Setup
     from batchsim.study.curves.run import check_inputs
 
     setup = Setup.of(loaded)
     setup.check_can_be_real()
     check_inputs(setup)
     graphs = prepare_machine(setup, device, graphs)
-    resolved = replace(setup.resolved, num_blocks=kv_blocks(setup))
-    chosen = resolved.find(policy)
-    point = Point(loaded.specs[resolved.policies.index(chosen)], _load(loaded, load), seed)
+    check_kv_stated(setup)
+    chosen = loaded.find(policy)
+    point = Point(chosen, _load(loaded, load), seed)
     sampling = Sampling(temperature=temperature, seed=seed)
     if weights is not None:
         check_weights(weights, setup.model)
     check_out(out)
     texts = _prompts(prompts, weights or Path(loaded.model_path), setup.model.vocab_size)
-    limits = [step_limits(resolved, (chosen,), point.load, seed)]
-    runner = load_runner(resolved, limits, device=device, weights=weights, graphs=graphs)
-    window_s = resolved.built_workload(point.load, seed).window_ns[1] / 1e9
+    limits = [step_limits(setup, (chosen,), point.load, seed)]
+    runner = load_runner(setup, limits, device=device, weights=weights, graphs=graphs)
+    window_s = setup.workload(point.load, seed).window_ns[1] / 1e9
     arrive = f"requests arrive for {window_s:.0f} s ..." if window_s else "..."  # a closed loop: not known yet
     typer.echo(f"{chosen.name} at load {point.load:g}: {arrive}", err=True)
     for attempt in range(attempts):
         played = run_live(
-            resolved, chosen, point.load, seed, runner, estimator=setup.cost, sampling=sampling, prompts=texts
+            setup, chosen, point.load, seed, runner, estimator=setup.cost, sampling=sampling, prompts=texts
         )
         late = not played.reason and lag_verdict(played.records)
         if not late or attempt + 1 == attempts:
@@ -157,42 +154,15 @@ def prepare_machine(setup: Setup, device: str, graphs: bool | None = None) -> bo
     return graphs_of(profile, device, graphs)
 
 
-@one_line_errors
-def resolve(
-    scenario: option.Scenario,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("resolved.json"),
-    set_: option.Set = None,
-    traces: option.Traces = None,
-    allow_code: option.AllowCode = False,
-) -> None:
-    """Write all that a run of a scenario needs into one JSON file, for a machine without YAML and traces.
-
-    Example: batchsim resolve bursty -o bursty.json --set seeds=1
-    """
-    from batchsim.drive.resolved import KIND
-    from batchsim.scenario.point import resolve as resolved_of
-
-    check_output(output, KIND)
-    loaded = read_scenario(scenario, set_, traces, "resolve", allow_code=allow_code)
-    check_loads(loaded)
-    text = resolved_of(loaded).to_json()
-    with writing(output, "Give another path with -o."):
-        write_text(output, text, KIND)
-    typer.echo(f"{output}   {len(text.encode()):,} bytes")
-
-
-def kv_blocks(setup: Setup) -> int:
-    """Number of KV blocks to allocate: stated in the scenario, or measured in its profile; an estimate will not do."""
-    resolved, cost = setup.resolved, setup.cost
-    if resolved.num_blocks is not None:
-        return resolved.num_blocks
-    measured = None if cost.profile is None else cost.profile.num_blocks
-    if measured is None or setup.kv.num_blocks != measured:
+def check_kv_stated(setup: Setup) -> None:
+    """ScenarioError unless the number of KV blocks is stated in the scenario, or measured in its profile: an estimate
+    may not fit into the GPU."""
+    measured = None if setup.cost.profile is None else setup.cost.profile.num_blocks
+    if setup.scenario.file.kv.tokens is None and setup.kv.num_blocks != measured:
         raise ScenarioError(
             f"{setup.scenario.source}: says not how much KV memory to allocate. Add kv: {{tokens: N}}, or a measured"
             " profile as cost."
         )
-    return measured
 
 
 def _load(scenario: Scenario, load: float | None) -> float:
@@ -235,20 +205,19 @@ def _prompts(texts: Path | None, folder: Path, vocab_size: int) -> Prompts | Non
 
 
 def load_runner(
-    resolved: Resolved, limits: Sequence[tuple[int, int]], *, device: str, weights: Path | None, graphs: bool | None
+    setup: Setup, limits: Sequence[tuple[int, int]], *, device: str, weights: Path | None, graphs: bool | None
 ) -> ModelRunner:
     """The scenario's model on `device`, with room for steps of all `limits`: (sequences, tokens)."""
     from batchsim.calibrate.engine.runner import build_runner
 
-    assert resolved.num_blocks is not None, "set by the command"
     return build_runner(
-        resolved.model_path if weights is None else str(weights),
+        setup.scenario.model_path if weights is None else str(weights),
         device=device,
-        num_blocks=resolved.num_blocks,
-        block_size=resolved.block_size,
-        num_swap_blocks=resolved.num_swap_blocks,
+        num_blocks=setup.kv.num_blocks,
+        block_size=setup.kv.block_size,
+        num_swap_blocks=setup.num_swap_blocks,
         max_num_seqs=max(sequences for sequences, _ in limits),
         max_num_batched_tokens=max(tokens for _, tokens in limits),
-        max_model_len=resolved.max_model_len,
+        max_model_len=setup.max_model_len,
         graphs=graphs,
     )

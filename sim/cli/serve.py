@@ -68,7 +68,7 @@ def serve(
         raise ScenarioError("batchsim serve: needs h11, which is not installed. pip install 'batchsim[serve]'")
     from batchsim.report.layout import fit
     from batchsim.report.text.summary_text import report
-    from batchsim.scenario.point import Setup
+    from batchsim.scenario.setup import Setup
     from batchsim.serve.faults import read_faults
     from batchsim.serve.guard import is_loopback
     from batchsim.serve.keep_served import keep_served
@@ -88,8 +88,7 @@ def serve(
     faults = read_faults(fault or [], seed)
     loaded = faults.failing(read_scenario(scenario, set_, traces, "serve", allow_code=allow_code))
     setup = Setup.of(loaded)
-    chosen = setup.resolved.find(policy or setup.resolved.policies[0].name)
-    spec = loaded.specs[setup.resolved.policies.index(chosen)]
+    spec = loaded.find(policy or loaded.specs[0].name)
     if policy is None and len(loaded.specs) > 1:
         names = ", ".join(spec.name for spec in loaded.specs)
         raise ScenarioError(

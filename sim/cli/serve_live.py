@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchsim.base.errors import ScenarioError
-from batchsim.cli.live import check_weights, kv_blocks, load_runner, prepare_machine
+from batchsim.cli.live import check_kv_stated, check_weights, load_runner, prepare_machine
 
 if TYPE_CHECKING:
     from batchsim.scenario import PolicySpec
-    from batchsim.scenario.point import Setup
+    from batchsim.scenario.setup import Setup
     from batchsim.serve.live_engine import LiveEngine
     from batchsim.serve.metrics import Metrics
 
@@ -32,29 +31,28 @@ def live_engine(
     from batchsim.workload.workload_config import Frontend
 
     setup.check_can_be_real()
-    if setup.resolved.workload.frontend != Frontend():
+    if setup.traffic.frontend != Frontend():
         raise ScenarioError(
             f"{setup.scenario.source}: workload.frontend delays requests, and here the way there is a real one. Remove"
             " it: --set workload.frontend=null"
         )
     graphs = prepare_machine(setup, device)
-    resolved = replace(setup.resolved, num_blocks=kv_blocks(setup))
-    chosen = resolved.find(spec.name)
+    check_kv_stated(setup)
     if weights is not None:
         check_weights(weights, setup.model)
     folder = model_folder(setup, weights)
     texts = ModelTexts(folder, setup.model.vocab_size) if (folder / TOKENIZER).is_file() else None
-    limits = [step_limits_up_to((chosen,), resolved.max_model_len)]
-    runner = load_runner(resolved, limits, device=device, weights=weights, graphs=graphs)
+    limits = [step_limits_up_to((spec,), setup.max_model_len)]
+    runner = load_runner(setup, limits, device=device, weights=weights, graphs=graphs)
     prompts = SentPrompts()
-    nothing = unplayed(setup).resolved.built_workload(1.0, 0)
-    engine = ServingEngine(resolved, chosen, runner, nothing, prompts, setup.cost)
+    nothing = unplayed(setup).workload(1.0, 0)
+    engine = ServingEngine(setup, spec, runner, nothing, prompts, setup.cost)
     return LiveEngine(setup, spec, metrics, engine, prompts, seed, texts=texts), made_on(runner)
 
 
 def model_folder(setup: Setup, weights: Path | None) -> Path:
     """Where the model's tokenizer would be: beside its weights."""
-    return weights or Path(setup.resolved.model_path)
+    return weights or Path(setup.scenario.model_path)
 
 
 def text_line(engine: LiveEngine, folder: Path) -> str:

@@ -195,7 +195,8 @@ def _keeps_slo(text: str, folder: Path, rate: float, known: dict[float, bool]) -
     from batchsim.results.keep import measured_point, summary_rows
     from batchsim.results.landmarks import curve
     from batchsim.scenario.load import parse_scenario
-    from batchsim.scenario.point import Setup, simulate_point
+    from batchsim.scenario.point import simulate_point
+    from batchsim.scenario.setup import Setup
 
     if rate not in known:
         scenario = parse_scenario(text, "starter", folder, (f"load.mean_rate=[{rate}/s]",))

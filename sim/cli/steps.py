@@ -19,7 +19,7 @@ from batchsim.cli.validation import Asked, made_of
 if TYPE_CHECKING:
     from batchsim.check.steps.recorded import StepLog
     from batchsim.scenario.config import PolicySpec
-    from batchsim.scenario.point import Setup
+    from batchsim.scenario.setup import Setup
 
 _KINDS = {"vLLM's iterations": "vllm", "SGLang's batches": "sglang"}
 """Of a log's form the policy that is its engine's."""
@@ -43,7 +43,7 @@ def calibrate_steps(
     """Fits the engine of `scenario` to the steps of the logs `files`, prints the fit and writes `out`."""
     from batchsim.fit.step_fit import fit_steps
     from batchsim.report.text.step_text import fit_report
-    from batchsim.scenario.point import Setup
+    from batchsim.scenario.setup import Setup
 
     loaded, path = fit_inputs("--steps", scenario, out, set_, allow_code=allow_code)
     setup = Setup.of(loaded)
@@ -68,7 +68,7 @@ def validate_steps(asked: Asked, files: Sequence[Path]) -> None:
     from batchsim.check.validation.recorded_steps import compare_steps
     from batchsim.report.text.step_text import compared_report
     from batchsim.results.heading import heading
-    from batchsim.scenario.point import Setup
+    from batchsim.scenario.setup import Setup
 
     scenario = asked.load()
     setup = Setup.of(scenario)
@@ -106,7 +106,7 @@ def _read(file: Path, setup: Setup, specs: Sequence[PolicySpec]) -> StepLog:
         kv_tokens=setup.kv.tokens if alike else None,
         block_size=setup.kv.block_size,
         shares=any(bool(spec.config.traits.prefix_cache) for spec in specs),
-        max_model_len=setup.resolved.max_model_len,
+        max_model_len=setup.max_model_len,
         ahead=any(spec.config.traits.loop.is_ahead for spec in specs),
     )
     log = read_steps(file, engine)

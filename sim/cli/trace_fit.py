@@ -72,7 +72,7 @@ def fit(
     from batchsim.report.pictures.traffic_fit_picture import KIND, traffic_fit_picture
     from batchsim.report.text.traffic_fit_text import engine_lines, heading, traffic_plain, traffic_text
     from batchsim.scenario.load import parse_scenario
-    from batchsim.scenario.point import Setup
+    from batchsim.scenario.setup import Setup
 
     if output.exists() and not force:
         raise ScenarioError(f"{output}: is there already. Write another with -o, or replace it with --force.")

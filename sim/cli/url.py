@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from batchsim.fit.server.experiment import Experiment
     from batchsim.fit.server.offers import Offer
     from batchsim.scenario.config import PolicySpec, Scenario
-    from batchsim.scenario.point import Setup
+    from batchsim.scenario.setup import Setup
 
 LEAST_S = 20.0
 MOST_USERS = 256
@@ -52,7 +52,7 @@ def calibrate_url(
     from batchsim.fit.server.address import Address
     from batchsim.fit.server.client import Client
     from batchsim.scenario.fitted_config import KIND
-    from batchsim.scenario.point import Setup
+    from batchsim.scenario.setup import Setup
 
     if out is None:
         raise ScenarioError("calibrate --url: -o is missing. Give the file to write, like -o mine.json.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +14,7 @@ from batchsim.base.ranges import INT32_MAX
 from batchsim.cli import complete, option
 from batchsim.cli.against import against as compare_files
 from batchsim.cli.common import check_loads, one_line_errors, require_torch
-from batchsim.cli.live import INTERRUPTED_EXIT, kv_blocks, load_runner, prepare_machine
+from batchsim.cli.live import INTERRUPTED_EXIT, check_kv_stated, load_runner, prepare_machine
 from batchsim.cli.steps import validate_steps
 from batchsim.cli.validation import Asked, made_of
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from batchsim.check.validation.live_runs import Played, ValidationSetup
     from batchsim.check.validation.planned_points import PlannedPoint
     from batchsim.report.validation_report import Validation
-    from batchsim.scenario.point import Setup
+    from batchsim.scenario.setup import Setup
 
 _NONE_WITH = {
     "steps": ("at loads from_ against part device repeats seed shift", "compares recorded steps alone"),
@@ -119,7 +118,7 @@ def _compare_live(
         planned,
         saturations,
     )
-    from batchsim.scenario.point import Setup
+    from batchsim.scenario.setup import Setup
 
     shares = None if at is None else parse_shares(at)
     stated = None if loads is None else parse_loads(loads)
@@ -129,21 +128,20 @@ def _compare_live(
     setup = Setup.of(loaded)
     setup.check_can_be_real()
     check_profile(setup.cost)
-    resolved = setup.resolved
-    chosen = [resolved.find(label) for label in asked.policies] or list(resolved.policies)
-    case = ValidationSetup(resolved, setup.cost, setup.kv.num_blocks, seed)
+    chosen = [loaded.find(label) for label in asked.policies] or list(loaded.specs)
+    case = ValidationSetup(setup, seed)
     stem = asked.path("validation", loaded.name)
     asked.check_validation(stem, steps=True)
     if saved is not None:
         case, by_point = _saved(case, saved, [policy.name for policy in chosen])
         runs = list(by_point.values())
         labels = dict.fromkeys(label for label, _ in by_point)
-        saturation = saturations(case, [resolved.find(label) for label in labels], _not_known)
-        points = [planned(resolved.find(label), load, saturation) for label, load in by_point]
+        saturation = saturations(case, [loaded.find(label) for label in labels], _not_known)
+        points = [planned(loaded.find(label), load, saturation) for label, load in by_point]
     else:
         saturation = saturations(case, chosen, None if stated is None else _not_known)
         points = plan(case, chosen, saturation, shares=shares, loads=stated)
-        kv_blocks(setup)  # a live run needs a number that holds
+        check_kv_stated(setup)  # a live run needs a number that holds
         folder = stem.with_name(f"{stem.name}-runs")
         runs = _live(setup, case, points, device, repeats, folder)
     asked.write(_judged(setup, case, points, runs, saturation, stem), stem)
@@ -179,7 +177,7 @@ def _saved(
     files = sorted(folder.glob("*.npz"))
     if not files:
         raise ScenarioError(f"--from {folder}: holds no live runs (*.npz). Give the folder of a campaign.")
-    results, profile = [load_result(path) for path in files], case.cost.profile
+    results, profile = [load_result(path) for path in files], case.setup.cost.profile
     fitted = {} if profile is None else profile.made.get("live_runs_fitted", {})
     judging_itself = [path.name for path in files if fitted and digest_of(path) in fitted]
     if judging_itself:
@@ -207,10 +205,8 @@ def _live(
     from batchsim.drive.live import INTERRUPTED
 
     graphs = prepare_machine(setup, device)
-    resolved = case.resolved
-    limits = [step_limits(resolved, (point.policy,), point.load, case.seed) for point in points]
-    sized = replace(resolved, num_blocks=case.num_blocks)
-    runner = load_runner(sized, limits, device=device, weights=None, graphs=graphs)
+    limits = [step_limits(case.setup, (point.policy,), point.load, case.seed) for point in points]
+    runner = load_runner(case.setup, limits, device=device, weights=None, graphs=graphs)
     with writing(folder, "Give another folder with --out."):
         folder.mkdir(parents=True, exist_ok=True)
         for stale in folder.glob("[0-9][0-9]-*[0-9].npz"):  # runs of an earlier validation of this name
@@ -223,8 +219,8 @@ def _live(
             if counting[number] >= min(repeat + 1, repeats):
                 continue
             typer.echo(f"{point.policy.name} at load {point.load:.4g}, {counting[number] + 1} of {repeats}", err=True)
-            where = (resolved, point.policy, point.load, case.seed)
-            run: LiveResult = run_live(*where, runner, repeat=repeat, estimator=case.cost, sentinel=sentinel)
+            where = (case.setup, point.policy, point.load, case.seed)
+            run: LiveResult = run_live(*where, runner, repeat=repeat, estimator=case.setup.cost, sentinel=sentinel)
             run.save(folder / f"{number:02}-{repeat}.npz")
             if run.reason == INTERRUPTED:
                 typer.echo(f"interrupted. The live runs that were done are kept in {folder}.", err=True)
@@ -256,12 +252,12 @@ def _judged(
     made = runs[0][0].made
     machine = made["hardware"].get("gpu") or made["hardware"].get("cpu")
     on = f"{machine}, torch {made['software'].get('torch')}, weights {made['weights']}"
-    facts = {"live": made, "cost": setup.cost.sources(), "kv_blocks": case.num_blocks, "seed": case.seed}
+    facts = {"live": made, "cost": setup.cost.sources(), "kv_blocks": case.setup.kv.num_blocks, "seed": case.seed}
     return Validation(
         name=stem.name.removeprefix("validation-"),
         scenario=setup.scenario.name,
         heading=f"{heading(setup)} · live on {made['device']}: {on}",
         made=made_of(setup.scenario, **facts),
         points=tuple(judge(case, p.policy, p.load, p.share, lives) for p, lives in zip(points, runs, strict=True)),
-        judged=Judged(case.resolved.load_name, BOUNDS[made["device"]], saturation_rps),
+        judged=Judged(case.setup.load_name, BOUNDS[made["device"]], saturation_rps),
     )

@@ -33,8 +33,9 @@ from batchsim.results.read import Results, scenario_of, varied
 from batchsim.scenario import Point, PolicySpec, Scenario, load_scenario
 from batchsim.scenario.document import read_document
 from batchsim.scenario.load import SHIPPED
-from batchsim.scenario.point import Run, Setup, simulate_point
+from batchsim.scenario.point import Run, simulate_point
 from batchsim.scenario.replaced import replaced_by
+from batchsim.scenario.setup import Setup
 from batchsim.workload.workload_config import Arrivals, ClosedLoop
 
 LIVE = "measured live; both sides here are simulations"

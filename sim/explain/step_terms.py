@@ -18,7 +18,7 @@ from batchsim.metrics.host_lane import stage_spans_ns
 from batchsim.results.knobs import speculation
 from batchsim.results.read import SCENARIO, Results
 from batchsim.scenario import load_scenario
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 
 _ANY_POLICY = ("kv.swap_space=0GB", "vary=null")
 """Overrides beside one that replaces the scenario's policies, whose code may be a user's own: the cost alone matters

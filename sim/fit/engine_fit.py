@@ -35,7 +35,7 @@ from batchsim.fit.solve import Case, Solved, error_of, simulate_all, solve, with
 from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.scenario.config import PolicySpec
 from batchsim.scenario.fitted_config import FORMAT
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 
 FREE = ("base", "sequence", "prompt_token", "context_token", "pair", "frontend")
 """What is fitted without a kernel."""
@@ -122,7 +122,7 @@ class EngineFit:
             "kernel": None if self.kernel is None else plain,
             "kernel_source": "" if self.kernel is None else self.setup.cost.sources()[0],
             "terms": asdict(self.terms),
-            "frontend": asdict(self.fitted.resolved.workload.frontend),
+            "frontend": asdict(self.fitted.traffic.frontend),
             "claims": self.claims,
             "known": [
                 asdict(term) | {"half": _finite(term.half), "identified": term.identified} for term in self.known.terms
@@ -258,7 +258,7 @@ def _check(setup: Setup, runs: Sequence[MeasuredRun]) -> None:
 
 def _case(setup: Setup, spec_of: Callable[[MeasuredRun], PolicySpec], runs: Sequence[MeasuredRun]) -> Case:
     """The kernel and the defaults: those of the scenario's cost under the policy."""
-    config, way = spec_of(runs[0]).config, float(setup.resolved.workload.frontend.request)
+    config, way = spec_of(runs[0]).config, float(setup.traffic.frontend.request)
     kernel, stated = start_of(setup, config)
     defaults = {**(stated or _first_guess(runs)), "frontend": way}
     free = SPLIT if config.traits.splits_steps else FREE

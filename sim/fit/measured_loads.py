@@ -19,7 +19,7 @@ from batchsim.check.measured.run import MISSING, MeasuredRequests, MeasuredRun
 from batchsim.check.validation.against import compare
 from batchsim.fit.solve import Equations
 from batchsim.scenario.config import PolicySpec
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 
 FEWEST_LOADS = 3
 SAME = 0.02

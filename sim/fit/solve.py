@@ -23,7 +23,8 @@ from batchsim.cost import Cost
 from batchsim.cost.fitted import TERMS, Fitted, StepTerms
 from batchsim.fit.windows import NAMES, Rows, rows_of
 from batchsim.scenario.config import PolicySpec
-from batchsim.scenario.point import Run, Setup
+from batchsim.scenario.point import Run
+from batchsim.scenario.setup import Setup
 
 Floats = NDArray[np.float64]
 
@@ -102,9 +103,8 @@ class Solved:
 
 def with_fit(setup: Setup, cost: Fitted, frontend_ns: float) -> Setup:
     """`setup` with these step times and `frontend_ns` from the client to the engine."""
-    workload = setup.resolved.workload
-    way = replace(workload.frontend, request=round(frontend_ns))
-    return replace(setup, cost=cost, resolved=replace(setup.resolved, workload=replace(workload, frontend=way)))
+    way = replace(setup.traffic.frontend, request=round(frontend_ns))
+    return replace(setup, cost=cost, traffic=replace(setup.traffic, frontend=way))
 
 
 def solve(

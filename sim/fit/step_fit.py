@@ -20,7 +20,7 @@ from batchsim.fit.identify import Identified, identified
 from batchsim.fit.measured_loads import FLOORS, SIGMAS, LoadError
 from batchsim.fit.solve import CUT, least
 from batchsim.scenario.config import PolicySpec
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 
 Floats = NDArray[np.float64]
 
@@ -109,7 +109,7 @@ def fit_steps(setup: Setup, spec: PolicySpec, logs: Sequence[StepLog], held: Seq
         specs=(spec,),
         kernel=kernel,
         terms=StepTerms(**values),
-        frontend_ns=float(setup.resolved.workload.frontend.request),
+        frontend_ns=float(setup.traffic.frontend.request),
         known=design.identify(active, values, parts.given, predicted),
         given=given,
         held_out=held_out,

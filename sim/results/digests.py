@@ -8,7 +8,8 @@ from batchsim.metrics.digest import Digest, digested
 from batchsim.metrics.point_inputs import PointInputs, between, span_of
 from batchsim.metrics.step_totals import StepFacts
 from batchsim.results.fleet_inputs import cost_terms, step_watts
-from batchsim.scenario.point import Run, Setup
+from batchsim.scenario.point import Run
+from batchsim.scenario.setup import Setup
 
 
 def digest_of(setup: Setup, run: Run, inputs: PointInputs) -> Digest:

@@ -15,7 +15,8 @@ from batchsim.drive.fleet.fleet_plan import UP
 from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.kernel.record import Records, Replicas
 from batchsim.metrics.point_inputs import FleetInputs
-from batchsim.scenario.point import Run, Setup
+from batchsim.scenario.point import Run
+from batchsim.scenario.setup import Setup
 
 
 def cost_terms(setup: Setup, records: Records, config: PolicyConfig) -> dict[str, NDArray[np.float64]]:

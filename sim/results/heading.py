@@ -9,7 +9,7 @@ from batchsim.cost.presets import ways_there
 from batchsim.deployment.catalog import read_model
 from batchsim.scenario import Scenario
 from batchsim.scenario.deployment_config import ENGINES, DeploymentConfig
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 from batchsim.workload.workload_config import Frontend
 
 

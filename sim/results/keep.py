@@ -32,7 +32,8 @@ from batchsim.results.point_files import PackedPoint, write_point
 from batchsim.results.provenance import as_json, cost_sources, csv_text, provenance, short_hash
 from batchsim.results.read import MANIFEST, POINTS_TABLE, REPLICAS, SCENARIO, SUMMARY, Results, load_results
 from batchsim.scenario import Point, Scenario
-from batchsim.scenario.point import Run, Setup
+from batchsim.scenario.point import Run
+from batchsim.scenario.setup import Setup
 from batchsim.workload.build import intended_ns, task_of, turn_of
 from batchsim.workload.closed_loop import ClosedLoopWorkload
 from batchsim.workload.processes import ProfiledArrivals

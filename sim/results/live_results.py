@@ -24,7 +24,8 @@ from batchsim.results.keep import check_cohort, keep_measured, keep_run, point_i
 from batchsim.results.provenance import identity, short_hash
 from batchsim.results.read import POINTS, Results
 from batchsim.scenario import Point
-from batchsim.scenario.point import Run, Setup
+from batchsim.scenario.point import Run
+from batchsim.scenario.setup import Setup
 
 RAW = "raw"
 _OF_ALL = ("cohort", "uncompleted_share")
@@ -86,7 +87,7 @@ def _only(setup: Setup, point: Point, num_blocks: int) -> Setup:
     """`setup` of a scenario that asks for this point alone, with the KV memory that the run had."""
     scenario, label = setup.scenario, point.spec.label
     file = replace(scenario.file, policies={label: scenario.file.policies[label]}, seeds=1)
-    kv = KvBudget(num_blocks, setup.resolved.block_size, "as the live run had them")
+    kv = KvBudget(num_blocks, setup.kv.block_size, "as the live run had them")
     return replace(setup, scenario=replace(scenario, file=file, specs=(point.spec,), loads=(point.load,)), kv=kv)
 
 

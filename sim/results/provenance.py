@@ -1,7 +1,7 @@
 """Which inputs and which code made a result, and how it is written as text.
 
-A point's hash covers what determines its records: the resolved scenario, the policy's knobs (and source, if it is a
-user's own), load, seed, the trace's bytes, batchsim's own code and the version of the library that draws.
+A point's hash covers what determines its records: the scenario, the policy's knobs (and source, if it is a user's own),
+load, seed, the trace's bytes, batchsim's own code and the version of the library that draws.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from batchsim.base.plain import to_plain
 from batchsim.cost import draft_sources
 from batchsim.scenario import Point, PolicySpec
 from batchsim.scenario.own_code import own_kinds
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 from batchsim.workload.predictors import OwnPredictor
 
 PROVENANCE = ("machine", "python", "packages", "code", "commit")

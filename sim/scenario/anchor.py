@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.units import format_duration
 from batchsim.cost import Calibrated, Cost, Scaled
 from batchsim.cost.in_engine import in_engine, measured_of
+from batchsim.cost.presets import Preset
 from batchsim.drive.simulate import simulate
+from batchsim.kernel.core import EngineCore
 from batchsim.kernel.record import FINISHED
-from batchsim.scenario.deployment_config import Anchor, DeploymentConfig
-from batchsim.workload.workload_config import ClosedLoop, TraceLengths, WorkloadConfig
+from batchsim.scenario.deployment_config import Anchor
+from batchsim.workload.build import BuiltWorkload
 
-if TYPE_CHECKING:
-    from batchsim.scenario.config import PolicySpec
-    from batchsim.scenario.point import Setup
-
+MakeEngine = Callable[[Cost], tuple[EngineCore, BuiltWorkload]]
+"""Makes an engine whose steps take what a cost says, and the requests of the users who keep it busy."""
 LEAST, MOST = 0.2, 5.0
 """Factors beyond which the point is of another deployment than the one that is costed, not of the same one measured."""
 REQUESTS = 5
@@ -37,28 +36,25 @@ class Form:
     text: Callable[[float], str]
 
 
-def anchored(setup: Setup, spec: PolicySpec, anchor: Anchor) -> Cost:
-    """The cost of `setup` with which a closed loop of the users of `anchor` has its mean TPOT under `spec`; lengths are
-    the scenario's.
+def anchored(cost: Cost, preset: Preset | None, anchor: Anchor, engine: MakeEngine) -> Cost:
+    """`cost` changed so that a closed loop of the users of `anchor` has its mean TPOT on the engines of `engine`.
 
     An engine whose tables are known to be off by a constant is shifted in its steps of decodes; one whose prompts were
-    measured is stretched in them; of any other every step is stretched. ScenarioError if it is not within reach, or no
-    answer has two tokens.
+    measured is stretched in them; of any other, `preset` None among them, every step is stretched. ScenarioError if it
+    is not within reach, or no answer has two tokens.
     """
-    form = form_of(setup, spec, anchor)
-    x = solved(setup, spec, anchor.concurrency, anchor.tpot, form.at)
-    cost = form.at(x)
-    if not isinstance(cost, Calibrated):
-        return Scaled(setup.cost, x, str(anchor))
+    form = form_of(cost, preset, anchor)
+    x = solved(engine, anchor, form.at)
+    found = form.at(x)
+    if not isinstance(found, Calibrated):
+        return Scaled(cost, x, str(anchor))
     text = f"anchored to {anchor}: {form.text(x)}"
-    profile = cost.profile
-    return cost.of(replace(profile, made=profile.made | {"anchor": text}, notes=(*profile.notes, text)))
+    profile = found.profile
+    return found.of(replace(profile, made=profile.made | {"anchor": text}, notes=(*profile.notes, text)))
 
 
-def form_of(setup: Setup, spec: PolicySpec, anchor: Anchor) -> Form:
-    """How the steps of the deployment differ from its tables, by what is known of its engine."""
-    cost, stated = setup.cost, setup.scenario.cost
-    preset = stated.preset(spec.config) if isinstance(stated, DeploymentConfig) else None
+def form_of(cost: Cost, preset: Preset | None, anchor: Anchor) -> Form:
+    """How the steps of a deployment differ from its tables, by what is known of its engine, `preset`."""
     if preset is not None and isinstance(cost, Calibrated):
         if preset.form == "shift":
             return Form(
@@ -74,26 +70,20 @@ def _adjusted(cost: Calibrated, **how: float) -> Calibrated:
     return cost.of(replace(cost.profile, costs=in_engine(cost.profile.costs, **how)), cost.host)
 
 
-def solved(
-    setup: Setup,
-    spec: PolicySpec,
-    concurrency: int,
-    tpot_ns: float,
-    at: Callable[[float], Cost],
-) -> float:
-    """The x with which `concurrency` users have a mean TPOT of `tpot_ns` under the cost `at(x)`, by Brent's method.
+def solved(engine: MakeEngine, anchor: Anchor, at: Callable[[float], Cost]) -> float:
+    """The x with which the engine under the cost `at(x)` has the mean TPOT of `anchor`, by Brent's method.
 
     ScenarioError if x is not between LEAST and MOST, or no answer has two tokens.
     """
     from scipy.optimize import root_scalar
 
-    looped = _looped(setup, concurrency)
-    where = f"anchor: tpot {format_duration(round(tpot_ns))} at concurrency {concurrency}"
+    tpot_ns = anchor.tpot
+    where = f"anchor: tpot {format_duration(round(tpot_ns))} at concurrency {anchor.concurrency}"
 
     @cache
     def off(x: float) -> float:
         """Simulated over measured, less 1; 0 where that is close enough."""
-        simulated_ns = _tpot_ns(replace(looped, cost=at(x)), spec)
+        simulated_ns = mean_tpot_ns(*engine(at(x)))
         if simulated_ns is None:
             raise ScenarioError(f"{where}: no request finished with two tokens or more. Give longer outputs.")
         return 0.0 if abs(simulated_ns / tpot_ns - 1) < _CLOSE else simulated_ns / tpot_ns - 1
@@ -112,50 +102,8 @@ def solved(
     return x
 
 
-def _looped(setup: Setup, concurrency: int) -> Setup:
-    """`setup` as a closed loop of `concurrency` users that take its requests from one list."""
-    workload = setup.resolved.workload
-    return replace(
-        setup,
-        resolved=replace(
-            setup.resolved,
-            workload=_closed(workload, concurrency),
-            load_name="",
-            loads=(1.0,),
-            max_waiting=None,
-        ),
-    )
-
-
-def _closed(workload: WorkloadConfig, users: int) -> WorkloadConfig:
-    workload = workload.of_any_number
-    classes = {name: replace(each, deadline=None, patience=None) for name, each in workload.classes.items()}
-    if workload.tasks is not None:
-        raise ScenarioError("anchor: requests of tasks cannot be sent by users one by one. Drop anchor, or tasks.")
-    lengths = TraceLengths() if workload.lengths is None and workload.trace is not None else workload.lengths
-    trace = None if workload.trace is None else replace(workload.trace, rate_scale=None)
-    sessions = None if workload.sessions is None else replace(workload.sessions, think_time=None, think_kind=None)
-    return replace(
-        workload,
-        arrivals=ClosedLoop(users, 0, shared_list=sessions is None, ramp=0),
-        sessions=sessions,
-        lengths=lengths,
-        trace=trace,
-        classes=classes,
-        requests=REQUESTS * users,
-        duration=None,
-        warmup=0,
-        drain=None,
-        deadline=None,
-        patience=None,
-        max_concurrency=None,
-    )
-
-
-def _tpot_ns(setup: Setup, spec: PolicySpec) -> float | None:
+def mean_tpot_ns(core: EngineCore, workload: BuiltWorkload) -> float | None:
     """The mean over requests of the time per output token after the first; None where no request has two."""
-    workload = setup.workload(1.0, 0)
-    core = setup.engine(spec, workload)
     simulate(core, workload)
     requests = core.recorder.records().requests
     done = requests[(requests["outcome"] == FINISHED) & (requests["output_tokens"] > 1)]

@@ -1,24 +1,24 @@
-"""The dataclasses of a scenario: the file as written, and what follows from it, checked and resolved."""
+"""The dataclasses of a scenario: the file as written, and what follows from it, checked."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from batchsim.base.errors import CalibrationError, ScenarioError, bounded, nearest
-from batchsim.base.plain import texts_in
+from batchsim.base.plain import texts_in, to_plain
 from batchsim.base.ranges import MAX_CHOICES, Config, PositiveInt, Range, check_ranges
 from batchsim.base.units import Rate
 from batchsim.drive.fleet.admission import AdmissionConfig
-from batchsim.drive.resolved_policy import ResolvedPolicy
 from batchsim.kernel.policy_config import Device
 from batchsim.scenario.fitted_config import ScenarioCost
 from batchsim.scenario.kv_config import KvConfig
 from batchsim.scenario.plan_config import PlanConfig
 from batchsim.scenario.replicas_config import ReplicasConfig
+from batchsim.workload.predictors import OwnPredictor, PredictorConfig
 from batchsim.workload.tagged import ByKind, OrWord
 from batchsim.workload.traces.trace_config import Factor
 from batchsim.workload.workload_config import ClosedLoop, Users, WorkloadConfig
@@ -184,14 +184,43 @@ class ScenarioFile(Config):
                 raise ValueError(f"vary names {key} with {value} twice. Keep one.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class PolicySpec(ResolvedPolicy):
-    """One policy to run. `policy` is its class, `knobs` its settings as the scenario writes them, for reports;
-    `by_device` the defaults that it has in further knobs because of the GPU."""
+@dataclass(frozen=True)
+class PolicySpec:
+    """One policy to run: a label with one set of knobs, held by `config`, the policy's own `PolicyConfig`.
 
+    `variant` names the choice where `best_of` listed several. `policy` is its class, `knobs` its settings as the
+    scenario writes them, for reports; `by_device` the defaults that it has in further knobs because of the GPU.
+    """
+
+    label: str
+    kind: str
+    config: Any
+    variant: str = ""
+    predictor: PredictorConfig | OwnPredictor | None = None
+    _: KW_ONLY
     policy: Any
     knobs: dict[str, Any]
     by_device: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The label with the chosen variant, and the predictor that knows more of the lengths than an engine does."""
+        additions = [self.variant, "" if self.predictor is None else f"{self.predictor.kind} lengths"]
+        return f"{self.label} ({', '.join(filter(None, additions))})" if any(additions) else self.label
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """Label, kind, all knobs, variant and predictor as JSON values. TypeError for a knob that JSON cannot hold."""
+        return {name: to_plain(getattr(self, name)) for name in ("label", "kind", "config", "variant", "predictor")}
+
+    def check_can_be_real(self) -> None:
+        """ScenarioError if only a simulation could run the policy: it verifies drafts of another model."""
+        speculation = self.config.traits.speculation
+        if speculation is not None and speculation.lookup is None:
+            raise ScenarioError(
+                f"{self.name}: no draft model runs here, and no search but vllm's, so that its drafts can only be"
+                " simulated. Use method ngram of vllm, or no drafts."
+            )
 
 
 @dataclass(frozen=True)
@@ -258,6 +287,15 @@ class Scenario:
     def auto(self) -> bool:
         """Whether the load axis is `auto`, so that the loads are yet to be found."""
         return self.file.load is not None and self.file.load.is_auto
+
+    def find(self, policy: str) -> PolicySpec:
+        """The policy of that name, or of that label if it has one variant. ScenarioError lists the names."""
+        found = [p for p in self.specs if p.name == policy] or [p for p in self.specs if p.label == policy]
+        if len(found) != 1:
+            names = ", ".join(p.name for p in self.specs)
+            what = f"has no policy {policy}" if not found else f"has {len(found)} variants of {policy}"
+            raise ScenarioError(f"{self.name}: {what}. Write one of {names}.")
+        return found[0]
 
     def points(self) -> list[Point]:
         """Every simulation of the scenario's own loads, the heaviest first so that parallel runs end together."""

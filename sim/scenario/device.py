@@ -1,11 +1,13 @@
-"""The GPU that the defaults of a scenario's policies go by."""
+"""What the GPU of a scenario decides: the KV memory of an engine, and the defaults of its policies."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from batchsim.base.errors import CalibrationError, ScenarioError
+from batchsim.cost import Cost, Fitted
 from batchsim.deployment.catalog import read_model
+from batchsim.deployment.memory import STEP_REQUESTS, STEP_TOKENS, KvBudget
 from batchsim.deployment.model import GpuSpec, ModelSpec
 from batchsim.kernel.policy_config import Device
 from batchsim.scenario.config import Scenario, ScenarioFile
@@ -45,3 +47,50 @@ def check_same_defaults(scenario: Scenario, file: ScenarioFile) -> None:
                 f"{spec.name} has by default on {device.name} {', and '.join(differ)} as by the scenario's own cost."
                 f" State {' and '.join(knobs)}."
             )
+
+
+def kv_budget(scenario: Scenario, model: ModelSpec, cost: Cost) -> KvBudget:
+    """The KV blocks of one engine: as stated, else as measured by a profile, else what model and GPU leave room for.
+
+    They are the same for every policy, beside the largest step that any of them may take.
+    """
+    kernel = cost.kernel if isinstance(cost, Fitted) else None
+    kv, deployment, profile = scenario.file.kv, cost.deployment, (kernel or cost).profile
+    if kv.tokens is not None:
+        return KvBudget(kv.tokens // kv.block_size, kv.block_size, "stated in the scenario")
+    if deployment is None:
+        raise ScenarioError(f"cost {scenario.cost.kind} has no GPU to derive KV memory from. Add kv: tokens.")
+    if profile is not None and profile.num_blocks is not None and profile.block_size == kv.block_size:
+        if (scenario.plain.get("kv") or {}).get("utilisation") is not None:
+            raise ScenarioError(
+                f"kv.utilisation is not read: profile {profile.name} has its KV memory measured. Drop it, or write"
+                " kv.tokens in its place."
+            )
+        return KvBudget(profile.num_blocks, kv.block_size, f"measured, profile {profile.name}")
+    if profile is not None and deployment.gpu is None:
+        raise ScenarioError(
+            f"profile {profile.name} has no KV memory measured in blocks of {kv.block_size}, and names no GPU of the"
+            " catalog to derive it from. Add kv: tokens."
+        )
+    own = replace(deployment, model=model)  # of the same shape, under the name that the scenario has for it
+    if isinstance(scenario.cost, DeploymentConfig) and scenario.cost.version:
+        own = replace(own, version=scenario.cost.version)  # the tables may be of another, by whose rule no memory goes
+    traits = [spec.config.traits for spec in scenario.specs]
+    found = own.derive_kv(
+        utilisation=kv.utilisation,
+        block_size=kv.block_size,
+        step_tokens=max((its.max_num_batched_tokens or 0 for its in traits), default=0) or STEP_TOKENS,
+        step_requests=max((its.max_num_seqs or 0 for its in traits), default=0) or STEP_REQUESTS,
+    )
+    most = scenario.file.max_model_len
+    if (
+        own.engine == "vllm"
+        and isinstance(scenario.cost, DeploymentConfig)
+        and most is not None
+        and found.tokens < most
+    ):
+        raise ScenarioError(
+            f"{scenario.source}: vLLM does not start with KV memory of {found.tokens:,} tokens ({found.terms}), fewer"
+            f" than max_model_len {most:,}. Lower max_model_len, raise kv.utilisation, or use more GPUs."
+        )
+    return found

@@ -10,7 +10,7 @@ from batchsim.cost import Cost
 from batchsim.drive.simulate import simulate
 from batchsim.kernel.types import Arrival, Request
 from batchsim.scenario import PolicySpec
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 from batchsim.workload.build import BuiltWorkload
 
 

@@ -15,7 +15,7 @@ from batchsim.kernel.record import Recorder
 from batchsim.kernel.tokens import TokenIds
 from batchsim.kernel.types import Arrival, Request
 from batchsim.scenario import PolicySpec
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 from batchsim.serve.metrics import Life, Metrics, Tally
 from batchsim.serve.spooled import Spooled
 

@@ -32,7 +32,8 @@ from batchsim.results.point_files import write_point
 from batchsim.results.provenance import identity, short_hash
 from batchsim.results.read import POINTS, Results
 from batchsim.scenario import Point, changed
-from batchsim.scenario.point import Run, Setup
+from batchsim.scenario.point import Run
+from batchsim.scenario.setup import Setup
 from batchsim.serve.faults import Faults
 from batchsim.serve.live_engine import LiveEngine
 from batchsim.serve.paced import Paced

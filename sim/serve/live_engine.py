@@ -29,7 +29,7 @@ from batchsim.kernel.events import EngineEvent
 from batchsim.kernel.record import FINISHED, Records
 from batchsim.kernel.types import Arrival, Request
 from batchsim.scenario import PolicySpec
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 from batchsim.serve.answers import SPILL_BYTES, STOPPED, Answer, Answers, Asked, End, Update
 from batchsim.serve.metrics import Metrics
 from batchsim.serve.words import Texts

@@ -25,7 +25,7 @@ from batchsim.kernel.events import EngineEvent, Tokens
 from batchsim.kernel.record import CANCELLED, UNFINISHED, Records
 from batchsim.kernel.types import Arrival, Request
 from batchsim.scenario import PolicySpec
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 from batchsim.serve.answers import SPILL_BYTES, STOPPED, Answer, Answers, Asked, Update
 from batchsim.serve.metrics import Metrics
 from batchsim.serve.received import unplayed
@@ -104,7 +104,7 @@ class Paced(Answers):
     ) -> None:
         super().__init__(setup, spec, metrics, seed, spill_bytes)
         playing = unplayed(setup)
-        self._frontend = playing.resolved.workload.frontend
+        self._frontend = playing.traffic.frontend
         workload = playing.workload(1.0, 0)
 
         def new_engine(replica: int) -> EngineCore:

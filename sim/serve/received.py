@@ -8,7 +8,7 @@ import numpy as np
 
 from batchsim.check.validation.replay import playing
 from batchsim.kernel.record import Records
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 from batchsim.workload.request_columns import RequestSampler
 from batchsim.workload.traces.trace_config import RateScale, TraceConfig
 from batchsim.workload.traces.trace_rows import Ints, TraceRows
@@ -30,10 +30,8 @@ class AnswerLengths:
     @classmethod
     def of(cls, setup: Setup, seed: int) -> AnswerLengths:
         """The lengths that the workload of `setup` draws with `seed`, or those of its trace in order."""
-        resolved = setup.resolved
-        config = resolved.workload.of_any_number
-        rows = None if config.trace is None else resolved.rows[resolved.trace_seed(seed)]
-        sampler = RequestSampler(config, rows, seed, resolved.max_model_len)
+        rows = setup.trace_rows(seed)
+        sampler = RequestSampler(setup.traffic.of_any_number, rows, seed, setup.max_model_len)
         size = len(rows) if rows is not None and sampler.of_rows else _DRAWN
         return cls(sampler.draw(size, rows=rows if sampler.of_rows else None).asked_tokens)
 
@@ -62,6 +60,6 @@ def _playing(setup: Setup, rows: TraceRows) -> Setup:
         arrivals=TraceArrivals(),
         output_cap="exact",
         trace=TraceConfig(SOURCE, rate_scale=RateScale(1.0, "compress")),
-        frontend=setup.resolved.workload.frontend,
+        frontend=setup.traffic.frontend,
     )
     return playing(setup, config, rows)

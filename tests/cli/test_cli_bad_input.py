@@ -545,16 +545,12 @@ def test_explain_of_what_was_not_run(ran: Path, args: list[str], expected: tuple
     refused(ran, ["explain", ran, *args], *expected)
 
 
-@pytest.mark.parametrize("command", ["capacity", "plan", "validate", "resolve"])
+@pytest.mark.parametrize("command", ["capacity", "plan", "validate"])
 def test_commands_that_take_one_value_refuse_a_varied_key(command: str, tmp_path: Path) -> None:
-    """They would otherwise ignore it; `resolve`, whose file has loads, refuses those that are yet to be found too."""
+    """They would otherwise ignore it."""
     (tmp_path / "s.yaml").write_text(TINY + "vary: {kv.tokens: [4000, 8000]}\n")
-    output = ["-o", tmp_path / "s.json"] if command == "resolve" else []
     said = f"s.yaml:17: kv.tokens is varied, and batchsim {command} takes one value"
-    refused(tmp_path, [command, tmp_path / "s.yaml", *output], said)
-    if command == "resolve":
-        auto = ["--set", "vary=null", "--set", "load={mean_rate: auto}"]
-        refused(tmp_path, [command, tmp_path / "s.yaml", *output, *auto], "load.mean_rate is auto", "a list of loads")
+    refused(tmp_path, [command, tmp_path / "s.yaml"], said)
 
 
 # ---- what an error repeats

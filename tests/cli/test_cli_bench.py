@@ -16,7 +16,7 @@ from batchsim.check.validation.against import compare
 from batchsim.cli.bench import chosen
 from batchsim.results.heading import heading
 from batchsim.scenario.load import load_scenario
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 
 sys.path.append(str(Path(__file__).parents[1] / "unit"))
 from engine_truth import Load, measured, scenario_text, tidy, vllm_bench, write_runs

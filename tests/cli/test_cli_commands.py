@@ -19,7 +19,7 @@ from tiny_scenario import REPLAY, TINY, batchsim, changed, listing
 from batchsim.cli import app, calibrate_app, trace_app
 from batchsim.results.read import load_results
 from batchsim.scenario import load_scenario
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 from batchsim.study.curves.run import run_scenario
 
 WIDTH = 100

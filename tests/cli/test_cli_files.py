@@ -20,7 +20,6 @@ from batchsim.results.read import load_results
 MODEL, COST = ("model: llama-3.1-8b", "model: x.json"), ("cost: {kind: constant, step: 10ms}", "cost: x.json")
 READS = {
     "scenario": (["run", "x.json"], None),
-    "scenario_of_init": (["resolve", "x.json", "-o", "y.json"], None),
     "recording": (["conform", "x.json"], None),
     "profile": (["calibrate", "show", "x.json"], None),
     "profile_of_a_scenario": (["run", "s.yaml"], changed(TINY, *COST)),

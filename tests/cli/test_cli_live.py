@@ -1,4 +1,4 @@
-"""`batchsim live` on a tiny model and `batchsim resolve`: what they print, what they leave, what they refuse."""
+"""`batchsim live` on a tiny model: what it prints, what it leaves, what it refuses."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ import pytest
 import typer
 from tiny_scenario import TINY, batchsim, changed
 
-from batchsim.calibrate.engine.session import predict
 from batchsim.cli.live import _say
 from batchsim.cost import Calibrated, Linear
 from batchsim.drive.live import INTERRUPTED
-from batchsim.drive.resolved import Resolved
 from batchsim.kernel.record import UNFINISHED
 from batchsim.report.reading import FREE_DRAFTS
 from batchsim.results.live_results import keep_live
 from batchsim.results.read import load_results
 from batchsim.scenario import load_scenario
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
+from tests.predicted import predict
 
 CONFIG = {
     "model_type": "llama",
@@ -52,38 +51,6 @@ def one_thread() -> None:
     """Skips where the executor cannot run."""
     torch = pytest.importorskip("torch", reason="the executor runs on torch: pip install 'batchsim[live]'")
     torch.set_num_threads(1)
-
-
-# ---- resolve
-
-
-def test_resolve_writes_what_reads_back(scenario: Path) -> None:
-    """The file holds the scenario with its overrides, for a machine that cannot read the YAML."""
-    out = scenario.with_name("r.json")
-    done = batchsim("resolve", scenario, "-o", out, "--set", "seeds=5")
-    assert (done.exit_code, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"{out}   ")
-    resolved = Resolved.from_json(out.read_text(), "r.json")
-    assert (resolved.seeds, resolved.loads, resolved.num_blocks) == (5, (100.0, 200.0), 1000)
-    assert [policy.name for policy in resolved.policies] == ["static", "continuous"]
-
-
-def test_resolve_leaves_files_of_others_alone(scenario: Path) -> None:
-    """What is no resolved scenario is not written over; what is, is."""
-    before = scenario.read_text()
-    done = batchsim("resolve", scenario, "-o", scenario)
-    assert done.exit_code == 2 and "no batchsim-resolved file" in done.stderr and done.stderr.count("\n") == 1
-    assert scenario.read_text() == before
-    out = scenario.with_name("r.json")
-    assert [batchsim("resolve", scenario, "-o", out).exit_code for _ in range(2)] == [0, 0]
-
-
-def test_resolve_refuses_in_one_line(scenario: Path) -> None:
-    """A folder that is not there, and whatever the scenario itself is refused for."""
-    nowhere = batchsim("resolve", scenario, "-o", scenario.parent / "no" / "r.json")
-    assert nowhere.exit_code == 2 and "cannot be written" in nowhere.stderr and nowhere.stderr.count("\n") == 1
-    wrong = batchsim("resolve", scenario, "--set", "kv.tokens=1")
-    assert wrong.exit_code == 2 and "--set kv.tokens=1" in wrong.stderr and wrong.stderr.count("\n") == 1
 
 
 # ---- live
@@ -170,9 +137,9 @@ def test_a_closed_loop_runs_live(scenario: Path, one_thread: None) -> None:
 def test_a_cut_run_counts_all_that_was_offered(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Half of the requests came before Ctrl-C: the other half did not complete, and no objective is met or missed."""
     setup = Setup.of(load_scenario(str(scenario)))
-    policy = setup.resolved.find("continuous")
+    policy = setup.scenario.find("continuous")
     cost = Linear(base=1_000_000, per_token=0, per_sequence=0, per_context_token=0)
-    played = predict(setup.resolved, policy, 100.0, 0, cost, num_blocks=1000)
+    played = predict(setup, policy, 100.0, 0, cost)
     requests = played.records.requests.copy()
     cut_ns = int(np.sort(requests["sent_ns"])[5])
     late = requests["sent_ns"] > cut_ns
@@ -241,9 +208,9 @@ def test_only_a_measured_cost_explains_a_live_run(tmp_path: Path, origin: Litera
     setup = Setup.of(load_scenario(str(tmp_path / "s.yaml")))
     assert isinstance(setup.cost, Calibrated)
     setup = replace(setup, cost=Calibrated(replace(setup.cost.profile, origin=origin), extrapolate=True))
-    policy = setup.resolved.find("continuous")
+    policy = setup.scenario.find("continuous")
     made = {"hardware": {"cpu": "some"}, "software": {"torch": "2"}, "weights": "none", "device": "cpu"}
-    played = replace(predict(setup.resolved, policy, 10.0, 0, setup.cost, num_blocks=1000), made=made)
+    played = replace(predict(setup, policy, 10.0, 0, setup.cost), made=made)
     point = next(p for p in setup.scenario.points() if p.spec.name == "continuous")
     (row,) = keep_live(setup, point, played, tmp_path).points.to_dict("records")
     assert (row["mfu"] > 0) == (origin == "measured")

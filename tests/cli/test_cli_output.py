@@ -93,7 +93,6 @@ WRITES: dict[str, tuple[list[str], str]] = {
     "init": (["init"], "-o"),
     "init_of_a_trace": (["init", "--trace", "my.csv", "--columns", "prompt=in,output=out"], "-o"),
     "inspect": (["trace", "inspect", "my.csv", "--columns", "prompt=in,output=out"], "--out"),
-    "resolve": (["resolve", "s.yaml"], "-o"),
     "audit": (["explain", "RAN"], "--audit"),
     "slo": (["explain", "RAN", "--slo"], "-o"),
     "timeline": (["timeline", "RAN", "--policy", "static"], "-o"),
@@ -151,7 +150,7 @@ def test_a_read_only_file_system_is_found_before_the_work(
     unwritten(folder, ran, *WRITES[command], f"{read_only.name}/x.png")
 
 
-@pytest.mark.parametrize("command", ["init", "resolve", "inspect"])
+@pytest.mark.parametrize("command", ["init", "inspect"])
 def test_a_full_disk_is_one_line(folder: Path, command: str) -> None:
     """What only writing finds: of a device that takes nothing."""
     args, option = WRITES[command]
@@ -224,7 +223,6 @@ def test_what_a_command_made_is_made_anew(folder: Path, ran: Path, name: str) ->
         ["init", "--trace", "my.csv", "--columns", "prompt=in,output=out", "-o", "my.csv", "--force"],
         ["init", "--trace", "my.csv", "--columns", "prompt=in,output=out", "-o", "link.yaml", "--force"],
         ["init", "--from-trtllm", "trtllm-serve meta-llama/Llama-3.1-8B --config o.yaml", "-o", "o.yaml", "--force"],
-        ["resolve", "s.yaml", "-o", "s.yaml"],
         ["init", "-o", "batchsim.schema.json"],
         ["trace", "fit", "my.csv", "-o", "load.png"],
     ],

@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from tiny_scenario import TINY, batchsim, changed, listing
 
-from batchsim.base.errors import ScenarioError
-from batchsim.drive.resolved import Resolved
 from batchsim.policies.families.continuous import ContinuousConfig
 from batchsim.policies.named_policy import find_policy
 from batchsim.results.read import load_results
@@ -49,7 +47,6 @@ COMMANDS: dict[str, list[str]] = {
     "plan": ["plan", "s.yaml"],
     "capacity": ["capacity", "s.yaml"],
     "validate": ["validate", "s.yaml"],
-    "resolve": ["resolve", "s.yaml"],
 }
 
 
@@ -91,15 +88,6 @@ def test_processes_of_a_sweep_may_what_the_command_may(folder: Path, monkeypatch
     for jobs in (1, 2):
         assert batchsim("run", "s.yaml", "--jobs", jobs, "--no-pictures", "--allow-code", "--out", jobs).exit_code == 0
     assert load_results("1/s").summary.equals(load_results("2/s").summary)
-
-
-def test_a_resolved_scenario_carries_no_permission(folder: Path) -> None:
-    """Its file names the code, and who reads it is asked anew."""
-    assert batchsim("resolve", "s.yaml", "-o", "r.json", "--allow-code").exit_code == 0
-    text = Path("r.json").read_text()
-    with pytest.raises(ScenarioError, match="Add --allow-code"):
-        Resolved.from_json(text, "r.json")
-    assert Resolved.from_json(text, "r.json", allow_code=True).find("mine").kind == "mine:Mine"
 
 
 def test_a_changed_scenario_keeps_its_permission(folder: Path) -> None:

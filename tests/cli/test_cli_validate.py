@@ -10,11 +10,11 @@ import pytest
 from tiny_scenario import batchsim
 
 from batchsim.base.plain import to_plain
-from batchsim.calibrate.engine.session import predict
 from batchsim.cost import Linear
 from batchsim.cost.profile import profile_names
 from batchsim.scenario import load_scenario
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
+from tests.predicted import predict
 
 LOAD = 12.0
 SLOWER = Linear(base=918_000, per_token=30_600, per_sequence=132_600, per_context_token=510)  # 2 % than the demo's
@@ -33,11 +33,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two "live" runs of the demo, each predicted by a cost 2 % above the scenario's. To be read, not changed."""
     folder = tmp_path_factory.mktemp("saved")
     setup = Setup.of(load_scenario("live-demo"))
-    resolved = setup.resolved
-    run = predict(resolved, resolved.find("continuous"), LOAD, 0, SLOWER, num_blocks=setup.kv.num_blocks)
-    knobs = to_plain(resolved.find("continuous"))
-    asked = {"knobs": knobs, "num_swap_blocks": resolved.num_swap_blocks, "max_model_len": resolved.max_model_len}
-    made = MADE | asked | {"model": to_plain(resolved.model), "block_size": resolved.block_size}
+    policy = setup.scenario.find("continuous")
+    run = predict(setup, policy, LOAD, 0, SLOWER)
+    asked = {"knobs": policy.plain, "num_swap_blocks": setup.num_swap_blocks, "max_model_len": setup.max_model_len}
+    made = MADE | asked | {"model": to_plain(setup.model), "block_size": setup.kv.block_size}
     for repeat in (0, 1):
         replace(run, repeat=repeat, made=made).save(folder / f"run-{repeat}.npz")
     return folder

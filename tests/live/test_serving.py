@@ -27,7 +27,7 @@ from batchsim.cli.serve_live import live_engine, model_folder, text_line
 from batchsim.kernel.record import CANCELLED, FINISHED, UNFINISHED
 from batchsim.kernel.types import Request
 from batchsim.scenario import load_scenario
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 from batchsim.serve.keep_served import keep_served
 from batchsim.serve.live_engine import LiveEngine, SentPrompts
 from batchsim.serve.metrics import Metrics
@@ -488,13 +488,12 @@ class Failing(ModelRunner):
 def test_a_device_that_fails_ends_the_server(llama: Model) -> None:
     """Its error is the server's, clients are hung up on, and the records account for every request."""
     setup = llama.setup()
-    resolved = setup.resolved
     sizes: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 96}
     runner = build_runner(str(llama.folder), device="cpu", num_blocks=12, **sizes)
     prompts = SentPrompts()
     real = ServingEngine(
-        replace(resolved, num_blocks=12),
-        resolved.policies[0],
+        replace(setup, kv=replace(setup.kv, num_blocks=12)),
+        setup.scenario.specs[0],
         runner,
         unplayed(setup).workload(1.0, 0),
         prompts,

@@ -17,21 +17,20 @@ torch = pytest.importorskip("torch", reason="the executor runs on torch: pip ins
 from batchsim.base.errors import CalibrationError, ScenarioError
 from batchsim.calibrate.engine.identity import identity
 from batchsim.calibrate.engine.runner import ModelRunner, build_runner
-from batchsim.calibrate.engine.session import LiveResult, load_result, predict, run_live, step_limits
+from batchsim.calibrate.engine.session import LiveResult, load_result, run_live, step_limits
 from batchsim.calibrate.profile.bench import Bench
 from batchsim.calibrate.profile.point_plan import StepShape
 from batchsim.calibrate.profile.this_machine import Sentinel, check_machine, graphs_of
 from batchsim.cost.constant import Constant
 from batchsim.cost.profile import load_profile, profile_names
-from batchsim.deployment.model import ModelSpec
-from batchsim.drive.resolved import Resolved
 from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.kernel.record import FINISHED, Records
 from batchsim.metrics.attribution import attribute
 from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 from batchsim.scenario import load_scenario
-from batchsim.scenario.point import resolve
+from batchsim.scenario.setup import Setup
+from tests.predicted import predict
 
 SCENARIO = """\
 model: {model}
@@ -71,41 +70,41 @@ DRAFTS = ["drafts (as False)", "drafts (as True)"]
 
 
 @pytest.fixture(scope="module")
-def resolved(tmp_path_factory: pytest.TempPathFactory) -> Resolved:
-    """The tiny scenario as a GPU machine would read it."""
+def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
+    """The tiny scenario."""
     folder = tmp_path_factory.mktemp("session")
     (folder / "tiny.json").write_text(CONFIG)
     (folder / "s.yaml").write_text(SCENARIO.format(model="tiny.json"))
-    return Resolved.from_json(resolve(load_scenario(str(folder / "s.yaml"))).to_json(), "s")
+    return Setup.of(load_scenario(str(folder / "s.yaml")))
 
 
 @pytest.fixture(scope="module")
-def runner(resolved: Resolved) -> ModelRunner:
+def runner(setup: Setup) -> ModelRunner:
     """The tiny model with room for every policy of the scenario."""
-    max_num_seqs, max_tokens = step_limits(resolved, resolved.policies, 1.0, 0)
+    max_num_seqs, max_tokens = step_limits(setup, setup.scenario.specs, 1.0, 0)
     return build_runner(
-        resolved.model_path,
+        setup.scenario.model_path,
         device="cpu",
         num_blocks=64,
-        num_swap_blocks=resolved.num_swap_blocks,
+        num_swap_blocks=setup.num_swap_blocks,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_tokens,
-        max_model_len=resolved.max_model_len,
+        max_model_len=setup.max_model_len,
     )
 
 
 @pytest.fixture(scope="module")
-def played(resolved: Resolved, runner: ModelRunner) -> LiveResult:
+def played(setup: Setup, runner: ModelRunner) -> LiveResult:
     """One live run."""
-    return run_live(resolved, resolved.find("continuous"), 1.0, 0, runner)
+    return run_live(setup, setup.scenario.find("continuous"), 1.0, 0, runner)
 
 
 @pytest.mark.parametrize("policy", ["static", "continuous", "preemptive", "vllm", "uncapped", *DRAFTS])
-def test_a_live_run_serves_every_request_of_the_scenario(policy: str, resolved: Resolved, runner: ModelRunner) -> None:
+def test_a_live_run_serves_every_request_of_the_scenario(policy: str, setup: Setup, runner: ModelRunner) -> None:
     """Every request ends with its true length, at its intended arrival, and each ns of its life is explained."""
-    result = run_live(resolved, resolved.find(policy), 1.0, 0, runner, estimator=Constant(2_000_000))
+    result = run_live(setup, setup.scenario.find(policy), 1.0, 0, runner, estimator=Constant(2_000_000))
     requests, steps = result.records.requests, result.records.steps
-    workload = resolved.built_workload(1.0, 0)
+    workload = setup.workload(1.0, 0)
     offered = workload.columns()
     assert result.reason == "" and set(requests["outcome"]) == {FINISHED}
     for name in ("request_id", "arrival_ns", "prompt_tokens", "output_tokens"):
@@ -120,9 +119,9 @@ def test_a_live_run_serves_every_request_of_the_scenario(policy: str, resolved: 
     assert total.tolist() == (requests["delivered_ns"] - requests["sent_ns"]).tolist()
 
 
-def test_a_live_run_and_a_prediction_are_alike_in_form(resolved: Resolved, played: LiveResult) -> None:
+def test_a_live_run_and_a_prediction_are_alike_in_form(setup: Setup, played: LiveResult) -> None:
     """What is true of a point whoever times its steps is equal: window, offered, policy, streaming, KV blocks."""
-    predicted = predict(resolved, resolved.find("continuous"), 1.0, 0, Constant(2_000_000), num_blocks=64)
+    predicted = predict(setup, setup.scenario.find("continuous"), 1.0, 0, Constant(2_000_000))
     for name in ("policy", "load", "seed", "window_ns", "num_offered", "streams", "num_blocks"):
         assert getattr(played, name) == getattr(predicted, name)
     assert len(predicted.kernel_ns) == 0 and (predicted.records.requests["lag_ns"] == 0).all()
@@ -175,37 +174,37 @@ def test_what_is_no_result_is_one_line(played: LiveResult, tmp_path: Path) -> No
         played.save(tmp_path / "nowhere" / "run.npz")
 
 
-def test_step_limits_hold_what_a_policy_can_ask_for(resolved: Resolved) -> None:
+def test_step_limits_hold_what_a_policy_can_ask_for(setup: Setup) -> None:
     """A token budget bounds a step; without one, as many of the longest requests as there are slots."""
-    requests = resolved.built_workload(1.0, 0).requests
+    requests = setup.workload(1.0, 0).requests
     longest = int((requests.prompt_tokens + requests.max_output_tokens).max())
-    assert step_limits(resolved, (resolved.find("continuous"),), 1.0, 0) == (8, 32)
-    assert step_limits(resolved, (resolved.find("uncapped"),), 1.0, 0) == (3, 3 * longest)
-    assert step_limits(resolved, (resolved.find("static"),), 1.0, 0) == (4, 4 * longest)
-    assert step_limits(resolved, (resolved.find(DRAFTS[0]),), 1.0, 0) == (24, 32), "a row for each draft too"
-    nameless = replace(resolved.find("static"), config=PolicyConfig())
+    assert step_limits(setup, (setup.scenario.find("continuous"),), 1.0, 0) == (8, 32)
+    assert step_limits(setup, (setup.scenario.find("uncapped"),), 1.0, 0) == (3, 3 * longest)
+    assert step_limits(setup, (setup.scenario.find("static"),), 1.0, 0) == (4, 4 * longest)
+    assert step_limits(setup, (setup.scenario.find(DRAFTS[0]),), 1.0, 0) == (24, 32), "a row for each draft too"
+    nameless = replace(setup.scenario.find("static"), config=PolicyConfig())
     with pytest.raises(ScenarioError, match="no max_num_seqs"):
-        step_limits(resolved, (nameless,), 1.0, 0)
+        step_limits(setup, (nameless,), 1.0, 0)
     modelled = VllmConfig(speculative_config=SpeculativeConfig("eagle", 3, 0.5))
     with pytest.raises(ScenarioError, match="static: no draft model runs here"):
-        step_limits(resolved, (replace(resolved.find("static"), config=modelled),), 1.0, 0)
+        step_limits(setup, (replace(setup.scenario.find("static"), config=modelled),), 1.0, 0)
 
 
-def test_a_runner_of_another_model_or_memory_is_refused(resolved: Resolved, runner: ModelRunner) -> None:
+def test_a_runner_of_another_model_or_memory_is_refused(setup: Setup, runner: ModelRunner) -> None:
     """The first thing that differs is named with both values."""
-    policy = resolved.find("continuous")
-    wider = replace(resolved.model, intermediate_size=128)
+    policy = setup.scenario.find("continuous")
+    wider = replace(setup.model, intermediate_size=128)
     for changed, complaint in [
-        (replace(resolved, model=wider), "intermediate_size of the model is 128, of the loaded one 64"),
-        (replace(resolved, num_blocks=65), "num_blocks is 65, the loaded model has 64"),
-        (replace(resolved, block_size=8), "KV blocks hold 8 tokens, those of the loaded model 16"),
+        (replace(setup, model=wider), "intermediate_size of the model is 128, of the loaded one 64"),
+        (replace(setup, kv=replace(setup.kv, num_blocks=65)), "num_blocks is 65, the loaded model has 64"),
+        (replace(setup, kv=replace(setup.kv, block_size=32)), "KV blocks hold 32 tokens, those of the loaded model 16"),
     ]:
         with pytest.raises(ScenarioError, match=complaint):
             run_live(changed, policy, 1.0, 0, runner)
 
 
 def test_the_sentinel_tells_the_drift_by_median_and_by_mean(
-    resolved: Resolved, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+    setup: Setup, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One replay of a visit is interrupted: the mean is a fifth longer, the median is not; before and after a run."""
 
@@ -214,7 +213,7 @@ def test_the_sentinel_tells_the_drift_by_median_and_by_mean(
 
     monkeypatch.setattr(runner, "replay", replay)
     sentinel = Sentinel(StepShape("A", (3,)), 1000.0, 1100.0)
-    made = run_live(resolved, resolved.find("continuous"), 1.0, 0, runner, sentinel=sentinel).made
+    made = run_live(setup, setup.scenario.find("continuous"), 1.0, 0, runner, sentinel=sentinel).made
     assert made["drift"] == [0.0, 0.0] and made["drift_of_means"] == pytest.approx([1200 / 1100 - 1] * 2)
     bench = Bench(runner, sentinel.point, seed=0)
     bench.watch(now=True)
@@ -275,19 +274,14 @@ class FailingRunner:
         return self._runner.step(*args)
 
 
-def test_a_run_that_a_bug_cuts_comes_back_whole(resolved: Resolved, runner: ModelRunner, tmp_path: Path) -> None:
+def test_a_run_that_a_bug_cuts_comes_back_whole(setup: Setup, runner: ModelRunner, tmp_path: Path) -> None:
     """Every request is on record, the error is handed back, and the file holds all but it."""
     bug = AssertionError("ours")
     failing: Any = FailingRunner(runner, bug)
-    result = run_live(resolved, resolved.find("continuous"), 1.0, 0, failing)
+    result = run_live(setup, setup.scenario.find("continuous"), 1.0, 0, failing)
     assert result.error is bug and result.reason == "step_failed"
     assert len(result.records.requests) == result.num_offered
     assert len(result.kernel_ns) == len(result.records.steps) == 2
     result.save(tmp_path / "cut.npz")
     again = load_result(tmp_path / "cut.npz")
     assert (again.reason, again.error) == ("step_failed", None) and again.records.details["step_failed"] == "ours"
-
-
-def test_the_spec_survives_the_json(resolved: Resolved) -> None:
-    """The model that the runner checks against is read back whole."""
-    assert isinstance(resolved.model, ModelSpec) and resolved.model.head_dim == 8

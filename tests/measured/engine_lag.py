@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 
 from batchsim.kernel.record import Records
 from batchsim.scenario.load import parse_scenario
-from batchsim.scenario.point import Setup, simulate_point
+from batchsim.scenario.point import simulate_point
+from batchsim.scenario.setup import Setup
 
 Floats = NDArray[np.float64]
 GPU, MODEL = "rtx4090", "llama-3.1-8b"

@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from batchsim.scenario import load_scenario
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 from batchsim.serve.answers import SPILL_BYTES
 from batchsim.serve.metrics import Metrics, Names
 from batchsim.serve.paced import Paced

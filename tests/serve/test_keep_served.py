@@ -10,7 +10,7 @@ from batchsim.base.errors import ScenarioError
 from batchsim.check.measured.read import read_measured
 from batchsim.drive.simulate import simulate
 from batchsim.scenario import changed
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 from batchsim.serve.answers import Asked
 from batchsim.serve.keep_served import keep_served, rows_so_far, table_so_far
 from batchsim.serve.paced import Paced

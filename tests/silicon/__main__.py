@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from io import StringIO
 from math import log
@@ -28,7 +29,8 @@ from batchsim.scenario import Point as Simulated
 from batchsim.scenario.anchor import form_of, solved
 from batchsim.scenario.deployment_config import Anchor
 from batchsim.scenario.load import parse_scenario
-from batchsim.scenario.point import Setup, simulate_point
+from batchsim.scenario.point import simulate_point
+from batchsim.scenario.setup import Setup
 from tests.silicon.own import own_estimate
 from tests.silicon.rows import Row, given_rows, scenario_text
 from tests.silicon.table import Point, tables
@@ -96,7 +98,7 @@ def _points(rows: Sequence[Row], kept: dict[str, tuple[float, float]]) -> Iterat
         by_anchor = None
         if x is not None and row is not anchor:
             setup = _setup(row)
-            cost = form_of(setup, setup.scenario.specs[0], point).at(x)
+            cost = form_of(setup.cost, setup.preset(setup.scenario.specs[0].config), point).at(x)
             by_anchor = simulated(replace(setup, cost=cost))
         yield Point(row, found, by_anchor, own)
 
@@ -104,8 +106,8 @@ def _points(rows: Sequence[Row], kept: dict[str, tuple[float, float]]) -> Iterat
 def _anchored(setup: Setup, point: Anchor) -> float:
     """What the steps of `setup` are changed by to meet a measured point, as `deployment.anchor` has it."""
     spec = setup.scenario.specs[0]
-    form = form_of(setup, spec, point)
-    return solved(setup, spec, point.concurrency, point.tpot, form.at)
+    form = form_of(setup.cost, setup.preset(spec.config), point)
+    return solved(partial(setup.engine_of_users, spec, point.concurrency), point, form.at)
 
 
 def _setup(row: Row) -> Setup:

@@ -23,7 +23,7 @@ from batchsim.cost import Calibrated
 from batchsim.cost.in_engine import Measured, in_engine
 from batchsim.cost.presets import Preset, preset_of
 from batchsim.scenario.load import parse_scenario
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 from tests.silicon.__main__ import simulated
 from tests.silicon.rows import CHECKPOINTS, Row, given_rows, scenario_text
 

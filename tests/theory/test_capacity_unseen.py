@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from batchsim.scenario import Point, load_scenario
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 from batchsim.study.capacity.book import Probe, Trial
 from batchsim.study.capacity.find import find_capacities
 from batchsim.study.sweep.points import Sweep

@@ -11,7 +11,8 @@ from batchsim.check.measured.run import MeasuredRequests
 from batchsim.check.validation.replay import simulated_requests
 from batchsim.scenario import Point
 from batchsim.scenario.load import parse_scenario
-from batchsim.scenario.point import Setup, simulate_point
+from batchsim.scenario.point import simulate_point
+from batchsim.scenario.setup import Setup
 
 _SCENARIO = """
 model: llama-3.1-8b

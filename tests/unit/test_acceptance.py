@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from batchsim.base.errors import ScenarioError, TraceError
-from batchsim.drive.resolved import Resolved
 from batchsim.kernel.acceptance import DraftCounts, DrawnLuck, outcome
 from batchsim.kernel.draft_group import DraftGroup, DraftRows, Verified
 from batchsim.kernel.policy_config import PromptLookup
@@ -18,7 +17,8 @@ from batchsim.kernel.record import Records
 from batchsim.kernel.types import Request, Sequence
 from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
 from batchsim.scenario import load_scenario
-from batchsim.scenario.point import Setup, simulate_point
+from batchsim.scenario.point import simulate_point
+from batchsim.scenario.setup import Setup
 
 SHARES = (0.8, 0.6, 0.45)
 
@@ -245,7 +245,7 @@ def test_no_drafts_of_a_model_on_a_real_executor(tmp_path: Path, policy: str) ->
     with pytest.raises(
         ScenarioError, match=r": no draft model runs here, and no search but.* Use method ngram of vllm"
     ):
-        setup.resolved.engine(point.spec, workload, kv, cast("Executor", object()), None)
+        setup.engine_on(cast("Executor", object()), point.spec, workload, kv, None)
 
 
 # ---- of each request, by a trace
@@ -294,14 +294,6 @@ def test_a_trace_says_how_likely_the_drafts_of_each_request_are_right(tmp_path: 
     steps = np.rint((requests["ended_ns"] - requests["first_token_ns"]) / 5e6).astype(int)
     expected = np.where(requests["output_tokens"] == 101, 25, 60)
     assert len(requests) == 40 and set(requests["output_tokens"]) == {61, 101} and (steps == expected).all()
-
-
-def test_the_trace_s_probabilities_travel_in_a_resolved_scenario(tmp_path: Path) -> None:
-    """As the lengths do."""
-    setup = traced(tmp_path, ["0,50,9,0.25", "5,50,9,1"])
-    resolved = Resolved.from_json(setup.resolved.to_json(), "here")
-    found = resolved.rows[0].acceptance
-    assert found is not None and found.tolist() == [0.25, 1.0]
 
 
 @pytest.mark.parametrize(

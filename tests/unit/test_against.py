@@ -22,7 +22,8 @@ from batchsim.cost.fitted import Fitted, StepTerms
 from batchsim.report.text.validation_text import markdown, report
 from batchsim.report.validation_report import Validation, to_json
 from batchsim.scenario.load import parse_scenario
-from batchsim.scenario.point import Setup, simulate_point
+from batchsim.scenario.point import simulate_point
+from batchsim.scenario.setup import Setup
 from batchsim.workload.traces.trace_rows import HashIds
 
 SCENARIO = """\
@@ -145,7 +146,7 @@ def test_the_users_of_a_loop_that_was_asked_for_a_rate_begin_at_that_rate() -> N
     means = {"requests": 40.0, "prompt_tokens": 100.0, "output_tokens": 10.0}
     run = MeasuredRun("file", "tidy table", "", Client("closed", 2.0, max_concurrency=5), {}, means=means)
     found = replay(engine(), run)
-    sent_ns = found.setup.resolved.rows[0].arrival_ns
+    sent_ns = found.setup.rows[0].arrival_ns
     assert sent_ns is not None and (np.diff(sent_ns[:5]) > 0).all() and not sent_ns[5:].any() and sent_ns[4] > 0.5e9
     assert "its users begin at the 2/s that were asked for" in found.notes[1]
     many = replay(engine(), replace(run, means=means | {"requests": 4000.0}))
@@ -208,22 +209,20 @@ def test_lengths_of_aggregates_vary_as_the_file_tells() -> None:
     open arrivals, have no lockstep to be kept from."""
     rows = _of_means(
         Client("closed", max_concurrency=8), prompt_tokens_std=30.0, output_tokens_min=10.0, output_tokens_max=70.0
-    ).setup.resolved.rows[0]
+    ).setup.rows[0]
     assert rows.prompt_tokens.std() == pytest.approx(30, rel=0.02) and rows.prompt_tokens.mean() == pytest.approx(
         100, abs=0.5
     )
     assert (rows.output_tokens.min(), rows.output_tokens.max()) == (10, 70)
-    skewed = _of_means(Client("closed", max_concurrency=8), output_tokens_std=40.0).setup.resolved.rows[0]
+    skewed = _of_means(Client("closed", max_concurrency=8), output_tokens_std=40.0).setup.rows[0]
     assert skewed.output_tokens.mean() == pytest.approx(40, abs=0.5) and np.median(skewed.output_tokens) < 32
     for output in (90.0, 100.0):
-        tight = _of_means(
-            Client("closed", max_concurrency=8), prompt_tokens=1900.0, output_tokens=output
-        ).setup.resolved.rows[0]
+        tight = _of_means(Client("closed", max_concurrency=8), prompt_tokens=1900.0, output_tokens=output).setup.rows[0]
         assert (
             len({*tight.prompt_tokens.tolist()}) > 1 and int((tight.prompt_tokens + tight.output_tokens).max()) <= 2000
         )
     for client in (Client("closed", max_concurrency=1), Client("open", 10.0)):
-        assert {*_of_means(client).setup.resolved.rows[0].prompt_tokens.tolist()} == {100}
+        assert {*_of_means(client).setup.rows[0].prompt_tokens.tolist()} == {100}
 
 
 def test_failures_of_aggregates_that_lasted_are_played_among_the_others() -> None:

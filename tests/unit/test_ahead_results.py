@@ -20,7 +20,8 @@ from batchsim.results.keep import measured_point
 from batchsim.results.point_files import write_point
 from batchsim.results.read import Results
 from batchsim.scenario import Scenario, load_scenario
-from batchsim.scenario.point import Run, Setup, simulate_point
+from batchsim.scenario.point import Run, simulate_point
+from batchsim.scenario.setup import Setup
 from batchsim.study.curves.run import run_scenario
 
 SCENARIO = """

@@ -1,13 +1,15 @@
 """One measured point and the factor on step times that meets it."""
 
+from functools import partial
+
 import pytest
 
 from batchsim.base.errors import ScenarioError
 from batchsim.cost import Scaled
 from batchsim.scenario import load_scenario
-from batchsim.scenario.anchor import _looped, _tpot_ns, solved
+from batchsim.scenario.anchor import mean_tpot_ns, solved
 from batchsim.scenario.deployment_config import Anchor
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 
 MS = 1_000_000
 SCENARIO = """
@@ -35,17 +37,21 @@ def setup_of(folder, cost=LINEAR, **changes):
     return Setup.of(load_scenario(str(folder / "s.yaml")))
 
 
+def engines_of(setup, users):
+    """Makes engines of the first policy that so many users keep busy."""
+    return partial(setup.engine_of_users, setup.scenario.specs[0], users)
+
+
 def factor_of(setup, concurrency, tpot_ns):
     """The factor on all steps of `setup` that meets the point under its first policy."""
-    return solved(setup, setup.scenario.specs[0], concurrency, tpot_ns, lambda x: Scaled(setup.cost, x))
+    return solved(engines_of(setup, concurrency), Anchor(concurrency, round(tpot_ns)), lambda x: Scaled(setup.cost, x))
 
 
 def test_the_factor_is_that_of_a_cost_stretched_by_it(tmp_path):
     """What a cost of 1.7 times the step times shows at 16 users is found again as 1.7."""
     setup = setup_of(tmp_path)
-    spec = setup.scenario.specs[0]
     slow = setup_of(tmp_path, "{kind: linear, base: 8500us, per_token: 17us, per_sequence: 34us}")
-    measured = _tpot_ns(_looped(slow, 16), spec)
+    measured = mean_tpot_ns(*engines_of(slow, 16)(slow.cost))
     assert measured is not None and measured > 10 * MS
     assert factor_of(setup, 16, measured) == pytest.approx(1.7, rel=2e-3)
     assert factor_of(setup, 16, measured) == factor_of(setup, 16, measured)
@@ -69,20 +75,18 @@ def test_a_point_out_of_reach_is_one_line(tmp_path, tpot_ms, times):
 def test_a_point_that_step_times_leap_over_is_one_line(tmp_path):
     """With steps of 7 ms or 21 ms and none between, 14 ms is met by neither."""
     setup = setup_of(tmp_path, "{kind: constant, step: 7ms}")
-    spec = setup.scenario.specs[0]
     with pytest.raises(ScenarioError, match=r"no factor on step times meets it; near 1\.5 TPOT jumps\. Anchor elsewh"):
-        solved(setup, spec, 1, 14 * MS, lambda x: Scaled(setup.cost, 3.0 if x >= 1.5 else 1.0))
+        solved(engines_of(setup, 1), Anchor(1, 14 * MS), lambda x: Scaled(setup.cost, 3.0 if x >= 1.5 else 1.0))
 
 
 def test_a_factor_that_changes_some_steps_alone_is_found(tmp_path):
     """TPOT is no longer proportional to it: the point is met to a thousandth all the same."""
     setup = setup_of(tmp_path, "{kind: constant, step: 7ms}")
-    spec = setup.scenario.specs[0]
 
     def at(x):
         return Scaled(setup.cost, x**3 / 2 + 0.5)
 
-    x = solved(setup, spec, 4, 9 * MS, at)
+    x = solved(engines_of(setup, 4), Anchor(4, 9 * MS), at)
     assert x**3 / 2 + 0.5 == pytest.approx(9 / 7, rel=1e-3)
 
 

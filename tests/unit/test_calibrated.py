@@ -23,7 +23,7 @@ from batchsim.deployment.catalog import GPUS, MODELS
 from batchsim.kernel.batch import Batch
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.scenario import load_scenario
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 from tests.unit.test_cost import BATCHES, step
 from tests.unit.test_profile import COSTS, PROFILE
 

@@ -19,7 +19,8 @@ from batchsim.results.heading import heading
 from batchsim.results.provenance import identity, short_hash
 from batchsim.scenario import Point, load_scenario
 from batchsim.scenario.load import parse_scenario
-from batchsim.scenario.point import Setup, resolve, simulate_point
+from batchsim.scenario.point import simulate_point
+from batchsim.scenario.setup import Setup
 from tests.unit.test_cost import BATCHES, LINEAR, ROOFLINE
 from tests.unit.test_profile import PROFILE
 
@@ -90,9 +91,9 @@ def test_an_impossible_factor_is_refused(tmp_path, text):
 
 
 def test_real_steps_cannot_be_stretched(tmp_path):
-    """What is resolved for a machine that measures may not carry a factor, which it would ignore."""
+    """What runs on a real machine may not carry a factor, which it would ignore."""
     with pytest.raises(ScenarioError, match=r"--set cost_factor=1.1: cost_factor 1.1 stretches simulated steps"):
-        resolve(_scenario(tmp_path, 1, "cost_factor=1.1"))
+        Setup.of(_scenario(tmp_path, 1, "cost_factor=1.1")).check_can_be_real()
 
 
 @pytest.mark.parametrize("batch", BATCHES.values(), ids=list(BATCHES))

@@ -18,8 +18,8 @@ from batchsim.results.heading import heading
 from batchsim.scenario import Scenario
 from batchsim.scenario.deployment_config import ENGINES, DeploymentConfig, GpuSheet
 from batchsim.scenario.load import parse_scenario
-from batchsim.scenario.point import Setup
 from batchsim.scenario.schema import scenario_schema
+from batchsim.scenario.setup import Setup
 from batchsim.tables import find
 
 SHEET = "{kind: sheet, name: my-gpu, memory: 80GB, bandwidth: 3350GB/s, bf16: 989TFLOP/s, peer_link: 450GB/s}"

@@ -9,7 +9,7 @@ import pytest
 
 from batchsim.base.errors import BatchsimError
 from batchsim.scenario.load import parse_scenario
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 from batchsim.tables import find
 
 TEXT = """\

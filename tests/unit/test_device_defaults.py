@@ -10,14 +10,13 @@ import pytest
 
 from batchsim.base.errors import ScenarioError
 from batchsim.cli.lists import policies
-from batchsim.drive.resolved import Resolved
 from batchsim.kernel.policy_config import Device
 from batchsim.policies.systems.sglang.sglang_config import SglangConfig
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 from batchsim.results.heading import heading
 from batchsim.scenario import Scenario
 from batchsim.scenario.load import parse_scenario
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 
 SCENARIO = """
 model: llama-3.1-8b
@@ -106,8 +105,7 @@ def test_a_scenario_goes_by_the_gpu_of_its_cost(overrides: tuple[str, ...], expe
     """Roofline or profile; without a GPU the config's own defaults hold, and what is stated always does."""
     found = scenario(*overrides)
     assert limits(found) == expected
-    resolved = Setup.of(found).resolved
-    (policy,) = Resolved.from_json(resolved.to_json(), "x").policies
+    (policy,) = Setup.of(found).scenario.specs
     assert (policy.config.max_num_batched_tokens, policy.config.max_num_seqs) == expected
 
 

@@ -19,7 +19,8 @@ from batchsim.results.fleet_inputs import cost_terms
 from batchsim.results.heading import heading
 from batchsim.results.provenance import cost_sources
 from batchsim.scenario import load_scenario
-from batchsim.scenario.point import Setup, simulate_point
+from batchsim.scenario.point import simulate_point
+from batchsim.scenario.setup import Setup
 from tests.unit.test_cost import BATCHES, step
 
 LLAMA, H200 = MODELS["llama-3.1-8b"], GPUS["h200"]

@@ -33,7 +33,7 @@ from batchsim.fit.solve import Case, Equations, simulate_all
 from batchsim.fit.windows import NAMES, Rows, rows_of
 from batchsim.scenario.fitted_config import FORMAT
 from batchsim.scenario.load import load_scenario
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 from batchsim.workload.workload_config import Frontend
 
 LINEAR = "cost: {kind: linear, base: 8ms, per_token: 60us, per_sequence: 40us, per_context_token: 60ns}"
@@ -240,15 +240,15 @@ def test_the_file_of_a_fit_beside_a_scenario_is_its_cost_and_its_way_from_the_cl
     assert scenario_of(tmp_path, before).cost == setup.cost
     assert setup.cost.tpot_error == 0.02 and setup.scenario.plain["cost"]["terms"]["base"] == 8e6
     assert "3 runs of a.csv (mine.json)" in setup.cost.describe()
-    assert setup.resolved.workload.frontend.request == 12_345_679
-    assert scenario_of(tmp_path, FIT, way="5ms").resolved.workload.frontend.request == 5_000_000
+    assert setup.traffic.frontend.request == 12_345_679
+    assert scenario_of(tmp_path, FIT, way="5ms").traffic.frontend.request == 5_000_000
 
 
 def test_a_way_from_the_client_that_is_not_the_fit_s_is_said(tmp_path: Path) -> None:
     """All of the file's way is taken; beside another one the cost says what the fit had, beside the same nothing."""
     fit = FIT | {"frontend": {"request": 4e6, "per_prompt_token": 9000, "per_chunk": 0, "per_stream": 70_000}}
     setup = scenario_of(tmp_path, fit)
-    assert setup.resolved.workload.frontend == Frontend(4_000_000, 9000, 0, 70_000)
+    assert setup.traffic.frontend == Frontend(4_000_000, 9000, 0, 70_000)
     said = "with request 4 ms and per_prompt_token 9 us and per_stream 70 us from the client, which workload.frontend"
     assert said not in setup.cost.describe() and said in scenario_of(tmp_path, fit, way="5ms").cost.describe()
     alone = FIT | {"frontend": {"request": 5e6}}

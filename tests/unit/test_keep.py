@@ -21,7 +21,8 @@ from batchsim.results.point_files import read_table
 from batchsim.results.read import POINTS, REPLICAS, Results
 from batchsim.scenario import load_scenario
 from batchsim.scenario.load import changed
-from batchsim.scenario.point import Setup, simulate_point
+from batchsim.scenario.point import simulate_point
+from batchsim.scenario.setup import Setup
 from tests.unit.test_replicas import LIKE, MIXED, SCALER, SCENARIO, ran
 
 SCALED = f"replicas: {{count: 1, router: random, autoscaler: {{{SCALER}, above: 1, below: 0.2, min: 1, max: 3}}}}\n"

@@ -13,7 +13,7 @@ from batchsim.cost.scaled import Scaled
 from batchsim.deployment.catalog import GPUS, MODELS
 from batchsim.deployment.deployment import Deployment
 from batchsim.scenario import load_scenario
-from batchsim.scenario.point import Setup, resolve
+from batchsim.scenario.setup import Setup
 from tests.unit.test_cost import BATCHES
 
 LLAMA, H100 = MODELS["llama-3.1-8b"], GPUS["h100"]
@@ -72,11 +72,11 @@ def test_the_kv_pool_of_a_pipeline_is_that_of_the_stage_with_the_output_matrix()
 
 @pytest.mark.parametrize(("knob", "message"), [("pp", "a pipeline can"), ("tp", "several GPUs can")])
 def test_several_gpus_are_no_real_run(knob: str, message: str) -> None:
-    """Nothing that runs a model would have them: refused where a scenario is resolved, validated or run live."""
+    """Nothing that runs a model would have them: refused where a scenario is validated or run live."""
     overrides = [f"cost={{kind: roofline, gpu: h100, {knob}: 2}}", "policies={vllm: {}}"]
     scenario = load_scenario("bursty", overrides=overrides)
     with pytest.raises(ScenarioError, match=rf"^--set cost=.*{knob} 2: {message} only be simulated.* Set it to 1\.$"):
-        resolve(scenario)
+        Setup.of(scenario).check_can_be_real()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from batchsim.base.errors import BatchsimError
 from batchsim.metrics.measure import measure
 from batchsim.metrics.tasks import task_lives
 from batchsim.results.keep import point_inputs
-from batchsim.scenario.point import Setup, simulate_point
+from batchsim.scenario.point import simulate_point
+from batchsim.scenario.setup import Setup
 from batchsim.study.curves.run import check_inputs
 from batchsim.workload.traces import Columns, TraceConfig, read_trace
 from tests.unit.test_replayed_sessions import TREE, sent_ms, setup_of

@@ -22,7 +22,7 @@ from batchsim.deployment.memory import (
 from batchsim.deployment.model import ModelSpec
 from batchsim.deployment.startup_log import read_kv_tokens
 from batchsim.scenario import load_scenario
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 from tests.unit.test_deployment import DEEPSEEK, GPT_OSS, LLAMA_4, QWEN_235B
 from tools.kv_memory import Estimate, estimates, startups
 

@@ -19,7 +19,7 @@ from batchsim.metrics.slo import parse_slo
 from batchsim.metrics.table import METRICS, STATISTICS
 from batchsim.results.keep import metric_names
 from batchsim.scenario import load_scenario
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 from tests.unit.metrics_helpers import MS, arrival, inputs_of, run
 
 PAGE = Path(__file__).parents[2] / "docs/metrics.md"

@@ -11,7 +11,8 @@ from batchsim.base.errors import ScenarioError, TraceError
 from batchsim.results.heading import heading
 from batchsim.results.provenance import identity, spec_identity
 from batchsim.scenario import Scenario, load_scenario
-from batchsim.scenario.point import Setup, simulate_point
+from batchsim.scenario.point import simulate_point
+from batchsim.scenario.setup import Setup
 from batchsim.workload.predictors import build_predictor
 from batchsim.workload.traces.own_reader import own_records
 from tests.unit.test_replicas import SCENARIO

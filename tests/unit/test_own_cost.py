@@ -13,7 +13,8 @@ from batchsim.kernel.record import Records
 from batchsim.results.heading import heading
 from batchsim.results.provenance import identity
 from batchsim.scenario import Scenario, load_scenario
-from batchsim.scenario.point import Setup, simulate_point
+from batchsim.scenario.point import simulate_point
+from batchsim.scenario.setup import Setup
 from tests.unit.test_replicas import SCENARIO
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -19,7 +19,7 @@ from batchsim.report.sheet import sentence_text
 from batchsim.results.failed import Failed
 from batchsim.results.fleet_inputs import watts
 from batchsim.scenario import Scenario, load_scenario
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 from batchsim.study.planning.assumptions import assumptions
 from batchsim.study.planning.batches import batch_attainments
 from batchsim.study.planning.demand import Variation, demand_of

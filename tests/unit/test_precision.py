@@ -13,7 +13,8 @@ from batchsim.metrics.measure import measure
 from batchsim.results.failed import Failed
 from batchsim.results.keep import metric_names, point_inputs
 from batchsim.scenario import Point, load_scenario
-from batchsim.scenario.point import Setup, simulate_point
+from batchsim.scenario.point import simulate_point
+from batchsim.scenario.setup import Setup
 from batchsim.study.curves.precision import MIN_SEEDS, Precision, outcome
 
 SHARE = 0.05

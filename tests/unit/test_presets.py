@@ -11,7 +11,7 @@ from batchsim.cost.presets import PRESETS, preset_of, under_preset
 from batchsim.kernel.batch import Batch
 from batchsim.results.heading import heading, measured_at
 from batchsim.scenario.load import parse_scenario
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 from batchsim.workload.workload_config import Frontend
 
 MS = 1_000_000

@@ -9,8 +9,8 @@ import pytest
 
 from batchsim.base.errors import ScenarioError
 from batchsim.scenario import Scenario, load_scenario
-from batchsim.scenario.point import Setup
 from batchsim.scenario.reach import check_reach
+from batchsim.scenario.setup import Setup
 from batchsim.study.capacity.find import find_capacities
 from batchsim.study.curves.run import run_scenario
 from batchsim.study.sweep.points import Sweep

@@ -9,7 +9,8 @@ import pytest
 from batchsim.base.errors import BatchsimError, ScenarioError
 from batchsim.kernel.tokens import TokenIds
 from batchsim.scenario import load_scenario
-from batchsim.scenario.point import Setup, simulate_point
+from batchsim.scenario.point import simulate_point
+from batchsim.scenario.setup import Setup
 from batchsim.workload.replayed_sessions import ReplayedSessions
 
 MS = 1_000_000

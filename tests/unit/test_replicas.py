@@ -18,7 +18,7 @@ from batchsim.report.text.summary_text import warnings
 from batchsim.results.fleet_inputs import step_watts
 from batchsim.results.read import REPLICAS, Results
 from batchsim.scenario import load_scenario
-from batchsim.scenario.point import Setup, resolve
+from batchsim.scenario.setup import Setup
 from batchsim.study.curves.run import run_scenario
 from tests.unit.test_profile import PROFILE
 
@@ -200,11 +200,11 @@ def test_a_failure_after_the_end_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_real_refuses_replicas(tmp_path: Path) -> None:
-    """live, validate and resolve run one engine."""
+    """live and validate run one engine."""
     path = tmp_path / "some.yaml"
     path.write_text(SCENARIO + LIKE, encoding="utf-8")
     with pytest.raises(ScenarioError, match="replicas can only be simulated"):
-        resolve(load_scenario(str(path)))
+        Setup.of(load_scenario(str(path))).check_can_be_real()
 
 
 def test_what_a_failure_took_is_a_miss_of_the_failure(tmp_path: Path) -> None:

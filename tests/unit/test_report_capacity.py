@@ -13,7 +13,7 @@ from batchsim.cost.cost_error import Unknown
 from batchsim.report.pictures.capacity_picture import capacity_picture
 from batchsim.report.text.capacity_text import capacity_json, capacity_text
 from batchsim.scenario import load_scenario
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 from batchsim.study.capacity.book import Book, Trial, capacity
 from batchsim.study.capacity.capacities import CapacityStudy, PolicyCapacity
 from batchsim.study.capacity.search import Axis, Effort

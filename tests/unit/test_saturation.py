@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from batchsim.scenario import load_scenario
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 from batchsim.study.sweep.overload import saturations
 
 SCENARIO = """

@@ -7,7 +7,7 @@ import pytest
 
 from batchsim.scenario.deployment_config import DeploymentConfig
 from batchsim.scenario.load import parse_scenario
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 from batchsim.workload.laws import FixedTokens, UniformTokens
 from batchsim.workload.limited_client import LimitedClient
 from batchsim.workload.workload_config import ClosedLoop, Lengths

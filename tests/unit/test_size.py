@@ -11,7 +11,7 @@ import pytest
 from batchsim.base.errors import ScenarioError
 from batchsim.base.ranges import MAX_CHOICES, MAX_POINTS
 from batchsim.scenario import load_scenario
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 from batchsim.study.capacity.find import find_capacities
 from batchsim.study.curves.run import run_scenario
 from batchsim.study.planning.plan_tables import plan_tables

@@ -18,7 +18,7 @@ from batchsim.check.validation.recorded_steps import compare_steps
 from batchsim.cost import CostError
 from batchsim.fit.step_fit import StepFit, fit_steps
 from batchsim.scenario.load import load_scenario
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 from batchsim.workload.workload_config import Frontend
 
 FREE = "cost: {kind: free}"
@@ -63,7 +63,7 @@ def test_the_claim_of_a_fit_to_steps_is_the_error_of_its_cost(tmp_path: Path) ->
     for error in (found.fitted.cost.error, use.cost.error):
         assert isinstance(error, CostError) and (error.low, error.high) == (-0.015, 0.015)
         assert "TPOT" not in error.source
-    assert found.fitted.resolved.workload.frontend == use.resolved.workload.frontend == Frontend(5_000_000)
+    assert found.fitted.traffic.frontend == use.traffic.frontend == Frontend(5_000_000)
 
 
 def test_of_the_ten_stretches_of_each_core_three_are_held_out(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from batchsim.report.text.counterfactual_text import counterfactual_data, counte
 from batchsim.results.checksums import SEAL, sealed
 from batchsim.results.read import Results, load_results
 from batchsim.scenario import Point, load_scenario
-from batchsim.scenario.point import Setup, simulate_point
+from batchsim.scenario.point import simulate_point
+from batchsim.scenario.setup import Setup
 from batchsim.study.curves.run import run_scenario
 
 SCENARIO = """\

@@ -14,7 +14,7 @@ from batchsim.report.text.summary_text import report
 from batchsim.results.failed import Failed, grouped
 from batchsim.results.read import Results
 from batchsim.scenario import Scenario, load_scenario
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 from batchsim.study.curves.run import run_scenario
 from batchsim.study.sweep.folder_lock import lock_folder
 from batchsim.study.sweep.points import Sweep

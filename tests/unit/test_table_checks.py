@@ -16,7 +16,7 @@ from batchsim.deployment.model import GpuSpec
 from batchsim.report.text.profile_text import table
 from batchsim.results.heading import heading
 from batchsim.scenario.load import parse_scenario
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 from batchsim.tables import find
 from batchsim.tables.check import SHARE, SIZES, Asked, faults_of, floors, siblings
 from batchsim.tables.handle import Size, Tables, version

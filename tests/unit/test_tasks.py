@@ -19,7 +19,8 @@ from batchsim.metrics.tasks import task_lives
 from batchsim.policies.registry import POLICIES
 from batchsim.results.keep import point_inputs
 from batchsim.scenario import load_scenario
-from batchsim.scenario.point import Run, Setup, simulate_point
+from batchsim.scenario.point import Run, simulate_point
+from batchsim.scenario.setup import Setup
 from batchsim.workload.tasks import TaskWorkload
 from tests.unit.metrics_helpers import MS, inputs_of, records_of
 from tests.unit.test_replayed_sessions import SCENARIO as LOG

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from batchsim.base.errors import ScenarioError, TraceError
-from batchsim.drive.resolved import Resolved
 from batchsim.scenario import Point, load_scenario
-from batchsim.scenario.point import Setup, resolve, simulate_point
+from batchsim.scenario.point import simulate_point
+from batchsim.scenario.setup import Setup
 from batchsim.workload.build import build_workload
 from batchsim.workload.laws import FixedTokens
 from batchsim.workload.open_loop import OpenWorkload
@@ -226,25 +226,16 @@ def scenario(folder: Path, text: str = SCENARIO) -> Any:
     return load_scenario(str(folder / "s.yaml"), trace_folders=[SAMPLES])
 
 
-def test_ids_travel_in_the_json(tmp_path: Path) -> None:
-    """A resolved scenario makes the same requests of its JSON as of the trace, text for text."""
-    resolved = resolve(scenario(tmp_path))
-    text = resolved.to_json()
-    again = Resolved.from_json(text, "r.json")
-    assert again.to_json() == text
-    assert list(again.built_workload(1.0, 0).arrivals()) == list(resolved.built_workload(1.0, 0).arrivals())
-
-
 def test_a_block_size_that_does_not_divide_the_ids_is_refused(tmp_path: Path) -> None:
     """Only for policies that cache, and only where the ids are used."""
     odd = SCENARIO.replace("block_size: 16", "block_size: 24")
     with pytest.raises(ScenarioError, match=r"s: kv\.block_size 24 does not divide the 512 tokens .* by which caching"):
-        resolve(scenario(tmp_path, odd)).built_workload(1.0, 0)
+        Setup.of(scenario(tmp_path, odd)).workload(1.0, 0)
     for fits in (
         odd.replace("  caching: {kind: vllm, async_scheduling: false}\n", ""),
         odd.replace("overlay}", "overlay}, prefix: ignore"),
     ):
-        assert resolve(scenario(tmp_path, fits)).built_workload(1.0, 0).num_offered == 6
+        assert Setup.of(scenario(tmp_path, fits)).workload(1.0, 0).num_offered == 6
 
 
 def test_what_prompts_share_is_not_computed_again(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from batchsim.base.errors import BatchsimError, ScenarioError, TraceError
 from batchsim.cli.traces import trace_config
 from batchsim.report.text.trace_text import trace_text
 from batchsim.scenario import load_scenario
-from batchsim.scenario.point import Setup, simulate_point
+from batchsim.scenario.point import simulate_point
+from batchsim.scenario.setup import Setup
 from batchsim.workload.traces import Columns, TraceConfig, read_trace
 from batchsim.workload.traces.inspect import summary
 from batchsim.workload.traces.trace_rows import TraceRows
@@ -239,13 +240,3 @@ def test_columns_of_an_option_may_name_any_role(tmp_path: Path) -> None:
         ScenarioError, match=r"what else rows may tell is .*, session, status, task, tenant, ttft, turn"
     ):
         trace_config(log, "auto", "prompt=in,output=out,klass=kind", None)
-
-
-def test_a_resolved_scenario_keeps_labels(tmp_path: Path) -> None:
-    """Rows written as JSON come back with their classes, so that a machine without the log sends the same."""
-    from batchsim.drive.resolved import Resolved
-
-    resolved = scenario(tmp_path, ROWS).resolved
-    again = Resolved.from_json(resolved.to_json(), "mine.json")
-    sent = [[a.request for a in each.built_workload(1.0, 0).arrivals()] for each in (resolved, again)]
-    assert sent[0] == sent[1] and sent[1][1].request_class == "code"

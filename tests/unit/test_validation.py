@@ -28,7 +28,7 @@ from batchsim.report.pictures.validation_plots import write_pictures
 from batchsim.report.text.validation_text import DRAFTS, error_grid, machine_grid, markdown, report
 from batchsim.report.validation_report import Validation, to_json
 from tests.unit.test_profile import PROFILE
-from tests.unit.validation_samples import LOAD, Sample, case, late, played, point, resolved, validation
+from tests.unit.validation_samples import LOAD, Sample, case, demo, late, played, point, validation
 
 
 def row_of(found: Validation, latency: str) -> list[str]:
@@ -138,7 +138,7 @@ def test_equal_runs_agree_in_everything() -> None:
 def test_drafts_are_told_as_supposed_and_as_measured() -> None:
     """The simulation's are the scenario's; those of all live runs that count are one law, and an error like others."""
     spec = SpeculativeConfig("ngram", 2, (0.5, 0.25), 0.8)
-    plain = resolved().find("vllm")
+    plain = demo().scenario.find("vllm")
     policy = replace(plain, config=replace(plain.config, speculative_config=spec))
     one = played(policy, LOAD)
     counts = {"right": [30, 10], "decodes": 100, "drafted": 50}
@@ -184,7 +184,7 @@ def test_a_run_at_a_higher_load_is_found_on_the_load_axis() -> None:
     """Live figures that are the simulation's own at 5 % more load give +5 %, on the grid exactly."""
 
     def at(load: float) -> dict[str, float | None]:
-        return dict(case().measure(case().simulate(resolved().find("continuous"), load)).values)
+        return dict(case().measure(case().simulate(demo().scenario.find("continuous"), load)).values)
 
     load = 20.0
     found = load_shifts(at, load, {"e2e_mean_s": at(load * 1.05)["e2e_mean_s"]})
@@ -194,8 +194,8 @@ def test_a_run_at_a_higher_load_is_found_on_the_load_axis() -> None:
 def test_a_load_within_the_cost_s_error_of_saturation_has_an_interval() -> None:
     """Of TTFT and E2E, in table, page, JSON and verdict; a cost of unknown error, and a light load, have numbers."""
     terms = StepTerms(base=2_200_000, prompt_token=80_000, sequence=330_000, context_token=600)
-    known = replace(case(), cost=Fitted(None, terms, "some steps", 0.2))
-    spec = resolved().find("continuous")
+    known = case(Fitted(None, terms, "some steps", 0.2))
+    spec = demo().scenario.find("continuous")
     busy, light = (judge(known, spec, load, 0.5, [played("continuous", load)]) for load in (20.0, 8.0))
     unknown = judge(case(), spec, 20.0, 0.5, [played("continuous", 20.0)])
     assert [found.is_within_error for found in (busy, light, unknown)] == [True, False, False]
@@ -235,12 +235,12 @@ def test_runs_that_were_cut_or_whose_source_was_late_do_not_count() -> None:
     """They are left out of every figure and named; where none is left, nothing is claimed."""
     good, cut = played("continuous", LOAD), replace(played("continuous", LOAD, 1.3, repeat=1), reason="out_of_memory")
     behind = late(played("continuous", LOAD, 1.3, repeat=2), 10**9)
-    found = judge(case(), resolved().find("continuous"), LOAD, 0.5, [good, cut, behind])
+    found = judge(case(), demo().scenario.find("continuous"), LOAD, 0.5, [good, cut, behind])
     assert [run.played.repeat for run in found.counted] == [0]
     assert found.error("e2e_mean_s").error == 0
     said = " ".join(validation(found).warnings())
     assert "repeat 1: VOID, left out: cut: out_of_memory" in said and "repeat 2: VOID" in said
-    nothing = judge(case(), resolved().find("continuous"), LOAD, 0.5, [cut, behind])
+    nothing = judge(case(), demo().scenario.find("continuous"), LOAD, 0.5, [cut, behind])
     assert nothing.pairs is None and nothing.error("e2e_mean_s").live is None
     assert "no live run counts" in " ".join(validation(nothing).warnings())
     assert {verdict.met for verdict in validation(nothing).verdicts} == {None}
@@ -250,7 +250,7 @@ def drifted(*readings: float) -> LivePoint:
     """Runs 4 % slower than the cost says, beside these readings of the drift, by medians as by means."""
     run = played("vllm", LOAD, 1.04)
     drift = {"drift": list(readings), "drift_of_means": list(readings)}
-    return judge(case(), resolved().find("vllm"), LOAD, None, [replace(run, made=run.made | drift)])
+    return judge(case(), demo().scenario.find("vllm"), LOAD, None, [replace(run, made=run.made | drift)])
 
 
 def test_a_drift_is_said_beside_the_prediction_and_never_moves_it() -> None:
@@ -328,8 +328,8 @@ def test_runs_that_do_not_count_stay_visible_and_more_than_half_of_them_are_too_
     """Two of four leave the point fit, two of three do not; both are said, listed and in the JSON."""
     good = [played("continuous", LOAD, repeat=i) for i in (0, 1)]
     cut = [replace(played("continuous", LOAD, repeat=i), reason="out_of_memory") for i in (2, 3)]
-    half = judge(case(), resolved().find("continuous"), LOAD, 0.5, [*good, *cut])
-    most = judge(case(), resolved().find("continuous"), LOAD, 0.5, [good[0], *cut])
+    half = judge(case(), demo().scenario.find("continuous"), LOAD, 0.5, [*good, *cut])
+    most = judge(case(), demo().scenario.find("continuous"), LOAD, 0.5, [good[0], *cut])
     assert half.unfit == "" and "more than half of the live runs do not count" in most.unfit
     for found, message in ((half, "2 of 4 live runs do not count"), (most, "2 of 3 live runs do not count")):
         said = "\n".join(validation(found).warnings())
@@ -360,7 +360,7 @@ def test_a_machine_whose_runs_spread_too_far_is_unfit_and_judges_nothing() -> No
 def test_the_json_holds_both_sides_arrivals_and_all_figures() -> None:
     """Intended and actual arrivals, steps, errors and spreads of every point, with lists of numbers on one line."""
     behind = late(played("continuous", LOAD), 1000)
-    found = validation(judge(case(), resolved().find("continuous"), LOAD, 0.5, [behind]))
+    found = validation(judge(case(), demo().scenario.find("continuous"), LOAD, 0.5, [behind]))
     text = to_json(found)
     (point_json,) = json.loads(text)["points"]
     intended = point_json["intended_arrival_ns"]
@@ -389,7 +389,7 @@ def test_the_report_ends_with_the_error_table_and_keeps_its_width() -> None:
 def test_a_policy_that_streams_nothing_has_no_pace_to_compare(tmp_path: Path) -> None:
     """Without TPOT on either side its cell is a dash, its bound has no verdict, and the picture says so."""
     whole = replace(played("static", LOAD), streams=False)
-    spec = resolved().find("static")
+    spec = demo().scenario.find("static")
     silent = replace(spec, config=replace(spec.config, respond="batch_end"))
     found = validation(judge(case(), silent, LOAD, None, [whole]))
     assert row_of(found, "TPOT") == [] and row_of(found, "E2E")
@@ -406,6 +406,6 @@ def test_the_page_and_the_pictures_are_written(tmp_path: Path) -> None:
     page = markdown(found, [picture.name for picture in pictures])
     assert page.count("\n## ") == 4 and "| ttft mean |" in page and "validation-x-steps.png" in page
     cut = replace(played("continuous", LOAD), reason="interrupted")
-    nothing = validation(judge(case(), resolved().find("continuous"), LOAD, None, [cut]))
+    nothing = validation(judge(case(), demo().scenario.find("continuous"), LOAD, None, [cut]))
     assert len(write_pictures(nothing, tmp_path / "n")) == 1
     assert "VOID" in markdown(nothing, [])

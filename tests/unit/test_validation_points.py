@@ -17,13 +17,13 @@ from batchsim.check.validation.planned_points import (
 )
 from batchsim.cost import Calibrated
 from batchsim.cost.profile import load_profile, profile_names
-from batchsim.drive.saturation import overloaded
-from tests.unit.validation_samples import LOAD, Sample, case, played, resolved
+from batchsim.scenario.saturation import overloaded
+from tests.unit.validation_samples import LOAD, Sample, case, demo, played
 
 
 def test_points_are_shares_of_each_policys_own_saturation() -> None:
     """Half and four fifths unless told otherwise; stated loads get the share that they are."""
-    policies = list(resolved().policies)
+    policies = list(demo().scenario.specs)
     rates = saturations(case(), policies)
     assert rates["static"] < rates["continuous"] < rates["preemptive"]
     chosen = plan(case(), policies, rates, shares=None, loads=None)
@@ -35,17 +35,17 @@ def test_points_are_shares_of_each_policys_own_saturation() -> None:
 
 def test_saturation_is_told_from_many_times_what_a_batch_holds() -> None:
     """1,000 requests, or ten times the largest batch where that is more."""
-    assert overloaded(resolved()).workload.requests == 1000
-    wide = replace(
-        resolved().find("continuous"), config=replace(resolved().find("continuous").config, max_num_seqs=256)
-    )
-    assert overloaded(replace(resolved(), policies=(*resolved().policies, wide))).workload.requests == 2560
+    assert overloaded(demo()).traffic.requests == 1000
+    spec = demo().scenario.find("continuous")
+    wide = replace(spec, config=replace(spec.config, max_num_seqs=256))
+    more = replace(demo().scenario, specs=(*demo().scenario.specs, wide))
+    assert overloaded(replace(demo(), scenario=more)).traffic.requests == 2560
 
 
 def test_without_a_rate_the_scenarios_own_loads_are_taken() -> None:
     """A load axis that is no rate has no saturation: no shares of it, and none may be asked for."""
-    other = replace(case(), resolved=replace(resolved(), load_name="", loads=(1.0,)))
-    policies = list(resolved().policies)[:1]
+    other = replace(case(), setup=replace(demo(), load_name="", loads=(1.0,)))
+    policies = list(demo().scenario.specs)[:1]
     assert saturations(other, policies) == {}
     (only,) = plan(other, policies, {}, shares=None, loads=None)
     assert (only.load, only.share) == (1.0, None)
@@ -122,13 +122,13 @@ def test_saved_runs_go_with_a_profile_of_their_machine_and_executor() -> None:
         ({"device": "cpu", "cpu": "Abacus 9"}, "ran on none, profile .* is of Abacus 9"),
         ({"device": "cuda", "cpu": "none", "gpu": "A Board"}, "ran on none, profile .* is of A Board"),
     ]:
-        other = replace(case(), cost=Calibrated(replace(measured, hardware=hardware)))
+        other = case(Calibrated(replace(measured, hardware=hardware)))
         if not message:
             assert sort_saved(other, [run], []).num_others == 0
             continue
         with pytest.raises(ScenarioError, match=message):
             sort_saved(other, [run], [])
     check_profile(Calibrated(measured))
-    check_profile(case().cost)
+    check_profile(case().setup.cost)
     with pytest.raises(ScenarioError, match="the error would not be the simulator's"):
         check_profile(Calibrated(imported))

@@ -10,7 +10,7 @@ import pytest
 from batchsim.check.validation.comparison import MetricError
 from batchsim.check.validation.live_runs import LivePoint, judge
 from batchsim.check.validation.verdicts import BOUNDS, Verdict, all_steps, verdicts
-from tests.unit.validation_samples import LOAD, case, played, point, resolved
+from tests.unit.validation_samples import LOAD, case, demo, played, point
 
 
 def test_bounds_are_met_and_missed_where_they_lie() -> None:
@@ -44,7 +44,7 @@ def drifted(policy: str, factor: float, *medians: float, means: tuple[float, ...
     unless given."""
     run = played(policy, LOAD, factor)
     made = run.made | {"drift": list(medians), "drift_of_means": list(means or medians)}
-    return judge(case(), resolved().find(policy), LOAD, None, [replace(run, made=made)])
+    return judge(case(), demo().scenario.find(policy), LOAD, None, [replace(run, made=made)])
 
 
 def step_verdicts(*points: LivePoint, device: str = "cpu") -> list[Verdict]:
@@ -103,7 +103,7 @@ def test_without_a_sentinel_nothing_is_called_calm() -> None:
     run = played("continuous", LOAD, 1.03)
     bare = {name: value for name, value in run.made.items() if not name.startswith("drift")}
     for made, drift, more in ((bare, None, ": the machine's drift is not known"), (bare | {"drift": [0.04]}, 0.04, "")):
-        point = judge(case(), resolved().find("continuous"), LOAD, None, [replace(run, made=made)])
+        point = judge(case(), demo().scenario.find("continuous"), LOAD, None, [replace(run, made=made)])
         assert point.drift == drift
         assert [(v.met, v.found) for v in step_verdicts(point)] == 2 * [(None, "0 calm of 1 live runs" + more)]
 

@@ -11,7 +11,8 @@ from batchsim.metrics.measure import measure
 from batchsim.results.frames import INTENDED, pack_tables, to_frame
 from batchsim.results.keep import point_inputs
 from batchsim.scenario import load_scenario
-from batchsim.scenario.point import Point, Setup, simulate_point
+from batchsim.scenario.point import Point, simulate_point
+from batchsim.scenario.setup import Setup
 from batchsim.workload.build import build_workload, intended_ns
 from batchsim.workload.processes import ConstantArrivals, PoissonArrivals
 from batchsim.workload.workload_config import AllAtOnce, Frontend, WorkloadConfig

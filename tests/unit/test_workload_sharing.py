@@ -15,7 +15,8 @@ from batchsim.base.units import NS_PER_S
 from batchsim.kernel.tokens import output_stream
 from batchsim.kernel.types import Arrival
 from batchsim.scenario import Point, load_scenario
-from batchsim.scenario.point import Setup, simulate_point
+from batchsim.scenario.point import simulate_point
+from batchsim.scenario.setup import Setup
 from batchsim.workload.build import BuiltWorkload, build_workload
 from batchsim.workload.laws import FixedTokens, GammaTokens, LognormalTokens, UniformTokens
 from batchsim.workload.predictors import ClassMeanConfig, OracleConfig, build_predictor

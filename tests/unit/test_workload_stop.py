@@ -7,7 +7,8 @@ import pytest
 from batchsim.base.errors import ScenarioError
 from batchsim.kernel.types import Arrival
 from batchsim.scenario import load_scenario
-from batchsim.scenario.point import Setup, simulate_point
+from batchsim.scenario.point import simulate_point
+from batchsim.scenario.setup import Setup
 
 SCENARIO = """
 model: llama-3.1-8b

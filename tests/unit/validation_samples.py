@@ -13,17 +13,15 @@ from numpy.typing import NDArray
 from batchsim.base.plain import to_plain
 from batchsim.check.validation.live_runs import LivePoint, ValidationSetup, judge
 from batchsim.check.validation.verdicts import BOUNDS
-from batchsim.cost import Linear
+from batchsim.cost import Cost, Linear
 from batchsim.drive.live import VirtualClock, live
-from batchsim.drive.resolved import Resolved
-from batchsim.drive.resolved_policy import ResolvedPolicy
 from batchsim.kernel.batch import Batch
-from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.record import Records
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.report.validation_report import Judged, Validation
 from batchsim.scenario import load_scenario
-from batchsim.scenario.point import Setup
+from batchsim.scenario.config import PolicySpec
+from batchsim.scenario.setup import Setup
 
 LOAD = 14.0
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "live-demo.yaml"
@@ -69,21 +67,19 @@ class Distorted:
 
 
 @cache
-def resolved() -> Resolved:
+def demo() -> Setup:
     """The shipped demo."""
-    return Setup.of(load_scenario(str(SCENARIO))).resolved
+    return Setup.of(load_scenario(str(SCENARIO)))
 
 
 @cache
-def case(cost: Linear = COST) -> ValidationSetup:
+def case(cost: Cost = COST) -> ValidationSetup:
     """The demo as `cost` predicts it."""
-    blocks = resolved().num_blocks
-    assert blocks is not None, "the demo states its KV memory"
-    return ValidationSetup(resolved(), cost, blocks, seed=0)
+    return ValidationSetup(replace(demo(), cost=cost), seed=0)
 
 
 def played(
-    policy: str | ResolvedPolicy,
+    policy: str | PolicySpec,
     load: float,
     factor: float = 1.0,
     *,
@@ -92,12 +88,11 @@ def played(
     burst: range = range(0),
 ) -> Sample:
     """A run of the demo whose steps take `factor` times what COST says, and up to `jitter` more; twice in a `burst`."""
-    scenario = resolved()
-    spec = scenario.find(policy) if isinstance(policy, str) else policy
-    workload = scenario.built_workload(load, 0)
-    kv = CountingKV(case().num_blocks, scenario.block_size, scenario.num_swap_blocks)
+    setup = demo()
+    spec = setup.scenario.find(policy) if isinstance(policy, str) else policy
+    workload, kv = setup.workload(load, 0), setup.new_kv(spec.config)
     cost = Distorted(COST, factor, jitter, np.random.default_rng(repeat), burst)
-    core = scenario.engine(spec, workload, kv, SimExecutor(cost, scenario.max_model_len), COST)
+    core = setup.engine_on(SimExecutor(cost, setup.max_model_len), spec, workload, kv, COST)
     run = live(core, workload, VirtualClock())
     records = core.recorder.records()
     return Sample(
@@ -111,21 +106,21 @@ def played(
         run.end_ns,
         core.scheduler.streams,
         kv.num_blocks,
-        made_of(scenario, spec) | {"drift": [0.0, 0.0], "drift_of_means": [0.0, 0.0]},
+        made_of(setup, spec) | {"drift": [0.0, 0.0], "drift_of_means": [0.0, 0.0]},
         workload.window_ns,
     )
 
 
-def made_of(scenario: Resolved, policy: ResolvedPolicy) -> dict[str, Any]:
+def made_of(setup: Setup, policy: PolicySpec) -> dict[str, Any]:
     """What a live run of `policy` says of itself."""
     return {
         "device": "cpu",
         "hardware": {"device": "cpu", "cpu": "none"},
-        "model": to_plain(scenario.model),
-        "block_size": scenario.block_size,
-        "num_swap_blocks": scenario.num_swap_blocks,
-        "max_model_len": scenario.max_model_len,
-        "knobs": to_plain(policy),
+        "model": to_plain(setup.model),
+        "block_size": setup.kv.block_size,
+        "num_swap_blocks": setup.num_swap_blocks,
+        "max_model_len": setup.max_model_len,
+        "knobs": policy.plain,
     }
 
 
@@ -140,7 +135,7 @@ def late(sample: Sample, lag_ns: int) -> Sample:
 def point(policy: str = "continuous", *factors: float, share: float | None = 0.5) -> LivePoint:
     """A point whose live runs are slower than the simulation by these factors."""
     lives = [played(policy, LOAD, factor, repeat=i) for i, factor in enumerate(factors)]
-    return judge(case(), resolved().find(policy), LOAD, share, lives)
+    return judge(case(), demo().scenario.find(policy), LOAD, share, lives)
 
 
 def validation(*points: LivePoint, device: str = "cpu") -> Validation:

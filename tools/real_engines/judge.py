@@ -27,7 +27,7 @@ from batchsim.check.validation.comparison import SPREADS, Comparison, MetricErro
 from batchsim.check.validation.verdicts import Verdict
 from batchsim.results.provenance import provenance
 from batchsim.scenario.load import changed, load_scenario
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 from tools.real_engines.engines import Engine, serving, version
 from tools.real_engines.experiment import IDLE, STALLED, Asker, calibrate
 

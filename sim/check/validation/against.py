@@ -21,7 +21,8 @@ from batchsim.check.validation.load_shift import load_shifts
 from batchsim.check.validation.replay import Replay, replay, simulated_requests
 from batchsim.metrics.stability import is_unstable
 from batchsim.scenario.config import PolicySpec
-from batchsim.scenario.point import Run, Setup
+from batchsim.scenario.point import Run
+from batchsim.scenario.setup import Setup
 
 PARTED = 0.10
 """Share by which a latency of one request must differ for it to have parted."""

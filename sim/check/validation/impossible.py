@@ -19,7 +19,7 @@ from batchsim.check.measured.run import MeasuredRequests, MeasuredRun
 from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.layers import GroupedAttention
 from batchsim.deployment.model import GpuSpec
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 
 FASTER = {"fp8": 2.0, "fp8_block": 2.0, "int8": 2.0, "int4": 2.0, "nvfp4": 4.0, "mxfp4": 4.0}
 """Largest ratio of a type's FLOP/s to those of 16 bits, by the data sheets of all GPUs of the catalog and of GPUs that
@@ -77,7 +77,7 @@ def floors(setup: Setup) -> Floors | None:
     readers = deployment.num_gpus // deployment.pp
     read = max(every + routed * share - CACHE_BYTES * deployment.num_gpus, 0.0)
     drafts = [spec.config.traits.speculation for spec in setup.scenario.specs]
-    prefix = setup.resolved.workload.shared_prefix
+    prefix = setup.traffic.shared_prefix
     return Floors(
         token_s=model.matmul_flops_per_token / flops,
         pair_s=pairs / flops,

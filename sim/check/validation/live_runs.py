@@ -32,16 +32,15 @@ from batchsim.check.validation.step_error import RegionError, StepPairs
 from batchsim.cost import Cost, Scaled
 from batchsim.cost.periods import periods_ns
 from batchsim.drive.live import lag_verdict
-from batchsim.drive.resolved import Resolved
-from batchsim.drive.resolved_policy import ResolvedPolicy
-from batchsim.drive.saturation import overloaded, saturation_rps
 from batchsim.drive.simulate import simulate
 from batchsim.kernel.acceptance import DraftCounts
 from batchsim.kernel.record import Records
-from batchsim.kv.choice import new_kv
 from batchsim.metrics.measure import Measured, measure
 from batchsim.metrics.point_inputs import PointInputs, between
 from batchsim.metrics.table import METRICS
+from batchsim.scenario.config import PolicySpec
+from batchsim.scenario.saturation import overloaded, saturation_rps
+from batchsim.scenario.setup import Setup
 from batchsim.workload.build import BuiltWorkload
 from batchsim.workload.open_loop import OpenWorkload
 from batchsim.workload.workload_config import ClosedLoop
@@ -118,30 +117,27 @@ class Simulated:
 
 @dataclass(frozen=True)
 class ValidationSetup:
-    """What all points of a validation share: the scenario, the cost model that predicts, the KV blocks, the seed."""
+    """What all points of a validation share: the scenario with the step times that predict, and the seed."""
 
-    resolved: Resolved
-    cost: Cost
-    num_blocks: int
+    setup: Setup
     seed: int
 
-    def simulate(self, policy: ResolvedPolicy, load: float) -> Simulated:
+    def simulate(self, policy: PolicySpec, load: float) -> Simulated:
         """The simulation of `policy` at `load`."""
-        workload = self.resolved.built_workload(load, self.seed)
-        kv = new_kv(policy.config, self.num_blocks, self.resolved.block_size, self.resolved.num_swap_blocks, ids=False)
-        core = self.resolved.simulator(policy, workload, kv, self.cost)
+        workload = self.setup.workload(load, self.seed)
+        core = self.setup.simulator(policy, workload, self.setup.cost)
         end_ns = simulate(core, workload)
         core.check_returned()
         return Simulated(core.recorder.records(), workload, core.scheduler.streams, end_ns)
 
-    def saturation_rps(self, policy: ResolvedPolicy) -> float:
+    def saturation_rps(self, policy: PolicySpec) -> float:
         """Requests/s that `policy` completes when all wait from the start. ScenarioError where too few complete."""
-        many = overloaded(self.resolved)
-        records = replace(self, resolved=many).simulate(policy, many.loads[0]).records
+        many = overloaded(self.setup)
+        records = replace(self, setup=many).simulate(policy, many.loads[0]).records
         try:
             return saturation_rps(records)
         except ScenarioError as error:
-            raise ScenarioError(f"{self.resolved.name}, {policy.name}: {error} Or give --loads.") from None
+            raise ScenarioError(f"{self.setup.scenario.name}, {policy.name}: {error} Or give --loads.") from None
 
     def _inputs(self, run: Ran, workload: BuiltWorkload, window_ns: tuple[int, int]) -> PointInputs:
         """The inputs of a run's metrics, alike for simulated and live runs: latencies count from the intended arrival.
@@ -150,13 +146,13 @@ class ValidationSetup:
         return PointInputs(
             records=run.records,
             window_ns=window_ns,
-            num_blocks=self.num_blocks,
-            block_size=self.resolved.block_size,
+            num_blocks=self.setup.kv.num_blocks,
+            block_size=self.setup.kv.block_size,
             streams=run.streams,
             num_offered=workload.num_offered,
             all_at_once=workload.all_at_once,
-            closed_loop=isinstance(self.resolved.workload.arrivals, ClosedLoop)
-            or self.resolved.workload.max_concurrency is not None,
+            closed_loop=isinstance(self.setup.traffic.arrivals, ClosedLoop)
+            or self.setup.traffic.max_concurrency is not None,
             per_chunk_ns=workload.frontend.per_chunk,
         )
 
@@ -269,7 +265,7 @@ class LivePoint(Comparison):
 
 
 def judge(
-    case: ValidationSetup, policy: ResolvedPolicy, load: float, share: float | None, lives: Sequence[Played]
+    case: ValidationSetup, policy: PolicySpec, load: float, share: float | None, lives: Sequence[Played]
 ) -> LivePoint:
     """Compares the live runs of a point with its simulation. `share` is the load over the policy's saturation."""
     simulation = case.simulate(policy, load)
@@ -280,12 +276,12 @@ def judge(
     runs = tuple(_as_measured(live.played, each) for live, each in zip(counted, measured, strict=True))
 
     def at_factor(factor: float) -> tuple[dict[str, Any], bool]:
-        other = replace(case, cost=Scaled(case.cost, factor))
+        other = replace(case, setup=replace(case.setup, cost=Scaled(case.setup.cost, factor)))
         found = other.measure(other.simulate(policy, load))
         return found.values, found.unstable
 
-    is_rate = case.resolved.load_name in ("mean_rate", "rate_scale")
-    ends = cost_ends(case.cost.error, at_factor) if counted and is_rate else {}
+    is_rate = case.setup.load_name in ("mean_rate", "rate_scale")
+    ends = cost_ends(case.setup.cost.error, at_factor) if counted and is_rate else {}
     weak = set(predicted.weak_percentiles).union(*(each.weak_percentiles for each in measured))
     errors = tuple(
         MetricError.of(name, predicted.values[name], runs, few=name in weak, ends=ends)
@@ -295,7 +291,7 @@ def judge(
     if counted and is_rate:
         targets = {error.name: error.live for error in errors if error.name in SHIFTED}
         shifts = load_shifts(lambda at: case.measure(case.simulate(policy, at)).values, load, targets)
-    by_run = [(live, _step_pairs(live.played, case.cost)) for live in counted]
+    by_run = [(live, _step_pairs(live.played, case.setup.cost)) for live in counted]
     at_par = [pairs.at_par(live.drift) for live, pairs in by_run if live.calm and live.drift is not None]
     return LivePoint(
         policy=policy.name,
@@ -304,7 +300,7 @@ def judge(
         simulated=(_in_window(simulation, simulation.workload.window_ns),),
         errors=errors,
         shifts=shifts,
-        cost_error=case.cost.error,
+        cost_error=case.setup.cost.error,
         kind=policy.kind,
         load=load,
         share=share,

@@ -10,7 +10,8 @@ from batchsim.base.errors import ScenarioError
 from batchsim.base.plain import to_plain
 from batchsim.check.validation.live_runs import Played, ValidationSetup, served
 from batchsim.cost import Cost
-from batchsim.drive.resolved_policy import ResolvedPolicy
+from batchsim.deployment.memory import KvBudget
+from batchsim.scenario.config import PolicySpec
 
 DEFAULT_SHARES = (0.5, 0.8)
 
@@ -19,7 +20,7 @@ DEFAULT_SHARES = (0.5, 0.8)
 class PlannedPoint:
     """A policy at a load; `share` is the load over the policy's saturation, None where the load axis is not a rate."""
 
-    policy: ResolvedPolicy
+    policy: PolicySpec
     load: float
     share: float | None
 
@@ -59,7 +60,7 @@ def check_profile(cost: Cost) -> None:
 
 
 def saturations(
-    case: ValidationSetup, policies: Sequence[ResolvedPolicy], unknown: Callable[[ScenarioError], None] | None = None
+    case: ValidationSetup, policies: Sequence[PolicySpec], unknown: Callable[[ScenarioError], None] | None = None
 ) -> dict[str, float]:
     """The saturation of each policy by name, in requests/s; {} where the load axis is not a rate.
 
@@ -67,7 +68,7 @@ def saturations(
     raised.
     """
     rates: dict[str, float] = {}
-    for policy in policies if case.resolved.load_name == "mean_rate" else ():
+    for policy in policies if case.setup.load_name == "mean_rate" else ():
         try:
             rates[policy.name] = case.saturation_rps(policy)
         except ScenarioError as error:
@@ -79,7 +80,7 @@ def saturations(
 
 def plan(
     case: ValidationSetup,
-    policies: Sequence[ResolvedPolicy],
+    policies: Sequence[PolicySpec],
     saturation_rps: Mapping[str, float],
     *,
     shares: Sequence[float] | None,
@@ -92,20 +93,20 @@ def plan(
     """
     if shares is not None and loads is not None:
         raise ScenarioError("--at and --loads: both are given. Keep one.")
-    name = case.resolved.load_name
+    name, of = case.setup.load_name, case.setup.scenario.name
     if shares is not None and name != "mean_rate":
         axis = f"its load axis is {name}" if name else "it has no load axis"
-        raise ScenarioError(f"--at: {case.resolved.name} has no saturation rate, {axis}. Use --loads, or neither.")
+        raise ScenarioError(f"--at: {of} has no saturation rate, {axis}. Use --loads, or neither.")
     if loads is None and name == "mean_rate":
         chosen = DEFAULT_SHARES if shares is None else shares
         return [
             PlannedPoint(policy, share * saturation_rps[policy.name], share) for policy in policies for share in chosen
         ]
-    chosen = case.resolved.loads if loads is None else loads
+    chosen = case.setup.loads if loads is None else loads
     return [planned(policy, load, saturation_rps) for policy in policies for load in chosen]
 
 
-def planned(policy: ResolvedPolicy, load: float, saturation_rps: Mapping[str, float]) -> PlannedPoint:
+def planned(policy: PolicySpec, load: float, saturation_rps: Mapping[str, float]) -> PlannedPoint:
     """`policy` at `load`, with the share of its saturation where that is known."""
     share = load / saturation_rps[policy.name] if policy.name in saturation_rps else None
     return PlannedPoint(policy, load, share)
@@ -126,15 +127,11 @@ def sort_saved(case: ValidationSetup, runs: Sequence[Played], policies: Sequence
     The case gets the seed and the KV blocks of the runs. ScenarioError if no run fits; if runs differ in these or in
     the machine; and if a run had another model, other knobs, or another machine than the profile in the case.
     """
-    names = {policy.name for policy in case.resolved.policies if not policies or policy.name in policies}
-    mine = [
-        run
-        for run in runs
-        if run.policy in names and served(case.resolved.built_workload(run.load, run.seed), run.records)
-    ]
+    names = {policy.name for policy in case.setup.scenario.specs if not policies or policy.name in policies}
+    mine = [run for run in runs if run.policy in names and served(case.setup.workload(run.load, run.seed), run.records)]
     if not mine:
         raise ScenarioError(
-            f"{len(runs)} live runs, none of which served the requests of {case.resolved.name} under"
+            f"{len(runs)} live runs, none of which served the requests of {case.setup.scenario.name} under"
             f" {', '.join(sorted(names))}. Give the scenario, and the --set, that they were made with."
         )
     for run in mine:
@@ -149,9 +146,10 @@ def sort_saved(case: ValidationSetup, runs: Sequence[Played], policies: Sequence
     points: dict[tuple[str, float], list[Played]] = {}
     for run in sorted(mine, key=lambda run: (run.load, run.repeat)):
         points.setdefault((run.policy, run.load), []).append(run)
-    order = [policy.name for policy in case.resolved.policies]
+    order = [policy.name for policy in case.setup.scenario.specs]
     ordered = dict(sorted(points.items(), key=lambda item: (order.index(item[0][0]), item[0][1])))
-    return Saved(replace(case, seed=seed, num_blocks=num_blocks), ordered, len(runs) - len(mine))
+    kv = KvBudget(num_blocks, case.setup.kv.block_size, "as the live runs had them")
+    return Saved(replace(case, setup=replace(case.setup, kv=kv), seed=seed), ordered, len(runs) - len(mine))
 
 
 def _name(hardware: Mapping[str, Any]) -> str:
@@ -161,20 +159,20 @@ def _name(hardware: Mapping[str, Any]) -> str:
 
 def _check(case: ValidationSetup, run: Played) -> None:
     """ScenarioError unless the run had the scenario's model, memory and knobs, on the machine of the cost profile."""
-    resolved, made = case.resolved, run.made
+    setup, made = case.setup, run.made
     subject = f"the live run of {run.policy} at load {run.load:.4g}, repeat {run.repeat},"
     asked = {
-        "model": to_plain(replace(resolved.model, name="")),
-        "block_size": resolved.block_size,
-        "num_swap_blocks": resolved.num_swap_blocks,
-        "max_model_len": resolved.max_model_len,
-        "knobs": to_plain(resolved.find(run.policy)),
+        "model": to_plain(replace(setup.model, name="")),
+        "block_size": setup.kv.block_size,
+        "num_swap_blocks": setup.num_swap_blocks,
+        "max_model_len": setup.max_model_len,
+        "knobs": setup.scenario.find(run.policy).plain,
     }
     had = made | {"model": made.get("model", {}) | {"name": ""}}
     for name, ours in asked.items():
         if differs := _difference(name, ours, had.get(name)):
             raise ScenarioError(f"{subject} had {differs}. Give the scenario, and the --set, that it was made with.")
-    profile = case.cost.profile
+    profile = case.setup.cost.profile
     if profile is None or profile.origin != "measured":
         return
     key, its = "gpu" if made.get("device") == "cuda" else "cpu", made.get("hardware", {})

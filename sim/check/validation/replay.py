@@ -22,7 +22,8 @@ from batchsim.check.validation.impossible import possible
 from batchsim.kernel.record import FINISHED, Records
 from batchsim.scenario import Point
 from batchsim.scenario.config import PolicySpec
-from batchsim.scenario.point import Run, Setup, simulate_point
+from batchsim.scenario.point import Run, simulate_point
+from batchsim.scenario.setup import Setup
 from batchsim.workload.arrivals import arrival_times_ns
 from batchsim.workload.processes import PoissonArrivals
 from batchsim.workload.traces.trace_config import RateScale, TraceConfig
@@ -54,7 +55,7 @@ class Replay:
     @property
     def count(self) -> int:
         """The requests that are sent."""
-        return len(self.setup.resolved.rows[SEED])
+        return len(self.setup.rows[SEED])
 
     def simulate(self, spec: PolicySpec, load: float = 1.0) -> Run:
         """The simulation under a policy. `load`: times the measured rate, or the users of a closed loop."""
@@ -63,7 +64,7 @@ class Replay:
 
     def unfinished(self, simulated: MeasuredRequests) -> int:
         """The number of requests that finished when measured, but not in simulation."""
-        rows, measured = self.setup.resolved.rows[SEED], self.run.requests
+        rows, measured = self.setup.rows[SEED], self.run.requests
         did = rows.labels["patience"] < 0 if "patience" in rows.labels else np.full(len(rows), True)
         return int((~simulated.ok & (did if measured is None else measured.ok[self.index])).sum())
 
@@ -84,7 +85,7 @@ def replay(setup: Setup, run: MeasuredRun) -> Replay:
     sent_ns, note = _sendings(run, index, closed, limit)
     notes += note
     hash_ids = None if requests is None or requests.hash_ids is None else requests.hash_ids.picked(index)
-    prefix = setup.resolved.workload.shared_prefix if hash_ids is None else None
+    prefix = setup.traffic.shared_prefix if hash_ids is None else None
     if prefix is not None:
         if int(prompt.min()) <= prefix.added_tokens:
             _refuse(
@@ -107,7 +108,7 @@ def replay(setup: Setup, run: MeasuredRun) -> Replay:
         arrivals=TraceArrivals(),
         output_cap="exact",
         trace=TraceConfig(run.source, rate_scale=RateScale(1.0, "compress")),
-        frontend=setup.resolved.workload.frontend,
+        frontend=setup.traffic.frontend,
         shared_prefix=prefix,
         max_concurrency=limit,
     )
@@ -160,7 +161,7 @@ def _of_means(setup: Setup, run: MeasuredRun) -> tuple[Ints, Ints, list[str]]:
     count, client = round(run.means["requests"]), run.client
     in_step = client.arrivals in ("closed", "at_once") and client.max_concurrency != 1 and client.rate_rps is None
     spread = SPREAD if in_step else 0.0
-    rng, prefix, reach = np.random.default_rng(SEED), setup.resolved.workload.shared_prefix, setup.cost.reach
+    rng, prefix, reach = np.random.default_rng(SEED), setup.traffic.shared_prefix, setup.cost.reach
     means = [run.means[side] for side in ("prompt_tokens", "output_tokens")]
     room = max(setup.max_model_len - sum(means) - 1, 0.0)
     most = [mean * (1 + room / sum(means)) for mean in means]
@@ -270,17 +271,16 @@ def _refuse(run: MeasuredRun, what: str, advice: str) -> NoReturn:
 
 def playing(setup: Setup, config: WorkloadConfig, rows: TraceRows) -> Setup:
     """`setup`, and that of each of its groups, with the workload `config` of `rows`, scaled by its load."""
-    resolved = replace(setup.resolved, workload=config, rows={SEED: rows}, load_name="rate_scale", loads=(1.0,))
     groups = tuple(replace(group, setup=playing(group.setup, config, rows)) for group in setup.groups)
-    return replace(setup, resolved=resolved, groups=groups)
+    played = replace(setup, traffic=config, rows={SEED: rows}, load_name="rate_scale", loads=(1.0,))
+    return replace(played, groups=groups)
 
 
 def _with_users(one: Replay, load: float) -> Replay:
     """`one` with `load` times as many users of its closed loop."""
     assert one.limit is not None, "asked of closed loops with a number of users"
-    resolved = one.setup.resolved
-    config = replace(resolved.workload, max_concurrency=max(round(one.limit * load), 1))
-    return replace(one, setup=playing(one.setup, config, resolved.rows[SEED]))
+    config = replace(one.setup.traffic, max_concurrency=max(round(one.limit * load), 1))
+    return replace(one, setup=playing(one.setup, config, one.setup.rows[SEED]))
 
 
 class Ran(Protocol):

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from batchsim.base.errors import ScenarioError
 from batchsim.base.units import NS_PER_S
 from batchsim.cost import Scaled
-from batchsim.drive.saturation import overloaded, saturation_rps
 from batchsim.drive.simulate import simulate
 from batchsim.fit.traffic.traffic_fit import TrafficFit
 from batchsim.kernel.record import FINISHED, Records
 from batchsim.metrics.latencies import values_ns
 from batchsim.metrics.measure import percentile
-from batchsim.scenario.point import Setup
+from batchsim.scenario.saturation import overloaded, saturation_rps
+from batchsim.scenario.setup import Setup
 from batchsim.workload.build import build_workload
 from batchsim.workload.traces.trace_config import TraceConfig
 from batchsim.workload.traces.trace_rows import TraceRows
@@ -156,8 +156,8 @@ class EngineCheck:
         }
 
     def _capacity_rps(self) -> float:
-        resolved = overloaded(replace(self.setup.resolved, workload=self.replay()))
-        return saturation_rps(_records(self.setup, resolved.workload, self.rows, 0))
+        many = overloaded(replace(self.setup, traffic=self.replay()))
+        return saturation_rps(_records(self.setup, many.traffic, self.rows, 0))
 
 
 def _play(setup: Setup, config: WorkloadConfig, rows: TraceRows | None, seed: int) -> Played:

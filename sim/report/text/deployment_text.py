@@ -13,7 +13,7 @@ from batchsim.scenario import Scenario
 from batchsim.scenario.command_lines.engines import command_of
 from batchsim.scenario.command_lines.lines import OPTIONS_FILE, Written
 from batchsim.scenario.deployment_config import DeploymentConfig
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from batchsim.cost import CostError, Unknown
 from batchsim.metrics.intervals import Difference
 from batchsim.results.provenance import as_json, identity, provenance, short_hash, write_csv
 from batchsim.scenario import Scenario
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 from batchsim.study.capacity.book import Capacity, Probe, probes
 from batchsim.study.capacity.search import Effort
 from batchsim.study.capacity.study import PolicySearch

@@ -12,8 +12,8 @@ from batchsim.metrics.intervals import Difference, paired
 from batchsim.metrics.slo import NOT_ALL, parse_slo
 from batchsim.results.keep import objective_text
 from batchsim.scenario import Scenario
-from batchsim.scenario.point import Setup
 from batchsim.scenario.reach import check_reach
+from batchsim.scenario.setup import Setup
 from batchsim.study.capacity.book import Capacity, capacity, jackknife, probes
 from batchsim.study.capacity.capacities import CapacityStudy, PolicyCapacity
 from batchsim.study.capacity.search import Effort

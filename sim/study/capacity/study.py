@@ -23,7 +23,7 @@ from batchsim.results.frames import to_records
 from batchsim.results.point_files import read_table
 from batchsim.results.read import POINTS
 from batchsim.scenario import Point, PolicySpec, Scenario, changed
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 from batchsim.study.capacity.book import NOBODY, Book, Trial, capacity, probes
 from batchsim.study.capacity.search import Axis, Effort, search
 from batchsim.study.curves.auto import saturations

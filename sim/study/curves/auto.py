@@ -23,7 +23,7 @@ from batchsim.results.keep import objective_of_all, summary_rows
 from batchsim.results.landmarks import Tested, crossing, curve, knee, unstable_from
 from batchsim.results.provenance import as_json, identity, short_hash, spec_identity
 from batchsim.scenario import Scenario
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 from batchsim.study.curves.lines import Line
 from batchsim.study.sweep import overload
 from batchsim.study.sweep.points import Sweep, keeping
@@ -204,7 +204,7 @@ def _scale(search: LineSearch) -> float:
             raise _cannot(setup.scenario, "its trace has no time between requests")
         return rate_rps * span_s / len(sent)
     lowest = next(iter(search.tested()), None)
-    arrivals = setup.resolved.workload.arrivals
+    arrivals = setup.traffic.arrivals
     assert isinstance(arrivals, ClosedLoop), "users are those of a closed loop"
     if lowest is None or lowest.e2e_mean_s is None:
         raise _cannot(setup.scenario, f"{line.policy} completed nothing with {_fewest_users(line)} users")
@@ -245,7 +245,7 @@ def saturations(lines: Sequence[Line], home: Path, *, jobs: int = 1, force: bool
 
 def _check_auto(setup: Setup) -> None:
     """ScenarioError unless the requests can be piled up at the start, and any load can be asked for."""
-    workload = setup.resolved.workload
+    workload = setup.traffic
     if workload.sessions is not None:
         raise _cannot(setup.scenario, "sessions cannot be piled up: a turn needs the answer before it")
     if workload.tasks is not None:

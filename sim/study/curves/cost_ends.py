@@ -25,7 +25,7 @@ from batchsim.results.cost_ends import CostEnds, combined, meets
 from batchsim.results.failed import Failed
 from batchsim.results.keep import best_variant
 from batchsim.scenario import Point
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 from batchsim.study.curves.lines import Line
 from batchsim.study.sweep.points import Sweep
 from batchsim.study.sweep.search import side_by_side
@@ -98,8 +98,8 @@ def find_ends(
 
 def _tested(line: Line, found: Sequence[Result]) -> _Tested | None:
     """The curve of a line; None where its error is unknown, or has no saturation to lie near."""
-    error, arrivals = line.setup.cost_error, line.setup.resolved.workload.arrivals
-    closed = line.setup.resolved.workload.max_concurrency is not None or isinstance(arrivals, ClosedLoop | AllAtOnce)
+    error, arrivals = line.setup.cost_error, line.setup.traffic.arrivals
+    closed = line.setup.traffic.max_concurrency is not None or isinstance(arrivals, ClosedLoop | AllAtOnce)
     if closed or not isinstance(error, CostError):
         return None
     of_line = [each for each in found if (each.policy if isinstance(each, Failed) else each["policy"]) == line.policy]

@@ -10,7 +10,7 @@ from typing import Any
 from batchsim.base.errors import ScenarioError
 from batchsim.results.failed import Failed
 from batchsim.scenario import Point, PolicySpec, Scenario
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 from batchsim.workload.open_loop import OpenWorkload
 
 ANY_LOAD = 1.0
@@ -78,7 +78,7 @@ def short_key(key: str) -> str:
 def same_requests(lines: Sequence[Line], load: float) -> bool:
     """Whether all lines serve the very same requests, whatever the varied key's value. Asked of the first seed."""
     setups = list({id(line.setup): line.setup for line in lines}.values())
-    drawn = {id(s): (s.resolved.workload, s.max_model_len) for s in setups}
+    drawn = {id(s): (s.traffic, s.max_model_len) for s in setups}
     if all(how == drawn[id(setups[0])] for how in drawn.values()):
         return True
     built = [setup.workload(load, 0) for setup in setups]

@@ -12,9 +12,9 @@ from batchsim.base.units import NS_PER_S
 from batchsim.cost.cost_error import CostError, Unknown
 from batchsim.metrics.slo import NOT_ALL, parse_slo
 from batchsim.scenario import Scenario, changed
-from batchsim.scenario.point import Setup
 from batchsim.scenario.reach import check_reach
 from batchsim.scenario.replaced import check_planned
+from batchsim.scenario.setup import Setup
 from batchsim.study.planning.demand import Demand, Variation, can_disperse, demand_of, minutes
 from batchsim.study.planning.fleet_search import Found, first_guess, headroom, judge, smallest, whole
 from batchsim.study.planning.halving import SAME
@@ -218,8 +218,7 @@ def _for_a_guess(setup: Setup) -> Setup:
     """`setup` with its cost extrapolated beyond what was measured, and turns of sessions as requests of their own."""
     if setup.cost.reach is not None:
         setup = Setup.of(changed(setup.scenario, ["cost.extrapolate=true"]))
-    workload = replace(setup.resolved.workload, sessions=None)
-    return replace(setup, resolved=replace(setup.resolved, workload=workload))
+    return replace(setup, traffic=replace(setup.traffic, sessions=None))
 
 
 def _peak_rps(setup: Setup) -> tuple[float, bool]:

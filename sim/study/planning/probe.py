@@ -16,7 +16,7 @@ from batchsim.metrics.slo import parse_slo
 from batchsim.results.failed import Failed
 from batchsim.scenario import Point, PolicySpec, Scenario, changed
 from batchsim.scenario.plan_config import GpuOffer
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 from batchsim.study.planning.batches import BATCHES, batch_attainments
 from batchsim.study.planning.demand import ONE_COPY, Demand, Variation
 from batchsim.study.sweep.points import Sweep

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from batchsim.base.errors import BatchsimError, ScenarioError
-from batchsim.drive.saturation import overloaded, saturation_rps
 from batchsim.scenario import Point, PolicySpec
-from batchsim.scenario.point import Setup, simulate_point
+from batchsim.scenario.point import simulate_point
+from batchsim.scenario.saturation import overloaded, saturation_rps
+from batchsim.scenario.setup import Setup
 from batchsim.study.sweep.pool import Killed, run_all
 
 
@@ -23,12 +23,9 @@ def saturations(runs: Sequence[tuple[Setup, PolicySpec]], jobs: int) -> Iterator
 
 def _saturation(run: tuple[Setup, PolicySpec]) -> float | str:
     setup, spec = run
-    many = overloaded(setup.resolved, setup.num_engines)
+    many = overloaded(setup.at_full_strength(), setup.num_engines)
     try:
-        records = simulate_point(
-            replace(setup.at_full_strength(), resolved=many), Point(spec, many.loads[0], 0)
-        ).records
-        return saturation_rps(records)
+        return saturation_rps(simulate_point(many, Point(spec, many.loads[0], 0)).records)
     except ScenarioError as error:
         return str(error).rstrip(".")
     except BatchsimError as error:

@@ -27,7 +27,8 @@ from batchsim.results.point_files import PackedPoint, read_point, remove_unfinis
 from batchsim.results.provenance import identity, point_hash, short_hash
 from batchsim.results.read import POINTS
 from batchsim.scenario import Point
-from batchsim.scenario.point import Setup, simulate_point
+from batchsim.scenario.point import simulate_point
+from batchsim.scenario.setup import Setup
 from batchsim.study.sweep.folder_lock import FolderLock, lock_folder
 from batchsim.study.sweep.pool import Killed, run_all
 from batchsim.study.sweep.ray_pool import run_on_ray
@@ -173,7 +174,7 @@ def _tasks(wanted: Sequence[tuple[Setup, Point]], *, carry: bool) -> list[Task]:
     packed: dict[tuple[int, int | None], bytes] = {}
     tasks = []
     for setup, point in wanted:
-        rows_of = setup.resolved.trace_seed(point.seed) if carry else None
+        rows_of = setup.trace_seed(point.seed) if carry else None
         key = id(setup), rows_of
         if key not in packed:
             packed[key] = pickle.dumps(setup.carrying(rows_of))

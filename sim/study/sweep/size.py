@@ -9,7 +9,7 @@ from math import ceil
 from batchsim.base.errors import ScenarioError
 from batchsim.base.ranges import MAX_POINTS
 from batchsim.base.units import NS_PER_S
-from batchsim.scenario.point import Setup
+from batchsim.scenario.setup import Setup
 from batchsim.workload.build import apply_load
 from batchsim.workload.traces.trace_rows import TraceRows
 from batchsim.workload.workload_config import (
@@ -71,9 +71,9 @@ def check_size(points: int, largest: Iterable[tuple[Setup, float]], *, jobs: int
 
 def largest_load(setup: Setup) -> float:
     """The highest load of the scenario; where none is listed, that of the workload as it is written."""
-    arrivals, trace = setup.resolved.workload.arrivals, setup.resolved.workload.trace
-    if setup.resolved.loads:
-        return max(setup.resolved.loads)
+    arrivals, trace = setup.traffic.arrivals, setup.traffic.trace
+    if setup.loads:
+        return max(setup.loads)
     if isinstance(arrivals, ClosedLoop):
         return float(arrivals.users)
     if isinstance(arrivals, TraceArrivals):
@@ -89,9 +89,8 @@ def expected(setup: Setup, load: float) -> tuple[float, float]:
     Of a closed loop that ends with a duration the requests are its users, the least. Steps are not counted where
     nothing says how long the requests come.
     """
-    resolved = setup.resolved
-    workload = apply_load(resolved.workload, {resolved.load_name: load} if resolved.load_name else {})
-    rows = None if workload.trace is None else resolved.rows[resolved.trace_seed(0)]
+    workload = apply_load(setup.traffic, {setup.load_name: load} if setup.load_name else {})
+    rows = setup.trace_rows(0)
     arrivals, span_ns = workload.arrivals, float(workload.duration or 0)
     if isinstance(arrivals, TraceArrivals):
         assert rows is not None and workload.trace is not None, "checked by the config"
@@ -112,7 +111,7 @@ def expected(setup: Setup, load: float) -> tuple[float, float]:
 
 def _pool_bytes(setup: Setup) -> float:
     """The bytes of the block ids of all engines, which policies that cache prefixes keep."""
-    caches = any(policy.config.traits.prefix_cache for policy in setup.resolved.policies)
+    caches = any(policy.config.traits.prefix_cache for policy in setup.scenario.specs)
     return setup.num_engines * setup.kv.num_blocks * BLOCK_BYTES if caches else 0
 
 

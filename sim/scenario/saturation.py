@@ -8,9 +8,10 @@ import numpy as np
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.units import NS_PER_S
-from batchsim.drive.resolved import Resolved
 from batchsim.kernel.record import FINISHED, Records
-from batchsim.workload.workload_config import AllAtOnce, TraceLengths
+from batchsim.scenario.patient import patient
+from batchsim.scenario.setup import Setup
+from batchsim.workload.workload_config import AllAtOnce
 
 REQUESTS, BATCHES = 1000, 10
 """The requests of an overloaded run for each engine: REQUESTS, or BATCHES times the most sequences that run at once in
@@ -19,32 +20,16 @@ any policy, whichever is more."""
 _FROM, _TO = 0.2, 0.8  # of the finished requests: what fills and what drains the batch is left out
 
 
-def overloaded(resolved: Resolved, engines: int = 1) -> Resolved:
-    """`resolved` with requests of the same lengths and classes, all there at the start, without deadlines or patience.
+def overloaded(setup: Setup, engines: int = 1) -> Setup:
+    """`setup` with requests of the same lengths and classes, all there at the start, without deadlines or patience.
 
-    Their number grows with `engines`, between which they will be divided.
+    Their number grows with `engines`, between which they will be divided. ScenarioError for requests of tasks.
     """
-    if resolved.workload.tasks is not None:
-        raise ScenarioError(f"{resolved.name}: tasks cannot be piled up: a stage needs the answers before it.")
-    slots = [policy.config.traits.max_num_seqs or 0 for policy in resolved.policies]
-    workload = resolved.workload.of_any_number
-    classes = {name: replace(each, deadline=None, patience=None) for name, each in workload.classes.items()}
-    lengths = TraceLengths() if workload.lengths is None and workload.trace is not None else workload.lengths
-    trace = workload.trace if workload.trace is None else replace(workload.trace, rate_scale=None)
-    busy = replace(
-        workload,
-        arrivals=AllAtOnce(),
-        lengths=lengths,
-        trace=trace,
-        classes=classes,
-        requests=engines * max(REQUESTS, BATCHES * max(slots, default=0)),
-        duration=None,
-        warmup=0,
-        drain=None,
-        deadline=None,
-        patience=None,
-    )
-    return replace(resolved, workload=busy, load_name="", loads=(1.0,), max_waiting=None)
+    if setup.traffic.tasks is not None:
+        raise ScenarioError(f"{setup.scenario.name}: tasks cannot be piled up: a stage needs the answers before it.")
+    slots = [spec.config.traits.max_num_seqs or 0 for spec in setup.scenario.specs]
+    busy = patient(setup.traffic, AllAtOnce(), engines * max(REQUESTS, BATCHES * max(slots, default=0)))
+    return replace(setup, traffic=busy, load_name="", loads=(1.0,), max_waiting=None)
 
 
 def saturation_rps(records: Records) -> float:

@@ -1,0 +1,389 @@
+"""A scenario settled: its model, step times, KV memory and requests, from which the engine of any point is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from batchsim.base.errors import CalibrationError, ScenarioError
+from batchsim.cost import Cost, CostError, Scaled, Unknown, with_drafter
+from batchsim.cost.presets import Preset, under_preset
+from batchsim.deployment.catalog import read_model
+from batchsim.deployment.memory import KvBudget
+from batchsim.deployment.model import GpuSpec, ModelSpec
+from batchsim.kernel.core import EngineCore
+from batchsim.kernel.kv_blocks import KVBlockManager
+from batchsim.kernel.policy_config import PolicyConfig
+from batchsim.kernel.protocols import Executor, StepEstimator
+from batchsim.kernel.record import Recorder
+from batchsim.kernel.sim_executor import SimExecutor
+from batchsim.kv.choice import new_kv
+from batchsim.scenario.anchor import REQUESTS, anchored
+from batchsim.scenario.config import PolicySpec, Scenario
+from batchsim.scenario.deployment_config import DeploymentConfig
+from batchsim.scenario.device import check_same_defaults, kv_budget
+from batchsim.scenario.patient import patient
+from batchsim.scenario.replicas_config import ReplicasConfig
+from batchsim.scenario.schedulers import drawn_luck, new_scheduler
+from batchsim.tables.build import setup_of
+from batchsim.workload.build import BuiltWorkload, build_workload, known_requests
+from batchsim.workload.traces import read_trace
+from batchsim.workload.traces.trace_rows import TraceRows
+from batchsim.workload.workload_config import ClosedLoop, WorkloadConfig
+
+
+@dataclass(frozen=True)
+class Group:
+    """`count` replicas of one kind, which `setup` describes; `name` is "" where all are alike."""
+
+    name: str
+    count: int
+    setup: Setup
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all points of a scenario share. Building it finds unknown models, GPUs and budgets that do not fit.
+
+    `traffic` is who asks for what, `rows` the usable rows of its trace by seed, under 0 alone where no jitter moves
+    arrivals; `load_name` and `loads` are its load axis, and beyond `max_waiting` an engine rejects. They are the
+    scenario's, unless other requests are played to its engines. `groups`: the kinds of its replicas, in order of their
+    numbers; () for one engine without a router.
+    """
+
+    scenario: Scenario
+    model: ModelSpec
+    cost: Cost
+    kv: KvBudget
+    traffic: WorkloadConfig
+    rows: Mapping[int, TraceRows]
+    load_name: str
+    loads: tuple[float, ...]
+    max_waiting: int | None
+    groups: tuple[Group, ...] = ()
+
+    @classmethod
+    def of(cls, scenario: Scenario) -> Setup:
+        """The setup of `scenario`. ScenarioError if model, GPU, KV memory and policies do not go together."""
+        file = scenario.file
+        with scenario.at("model"):
+            model = read_model(scenario.model_path)
+        limit = model.max_position_embeddings
+        if file.max_model_len is not None and file.max_model_len > limit:
+            raise ScenarioError(
+                f"{scenario.places['max_model_len']}: max_model_len {file.max_model_len} is above the {limit} positions"
+                f" of {model.name}. Lower it."
+            )
+        with scenario.at("cost"):
+            longest = limit if file.max_model_len is None else file.max_model_len
+            cost = file.cost.build(model, block_size=file.kv.block_size, max_model_len=longest)
+            if cost.deployment is not None:
+                cost.deployment.check_one_scheduler()
+            kv, axis = kv_budget(scenario, model, cost), (scenario.load_name, scenario.loads)
+            setup = cls(scenario, model, cost, kv, file.workload, _Trace(scenario), *axis, file.max_waiting)
+        for spec in scenario.specs:
+            with scenario.at(f"policies.{spec.label}"):
+                new_scheduler(spec, setup.new_kv(spec.config), setup.max_model_len, None, cost, cost.stages)
+            with scenario.at("cost"):
+                setup.cost_under(spec.config)
+        with scenario.at("cost"):
+            setup = setup._anchored()
+        if file.cost_factor != 1:
+            setup = replace(setup, cost=Scaled(setup.cost, file.cost_factor))
+        return setup if file.replicas is None else replace(setup, groups=_groups(setup, file.replicas))
+
+    def _anchored(self) -> Setup:
+        """This setup with the step times by which its deployment meets its measured point, if it states one."""
+        stated = self.scenario.cost
+        if not isinstance(stated, DeploymentConfig) or stated.anchor is None:
+            return self
+        specs = [spec for spec in self.scenario.specs if spec.kind == stated.engine]
+        if not specs:
+            raise ScenarioError(
+                f"anchor: {stated.anchor} was measured under {stated.engine}, which no policy is. Add {stated.engine}."
+            )
+        engine = partial(self.engine_of_users, specs[0], stated.anchor.concurrency)
+        return replace(self, cost=anchored(self.cost, self.preset(specs[0].config), stated.anchor, engine))
+
+    def engine_of_users(self, spec: PolicySpec, users: int, cost: Cost) -> tuple[EngineCore, BuiltWorkload]:
+        """An engine under `spec` whose steps take what `cost` says, and the requests that so many users ask it, from
+        one list, each when the one before is answered. ScenarioError for requests of tasks."""
+        traffic = self.traffic
+        if traffic.tasks is not None:
+            raise ScenarioError("anchor: requests of tasks cannot be sent by users one by one. Drop anchor, or tasks.")
+        sessions = traffic.sessions and replace(traffic.sessions, think_time=None, think_kind=None)
+        arrivals = ClosedLoop(users, 0, shared_list=sessions is None, ramp=0)
+        asked = patient(traffic, arrivals, REQUESTS * users, sessions=sessions, max_concurrency=None)
+        setup = replace(self, cost=cost, traffic=asked, load_name="", loads=(1.0,), max_waiting=None)
+        workload = setup.workload(1.0, 0)
+        return setup.engine(spec, workload), workload
+
+    # ---- what it is
+
+    @property
+    def max_model_len(self) -> int:
+        stated = self.scenario.file.max_model_len
+        return self.model.max_position_embeddings if stated is None else stated
+
+    @property
+    def num_swap_blocks(self) -> int:
+        """The KV blocks for which host memory is kept."""
+        return self.scenario.file.kv.swap_space // (self.model.kv_bytes_per_token * self.kv.block_size)
+
+    @property
+    def gpu(self) -> GpuSpec | None:
+        """The GPU whose step times are simulated; None where these are stated, or the catalog lacks a profile's GPU."""
+        return None if self.cost.deployment is None else self.cost.deployment.gpu
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of one engine."""
+        return self.scenario.cost.num_gpus
+
+    @property
+    def num_engines(self) -> int:
+        """The most engines that there can be at a time."""
+        replicas = self.scenario.file.replicas
+        return 1 if replicas is None else replicas.plan.most
+
+    @property
+    def shape_counts(self) -> bool:
+        """Whether the model's shape plays a part: in step times, or in how many blocks a swap space holds."""
+        if self.groups:
+            return any(group.setup.shape_counts for group in self.groups)
+        return self.cost.deployment is not None or self.num_swap_blocks > 0
+
+    @property
+    def deployment_text(self) -> str:
+        """The engine, how it divides the model and its types, in words; "" where `cost_text` says it, or none does."""
+        its_cost = self.cost.cost if isinstance(self.cost, Scaled) else self.cost
+        deployment, profile = its_cost.deployment, its_cost.profile
+        if not isinstance(self.scenario.cost, DeploymentConfig) or deployment is None:
+            return ""
+        if profile is None or profile.setup is None:
+            return str(setup_of(deployment, deployment.version))
+        asked, its = self.scenario.cost.version, profile.setup.version
+        return (
+            "" if f"{its}.".startswith(f"{asked}.") or not asked else f"{its} is the nearest to {asked}, as asked for"
+        )
+
+    def check_can_be_real(self) -> None:
+        """ScenarioError if only a simulation could run the scenario: it stretches steps, has replicas or many GPUs."""
+        if self.groups:
+            raise ScenarioError(
+                f"{self.scenario.places['replicas']}: replicas can only be simulated. Remove the key to run one engine."
+            )
+        with self.scenario.at("cost"):
+            if (stages := self.cost.stages) > 1:
+                raise ScenarioError(
+                    f"pp {stages}: a pipeline can only be simulated, a real run has one stage. Set it to 1."
+                )
+            if (deployment := self.cost.deployment) is not None and deployment.tp > 1:
+                raise ScenarioError(
+                    f"tp {deployment.tp}: several GPUs can only be simulated, a real run has one. Set it to 1."
+                )
+        with self.scenario.at("cost_factor"):
+            if (factor := self.scenario.file.cost_factor) != 1:
+                raise ScenarioError(
+                    f"cost_factor {factor:g} stretches simulated steps, and these would be real. Remove it."
+                )
+
+    # ---- step times
+
+    def preset(self, config: PolicyConfig) -> Preset | None:
+        """What is known of a deployment's engine in the mode of a policy; None for other costs."""
+        stated = self.scenario.cost
+        return stated.preset(config) if isinstance(stated, DeploymentConfig) else None
+
+    def cost_under(self, config: PolicyConfig) -> Cost:
+        """The step times of an engine under a policy: `cost` with the preset of a deployment's engine in the policy's
+        mode, and with its drafter where that takes time.
+
+        ScenarioError where its draft model cannot be timed.
+        """
+        return with_drafter(self._preset_cost(config), self.scenario.cost.draft, config.traits.speculation)
+
+    def _preset_cost(self, config: PolicyConfig) -> Cost:
+        return under_preset(self.cost, self.preset(config))
+
+    @property
+    def cost_text(self) -> str:
+        """The cost in words, with what drafting costs."""
+        draft = self.scenario.cost.draft
+        cost = self._preset_cost(self.scenario.specs[0].config)
+        return cost.describe() + ("" if draft is None else f" · drafting: {draft}")
+
+    @property
+    def cost_error(self) -> CostError | Unknown:
+        """How far step times may be off, by what was measured in the engine too; of several kinds of replicas and of
+        several policies the widest, unknown where that of one is."""
+        each = [group.setup for group in self.groups] or [self]
+        errors = [setup._preset_cost(spec.config).error for setup in each for spec in setup.scenario.specs]
+        known = [error for error in errors if isinstance(error, CostError)]
+        if len(known) < len(errors):
+            return next(error for error in errors if isinstance(error, Unknown))
+        return max(known, key=lambda error: error.high - error.low)
+
+    def stretched(self, factor: float) -> Setup:
+        """This setup with every step taking `factor` times as long, on all replicas."""
+        groups = tuple(replace(group, setup=group.setup.stretched(factor)) for group in self.groups)
+        return replace(self, cost=Scaled(self.cost, factor, is_end=True), groups=groups)
+
+    # ---- replicas
+
+    def group_of(self, replica: int) -> Group:
+        """The group of a replica by its number; where all are alike, also of those an autoscaler adds."""
+        first = 0
+        for group in self.groups:
+            first += group.count
+            if replica < first or not group.name:
+                return group
+        raise IndexError(f"replica {replica} of {first}")
+
+    def at_full_strength(self) -> Setup:
+        """This setup with all the replicas there can be, of which none fails."""
+        file = self.scenario.file
+        if file.replicas is None:
+            return self
+        count = file.replicas.plan.most if file.replicas.groups is None else None
+        steady = replace(file.replicas, count=count, failures=(), lost=None, autoscaler=None)
+        return replace(self, scenario=replace(self.scenario, file=replace(file, replicas=steady)))
+
+    # ---- requests
+
+    def workload(self, load: float, seed: int) -> BuiltWorkload:
+        """The requests of a load and seed: the same for every policy.
+
+        ScenarioError if blocks of the KV cache would not fit into those by which the trace tells what prompts share.
+        """
+        change = {} if not self.load_name else {self.load_name: int(load) if self.load_name == "users" else load}
+        workload = build_workload(
+            self.traffic,
+            load=change,
+            seed=seed,
+            max_model_len=self.max_model_len,
+            base=Path(),
+            rows=self.trace_rows(seed),
+        )
+        listed = known_requests(workload)
+        if listed is not None and listed.hash_ids is not None:
+            self._check_hash_ids(listed.hash_ids.block_tokens)
+        return workload
+
+    def _check_hash_ids(self, block_tokens: int) -> None:
+        caching = [spec.name for spec in self.scenario.specs if spec.config.traits.prefix_cache]
+        if caching and block_tokens % self.kv.block_size:
+            raise ScenarioError(
+                f"{self.scenario.name}: kv.block_size {self.kv.block_size} does not divide the {block_tokens} tokens of"
+                f" the trace's hash_ids, by which {', '.join(caching)} would share. Set another, or write trace.prefix:"
+                " ignore."
+            )
+
+    def trace_rows(self, seed: int) -> TraceRows | None:
+        """The usable rows of the trace for a run's `seed`; None without a trace."""
+        return None if self.traffic.trace is None else self.rows[self.trace_seed(seed)]
+
+    def trace_seed(self, seed: int) -> int:
+        """The key of `rows` for a run's `seed`: that seed where jitter moves the arrivals, else 0."""
+        trace = self.traffic.trace
+        return seed if trace is not None and trace.jitter else 0
+
+    def carrying(self, seed: int | None) -> Setup:
+        """This setup with the trace's rows for `seed`, for a machine without the file; with None, without rows."""
+        rows = _Trace(self.scenario)
+        if seed is not None and self.traffic.trace is not None:
+            key = self.trace_seed(seed)
+            rows[key] = self.rows[key]
+        return replace(self, rows=rows)
+
+    # ---- engines
+
+    def new_kv(self, config: PolicyConfig, *, ids: bool = False) -> KVBlockManager:
+        """A block manager with all KV blocks free, of the kind that a policy's config asks for; with `ids`, which real
+        memory needs, it numbers them."""
+        return new_kv(config, self.kv.num_blocks, self.kv.block_size, self.num_swap_blocks, ids=ids)
+
+    def engine(self, spec: PolicySpec, workload: BuiltWorkload) -> EngineCore:
+        """A new engine under `spec` for one simulation of `workload`."""
+        return self.simulator(spec, workload, self.cost_under(spec.config))
+
+    def simulator(self, spec: PolicySpec, workload: BuiltWorkload, cost: Cost) -> EngineCore:
+        """A new engine for one simulation of `workload`, its steps as long as `cost` says."""
+        executor = SimExecutor(cost, self.max_model_len, spec.config.traits.loop.over(cost.stages))
+        return self.engine_on(executor, spec, workload, self.new_kv(spec.config), cost, cost.stages)
+
+    def engine_on(
+        self,
+        executor: Executor,
+        spec: PolicySpec,
+        workload: BuiltWorkload,
+        kv: KVBlockManager,
+        estimator: StepEstimator | None,
+        stages: int = 1,
+    ) -> EngineCore:
+        """A new engine of so many `stages` for one run of `workload` on `executor`, whose KV memory is `kv`.
+
+        ScenarioError for drafts that `executor` cannot make, or whose worth is not said.
+        """
+        speculation = spec.config.traits.speculation
+        if speculation is not None:
+            if not isinstance(executor, SimExecutor):
+                spec.check_can_be_real()
+            luck = drawn_luck(spec, speculation, workload, self.traffic.classes)
+            if isinstance(executor, SimExecutor):
+                executor.luck = luck  # any other finds out
+        drain_ns = self.traffic.drain
+        return EngineCore(
+            new_scheduler(spec, kv, self.max_model_len, workload, estimator, stages),
+            executor,
+            Recorder(),
+            max_model_len=self.max_model_len,
+            max_waiting=self.max_waiting,
+            per_chunk_ns=workload.frontend.per_chunk,
+            per_stream_ns=workload.frontend.per_stream,
+            stop_ns=None if drain_ns is None else workload.window_ns[1] + drain_ns,
+            loop=spec.config.traits.loop.over(stages),
+        )
+
+
+def _groups(setup: Setup, replicas: ReplicasConfig) -> tuple[Group, ...]:
+    """The groups of replicas, each with a setup of its own, as if the scenario were about one of its engines."""
+    alone = replace(setup.scenario, file=replace(setup.scenario.file, replicas=None))
+    if replicas.groups is None:
+        return (Group("", replicas.total, replace(setup, scenario=alone)),)
+    found = []
+    for name, group in replicas.groups.items():
+        file = replace(
+            alone.file,
+            cost=alone.file.cost if group.cost is None else group.cost,
+            kv=alone.file.kv if group.kv is None else group.kv,
+        )
+        if file.kv.block_size != alone.file.kv.block_size:
+            raise ScenarioError(
+                f"{setup.scenario.places['replicas']}: replicas.groups.{name}: kv.block_size {file.kv.block_size} is"
+                f" not the scenario's {alone.file.kv.block_size}. Set the same."
+            )
+        try:
+            check_same_defaults(alone, file)
+            found.append(Group(name, group.count, Setup.of(replace(alone, file=file, places={}))))
+        except (ScenarioError, CalibrationError) as error:
+            where = setup.scenario.places["replicas"]
+            raise type(error)(f"{where}: replicas.groups.{name}: {error}") from None
+    return tuple(found)
+
+
+class _Trace(dict[int, TraceRows]):
+    """The rows of a scenario's trace by seed, read when first asked for."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__()
+        self._scenario = scenario
+
+    def __missing__(self, seed: int) -> TraceRows:
+        trace = self._scenario.file.workload.trace
+        if trace is None:
+            raise KeyError(seed)
+        rows = self[seed] = read_trace(replace(trace, rate_scale=None), self._scenario.base, seed)
+        return rows
