@@ -401,9 +401,8 @@ class Roofline(Cost):
     def describe(self) -> str:
         """One line for the head of a report."""
         deployment, error = self.deployment, self.error
-        degree = "".join(
-            f", {name} {count}" for name, count in (("tp", deployment.tp), ("pp", deployment.pp)) if count > 1
-        )
+        degrees = ("tp", deployment.tp), ("pp", deployment.pp)
+        degree = "".join(f", {name} {count}" for name, count in degrees if count > 1)
         error_text = f"error unknown: {error.source}" if isinstance(error, Unknown) else f"{KERNELS} {error}"
         return f"cost: roofline{degree}, not measured here ({error_text})"
 
