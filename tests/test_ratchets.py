@@ -41,7 +41,7 @@ LINES = {
     "policies.systems": 5750,
     "report": 1300,
     "report.page": 1650,
-    "report.pictures": 2650,
+    "report.pictures": 2700,
     "report.text": 2750,
     "results": 2700,
     "scenario": 4650,

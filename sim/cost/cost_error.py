@@ -47,8 +47,7 @@ class CostError:
 
 @dataclass(frozen=True)
 class Unknown:
-    """The error of a cost that was never compared with measurements; `source` says why. No number stands in its
-    place."""
+    """The error of a cost that was never compared with measurements, for the reason in `source`. It has no number."""
 
     source: str
 

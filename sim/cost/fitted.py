@@ -108,12 +108,8 @@ class Fitted(Cost):
     def recompute_ns(self, num_tokens: int) -> int:
         """ns of a step that computes the first `num_tokens` of one sequence, and nothing else."""
         terms, kernel = self.terms, 0 if self.kernel is None else self.kernel.recompute_ns(num_tokens)
-        own = (
-            terms.base
-            + terms.sequence
-            + terms.prompt_token * num_tokens
-            + terms.pair * num_tokens * (num_tokens + 1) // 2
-        )
+        own = terms.base + terms.sequence + terms.prompt_token * num_tokens
+        own += terms.pair * num_tokens * (num_tokens + 1) // 2
         own += sum(getattr(terms, f"rows_{n}") for n in ROW_STEPS if num_tokens >= n)
         return round(terms.kernel * kernel + own)
 

@@ -70,8 +70,7 @@ class ChunkCost:
     __post_init__ = check_ranges
 
     def ns(self, chunks: Any, tokens: Any, pairs: Any) -> Any:
-        """ns of `chunks` chunks with `tokens` tokens and `pairs` query-key pairs in total; of numbers, or of arrays
-        with one element per step."""
+        """ns of `chunks` with `tokens` and query-key `pairs` in total; of numbers, or of arrays of one a step."""
         return self.per_chunk * chunks + self.per_token * tokens + self.per_pair * pairs
 
 
@@ -419,8 +418,7 @@ def check_model(profile: Profile, model: ModelSpec) -> None:
 
 
 def work_of(model: ModelSpec) -> dict[str, Any]:
-    """The properties of a model that its kernels depend on, by name: hidden size, vocabulary and the kinds of its
-    layers.
+    """The properties of a model that its kernels depend on: hidden size, vocabulary and the kinds of its layers.
 
     Biases, norms and how matrices are tied cost no time that tables show.
     """

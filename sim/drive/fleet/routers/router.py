@@ -35,8 +35,7 @@ class ReadsLoads(Protocol):
     metrics_interval: int
 
     def observe(self, loads: Mapping[int, EngineLoad]) -> None:
-        """Called with the loads that engines report, by replica that takes requests. A missing replica has not reported
-        yet."""
+        """Called with the engines' loads, by replica that takes requests. A missing one has not reported yet."""
         ...
 
 
