@@ -26,6 +26,7 @@ from batchsim.drive.live import WallClock, live
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.protocols import StepEstimator
 from batchsim.kernel.record import Records
+from batchsim.kv.choice import new_kv
 from batchsim.workload.build import BuiltWorkload, known_requests
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ def new_core(
     ScenarioError if the runner's model is another one or its memory too small.
     """
     _check_runner(setup, runner)
-    kv = setup.new_kv(policy.config, ids=True)
+    kv = new_kv(policy.config, setup.kv.num_blocks, setup.kv.block_size, setup.num_swap_blocks, ids=True)
     traits = policy.config.traits
     executor = make(
         runner,

@@ -66,15 +66,8 @@ def serve(
     """
     if find_spec("h11") is None:
         raise ScenarioError("batchsim serve: needs h11, which is not installed. pip install 'batchsim[serve]'")
-    from batchsim.report.layout import fit
-    from batchsim.report.text.summary_text import report
-    from batchsim.scenario.setup import Setup
     from batchsim.serve.faults import read_faults
     from batchsim.serve.guard import is_loopback
-    from batchsim.serve.keep_served import keep_served
-    from batchsim.serve.metrics import Metrics
-    from batchsim.serve.paced import Paced
-    from batchsim.serve.run_server import check_address, run_server
 
     if not api_key and not is_loopback(host):
         raise ScenarioError(f"--host {host}: others could use the server. Add --api-key, or listen at 127.0.0.1.")
@@ -87,6 +80,14 @@ def serve(
     _check_engine(engine, device, weights, speed)
     faults = read_faults(fault or [], seed)
     loaded = faults.failing(read_scenario(scenario, set_, traces, "serve", allow_code=allow_code))
+    from batchsim.report.layout import fit  # which with the others takes long to import
+    from batchsim.report.text.summary_text import report
+    from batchsim.scenario.setup import Setup
+    from batchsim.serve.keep_served import keep_served
+    from batchsim.serve.metrics import Metrics
+    from batchsim.serve.paced import Paced
+    from batchsim.serve.run_server import check_address, run_server
+
     setup = Setup.of(loaded)
     spec = loaded.find(policy or loaded.specs[0].name)
     if policy is None and len(loaded.specs) > 1:

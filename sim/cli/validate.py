@@ -109,6 +109,7 @@ def _compare_live(
     asked: Asked, *, device: str, at: str | None, loads: str | None, repeats: int, seed: int, saved: Path | None
 ) -> None:
     """Runs the scenario live, or reads the runs `saved` in a folder; writes and prints how its simulation compares."""
+    loaded = asked.load()  # before what takes long to import
     from batchsim.check.validation.live_runs import ValidationSetup
     from batchsim.check.validation.planned_points import (
         check_profile,
@@ -122,7 +123,6 @@ def _compare_live(
 
     shares = None if at is None else parse_shares(at)
     stated = None if loads is None else parse_loads(loads)
-    loaded = asked.load()
     if loaded.load_name != "mean_rate" and stated is None and saved is None:
         check_loads(loaded)  # without saturations to take shares of, the loads must be stated
     setup = Setup.of(loaded)

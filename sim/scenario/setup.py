@@ -300,10 +300,9 @@ class Setup:
 
     # ---- engines
 
-    def new_kv(self, config: PolicyConfig, *, ids: bool = False) -> KVBlockManager:
-        """A block manager with all KV blocks free, of the kind that a policy's config asks for; with `ids`, which real
-        memory needs, it numbers them."""
-        return new_kv(config, self.kv.num_blocks, self.kv.block_size, self.num_swap_blocks, ids=ids)
+    def new_kv(self, config: PolicyConfig) -> KVBlockManager:
+        """A block manager with all KV blocks free, of the kind that a policy's config asks for."""
+        return new_kv(config, self.kv.num_blocks, self.kv.block_size, self.num_swap_blocks, ids=False)
 
     def engine(self, spec: PolicySpec, workload: BuiltWorkload) -> EngineCore:
         """A new engine under `spec` for one simulation of `workload`."""
