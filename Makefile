@@ -7,7 +7,9 @@ LIVE := $(VENV)/.live
 ALL := $(VENV)/.all
 TOOLS := $(VENV)/.tools
 MYPYC := $(VENV)/.mypyc
-# Modules are compiled as they are first imported, which most of torch, Ray and transformers never are.
+# Modules are compiled as they are first imported, which most of torch, Ray and transformers never are. Where the
+# environment forbids to keep that, every process of the tests would compile pandas, matplotlib and SciPy anew.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest
 NEED_TORCH := tests/live tests/cli/test_cli_live.py tests/cli/test_cli_validate.py
@@ -76,7 +78,7 @@ WHEEL := build/wheel
 test-wheel:
 	rm -rf build
 	$(PYTHON) -m venv $(WHEEL)
-	$(WHEEL)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt .
+	$(WHEEL)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt .
 	cd $(WHEEL) && bin/batchsim --version && bin/batchsim run bursty --set 'load={mean_rate: [2/s]}' --set seeds=1 --no-pictures
 	cd $(WHEEL) && bin/python -c 'from importlib import util, resources; assert not any(map(util.find_spec, ("sim", "calibrate", "scenarios"))); assert (resources.files("batchsim") / "py.typed").is_file()'
 

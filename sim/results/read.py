@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from pandas.api.types import is_numeric_dtype
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.files import read_json, reason_text
@@ -396,14 +397,16 @@ def _totals(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _numbers(frame: pd.DataFrame) -> pd.DataFrame:
     """Metric columns as float with NaN where the file has nothing."""
-    for column in frame.columns:
-        if column == "unstable":
-            frame[column] = frame[column].astype(str) == "True"
-        elif column == "vary":  # numbers if all are; the policies that the key is not of have none
-            texts = frame[column].astype(str).tolist()
-            numbers = pd.Series(pd.to_numeric(frame[column].replace("", np.nan), errors="coerce"))
+    columns: dict[str, Any] = {str(name): frame[name] for name in frame.columns}
+    for name, column in columns.items():
+        if name == "unstable":
+            columns[name] = column.astype(str) == "True"
+        elif name == "vary":  # numbers if all are; the policies that the key is not of have none
+            texts = column.astype(str).tolist()
+            numbers = pd.Series(pd.to_numeric(column.replace("", np.nan), errors="coerce"))
             if [text == "" for text in texts] == numbers.isna().tolist():
-                frame[column] = numbers
-        elif column not in _TEXT:
-            frame[column] = pd.to_numeric(frame[column].replace("", np.nan))
-    return frame
+                columns[name] = numbers
+        elif name not in _TEXT and not is_numeric_dtype(column):
+            empty = not any(column.tolist())  # most are, and to convert a column takes longer than to read it
+            columns[name] = pd.Series(np.nan, column.index) if empty else pd.to_numeric(column.replace("", np.nan))
+    return pd.DataFrame(columns)  # whole blocks: of a block a column, rows take twice as long to choose

@@ -42,7 +42,7 @@ def accepted(luck: DrawnLuck, ids: range, computed: int, drafts: int = 3, reques
 def test_each_position_is_accepted_in_its_share_of_steps() -> None:
     """Over requests, over positions of one request, and of fewer drafts the same first ones."""
     luck = DrawnLuck(0, {"": SHARES})
-    over_requests = np.array(accepted(luck, range(20_000), 100))
+    over_requests = np.array(accepted(luck, range(5_000), 100))
     of_one = np.array([accepted(luck, range(7, 8), 100 + at)[0] for at in range(3_000)])
     for found, tolerance in ((over_requests, 0.012), (of_one, 0.03)):
         assert [(found > n).mean() for n in range(3)] == pytest.approx(SHARES, abs=tolerance)
@@ -268,7 +268,7 @@ def test_a_probability_of_each_request_is_its_geometric_law() -> None:
     """Rounded to 0.4 %; requests beside it have theirs."""
     own = [0.0, 0.5, 1.0, 0.7011]
     luck = DrawnLuck.of_requests(0, 3, lambda request: own[request.id % 4])
-    found = np.array(accepted(luck, range(20_000), 50)).reshape(-1, 4)
+    found = np.array(accepted(luck, range(8_000), 50)).reshape(-1, 4)
     for column, p in zip(found.T, own, strict=True):
         assert [(column > n).mean() for n in range(3)] == pytest.approx([p, p**2, p**3], abs=0.02)
 
