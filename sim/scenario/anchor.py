@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from batchsim.base.errors import ScenarioError
 from batchsim.base.units import format_duration
 from batchsim.cost import Calibrated, Cost, Scaled
-from batchsim.cost.in_engine import in_engine, measured_of
+from batchsim.cost.in_engine import in_engine
 from batchsim.drive.simulate import simulate
 from batchsim.kernel.record import FINISHED
 from batchsim.scenario.deployment_config import Anchor, DeploymentConfig
@@ -41,9 +41,9 @@ def anchored(setup: Setup, spec: PolicySpec, anchor: Anchor) -> Cost:
     """The cost of `setup` with which the users of `anchor`, who ask again when answered, have its mean TPOT under
     `spec`; lengths are the scenario's.
 
-    An engine whose tables are known to be off by a constant is shifted in its steps of decodes; one whose prompts were
-    measured is stretched in them; of any other every step is stretched. ScenarioError if it is not within reach, or no
-    answer has two tokens.
+    Steps of decodes alone change where kernel tables are said to lack something of the engine: a time per output token
+    says nothing of prompts. They are shifted where the tables are known to be off by a constant, else stretched. Of
+    other costs every step is stretched. ScenarioError if it is not within reach, or no answer has two tokens.
     """
     form = form_of(setup, spec, anchor)
     x = solved(setup, spec, anchor.concurrency, anchor.tpot, form.at)
@@ -65,8 +65,7 @@ def form_of(setup: Setup, spec: PolicySpec, anchor: Anchor) -> Form:
                 lambda x: _adjusted(cost, shift_ns=(x - 1) * anchor.tpot),
                 lambda x: f"steps of decodes {(x - 1) * anchor.tpot / 1e6:+.3g} ms".replace("-", "−"),
             )
-        if preset.ahead and measured_of(cost.profile) is not None:
-            return Form(lambda x: _adjusted(cost, decode=x), lambda x: f"steps of decodes × {x:.4g}")
+        return Form(lambda x: _adjusted(cost, decode=x), lambda x: f"steps of decodes × {x:.4g}")
     return Form(lambda x: Scaled(cost, x), lambda x: f"every step's time × {x:.4g}")
 
 

@@ -5,7 +5,7 @@ import pytest
 from batchsim.base.errors import ScenarioError
 from batchsim.cost import Scaled
 from batchsim.scenario import load_scenario
-from batchsim.scenario.anchor import _looped, _tpot_ns, solved
+from batchsim.scenario.anchor import _looped, _tpot_ns, form_of, solved
 from batchsim.scenario.deployment_config import Anchor
 from batchsim.scenario.point import Setup
 
