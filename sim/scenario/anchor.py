@@ -9,7 +9,7 @@ from functools import cache
 from batchsim.base.errors import ScenarioError
 from batchsim.base.units import format_duration
 from batchsim.cost import Calibrated, Cost, Scaled
-from batchsim.cost.in_engine import in_engine, measured_of
+from batchsim.cost.in_engine import in_engine
 from batchsim.cost.presets import Preset
 from batchsim.drive.simulate import simulate
 from batchsim.kernel.core import EngineCore
@@ -39,9 +39,9 @@ class Form:
 def anchored(cost: Cost, preset: Preset | None, anchor: Anchor, engine: MakeEngine) -> Cost:
     """`cost` changed so that a closed loop of the users of `anchor` has its mean TPOT on the engines of `engine`.
 
-    An engine whose tables are known to be off by a constant is shifted in its steps of decodes; one whose prompts were
-    measured is stretched in them; of any other, `preset` None among them, every step is stretched. ScenarioError if it
-    is not within reach, or no answer has two tokens.
+    Steps of decodes alone change where kernel tables are said to lack something of the engine: a time per output token
+    says nothing of prompts. They are shifted where the tables are known to be off by a constant, else stretched. Of
+    other costs every step is stretched. ScenarioError if it is not within reach, or no answer has two tokens.
     """
     form = form_of(cost, preset, anchor)
     x = solved(engine, anchor, form.at)
@@ -61,8 +61,7 @@ def form_of(cost: Cost, preset: Preset | None, anchor: Anchor) -> Form:
                 lambda x: _adjusted(cost, shift_ns=(x - 1) * anchor.tpot),
                 lambda x: f"steps of decodes {(x - 1) * anchor.tpot / 1e6:+.3g} ms".replace("-", "−"),
             )
-        if preset.ahead and measured_of(cost.profile) is not None:
-            return Form(lambda x: _adjusted(cost, decode=x), lambda x: f"steps of decodes × {x:.4g}")
+        return Form(lambda x: _adjusted(cost, decode=x), lambda x: f"steps of decodes × {x:.4g}")
     return Form(lambda x: Scaled(cost, x), lambda x: f"every step's time × {x:.4g}")
 
 

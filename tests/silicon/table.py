@@ -50,7 +50,9 @@ def _table(by: str, points: Sequence[Point], group: Callable[[Row], str]) -> Ite
         if mine:
             yield _line(name, "batchsim", [(point.simulated, point.row) for point in mine])
             yield _line("", "aiconfigurator", [(point.own, point.row) for point in mine])
-            yield _line("", "batchsim, anchored", [(p.anchored, p.row) for p in mine if p.anchored])
+            anchored = [point for point in mine if point.anchored]
+            yield _line("", "batchsim, of the next line", [(point.simulated, point.row) for point in anchored])
+            yield _line("", "batchsim, anchored", [(point.anchored, point.row) for point in anchored])
     yield ""
 
 

@@ -13,6 +13,7 @@ from batchsim.results.heading import heading, measured_at
 from batchsim.scenario.load import parse_scenario
 from batchsim.scenario.setup import Setup
 from batchsim.workload.workload_config import Frontend
+from tests.unit.test_cost import step
 
 MS = 1_000_000
 TEXT = """
@@ -115,10 +116,29 @@ def test_the_way_to_an_engine_goes_by_its_name():
         setup_of("workload.frontend=vlm")
 
 
-def test_an_anchor_stretches_steps_and_says_so():
+@pytest.mark.parametrize("ahead", [True, False])
+def test_an_anchor_stretches_decodes_and_says_so(ahead):
+    """Of a GPU, type and model that were never measured in the engine, too, and in lockstep: a time per output token
+    says nothing of prompts, which take as long as before."""
+    policies = f"policies={{vllm: {{async_scheduling: {str(ahead).lower()}}}}}"
+    plain, found = setup_of(policies), setup_of(policies, "deployment.anchor={concurrency: 4, tpot: 12ms}")
+    assert measured_of(plain.cost.profile) is None
+    before, after = under(plain), under(found)
+    prompt, decodes = step(chunks=[(0, 200)]), step([1000] * 4)
+    assert after.step_ns(prompt) == before.step_ns(prompt)
+    longer_ns = after.step_ns(decodes) - before.step_ns(decodes)
+    assert longer_ns > MS
+    factor = 1 + longer_ns / before.without_host().step_ns(decodes)
+    said = "anchored to tpot 12 ms at concurrency 4: steps of decodes × "
+    (line,) = (line for line in found.cost.sources() if said in line)
+    assert line in heading(found) and float(line.removeprefix(said)) == pytest.approx(factor, rel=2e-3)
+
+
+def test_an_anchor_of_an_engine_without_a_preset_stretches_every_step():
     """Half as slow again as simulated at four users is found as a factor, in the heading and the sources."""
-    plain = setup_of()
-    anchored = setup_of("deployment.anchor={concurrency: 4, tpot: 12ms}")
+    sync = ("deployment.engine=sglang", "policies={sglang: {disable_overlap_schedule: true}}")
+    plain = setup_of(*sync)
+    anchored = setup_of(*sync, "deployment.anchor={concurrency: 4, tpot: 12ms}")
     cost = anchored.cost
     assert isinstance(cost, Scaled) and 1.2 < cost.factor < 3
     assert f"× {cost.factor:.4g}: anchored to tpot 12 ms at concurrency 4" in heading(anchored)
