@@ -1,4 +1,4 @@
-"""The requests of a workload from clients who never give up, to learn what an engine can do."""
+"""Workloads without patience, deadlines or a warm-up, to learn what an engine can do."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from batchsim.workload.workload_config import AllAtOnce, ClosedLoop, TraceLength
 def patient(
     workload: WorkloadConfig, arrivals: AllAtOnce | ClosedLoop, requests: int, **changes: Any
 ) -> WorkloadConfig:
-    """So many `requests` of the same lengths and classes that come by `arrivals`, all of them counted and none given
-    up; with further `changes` of fields."""
+    """`workload` with `requests` requests of its lengths and classes that come by `arrivals`, without deadlines,
+    patience, warm-up or a time limit; `changes`: further fields."""
     workload = workload.of_any_number
     rows = workload.lengths is None and workload.trace is not None
     return replace(

@@ -25,7 +25,7 @@ def new_scheduler(
     estimator: StepEstimator | None,
     stages: int = 1,
 ) -> Scheduler:
-    """A new scheduler of the policy `spec`, for an engine of so many `stages`.
+    """A new scheduler of the policy `spec`, for an engine of `stages` pipeline stages.
 
     Without a workload one that predicts lengths can be built but not run. ScenarioError where the policy cannot have a
     batch in each stage, or is no scheduler.

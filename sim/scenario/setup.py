@@ -108,8 +108,8 @@ class Setup:
         return replace(self, cost=anchored(self.cost, self.preset(specs[0].config), stated.anchor, engine))
 
     def engine_of_users(self, spec: PolicySpec, users: int, cost: Cost) -> tuple[EngineCore, BuiltWorkload]:
-        """An engine under `spec` whose steps take what `cost` says, and the requests that so many users ask it, from
-        one list, each when the one before is answered. ScenarioError for requests of tasks."""
+        """An engine under `spec` whose steps take what `cost` says, and a closed loop of `users` users that take their
+        requests from one list. ScenarioError for requests of tasks."""
         traffic = self.traffic
         if traffic.tasks is not None:
             raise ScenarioError("anchor: requests of tasks cannot be sent by users one by one. Drop anchor, or tasks.")
@@ -322,7 +322,7 @@ class Setup:
         estimator: StepEstimator | None,
         stages: int = 1,
     ) -> EngineCore:
-        """A new engine of so many `stages` for one run of `workload` on `executor`, whose KV memory is `kv`.
+        """A new engine of `stages` pipeline stages for one run of `workload` on `executor`, whose KV memory is `kv`.
 
         ScenarioError for drafts that `executor` cannot make, or whose worth is not said.
         """
