@@ -107,7 +107,7 @@ ROOMS = {
         guests=("calibrate.profile", "cli", "tools"),
     ),
     "calibrate.profile": Room(10, frozenset({"torch", "numpy"}), frozenset({"pynvml"}), guests=("cli", "tools")),
-    "calibrate": Room(10, frozenset({"numpy", "scipy", "pandas"}), guests=("cli", "tools")),
+    "calibrate": Room(10),
     "tools": Room(  # not installed, beside the package
         21,
         frozenset({"torch", "numpy", "scipy", "pandas", "aiohttp", "yaml", "typer"}),
@@ -124,7 +124,6 @@ ROOMS = {
 }
 """The rooms of batchsim by package, "" being batchsim itself."""
 
-LAPTOP = frozenset({"import_aiconfigurator"})  # what of calibrate is not for a GPU box
 BOX = frozenset(
     {"torch", "triton", "numpy", "pydantic", "yaml", "typer", "rich", "jinja2"}
 )  # the last comes with torch
@@ -300,7 +299,7 @@ def test_files_with_a_rule_of_their_own_exist() -> None:
     """No rule is left over from a file that is gone."""
     there = {(room_of(module), module.rpartition(".")[2]) for module in SOURCES}
     named = {(name, file) for name, room in ROOMS.items() for file in {*room.of_file, *room.impure}}
-    assert named <= there and {("calibrate", file) for file in LAPTOP} <= there
+    assert named <= there
 
 
 def test_a_gpu_machine_loads_what_it_has() -> None:
@@ -310,8 +309,7 @@ def test_a_gpu_machine_loads_what_it_has() -> None:
     wrong = {
         module: lacking
         for module in mine
-        if module.rpartition(".")[2] not in LAPTOP
-        and (lacking := {k: v for k, v in outsiders_loaded(module, sources).items() if k not in BOX})
+        if (lacking := {k: v for k, v in outsiders_loaded(module, sources).items() if k not in BOX})
     }
     assert wrong == {}
     assert "pandas" in outsiders_loaded("batchsim.metrics.kpis", sources | {"batchsim.metrics": "import pandas"})

@@ -4,8 +4,9 @@
 
 FOLDER holds `llm_step_composite.csv` and `kernel_tables/` of AIConfigurator (github.com/ai-dynamo/aiconfigurator
 @ 095f58a, Apache-2.0). For H200 and H100 the sums are read from the former; for A100 and L40S they are made here in the
-same way, of the latter, as `batchsim.calibrate.import_aiconfigurator` does. Seven numbers a GPU are fitted on two
-models, matmul and attention times each relative to their step (soft L1), so that neither makes up for the other.
+same way, of the latter: layers × (qkv + o + gate-up + down, linear in n and k between table entries) + output matmul
+(n = 65,536 scaled to the vocabulary) + layers × attention. Seven numbers a GPU are fitted on two models, matmul and
+attention times each relative to their step (soft L1), so that neither makes up for the other.
 """
 
 from __future__ import annotations
@@ -17,23 +18,19 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy.interpolate import RegularGridInterpolator
 from scipy.optimize import least_squares
 
 from batchsim.base.errors import BatchsimError, CalibrationError
 from batchsim.base.files import open_file, reason_text
-from batchsim.calibrate.import_aiconfigurator import (
-    Floats,
-    Times,
-    attention_times,
-    gemm_times,
-    head_ms,
-    layers_ms,
-    read_parquet,
-)
 from batchsim.cost.roofline import Roofline
 from batchsim.deployment import catalog
 from batchsim.deployment.catalog import MODELS
 from batchsim.deployment.model import Efficiencies, GpuSpec, ModelSpec
+
+Floats = NDArray[np.float64]
+Times = dict[tuple[int, int], float]
+Gemms = dict[int, RegularGridInterpolator]
 
 GPUS = {gpu.name: gpu for gpu in catalog.GPUS.values() if gpu.efficiencies.compared}
 """The GPUs of the catalog that are in the tables."""
@@ -62,6 +59,7 @@ CSV_MODELS = {
 }
 _DECODE_BATCHES = (1, 8, 16, 32, 64, 128, 256)
 _CONTEXTS = (512, 1024, 2048, 4096, 8192)
+_LARGEST_N = 65_536
 
 
 def fit(gpu: GpuSpec, sums: list[KernelSums]) -> Efficiencies:
@@ -139,18 +137,18 @@ def _from_composite(path: Path, system: str) -> list[KernelSums]:
 
 
 def _from_tables(folder: Path, system: str, version: str) -> list[KernelSums]:
-    gemms = gemm_times(read_parquet(folder / f"{system}_gemm_{version}_gemm_perf.parquet"))
+    gemms = _gemm_times(_read_parquet(folder / f"{system}_gemm_{version}_gemm_perf.parquet"))
     attention = {}
     for kind in ("context", "generation"):
         path = folder / f"{system}_attention_{version}_{kind}_attention_perf.parquet"
-        attention[kind] = read_parquet(path) if path.exists() else None
+        attention[kind] = _read_parquet(path) if path.exists() else None
     sums: list[KernelSums] = []
     for name in CSV_MODELS.values():
         model = MODELS[name]
-        times = {kind: attention_times(rows, model, kind) for kind, rows in attention.items() if rows is not None}
+        times = {kind: _attention_times(rows, model, kind) for kind, rows in attention.items() if rows is not None}
         points = _points(times.get("generation"))
         is_decode, batch, context = (np.array(column) for column in zip(*points, strict=True))
-        gemm_ms = [layers_ms(gemms, model, b if d else b * c) + head_ms(gemms, model, b) for d, b, c in points]
+        gemm_ms = [_layers_ms(gemms, model, b if d else b * c) + _head_ms(gemms, model, b) for d, b, c in points]
         attention_ms = [_attention_ms(times, d, b, c) * model.num_hidden_layers for d, b, c in points]
         sums.append(
             KernelSums(
@@ -161,6 +159,48 @@ def _from_tables(folder: Path, system: str, version: str) -> list[KernelSums]:
             )
         )
     return sums
+
+
+def _read_parquet(path: Path) -> pd.DataFrame:
+    """The table at `path`. OSError if it is no regular file."""
+    with open_file(path) as file:
+        return pd.read_parquet(file)
+
+
+def _gemm_times(table: pd.DataFrame) -> Gemms:
+    """By row count m a function of (n, k) to ms, linear between entries.
+
+    The table's one gap, at the largest n and k, is NaN and stays so.
+    """
+    times = table[table.gemm_dtype == "bfloat16"].groupby(["m", "n", "k"]).latency.median()
+    grids = {m: times.xs(m, level="m").unstack("k") for m in times.index.unique("m")}
+    return {m: RegularGridInterpolator((grid.index, grid.columns), grid.to_numpy()) for m, grid in grids.items()}
+
+
+def _layers_ms(gemms: Gemms, model: ModelSpec, tokens: int) -> float:
+    """ms of the four matmuls of all layers at `tokens`, a row count m of the table."""
+    hidden, q, kv, mlp = model.hidden_size, model.q_size, model.kv_size, model.intermediate_size
+    shapes = ((q + 2 * kv, hidden), (hidden, q), (2 * mlp, hidden), (hidden, mlp))
+    return model.num_hidden_layers * sum(float(gemms[tokens](shape)) for shape in shapes)
+
+
+def _head_ms(gemms: Gemms, model: ModelSpec, rows: int) -> float:
+    """ms of the output matmul for `rows`, a row count m of the table."""
+    return float(gemms[rows]((_LARGEST_N, model.hidden_size))) * model.vocab_size / _LARGEST_N
+
+
+def _attention_times(table: pd.DataFrame, model: ModelSpec, kind: str) -> Times:
+    """Median ms of one layer by (batch, tokens), from rows with `model`'s heads in bf16 and without a window."""
+    rows = table.loc[
+        (table.num_heads == model.num_attention_heads)
+        & (table.num_key_value_heads == model.num_key_value_heads)
+        & (table.head_dim == model.head_dim)
+        & (table.attn_dtype == "bfloat16")
+        & (table.kv_cache_dtype == "bfloat16")
+    ]
+    if "window_size" in rows:
+        rows = rows.loc[rows.window_size == 0]
+    return rows.groupby(["batch_size", "isl" if kind == "context" else "step"]).latency.median().to_dict()
 
 
 def _points(generation: Times | None) -> list[tuple[bool, int, int]]:

@@ -1,4 +1,4 @@
-"""`batchsim calibrate`: measures a model on a device, shows a profile, or makes one of public kernel tables."""
+"""`batchsim calibrate`: measures a model on a device, fits step costs to what others measured, or shows a profile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from batchsim.base.errors import CalibrationError
-from batchsim.base.files import write_text, writing
+from batchsim.base.files import writing
 from batchsim.base.ranges import INT32_MAX
 from batchsim.cli import complete, option
 from batchsim.cli.bench import calibrate_bench
@@ -225,7 +225,7 @@ def show(
 ) -> None:
     """Print a profile, and draw it with -o: measured against fitted, what is left over, the curves.
 
-    Example: batchsim calibrate show h200-llama-3.1-8b-aiconfigurator -o profile.png
+    Example: batchsim calibrate show llama-3.1-8b-h200-vllm-0.24.0 -o profile.png
     """
     from batchsim.cost.profile import load_profile
     from batchsim.report.text.profile_text import table
@@ -267,32 +267,6 @@ def compare(
         beyond += not within(found)
     if beyond:
         raise typer.Exit(1)
-
-
-@calibrate_app.command("import-aiconfigurator")
-@one_line_errors
-def import_aiconfigurator(
-    folder: Annotated[Path, typer.Argument(help="Folder of the kernel tables.")],
-    gpu: Annotated[str, typer.Option(help="System of the tables: h200_sxm, h100_sxm or a100_sxm.")],
-    model: Annotated[str, typer.Option(help="A catalog model.")],
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="The profile to write; default: its name.")] = None,
-) -> None:
-    """Make a profile of public kernel timings. It is labelled imported: no host time, no machine of yours.
-
-    Example: batchsim calibrate import-aiconfigurator tables/ --gpu h200_sxm --model llama-3.1-8b
-    """
-    from batchsim.calibrate.import_aiconfigurator import import_profile
-    from batchsim.cost.profile import KIND
-    from batchsim.report.text.profile_text import summary
-
-    if out is not None:
-        check_output(out, KIND, _ANOTHER)
-    profile = import_profile(folder, gpu, model)
-    path = Path(f"{profile.name}.json") if out is None else out
-    with writing(path, _ANOTHER):
-        write_text(path, profile.to_json(), KIND)
-    typer.echo(summary(profile))
-    typer.echo(str(path))
 
 
 @contextmanager

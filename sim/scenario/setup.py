@@ -256,7 +256,7 @@ class Setup:
     def workload(self, load: float, seed: int) -> BuiltWorkload:
         """The requests of a load and seed: the same for every policy.
 
-        ScenarioError if blocks of the KV cache would not fit into those by which the trace tells what prompts share.
+        ScenarioError if blocks of the KV cache would not fit into the blocks in which the trace states shared prompts.
         """
         change = {} if not self.load_name else {self.load_name: int(load) if self.load_name == "users" else load}
         workload = build_workload(

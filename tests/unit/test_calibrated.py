@@ -412,7 +412,11 @@ def test_a_config_json_profile_of_the_same_shape_fits(tmp_path: Path) -> None:
         ("h200-lama-3.1-8b-aiconfigurator", ScenarioError, r"small.yaml:3: .* Did you mean h200-llama-3.1-8b-"),
         ("tpu", ScenarioError, r"Known are h200, .*; a profile's own file ends in \.json"),
         ("nowhere.json", CalibrationError, r"small.yaml:3: nowhere.json: neither a shipped profile nor a file"),
-        ("h200-qwen3-8b-aiconfigurator", CalibrationError, r"small.yaml:3: .* of qwen3-8b with model_type qwen3"),
+        (
+            "{kind: profile, profile: qwen3-8b-h100-vllm-0.24.0}",
+            CalibrationError,
+            r"small.yaml:3: .* of Qwen/Qwen3-8B with vocab_size 151936; llama-3.1-8b has 128256",
+        ),
         (f"{{kind: profile, profile: {NAME}, tp: 2}}", ScenarioError, "small.yaml:3: cost.tp is not a field of cost"),
         (f"{{kind: profile, profile: {NAME}, host: {{base: 3}}}}", ScenarioError, "small.yaml:3: cost.host.base"),
         ("{kind: profile}", ScenarioError, "small.yaml:3: cost.profile is missing"),

@@ -273,7 +273,7 @@ def test_a_model_that_no_cost_can_time_runs_with_stated_times(tmp_path: Path) ->
     setup = Setup.of(load_scenario(str(tmp_path / "s.yaml")))
     assert simulate_point(setup, Point(setup.scenario.specs[0], 1.0, 0)).end_ns > 0
     message = r"moe\.json: num_experts means a mixture of experts, whose step times cannot be derived\. A deployment "
-    for cost in ("h200", "h200-qwen3-8b-aiconfigurator"):
+    for cost in ("h200", "h200-llama-3.1-8b-aiconfigurator"):
         with pytest.raises(ScenarioError, match=rf"--set cost={cost}: .*{message}"):
             Setup.of(load_scenario(str(tmp_path / "s.yaml"), overrides=[f"cost={cost}"]))
     with pytest.raises(ScenarioError, match=message):
