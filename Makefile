@@ -12,7 +12,7 @@ MYPYC := $(VENV)/.mypyc
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest
-NEED_TORCH := tests/live tests/cli/test_cli_live.py tests/cli/test_cli_validate.py
+NEED_TORCH := tests/live tests/unit/cli/test_live.py tests/unit/cli/test_validate.py
 # a real server in real time: alone, since what runs beside it would be measured
 
 .PHONY: real-engines real-clients help install demo demo-live test test-all test-rest test-wheel accelerated test-accelerated mutants mutants-sample bench docs lint format clean
@@ -99,7 +99,7 @@ test-accelerated: accelerated
 	$(BIN)/python -m tests.record_hashes --seeds 1 bursty systems >build/python.txt
 	cd $(TRIED) && PYTHONPATH=. ../../$(BIN)/python -m batchsim --version | grep compiled
 	cd $(TRIED) && PYTHONPATH=. ../../$(BIN)/python -m tests.record_hashes --seeds 1 bursty systems | diff - ../python.txt
-	cd $(TRIED) && PYTHONPATH=. ../../$(BIN)/python -m pytest tests/policies tests/cli/test_cli_own_code.py tests/unit/test_cost.py tests/unit/test_core.py tests/unit/test_decode.py tests/unit/test_journal.py tests/unit/test_kv.py tests/unit/test_record.py -m "not slow and not gpu" --numprocesses auto --dist loadfile
+	cd $(TRIED) && PYTHONPATH=. ../../$(BIN)/python -m pytest tests/unit/policies tests/unit/cli/test_own_code.py tests/unit/cost/test_cost.py tests/unit/kernel/test_core.py tests/unit/kernel/test_decode.py tests/unit/kernel/test_journal.py tests/unit/kv/test_kv.py tests/unit/kernel/test_record.py -m "not slow and not gpu" --numprocesses auto --dist loadfile
 
 mutants: $(TOOLS)
 	$(BIN)/python -m tests.mutants

@@ -8,7 +8,7 @@ operation is a KV block taken by a request, found in a cache or not, or given ba
 counted. `point-1x` is one point of `azure-conv` as sweeps do them: simulated, measured, written; `point-imported` and
 `point-tables` are the same at the costs of two profiles of one model and GPU, one made of the shapes of single kernels,
 one of a deployment: where a profile came from is to make no difference. `serve` is what a server spends on a token of
-many streams, `tests/serve/token_cost.py`. `day` is the shipped scenario of that name, in seconds of CPU and once. The
+many streams, `serving/token_cost.py`. `day` is the shipped scenario of that name, in seconds of CPU and once. The
 last line is of a
 whole sweep, points written, on one process and on two: 4 policies × 10 loads × 5 seeds of `chat` with 2,000 requests
 each. It runs on one and on two in turn, beside bare timeouts in one process and in two:
@@ -418,14 +418,14 @@ def main() -> None:
     for pair in map(json.loads, pairs):
         print(pair["text"])
         rows.append(pair)
-    command = [sys.executable, "-m", "tests.serve.token_cost", "--json"]
+    command = [sys.executable, "-m", "tests.support.serving.token_cost", "--json"]
     served = _medians(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
     print(
         f"serve: {served['us_per_token']:.1f} µs of CPU a token of many streams, beside writing it to its socket;"
         f" {served['share_of_simpy']:.4f} tokens per bare timeout"
     )
     rows.append({"name": "serve", **served})
-    command = [sys.executable, "-m", "tests.serve.lateness", "--json"]
+    command = [sys.executable, "-m", "tests.support.serving.lateness", "--json"]
     late = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     print(
         f"late: 99 % of the tokens of 1,000 streams of 50 a second by {late['serve_p99']:.1f} ms, of a server that does"

@@ -2,7 +2,7 @@
 
 At run time `batchsim.Poisson` is the config of a scenario's Poisson arrivals itself, which reads such a text and holds
 the number. A dataclass can say one type a field, though, so type checkers read these subclasses in its place; none is
-ever instantiated. `tests/unit/test_typed.py` holds their arguments to those of the configs.
+ever instantiated. `tests/unit/api/test_typed.py` holds their arguments to those of the configs.
 """
 
 from __future__ import annotations

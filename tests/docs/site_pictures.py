@@ -13,7 +13,7 @@ import tempfile
 from itertools import product
 from pathlib import Path
 
-from tests.unit.browser import Page, browser
+from tests.support.browser import Page, browser
 
 WIDTHS = (1280, 390)
 _WIDE = """[...document.querySelectorAll('article *')].filter((e) => {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.browser import CHROMIUM, browser
+from tests.support.browser import CHROMIUM, browser
 
 pytest.importorskip("material", reason="mkdocs-material is not installed")
 

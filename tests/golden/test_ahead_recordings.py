@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from planted import not_found
 
 from batchsim.check.conform import conform
+from tests.golden.planted import not_found
 
 GOLDEN = Path(os.environ.get("BATCHSIM_GOLDEN", ""))
 FOLDERS = {

@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 
 import pytest
-from planted import not_found
 
 from batchsim.check.conform import conform
+from tests.golden.planted import not_found
 
 FOLDER = Path(os.environ.get("BATCHSIM_GOLDEN", "")) / "tensorrt_llm"
 NO_FOLDER = "BATCHSIM_GOLDEN names no folder with tensorrt_llm recordings"

@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 
 import pytest
-from planted import not_found
 
 from batchsim.check.conform import conform
+from tests.golden.planted import not_found
 
 FOLDER = Path(os.environ.get("BATCHSIM_GOLDEN", "")) / "vllm-v1"
 NO_FOLDER = "BATCHSIM_GOLDEN names no folder with vllm-v1 recordings"

@@ -30,7 +30,7 @@ from batchsim.policies.families.preemption import PreemptiveConfig
 from batchsim.policies.families.preemptive import Preemptive
 from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
 from tests.live.engines import MAX_MODEL_LEN, generate
-from tests.unit.engine import arrival
+from tests.support.engine import arrival
 
 pytestmark = pytest.mark.gpu
 

@@ -24,7 +24,7 @@ from batchsim.kernel.tokens import output_stream
 from batchsim.kernel.types import Arrival, Sequence
 from batchsim.kv.choice import new_kv
 from batchsim.policies.registry import POLICIES
-from tests.unit.engine import Constant, Requests
+from tests.support.engine import Constant, Requests
 
 MAX_MODEL_LEN = 120
 

@@ -30,7 +30,7 @@ from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_config import ASYNCHRONOUS, VllmConfig
 from tests.live.checkpoints import SHAPE, checkpoint, expected
 from tests.live.engines import MAX_MODEL_LEN, generate, prompt_of
-from tests.unit.engine import Requests, arrival
+from tests.support.engine import Requests, arrival
 
 VOCAB = SHAPE["vocab_size"]
 KNOBS = {"async_scheduling": True, "enable_prefix_caching": False, "max_num_seqs": 4, "max_num_batched_tokens": 12}

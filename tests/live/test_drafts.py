@@ -43,7 +43,7 @@ from tests.conformance.runs import Case, Listed, built, cases
 from tests.live.checkpoints import SHAPE, checkpoint, expected
 from tests.live.engines import MAX_MODEL_LEN, Timed, generate, likeliest, prompt_of
 from tests.live.test_executor import of_prompts, runner_of
-from tests.unit.engine import arrival
+from tests.support.engine import arrival
 
 VOCAB = SHAPE["vocab_size"]
 REPEATING = RandomPrompts(6)  # of so few tokens that n-grams come again

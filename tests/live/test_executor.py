@@ -30,7 +30,7 @@ from tests.conformance.runs import MAX_MODEL_LEN as CASE_MODEL_LEN
 from tests.conformance.runs import Case, Listed, TokenCost, built, cases
 from tests.live.checkpoints import FAMILIES, SHAPE, checkpoint, expected
 from tests.live.engines import MAX_MODEL_LEN, Timed, generate, likeliest, prompt_of
-from tests.unit.engine import arrival, vllm
+from tests.support.engine import arrival, vllm
 
 VOCAB = SHAPE["vocab_size"]
 LENGTHS = [(17, 20), (5, 9), (30, 25), (11, 30), (3, 1), (22, 14)]  # prompt, output

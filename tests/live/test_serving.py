@@ -34,7 +34,7 @@ from batchsim.serve.metrics import Metrics
 from batchsim.serve.received import unplayed
 from batchsim.serve.server import Server
 from tests.live.checkpoints import checkpoint, expected
-from tests.serve.test_server import CHAT, COMPLETIONS, Client
+from tests.unit.serve.test_server import CHAT, COMPLETIONS, Client
 
 SMALL = "max_num_seqs: 4, max_num_batched_tokens: 16"
 POLICIES = {

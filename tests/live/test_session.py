@@ -30,7 +30,7 @@ from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 from batchsim.scenario import load_scenario
 from batchsim.scenario.setup import Setup
-from tests.predicted import predict
+from tests.support.predicted import predict
 
 SCENARIO = """\
 model: {model}

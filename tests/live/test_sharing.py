@@ -17,7 +17,7 @@ from batchsim.kernel.tokens import TokenIds, output_stream, prompt_stream
 from batchsim.kernel.types import Arrival, Request
 from tests.live.checkpoints import SHAPE, checkpoint, expected
 from tests.live.engines import MAX_MODEL_LEN, generate, prompt_of
-from tests.unit.engine import arrival
+from tests.support.engine import arrival
 
 VOCAB = SHAPE["vocab_size"]
 SYSTEM, DOCUMENT = prompt_stream(1), prompt_stream(2)

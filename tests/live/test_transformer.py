@@ -28,7 +28,7 @@ from batchsim.kernel.record import Recorder
 from batchsim.policies.families.static import Static, StaticConfig
 from batchsim.policies.systems.tf_serving import TfServing, TfServingConfig
 from tests.live.checkpoints import FAMILIES, SHAPE, checkpoint
-from tests.unit.engine import arrival
+from tests.support.engine import arrival
 
 VOCAB, BLOCK = SHAPE["vocab_size"], 16
 LIMITS = StepLimits(max_num_seqs=16, max_num_batched_tokens=400, max_model_len=200)

@@ -6,7 +6,7 @@ variants of a `best_of` the best one is asked. Unstable points, where seeds do n
 A run that stops when its interval happens to be narrow has an interval that is a little too narrow. Each look at the
 data adds to it, so there are at least MIN_SEEDS before the first, and from then on as many seeds at once as the spread
 so far calls for, at most as many as there are. Over values as skewed as waiting times such intervals contain the truth
-in nine of ten cases instead of 95 % (`tests/unit/test_precision.py`).
+in nine of ten cases instead of 95 % (`tests/unit/study/curves/test_precision.py`).
 """
 
 from __future__ import annotations

@@ -1,0 +1,5 @@
+"""Folders of the checkout."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]

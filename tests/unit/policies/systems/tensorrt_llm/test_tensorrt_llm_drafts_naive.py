@@ -1,0 +1,120 @@
+"""TensorRT-LLM with speculative decoding against plain loops over lists, call by call on random runs."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batchsim.base.errors import SchedulerStalled
+from batchsim.kernel.draft_group import DraftGroup, Ints
+from batchsim.kernel.kv_blocks import CountingKV
+from batchsim.kernel.types import Arrival, Sequence
+from batchsim.kv.reuse_tree import ReuseTreeKV
+from batchsim.policies.systems.tensorrt_llm.decoding_config import DecodingConfig
+from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig
+from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_drafts import TensorrtLlmWithDrafts
+from tests.plain.systems import EngineFailsError
+from tests.plain.tensorrt_llm_drafts import Drafting
+from tests.support.stepping import HostCost, Run, column, crowds, lanes, run, wasted
+from tests.support.whole_batches import BLOCK_SIZE, MAX_MODEL_LEN, requests
+from tests.unit.policies.systems.tensorrt_llm.test_tensorrt_llm_overlap import EVICTING, KNOBS
+from tests.unit.policies.systems.tensorrt_llm.test_tensorrt_llm_reuse import sharing
+
+CROWDS = st.one_of(crowds(), sharing())
+DRAFTS = {"drafts": st.integers(1, 5), "in_model": st.booleans(), "overlaps": st.booleans()}
+RUNS = st.fixed_dictionaries(KNOBS | DRAFTS)
+
+
+def right(request: int, position: int) -> bool:
+    return random.Random(f"{request} {position}").random() < 0.6
+
+
+class Luck:
+    """The same luck, as the executor asks for it."""
+
+    def key(self, seq: Sequence) -> int:
+        return seq.request.id
+
+    def accepted(self, group: DraftGroup, drafts: Ints) -> Ints:
+        counts = []
+        for seq, n, computed in zip(group.sequences, drafts.tolist(), group.context.tolist(), strict=True):
+            counts.append(next((j for j in range(n) if not right(seq.request.id, computed + 1 + j)), n))
+        return np.array(counts, np.int64)
+
+    def foreseen(self, group: DraftGroup) -> None:
+        return None
+
+    def proposed(self, group: DraftGroup, gained: Ints, seqs: list[Sequence]) -> None:
+        return None
+
+
+def compared(knobs: dict[str, Any], arrivals: list[Arrival], blocks: int) -> Run | None:
+    """The run, after proving its calls, waste and tokens' times those of the loop told naively; None if both fail."""
+    reuse, chunking, tokens, drafts = knobs["reuse"], knobs["chunking"], knobs["tokens"], knobs["drafts"]
+    overlaps, in_model = knobs["overlaps"], knobs["in_model"] or knobs["overlaps"]
+    kind: dict[str, Any] = {"decoding_type": "Eagle3", "eagle3_one_model": in_model, "max_draft_len": drafts}
+    config = TensorrtLlmConfig(
+        capacity_scheduler_policy=knobs["capacity"],
+        max_batch_size=knobs["size"],
+        max_num_tokens=max(tokens, drafts + 1) if chunking else max(tokens, 16),
+        enable_chunked_prefill=chunking is not None,
+        context_chunking_policy=chunking,
+        enable_block_reuse=reuse,
+        enable_prefix_aware_scheduling=knobs["aware"] if reuse else None,
+        disable_overlap_scheduler=not overlaps,
+        speculative_config=DecodingConfig(acceptance=0.6, **kind),
+    )
+    arrivals = [replace(arrival, cancel_ns=None) for arrival in arrivals]
+    kv = ReuseTreeKV if reuse else CountingKV
+    setting: dict[str, Any] = {"blocks": blocks, "kv": kv, "loop": config.traits.loop, "cost": HostCost()}
+    naive = Drafting(config, arrivals, blocks, BLOCK_SIZE, MAX_MODEL_LEN)
+    naive.drafts, naive.in_model, naive.right = drafts, in_model, right
+    try:
+        naive.run()
+    except EngineFailsError:
+        with pytest.raises(SchedulerStalled, match="was paused with"):
+            run(TensorrtLlmWithDrafts, config, arrivals, luck=Luck(), **setting)
+        return None
+    done = run(TensorrtLlmWithDrafts, config, arrivals, luck=Luck(), **setting)
+    assert done.records.requests["outcome"].tolist() == [0] * len(arrivals)
+    assert [(row.start_ns, row.items, row.preempted, row.free) for row in done.log] == naive.calls
+    if overlaps:
+        assert [(row[-1], in_vain) for row, in_vain in zip(lanes(done), wasted(done), strict=True)] == naive.processed
+    ours = zip(*(column(done, name) for name in ("request_id", "first_token_ns", "last_token_ns")), strict=True)
+    assert sorted(ours) == sorted((row.id, row.first_ns, row.last_ns) for row in naive.done)
+    return done
+
+
+@settings(max_examples=50, deadline=None)
+@given(knobs=RUNS, arrivals=CROWDS, blocks=st.integers(12, 18))
+def test_every_call_with_drafts_is_that_of_the_naive_loop(
+    knobs: dict[str, Any], arrivals: list[Arrival], blocks: int
+) -> None:
+    """When each call came, its work in order, pauses, free blocks, waste, and when tokens were out."""
+    compared(knobs, arrivals, blocks)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000, deadline=None)
+@given(knobs=RUNS, arrivals=CROWDS, blocks=st.integers(12, 18))
+def test_far_more_calls_with_drafts_are_those_of_the_naive_loop(
+    knobs: dict[str, Any], arrivals: list[Arrival], blocks: int
+) -> None:
+    """The same in many more cases."""
+    compared(knobs, arrivals, blocks)
+
+
+def test_the_naive_loop_pauses_with_drafts_in_flight_too() -> None:
+    """Four fill 12 blocks for long: pauses and steps too many are compared."""
+    knobs = {"capacity": EVICTING["capacity_scheduler_policy"], "size": 100, "tokens": 36, "reuse": True, "aware": True}
+    drafts = {"drafts": 3, "in_model": True, "overlaps": True}
+    done = compared({**knobs, **drafts, "chunking": None}, requests("0:7->16 0:7->16/20 0:5->9/11 9:3->12"), 12)
+    assert done is not None
+    assert len(done.preemptions()) > 2
+    assert sum(wasted(done)) > 0

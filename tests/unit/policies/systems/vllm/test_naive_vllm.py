@@ -1,0 +1,259 @@
+"""The vLLM policy with its prefix cache against a naive model of vLLM, step by step in random scenarios."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from batchsim.base.errors import SchedulerStalled
+from batchsim.kernel.batch import Batch, Idle
+from batchsim.kernel.core import EngineCore
+from batchsim.kernel.engine_loop import EngineLoop
+from batchsim.kernel.protocols import PolicyContext
+from batchsim.kernel.record import Recorder, Records
+from batchsim.kernel.sim_executor import SimExecutor
+from batchsim.kernel.tokens import Segment, TokenIds, output_stream, prompt_stream
+from batchsim.kernel.types import Arrival, Request, Sequence
+from batchsim.kv.prefix_cache import BlockHashKV
+from batchsim.policies.systems.vllm.vllm import Vllm
+from batchsim.policies.systems.vllm.vllm_config import VllmConfig
+from tests.plain.vllm import Naive, NaiveVllm, calls_in_flight
+from tests.support.engine import DRIVERS, Requests
+
+MAX_MODEL_LEN = 160
+STEP_NS = 10
+SCENARIOS = 60
+
+
+class Constant:
+    def step_ns(self, batch: Batch) -> int:
+        return STEP_NS
+
+
+def scenario(seed: int) -> tuple[VllmConfig, int, int, list[Arrival]]:
+    """Knobs, blocks, block size and requests, many of which share beginnings or go on from others' outputs."""
+    pick = random.Random(seed)
+    chunked = pick.random() < 0.8
+    budget = pick.choice([16, 40, 160]) if chunked else MAX_MODEL_LEN
+    size = pick.choice([1, 2, 4, 16])
+    requests = []
+    at = 0
+    for i in range(pick.randint(2, 25)):
+        at += pick.choice([0, 0, 0, 7, 10, 40, 200])
+        prompt = min(pick.choice([3, 16, 33, 64, 100]) + pick.randint(0, 5), MAX_MODEL_LEN - 1)
+        output = pick.choice([1, 3, 12, 40])
+        tokens = None if pick.random() < 0.25 else TokenIds.of(segments(pick, i, prompt))
+        request = Request(i, at, prompt, output + pick.choice([0, 0, 5]), priority=pick.randint(0, 2), tokens=tokens)
+        requests.append(Arrival(request, output))
+    config = VllmConfig(
+        enable_prefix_caching=pick.random() < 0.9,
+        async_scheduling=False,
+        max_num_seqs=(seqs := pick.choice([2, 5, 16])),
+        max_num_batched_tokens=budget,
+        policy=pick.choice(["fcfs", "priority"]),
+        enable_chunked_prefill=chunked,
+        long_prefill_token_threshold=pick.choice([0, 0, 5, 20]),
+        long_prefill_token_threshold_adaptive=pick.random() < 0.5,
+        scheduler_reserve_full_isl=pick.random() < 0.6,
+        watermark=pick.choice([0.0, 0.0, 0.1]),
+        max_num_active_seqs=pick.choice([None, None, seqs - 1]),
+        max_num_scheduled_tokens=pick.choice([None, None, budget - 5 if chunked else None]),
+    )
+    return config, -(-MAX_MODEL_LEN // size) + pick.choice([0, 2, 40 // size, 400 // size]), size, requests
+
+
+def segments(pick: random.Random, request_id: int, prompt: int) -> list[Segment]:
+    found: list[Segment] = []
+    left = prompt
+    while left:
+        stream = pick.choice([prompt_stream(0), prompt_stream(1), output_stream(pick.randint(0, request_id + 2))])
+        if found and pick.random() < 0.4:
+            stream = prompt_stream(100 + request_id)
+        length = min(pick.choice([1, 7, 16, 40, prompt]), left)
+        found.append((stream, pick.choice([0, 0, 0, 5]), length))
+        left -= length
+    return found
+
+
+def steps_of_naive(config: VllmConfig, num_blocks: int, size: int, arrivals: list[Arrival], limit: int) -> list[Any]:
+    engine = NaiveVllm(config, num_blocks, size, MAX_MODEL_LEN)
+    rows: list[Any] = []
+    now_ns, left = 0, list(arrivals)
+    while len(rows) < limit:
+        while left and left[0].request.arrival_ns <= now_ns:
+            arrival = left.pop(0)
+            engine.add(Naive(arrival.request, arrival.output_tokens or 0))
+        row = engine.step()
+        if row is not None:
+            rows.append((now_ns, *row))
+            now_ns += STEP_NS
+        elif left:
+            now_ns = left[0].request.arrival_ns
+        else:
+            return rows
+    return rows
+
+
+def steps_of_ours(config: VllmConfig, num_blocks: int, size: int, arrivals: list[Arrival], limit: int) -> list[Any]:
+    kv = BlockHashKV(num_blocks, size)
+    scheduler = Vllm(config, PolicyContext(kv, MAX_MODEL_LEN))
+    core = EngineCore(scheduler, SimExecutor(Constant(), MAX_MODEL_LEN), Recorder(), max_model_len=MAX_MODEL_LEN)
+    for arrival in arrivals:
+        core.submit(arrival)
+    rows: list[Any] = []
+    now_ns = 0
+    later = [arrival.request.arrival_ns for arrival in arrivals]
+    while core.has_work and len(rows) < limit:
+        work = core.schedule(now_ns, drain=False)
+        if isinstance(work, Idle):
+            now_ns = min(ns for ns in later if ns > now_ns)
+            continue
+        items = [[seq.request.id, n] for seq, n in work.items()]
+        cached = [[seq.request.id, n] for seq, n in work.cached]
+        preempted, free = [seq.request.id for seq in work.preempted], kv.num_free
+        end_ns = core.execute(work, now_ns)
+        finished = [event.request.id for event in core.complete(end_ns)]
+        kv.check()
+        waiting, running = scheduler.num_waiting, scheduler.num_running
+        rows.append((now_ns, items, cached, preempted, finished, free, kv.num_free, waiting, running))
+        now_ns = end_ns
+    if not core.has_work:
+        core.check_returned()
+    return rows
+
+
+def compare(seed: int) -> list[Any]:
+    config, num_blocks, size, arrivals = scenario(seed)
+    limit = 3000
+    naive = steps_of_naive(config, num_blocks, size, arrivals, limit)
+    try:
+        ours = steps_of_ours(config, num_blocks, size, arrivals, limit)
+    except SchedulerStalled:
+        pytest.fail(f"scenario {seed} stalls")
+    for number, (mine, theirs) in enumerate(zip(ours, naive, strict=False)):
+        assert mine == theirs, f"scenario {seed}, step {number}"
+    assert len(ours) == len(naive), f"scenario {seed}"
+    return ours
+
+
+def test_every_step_equals_the_naive_models() -> None:
+    """Scheduled tokens, hits, preemptions, finishes, free blocks and queues are equal; hits and preemptions occur."""
+    rows = [row for seed in range(SCENARIOS) for row in compare(seed)]
+    assert sum(bool(row[2]) for row in rows) > 50
+    assert sum(bool(row[3]) for row in rows) > 50
+
+
+@pytest.mark.slow
+def test_many_more_scenarios_equal_the_naive_models() -> None:
+    """Fifteen times as many."""
+    for seed in range(SCENARIOS, 16 * SCENARIOS):
+        compare(seed)
+
+
+HOST_NS = (2, 3)
+NAP_NS = 13
+
+
+class Lanes:
+    """Every stage takes 4 ns and 1 a token."""
+
+    def __init__(self, stages: int) -> None:
+        self.stages = stages
+
+    def stage_ns(self, tokens: int) -> int:
+        return 4 + tokens
+
+    def stages_ns(self, batch: Batch) -> tuple[int, ...]:
+        return (self.stage_ns(batch.num_prefill_tokens + batch.num_decode),) * self.stages
+
+    def device_ns(self, batch: Batch) -> int:
+        return sum(self.stages_ns(batch))
+
+    step_ns = device_ns
+
+    def lanes(self) -> Lanes:
+        return self
+
+    def host_ns(self, batch: Batch | None) -> tuple[int, int]:
+        return HOST_NS
+
+
+class Watched(Vllm):
+    """Writes down what each call takes and what comes of it."""
+
+    def __init__(self, config: VllmConfig, context: PolicyContext) -> None:
+        super().__init__(config, context)
+        self.rows: list[Any] = []
+
+    def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
+        work = super().schedule(now_ns, drain)
+        batch = None if isinstance(work, Idle) else work
+        items = [[seq.request.id, n] for seq, n in batch.items()] if batch else []
+        cached = [[seq.request.id, n] for seq, n in batch.cached] if batch else []
+        preempted = [seq.request.id for seq in batch.preempted] if batch else []
+        self.rows.append(("call", now_ns, items, cached, preempted, *self.queues))
+        return work
+
+    def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
+        ended = super().complete(batch, finished, now_ns)
+        assert isinstance(self.kv, BlockHashKV)
+        self.kv.check()
+        self.rows.append(("results", now_ns, [seq.request.id for seq in ended], None, *self.queues))
+        return ended
+
+    @property
+    def queues(self) -> tuple[int, int, int]:
+        return self.kv.num_free, self.num_waiting, self.num_running
+
+
+def compare_in_flight(seed: int, stages: int, ahead: bool) -> list[Any]:
+    """The rows of the calls, which equal the naive model's."""
+    config, num_blocks, size, arrivals = scenario(seed)
+    config = replace(config, async_scheduling=ahead)
+    loop, lanes = replace(config.traits.loop.over(stages), nap_ns=NAP_NS), Lanes(stages)
+    engine = NaiveVllm(config, num_blocks, size, MAX_MODEL_LEN, stages)
+    naive = list(islice(calls_in_flight(engine, arrivals, loop, HOST_NS, lanes.stage_ns), 20_000))
+    lived, scheduler = run_in_flight(config, num_blocks, size, arrivals, loop, lanes, "live")
+    simulated, _ = run_in_flight(config, num_blocks, size, arrivals, loop, lanes, "simulate")
+    for table in ("requests", "steps", "states", "lanes"):
+        assert getattr(simulated, table).tobytes() == getattr(lived, table).tobytes(), f"scenario {seed}, {table}"
+    wasted = iter(lived.lanes["wasted_tokens"].tolist())
+    ours = [(*row[:3], next(wasted), *row[4:]) if row[0] == "results" else row for row in scheduler.rows]
+    for number, (mine, theirs) in enumerate(zip(ours, naive, strict=False)):
+        assert mine == theirs, f"scenario {seed} of {stages} stages, {ahead=}, row {number}"
+    assert len(ours) == len(naive), f"scenario {seed}"
+    return ours
+
+
+def run_in_flight(
+    config: VllmConfig, num_blocks: int, size: int, arrivals: list[Arrival], loop: EngineLoop, lanes: Lanes, driver: str
+) -> tuple[Records, Watched]:
+    scheduler = Watched(config, PolicyContext(BlockHashKV(num_blocks, size), MAX_MODEL_LEN, loop=loop))
+    executor, recorder = SimExecutor(lanes, MAX_MODEL_LEN, loop), Recorder()
+    core = EngineCore(scheduler, executor, recorder, max_model_len=MAX_MODEL_LEN, loop=loop)
+    DRIVERS[driver](core, Requests(*arrivals))
+    core.check_returned()
+    return recorder.records(), scheduler
+
+
+MODES = [(stages, ahead) for stages in (1, 2, 3, 4) for ahead in (False, True) if stages > 1 or ahead]
+
+
+@pytest.mark.parametrize(("stages", "ahead"), MODES)
+def test_every_call_in_flight_equals_the_naive_models(stages: int, ahead: bool) -> None:
+    """Times, tokens, hits, preemptions, finishes, waste and queues are equal with several batches in flight."""
+    rows = [row for seed in (3, 19, 25, 30) for row in compare_in_flight(seed, stages, ahead)]
+    assert sum(bool(row[4]) for row in rows if row[0] == "call") > 10
+    assert any(row[3] for row in rows if row[0] == "results") == ahead
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stages", "ahead"), MODES)
+def test_many_more_calls_in_flight_equal_the_naive_models(stages: int, ahead: bool) -> None:
+    """Thirty times as many."""
+    for seed in range(SCENARIOS, 3 * SCENARIOS):
+        compare_in_flight(seed, stages, ahead)

@@ -1,0 +1,180 @@
+"""The page to look around in, in a real browser: what is clicked is what opens."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from batchsim.scenario import load_scenario
+from batchsim.study.curves.run import run_scenario
+from batchsim.view.looks import Looks
+from batchsim.view.view_server import ViewServer
+from tests.support.browser import CHROMIUM, Page, browser
+from tests.unit.view.test_view import SCENARIO
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")]
+
+LOAD = "Number(document.querySelector('#pick').selectedOptions[0].textContent.match(/at ([0-9.]+) req/)[1])"
+
+
+@pytest.fixture(scope="module")
+def looks(tmp_path_factory: pytest.TempPathFactory) -> Looks:
+    folder = tmp_path_factory.mktemp("clicks")
+    path = folder / "small.yaml"
+    path.write_text(SCENARIO.replace("9/s", "30/s"))
+    return Looks(run_scenario(load_scenario(str(path)), out=folder / "results"), [folder])
+
+
+@pytest.fixture(scope="module")
+def url(looks: Looks) -> Iterator[str]:
+    with ViewServer(looks, 0) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server.address
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with browser(tmp_path_factory.mktemp("profile")) as page:
+        yield page
+
+
+def opened(tab: Page, url: str, width: int = 1280, *, dark: bool = False) -> None:
+    tab.open(url, width, dark=dark)
+    tab.until("document.querySelector('#requests canvas') && document.querySelector('#timeline canvas')")
+
+
+def text(tab: Page, name: str) -> str:
+    return str(tab.run(f"document.getElementById('{name}').textContent"))
+
+
+def test_a_value_of_a_curve_opens_its_point(tab: Page, url: str, looks: Looks) -> None:
+    """The left end and the right end of the curves are the lower and the higher load."""
+    opened(tab, url)
+    over = "document.querySelectorAll('#curves .u-over')[1]"  # P99 TTFT
+    for share, load in ((0.03, 6.0), (0.97, 30.0)):
+        for tenth in range(10):  # somewhere down that end lies a value
+            tab.click(over, (share, 0.05 + tenth / 10))
+        tab.until(f"{LOAD} === {load}")
+
+
+def test_a_stretch_dragged_over_is_zoomed_into_down_to_one_step(tab: Page, url: str) -> None:
+    """And a double click, or the button, shows the whole run again."""
+    opened(tab, url)
+    whole = text(tab, "window")
+    tab.click("document.querySelector('#timeline .u-over')", (0.4, 0.5), to=(0.6, 0.5))
+    tab.until(f"document.getElementById('window').textContent !== {whole!r}")
+    tab.click("document.getElementById('one')")
+    tab.until("/all [123] steps/.test(document.getElementById('window').textContent)")
+    tab.click("document.getElementById('whole')")
+    tab.until(f"document.getElementById('window').textContent === {whole!r}")
+
+
+def test_a_request_tells_its_life_and_leads_to_who_stood_in_its_way(tab: Page, url: str, looks: Looks) -> None:
+    """One of the slowest that queued behind another, then that other."""
+    opened(tab, url)
+    number = 1  # the policy of four slots at the higher load
+    tab.run(f"document.getElementById('pick').value = {number}, document.getElementById('pick').onchange()")
+    slowest = [row["request_id"] for row in looks.requests(number, "ttft", None)["slowest"]]
+    chapters = [looks.request(number, request)["chapters"] for request in slowest]
+    heads = [next((chapter["head"] for chapter in each if chapter["head"] is not None), None) for each in chapters]
+    k = next(k for k, head in enumerate(heads) if head is not None)
+    tab.click(f"document.querySelectorAll('#slowest button')[{k}]")
+    tab.until(f"document.getElementById('request-title').textContent === 'Request {slowest[k]}'")
+    assert text(tab, "sentence") == looks.request(number, slowest[k])["sentence"]
+    tab.click("document.querySelector('#chapters button')")
+    tab.until(f"document.getElementById('request-title').textContent === 'Request {heads[k]}'")
+
+
+def test_a_lane_is_clicked_or_chosen_by_keys(tab: Page, url: str, looks: Looks) -> None:
+    """The first and the last lane are of the first and the last request; the life leads back to its stretch of time."""
+    opened(tab, url)
+    tab.until("document.querySelector('#lanes canvas')")
+    over = "document.querySelector('#lanes .u-over')"
+    for share, number in ((0.01, 0), (0.99, 39)):
+        tab.click(over, (0.5, share))
+        tab.until(f"document.getElementById('request-title').textContent === 'Request {number}'")
+    whole = text(tab, "window")
+    tab.click("document.getElementById('its-time')")
+    tab.until(f"document.getElementById('window').textContent !== {whole!r}")
+    tab.until("document.activeElement.id === 'lanes'")
+    assert "request 39" in text(tab, "lanes-keys")
+    tab.call("Input.dispatchKeyEvent", type="keyDown", key="0")
+    tab.until(f"document.getElementById('window').textContent === {whole!r}")
+    tab.until("document.getElementById('lanes-said').textContent.includes('all 40')")
+    for key in ("ArrowDown", "ArrowDown", "Enter"):
+        tab.call("Input.dispatchKeyEvent", type="keyDown", key=key)
+    tab.until("document.getElementById('request-title').textContent === 'Request 1'")
+
+
+def test_points_are_compared_and_a_knob_is_changed(tab: Page, url: str) -> None:
+    """The counts are of all requests; the knob's numbers are before and after."""
+    opened(tab, url)
+    tab.click("document.getElementById('pair')")
+    tab.until("document.querySelector('#pairs canvas')")
+    assert text(tab, "compared").startswith("TTFT of 40 requests.")
+    tab.until("document.querySelectorAll('#knobs input').length === 5")
+    assert tab.run("document.getElementById('simulate').disabled")
+    for key in ("policies.continuous.max_num_seqs", "cost_factor"):
+        tab.click(f"document.getElementById('knob-{key}')", (0.75, 0.5))
+    tab.until("!document.getElementById('simulate').disabled")
+    moved = tab.run("[...document.querySelectorAll('#knobs output.moved')].map((each) => each.textContent)")
+    assert len(moved) == 2
+    tab.click("document.getElementById('simulate')")
+    tab.until("document.querySelector('#queues canvas')")
+    assert text(tab, "changed").startswith(f"max_num_seqs {moved[0]}, cost_factor {moved[1]}")
+    assert text(tab, "error") == ""
+    tab.click("document.getElementById('reset')")
+    tab.until("document.getElementById('simulate').disabled")
+
+
+def test_the_browser_blocks_nothing_and_fetches_nothing_from_elsewhere(tab: Page, url: str) -> None:
+    """Nothing that the page does is against its own policy, and every request goes to its server."""
+    noted = (
+        "window.blocked = []; addEventListener('securitypolicyviolation', (e) => blocked.push(e.violatedDirective));"
+    )
+    added = tab.call("Page.addScriptToEvaluateOnNewDocument", source=noted)["identifier"]
+    opened(tab, url)
+    tab.click("document.querySelector('#slowest button')")
+    tab.until("document.getElementById('sentence').textContent && document.querySelector('#lanes canvas')")
+    tab.call("Page.removeScriptToEvaluateOnNewDocument", identifier=added)
+    assert tab.run("blocked") == []
+    fetched = tab.run("performance.getEntriesByType('resource').map((each) => each.name)")
+    assert len(fetched) > 8 and all(name.startswith(url) for name in fetched)
+
+
+def test_a_window_in_which_nobody_was_sent_says_so(tab: Page, url: str) -> None:
+    """No empty chart stands there; the whole run brings it back."""
+    opened(tab, url)
+    tab.click("document.getElementById('one')")
+    tab.until("/^(No request|None of)/.test(document.getElementById('counted').textContent)")
+    assert tab.run("document.querySelector('#requests canvas') === null && !document.querySelector('#slowest button')")
+    tab.until("document.querySelector('#lanes canvas')")
+    assert tab.run("document.querySelector('#lanes .u-over').clientHeight") >= 24
+    tab.click("document.getElementById('whole')")
+    tab.until("document.querySelector('#requests canvas') && document.querySelector('#slowest button')")
+
+
+def test_times_of_one_step_late_in_a_run_are_told_apart(tab: Page, url: str) -> None:
+    """Its two ends, which differ in milliseconds after seconds."""
+    opened(tab, url)
+    tab.click("document.getElementById('one')")
+    tab.until("/all [123] steps/.test(document.getElementById('window').textContent)")
+    start, _, end = text(tab, "window").partition(":")[0].partition(" to ")
+    assert start.endswith(" s") and end.endswith(" s") and 0.005 < float(end[:-2]) - float(start[:-2]) < 0.1
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("dark", [False, True])
+def test_no_width_makes_the_page_scroll_sideways(tab: Page, url: str, width: int, dark: bool) -> None:
+    """Nor does a theme leave text on its own colour."""
+    opened(tab, url, width, dark=dark)
+    tab.click("document.querySelector('#slowest button')")
+    tab.until("document.getElementById('sentence').textContent")
+    assert tab.run("document.documentElement.scrollWidth <= innerWidth")
+    ink, back = (tab.run(f"getComputedStyle(document.body).{name}") for name in ("color", "backgroundColor"))
+    assert ink == ("rgb(232, 232, 232)" if dark else "rgb(28, 28, 28)") and back != ink
