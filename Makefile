@@ -99,7 +99,7 @@ test-accelerated: accelerated
 	$(BIN)/python -m tests.record_hashes --seeds 1 bursty systems >build/python.txt
 	cd $(TRIED) && PYTHONPATH=. ../../$(BIN)/python -m batchsim --version | grep compiled
 	cd $(TRIED) && PYTHONPATH=. ../../$(BIN)/python -m tests.record_hashes --seeds 1 bursty systems | diff - ../python.txt
-	cd $(TRIED) && PYTHONPATH=. ../../$(BIN)/python -m pytest tests/unit/policies tests/unit/cli/test_own_code.py tests/unit/cost/test_cost.py tests/unit/kernel/test_core.py tests/unit/kernel/test_decode.py tests/unit/kernel/test_journal.py tests/unit/kv/test_kv.py tests/unit/kernel/test_record.py -m "not slow and not gpu" --numprocesses auto --dist loadfile
+	cd $(TRIED) && PYTHONPATH=. ../../$(BIN)/python -m pytest tests/unit/policies tests/unit/kernel tests/unit/kv tests/unit/cost/test_cost.py tests/unit/cli/test_own_code.py -m "not slow and not gpu" --numprocesses auto --dist loadfile
 
 mutants: $(TOOLS)
 	$(BIN)/python -m tests.mutants

@@ -1,4 +1,4 @@
-"""SGLang with speculative decoding told again as plain loops over lists, beside `naive_sglang`.
+"""SGLang with speculative decoding told again as plain loops over lists, beside `sglang.py`.
 
 Whether the draft of a token is right is a function of request and position, given by whoever compares.
 """
