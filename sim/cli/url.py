@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 from pathlib import Path
@@ -43,6 +42,8 @@ def calibrate_url(
 ) -> None:
     """Measures the server at `url` into a folder beside `out` and fits the engine of `scenario` to that; without a
     scenario the files are all. A stopped call goes on when it is given again."""
+    import asyncio
+
     try:
         from batchsim.fit.server.experiment import Runner
     except ModuleNotFoundError as error:
