@@ -29,7 +29,8 @@ def overloaded(setup: Setup, engines: int = 1) -> Setup:
         raise ScenarioError(f"{setup.scenario.name}: tasks cannot be piled up: a stage needs the answers before it.")
     slots = [spec.config.traits.max_num_seqs or 0 for spec in setup.scenario.specs]
     busy = patient(setup.traffic, AllAtOnce(), engines * max(REQUESTS, BATCHES * max(slots, default=0)))
-    return replace(setup, traffic=busy, load_name="", loads=(1.0,), max_waiting=None)
+    groups = tuple(replace(group, setup=replace(group.setup, traffic=busy, max_waiting=None)) for group in setup.groups)
+    return replace(setup, traffic=busy, load_name="", loads=(1.0,), max_waiting=None, groups=groups)
 
 
 def saturation_rps(records: Records) -> float:

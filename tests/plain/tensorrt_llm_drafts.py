@@ -1,4 +1,4 @@
-"""TensorRT-LLM with draft tokens told again, beside `tensorrt_llm_overlap.py`: KV token by token, as its manager has it.
+"""TensorRT-LLM with draft tokens again, beside `tensorrt_llm_overlap.py`: KV token by token, as its manager has it.
 
 Whether the draft of a token is right is a function of request and position, given by whoever compares. Overlapping or
 not: without, the host takes no time and a step begins when the one before it is over.

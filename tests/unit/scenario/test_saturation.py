@@ -41,6 +41,17 @@ def test_whole_batches_are_counted_whole(tmp_path: Path, size: int) -> None:
     assert rate == pytest.approx(size / 0.05)
 
 
+@pytest.mark.parametrize("router", ["round_robin", "least_tokens"])
+def test_a_bound_on_the_queue_does_not_count_under_overload(tmp_path: Path, router: str) -> None:
+    """Nor on the queue of each replica: two engines complete twice what one does."""
+    replicas = f"\nreplicas: {{count: 2, router: {{kind: {router}}}}}\nload:"
+    text = SCENARIO.replace("SIZE", "4").replace("\nload:", replicas)
+    for bound in ("", "max_waiting: 6\n"):
+        setup = setup_of(tmp_path, bound + text)
+        ((_, rate),) = saturations([(setup, setup.scenario.specs[0])], 1)
+        assert rate == pytest.approx(2 * 4 / 0.05)
+
+
 def test_where_nothing_completes_the_reason_is_told(tmp_path: Path) -> None:
     """Prompts that the pool cannot hold are rejected, which the words in the place of a rate say."""
     setup = setup_of(tmp_path, SCENARIO.replace("SIZE", "1").replace("tokens: 100000", "tokens: 16, block_size: 8"))
