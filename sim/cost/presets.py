@@ -49,7 +49,7 @@ class Preset:
         """A sentence on kernels inside the engine for the GPU, types and model of `profile`."""
         measured = measured_of(profile) if self.ahead else None
         if measured is None:
-            return UNMEASURED
+            return UNMEASURED if "anchor" not in profile.made else UNMEASURED.replace(":", ", then anchored:", 1)
         text = str(measured)
         return text if "anchor" not in profile.made else f"{text.partition(' (then')[0]}, then anchored"
 

@@ -1,1 +1,1 @@
-"""Drivers of engines: sources of requests, simulated time, a clock; a scenario that needs no YAML."""
+"""Drivers of engines: sources of requests, simulated time, a clock."""

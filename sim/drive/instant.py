@@ -1,6 +1,7 @@
 """The order of one instant, for every driver: an engine's loop that says what to wait for, and never waits itself.
 
-At one instant, in this order:
+At one instant, in this order, where the engine waits for each step (where it is ahead of results, the next step is
+launched before 1: `kernel/in_flight.py`):
 
 1. **Ends.** The step that ends is completed: tokens get their time, the policy frees finished sequences and returns
    responses. So a finish beats a cancel, and a cancel waits for the end of a step.
@@ -18,7 +19,7 @@ What happens at which end of a step:
     starts  Scheduler.schedule   takes KV for what it schedules; preempted sequences give theirs back
             EngineCore.execute   the executor returns duration and finished sequences; computed tokens and the group
                                  move on; the step's row is written
-            kernel/leaps*.py     rows of following steps that are alike and that nothing can interrupt
+            kernel/leaping.py    rows of following steps that are alike and that nothing can interrupt
     ends    EngineCore.complete  first and last tokens get their time (`Journal.tokens`)
             Scheduler.complete   frees the KV of finished sequences (whole-batch policies with their batch), lets done
                                  prompts decode, returns the responses

@@ -1,9 +1,8 @@
 """EngineCore: one engine's inbox, one scheduler, one executor and their records; cranked by a driver that owns time.
 
-At one instant things happen in this order: the step ends, cancels and deadlines take effect, arrivals enter by
-(time, id), the scheduler is asked. A finish beats a cancel. The driver calls `schedule`, `execute` and `complete` in
-turn, or as far ahead of each other as the engine's `loop` has it, pushes arrivals to `submit`, and passes on the events
-that come back; `batchsim.drive.instant` has the loops that do it.
+The driver calls `schedule`, `execute` and `complete` in turn, or as far ahead of each other as the engine's `loop` has
+it, pushes arrivals to `submit`, and passes on the events that come back. `batchsim.drive.instant` has the loops that do
+it and, at its head, the order of an instant.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ each batch changes. A sequence begins in state 0 (queued). In the order in which
     nowhere, after a chunk in the      PREFILL, RECOMPUTE              SAT_OUT     the policy's, "token_budget"
       last step, its prompt not done                                               without one [2]
     sampled, as the step ends          PREFILL, RECOMPUTE              DECODE
-    finished, as the step ends         any                             ENDED       (the request's row has the outcome)
+    finished, as the step ends; or     any                             ENDED       (the request's row has the outcome)
+      cancelled, rejected, unfinished
 
 1. Ahead of results only with a reason, and then from PREFILL and RECOMPUTE too: a sequence with its last token in
    flight is not scheduled again and does not sit out; one with its first token in flight could decode.

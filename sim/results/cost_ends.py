@@ -15,6 +15,7 @@ from batchsim.cost import CostError
 from batchsim.metrics.latencies import LATENCIES, TASK_E2E
 from batchsim.metrics.measure import Combined, combine, measured_of
 from batchsim.metrics.stability import is_within_error
+from batchsim.metrics.table import STATISTICS
 
 FAST, SLOW = "fast", "slow"
 
@@ -67,7 +68,7 @@ def meets(point: Combined) -> bool:
 def has_ends(metric: str) -> bool:
     """Whether summary.csv has both ends of a metric."""
     name, _, of = metric.removesuffix("_s").rpartition("_")
-    latency = (name in LATENCIES or name == TASK_E2E) and of in ("mean", "p50", "p90", "p99")
+    latency = (name in LATENCIES or name == TASK_E2E) and of in STATISTICS
     return latency or metric.partition("[")[0] in ("in_slo", "slo_margin", "ttft_p99_s")
 
 

@@ -407,6 +407,7 @@ def _numbers(frame: pd.DataFrame) -> pd.DataFrame:
             if [text == "" for text in texts] == numbers.isna().tolist():
                 columns[name] = numbers
         elif name not in _TEXT and not is_numeric_dtype(column):
-            empty = not any(column.tolist())  # most are, and to convert a column takes longer than to read it
+            # Most are, and to convert a column takes longer than to read it.
+            empty = all(value == "" for value in column.tolist())
             columns[name] = pd.Series(np.nan, column.index) if empty else pd.to_numeric(column.replace("", np.nan))
     return pd.DataFrame(columns)  # whole blocks: of a block a column, rows take twice as long to choose

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.units import format_duration
-from batchsim.cost import Calibrated, Cost, Scaled
+from batchsim.cost import Calibrated, Cost, Scaled, Unknown
 from batchsim.cost.in_engine import in_engine
 from batchsim.cost.presets import Preset
 from batchsim.drive.simulate import simulate
@@ -27,6 +28,10 @@ _CLOSE = 1e-3  # of the measured time: far below the spread of repeats
 _NARROW = 1e-5  # of x: between two so close TPOT jumps
 
 
+class OutOfReach(ScenarioError):  # noqa: N818
+    """No x between LEAST and MOST meets the measured point."""
+
+
 @dataclass(frozen=True)
 class Form:
     """A way in which steps may differ from what they are said to take: `at(x)` is the cost, at 1 the one that there is.
@@ -37,32 +42,47 @@ class Form:
 
 
 def anchored(cost: Cost, preset: Preset | None, anchor: Anchor, engine: MakeEngine) -> Cost:
-    """`cost` changed so that a closed loop of the users of `anchor` has its mean TPOT on the engines of `engine`.
-
-    Steps of decodes alone change where kernel tables are said to lack something of the engine: a time per output token
-    says nothing of prompts. They are shifted where the tables are known to be off by a constant, else stretched. Of
-    other costs every step is stretched. ScenarioError if it is not within reach, or no answer has two tokens.
+    """`cost` changed so that a closed loop of the users of `anchor` has its mean TPOT on the engines of `engine`, in
+    the first form of `forms_of` that meets it. ScenarioError if none does, or no answer has two tokens.
     """
-    form = form_of(cost, preset, anchor)
-    x = solved(engine, anchor, form.at)
-    found = form.at(x)
-    if not isinstance(found, Calibrated):
+    forms = forms_of(cost, preset, anchor)
+    number, x = first_met(engine, anchor, forms)
+    form = forms[number]
+    changed = form.at(x)
+    if not isinstance(changed, Calibrated):
         return Scaled(cost, x, str(anchor))
     text = f"anchored to {anchor}: {form.text(x)}"
-    profile = found.profile
-    return found.of(replace(profile, made=profile.made | {"anchor": text}, notes=(*profile.notes, text)))
+    profile = changed.profile
+    return changed.of(replace(profile, made=profile.made | {"anchor": text}, notes=(*profile.notes, text)))
 
 
-def form_of(cost: Cost, preset: Preset | None, anchor: Anchor) -> Form:
-    """How the steps of a deployment differ from its tables, by what is known of its engine, `preset`."""
-    if preset is not None and isinstance(cost, Calibrated):
-        if preset.form == "shift":
-            return Form(
-                lambda x: _adjusted(cost, shift_ns=(x - 1) * anchor.tpot),
-                lambda x: f"steps of decodes {(x - 1) * anchor.tpot / 1e6:+.3g} ms".replace("-", "−"),
-            )
-        return Form(lambda x: _adjusted(cost, decode=x), lambda x: f"steps of decodes × {x:.4g}")
-    return Form(lambda x: Scaled(cost, x), lambda x: f"every step's time × {x:.4g}")
+def forms_of(cost: Cost, preset: Preset | None, anchor: Anchor) -> tuple[Form, ...]:
+    """How steps may differ from `cost`, the likeliest first; the last is that every step does, by a factor.
+
+    Kernel tables of an engine that `preset` knows differ in steps of decodes alone, by a constant or a factor: a time
+    per output token says nothing of prompts. Where it is mostly prompts' that form meets no point. Of a cost with an
+    unknown error, as of collectives over PCIe, every step is in doubt.
+    """
+    every = Form(lambda x: Scaled(cost, x), lambda x: f"every step's time × {x:.4g}")
+    if preset is None or not isinstance(cost, Calibrated) or isinstance(cost.error, Unknown):
+        return (every,)
+    if preset.form == "shift":
+        decodes = Form(
+            lambda x: _adjusted(cost, shift_ns=(x - 1) * anchor.tpot),
+            lambda x: f"steps of decodes {(x - 1) * anchor.tpot / 1e6:+.3g} ms".replace("-", "−"),
+        )
+    else:
+        decodes = Form(lambda x: _adjusted(cost, decode=x), lambda x: f"steps of decodes × {x:.4g}")
+    return decodes, every
+
+
+def first_met(engine: MakeEngine, anchor: Anchor, forms: Sequence[Form]) -> tuple[int, float]:
+    """The number of the first of `forms` in which the point is within reach, and the x with which it is met.
+    ScenarioError if that is none."""
+    for number, form in enumerate(forms[:-1]):
+        with suppress(OutOfReach):
+            return number, solved(engine, anchor, form.at)
+    return len(forms) - 1, solved(engine, anchor, forms[-1].at)
 
 
 def _adjusted(cost: Calibrated, **how: float) -> Calibrated:
@@ -72,7 +92,8 @@ def _adjusted(cost: Calibrated, **how: float) -> Calibrated:
 def solved(engine: MakeEngine, anchor: Anchor, at: Callable[[float], Cost]) -> float:
     """The x with which the engine under the cost `at(x)` has the mean TPOT of `anchor`, by Brent's method.
 
-    ScenarioError if x is not between LEAST and MOST, or no answer has two tokens.
+    OutOfReach if x is not between LEAST and MOST; ScenarioError if TPOT jumps over the point, or no answer has two
+    tokens.
     """
     from scipy.optimize import root_scalar
 
@@ -91,7 +112,7 @@ def solved(engine: MakeEngine, anchor: Anchor, at: Callable[[float], Cost]) -> f
         return 1.0
     end = MOST if off(1.0) < 0 else LEAST
     if off(1.0) * off(end) > 0:
-        raise ScenarioError(
+        raise OutOfReach(
             f"{where} is {1 / (1 + off(1.0)):.3g} times what is simulated, and step times are stretched by {LEAST:g} to"
             f" {MOST:g} at most. Correct the point or the deployment."
         )

@@ -53,6 +53,10 @@ def words_for(kind: type, name: str) -> str:
     if name == "kind":
         return f"The kind: {sentences[0].rstrip('.;')}"
     said = [sentence.rstrip(".;") for sentence in sentences if f"`{name}`" in sentence]
+    if not said and name not in KEY_WORDS:
+        raise KeyError(
+            f"{kind.__name__}.{name} has no words for the schema: name it in the docstring or in key_words.py"
+        )
     return ". ".join(said) if said else KEY_WORDS[name]
 
 

@@ -30,7 +30,7 @@ from tests.conformance.runs import MS, Case, built, cases
 from tests.conformance.test_conformance import RANDOM, same
 
 GIVEN: dict[str, dict[str, Any]] = {"prefix_affinity": {"prefix_tokens": 16, "load_factor": 1.25}}  # without a default
-GIVEN["llm_d"] = {"metrics_interval": 2 * MS}
+GIVEN["llm_d"] = {"metrics_interval": 2 * MS}  # short enough for these loads
 CONFIGS = {kind: config(**GIVEN.get(kind, {})) for kind, config in ROUTERS.items()}
 APART = sorted(kind for kind, config in CONFIGS.items() if hears_answers_only(config.build(7)))
 

@@ -26,7 +26,7 @@ import numpy as np
 from batchsim.base.errors import BatchsimError
 from batchsim.kernel.record import FINISHED
 from batchsim.scenario import Point as Simulated
-from batchsim.scenario.anchor import form_of, solved
+from batchsim.scenario.anchor import Form, first_met, forms_of
 from batchsim.scenario.deployment_config import Anchor
 from batchsim.scenario.load import parse_scenario
 from batchsim.scenario.point import simulate_point
@@ -85,9 +85,9 @@ def _deployments(rows: Sequence[Row]) -> list[list[Row]]:
 def _points(rows: Sequence[Row], kept: dict[str, tuple[float, float]]) -> Iterator[Point]:
     """The points of one deployment."""
     anchor = min(rows, key=lambda row: (abs(log(row.concurrency / _ANCHOR)), row.isl, row.osl, row.id))
-    point, x = Anchor(anchor.concurrency, round(anchor.tpot_ms * 1e6)), None
+    point, met = Anchor(anchor.concurrency, round(anchor.tpot_ms * 1e6)), None
     with suppress(BatchsimError):  # out of reach, which its simulated points show, or not to be simulated, as they say
-        x = _anchored(_setup(anchor), point)
+        met = _met(_setup(anchor), point)
     for row in rows:
         own = kept[row.id] if row.id in kept else own_estimate(row)
         try:
@@ -96,18 +96,21 @@ def _points(rows: Sequence[Row], kept: dict[str, tuple[float, float]]) -> Iterat
             yield Point(row, None, None, own, _short(str(error)))
             continue
         by_anchor = None
-        if x is not None and row is not anchor:
-            setup = _setup(row)
-            cost = form_of(setup.cost, setup.preset(setup.scenario.specs[0].config), point).at(x)
-            by_anchor = simulated(replace(setup, cost=cost))
+        if met is not None and row is not anchor:
+            setup, (number, x) = _setup(row), met
+            by_anchor = simulated(replace(setup, cost=_forms(setup, point)[number].at(x)))
         yield Point(row, found, by_anchor, own)
 
 
-def _anchored(setup: Setup, point: Anchor) -> float:
-    """What the steps of `setup` are changed by to meet a measured point, as `deployment.anchor` has it."""
-    spec = setup.scenario.specs[0]
-    form = form_of(setup.cost, setup.preset(spec.config), point)
-    return solved(partial(setup.engine_of_users, spec, point.concurrency), point, form.at)
+def _forms(setup: Setup, point: Anchor) -> tuple[Form, ...]:
+    return forms_of(setup.cost, setup.preset(setup.scenario.specs[0].config), point)
+
+
+def _met(setup: Setup, point: Anchor) -> tuple[int, float]:
+    """In which form, and by how much, the steps of `setup` change to meet a measured point, as `deployment.anchor` has
+    it."""
+    engine = partial(setup.engine_of_users, setup.scenario.specs[0], point.concurrency)
+    return first_met(engine, point, _forms(setup, point))
 
 
 def _setup(row: Row) -> Setup:

@@ -182,7 +182,7 @@ def _unit(source: TraceSource, config: TraceConfig, name: str, unit: TimeUnit | 
         return unit
     if unit is None:
         raise TraceError(f"{source.path}: time_unit {asked} is given, the file has no times. Drop time_unit.")
-    if _FORMATS[name].columns is not _TIMESTAMP_FAMILY or name == "qwen":
+    if _FORMATS[name].columns != _TIMESTAMP_FAMILY or name == "qwen":
         raise TraceError(f"{source.path}: times of format {name} are {unit}, not {asked}. Drop time_unit.")
     return asked
 
@@ -192,7 +192,7 @@ def _recognised(source: TraceSource, config: TraceConfig) -> Layout:
     listed = f"{source.container} with the columns"
     for name, format_ in _FORMATS.items():
         columns, unit = format_.columns, format_.unit
-        if columns is _TIMESTAMP_FAMILY:  # several formats have these names
+        if columns == _TIMESTAMP_FAMILY:  # several formats have these names
             continue
         if {columns.prompt, columns.output} <= names and columns.arrival in names:
             reason = f"{listed} {columns.arrival}, {columns.prompt}, {columns.output}"

@@ -131,7 +131,19 @@ def test_an_anchor_stretches_decodes_and_says_so(ahead):
     factor = 1 + longer_ns / before.without_host().step_ns(decodes)
     said = "anchored to tpot 12 ms at concurrency 4: steps of decodes × "
     (line,) = (line for line in found.cost.sources() if said in line)
+    assert "kernels as the tables have them, then anchored: no measurement" in heading(found)
     assert line in heading(found) and float(line.removeprefix(said)) == pytest.approx(factor, rel=2e-3)
+
+
+def test_an_anchor_that_decodes_cannot_meet_stretches_every_step():
+    """With long prompts and short answers a token takes what prompts beside it take; so it does over PCIe, where no
+    step's error is known."""
+    long = TEXT.replace("tokens: 256", "tokens: 6000").replace("len: 4096", "len: 8192")
+    found = setup_of("deployment.anchor={concurrency: 16, tpot: 22ms}", text=long)
+    assert isinstance(found.cost, Scaled) and 0.3 < found.cost.factor < 0.6
+    pcie = TEXT.replace("meta-llama/Llama-3.1-8B", "Qwen/Qwen3-32B").replace("gpu: h100", "gpu: l40s, tp: 2")
+    cards = setup_of("deployment.anchor={concurrency: 4, tpot: 80ms}", text=pcie)
+    assert isinstance(cards.cost, Scaled) and cards.cost.factor > 1
 
 
 def test_an_anchor_of_an_engine_without_a_preset_stretches_every_step():
