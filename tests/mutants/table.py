@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+from functools import cache
 from pathlib import PurePosixPath
 
 from batchsim.policies.registry import POLICIES
@@ -98,23 +99,32 @@ TESTS = {
 
 
 def tests_of(path: str) -> frozenset[str]:
-    """The test files of a mutated file: those of the most exact pattern; without one a policy's own, or none."""
+    """The tests of a mutated file, by the names that `located` gives: those of the most exact pattern; without one a
+    policy's own, or none."""
     patterns = [pattern for pattern in TESTS if fnmatch.fnmatch(path, pattern)]
     kind = PurePosixPath(path).stem
     if not patterns and kind not in POLICIES:
         return frozenset()
     names = TESTS[max(patterns, key=len)].split() if patterns else [f"test_{kind}", f"conformance:{kind}"]
-    return frozenset([*names, "test_config_bounds"] if path.startswith("sim/policies/") else names)
+    return frozenset(map(located, [*names, "test_config_bounds"] if path.startswith("sim/policies/") else names))
 
 
-def test_file(name: str) -> str:
-    """The path of what `TESTS` calls `name`."""
-    name = "test_conformance" if ":" in name else name
-    paths = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob(f"{name.rpartition('/')[2]}.py")]
-    files = [path for path in paths if path.endswith(f"/{name}.py")]
+@cache
+def located(name: str) -> str:
+    """The path in tests/, without `.py`, of the one file that `TESTS` calls `name`; `conformance:KIND` is a name of its
+    own. Ends the program if it is of none, or of several."""
+    if ":" in name:
+        return name
+    paths = [path.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests").rglob("test_*.py")]
+    files = [path.removesuffix(".py") for path in paths if f"/{path}".endswith(f"/{name}.py")]
     if len(files) != 1:
         raise SystemExit(f"TESTS in {__file__} names {name}, which is of {len(files)} files of tests/. Name the one.")
     return files[0]
+
+
+def test_file(name: str) -> str:
+    """The path of the file of tests that `tests_of` names."""
+    return "tests/conformance/test_conformance.py" if ":" in name else f"tests/{name}.py"
 
 
 def check(paths: list[str]) -> None:
@@ -122,5 +132,3 @@ def check(paths: list[str]) -> None:
     for path in paths:
         if not tests_of(path):
             raise SystemExit(f"{path} is in no row of TESTS in {__file__}. Add its tests there.")
-        for name in tests_of(path):
-            test_file(name)

@@ -62,6 +62,8 @@ class Tester:
         work: list[tuple[Mutant, list[pytest.Item]]] = []
         for mutant in self.mutants:
             items = [item for name in sorted(tests_of(mutant.path)) for item in groups[name]]
+            if not items:
+                raise SystemExit(f"{mutant.path}: none of its tests was collected")
             work.append((mutant, sorted(items, key=lambda item: self.seconds[item.nodeid])))
         _forked(work, self.jobs, self._test, lambda one, status: self.notify(one[0], status != 0))
         return True
@@ -93,7 +95,7 @@ class Tester:
 
 
 def _group(item: pytest.Item) -> str:
-    """What `TESTS` calls the file of a test."""
+    """What `tests_of` calls the file of a test."""
     name = str(item.path.relative_to(Path("tests").resolve()).with_suffix(""))
     if name != "conformance/test_conformance":
         return name
