@@ -41,7 +41,8 @@ _CHUNK_BYTES = 1 << 20
 _HEAD_BYTES = 1 << 12
 _ESCAPED = "backslashreplace"
 _STREAMS = ("/dev/fd/", "/dev/stdout", "/dev/stderr", "/proc/")  # files of processes, which a new one must not replace
-_read: ContextVar[set[tuple[int, int]] | None] = ContextVar("_read", default=None)  # device and number of each file
+# The path of each file by its device and number, which another file gets once that one is gone.
+_read: ContextVar[dict[tuple[int, int], str] | None] = ContextVar("_read", default=None)
 _NAME_BYTES = 100  # of an unfinished file's name, which must not be longer than a name may be
 
 
@@ -68,7 +69,7 @@ def open_file(path: Path | str, limit: int = TRACE_BYTES) -> BinaryIO:
         found = os.fstat(number)
         _check(found, path, limit)
         if (read := _read.get()) is not None:
-            read.add((found.st_dev, found.st_ino))
+            read[found.st_dev, found.st_ino] = os.path.abspath(path)
         return os.fdopen(number, "rb")
     except BaseException:
         os.close(number)
@@ -175,7 +176,7 @@ class OccupiedError(FileExistsError):
 @contextmanager
 def keeping_what_is_read() -> Iterator[None]:
     """A context in which no file of a Kind is written over one that was read in it."""
-    token = _read.set(set())
+    token = _read.set({})
     try:
         yield
     finally:
@@ -187,7 +188,8 @@ def check_replaceable(path: Path | str, kind: Kind | None) -> None:
     if kind is None or _is_stream(path) or not os.path.isfile(path):
         return
     found = os.stat(path)
-    if (found.st_dev, found.st_ino) in (_read.get() or ()):
+    source = (_read.get() or {}).get((found.st_dev, found.st_ino))
+    if source is not None and os.path.exists(source) and os.path.samefile(source, path):
         raise OccupiedError(errno.EEXIST, "is read by this very command, and would be lost", str(path))
     try:
         with open(path, "rb") as file:

@@ -260,6 +260,19 @@ def test_what_is_read_is_not_written_over(tmp_path: Path) -> None:
     assert there.read_text() == "new"
 
 
+def test_a_file_with_the_number_of_one_that_was_read_and_is_gone_may_be_replaced(tmp_path: Path) -> None:
+    """File systems give numbers again: a calibration that goes on reads its partial file, replaces it, and may write
+    the profile under the number that is free then."""
+    partial, profile = tmp_path / "partial", tmp_path / "profile"
+    partial.write_text("old")
+    with keeping_what_is_read():
+        assert read_text(partial) == "old"
+        partial.rename(profile)  # as if the number were given again
+        partial.write_text("newer")
+        write_text(profile, "new", ANY)
+    assert (partial.read_text(), profile.read_text()) == ("newer", "new")
+
+
 def test_every_command_says_what_it_may_replace() -> None:
     """Each file that a command writes where its user says is of a Kind."""
     arguments = {"write_text": 3, "replacing_text": 2, "check_output": 2}
