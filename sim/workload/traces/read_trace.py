@@ -271,15 +271,15 @@ def _near(
     apart = rows_apart(arrival_ns, numbers)
     if apart is None:
         return whole, []
-    found = f"{source.where(int(numbers[apart.first]))}: {apart}"
+    complaint = f"{source.where(int(numbers[apart.first]))}: {apart}"
     if config.on_broken == "drop":
-        return apart.keep, [f"{apart.count:,} of {len(numbers):,} rows dropped for their times: {found}"]
+        return apart.keep, [f"{apart.count:,} of {len(numbers):,} rows dropped for their times: {complaint}"]
     fits = int(arrival_ns[-1]) - int(arrival_ns[0]) < MAX_TIME_NS
     if fits and config.time is not None:
         return whole, []
     if fits and tolerant:
-        return whole, [f"{found}. A run asks to correct it, or for on_broken: drop"]
-    raise TraceError(f"{found}. Correct it, or write trace.on_broken: drop, which leaves such rows out.")
+        return whole, [f"{complaint}. A run asks to correct it, or for on_broken: drop"]
+    raise TraceError(f"{complaint}. Correct it, or write trace.on_broken: drop, which leaves such rows out.")
 
 
 def _time_order(arrival_ns: Ints) -> tuple[Ints | slice, list[str]]:
