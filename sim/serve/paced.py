@@ -89,7 +89,7 @@ class _Door(Clients):
 
     def tell(self, engine: Engine, events: Iterable[EngineEvent], now_ns: int) -> None:
         events = list(events)
-        self._paced.told(engine, events, now_ns)
+        self._paced.pass_events(engine, events, now_ns)
         super().tell(engine, events, now_ns)
 
 
@@ -156,16 +156,17 @@ class Paced(Answers):
         self.now_ns = max(self.now_ns, now_ns)
         return True
 
-    def send(self, asked: Asked, now_ns: int, told: Callable[[Answer], None], came_ns: int | None = None) -> Answer:
-        """Sends a request at `now_ns`, or right after the instant handled last; `told` is called after each delivery.
+    def send(self, asked: Asked, now_ns: int, listener: Callable[[Answer], None], came_ns: int | None = None) -> Answer:
+        """Sends a request at `now_ns`, or right after the instant handled last.
 
-        `came_ns`: when its client sent it, if it has waited for the engines to wake.
+        `listener` is called after each delivery. `came_ns`: when its client sent it, if it has waited for the engines
+        to wake.
         """
         now_ns = max(now_ns, self.now_ns + 1)
         sent_ns = now_ns if came_ns is None else min(came_ns, now_ns)
         frontend = self._frontend
         arrival_ns = now_ns + frontend.request + frontend.per_prompt_token * asked.prompt_tokens
-        answer = self.begin(asked, arrival_ns, sent_ns, told)
+        answer = self.begin(asked, arrival_ns, sent_ns, listener)
         self.door.send(answer.arrival)
         return answer
 
@@ -222,7 +223,7 @@ class Paced(Answers):
             answer.attempt += 1
             answer.num_made = answer.held = 0
 
-    def told(self, engine: Engine, events: list[EngineEvent], now_ns: int) -> None:
+    def pass_events(self, engine: Engine, events: list[EngineEvent], now_ns: int) -> None:
         """Counts what an engine did at `now_ns`, and delivers it."""
         per_chunk_ns, streams = self._frontend.per_chunk, engine.core.scheduler.streams
         tokens = [event for event in events if type(event) is Tokens]

@@ -52,9 +52,9 @@ def event_loop() -> asyncio.AbstractEventLoop:
             due_s = time.monotonic() + timeout
             if timeout > _AWAKE_S:
                 select.select([self.fileno()], [], [], timeout - _AWAKE_S)
-            while not (found := super().select(0)) and time.monotonic() < due_s:
+            while not (ready := super().select(0)) and time.monotonic() < due_s:
                 pass
-            return found
+            return ready
 
     return asyncio.SelectorEventLoop(Exact())
 

@@ -192,7 +192,7 @@ class Server:
         if len(request.body) <= SHORT:
             then(read())
         else:
-            self._turns.aside(read_unless_gone, lambda found: self._in_turn(reply, lambda: then(found())))
+            self._turns.aside(read_unless_gone, lambda outcome: self._in_turn(reply, lambda: then(outcome())))
 
     def _in_turn(self, reply: Connection, act: Callable[[], None]) -> None:
         self._answer(reply, act)
@@ -249,7 +249,7 @@ class Server:
                 output = None
                 if self._lengths is not None:
                     output = min(max(self._lengths.of_request(number), asked.min_tokens, 1), asked.max_tokens)
-            its = Asked(
+            sent = Asked(
                 choice.prompt.num_tokens,
                 asked.max_tokens,
                 output,
@@ -259,7 +259,7 @@ class Server:
                 self._texts.of(choice.prompt.ids) if self.paced.caches else None,
                 choice.prompt.ids,
             )
-            choice.answer = self.paced.send(its, now_ns, exchange.listener(choice), came_ns)
+            choice.answer = self.paced.send(sent, now_ns, exchange.listener(choice), came_ns)
         self._pacer.arm()
 
     def _ended(self, id: str) -> None:
@@ -297,7 +297,7 @@ class Server:
         if num_tokens <= SHORT:
             reply.answer(200, make())
         else:
-            self._turns.aside(make, lambda found: self._in_turn(reply, lambda: reply.answer(200, found())))
+            self._turns.aside(make, lambda outcome: self._in_turn(reply, lambda: reply.answer(200, outcome())))
 
     def rejection(self, answer: Answer) -> ApiError:
         details = [core.recorder.details.get(answer.reason) for core in self.paced.cores().values()]
@@ -336,10 +336,10 @@ class Server:
                     raise ApiError(
                         400, f"prompt has more than the {self._most_tokens:,} tokens that are told", "prompt"
                     )
-            found = {"count": len(ids), "max_model_len": self.max_model_len, "tokens": ids, "token_strs": None}
-            return json.dumps(found).encode()
+            response = {"count": len(ids), "max_model_len": self.max_model_len, "tokens": ids, "token_strs": None}
+            return json.dumps(response).encode()
 
-        self._read(request, reply, read, lambda found: reply.answer(200, found))
+        self._read(request, reply, read, lambda body: reply.answer(200, body))
 
     def _reset_prefix_cache(self, request: HttpRequest, reply: Connection) -> None:
         self._texts.forget()
@@ -382,16 +382,16 @@ class Server:
         self._want_results.clear()
 
         def make() -> bytes:
-            found = paced.between_steps(partial(rows_so_far, paced)) if isinstance(paced, LiveEngine) else records
-            assert found is not None, "taken where the engines run"
-            if not (text := table_so_far(paced, found)):
+            so_far = paced.between_steps(partial(rows_so_far, paced)) if isinstance(paced, LiveEngine) else records
+            assert so_far is not None, "taken where the engines run"
+            if not (text := table_so_far(paced, so_far)):
                 raise ApiError(404, "no request has ended yet, so there are no results")
             return text.encode()
 
-        def tell(found: Callable[[], bytes]) -> None:
+        def tell(outcome: Callable[[], bytes]) -> None:
             self._makes_results = False
             for each in replies:
-                self._answer(each, lambda each=each: each.answer(200, found(), "text/csv; charset=utf-8"))
+                self._answer(each, lambda each=each: each.answer(200, outcome(), "text/csv; charset=utf-8"))
             while self._want_results and not self._makes_results:
                 request, reply = self._want_results.pop(0)
                 self._answer(reply, partial(self._results, request, reply))
@@ -407,4 +407,4 @@ class Server:
             check_ids(ids, self.words, "tokens")
             return json.dumps({"prompt": self.words.decode(ids)}).encode()
 
-        self._read(request, reply, read, lambda found: reply.answer(200, found))
+        self._read(request, reply, read, lambda body: reply.answer(200, body))
