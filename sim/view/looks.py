@@ -70,8 +70,8 @@ class Looks:
 
     def points(self) -> list[Point]:
         rows = self.results.points
-        found = zip(rows["policy"], rows["load"], rows["seed"], strict=True)
-        return [Point(str(policy), float(load), int(seed)) for policy, load, seed in found]
+        points = zip(rows["policy"], rows["load"], rows["seed"], strict=True)
+        return [Point(str(policy), float(load), int(seed)) for policy, load, seed in points]
 
     def curves(self) -> dict[str, Any]:
         """Charts against load with, for each value of a line, the number of its point; and all points with what their
@@ -157,14 +157,14 @@ class Looks:
             "prefill_tokens": steps["num_prefill_tokens"],
         }
         kept = kept_rows(list(columns.values()), MOST_ROWS)
-        found = {name: values[kept].tolist() for name, values in columns.items()}
+        series = {name: values[kept].tolist() for name, values in columns.items()}
         return {
             "from_s": start_ns / NS_PER_S,
             "to_s": end_ns / NS_PER_S,
             "exact": len(kept) == len(steps),
             "of": len(steps),
             "start_s": (steps["start_ns"][kept] / NS_PER_S).tolist(),
-            **found,
+            **series,
         }
 
     def lanes(self, number: int, replica: int, window_s: tuple[float, float] | None, picked: int) -> dict[str, Any]:
@@ -173,12 +173,12 @@ class Looks:
         records = self.records(number)
         start_ns, end_ns = _window_ns(window_s, _end_ns(records))
         with self._reading:
-            found = self._lanes.get((number, replica))
-            if found is None:
-                found = Lanes(_parts(records, replica), self._per_chunk_ns(self._known(number)))
-                self._lanes = {key: its for key, its in self._lanes.items() if key[0] in self._records}
-                self._lanes[number, replica] = found
-        return found.window(start_ns, end_ns, picked) | {"from_s": start_ns / NS_PER_S, "to_s": end_ns / NS_PER_S}
+            lanes = self._lanes.get((number, replica))
+            if lanes is None:
+                lanes = Lanes(_parts(records, replica), self._per_chunk_ns(self._known(number)))
+                self._lanes = {key: of_replica for key, of_replica in self._lanes.items() if key[0] in self._records}
+                self._lanes[number, replica] = lanes
+        return lanes.window(start_ns, end_ns, picked) | {"from_s": start_ns / NS_PER_S, "to_s": end_ns / NS_PER_S}
 
     def requests(self, number: int, by: str, window_s: tuple[float, float] | None) -> dict[str, Any]:
         """Requests sent in a window by one of their latencies: a point each, and the slowest as a list. Unfinished ones
@@ -230,13 +230,13 @@ class Looks:
             raise ScenarioError(
                 f"compare: seeds {seeds[0]} and {seeds[1]} draw other requests. Choose one of the same."
             )
-        mine, theirs = (self.records(each).requests for each in (number, other))
-        ids, i, j = np.intersect1d(mine["request_id"], theirs["request_id"], return_indices=True)
-        same = mine["prompt_tokens"][i] == theirs["prompt_tokens"][j]
-        both = same & (mine["outcome"][i] == FINISHED) & (theirs["outcome"][j] == FINISHED)
+        ours, theirs = (self.records(each).requests for each in (number, other))
+        ids, i, j = np.intersect1d(ours["request_id"], theirs["request_id"], return_indices=True)
+        same = ours["prompt_tokens"][i] == theirs["prompt_tokens"][j]
+        both = same & (ours["outcome"][i] == FINISHED) & (theirs["outcome"][j] == FINISHED)
         latency = LATENCIES[by].of
         assert latency is not None, "the page asks for those of BY"
-        here, there = (latency(rows) / NS_PER_S for rows in (mine[i[both]], theirs[j[both]]))
+        here, there = (latency(rows) / NS_PER_S for rows in (ours[i[both]], theirs[j[both]]))
         known = ~(np.isnan(here) | np.isnan(there))
         ids, here, there = ids[both][known], here[known], there[known]
         if not len(ids):
@@ -276,15 +276,15 @@ class Looks:
         if not self._simulating.acquire(blocking=False):
             raise ScenarioError("a simulation runs already. Wait for its end.")
         try:
-            found, said = changed(self.results, self._known(number), factors, self.folders, self.allow_code)
+            comparison, said = changed(self.results, self._known(number), factors, self.folders, self.allow_code)
         finally:
             self._simulating.release()
-        data = counterfactual_data(found)
+        data = counterfactual_data(comparison)
         texts = {name: [_text(name, _number(x)) for x in both] for name, both in data["metrics"].items()}
         return data | {
             "knobs": said,
             "texts": [[METRICS[name].heading, *both] for name, both in texts.items() if both != ["–", "–"]],
-            "queues": [_queue(side.records) for side in (found.base, found.changed)],
+            "queues": [_queue(side.records) for side in (comparison.base, comparison.changed)],
         }
 
     def _check(self, number: int, panel: str) -> None:
@@ -297,11 +297,11 @@ class Looks:
         """The records of a point, those asked for last being held in memory."""
         point = self._known(number)
         with self._reading:
-            found = self._records.pop(number, None)
-            if found is None:
+            records = self._records.pop(number, None)
+            if records is None:
                 only = self.results.keeps(point.policy) == "requests"
-                found = self.results.records(*point, requests_only=only)
-            self._records[number] = found
+                records = self.results.records(*point, requests_only=only)
+            self._records[number] = records
             while len(self._records) > _KEPT:
                 del self._records[next(iter(self._records))]
             return self._records[number]
@@ -333,13 +333,13 @@ class Looks:
 
 def _engines(records: Records) -> list[tuple[int, Records]]:
     """The replicas that ran steps, with the records of each time they were started, in the order of time."""
-    found = [(engine.replica, engine.records) for engine in by_engine(records) if engine.records.num_steps]
-    return sorted(found, key=lambda each: (each[0], int(each[1].steps["start_ns"][0])))
+    engines = [(engine.replica, engine.records) for engine in by_engine(records) if engine.records.num_steps]
+    return sorted(engines, key=lambda each: (each[0], int(each[1].steps["start_ns"][0])))
 
 
 def _parts(records: Records, replica: int) -> list[Records]:
     """The records of a replica, one of each time it was started. ScenarioError where no step ran there."""
-    parts = [part for its, part in _engines(records) if its == replica]
+    parts = [part for number, part in _engines(records) if number == replica]
     if not parts:
         raise ScenarioError(f"replica {replica}: no step ran there. Choose another.")
     return parts

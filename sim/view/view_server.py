@@ -72,12 +72,12 @@ class Asked:
     def whole(self, name: str, default: int | None = None) -> int:
         value = self._left.pop(name, default)
         try:
-            found = int(value)
+            number = int(value)
         except (TypeError, ValueError, OverflowError):
             raise ScenarioError(f"{name}: {str(value)[:40]!r} is no whole number. Give one.") from None
-        if isinstance(value, float) or abs(found) >= 2**63:
+        if isinstance(value, float) or abs(number) >= 2**63:
             raise ScenarioError(f"{name}: {str(value)[:40]!r} is no whole number of 64 bits. Give one.")
-        return found
+        return number
 
     def numbers(self, name: str) -> dict[str, float]:
         """An object of numbers, by name."""
@@ -89,12 +89,12 @@ class Asked:
     def number(self, name: str) -> float:
         value = self._left.pop(name, None)
         try:
-            found = float(value)
+            number = float(value)
         except (TypeError, ValueError, OverflowError):
-            found = math.nan
-        if not abs(found) < 1e9:
+            number = math.nan
+        if not abs(number) < 1e9:
             raise ScenarioError(f"{name}: {str(value)[:40]!r} is no number below 1e9. Give one.")
-        return found
+        return number
 
     def word(self, name: str, known: tuple[str, ...]) -> str:
         value = self._left.pop(name, None)
@@ -224,12 +224,12 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self._answer(self._post)
 
-    def _answer(self, found: Callable[[], tuple[str, bytes]]) -> None:
-        """Sends what `found` gives, or its error as one line of JSON."""
+    def _answer(self, make: Callable[[], tuple[str, bytes]]) -> None:
+        """Sends what `make` gives, or its error as one line of JSON."""
         status = HTTPStatus.OK
         try:
             self._check_host()
-            kind, body = found()
+            kind, body = make()
         except BatchsimError as error:
             status = error.status if isinstance(error, RefusedError) else HTTPStatus.BAD_REQUEST
             kind, body = _JSON, _json({"error": str(error)})
