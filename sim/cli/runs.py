@@ -153,8 +153,10 @@ def _check_rejections(results: Results, strict: bool) -> None:
         if rejected and (strict or nothing):
             where = f"{row['label']} at load {row['load']:g}"
             cases = results.manifest["details"].get(row["label"], {})
-            every = [its for its in results.manifest["outcomes"][row["label"]] if its["load"] == row["load"]]
-            reasons = dict.fromkeys(reason for its in every for reason in its["rejected_by_reason"])
+            every = [
+                outcome for outcome in results.manifest["outcomes"][row["label"]] if outcome["load"] == row["load"]
+            ]
+            reasons = dict.fromkeys(reason for outcome in every for reason in outcome["rejected_by_reason"])
             details = "; ".join(f"{reason} ({cases[reason]})" if reason in cases else reason for reason in reasons)
             raise BatchsimError(
                 f"{where}: {rejected:,.0f} of {submitted:,.0f} requests rejected: {details}."

@@ -117,8 +117,8 @@ def serve(
     )
     records, spans = paced.close(end_ns)
     if not paced.num_sent:
-        told = f": {faults.num_errors} got an error on demand" if faults.num_errors else ""
-        typer.echo(f"no request came to an engine, so there are no results{told}", err=True)
+        errors = f": {faults.num_errors} got an error on demand" if faults.num_errors else ""
+        typer.echo(f"no request came to an engine, so there are no results{errors}", err=True)
         return
     results = keep_served(
         paced, records, spans, out, started_unix_ns=started_unix_ns, speed=speed, faults=faults, made=made
