@@ -26,9 +26,9 @@ from batchsim.report.reading import at_load, load_name, load_to_show, short_load
 from batchsim.report.text.counterfactual_text import counterfactual_data
 from batchsim.report.text.story_text import story
 from batchsim.results.read import Results, blocks_by_replica, scenario_of
-from batchsim.view.kept import lacks, minutes_length, minutes_look
+from batchsim.view.downsampling import downsampled_rows
 from batchsim.view.lanes import KINDS, Lanes
-from batchsim.view.thinned import kept_rows
+from batchsim.view.partial_runs import lacks, minutes_length, minutes_series
 from batchsim.view.what_if import changed, knobs
 
 MOST_ROWS = 3000
@@ -54,7 +54,7 @@ class Point(NamedTuple):
 
 
 @dataclass
-class Looks:
+class PageData:
     """The answers about one run. Safe to ask from several threads; `folders` are where traces are looked for too.
 
     `allow_code`: whether a counterfactual may import a policy of the user's own.
@@ -130,15 +130,16 @@ class Looks:
         }
 
     def minutes(self, number: int, replica: int, window_s: tuple[float, float] | None) -> dict[str, Any]:
-        """The minutes of an engine, of a point of which these were kept: see `minutes_look`."""
+        """The minutes of an engine, of a point of which these were kept: see `minutes_series`."""
         if window_s is not None:
             _window_ns(window_s, 0)
-        return minutes_look(self.results, self._known(number), replica, window_s, MOST_ROWS)
+        return minutes_series(self.results, self._known(number), replica, window_s, MOST_ROWS)
 
     def timeline(self, number: int, replica: int, window_s: tuple[float, float] | None) -> dict[str, Any]:
         """The steps of an engine that overlap a window, the whole run without one: columns of equal length.
 
-        `exact`: all of them; else the steps with the extremes of each column (`kept_rows`), `of` the number of all.
+        `exact`: all of them; else the steps with the extremes of each column (`downsampled_rows`), `of` the number of
+        all.
         """
         self._check(number, "timeline")
         records = self.records(number)
@@ -156,7 +157,7 @@ class Looks:
             "tokens": steps["num_prefill_tokens"] + steps["num_decode_tokens"],
             "prefill_tokens": steps["num_prefill_tokens"],
         }
-        kept = kept_rows(list(columns.values()), MOST_ROWS)
+        kept = downsampled_rows(list(columns.values()), MOST_ROWS)
         series = {name: values[kept].tolist() for name, values in columns.items()}
         return {
             "from_s": start_ns / NS_PER_S,
@@ -194,7 +195,7 @@ class Looks:
         done = done[np.argsort(done["sent_ns"], kind="stable")]
         values = latency(done) / NS_PER_S
         done, values = done[~np.isnan(values)], values[~np.isnan(values)]
-        kept = kept_rows([values], MOST_ROWS)
+        kept = downsampled_rows([values], MOST_ROWS)
         slowest = np.argsort(-values, kind="stable")[:_TABLE]
         names = ("request_id", "prompt_tokens", "output_tokens", "num_preemptions")
         return {
@@ -243,7 +244,7 @@ class Looks:
             raise ScenarioError("compare: no request finished at both points with the same prompt. Choose another.")
         order = np.argsort(here, kind="stable")
         ids, here, there = ids[order], here[order], there[order]
-        kept = kept_rows([here, there, there - here], MOST_ROWS)
+        kept = downsampled_rows([here, there, there - here], MOST_ROWS)
         largest = np.argsort(-np.abs(there - here), kind="stable")[:_TABLE]
         return {
             "by": LATENCIES[by].title,
@@ -363,7 +364,7 @@ def _queue(records: Records) -> dict[str, list[float]]:
     """Requests waiting, over all engines' steps in the order of time, thinned."""
     steps = np.concatenate([records.steps[:0], *(part.steps for _, part in _engines(records))])
     steps = steps[np.argsort(steps["start_ns"], kind="stable")]
-    kept = kept_rows([steps["num_waiting"]], MOST_ROWS // 2)
+    kept = downsampled_rows([steps["num_waiting"]], MOST_ROWS // 2)
     return {
         "start_s": (steps["start_ns"][kept] / NS_PER_S).tolist(),
         "waiting": steps["num_waiting"][kept].tolist(),

@@ -13,7 +13,7 @@ from batchsim.base.units import NS_PER_S
 from batchsim.explain.causes import Objectives
 from batchsim.metrics.by_minute import MINUTE_NS
 from batchsim.results.read import Results, scenario_of
-from batchsim.view.thinned import kept_rows
+from batchsim.view.downsampling import downsampled_rows
 
 _LACKS = {
     "all": ((), ""),
@@ -52,7 +52,7 @@ def minutes_length(results: Results, policy: str, load: float, seed: int) -> dic
     }
 
 
-def minutes_look(
+def minutes_series(
     results: Results, at: tuple[str, float, int], replica: int, window_s: tuple[float, float] | None, most: int
 ) -> dict[str, Any]:
     """A replica's minutes that overlap a window, the whole run without one, as columns of at most `most` rows.
@@ -84,7 +84,7 @@ def minutes_look(
         "finished": by_minute["finished"],
         "within": np.where(by_minute["judged"] > 0, by_minute["within"] / np.maximum(by_minute["judged"], 1), np.nan),
     }
-    kept = kept_rows(list(columns.values()), most)
+    kept = downsampled_rows(list(columns.values()), most)
     plain = {name: [None if np.isnan(x) else float(x) for x in values[kept]] for name, values in columns.items()}
     return {
         "from_s": start_s,
