@@ -16,8 +16,8 @@ from batchsim.kernel.tokens import TokenIds
 from batchsim.kernel.types import Arrival, Request
 from batchsim.scenario import PolicySpec
 from batchsim.scenario.setup import Setup
+from batchsim.serve.disk_spool import DiskSpool
 from batchsim.serve.metrics import Life, Metrics, Tally
-from batchsim.serve.spooled import Spooled
 
 STOPPED = "server_stopped"
 """The reason of requests that were open when the server ended."""
@@ -183,7 +183,7 @@ class Answers:
         self.num_sent = 0
         self._spill_bytes = spill_bytes
         self._num_rows: dict[Recorder, int] = {}  # rows of requests of each engine that were read
-        self._spools: dict[Recorder, Spooled] = {}
+        self._spools: dict[Recorder, DiskSpool] = {}
 
     def cores(self) -> dict[int, EngineCore]:
         """The engines that are there, by the numbers of their replicas."""
@@ -232,7 +232,7 @@ class Answers:
         recorder = core.recorder
         if recorder.num_bytes > self._spill_bytes:
             if recorder not in self._spools:
-                self._spools[recorder] = Spooled()
+                self._spools[recorder] = DiskSpool()
             recorder.spill(self._spools[recorder], len(core.in_flight.steps))
 
     # ---- where its clients are

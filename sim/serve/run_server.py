@@ -23,7 +23,7 @@ from batchsim.drive.source import SWITCH_S
 from batchsim.serve.faults import Faults
 from batchsim.serve.incoming import Limits
 from batchsim.serve.live_engine import LiveEngine
-from batchsim.serve.paced import Paced
+from batchsim.serve.realtime import RealtimeSimulation
 from batchsim.serve.server import Server
 
 _AWAKE_S = 0.0003
@@ -97,7 +97,7 @@ def _limits(max_model_len: int) -> Limits:
 
 
 def run_server(
-    paced: Paced | LiveEngine,
+    backend: RealtimeSimulation | LiveEngine,
     *,
     host: str,
     port: int,
@@ -115,7 +115,7 @@ def run_server(
     """
 
     async def serve() -> tuple[int, int]:
-        server = Server(paced, speed, api_key, _limits(paced.setup.max_model_len), faults)
+        server = Server(backend, speed, api_key, _limits(backend.setup.max_model_len), faults)
         loop = asyncio.get_running_loop()
         try:
             bound = await server.start(host, port)

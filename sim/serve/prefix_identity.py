@@ -16,7 +16,7 @@ MAX_BLOCKS = 1 << 19
 """Blocks that are remembered, those longest not met forgotten first: 8 million tokens, some 150 MB."""
 
 
-class KnownTexts:
+class PrefixIdentity:
     """The blocks of all prompts and answers so far, each under a hash of its tokens and of all before it."""
 
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:

@@ -6,7 +6,7 @@ import tempfile
 import weakref
 
 
-class Spooled:
+class DiskSpool:
     """A `batchsim.kernel.record.Spool` in an unnamed temporary file, which is gone with its last reader.
 
     Its methods raise OSError where the disk is full.
