@@ -211,10 +211,10 @@ def writing(
     """A context that raises an OSError of its block as `error`: `path` cannot be written, why, and `advice`."""
     try:
         yield
-    except OccupiedError as found:
-        raise error(f"{found.filename}: {found.strerror}. {advice}") from None
-    except OSError as found:
-        raise error(f"{path}: cannot be written: {reason_text(found)}. {advice}") from None
+    except OccupiedError as cause:
+        raise error(f"{cause.filename}: {cause.strerror}. {advice}") from None
+    except OSError as cause:
+        raise error(f"{path}: cannot be written: {reason_text(cause)}. {advice}") from None
 
 
 @contextmanager

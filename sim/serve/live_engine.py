@@ -332,9 +332,9 @@ class Running:
             self._engine.real.begin_thread()
             run = live_from(self._engine.real.core, self.mail, self._clock, notes_rests=False)
             self.end_ns, error = run.end_ns, run.error
-        except Exception as found:  # a bug, or the device: whoever asks is not to wait for ever
+        except Exception as failure:  # a bug, or the device: whoever asks is not to wait for ever
             self.mail.stop()
-            error = found
+            error = failure
         finally:
             sys.setswitchinterval(before_s)
         if error is not None:
