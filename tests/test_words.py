@@ -18,6 +18,10 @@ VAGUE = re.compile(
 )
 """Words in place of a noun: of a sequence, a client, a number that has a name, an outcome."""
 QUOTED = re.compile(r"`[^`]*`")
+EMPTY = frozenset({"found", "mine", "its", "told"})
+"""Names that say nothing of a value. The columns of a class may have them: they are what users read."""
+NOT_CLEAN = {"drive", "kernel", "kv", "policies", "report", "results", "scenario", "study"}
+"""Rooms in which EMPTY still names values: only to be shortened."""
 
 
 def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -61,14 +65,9 @@ class A:
     assert sorted(vague_words(source)) == ["line 1: What of", "line 3: so many", "line 5: Those that", "line 9: Told"]
 
 
-EMPTY = frozenset({"found", "mine", "its", "told"})
-"""Names of a value that say nothing of it: a list has a noun, an annotation of a class its column's name."""
-NOT_CLEAN = {"drive", "kernel", "kv", "policies", "report", "results", "scenario", "study"}
-"""Rooms in which EMPTY still names values: only to be shortened."""
-
-
 def empty_names(source: str) -> list[str]:
-    """ "line 3: found" for each variable, loop variable and parameter of `source` called by a word of EMPTY."""
+    """ "line 3: found" for each variable, loop variable, parameter and function of `source` called by a word of EMPTY,
+    underscores before it or not."""
     tree = ast.parse(source)
     columns = {
         statement.target
@@ -81,15 +80,17 @@ def empty_names(source: str) -> list[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node not in columns:
             names.append((node.lineno, node.id))
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            names.append((node.lineno, node.name))
         elif isinstance(node, ast.arg):
             names.append((node.lineno, node.arg))
         elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
             names.append((node.lineno, node.name))
-    return [f"line {line}: {name}" for line, name in sorted(names) if name in EMPTY]
+    return [f"line {line}: {name}" for line, name in sorted(names) if name.lstrip("_") in EMPTY]
 
 
 def empty_names_of(room: str) -> list[str]:
-    """Those of all files of a room, "" being the package itself: "batchsim.cost.base line 3: found"."""
+    """`empty_names` of the files of a room, "" being the package itself: "batchsim.cost.base line 3: found"."""
     return [
         f"{module} {name}"
         for module in PACKAGE
@@ -100,7 +101,7 @@ def empty_names_of(room: str) -> list[str]:
 
 @pytest.mark.parametrize("room", sorted({[*module.split("."), ""][1] for module in PACKAGE} - NOT_CLEAN))
 def test_values_have_the_names_of_what_they_are(room: str) -> None:
-    """No variable and no parameter is called by a word of EMPTY."""
+    """No variable, parameter or function is called by a word of EMPTY."""
     assert empty_names_of(room) == []
 
 
@@ -111,7 +112,7 @@ def test_a_clean_room_is_not_excepted(room: str) -> None:
 
 
 def test_an_empty_name_is_noticed() -> None:
-    """Of a variable, a loop, a parameter, a lambda, a walrus, an error; not of a column, an attribute, a keyword."""
+    """Of a variable, a loop, a parameter, a walrus, an error, a function; not of a column, an attribute, a keyword."""
     source = """class A:
     found: str
     told = 1
@@ -123,6 +124,7 @@ try:
     g(found=1).told = h.its
 except Error as its:
     pass
+def _told(): ...
 """
-    lines = ["3: told", "4: its", "4: mine", "5: found", "6: told", "7: found", "7: mine", "7: told", "10: its"]
-    assert empty_names(source) == [f"line {line}" for line in lines]
+    lines = "3: told,4: its,4: mine,5: found,6: told,7: found,7: mine,7: told,10: its,12: _told"
+    assert empty_names(source) == [f"line {line}" for line in lines.split(",")]

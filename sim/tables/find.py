@@ -30,7 +30,7 @@ def profile_of(deployment: Deployment, *, cache_folder: Path | None = None) -> P
 
     CalibrationError, in one line with the ways out, if there is none and the tables are not installed or do not answer.
     """
-    profile = _found(deployment, cache_folder)
+    profile = _known_profile(deployment, cache_folder)
     version_of, asked = profile.setup.version if profile.setup else "", deployment.version
     other = asked and asked != version_of and not version_of.startswith(f"{asked}.")
     note = (
@@ -39,7 +39,7 @@ def profile_of(deployment: Deployment, *, cache_folder: Path | None = None) -> P
     return replace(profile, model=deployment.model, notes=profile.notes + (note if other else ()))
 
 
-def _found(deployment: Deployment, folder: Path | None) -> Profile:
+def _known_profile(deployment: Deployment, folder: Path | None) -> Profile:
     """`profile_of` as it was made: with a model of another name, maybe."""
     shipped = {profile.setup.version: profile for profile in _shipped_of(deployment) if profile.setup}
     asked = deployment.version

@@ -240,21 +240,21 @@ class RequestSampler:
             return (
                 self._scaled(draw_tokens(lengths.prompt, stream(f"prompt/{name}"), size)),
                 draw_tokens(lengths.output, stream(f"output/{name}"), size),
-                labels if rows is None else labels | self._told(rows, labels),
+                labels if rows is None else labels | self._labels(rows, labels),
             )
         if isinstance(lengths, PairLengths | StepLengths | ListLengths):
             if isinstance(lengths, ListLengths):
                 prompt, output = self._listed(lengths, name, request_class)
             else:
                 prompt, output = _pairs(lengths, partial(stream, f"pairs/{name}"), size, sent_ns)
-            labels = labels if rows is None else labels | self._told(rows, labels)
+            labels = labels if rows is None else labels | self._labels(rows, labels)
             return self._scaled(DrawnTokens(prompt, prompt)), DrawnTokens(output, output), labels
         if lengths is not None:
             assert self._rows is not None, "the config asks for a trace"
             rows = self._rows.picked(self._resampled(stream(f"pairs/{name}").random(size), request_class), None)
         if rows is not None:
             prompt, output = rows.prompt_tokens, rows.output_tokens
-            labels |= self._told(rows, labels)
+            labels |= self._labels(rows, labels)
             if rows.acceptance is not None:
                 labels["acceptance"] = rows.acceptance
         else:
@@ -272,7 +272,7 @@ class RequestSampler:
             raise ScenarioError(f"{said} List more, or ask for fewer.")
         return np.array(lengths.prompt)[np.maximum(at, 0)], np.array(lengths.output)[np.maximum(at, 0)]
 
-    def _told(self, rows: TraceRows, otherwise: dict[str, Any]) -> dict[str, Any]:
+    def _labels(self, rows: TraceRows, otherwise: dict[str, Any]) -> dict[str, Any]:
         """Priority, tenant and deadline of `rows` as far as these tell them, else as in `otherwise`."""
         labels = {key: rows.labels[key] for key in ("priority", "tenant") if key in rows.labels}
         if "deadline" in rows.labels:
