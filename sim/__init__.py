@@ -45,5 +45,5 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'batchsim' has no attribute {name!r}")
     module, there = _HOME[name]
-    found = getattr(import_module(module), there)
-    return found.__base__ if module == "batchsim.api.typed" else found  # what is there is for type checkers alone
+    member = getattr(import_module(module), there)
+    return member.__base__ if module == "batchsim.api.typed" else member  # what is there is for type checkers alone

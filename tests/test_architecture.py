@@ -83,7 +83,7 @@ ROOMS = {
     "fit.server": _room(11, "numpy", of_file="client:aiohttp refusals:aiohttp"),
     "fit.traffic": _room(11, "numpy scipy"),
     "results": _room(10, "numpy pandas pyarrow"),
-    "serve": _room(11, "numpy", of_file="connection:h11 incoming:h11 paced:simpy"),
+    "serve": _room(11, "numpy", of_file="connection:h11 incoming:h11 realtime:simpy"),
     "explain": _room(11, "numpy pandas"),
     "study.sweep": _room(11, inside="ray"),
     "study.curves": _room(12, "numpy"),

@@ -121,13 +121,13 @@ def _number(config: Mapping[str, Any], key: str, name: str, default: float | Non
 
 def _eos_token_ids(config: Mapping[str, Any], generation: Path) -> tuple[int, ...]:
     """The end-of-sequence token ids: those of generation_config.json if it names any, else those of the config."""
-    found = config.get("eos_token_id")
+    named = config.get("eos_token_id")
     if generation.is_file():
         try:
-            found = read_json(generation).get("eos_token_id", found)
+            named = read_json(generation).get("eos_token_id", named)
         except (OSError, ValueError, AttributeError) as error:
             raise ScenarioError(f"{generation}: cannot be read: {reason_text(error)}. Correct or remove it.") from None
-    ids = found if isinstance(found, list) else [] if found is None else [found]
+    ids = named if isinstance(named, list) else [] if named is None else [named]
     if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
-        raise ScenarioError(f"{generation.parent}: eos_token_id is {found!r}. Write a token id or a list of them.")
+        raise ScenarioError(f"{generation.parent}: eos_token_id is {named!r}. Write a token id or a list of them.")
     return tuple(ids)

@@ -103,10 +103,10 @@ class SdpaBackend:
             if computed:
                 mask = torch.ones(end - first, seq_len, dtype=torch.bool, device=q.device).tril(computed)
             heads = q[first:end].transpose(0, 1)[None]
-            found = F.scaled_dot_product_attention(
+            attended = F.scaled_dot_product_attention(
                 heads, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
             )
-            out[first:end] = found[0].transpose(0, 1)
+            out[first:end] = attended[0].transpose(0, 1)
         return out
 
 

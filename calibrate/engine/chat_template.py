@@ -90,12 +90,12 @@ def _config(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        found = read_json(file)
+        config = read_json(file)
     except (OSError, ValueError) as error:
         raise ScenarioError(f"{file}: cannot be read: {reason_text(error)}. Download it again.") from None
-    if not isinstance(found, dict):
+    if not isinstance(config, dict):
         raise ScenarioError(f"{file}: is no JSON object. Download it again.")
-    return found
+    return config
 
 
 def _read(file: Path) -> str:

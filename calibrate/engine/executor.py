@@ -312,8 +312,8 @@ class TorchExecutor:
             rows = np.arange(len(decodes.members))
             return rows, rows
         row_of = before.row_of()
-        found = [(i, row_of[seq]) for i, seq in enumerate(decodes.members) if seq in row_of]
-        return _int64s([i for i, _ in found]), _int64s([row for _, row in found])
+        fed = [(i, row_of[seq]) for i, seq in enumerate(decodes.members) if seq in row_of]
+        return _int64s([i for i, _ in fed]), _int64s([row for _, row in fed])
 
     def _regroup(self, group: DecodeGroup) -> None:
         members = list(group.members)

@@ -50,7 +50,7 @@ def catalog_gpu(hardware: dict[str, Any]) -> str | None:
 
 
 def _hardware(device: str) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    hardware: dict[str, Any] = {
         "device": device,
         "cpu": _cpu_name(),
         "cpu_cores": os.cpu_count(),
@@ -58,17 +58,17 @@ def _hardware(device: str) -> dict[str, Any]:
     }
     if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
-        found |= {
+        hardware |= {
             "gpu": properties.name,
             "memory_bytes": properties.total_memory,
             "multiprocessors": properties.multi_processor_count,
             "compute_capability": f"{properties.major}.{properties.minor}",
         }
-    return found
+    return hardware
 
 
 def _software(device: str) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    software: dict[str, Any] = {
         "python": platform.python_version(),
         "system": platform.system(),
         "torch": torch.__version__,
@@ -77,8 +77,8 @@ def _software(device: str) -> dict[str, Any]:
         "commit": source_commit(),
     }
     if device == "cuda":
-        found |= {"cuda": torch.version.cuda, "triton": _version("triton"), "driver": _driver()}
-    return found
+        software |= {"cuda": torch.version.cuda, "triton": _version("triton"), "driver": _driver()}
+    return software
 
 
 def _version(package: str) -> str | None:

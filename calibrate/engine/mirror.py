@@ -145,9 +145,9 @@ class BlockMirror:
         """
         there = positions < self.read_only[rows]
         if there.any():
-            found = np.full(len(rows), -1, dtype=np.int64)
-            found[~there] = self.slots(rows[~there], positions[~there])
-            return found
+            slots = np.full(len(rows), -1, dtype=np.int64)
+            slots[~there] = self.slots(rows[~there], positions[~there])
+            return slots
         blocks = self.tables[rows, positions // self.block_size]
         offsets = positions % self.block_size
         firsts = offsets == 0

@@ -132,10 +132,10 @@ class ModelRunner:
         """The logits of every sequence of the step, [num_decode + C, vocab] in fp32; stores its keys and values."""
         with torch.inference_mode(), device_errors(_described(inputs)):
             loaded = self._put(inputs)
-            found = self._run(loaded)[: loaded.num_rows].to(torch.float32, copy=True)
+            logits = self._run(loaded)[: loaded.num_rows].to(torch.float32, copy=True)
             if self.device.type == "cuda":  # the next step may not be staged before this one's inputs are there
                 torch.cuda.synchronize(self.device)
-            return found
+            return logits
 
     # ---- a step again and again, for measuring
 
@@ -219,14 +219,14 @@ class ModelRunner:
     def _check(self, inputs: StepInputs) -> None:
         """CalibrationError if the step is larger than the runner was built for."""
         longest = int(inputs.seq_lens.max(initial=0))
-        for what, found, limit in (
+        for what, count, limit in (
             ("tokens", len(inputs.ids), self.max_num_batched_tokens),
             ("sequences and drafts" if inputs.num_drafted else "sequences", inputs.num_rows, self.max_num_seqs),
             ("tokens of one sequence", longest, self.max_model_len),
         ):
-            if found > limit:
+            if count > limit:
                 raise CalibrationError(
-                    f"a step of {found} {what}; the model was loaded for at most {limit}. Load it for larger steps."
+                    f"a step of {count} {what}; the model was loaded for at most {limit}. Load it for larger steps."
                 )
 
 

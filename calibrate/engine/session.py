@@ -309,19 +309,20 @@ def _made_of(setup: Setup, policy: PolicySpec, sampling: Sampling) -> dict[str, 
 def _check_runner(setup: Setup, runner: ModelRunner) -> None:
     """ScenarioError unless the runner has the scenario's model and as much KV memory as the scenario states."""
     for field in fields(setup.model):
-        ours, its = getattr(setup.model, field.name), getattr(runner.spec, field.name)
-        if ours != its and field.name != "name":
+        ours, loaded = getattr(setup.model, field.name), getattr(runner.spec, field.name)
+        if ours != loaded and field.name != "name":
             raise ScenarioError(
-                f"{setup.scenario.name}: {field.name} of the model is {ours}, of the loaded one {its}. Load that model."
+                f"{setup.scenario.name}: {field.name} of the model is {ours}, of the loaded one {loaded}. Load that"
+                " model."
             )
-    for what, ours, its in (
+    for what, ours, loaded in (
         ("num_blocks", setup.kv.num_blocks, runner.num_blocks),
         ("num_swap_blocks", setup.num_swap_blocks, runner.num_swap_blocks),
         ("max_model_len", setup.max_model_len, runner.max_model_len),
     ):
-        if ours > its:
+        if ours > loaded:
             raise ScenarioError(
-                f"{setup.scenario.name}: {what} is {ours}, the loaded model has {its}. Load it with more."
+                f"{setup.scenario.name}: {what} is {ours}, the loaded model has {loaded}. Load it with more."
             )
     if setup.kv.block_size != runner.block_size:
         raise ScenarioError(

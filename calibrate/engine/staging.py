@@ -98,6 +98,6 @@ def _bounds(lens: NDArray[np.int32]) -> NDArray[np.int32]:
 
 def _widened(tables: NDArray[np.int32], rows: int, width: int) -> NDArray[np.int32]:
     """`tables` padded with zeros to `rows` and `width`."""
-    found = np.zeros((rows, width), dtype=np.int32)
-    found[: tables.shape[0], : tables.shape[1]] = tables
-    return found
+    widened = np.zeros((rows, width), dtype=np.int32)
+    widened[: tables.shape[0], : tables.shape[1]] = tables
+    return widened

@@ -86,22 +86,22 @@ class Transformer:
             q, k, v, self._cos, self._sin, inputs.positions, k_cache, v_cache, inputs.slots,
             layer.q_norm, layer.k_norm, self.architecture.rms_norm_eps,
         )  # fmt: skip
-        found: list[Tensor] = []
+        parts: list[Tensor] = []
         if (reads := inputs.decodes) is not None:
             rows = q[: inputs.num_decode]
             if padding := len(reads.seq_lens) - inputs.num_decode:  # reads of padding: their results are dropped
                 rows = torch.cat([rows, q.new_zeros(padding, *q.shape[1:])])
             heads = backend.decode(rows, k_cache, v_cache, reads.tables, reads.seq_lens, self._scale)
-            found.append(heads[: inputs.num_decode])
+            parts.append(heads[: inputs.num_decode])
         if (reads := inputs.chunks) is not None and inputs.cu_seqlens is not None:
             rows = q[inputs.num_decode :]
-            found.append(
+            parts.append(
                 backend.prefill(
                     rows, k_cache, v_cache, reads.tables, inputs.cu_seqlens, reads.seq_lens, inputs.max_query_len,
                     self._scale,
                 )
             )  # fmt: skip
-        return (found[0] if len(found) == 1 else torch.cat(found)).flatten(1)
+        return (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1)
 
 
 def _angles(architecture: Architecture, max_model_len: int) -> Tensor:

@@ -137,10 +137,10 @@ def _check_names(architecture: Architecture, files: dict[str, Any], folder: Path
                 f"{folder}: {name} {list(shape)} is missing, {missing} of {len(shapes)} tensors in all."
                 " Give a complete checkpoint of this config.json."
             )
-        found = files[name].get_slice(name).get_shape()
-        if tuple(found) != shape:
+        stored = files[name].get_slice(name).get_shape()
+        if tuple(stored) != shape:
             raise CalibrationError(
-                f"{folder}: {name} is {list(found)}, its config.json says {list(shape)}."
+                f"{folder}: {name} is {list(stored)}, its config.json says {list(shape)}."
                 " Give the config.json of these weights."
             )
         dtype = files[name].get_slice(name).get_dtype()

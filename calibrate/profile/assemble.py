@@ -212,10 +212,10 @@ def _engine_terms(bare: Profile, training: Sequence[EngineSteps]) -> tuple[InEng
     if free.sum() < _FEWEST_STEPS:
         launch_ns, free = None, warm
     # Cold caches only ever add; how fast the machine was meanwhile is then a factor on all of it.
-    found = robust_nnls(design[free], (kernel - alone)[free], scale=kernel[free]) + np.array([1.0, 0.0, 0.0, 0.0])
-    typical = design @ found
+    solution = robust_nnls(design[free], (kernel - alone)[free], scale=kernel[free]) + np.array([1.0, 0.0, 0.0, 0.0])
+    typical = design @ solution
     factor = np.minimum(kernel, _DISTURBED * typical)[free].sum() / typical[free].sum()
-    found, typical = found * factor, typical * factor
+    solution, typical = solution * factor, typical * factor
     if launch_ns is not None:
         typical = np.where(chunks > 0, np.maximum(typical, launch_ns), typical)
     base, per_sequence, per_token = fit_host({name: ns[warm] for name, ns in table.items()}, kernel[warm], period[warm])
@@ -226,7 +226,7 @@ def _engine_terms(bare: Profile, training: Sequence[EngineSteps]) -> tuple[InEng
     late = (np.minimum(period, _DISTURBED * whole) - whole)[rested]
     prefill_ns = max(float(late.mean()), 0.0) if len(late) else 0.0
     terms = (short(value) for value in (base + more, per_sequence, per_token))
-    factor, step_ns, chunk_ns, decode_ns = (short(float(value)) for value in found)
+    factor, step_ns, chunk_ns, decode_ns = (short(float(value)) for value in solution)
     in_engine = InEngine(factor, step_ns, chunk_ns, decode_ns, short(prefill_ns), launch_ns)
     return in_engine, HostTerm(*terms, mode="serial", assumed=False)
 
@@ -243,8 +243,8 @@ def _launches(
     bound = chunked & (alone <= LAUNCH_BOUND * back_to_back)
     if not back_to_back or bound.sum() < _FEWEST_BOUND:
         return None, np.zeros(len(alone), dtype=bool)
-    found = kernel[bound]
-    launch_ns = short(float(np.minimum(found, _DISTURBED * np.median(found)).mean()))
+    bound_ns = kernel[bound]
+    launch_ns = short(float(np.minimum(bound_ns, _DISTURBED * np.median(bound_ns)).mean()))
     return launch_ns, chunked & (alone <= LAUNCH_BOUND * max(launch_ns, back_to_back))
 
 
@@ -272,27 +272,27 @@ def _held_out(
     `ahead` has those of whole steps of engines that scheduled ahead of results: the longer of the device's and the
     host's part.
     """
-    found: dict[str, Any] = {}
+    errors_by_kind: dict[str, Any] = {}
     by_turns = _by_turns(runs)
     if by_turns:
         table, kernel, _, period = joined(by_turns)
         cost = Calibrated(profile, extrapolate=True)
         kernels = cost.kernel_ns(table)
         rows = _by_region(kernels + cost.host_ns(table), period, table)
-        found |= {"what": "whole steps of engine runs with other requests and another policy"}
-        found |= {name: value for name, value in rows[-1].items() if name != "region"}
-        found |= {"kernel_bias": errors(kernels, kernel, "")["bias"], "steps": rows}
+        errors_by_kind |= {"what": "whole steps of engine runs with other requests and another policy"}
+        errors_by_kind |= {name: value for name, value in rows[-1].items() if name != "region"}
+        errors_by_kind |= {"kernel_bias": errors(kernels, kernel, "")["bias"], "steps": rows}
     if batches:
         rows = _rows(bare, batches)
         if not by_turns:
-            found |= {"what": "kernels of sampled batches"}
-            found |= {name: value for name, value in rows[-1].items() if name != "region"}
-        found["batches"] = rows
-    if found and profile.ahead is not None and (ahead := _ahead(runs)):
+            errors_by_kind |= {"what": "kernels of sampled batches"}
+            errors_by_kind |= {name: value for name, value in rows[-1].items() if name != "region"}
+        errors_by_kind["batches"] = rows
+    if errors_by_kind and profile.ahead is not None and (ahead := _ahead(runs)):
         table, _, _, period = joined(ahead)
         cost = Calibrated(replace(profile, costs=profile.ahead), extrapolate=True)
-        found["ahead"] = _by_region(np.maximum(cost.kernel_ns(table), cost.host_ns(table)), period, table)
-    return found or None
+        errors_by_kind["ahead"] = _by_region(np.maximum(cost.kernel_ns(table), cost.host_ns(table)), period, table)
+    return errors_by_kind or None
 
 
 def _missing(job: Job, raw: Raw) -> list[str]:

@@ -111,16 +111,16 @@ class Bench:
 
         `rest_s` gives the seconds in which `measure` itself had nothing to do.
         """
-        found: list[tuple[float, float, T]] = []
-        while not found or (self.device == "cpu" and len(found) < _ATTEMPTS and found[-1][0] < _QUIET_SHARE):
+        attempts: list[tuple[float, float, T]] = []
+        while not attempts or (self.device == "cpu" and len(attempts) < _ATTEMPTS and attempts[-1][0] < _QUIET_SHARE):
             began_s, process_s = time.monotonic(), time.process_time()
             result = measure()
             wall_s, process_s = time.monotonic() - began_s, time.process_time() - process_s
             busy_s = max(wall_s - rest_s(result), process_s)
             self._wall_s += busy_s
             self._process_s += process_s
-            found.append((process_s / busy_s, began_s + wall_s / 2, result))
-        _, seconds, result = max(found, key=lambda attempt: attempt[0])
+            attempts.append((process_s / busy_s, began_s + wall_s / 2, result))
+        _, seconds, result = max(attempts, key=lambda attempt: attempt[0])
         return seconds, result
 
     def watch(self, *, now: bool = False) -> None:
@@ -169,22 +169,22 @@ class Bench:
 
     def notes(self) -> list[str]:
         """Sentences on drift and on a busy machine; [] where all was calm."""
-        found = []
+        notes = []
         middle = statistics.median(ns for _, ns in self.drift) if self.drift else math.nan
         worst = max((abs(ns / middle - 1) for _, ns in self.drift), default=0.0)
         if worst >= _FLAGGED:
             moved = any(self.factor(seconds) != self.level() for seconds, _ in self.drift)
             done = "corrected for" if moved else "no drift but scatter, not corrected"
-            found.append(f"drift: the sentinel step was off by up to {100 * worst:.1f} % ({done})")
+            notes.append(f"drift: the sentinel step was off by up to {100 * worst:.1f} % ({done})")
         if abs(self.level() - 1) >= _FLAGGED:
-            found.append(
+            notes.append(
                 f"drift: the machine was {100 * abs(self.level() - 1):.1f} %"
                 f" {'slower' if self.level() > 1 else 'faster'} than in the first call (corrected for)"
             )
         share = self._process_s / self._wall_s if self._wall_s else 1.0
         if self.device == "cpu" and share < _CALM_SHARE:
-            found.append(
+            notes.append(
                 f"busy machine: other programs took {100 * (1 - share):.0f} % of the time in which steps were measured;"
                 " the errors hold their noise"
             )
-        return found
+        return notes

@@ -87,12 +87,12 @@ def _finished(out: Path, key: dict[str, Any]) -> Profile:
     advice = f"Delete {out} to measure anew, or write to another file."
     if profile.origin != "measured":
         raise CalibrationError(f"{out}: is an imported profile. Write to another file.")
-    found = {
+    finished = {
         "hardware": profile.hardware,
         "software": profile.software,
         "options": profile.made.get("options", {}),
     }
-    check_key(found, key, str(out), advice)
+    check_key(finished, key, str(out), advice)
     return profile
 
 
@@ -257,17 +257,17 @@ class CalibrationRun:
             chosen[name] = max((p for p in self.job.points if p.block == block), key=lambda p: (p.tokens, p.context))
         if self.raw.energy is not None or self.telemetry.joules(lambda: 1) is None:
             return
-        found = {}
+        energy = {}
         for name, point in chosen.items():
             self._check_time(_ENERGY_S + 1)
             self._tell(f"energy of {name}")
             once = self.bench.visit(point)
             steps = max(1, round(_ENERGY_S * 1e9 / once))
-            found[name] = {
+            energy[name] = {
                 "step": point.to_row(),
                 "joules": self.telemetry.joules(lambda n=steps: len(self.runner.replay(n))),
             }
-        self.raw.energy = found
+        self.raw.energy = energy
 
     # ---- bookkeeping
 

@@ -164,8 +164,8 @@ def _design(
 
 def _every_size(points: Sequence[StepShape]) -> list[int]:
     """1, 2, 3 ... decodes, if each number up to the most is among the decode-only points; else []."""
-    found = {len(p.decode) for p in points if not p.chunks}
-    return sorted(found) if found == set(range(1, max(found) + 1)) else []
+    sizes = {len(p.decode) for p in points if not p.chunks}
+    return sorted(sizes) if sizes == set(range(1, max(sizes) + 1)) else []
 
 
 def _padded(points: Sequence[StepShape], buckets: Sequence[int]) -> tuple[Floats, Floats]:
@@ -185,8 +185,8 @@ def _ran(rows: int, buckets: Sequence[int]) -> int | None:
 
 def _knots(tokens: Floats, points: Sequence[StepShape]) -> list[int]:
     """Knots of the layers' curve, in tokens: the steps of blocks A and C that were measured."""
-    found = {int(t) for t, p in zip(tokens, points, strict=True) if p.block in "AC"}
-    return sorted(found | {int(tokens.max())})
+    knots = {int(t) for t, p in zip(tokens, points, strict=True) if p.block in "AC"}
+    return sorted(knots | {int(tokens.max())})
 
 
 def _ramps(tokens: Floats, knots: Sequence[int]) -> Floats:
@@ -246,16 +246,16 @@ def _with_measured(
     constant, per_decode, per_token = (float(v) for v in attention)
     measured = {(len(p.decode), p.decode[0]): float(t) for p, t in zip(points, times, strict=True) if p.block == "A"}
     shortest = min(c for _, c in measured)
-    found = sorted({c for _, c in measured})
+    contexts = sorted({c for _, c in measured})
     sequences = sorted({b for b, c in measured if c != shortest} & {b for b, c in measured if c == shortest})
-    if not sequences or len(found) < 2:
+    if not sequences or len(contexts) < 2:
         return kernels
     least = {b: constant + b * (per_decode + per_token * shortest) for b, c in measured if c == shortest}
     base = {b: measured[b, shortest] - reading for b, reading in least.items()}
     grid = []
     for b in sequences:
         row = [least[b]]
-        for before, c in pairwise(found):
+        for before, c in pairwise(contexts):
             beyond = measured.get((b, c))
             follow = row[-1] + per_token * b * (c - before)
             row.append(follow if beyond is None else max(row[-1], beyond - base[b]))
@@ -263,7 +263,7 @@ def _with_measured(
     return replace(
         kernels,
         decode=_by_graph(kernels, base, buckets),
-        decode_attention=Grid(tuple(sequences), tuple(float(c) for c in found), tuple(grid)),
+        decode_attention=Grid(tuple(sequences), tuple(float(c) for c in contexts), tuple(grid)),
     )
 
 

@@ -24,11 +24,11 @@ def largest_steps(limits: StepRange) -> list[StepShape]:
     """The steps that need most memory beside KV: the most tokens, and the most rows of logits with as many tokens."""
     count = -(-limits.max_tokens // limits.max_context)
     decodes = limits.max_seqs - 1
-    found = [StepShape("C", (), even_chunks(limits.max_tokens, count))]
+    steps = [StepShape("C", (), even_chunks(limits.max_tokens, count))]
     if 0 < decodes < limits.max_tokens:
         n = min(limits.max_tokens - decodes, limits.max_context)
-        found.append(StepShape("E", (1,) * decodes, ((0, n),)))
-    return found
+        steps.append(StepShape("E", (1,) * decodes, ((0, n),)))
+    return steps
 
 
 def blocks_of_largest_steps(limits: StepRange, block_size: int) -> int:

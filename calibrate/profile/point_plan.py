@@ -120,11 +120,11 @@ def ladder(low: int, high: int, factor: float) -> list[int]:
 def contexts(limits: StepRange, *, fine: bool) -> list[int]:
     """Contexts of block A, in tokens: a short one, then the longest over powers of 2 if `fine`, else of 4."""
     longest = limits.max_context - 1
-    found = {min(SHORT_CONTEXT, longest)}
+    lengths = {min(SHORT_CONTEXT, longest)}
     while longest > 4 * SHORT_CONTEXT:
-        found.add(longest)
+        lengths.add(longest)
         longest //= 2 if fine else 4
-    return sorted(found | {limits.max_context - 1})
+    return sorted(lengths | {limits.max_context - 1})
 
 
 def doublings(most: int) -> list[int]:
@@ -158,14 +158,14 @@ def plan(limits: StepRange, *, block_size: int, buckets: Sequence[int] = (), fin
 
 
 def _block_a(limits: StepRange, buckets: Sequence[int], fine: bool) -> Iterable[StepShape]:
-    found = contexts(limits, fine=fine)
+    lengths = contexts(limits, fine=fine)
     for b in doublings(limits.max_seqs):
-        yield from (StepShape("A", (c,) * b) for c in found)
+        yield from (StepShape("A", (c,) * b) for c in lengths)
     # Every size of graph; on a CPU every number of sequences while these are few, since its matmuls are uneven.
     others = buckets or (range(1, limits.max_seqs + 1) if limits.max_seqs <= _FEW else uneven(limits.max_seqs))
     for b in others:
         if b <= limits.max_seqs:
-            yield from (StepShape("A", (c,) * b) for c in (found[:1] if buckets else (found[0], found[-1])))
+            yield from (StepShape("A", (c,) * b) for c in (lengths[:1] if buckets else (lengths[0], lengths[-1])))
 
 
 def _block_b(limits: StepRange) -> Iterable[StepShape]:
@@ -181,10 +181,10 @@ def _token_sizes(limits: StepRange, fine: bool) -> list[int]:
     """Tokens of a step at which block C measures; `fine`: also sizes just past where a matmul needs one tile more."""
     if not fine:
         return uneven(limits.max_tokens)
-    found = set(ladder(1, min(64, limits.max_tokens), 2.0)) | {limits.max_tokens}
-    found |= {*range(96, 513, 32), *range(640, 2049, 128), *range(2560, 16385, 512)}
-    found |= {n + 8 for n in (64, 128, 256, 512)}
-    return sorted(n for n in found if n <= limits.max_tokens)
+    sizes = set(ladder(1, min(64, limits.max_tokens), 2.0)) | {limits.max_tokens}
+    sizes |= {*range(96, 513, 32), *range(640, 2049, 128), *range(2560, 16385, 512)}
+    sizes |= {n + 8 for n in (64, 128, 256, 512)}
+    return sorted(n for n in sizes if n <= limits.max_tokens)
 
 
 def even_chunks(tokens: int, count: int) -> tuple[tuple[int, int], ...]:
@@ -210,9 +210,9 @@ def _block_d(limits: StepRange, fine: bool) -> Iterable[StepShape]:
 def _block_e(limits: StepRange) -> Iterable[StepShape]:
     if limits.max_seqs < 2:
         return
-    found = contexts(limits, fine=False)
+    lengths = contexts(limits, fine=False)
     for b in sorted({max(1, limits.max_seqs // 8), limits.max_seqs // 2, limits.max_seqs - 1}):
-        for c in found[:-1] or found:
+        for c in lengths[:-1] or lengths:
             room = min(limits.max_tokens - b, limits.max_context)
             for n in sorted({max(1, room // 16), max(1, room // 4), max(1, room)}):
                 yield StepShape("E", (c,) * b, ((0, n),))

@@ -98,10 +98,10 @@ class Raw:
         )
 
 
-def check_key(found: dict[str, Any], asked: dict[str, Any], where: str, advice: str) -> None:
-    """CalibrationError, naming the first difference, unless the keys `found` and `asked` are equal."""
+def check_key(former: dict[str, Any], asked: dict[str, Any], where: str, advice: str) -> None:
+    """CalibrationError, naming the first difference, unless the keys `former` and `asked` are equal."""
     for part in asked:
-        there, here = found.get(part, {}), asked[part]
+        there, here = former.get(part, {}), asked[part]
         for name in {**there, **here}:
             if there.get(name) != here.get(name):
                 raise CalibrationError(

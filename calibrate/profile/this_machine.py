@@ -29,10 +29,10 @@ class Sentinel:
     @classmethod
     def of(cls, profile: Profile) -> Sentinel | None:
         """The sentinel of a measured profile; None if the profile has none, or not its mean."""
-        found = profile.made.get("sentinel")
-        if found is None or "mean_ns" not in found:
+        sentinel = profile.made.get("sentinel")
+        if sentinel is None or "mean_ns" not in sentinel:
             return None
-        return cls(StepShape.from_row(found["step"]), found["ns"], found["mean_ns"])
+        return cls(StepShape.from_row(sentinel["step"]), sentinel["ns"], sentinel["mean_ns"])
 
     def drift(self, runner: ModelRunner) -> tuple[float, float] | None:
         """(by median, by mean) the share by which the step takes longer now than at calibration, negative if less.

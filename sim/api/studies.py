@@ -58,10 +58,10 @@ def run(
     elif metric is not None or max_seeds is not None:
         name = "metric" if metric is not None else "max_seeds"
         raise ScenarioError(f"{name}: is of precision, which is not given. Add precision='5%'.")
-    found = run_scenario(
+    results = run_scenario(
         _of(scenario), out=out, jobs=jobs, force=force, progress=progress, precision=asked, limits=limits
     )
-    return with_plots(found)
+    return with_plots(results)
 
 
 def capacity(

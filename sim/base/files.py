@@ -66,10 +66,10 @@ def open_file(path: Path | str, limit: int = TRACE_BYTES) -> BinaryIO:
     check_regular(path, limit)  # before: to open some devices is to act on them
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        found = os.fstat(number)
-        _check(found, path, limit)
+        status = os.fstat(number)
+        _check(status, path, limit)
         if (read := _read.get()) is not None:
-            read[found.st_dev, found.st_ino] = os.path.abspath(path)
+            read[status.st_dev, status.st_ino] = os.path.abspath(path)
         return os.fdopen(number, "rb")
     except BaseException:
         os.close(number)
@@ -116,12 +116,12 @@ def parse_json(text: str, **options: Any) -> Any:
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object from its keys and values, as `object_pairs_hook`. ValueError where one key is given twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in found if names.count(name) > 1)
+        twice = next(name for name in mapping if names.count(name) > 1)
         raise ValueError(f"{shown(twice)} is given twice")
-    return found
+    return mapping
 
 
 def file_hash(path: Path | str) -> str:
@@ -133,14 +133,14 @@ def file_hash(path: Path | str) -> str:
     return digest.hexdigest()
 
 
-def _check(found: os.stat_result, path: Path | str, limit: int | None) -> None:
-    if stat.S_ISDIR(found.st_mode):
+def _check(status: os.stat_result, path: Path | str, limit: int | None) -> None:
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, "is a folder", str(path))
-    if not stat.S_ISREG(found.st_mode):
-        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
+    if not stat.S_ISREG(status.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
         raise OSError(errno.EINVAL, f"is {kind}, not a regular file", str(path))
-    if limit is not None and found.st_size > limit:
-        raise _too_large(found.st_size, path, limit)
+    if limit is not None and status.st_size > limit:
+        raise _too_large(status.st_size, path, limit)
 
 
 def _too_large(size: int, path: Path | str, limit: int) -> OSError:
@@ -187,8 +187,8 @@ def check_replaceable(path: Path | str, kind: Kind | None) -> None:
     """OccupiedError if there is a file at `path` that is not of `kind`, or is an input of this command."""
     if kind is None or _is_stream(path) or not os.path.isfile(path):
         return
-    found = os.stat(path)
-    source = (_read.get() or {}).get((found.st_dev, found.st_ino))
+    status = os.stat(path)
+    source = (_read.get() or {}).get((status.st_dev, status.st_ino))
     if source is not None and os.path.exists(source) and os.path.samefile(source, path):
         raise OccupiedError(errno.EEXIST, "is read by this very command, and would be lost", str(path))
     try:
@@ -211,10 +211,10 @@ def writing(
     """A context that raises an OSError of its block as `error`: `path` cannot be written, why, and `advice`."""
     try:
         yield
-    except OccupiedError as found:
-        raise error(f"{found.filename}: {found.strerror}. {advice}") from None
-    except OSError as found:
-        raise error(f"{path}: cannot be written: {reason_text(found)}. {advice}") from None
+    except OccupiedError as cause:
+        raise error(f"{cause.filename}: {cause.strerror}. {advice}") from None
+    except OSError as cause:
+        raise error(f"{path}: cannot be written: {reason_text(cause)}. {advice}") from None
 
 
 @contextmanager

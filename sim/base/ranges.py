@@ -80,11 +80,11 @@ class Range:
 
     def __get_pydantic_json_schema__(self, schema: object, handler: Callable[[object], dict[str, Any]]) -> Any:
         """Bounds of numbers without a unit as JSON Schema states them, of others in words."""
-        found = handler(schema)
-        if found.get("type") not in ("integer", "number"):
-            return found | {"description": str(self)}
+        json_schema = handler(schema)
+        if json_schema.get("type") not in ("integer", "number"):
+            return json_schema | {"description": str(self)}
         ends = {"exclusiveMinimum" if self.above else "minimum": self.low}
-        return found | ends | {"exclusiveMaximum" if self.below else "maximum": self.high}
+        return json_schema | ends | {"exclusiveMaximum" if self.below else "maximum": self.high}
 
 
 PositiveInt = Annotated[int, Range(1, INT32_MAX)]

@@ -43,14 +43,14 @@ def against(asked: Asked, files: Sequence[Path], *, parts: Sequence[str], shift:
             typer.echo(f"{spec.name}, {runs[0].name}: {number} of {len(groups)}", err=True)
             points.append(compare(setup, spec, runs, shift=shift))
     cost, names = setup.cost.sources(), [str(file) for file in files]
-    found = Validation(
+    validation = Validation(
         name=stem.name,
         scenario=scenario.name,
         heading=f"{heading(setup)} · beside {', '.join(file.name for file in files)}",
         made=made_of(scenario, cost=cost, kv_blocks=setup.kv.num_blocks, files=names),
         points=tuple(points),
     )
-    asked.write(found, stem)
+    asked.write(validation, stem)
 
 
 def _own_log(scenario: Scenario, file: Path) -> list[MeasuredRun]:

@@ -49,9 +49,9 @@ def calibrate_bench(
     setup = Setup.of(loaded)
     runs, held = chosen(files, parts, hold_out, setup.model.name)
     specs = policy_of(loaded, policy, [*runs, *held])
-    found = fit_engine(setup, lambda run: specs[run.name], runs, held, lambda text: typer.echo(text, err=True))
-    found = replace(found, notes=(*found.notes, *notes))
-    write_fit(found, report(found), path, "--against", force=force)
+    engine_fit = fit_engine(setup, lambda run: specs[run.name], runs, held, lambda text: typer.echo(text, err=True))
+    engine_fit = replace(engine_fit, notes=(*engine_fit.notes, *notes))
+    write_fit(engine_fit, report(engine_fit), path, "--against", force=force)
 
 
 def fit_inputs(
@@ -72,7 +72,7 @@ def fit_inputs(
     return read_scenario(scenario, set_, None, "calibrate", allow_code=allow_code), out
 
 
-def write_fit(found: EngineFit, text: str, out: Path, judge: str, *, force: bool) -> None:
+def write_fit(engine_fit: EngineFit, text: str, out: Path, judge: str, *, force: bool) -> None:
     """Prints a fit as `text` and writes it to `out`, where it keeps what it claims; `judge` is the option of
     `validate` that holds it against other measurements.
 
@@ -82,17 +82,17 @@ def write_fit(found: EngineFit, text: str, out: Path, judge: str, *, force: bool
     from batchsim.scenario.fitted_config import KIND
 
     typer.echo(text)
-    for line in found.violations:
+    for line in engine_fit.violations:
         typer.echo(line, err=True)
-    if found.violations and not force:
+    if engine_fit.violations and not force:
         typer.echo(
-            f"{out}: not written: {len(found.violations)} errors are above what the fit claims, or can claim. Look at"
-            " its runs and the scenario, or write it all the same with --force.",
+            f"{out}: not written: {len(engine_fit.violations)} errors are above what the fit claims, or can claim. Look"
+            " at its runs and the scenario, or write it all the same with --force.",
             err=True,
         )
         raise typer.Exit(REFUSED_EXIT)
     with writing(out, "Give -o another path."):
-        write_text(out, found.to_json(provenance()), KIND)
+        write_text(out, engine_fit.to_json(provenance()), KIND)
     typer.echo(f"{out}: use it with cost: {out}, hold it against other runs with batchsim validate {judge}")
 
 
@@ -103,17 +103,17 @@ def policy_of(scenario: Scenario, label: str | None, runs: Sequence[MeasuredRun]
     """
     specs = chosen_policies(scenario, [label] if label else [])
     names = ", ".join(spec.name for spec in scenario.specs)
-    found: dict[str, PolicySpec] = {}
+    by_run: dict[str, PolicySpec] = {}
     for run in runs:
         words = [word.strip() for word in run.part.split(",")]
-        its = [spec for spec in specs if len(specs) == 1 or {spec.name, spec.label} & {*words}]
-        if len(its) != 1:
+        named = [spec for spec in specs if len(specs) == 1 or {spec.name, spec.label} & {*words}]
+        if len(named) != 1:
             raise ScenarioError(
                 f"{scenario.source}: has {len(specs)} policies ({names}), and {run.name} does not name one. Say which"
                 " with --policy, or keep one."
             )
-        found[run.name] = its[0]
-    return found
+        by_run[run.name] = named[0]
+    return by_run
 
 
 def chosen(
@@ -160,15 +160,15 @@ def is_beside(path: Path) -> bool:
 def files_of(given: Sequence[Path], suffixes: Sequence[str] = SUFFIXES) -> list[Path]:
     """The files, and those of folders that end in one of `suffixes`, by name. MeasuredError for a folder without any,
     and for a file given twice."""
-    found: list[Path] = []
+    files: list[Path] = []
     for path in given:
         inside = sorted(one for one in path.iterdir() if one.suffix in suffixes) if path.is_dir() else [path]
         inside = [one for one in inside if not (path.is_dir() and is_beside(one))]
         if not inside:
             raise MeasuredError(f"{path}: holds no {', '.join(suffixes)} file. Give the folder of measured runs.")
-        found += inside
-    real = [path.resolve() for path in found]
+        files += inside
+    real = [path.resolve() for path in files]
     for number, path in enumerate(real):
         if path in real[:number]:
-            raise MeasuredError(f"{found[number]}: is given twice, and would count twice. Give it once.")
-    return found
+            raise MeasuredError(f"{files[number]}: is given twice, and would count twice. Give it once.")
+    return files

@@ -262,9 +262,9 @@ def compare(
 
     beyond = 0
     for number, name in enumerate(profiles or profile_names(TABLES)):
-        found = compared(load_profile(name))
-        typer.echo(line(found) if number else f"{HEAD}\n{line(found)}")
-        beyond += not within(found)
+        profile = compared(load_profile(name))
+        typer.echo(line(profile) if number else f"{HEAD}\n{line(profile)}")
+        beyond += not within(profile)
     if beyond:
         raise typer.Exit(1)
 

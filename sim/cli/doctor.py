@@ -29,7 +29,7 @@ class Part:
 
     extra: str
     purpose: str
-    found: dict[str, str]
+    versions: dict[str, str]
     missing: tuple[str, ...]
 
     @property
@@ -48,17 +48,17 @@ def parts() -> list[Part]:
     asked = [Requirement(line) for line in requires("batchsim") or []]
     rows: list[Part] = []
     for extra, purpose in PURPOSES.items():
-        found, missing = dict[str, str](), list[str]()
+        versions, missing = dict[str, str](), list[str]()
         for one in asked:
             holds, without = (one.marker is None or one.marker.evaluate({"extra": name}) for name in (extra, ""))
             if one.name == "batchsim" or not holds or (extra and without):
                 continue
             here = _version(one.name)
             if here is not None and one.specifier.contains(here, prereleases=True):
-                found[one.name] = here
+                versions[one.name] = here
             else:
                 missing.append(f"{one.name}{one.specifier}" + (f" (here is {here})" if here is not None else ""))
-        rows.append(Part(extra, purpose, found, tuple(missing)))
+        rows.append(Part(extra, purpose, versions, tuple(missing)))
     return rows
 
 
@@ -87,16 +87,16 @@ def doctor(as_json: option.Json = False) -> None:
 
     machine, rows, device = provenance()["machine"], parts(), gpu()
     if as_json:
-        found: dict[str, Any] = {"batchsim": VERSION, "python": platform.python_version(), "machine": machine}
-        found |= {"gpu": device}
+        report: dict[str, Any] = {"batchsim": VERSION, "python": platform.python_version(), "machine": machine}
+        report |= {"gpu": device}
         for part in rows:
-            found[part.extra or "simulation"] = {
+            report[part.extra or "simulation"] = {
                 "purpose": part.purpose,
-                "found": part.found,
+                "found": part.versions,
                 "missing": list(part.missing),
                 "install": part.install,
             }
-        print_json(found)
+        print_json(report)
         return
     typer.echo(f"batchsim {VERSION}, Python {platform.python_version()}, {machine}\nGPU: {device}")
     indent = " " * 4
@@ -105,5 +105,5 @@ def doctor(as_json: option.Json = False) -> None:
         if part.missing:
             lines = filled(f"lacks {', '.join(part.missing)}. Install: {part.install}", indent, indent)
         else:
-            lines = filled(", ".join(f"{name} {here}" for name, here in part.found.items()), indent, indent)
+            lines = filled(", ".join(f"{name} {here}" for name, here in part.versions.items()), indent, indent)
         typer.echo("\n".join(lines))

@@ -89,9 +89,9 @@ def explain(
         _overview(loaded, chosen, load, seed or 0, 5 if slowest is None else slowest, by, as_json)
 
 
-def _print(found: list[dict[str, Any]], text: str, as_json: bool) -> None:
+def _print(answers: list[dict[str, Any]], text: str, as_json: bool) -> None:
     if as_json:
-        print_json(found)
+        print_json(answers)
     else:
         typer.echo(text)
 
@@ -109,15 +109,15 @@ def _overview(
 ) -> None:
     from batchsim.report.text.attribution_text import overview, overview_text
 
-    found = [overview(results, name, load, seed, slowest=slowest, by=by) for name in policies]
-    _print(found, "\n".join(overview_text(results, one) for one in found), as_json)
+    overviews = [overview(results, name, load, seed, slowest=slowest, by=by) for name in policies]
+    _print(overviews, "\n".join(overview_text(results, one) for one in overviews), as_json)
 
 
 def _story(results: Results, policies: list[str], load: float, seed: int, request: int, as_json: bool) -> None:
     from batchsim.report.text.story_text import story, story_text
 
-    found = [story(results, name, load, seed, request) for name in policies]
-    _print(found, "\n\n".join(story_text(results, one) for one in found), as_json)
+    stories = [story(results, name, load, seed, request) for name in policies]
+    _print(stories, "\n\n".join(story_text(results, one) for one in stories), as_json)
 
 
 def _slo(
@@ -129,10 +129,10 @@ def _slo(
     seeds = sorted({int(number) for number in results.points["seed"]}) if seed is None else [seed]
     path = results.path / PICTURE if output is None else output
     check_output(path, KIND)
-    found = causes(results, policies, load, seeds)
+    by_policy = causes(results, policies, load, seeds)
     with writing(path, "Give another path with -o."):
-        causes_picture(results, found, load, len(seeds), path)
-    _print(found, f"{causes_text(results, found, load, len(seeds))}\n{path}", as_json)
+        causes_picture(results, by_policy, load, len(seeds), path)
+    _print(by_policy, f"{causes_text(results, by_policy, load, len(seeds))}\n{path}", as_json)
 
 
 def _counterfactual(
@@ -157,11 +157,11 @@ def _counterfactual(
     chosen = [name for name in policies if labels[name] in named] if named else policies
     if not chosen:
         raise ScenarioError(f"--policy {policies[0]}: the change is of {', '.join(named)}. Write that one, or none.")
-    found = []
+    comparisons = []
     for name in chosen:
         each = counterfactual(results, name, load, seed, changes, folders=folders, allow_code=allow_code)
-        found.append(counterfactual_data(each) | {"policy": name})
-    _print(found, "\n\n".join(counterfactual_text(results, one) for one in found), as_json)
+        comparisons.append(counterfactual_data(each) | {"policy": name})
+    _print(comparisons, "\n\n".join(counterfactual_text(results, one) for one in comparisons), as_json)
 
 
 def _audit(results: Results, policies: list[str], load: float, seed: int, path: Path) -> None:

@@ -95,8 +95,8 @@ def init(
         _tell(deployed)
         if read and gpu is None:
             typer.echo(f"! no command names the GPU: {_GPU}. Name yours with --gpu.", err=True)
-        if read and (its := read.keys["model"]) != deployed.keys["model"]:
-            typer.echo(f"! --model {model} in the place of the command's {its}", err=True)
+        if read and (other := read.keys["model"]) != deployed.keys["model"]:
+            typer.echo(f"! --model {model} in the place of the command's {other}", err=True)
     with writing(output, "Give another path with -o."):
         write_text(output, f"{_MODELINE}\n{text}" if schema else text, ANY)
     if schema:
@@ -157,8 +157,8 @@ def show(scenario: option.Scenario, set_: option.Set = None, as_json: option.Jso
     from batchsim.cli.common import print_json
     from batchsim.report.text.deployment_text import shown_deployment
 
-    found = shown_deployment(read_scenario(scenario, set_, None, "show", allow_code=False))
+    deployment = shown_deployment(read_scenario(scenario, set_, None, "show", allow_code=False))
     if as_json:
-        print_json(found.plain())
+        print_json(deployment.plain())
         return
-    typer.echo(found)
+    typer.echo(deployment)

@@ -183,9 +183,9 @@ def check_weights(folder: Path, model: ModelSpec) -> None:
 
     if not folder.is_dir():
         raise ScenarioError(f"--weights {folder}: no such folder. Give the folder of a Hugging Face model.")
-    its = load_model(str(folder))
+    loaded = load_model(str(folder))
     for name in (field.name for field in fields(model) if field.name != "name"):
-        ours, theirs = getattr(model, name), getattr(its, name)
+        ours, theirs = getattr(model, name), getattr(loaded, name)
         if ours != theirs:
             raise ScenarioError(
                 f"--weights {folder}: {name} is {theirs}, of the scenario's model {model.name} {ours}. Give weights of"

@@ -153,8 +153,8 @@ def _check_rejections(results: Results, strict: bool) -> None:
         if rejected and (strict or nothing):
             where = f"{row['label']} at load {row['load']:g}"
             cases = results.manifest["details"].get(row["label"], {})
-            every = [its for its in results.manifest["outcomes"][row["label"]] if its["load"] == row["load"]]
-            reasons = dict.fromkeys(reason for its in every for reason in its["rejected_by_reason"])
+            every = [one for one in results.manifest["outcomes"][row["label"]] if one["load"] == row["load"]]
+            reasons = dict.fromkeys(reason for one in every for reason in one["rejected_by_reason"])
             details = "; ".join(f"{reason} ({cases[reason]})" if reason in cases else reason for reason in reasons)
             raise BatchsimError(
                 f"{where}: {rejected:,.0f} of {submitted:,.0f} requests rejected: {details}."

@@ -85,7 +85,7 @@ def serve(
     from batchsim.scenario.setup import Setup
     from batchsim.serve.keep_served import keep_served
     from batchsim.serve.metrics import Metrics
-    from batchsim.serve.paced import Paced
+    from batchsim.serve.realtime import RealtimeSimulation
     from batchsim.serve.run_server import check_address, run_server
 
     setup = Setup.of(loaded)
@@ -98,30 +98,30 @@ def serve(
     check_out(out)
     name = model or setup.model.name
     metrics, made = Metrics(metrics_names, name, setup.max_model_len), None
-    paced: Paced | LiveEngine
+    backend: RealtimeSimulation | LiveEngine
     if engine == "live":
         from batchsim.cli.serve_live import live_engine, model_folder, text_line
 
         check_address(host, port)  # now, and not once the model is there
-        paced, made = live_engine(setup, spec, metrics, device=device or "cpu", weights=weights, seed=seed)
-        text = f"{device or 'cpu'}, weights {made['weights']}{text_line(paced, model_folder(setup, weights))}"
+        backend, made = live_engine(setup, spec, metrics, device=device or "cpu", weights=weights, seed=seed)
+        text = f"{device or 'cpu'}, weights {made['weights']}{text_line(backend, model_folder(setup, weights))}"
     else:
-        paced, text = Paced(setup, spec, metrics, seed), setup.cost_text
+        backend, text = RealtimeSimulation(setup, spec, metrics, seed), setup.cost_text
 
     def ready(port: int) -> None:
         address = f"[{host}]" if ":" in host else host
         typer.echo(f"http://{address}:{port}/v1  {name}: {spec.name} on {text}", err=True)
 
     end_ns, started_unix_ns = run_server(
-        paced, host=host, port=port, speed=speed, api_key=api_key, faults=faults, drain_s=drain_s, ready=ready
+        backend, host=host, port=port, speed=speed, api_key=api_key, faults=faults, drain_s=drain_s, ready=ready
     )
-    records, spans = paced.close(end_ns)
-    if not paced.num_sent:
-        told = f": {faults.num_errors} got an error on demand" if faults.num_errors else ""
-        typer.echo(f"no request came to an engine, so there are no results{told}", err=True)
+    records, spans = backend.close(end_ns)
+    if not backend.num_sent:
+        errors = f": {faults.num_errors} got an error on demand" if faults.num_errors else ""
+        typer.echo(f"no request came to an engine, so there are no results{errors}", err=True)
         return
     results = keep_served(
-        paced, records, spans, out, started_unix_ns=started_unix_ns, speed=speed, faults=faults, made=made
+        backend, records, spans, out, started_unix_ns=started_unix_ns, speed=speed, faults=faults, made=made
     )
     typer.echo(report(results))
     if escaped := results.manifest["served"]["escaped"]:

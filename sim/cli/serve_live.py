@@ -27,7 +27,7 @@ def live_engine(
     from batchsim.calibrate.engine.serving import ServingEngine
     from batchsim.calibrate.engine.session import made_on, step_limits_up_to
     from batchsim.serve.live_engine import LiveEngine, SentPrompts
-    from batchsim.serve.received import unplayed
+    from batchsim.serve.served_workload import unplayed
     from batchsim.workload.workload_config import Frontend
 
     setup.check_can_be_real()

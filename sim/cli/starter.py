@@ -202,8 +202,8 @@ def _keeps_slo(text: str, folder: Path, rate: float, known: dict[float, bool]) -
         scenario = parse_scenario(text, "starter", folder, (f"load.mean_rate=[{rate}/s]",))
         setup = Setup.of(scenario)
         points = [point for point in scenario.points() if point.spec.label == "continuous"]
-        found = [measured_point(setup, simulate_point(setup, point), "").result for point in points]
-        (tested,) = curve(summary_rows(scenario, found), parse_slo(scenario.file.slo))
+        results = [measured_point(setup, simulate_point(setup, point), "").result for point in points]
+        (tested,) = curve(summary_rows(scenario, results), parse_slo(scenario.file.slo))
         known[rate] = tested.meets_slo
     return known[rate]
 
@@ -234,13 +234,13 @@ def _budgets(model: str, gpu: str) -> list[tuple[int, int]]:
     from batchsim.deployment.deployment import Deployment
 
     spec, device = load_model(model), load_gpu(gpu)
-    found = []
+    budgets = []
     for tp in _TP:
         try:
-            found.append((tp, Deployment(spec, device, tp=tp).derive_kv().tokens))
+            budgets.append((tp, Deployment(spec, device, tp=tp).derive_kv().tokens))
         except ScenarioError:
             continue  # too little memory, or heads that cannot be cut so
-    return found
+    return budgets
 
 
 def _trace_block(trace: TraceConfig, path: str, timed: bool) -> str:

@@ -57,8 +57,8 @@ def calibrate_steps(
     if not own:
         raise ScenarioError(f"--hold-out {hold_out[0]}: no log is left to fit to. Hold out fewer, or give more logs.")
     given, judged = ([_read(file, setup, specs) for file in some] for some in (own, held))
-    found = fit_steps(setup, specs[0], given, judged)
-    write_fit(found, fit_report(found), path, "--steps", force=force)
+    engine_fit = fit_steps(setup, specs[0], given, judged)
+    write_fit(engine_fit, fit_report(engine_fit), path, "--steps", force=force)
 
 
 def validate_steps(asked: Asked, files: Sequence[Path]) -> None:
@@ -81,19 +81,19 @@ def validate_steps(asked: Asked, files: Sequence[Path]) -> None:
         check_output(path, _KIND, "Give another path with --json.")
     logs = [_read(file, setup, specs) for file in files_of(files, SUFFIXES)]
     steps = RecordedSteps.join([log.steps for log in logs])
-    found = [
+    comparisons = [
         compare_steps(spec.name, setup.cost_under(spec.config), steps, ahead=spec.config.traits.loop.is_ahead)
         for spec in specs
     ]
     notes = [f"{Path(log.source).name}: {note}" for log in logs for note in log.notes]
     made = made_of(scenario, cost=setup.cost.sources(), files=[log.source for log in logs])
-    whole = {"format": _FORMAT, "notes": notes, "policies": [asdict(one) for one in found], "made": made}
+    whole = {"format": _FORMAT, "notes": notes, "policies": [asdict(one) for one in comparisons], "made": made}
     with writing(path, "Give another path with --json or another folder with --out."):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps(whole, indent=1, allow_nan=False) + "\n", _KIND)
     typer.echo(str(path), err=True)
     title = f"{heading(setup)} · beside {', '.join(Path(log.source).name for log in logs)}"
-    typer.echo(compared_report(title, notes, found))
+    typer.echo(compared_report(title, notes, comparisons))
 
 
 def _read(file: Path, setup: Setup, specs: Sequence[PolicySpec]) -> StepLog:
@@ -110,9 +110,9 @@ def _read(file: Path, setup: Setup, specs: Sequence[PolicySpec]) -> StepLog:
         ahead=any(spec.config.traits.loop.is_ahead for spec in specs),
     )
     log = read_steps(file, engine)
-    its, kinds = _KINDS.get(log.form), {spec.kind for spec in specs}
-    if its and not kinds & {its} and kinds & {*_KINDS.values()}:
+    kind, kinds = _KINDS.get(log.form), {spec.kind for spec in specs}
+    if kind and not kinds & {kind} and kinds & {*_KINDS.values()}:
         raise ScenarioError(
-            f"{file}: has {log.form}, and the scenario's policy is {', '.join(sorted(kinds))}. Give one of {its}."
+            f"{file}: has {log.form}, and the scenario's policy is {', '.join(sorted(kinds))}. Give one of {kind}."
         )
     return log

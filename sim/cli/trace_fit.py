@@ -92,22 +92,22 @@ def fit(
             f"{file}: an output of {longest:,} tokens is beyond max_model_len {most:,} of the engine that is to try the"
             " fit. Give an --engine that writes so much, or --draws 0, and none tries it."
         )
-    found = fit_traffic(rows, lambda what: typer.echo(f"fitting {what} …", err=True))
+    traffic = fit_traffic(rows, lambda what: typer.echo(f"fitting {what} …", err=True))
     typer.echo(f"drawing the fit {DRAWS} times …", err=True)
-    trace, samples = recorded(found), [drawn(found.workload, seed) for seed in range(DRAWS)]
+    trace, samples = recorded(traffic), [drawn(traffic.workload, seed) for seed in range(DRAWS)]
     figures = compare(trace, samples)
-    setup = Setup.of(parse_scenario(scenario_text(scenario.plain, found.workload, ()), str(output), output.parent))
-    check = EngineCheck(setup, found, replace(config, rate_scale=None))  # which `rows` have
-    told = check.all_loads(draws, partial(typer.echo, err=True))
-    comments = (heading(found), *(line.strip() for line in (engine_lines(told) if told else ())))
+    setup = Setup.of(parse_scenario(scenario_text(scenario.plain, traffic.workload, ()), str(output), output.parent))
+    check = EngineCheck(setup, traffic, replace(config, rate_scale=None))  # which `rows` have
+    checks = check.all_loads(draws, partial(typer.echo, err=True))
+    comments = (heading(traffic), *(line.strip() for line in (engine_lines(checks) if checks else ())))
     with writing(output, "Give another path with -o."):
-        write_text(output, scenario_text(scenario.plain, found.workload, comments), ANY)
+        write_text(output, scenario_text(scenario.plain, traffic.workload, comments), ANY)
     with writing(picture, "Give another path with --picture."):
-        traffic_fit_picture(found, trace, samples, told, picture)
+        traffic_fit_picture(traffic, trace, samples, checks, picture)
     if as_json:
-        print_json(traffic_plain(found, figures, told))
+        print_json(traffic_plain(traffic, figures, checks))
         return
-    typer.echo(traffic_text(found, figures, told))
+    typer.echo(traffic_text(traffic, figures, checks))
     typer.echo(f"{output} and {picture}   next: batchsim run {output}")
 
 

@@ -95,7 +95,7 @@ def calibrate_url(
 
     with progress_bar() as say:
         try:
-            found = asyncio.run(measure())
+            experiment = asyncio.run(measure())
         except KeyboardInterrupt:
             typer.echo(f"{folder}: stopped; what is done is kept. The same command goes on.", err=True)
             raise typer.Exit(130) from None
@@ -103,7 +103,7 @@ def calibrate_url(
             kept = f" {folder} keeps what is done; the same command goes on." if (folder / "given").exists() else ""
             raise MeasuredError(f"{error}{kept}") from None
     if setup is None or spec is None:
-        for note in found.notes:
+        for note in experiment.notes:
             typer.echo(note, err=True)
         typer.echo(
             f"{folder}/given, {folder}/held: fit them with batchsim calibrate --bench {folder}/given --hold-out"
@@ -111,8 +111,8 @@ def calibrate_url(
         )
         return
     calibrate_bench(
-        found.given, scenario, out, parts=[], hold_out=[str(path) for path in found.held], policy=policy,
-        set_=overrides or None, force=force, allow_code=allow_code, notes=found.notes,
+        experiment.given, scenario, out, parts=[], hold_out=[str(path) for path in experiment.held], policy=policy,
+        set_=overrides or None, force=force, allow_code=allow_code, notes=experiment.notes,
     )  # fmt: skip
 
 
@@ -127,13 +127,13 @@ def the_policy(scenario: Scenario, label: str | None) -> PolicySpec:
 
 def check_told(offer: Offer, setup: Setup, spec: PolicySpec) -> None:
     """ScenarioError where the scenario says otherwise than the server itself; --force goes on all the same."""
-    told = offer.metrics.cache if offer.metrics is not None else {}
+    cache = offer.metrics.cache if offer.metrics is not None else {}
     policy, place = spec.config, setup.scenario.source
     pairs: list[tuple[str, object, object]] = []
-    if told.get("num_gpu_blocks", "").isdigit() and told.get("block_size") == str(setup.kv.block_size):
-        pairs.append(("KV blocks", int(told["num_gpu_blocks"]), setup.kv.num_blocks))
-    if told.get("enable_prefix_caching") in ("True", "False"):
-        pairs.append(("prefix caching", told["enable_prefix_caching"] == "True", bool(policy.traits.prefix_cache)))
+    if cache.get("num_gpu_blocks", "").isdigit() and cache.get("block_size") == str(setup.kv.block_size):
+        pairs.append(("KV blocks", int(cache["num_gpu_blocks"]), setup.kv.num_blocks))
+    if cache.get("enable_prefix_caching") in ("True", "False"):
+        pairs.append(("prefix caching", cache["enable_prefix_caching"] == "True", bool(policy.traits.prefix_cache)))
     for what, theirs, ours in pairs:
         if theirs != ours:
             raise ScenarioError(

@@ -62,23 +62,23 @@ class Asked:
 
         self.check_files(stem, {".json": JSON, ".md": PAGE, ".png": KIND} | ({"-steps.png": KIND} if steps else {}))
 
-    def write(self, found: Validation, stem: Path) -> None:
+    def write(self, validation: Validation, stem: Path) -> None:
         """Writes a validation as JSON, a page and pictures, names the files on stderr and prints the report."""
         from batchsim.report.pictures.validation_plots import write_pictures
         from batchsim.report.text.validation_text import JSON, PAGE, markdown, report
         from batchsim.report.validation_report import to_json
 
-        text, files = to_json(found), [Path(f"{stem}.json"), Path(f"{stem}.md")]
+        text, files = to_json(validation), [Path(f"{stem}.json"), Path(f"{stem}.md")]
         with writing(self.out, _OTHER_FOLDER):
             self.out.mkdir(parents=True, exist_ok=True)
-            pictures = write_pictures(found, stem)
+            pictures = write_pictures(validation, stem)
             write_text(files[0], text, JSON)
-            write_text(files[1], markdown(found, [picture.name for picture in pictures]), PAGE)
+            write_text(files[1], markdown(validation, [picture.name for picture in pictures]), PAGE)
         if self.json_file is not None and self.json_file.resolve() != files[0].resolve():
             with writing(self.json_file, "Give another path with --json."):
                 write_text(self.json_file, text, JSON)
         typer.echo("  ".join(map(str, files + pictures)), err=True)
-        typer.echo(report(found))
+        typer.echo(report(validation))
 
 
 def made_of(scenario: Scenario, **facts: Any) -> dict[str, Any]:

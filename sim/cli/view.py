@@ -39,11 +39,11 @@ def view(
 
 def show(results: Results, port: int, traces: Path | None, *, allow_code: bool) -> None:
     """Serves the page of `results` until Ctrl-C; says on stderr where. ScenarioError where the port is taken."""
-    from batchsim.view.looks import Looks
+    from batchsim.view.page_data import PageData
     from batchsim.view.view_server import ViewServer
 
     folders = [Path.cwd(), *([traces] if traces else [])]
-    with ViewServer(Looks(results, folders, allow_code), port) as server:
+    with ViewServer(PageData(results, folders, allow_code), port) as server:
         typer.echo(f"{server.address}  Ctrl-C ends it", err=True)
         with suppress(KeyboardInterrupt):
             server.serve_forever()

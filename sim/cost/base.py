@@ -143,10 +143,10 @@ class Lanes:
         if batch.chunks or batch.pad_prefill_rows or batch.num_prefill_tokens:
             return _halves(self._host.ns(batch))
         rows = batch.num_decode + batch.pad_decode_rows
-        found = self._host_of_decodes.get(rows)
-        if found is None:
-            found = self._host_of_decodes[rows] = _halves(self._host.ns(batch))
-        return found
+        halves = self._host_of_decodes.get(rows)
+        if halves is None:
+            halves = self._host_of_decodes[rows] = _halves(self._host.ns(batch))
+        return halves
 
     def stages_of(self, columns: Columns) -> NDArray[np.int64]:
         """ns of each stage for recorded steps, a row a step, a column a stage: `stages_ns`, but for the rounding."""
@@ -155,8 +155,8 @@ class Lanes:
         head = np.array([cost.head_ns(rows) for rows in work.rows.tolist()])
         between = np.array([int(cost.transfer_ns(tokens)) for tokens in work.tokens.tolist()], np.int64)
         each = ((whole - head) / stages).astype(np.int64)
-        found = np.stack([each + between] * (stages - 1) + [(each + head).astype(np.int64)], axis=1)
-        return np.maximum(found, 1)
+        stages_ns = np.stack([each + between] * (stages - 1) + [(each + head).astype(np.int64)], axis=1)
+        return np.maximum(stages_ns, 1)
 
     def stages_ns(self, batch: Batch) -> tuple[int, ...]:
         """ns of the step `batch` in each stage, the transfer to the next one included."""

@@ -368,8 +368,8 @@ class Calibrated(Cost):
         host += "; extrapolates" if self.extrapolate else ""
         host += f"; {p.made['anchor']}" if "anchor" in p.made else ""
         if p.setup is not None:
-            found = p.held_out or {}
-            near = f"; follows them to ±{100 * found['p50']:.1f} % (median of {found['n']:,} steps)" if found else ""
+            errors = p.held_out or {}
+            near = f"; follows them to ±{100 * errors['p50']:.1f} % (median of {errors['n']:,} steps)" if errors else ""
             doubts = "".join(f" · ! {doubt}" for doubt in p.doubts)
             return f"cost: kernel tables of {p.setup} ({p.made.get('from', 'unnamed')}{near}{host}){doubts}"
         if p.origin == "imported":

@@ -61,8 +61,8 @@ def symmetric(share: float, source: str) -> CostError | Unknown:
 
 def _bounded(low: float, high: float, source: str) -> CostError | Unknown:
     """The error from `low` to `high`; unknown where steps might take no time at all, which bounds nothing."""
-    found = CostError(low, high, source)
-    return found if low > -1 else Unknown(f"{found} is no bound: {source}")
+    error = CostError(low, high, source)
+    return error if low > -1 else Unknown(f"{error} is no bound: {source}")
 
 
 def error_of(profile: Profile, *, host: str = "", beyond: bool = False) -> CostError | Unknown:
@@ -82,16 +82,16 @@ def error_of(profile: Profile, *, host: str = "", beyond: bool = False) -> CostE
     if profile.doubts:
         return Unknown("; ".join(profile.doubts))
     if profile.origin == "imported":
-        its = host or ("assumed" if profile.costs.host.assumed else "a preset's")
-        own = f"kernels differ so between versions of an engine; its host is {its}"
+        of_host = host or ("assumed" if profile.costs.host.assumed else "a preset's")
+        own = f"kernels differ so between versions of an engine; its host is {of_host}"
         beside = float(profile.held_out["p50"]) if profile.held_out is not None else 0.0
         return symmetric(IMPORTED_SHARE + beside, own + _beyond(beyond))
     if host:
         return Unknown(f"its host is {host}, and steps were measured with another")
-    found = profile.held_out
-    if found is not None:
-        rows = [found, *found.get("steps", [])]
-        return _spread(rows, float(found["p50"]), f"held-out {found.get('what', 'steps')}" + _beyond(beyond))
+    held_out = profile.held_out
+    if held_out is not None:
+        rows = [held_out, *held_out.get("steps", [])]
+        return _spread(rows, float(held_out["p50"]), f"held-out {held_out.get('what', 'steps')}" + _beyond(beyond))
     if profile.residuals:
         widest = max(float(row["p50"]) for row in profile.residuals)
         return _spread(profile.residuals, widest, "residuals of the fit; no step was held out" + _beyond(beyond))

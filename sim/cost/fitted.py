@@ -133,8 +133,8 @@ class Fitted(Cost):
         passes, wide = columns["num_passes"], columns["num_wide_passes"]
         stairs = [(rows >= n) & (passes == 0) for n in ROW_STEPS]
         stairs[0] = stairs[0] + wide
-        found = (kernel, np.maximum(passes, 1), work.sequences, prompt, work.context, beside, work.pairs)
-        return np.stack((*found, *stairs), axis=1).astype(np.float64)
+        work_columns = (kernel, np.maximum(passes, 1), work.sequences, prompt, work.context, beside, work.pairs)
+        return np.stack((*work_columns, *stairs), axis=1).astype(np.float64)
 
     def explain(self, columns: Columns) -> Terms:
         """The kernel's terms times its factor; context under `kv_reads`, pairs under `attention`, the rest `host`."""
@@ -146,12 +146,12 @@ class Fitted(Cost):
             "attention": terms.pair * pairs,
             "host": terms.base * base + terms.sequence * sequences + terms.prompt_token * prompt + stairs,
         }
-        found = dict.fromkeys(TIME_TERMS, zeros) | own
+        explained = dict.fromkeys(TIME_TERMS, zeros) | own
         if self.kernel is None:
-            return found | {"flops": zeros, "bytes": zeros}
+            return explained | {"flops": zeros, "bytes": zeros}
         parts = self.kernel.explain(columns)
-        found = {name: ns + terms.kernel * parts[name] for name, ns in found.items()}
-        return found | {"flops": parts["flops"], "bytes": parts["bytes"]}
+        explained = {name: ns + terms.kernel * parts[name] for name, ns in explained.items()}
+        return explained | {"flops": parts["flops"], "bytes": parts["bytes"]}
 
     def describe(self) -> str:
         held = "" if self.tpot_error is None else f", ±{two_digits(100 * self.tpot_error)} % claimed"

@@ -74,15 +74,15 @@ class Own(Cost):
     def _asked(self, step: StepWork) -> int:
         where = f"cost: {self.config.kind}.step_ns"
         try:
-            found = self.config.step_ns(step)
+            step_ns = self.config.step_ns(step)
         except (Exception, SystemExit) as error:  # a user's code may raise anything
             said = f"{type(error).__name__}: {shown(str(error))}"
             raise ScenarioError(f"{where} fails for {_words(step)}: {said}. Correct it.") from error
-        if isinstance(found, bool) or not isinstance(found, int | np.integer) or not 1 <= found <= MAX_STEP_NS:
+        if isinstance(step_ns, bool) or not isinstance(step_ns, int | np.integer) or not 1 <= step_ns <= MAX_STEP_NS:
             raise ScenarioError(
-                f"{where} gives {shown(found)} for {_words(step)}. Return a whole number of ns, from 1 to an hour's."
+                f"{where} gives {shown(step_ns)} for {_words(step)}. Return a whole number of ns, from 1 to an hour's."
             )
-        return int(found)
+        return int(step_ns)
 
 
 def _chunk(tokens: int) -> StepWork:

@@ -270,18 +270,18 @@ class Profile:
     @property
     def doubts(self) -> tuple[str, ...]:
         """Why these step times are not to be trusted, a line each; () where nothing is known against them."""
-        found: list[str] = []
+        doubts: list[str] = []
         for worst in self.checks[:1]:
             more = f"; {len(self.checks) - 1} more of the kind" if len(self.checks) > 1 else ""
-            found.append(f"tables of {self.gpu}: {worst}{more}: not to be trusted")
+            doubts.append(f"tables of {self.gpu}: {worst}{more}: not to be trusted")
         deployment = self.deployment
         gpu = deployment.gpu
         if self.origin == "imported" and deployment.num_gpus > 1 and gpu is not None and gpu.over_pcie:
-            found.append(
+            doubts.append(
                 f"{deployment.num_gpus} GPUs over {gpu.link}: collectives as the tables' own machine has"
                 " them, where GPUs reach each other's memory; without that they take several times as long"
             )
-        return tuple(found)
+        return tuple(doubts)
 
     @property
     def deployment(self) -> Deployment:

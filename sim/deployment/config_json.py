@@ -36,8 +36,8 @@ def count_at(config: Mapping[str, object], key: str, name: str, default: int | N
     if value is None and default is not None:
         return default
     if not isinstance(value, int) or isinstance(value, bool) or value not in _COUNTS:
-        found = "missing" if value is None else number_text(value) if type(value) is int else repr(value)
-        raise ScenarioError(f"{name}: {key} is {found}. A config.json holds a whole number {_COUNTS} there.")
+        shown = "missing" if value is None else number_text(value) if type(value) is int else repr(value)
+        raise ScenarioError(f"{name}: {key} is {shown}. A config.json holds a whole number {_COUNTS} there.")
     return value
 
 
@@ -66,8 +66,8 @@ def read_layers(config: Mapping[str, object], name: str, plain: Layers) -> tuple
     attention = _attention(config, name, replace(full, vectors=vectors))
     mlp = _mlp(config, name, replace(dense, vectors=biases))
     each = [(attention(i), mlp(i)) for i in range(plain.count)]
-    found = tuple(Layers(len(list(same)), *kind) for kind, same in groupby(each))
-    return () if found == (plain,) else found
+    layers = tuple(Layers(len(list(same)), *kind) for kind, same in groupby(each))
+    return () if layers == (plain,) else layers
 
 
 def attention_vectors(config: Mapping[str, object], heads: int, kv_heads: int, head_dim: int, hidden: int) -> int:

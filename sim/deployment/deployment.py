@@ -66,9 +66,11 @@ class Deployment:
         heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
         widths = [("MLP width", each.mlp.width) for each in model.kinds if isinstance(each.mlp, DenseMlp)]
         widths += [("shared width", w) for each in model.kinds if (w := getattr(each.mlp, "shared_width", 0))]
-        width, its = next(((what, its) for what, its in widths if tp < 1 or its % tp), widths[0] if widths else ("", 0))
-        if tp < 1 or heads % tp or its % tp or (kv_heads % tp and tp % kv_heads):
-            shape = f"{heads} heads, {kv_heads} KV heads" + (f", {width} {its}" if width else "")
+        width, size = next(
+            ((what, size) for what, size in widths if tp < 1 or size % tp), widths[0] if widths else ("", 0)
+        )
+        if tp < 1 or heads % tp or size % tp or (kv_heads % tp and tp % kv_heads):
+            shape = f"{heads} heads, {kv_heads} KV heads" + (f", {width} {size}" if width else "")
             raise ScenarioError(f"tp: {model.name} ({shape}) cannot be cut into {tp} equal parts. Use another tp.")
         if self.pp < 1 or model.num_hidden_layers % self.pp:
             raise ScenarioError(
@@ -180,16 +182,18 @@ class Deployment:
         each_layer = [layers for layers in model.kinds for _ in range(layers.count)]
         count = model.num_hidden_layers // self.pp
         matrix = -(-model.head_parameters // self.tp)
-        found: list[Stage] = []
+        stages: list[Stage] = []
         for first in range(0, model.num_hidden_layers, count):
-            its = each_layer[first : first + count]
-            weights = Weights(*map(sum, zip(*(each.weights(model.hidden_size, split) for each in its), strict=True)))
+            in_stage = each_layer[first : first + count]
+            weights = Weights(
+                *map(sum, zip(*(each.weights(model.hidden_size, split) for each in in_stage), strict=True))
+            )
             last = first + count == model.num_hidden_layers
             tied = model.tie_word_embeddings and self.pp == 1
             vocabulary = matrix * ((first == 0) + last - tied) + model.hidden_size * last
             size = sum(n * b for n, b in zip(weights, bytes_of, strict=True)) + vocabulary * plain
-            found.append(Stage(ceil(size), *self._kv(its)))
-        return found
+            stages.append(Stage(ceil(size), *self._kv(in_stage)))
+        return stages
 
     def _kv(self, layers: list[Layers]) -> tuple[float, float, float]:
         """(bytes of a token in layers without a window, in those with one, bytes of a request's full windows)."""
@@ -258,9 +262,9 @@ class Deployment:
         stage = min(self.stages(), key=blocks)
         terms = rule.terms(gpu.memory_bytes, share, stage.weight_bytes, reserve)
         terms += f", on each of {self.num_gpus} GPUs" if self.num_gpus > 1 else ""
-        if (found := blocks(stage)) >= 1:
-            return KvBudget(int(found), block_size, terms)
-        missing = (1 - found) * (stage.full_bytes + stage.windowed_bytes) * block_size
+        if (num_blocks := blocks(stage)) >= 1:
+            return KvBudget(int(num_blocks), block_size, terms)
+        missing = (1 - num_blocks) * (stage.full_bytes + stage.windowed_bytes) * block_size
         step = {"step_tokens": step_tokens, "step_requests": step_requests}
         degrees = (tp for tp in (2, 4, 8) if tp > self.tp)
         fitting = next((tp for tp in degrees if self._fits(tp, utilisation, block_size, reserve_bytes, step)), None)

@@ -118,8 +118,8 @@ def _efficiencies(gpu: str) -> Efficiencies:
 def _unfitted(gpu: str, like: str) -> Efficiencies:
     """The shares of the board `like`, of which nothing was compared on `gpu`."""
     unmeasured = f"nothing of {gpu}, assumed to reach the same shares as {like}"
-    its = replace(_efficiencies(like), fitted_on=unmeasured, compared="", held_out="", models=())
-    return replace(its, error_p50=None, error_p95=None)
+    assumed = replace(_efficiencies(like), fitted_on=unmeasured, compared="", held_out="", models=())
+    return replace(assumed, error_p50=None, error_p95=None)
 
 
 def _gpu(name: str) -> GpuSpec:

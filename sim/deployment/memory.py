@@ -136,8 +136,8 @@ def _sglang_share(version: str, memory_bytes: int, num_gpus: int) -> float:
     """
     total = memory_bytes / 2**20
     tiers = ((20, 2048, 8, 8), (35, 2048, 24, 80), (60, 4096, 32, 160), (160, 8192, 256, 512))
-    found = next((tier[1:] for tier in tiers if total < tier[0] * 1024), (16384, 512, 512))
-    chunk, graph = found[0], found[1] if num_gpus < 4 else found[2]
+    tier_sizes = next((tier[1:] for tier in tiers if total < tier[0] * 1024), (16384, 512, 512))
+    chunk, graph = tier_sizes[0], tier_sizes[1] if num_gpus < 4 else tier_sizes[2]
     kept = 512 + 1.5 * chunk + num_gpus * 128 + 2 * graph
     return round(1 - max(kept, 10 * 1024 if total > 60 * 1024 else 0) / total, 3)
 

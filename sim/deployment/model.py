@@ -223,13 +223,13 @@ class ModelSpec:
 def _untimed(config: Mapping[str, object], name: str) -> str:
     """Why the steps of a config.json's model cannot be timed, with the ways out; "" if they can."""
     model_type = config.get("model_type")
-    found = {key: meaning for key, meaning in _REFUSED.items() if config.get(key)}
-    if found:
-        meanings = " and ".join(f"{key} means {meaning}" for key, meaning in found.items())
+    refused = {key: meaning for key, meaning in _REFUSED.items() if config.get(key)}
+    if refused:
+        meanings = " and ".join(f"{key} means {meaning}" for key, meaning in refused.items())
         way = ""
-        if all(key in _DROPPABLE for key in found):
-            instead = " and ".join(dict.fromkeys(_DROPPABLE[key] for key in found))
-            way = f" Or remove {' and '.join(found)} from a copy of the file: that is the model with {instead}."
+        if all(key in _DROPPABLE for key in refused):
+            instead = " and ".join(dict.fromkeys(_DROPPABLE[key] for key in refused))
+            way = f" Or remove {' and '.join(refused)} from a copy of the file: that is the model with {instead}."
         return f"{name}: {meanings}, whose step times cannot be derived. {_WAYS_OUT}{way}"
     if not isinstance(model_type, str) or model_type not in _TIMED:
         known = ", ".join(_TIMED)

@@ -69,12 +69,12 @@ def read_quantisation(config: Mapping[str, object], name: str) -> Quantisation:
         raise ScenarioError(f"{name}: quantization_config is {given!r}. A config.json holds an object there.")
     stated = cast("dict[str, Any]", given)
     stated = {**stated, **cast("dict[str, Any]", stated.get("quantization") or {})}
-    found, experts_only = _type_of(stated, name), stated.get("quant_method") == "mxfp4"
+    stated_type, experts_only = _type_of(stated, name), stated.get("quant_method") == "mxfp4"
     kept = [str(item) for key in _IGNORED for item in cast("list[object]", stated.get(key) or [])]
     layers = config.get("num_hidden_layers")
     count = layers if type(layers) is int else 1
     types = {
-        part: "" if (experts_only and part != "experts") or _mostly_kept(kept, modules, count) else found
+        part: "" if (experts_only and part != "experts") or _mostly_kept(kept, modules, count) else stated_type
         for part, modules in _MODULES.items()
     }
     kv = stated.get("kv_cache_quant_algo") or stated.get("kv_cache_scheme")
@@ -94,8 +94,8 @@ def _type_of(stated: Mapping[str, Any], name: str) -> str:
     if method in ("awq", "gptq", "auto-round") and bits in (4, 8):
         return f"int{bits}"
     if groups := stated.get("config_groups"):
-        found = {_type_of_group(cast("dict[str, Any]", group)) for group in groups.values()}
-        if len(found) == 1 and (only := found.pop()):
+        types = {_type_of_group(cast("dict[str, Any]", group)) for group in groups.values()}
+        if len(types) == 1 and (only := types.pop()):
             return only
     what = f"quant_method {method!r}" + (f", quant_algo {algorithm!r}" if algorithm else "")
     known = "fp8, fbgemm_fp8, mxfp4, modelopt (FP8, NVFP4), compressed-tensors, awq and gptq with one type of weights"
@@ -108,20 +108,20 @@ def _type_of(stated: Mapping[str, Any], name: str) -> str:
 def _type_of_group(group: Mapping[str, Any]) -> str:
     """The type of the weights in one group of a compressed-tensors config; "" if it is not known."""
     weights = cast("dict[str, Any]", group.get("weights") or {})
-    found = _BY_BITS.get((str(weights.get("type")), weights.get("num_bits", 0)), "")
-    if found == "fp8" and weights.get("strategy") == "block":
+    kind = _BY_BITS.get((str(weights.get("type")), weights.get("num_bits", 0)), "")
+    if kind == "fp8" and weights.get("strategy") == "block":
         return "fp8_block"
-    return "mxfp4" if found == "nvfp4" and weights.get("group_size") == 32 else found
+    return "mxfp4" if kind == "nvfp4" and weights.get("group_size") == 32 else kind
 
 
 def _kv_type(stated: object, name: str) -> str:
     if isinstance(stated, dict):
         scheme = cast("dict[str, Any]", stated)
         stated = _BY_BITS.get((str(scheme.get("type")), scheme.get("num_bits", 0)), scheme)
-    found = {"none": "", "": "", "fp8": "fp8", "nvfp4": "nvfp4", "int8": "int8"}.get(str(stated or "").lower())
-    if found is None:
+    kind = {"none": "", "": "", "fp8": "fp8", "nvfp4": "nvfp4", "int8": "int8"}.get(str(stated or "").lower())
+    if kind is None:
         raise ScenarioError(f"{name}: the KV cache's type is stated as {stated!r}. Known are FP8, INT8 and NVFP4.")
-    return found
+    return kind
 
 
 def _mostly_kept(kept: list[str], modules: tuple[str, ...], layers: int) -> bool:

@@ -43,8 +43,8 @@ def read_kv_tokens(path: Path, engine: str = "", tp: object = None, *, model: st
         text = read_text(path)
     except (OSError, ValueError) as error:
         raise ScenarioError(f"kv.log: {path} cannot be read: {reason_text(error)}. Give a start-up log.") from None
-    found = {engine: [int(n.replace(",", "")) for n in line.findall(text)] for engine, line in _LINES.items()}
-    engines = [engine for engine, tokens in found.items() if tokens]
+    by_engine = {engine: [int(n.replace(",", "")) for n in line.findall(text)] for engine, line in _LINES.items()}
+    engines = [engine for engine, tokens in by_engine.items() if tokens]
     if not engines:
         raise ScenarioError(
             f"kv.log: {path} has no line that says how many tokens of KV fit: of vLLM 'GPU KV cache size: N tokens', of"
@@ -60,9 +60,11 @@ def read_kv_tokens(path: Path, engine: str = "", tp: object = None, *, model: st
         raise ScenarioError(f"kv.log: {path} is of tp {others[0]}, and the deployment has tp {tp}. Give its own log.")
     _check_model(text, path, model)
     if kv and (fp8 := bool(_FP8.search(text))) != kv.startswith("fp8"):
-        its, ours = ("fp8", kv) if fp8 else ("another type", kv)
-        raise ScenarioError(f"kv.log: {path} is of KV in {its}, and the deployment's is {ours}. Correct deployment.kv.")
-    tokens = found[engines[0]]
+        logged, ours = ("fp8", kv) if fp8 else ("another type", kv)
+        raise ScenarioError(
+            f"kv.log: {path} is of KV in {logged}, and the deployment's is {ours}. Correct deployment.kv."
+        )
+    tokens = by_engine[engines[0]]
     _check_whole(text, tokens, path)
     return tokens[-1] if engines[0] == "tensorrt_llm" else _least(tokens, path)
 
@@ -73,9 +75,9 @@ def _check_model(text: str, path: Path, model: str) -> None:
     by_end = {name.lower().rpartition("/")[2]: name for name in checkpoint_names()}
     for written in dict.fromkeys(_MODEL.findall(text)):
         name = written.lower().rstrip("/")
-        if (its := known.get(name, by_end.get(name.rpartition("/")[2]))) is None or not model:
+        if (config := known.get(name, by_end.get(name.rpartition("/")[2]))) is None or not model:
             continue
-        theirs, ours = read_model(its), read_model(model)
+        theirs, ours = read_model(config), read_model(model)
         if [(each.count, each.attention) for each in theirs.kinds] != [
             (each.count, each.attention) for each in ours.kinds
         ]:

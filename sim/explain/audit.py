@@ -74,14 +74,14 @@ def audit_events(records: Records) -> list[Event]:
     """All events by (time_ns, kind, delayed); of several replicas each with its `replica`, null for the router."""
     if records.replicas is None:
         return _events(records)
-    found = []
+    events = []
     for replica, rows, engine in by_engine(records):
         gone = set(engine.requests["request_id"][rows < 0].tolist())
         for event in _events(engine):
             if event["kind"] == "unfinished" and event["delayed"][0] in gone:
                 event["kind"] = LOST
-            found.append(event | {"replica": None if replica == MISSING else replica})
-    return sorted(found, key=_order)
+            events.append(event | {"replica": None if replica == MISSING else replica})
+    return sorted(events, key=_order)
 
 
 def _order(event: Event) -> tuple[int, int, list[int]]:
@@ -91,9 +91,9 @@ def _order(event: Event) -> tuple[int, int, list[int]]:
 def _events(records: Records) -> list[Event]:
     """The events of one engine, by (time_ns, kind, delayed)."""
     intervals = state_intervals(records)
-    found = [*_held(records, intervals), *_overtaken(records, intervals), *_lost(records, intervals)]
-    found += [*_left_out(records, intervals), *_not_finished(records)]
-    return sorted(found, key=_order)
+    events = [*_held(records, intervals), *_overtaken(records, intervals), *_lost(records, intervals)]
+    events += [*_left_out(records, intervals), *_not_finished(records)]
+    return sorted(events, key=_order)
 
 
 def _event(

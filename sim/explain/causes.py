@@ -56,16 +56,18 @@ class Objectives:
     @classmethod
     def of(cls, scenario: Mapping[str, Any]) -> Objectives:
         """The objectives that a scenario's plain values state. ScenarioError if none of them bounds single requests."""
-        found = cls.stated(scenario)
-        if not found.judges_requests:
-            of_tasks = [slo for slo in (found.slo, *found.class_slos.values()) if slo.of_tasks]
+        objectives = cls.stated(scenario)
+        if not objectives.judges_requests:
+            of_tasks = [slo for slo in (objectives.slo, *objectives.class_slos.values()) if slo.of_tasks]
             if of_tasks:
                 raise ScenarioError(
                     f"slo '{of_tasks[0]}': bounds tasks, and what is looked at here are requests. Run the scenario"
                     " again with a bound on these, like --set 'slo=ttft<1s @ 95%'."
                 )
-            raise ScenarioError(f"slo '{found.slo}': bounds gaps between tokens, and no request misses it. Bound tpot.")
-        return found
+            raise ScenarioError(
+                f"slo '{objectives.slo}': bounds gaps between tokens, and no request misses it. Bound tpot."
+            )
+        return objectives
 
     @classmethod
     def stated(cls, scenario: Mapping[str, Any]) -> Objectives:
@@ -88,12 +90,12 @@ class Objectives:
 
     def groups(self, records: Records) -> list[tuple[tuple[Bound, ...], Flags]]:
         """Each objective's bounds on requests, and a mask of the requests that it judges."""
-        others, found = np.ones(len(records.requests), dtype=bool), []
+        others, groups = np.ones(len(records.requests), dtype=bool), []
         for name, slo in self.class_slos.items():
             members = of_class(records, name)
             others &= ~members
-            found.append((_of_requests(slo), members))
-        return [*found, (_of_requests(self.slo), others)]
+            groups.append((_of_requests(slo), members))
+        return [*groups, (_of_requests(self.slo), others)]
 
     def cohort(self, records: Records) -> Flags:
         """A mask of the requests that are judged: those sent after the warm-up and not pruned."""
@@ -180,12 +182,12 @@ def _values_ns(requests: NDArray[np.void]) -> dict[str, NDArray[np.float64]]:
 
 def part_sides(records: Records, per_chunk_ns: int) -> tuple[list[str], Int, Int]:
     """The parts' names in the order of PARTS; ns before, and ns after, the first token, both (requests, parts)."""
-    found = sorted(
+    by_part = sorted(
         part_times(records, per_chunk_ns), key=lambda times: (PARTS.index(times.part.split(":")[0]), times.part)
     )
-    names = list(dict.fromkeys(times.part for times in found))
+    names = list(dict.fromkeys(times.part for times in by_part))
     sides = np.zeros((2, len(records.requests), len(names)), dtype=np.int64)
-    for times in found:
+    for times in by_part:
         part = np.full(len(times.ns), names.index(times.part))
         np.add.at(sides, (times.after_first.astype(np.int64), times.request, part), times.ns)
     return names, sides[0], sides[1]

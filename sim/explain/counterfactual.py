@@ -173,9 +173,9 @@ def numbers_of(
     paths = [("policies", label, field.name) for field in fields(spec.config)]
     replicas = scenario.file.replicas
     paths += [("kv", "tokens")] if replicas is None or replicas.groups is None else []
-    found = {".".join(path): _before(path, plain, spec, setup) for path in paths}
-    found["cost_factor"] = plain.get("cost_factor", 1.0)
-    return {key: value for key, value in found.items() if _is_scalable(value)}
+    values = {".".join(path): _before(path, plain, spec, setup) for path in paths}
+    values["cost_factor"] = plain.get("cost_factor", 1.0)
+    return {key: value for key, value in values.items() if _is_scalable(value)}
 
 
 def _is_scalable(value: Any) -> bool:
@@ -201,7 +201,7 @@ def _stated(
     results: Results, policy: str, load: float, seed: int, folders: Sequence[Path], allow_code: bool
 ) -> _Stated:
     folders = [*folders, Path(str(resources.files(SHIPPED)))]
-    plain = _found(scenario_of(results, policy), folders)
+    plain = _with_paths(scenario_of(results, policy), folders)
     if results.keeps(policy) != "all":
         plain["keep"] = "all"
     row = _row(results, policy, load, seed)
@@ -262,15 +262,15 @@ def _check_axis(scenario: Scenario, changes: Sequence[str]) -> None:
 # ---- the scenario of a run
 
 
-def _found(plain: Mapping[str, Any], folders: Sequence[Path]) -> dict[str, Any]:
+def _with_paths(plain: Mapping[str, Any], folders: Sequence[Path]) -> dict[str, Any]:
     """The scenario's plain values with the paths of its model and profile as they are found from here."""
-    found = json.loads(json.dumps(plain))
-    cost = found["cost"]
-    for owner, key in ((found, "model"), (cost, "profile")) if isinstance(cost, dict) else ((found, "model"),):
+    located = json.loads(json.dumps(plain))
+    cost = located["cost"]
+    for owner, key in ((located, "model"), (cost, "profile")) if isinstance(cost, dict) else ((located, "model"),):
         name = owner.get(key)
         if isinstance(name, str) and not Path(name).exists():
             owner[key] = next((str(folder / name) for folder in folders if (folder / name).exists()), name)
-    return found
+    return located
 
 
 def _scenario(
@@ -303,10 +303,10 @@ def _said(text: str, path: Path, results: Results) -> str:
 
 def _row(results: Results, policy: str, load: float, seed: int) -> dict[str, Any]:
     points = results.points
-    found = points[(points["policy"] == policy) & (points["load"] == load) & (points["seed"] == seed)]
-    if found.empty:
+    rows = points[(points["policy"] == policy) & (points["load"] == load) & (points["seed"] == seed)]
+    if rows.empty:
         results.requests(policy, load, seed)  # says which there are
-    return {str(name): value for name, value in found.iloc[0].items()}
+    return {str(name): value for name, value in rows.iloc[0].items()}
 
 
 def _spec(scenario: Scenario, policy: str, variant: str, results: Results) -> PolicySpec:

@@ -51,14 +51,14 @@ def step_terms(
         terms = cost.explain(columns)
     except (BatchsimError, KeyError, ValueError):
         return {}
-    found = {name: np.asarray(terms[name], dtype=np.float64) for name in TIME_TERMS}
-    rest_ns = records.steps["duration_ns"] - sum(found.values(), np.zeros(records.num_steps))
+    by_term = {name: np.asarray(terms[name], dtype=np.float64) for name in TIME_TERMS}
+    rest_ns = records.steps["duration_ns"] - sum(by_term.values(), np.zeros(records.num_steps))
     if cost.stages > 1 and len(rest_ns):
-        found["other"] = found["other"] + rest_ns
+        by_term["other"] = by_term["other"] + rest_ns
         # The first step finds all stages free: it waits for none, and is in them as long as the cost says.
         tokens = padded_work({name: column[:1] for name, column in columns.items()}).tokens
         rest_ns = np.append(np.minimum(rest_ns, 0), rest_ns[0] - (cost.stages - 1) * cost.transfer_ns(int(tokens[0])))
-    return found if (np.abs(rest_ns) <= _ROUNDING_NS).all() else {}
+    return by_term if (np.abs(rest_ns) <= _ROUNDING_NS).all() else {}
 
 
 def device_rows(
@@ -102,7 +102,7 @@ def _measured(path: Path, sha256: str, num_steps: int) -> dict[str, NDArray[np.f
         if file_hash(path) != sha256:
             raise ScenarioError(f"{path}: cannot be read: it is not as it was written. Remove it, or run again.")
         with open_file(path, TABLE_BYTES) as file, np.load(file) as raw:
-            found = {name: np.asarray(raw[f"{name}_ns"], dtype=np.float64) for name in ("kernel", "host")}
+            by_term = {name: np.asarray(raw[f"{name}_ns"], dtype=np.float64) for name in ("kernel", "host")}
     except (OSError, KeyError, ValueError, zipfile.BadZipFile):
         return {}
-    return found if all(len(ns) == num_steps for ns in found.values()) else {}
+    return by_term if all(len(ns) == num_steps for ns in by_term.values()) else {}

@@ -78,8 +78,8 @@ class Stories:
         lost = lost_stays(records)
         self._of: dict[int, list[tuple[int, _OfEngine]]] = {}  # with the time at which the part there begins
         for _, rows, engine in by_engine(records):
-            stories, mine = _OfEngine(engine, per_chunk_ns, lost), engine.requests[rows >= 0]
-            for request_id, begin_ns in zip(mine["request_id"].tolist(), mine["sent_ns"].tolist(), strict=True):
+            stories, requests = _OfEngine(engine, per_chunk_ns, lost), engine.requests[rows >= 0]
+            for request_id, begin_ns in zip(requests["request_id"].tolist(), requests["sent_ns"].tolist(), strict=True):
                 self._of.setdefault(request_id, []).append((begin_ns, stories))
                 self._of[request_id].sort(key=itemgetter(0))
 
@@ -123,14 +123,14 @@ class _OfEngine:
         handed_ns = min(int(arrival[i]), int(row["ended_ns"]))
         sent_ns = min(int(row["sent_ns"]), handed_ns)
         now_ns = max(handed_ns - int(row["router_ns"]) - int(row["failover_ns"]), sent_ns)
-        found = [_plain("frontend", sent_ns, now_ns)]
+        chapters = [_plain("frontend", sent_ns, now_ns)]
         before = (self._lost["request_id"] == row["request_id"]) & (self._lost["start_ns"] >= sent_ns)
         for stay in np.sort(self._lost[before], order="start_ns"):
             start_ns, end_ns = int(stay["start_ns"]), int(stay["end_ns"])
-            found += [_at_router(now_ns, start_ns), _plain("failover", start_ns, end_ns)]
+            chapters += [_at_router(now_ns, start_ns), _plain("failover", start_ns, end_ns)]
             now_ns = end_ns
         return [
-            *found,
+            *chapters,
             _at_router(now_ns, handed_ns),
             _plain("waiting_step", int(arrival[i]), int(entered[i])),
         ]
@@ -140,13 +140,13 @@ class _OfEngine:
         queue, holds = self._queueing, self._holds
         now_ns, until_ns = int(queue.entered_ns[i]), int(queue.until_ns[i])
         free = "host_gap" if queue.soon[i] else named("queued", "")
-        me, found = int(self.records.requests["request_id"][i]), []
+        me, chapters = int(self.records.requests["request_id"][i]), []
         for k in np.flatnonzero((holds.end_ns > now_ns) & (holds.start_ns < until_ns)):
             start_ns, end_ns = max(now_ns, int(holds.start_ns[k])), min(int(holds.end_ns[k]), until_ns)
             reason = self.records.texts[holds.reason[k]]
             head = int(holds.head[k])
-            found.append(_plain(free, now_ns, start_ns))
-            found.append(
+            chapters.append(_plain(free, now_ns, start_ns))
+            chapters.append(
                 Chapter(
                     "queued",
                     start_ns,
@@ -158,7 +158,7 @@ class _OfEngine:
                 )
             )
             now_ns = end_ns
-        return [*found, _plain(free, now_ns, until_ns)]
+        return [*chapters, _plain(free, now_ns, until_ns)]
 
     def _states(self, i: int) -> list[Chapter]:
         intervals: Intervals = self._intervals

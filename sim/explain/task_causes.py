@@ -44,9 +44,9 @@ class TaskObjectives:
     def of(cls, scenario: Mapping[str, Any]) -> TaskObjectives | None:
         """The objectives that a scenario's plain values state; None where none bounds tasks, and for tasks of a log,
         whose requests its results do not name."""
-        found, tasks = Objectives.stated(scenario), scenario["workload"].get("tasks")
-        of_tasks = any(slo.of_tasks for slo in (found.slo, *found.class_slos.values()))
-        return cls(found, adapter(Tasks).validate_json(json.dumps(tasks))) if of_tasks and tasks else None
+        objectives, tasks = Objectives.stated(scenario), scenario["workload"].get("tasks")
+        of_tasks = any(slo.of_tasks for slo in (objectives.slo, *objectives.class_slos.values()))
+        return cls(objectives, adapter(Tasks).validate_json(json.dumps(tasks))) if of_tasks and tasks else None
 
     def lives(self, records: Records) -> TaskLives:
         """The judged tasks of a run, which began after the warm-up."""
@@ -82,11 +82,10 @@ def task_misses(records: Records, objectives: TaskObjectives) -> tuple[pd.DataFr
         judged[request_class] = judged.get(request_class, 0) + 1
         if not bound.passes(np.array([e2e_ns]))[0]:
             begin = int(requests["request_id"][first]) // size * size
-            mine = order[slice(*np.searchsorted(ids, (begin, begin + size)))]
-            found = _late(requests, names, parts, mine, bound) if np.isfinite(e2e_ns) else None
-            rows.append(
-                (int(requests["request_id"][first]), request_class, *(found or _undone(records, names, parts, mine)))
-            )
+            of_task = order[slice(*np.searchsorted(ids, (begin, begin + size)))]
+            missed = _late(requests, names, parts, of_task, bound) if np.isfinite(e2e_ns) else None
+            missed = missed or _undone(records, names, parts, of_task)
+            rows.append((int(requests["request_id"][first]), request_class, *missed))
     return misses_frame(rows), judged
 
 

@@ -42,11 +42,11 @@ def request_minutes(inputs: PointInputs) -> Columns:
         "output_tokens": np.concatenate((np.zeros(count, np.int64), requests["output_tokens"][done])),
     }
     keys, at = np.unique(np.stack((minutes, owners, classes), axis=1), axis=0, return_inverse=True)
-    found: Columns = {"start_ns": keys[:, 0] * MINUTE_NS, "replica": keys[:, 1], "request_class": keys[:, 2]}
+    columns: Columns = {"start_ns": keys[:, 0] * MINUTE_NS, "replica": keys[:, 1], "request_class": keys[:, 2]}
     for name, values in counted.items():
-        found[name] = np.zeros(len(keys), np.int64)
-        np.add.at(found[name], at.ravel(), values.astype(np.int64))
-    return found
+        columns[name] = np.zeros(len(keys), np.int64)
+        np.add.at(columns[name], at.ravel(), values.astype(np.int64))
+    return columns
 
 
 def step_minutes(lives: Sequence[EngineLife], num_blocks: Sequence[int]) -> Columns:
@@ -103,7 +103,7 @@ def histograms(inputs: PointInputs) -> Columns:
             known = class_values[~np.isnan(class_values)]
             histogram = Histogram()
             histogram.add(known, np.ones(len(known), np.int64))
-            means, counts = histogram.found()
+            means, counts = histogram.means_and_counts()
             rows.append((np.full(len(means), code), np.full(len(means), number), means, counts))
     names = ("request_class", "latency", "mean_ns", "count")
     if not rows:

@@ -74,4 +74,4 @@ def digested(
         for times in part_times(replace(life.records), per_chunk_ns):
             part_ns[times.part] += int(times.ns[done[times.request]].sum())
     totals = {replica: summed(each).packed() for replica, each in sorted(by_replica.items())}
-    return Digest(totals, gaps.found(), dict(part_ns))
+    return Digest(totals, gaps.means_and_counts(), dict(part_ns))

@@ -21,10 +21,10 @@ def token_gaps(records: Records, wanted: NDArray[np.bool_]) -> tuple[NDArray[np.
     is counted per step; a joiner contributes its own gap. Nothing is expanded to a row a token. Empty where the records
     do not say which step made which token: with draft tokens, and in pipelines with several groups of decodes.
     """
-    found = []
+    engines = []
     for _, rows, engine in by_engine(records):
-        found.append(_gaps_of_engine(engine, (rows >= 0) & wanted[rows]))
-    return np.concatenate([gaps for gaps, _ in found]), np.concatenate([counts for _, counts in found])
+        engines.append(_gaps_of_engine(engine, (rows >= 0) & wanted[rows]))
+    return np.concatenate([gaps for gaps, _ in engines]), np.concatenate([counts for _, counts in engines])
 
 
 def _gaps_of_engine(records: Records, wanted: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -112,8 +112,8 @@ def _token_runs_ahead(
     # What was computed anew may end in flight too: the tokens that lack are of such chunks, where there are as many.
     unsure = computes & leaves & ~hidden & (before > spans.end_ns)
     lacks = requests["output_tokens"] - made == np.bincount(spans.request, unsure, len(requests))
-    found = unsure & lacks[spans.request]
-    hidden, sampled = hidden | found, sampled | found
+    lost = unsure & lacks[spans.request]
+    hidden, sampled = hidden | lost, sampled | lost
     made = np.bincount(spans.request, np.where(decodes, hi - lo, sampled), len(requests))
     if (made != requests["output_tokens"])[wanted].any():
         return none

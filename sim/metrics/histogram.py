@@ -32,7 +32,7 @@ class Histogram:
             self._counts[place] += int(total[place])
             self._sums[place] = self._sums.get(place, 0.0) + float(sums[place])
 
-    def found(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    def means_and_counts(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """The mean of each interval in which there is any, and how many there are."""
         places = sorted(self._counts)
         counts = np.array([self._counts[place] for place in places], np.int64)

@@ -15,11 +15,11 @@ Spans = NDArray[np.int64]
 def ends_before_ns(records: Records) -> Int:
     """For each step, when all steps before it on its engine had ended; 0 for the first. In a pipeline that may be after
     its start. Zeros where no engine is ahead: there no two steps meet."""
-    found = np.zeros(records.num_steps, np.int64)
+    ends_ns = np.zeros(records.num_steps, np.int64)
     for rows in _engines(records):
         ends = records.step_columns["start_ns"][rows] + records.step_columns["duration_ns"][rows]
-        found[rows[1:]] = np.maximum.accumulate(ends)[:-1]
-    return found
+        ends_ns[rows[1:]] = np.maximum.accumulate(ends)[:-1]
+    return ends_ns
 
 
 def host_waits_ns(records: Records) -> Int:
@@ -28,7 +28,7 @@ def host_waits_ns(records: Records) -> Int:
 
     Time in which the host was idle, too, is not counted: the engine was empty or asleep.
     """
-    found = np.zeros(records.num_steps, np.int64)
+    waits_ns = np.zeros(records.num_steps, np.int64)
     before_ns = ends_before_ns(records)
     for rows in _engines(records):
         lanes = records.lanes[rows]
@@ -37,8 +37,8 @@ def host_waits_ns(records: Records) -> Int:
         at = np.minimum(np.searchsorted(processed_ns, called_ns), len(rows) - 1)
         straight = processed_ns[at] == called_ns  # from the results of a step to the call
         since_ns = np.where(straight, before_ns[rows], np.maximum(before_ns[rows], lanes["called_ns"]))
-        found[rows] = np.maximum(records.step_columns["start_ns"][rows] - since_ns, 0)
-    return found
+        waits_ns[rows] = np.maximum(records.step_columns["start_ns"][rows] - since_ns, 0)
+    return waits_ns
 
 
 def device_spans_ns(records: Records) -> Spans:
@@ -72,7 +72,7 @@ def stage_spans_ns(records: Records, stages_ns: NDArray[np.int64]) -> list[Spans
 
     A step goes through a stage as soon as it left the one before and the step before it has left this one.
     """
-    found: list[Spans] = []
+    by_stage: list[Spans] = []
     ready_ns = records.steps["start_ns"].tolist()
     for lengths_ns in stages_ns.T.tolist():
         free_ns, rows = 0, []
@@ -81,8 +81,8 @@ def stage_spans_ns(records: Records, stages_ns: NDArray[np.int64]) -> list[Spans
             free_ns = start_ns + length_ns
             rows.append((start_ns, free_ns))
         ready_ns = [end_ns for _, end_ns in rows]
-        found.append(np.array(rows, np.int64).reshape(-1, 2))
-    return found
+        by_stage.append(np.array(rows, np.int64).reshape(-1, 2))
+    return by_stage
 
 
 def _engines(records: Records) -> list[NDArray[np.intp]]:

@@ -86,11 +86,11 @@ def paired(values: Mapping[int, float | None], others: Mapping[int, float | None
     seeds = sorted(set(values) & set(others))
     if not seeds:
         return Difference(None, None, 0, "no seed in common")
-    found = [
+    differences = [
         value - other for seed in seeds if (value := values[seed]) is not None and (other := others[seed]) is not None
     ]
-    if len(found) < len(seeds):
+    if len(differences) < len(seeds):
         return Difference(None, None, len(seeds), "not defined for one of them")
-    if len(found) == 1:
-        return Difference(found[0], None, 1, "one seed has no interval")
-    return Difference(float(np.mean(found)), half_width(found), len(found))
+    if len(differences) == 1:
+        return Difference(differences[0], None, 1, "one seed has no interval")
+    return Difference(float(np.mean(differences)), half_width(differences), len(differences))

@@ -173,9 +173,9 @@ def _ratio(part: float, whole: float) -> float | None:
 def _hit_rate(requests: NDArray[np.void]) -> float | None:
     """Tokens found in the prefix cache over the tokens that all admissions needed; None without admissions."""
     admitted = requests[requests["scheduled_ns"] != MISSING]
-    found, first = int(admitted["cached_tokens_all"].sum()), int(admitted["cached_tokens"].sum())
-    needed = int(admitted["prompt_tokens"].sum()) + int(admitted["recomputed_tokens"].sum()) + found - first
-    return _ratio(found, needed)
+    cached, first = int(admitted["cached_tokens_all"].sum()), int(admitted["cached_tokens"].sum())
+    needed = int(admitted["prompt_tokens"].sum()) + int(admitted["recomputed_tokens"].sum()) + cached - first
+    return _ratio(cached, needed)
 
 
 def _hits_by_turn(requests: NDArray[np.void], turn: NDArray[np.int64], cached: bool) -> dict[str, float | None]:

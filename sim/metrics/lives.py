@@ -158,9 +158,9 @@ def _held_until(records: Records, intervals: Intervals, blocked: NDArray[np.void
     goes_on = rows[state] == rows[:-1]
     left_ns = np.where(goes_on, np.append(times, 0)[state], records.requests["ended_ns"][rows[:-1]])
     of_reason = is_reason[order]
-    found = np.empty(len(blocked), dtype=np.int64)
-    found[order[of_reason] - len(intervals.request)] = left_ns[of_reason]
-    return np.minimum(next_ns, found)
+    ceased_ns = np.empty(len(blocked), dtype=np.int64)
+    ceased_ns[order[of_reason] - len(intervals.request)] = left_ns[of_reason]
+    return np.minimum(next_ns, ceased_ns)
 
 
 def step_kinds(records: Records) -> dict[str, NDArray[np.bool_]]:

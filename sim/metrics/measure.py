@@ -295,15 +295,15 @@ def _objectives(
     missing = inputs.num_missing
     lost = np.full(missing, np.inf)  # of unknown class, so that every class may have lost them
     for slo, members in groups:
-        mine = members & cohort
-        samples = {name: Sample(np.concatenate((values[mine], lost))) for name, values in judged.items()}
+        sampled = members & cohort
+        samples = {name: Sample(np.concatenate((values[sampled], lost))) for name, values in judged.items()}
         samples["itl"] = samples["tpot"]
         if tasks is not None:
             samples[TASK_E2E] = Sample(tasks.e2e_ns[(members & begun)[tasks.first]])
         if inputs.streams and any(bound.metric == "itl" for bound in slo.bounds):
-            offered = int(mine.sum()) + missing
-            uncompleted = 1 - int((mine & finished).sum()) / offered if offered else 0.0
-            samples["itl"] = Sample(*_gaps(inputs, mine & finished), uncompleted)
+            offered = int(sampled.sum()) + missing
+            uncompleted = 1 - int((sampled & finished).sum()) / offered if offered else 0.0
+            samples["itl"] = Sample(*_gaps(inputs, sampled & finished), uncompleted)
         margins.append(slo.margin(samples))
         if slo.per_request and slo.of_tasks:
             assert tasks is not None, "checked by the inputs"
@@ -319,9 +319,9 @@ def _objectives(
         "slo_met": None if margin is None else float(margin >= 0),
     }
     for name in inputs.class_names:
-        own, mine = inputs.class_slos.get(name, inputs.slo), considered & counted & of_class(records, name)
-        apart = own is not None and own.per_request and bool(mine.any())
-        values[f"in_slo[{name}]"] = float((passes & mine).sum()) / int(mine.sum()) if apart else None
+        own, in_class = inputs.class_slos.get(name, inputs.slo), considered & counted & of_class(records, name)
+        apart = own is not None and own.per_request and bool(in_class.any())
+        values[f"in_slo[{name}]"] = float((passes & in_class).sum()) / int(in_class.sum()) if apart else None
     judging = [slo for slo, members in groups if (members & begun).any()] or [slo for slo, _ in groups]
     if judging and all(slo.per_request for slo in judging):
         offered = int((counted & considered).sum()) + missing

@@ -215,15 +215,15 @@ def _refuse(text: str, column: int, why: str) -> NoReturn:
 def _term(match: re.Match[str], text: str) -> _Term:
     part = match[1].strip()
     column = match.start(1) + len(match[1]) - len(match[1].lstrip()) if part else match.start(1)
-    found = _TERM.match(part)
-    if found is None:
+    bound = _TERM.match(part)
+    if bound is None:
         _refuse(text, column, f"'{part}' is not a bound. {_FORMS}")
-    name = "inner" if found["inner"] else "bare"
+    name = "inner" if bound["inner"] else "bare"
     known = (*LATENCIES, TASK_E2E)
-    if found[name] not in known:
-        hint = nearest(found[name], known, f"Known: {', '.join(known)}.")
-        _refuse(text, column + found.start(name), f"{found[name]} is not a latency with an objective. {hint} {_FORMS}")
-    return _Term(found["of"], found[name], found["op"], found["limit"].strip(), column, column + found.start("limit"))
+    if bound[name] not in known:
+        hint = nearest(bound[name], known, f"Known: {', '.join(known)}.")
+        _refuse(text, column + bound.start(name), f"{bound[name]} is not a latency with an objective. {hint} {_FORMS}")
+    return _Term(bound["of"], bound[name], bound["op"], bound["limit"].strip(), column, column + bound.start("limit"))
 
 
 def _bound(term: _Term, text: str) -> Bound:
@@ -297,7 +297,7 @@ def _refuse_mix(terms: list[_Term], share_text: str, text: str) -> NoReturn:
     percent = next((p for p in percents if _PERCENT.match(p) and _percentile(f"p{p}")), _DEFAULT_PERCENT)
     population = [f"{t.of or f'p{percent}'}({t.metric}){t.op}{_with_unit(t, text)}" for t in terms]
     columns = [t.column for t in terms if (t.of is None) != (terms[0].of is None)]
-    columns += [found.start() for found in re.finditer("[,@]" if terms[0].of is None else "[&@]", text)]
+    columns += [separator.start() for separator in re.finditer("[,@]" if terms[0].of is None else "[&@]", text)]
     _refuse(
         text,
         columns[0],

@@ -136,14 +136,14 @@ def _weighted(
 
 def _could(facts: StepFacts, inside: NDArray[np.bool_], duration_ns: NDArray[np.int64]) -> dict[str, float | None]:
     """The most work that the steps inside had time for, by term; None where a peak is not known."""
-    found: dict[str, float | None] = {}
+    most: dict[str, float | None] = {}
     for term, peak in _PEAKS.items():
         per_s = getattr(facts, peak)
         if isinstance(per_s, np.ndarray):
-            found[term] = float(per_s[inside] @ duration_ns) / NS_PER_S
+            most[term] = float(per_s[inside] @ duration_ns) / NS_PER_S
         else:
-            found[term] = None if per_s is None else per_s * (int(duration_ns.sum()) / NS_PER_S)
-    return found
+            most[term] = None if per_s is None else per_s * (int(duration_ns.sum()) / NS_PER_S)
+    return most
 
 
 def summed(parts: Iterable[StepTotals]) -> StepTotals:

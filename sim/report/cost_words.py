@@ -53,15 +53,15 @@ def cost_lines(results: Results) -> list[str]:
     name, known = load_name(results), results.manifest.get("cost_error", {})
     for sweep in sweeps(results):
         if sweep.policy in known:
-            its = known[sweep.policy]
-            error = CostError(**its) if "low" in its else Unknown(its["source"])
+            stored = known[sweep.policy]
+            error = CostError(**stored) if "low" in stored else Unknown(stored["source"])
             for line in _of_curve(sweep, name, error, every=is_auto(results)):
                 said.setdefault(line, []).append(sweep.name)
     lines = [f"! {', '.join(names)}: {line}" for line, names in said.items()]
     failed = [
-        f"! {its['policy']}: {load_text(name, its['load'])} could not be simulated at the ends of the cost's error:"
-        f" {its['reason']}"
-        for its in results.manifest.get("cost_ends_failed", [])
+        f"! {one['policy']}: {load_text(name, one['load'])} could not be simulated at the ends of the cost's error:"
+        f" {one['reason']}"
+        for one in results.manifest.get("cost_ends_failed", [])
     ]
     return [*lines, *([f"! which it is {HOW}"] if lines else []), *failed]
 
@@ -69,17 +69,17 @@ def cost_lines(results: Results) -> list[str]:
 def _of_curve(sweep: PolicyCurve, name: str, error: CostError | Unknown, *, every: bool) -> list[str]:
     """With `every`, also at which loads near saturation the SLO is open, where no other line of the run says so."""
 
-    def told(loads: Floats) -> str:
+    def at_loads(loads: Floats) -> str:
         return ", ".join([*(f"{load:g}" for load in loads[:-1]), load_text(name, loads[-1])])
 
     lines: list[str] = []
     if (near := sweep.loads[sweep.within_error]).size:
         lines.append(
-            f"{told(near)} within the cost's error of saturation ({off_by(error)}): what waits in the queue has no"
+            f"{at_loads(near)} within the cost's error of saturation ({off_by(error)}): what waits in the queue has no"
             " number there, but that of the shortest and of the longest steps"
         )
     if (others := sweep.loads[sweep.untold & (every | ~sweep.within_error)]).size:
-        lines.append(f"whether the SLO is met at {told(others)} the cost's error decides ({off_by(error)})")
+        lines.append(f"whether the SLO is met at {at_loads(others)} the cost's error decides ({off_by(error)})")
     grows = sweep.unstable_from
     if isinstance(error, Unknown) and grows is not None and (below := sweep.loads[sweep.loads < grows]).size:
         lines.append(

@@ -114,14 +114,14 @@ def sweeps(results: Results) -> list[PolicyCurve]:
     """The PolicyCurve of each policy, in the scenario's order."""
     summary = results.summary
     owners, loads = np.array(texts(summary, "policy")), column(summary, "load")
-    found = []
+    curves = []
     for policy in dict.fromkeys(owners.tolist()):
-        mine = np.flatnonzero(owners == policy)
-        rows = summary.take(mine[np.argsort(loads[mine], kind="stable")])
+        of_policy = np.flatnonzero(owners == policy)
+        rows = summary.take(of_policy[np.argsort(loads[of_policy], kind="stable")])
         labels = texts(rows, "label")
         variant = varied(results, policy)
         unstable = np.asarray(rows["unstable"], dtype=bool)
-        found.append(
+        curves.append(
             PolicyCurve(
                 policy=policy,
                 kind=texts(rows, "kind")[0],
@@ -136,7 +136,7 @@ def sweeps(results: Results) -> list[PolicyCurve]:
                 value=None if variant is None else variant["value"],
             )
         )
-    return found
+    return curves
 
 
 STATED_DRAFTS = "how many drafts are accepted is stated, not measured"
@@ -150,25 +150,25 @@ def systems_note(results: Results) -> str:
     systems = [kind for kind in POLICIES if kind in owners.values() and kind in FOLLOWED]
     differing: list[str] = []
     for kind in systems:
-        found = {name: FOLLOWED[kind].difference(knobs(results, name)) for name, its in owners.items() if its == kind}
-        named = found if len(set(found.values())) > 1 else {kind: next(iter(found.values()))}
+        differences = {n: FOLLOWED[kind].difference(knobs(results, n)) for n in owners if owners[n] == kind}
+        named = differences if len(set(differences.values())) > 1 else {kind: next(iter(differences.values()))}
         differing += [f"{name} {words}" for name, words in named.items() if words]
     notes = [SAME_COSTS] if len(systems) > 1 else []
     notes += [f"{', '.join(differing)}: not the engine's default"] if differing else []
     drafting = {n: speculation(results, n) for n, kind in owners.items() if kind in systems}
     drafting = {} if "live" in results.manifest else drafting  # there drafts and their time are real
     for words, free in ((FREE_DRAFTS, True), (STATED_DRAFTS, False)):
-        named = [n for n, its in drafting.items() if its and _is_free(results, n, its) is free]
+        named = [n for n, drafter in drafting.items() if drafter and _is_free(results, n, drafter) is free]
         notes += [f"{', '.join(named)}: {words}"] if named else []
     return " · ".join(notes)
 
 
-def _is_free(results: Results, policy: str, its: Mapping[str, Any]) -> bool:
-    """Whether a cost of the scenario of `policy` says nothing of its drafter, by the `speculative_config` `its`."""
+def _is_free(results: Results, policy: str, drafter: Mapping[str, Any]) -> bool:
+    """Whether a cost of the scenario of `policy` says nothing of its drafter, by the `speculative_config` `drafter`."""
     plain = scenario_of(results, policy)
     groups = (plain.get("replicas") or {}).get("groups") or {"": {}}
     costs = [group.get("cost") or plain["cost"] for group in groups.values()]
-    choices = its.get("best_of") or [its]
+    choices = drafter.get("best_of") or [drafter]
     return any(choice.get("method") not in (cost.get("draft") or {}) for cost in costs for choice in choices)
 
 
@@ -275,9 +275,9 @@ def at_load(name: str, load: float) -> str:
     return places.get(name, f"at {load_text(name, load)}")
 
 
-def point_text(results: Results, found: Mapping[str, Any]) -> str:
-    """`vllm at 8 req/s offered, seed 0`: the point whose `policy`, `load` and `seed` are in `found`."""
-    return f"{found['policy']} {at_load(load_name(results), found['load'])}, seed {found['seed']}"
+def point_text(results: Results, point: Mapping[str, Any]) -> str:
+    """`vllm at 8 req/s offered, seed 0`: the point whose `policy`, `load` and `seed` are in `point`."""
+    return f"{point['policy']} {at_load(load_name(results), point['load'])}, seed {point['seed']}"
 
 
 def short_load(name: str, load: float) -> str:

@@ -36,14 +36,14 @@ def slo_shares(results: Results) -> list[SloShare]:
         asked = [("in_slo", manifest["slo"], "")]
     else:
         classes = results.scenario["workload"].get("classes", {})
-        asked = [(f"in_slo[{name}]", its.get("slo") or manifest["slo"], name) for name, its in classes.items()]
-    found = []
+        asked = [(f"in_slo[{name}]", traffic.get("slo") or manifest["slo"], name) for name, traffic in classes.items()]
+    shares = []
     for metric, text, name in asked:
         share = parse_slo(text).share
         known = metric in results.summary and not np.isnan(column(results.summary, metric)).all()
         if share is not None and known:
-            found.append(SloShare(metric, text, share, name))
-    return found
+            shares.append(SloShare(metric, text, share, name))
+    return shares
 
 
 def slo_bounds(results: Results, name: str, percentile: str | None = None) -> list[float]:

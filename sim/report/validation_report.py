@@ -110,18 +110,18 @@ def _of_queue(point: Comparison) -> str:
     return ""
 
 
-def to_json(found: Validation) -> str:
+def to_json(validation: Validation) -> str:
     """The whole validation as JSON; lists of numbers on one line each. Seconds, rates and shares; `_ns` in ns."""
-    whole = {"name": found.name, "scenario": found.scenario, "heading": found.heading, "made": found.made}
-    whole["warnings"] = found.warnings()
-    if found.judged is None:
+    whole: dict[str, Any] = {"name": validation.name, "scenario": validation.scenario}
+    whole |= {"heading": validation.heading, "made": validation.made, "warnings": validation.warnings()}
+    if validation.judged is None:
         whole["figures"] = list(FIGURES)
     else:
-        whole |= asdict(found.judged) | {
-            "verdicts": [asdict(verdict) for verdict in found.verdicts],
-            "steps": [asdict(row) for row in all_steps(found.live)],
+        whole |= asdict(validation.judged) | {
+            "verdicts": [asdict(verdict) for verdict in validation.verdicts],
+            "steps": [asdict(row) for row in all_steps(validation.live)],
         }
-    text = as_json(whole | {"points": [_point(point) for point in found.points]}, indent=1)
+    text = as_json(whole | {"points": [_point(point) for point in validation.points]}, indent=1)
     return _NUMBERS.sub(lambda match: "[" + re.sub(r"\s+", " ", match[1]) + "]", text) + "\n"
 
 

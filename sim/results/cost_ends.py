@@ -81,8 +81,8 @@ def add_ends(summary: Sequence[dict[str, Any]], ends: Sequence[CostEnds]) -> Non
 
 
 def _columns(one: CostEnds) -> Mapping[str, Any]:
-    found: dict[str, Any] = {"within_cost_error": int(one.within_error)}
+    columns: dict[str, Any] = {"within_cost_error": int(one.within_error)}
     for name, point in one.both.items():
-        found |= {f"unstable_{name}": int(point.unstable), f"meets_slo_{name}": int(meets(point))}
-        found |= {f"{metric}_{name}": value for metric, value in point.mean.items() if has_ends(metric)}
-    return found
+        columns |= {f"unstable_{name}": int(point.unstable), f"meets_slo_{name}": int(meets(point))}
+        columns |= {f"{metric}_{name}": value for metric, value in point.mean.items() if has_ends(metric)}
+    return columns

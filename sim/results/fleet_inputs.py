@@ -51,15 +51,15 @@ def watts(energy: Mapping[str, Any] | None, samples: Iterable[Mapping[str, Any]]
 
     None where it measured none, or not the time of these steps.
     """
-    found = {}
+    by_name = {}
     for name in ("decode", "prefill"):
         entry = (energy or {}).get(name) or {}
         joules, step = entry.get("joules"), entry.get("step") or {}
         same = [sample for sample in samples if step and all(sample.get(key) == step[key] for key in step)]
         if not joules or not same or not same[0].get("ns"):
             return None
-        found[name] = joules / (same[0]["ns"] / NS_PER_S)
-    return found
+        by_name[name] = joules / (same[0]["ns"] / NS_PER_S)
+    return by_name
 
 
 def step_watts(setup: Setup, records: Records) -> NDArray[np.float64] | None:

@@ -49,12 +49,12 @@ def _varied(scenario: Scenario) -> str:
 def _doubts(setup: Setup) -> Iterator[str]:
     """What is known against the step times of values that vary, beyond what the cost of `setup` says itself."""
     for each in [group.setup for group in setup.groups] or [setup]:
-        told = set(_doubts_of(each.cost))
+        named = set(_doubts_of(each.cost))
         for scenario in each.scenario.variants if _varied(each.scenario) else ():
             if isinstance(cost := scenario.cost, DeploymentConfig):
-                found = dict.fromkeys(_doubts_of(cost.build(read_model(scenario.model_path))))
-                yield from (f"! {doubt}" for doubt in found if doubt not in told)
-                told |= {*found}
+                doubts = dict.fromkeys(_doubts_of(cost.build(read_model(scenario.model_path))))
+                yield from (f"! {doubt}" for doubt in doubts if doubt not in named)
+                named |= {*doubts}
 
 
 def _doubts_of(cost: Cost) -> tuple[str, ...]:
@@ -63,13 +63,13 @@ def _doubts_of(cost: Cost) -> tuple[str, ...]:
 
 def _others_kernels(setup: Setup) -> str:
     """Which policies are of another engine than one with whose kernels their steps are timed."""
-    found: dict[str, list[str]] = {}
+    labels_of: dict[str, list[str]] = {}
     for scenario in _deployed(setup):
         engine = scenario.cost.engine if isinstance(scenario.cost, DeploymentConfig) else ""
         others = [spec.label for spec in scenario.specs if engine and spec.kind in ENGINES and spec.kind != engine]
-        found.setdefault(engine, []).extend(others)
+        labels_of.setdefault(engine, []).extend(others)
     return " · ".join(
-        f"{', '.join(dict.fromkeys(labels))}: with {engine}'s kernels" for engine, labels in found.items() if labels
+        f"{', '.join(dict.fromkeys(labels))}: with {engine}'s kernels" for engine, labels in labels_of.items() if labels
     )
 
 
@@ -82,7 +82,7 @@ def _deployed(setup: Setup) -> Iterator[Scenario]:
 def _presets(setup: Setup) -> Iterator[str]:
     """The presets of the deployment's engine in the modes that policies have, with what they rest on, and whether the
     kernels were measured in the engine; with a key that varies, those of its first value."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     kernels: dict[str, None] = {}
     for each in [group.setup for group in setup.groups] or [setup]:
         profile = (each.cost.cost if isinstance(each.cost, Scaled) else each.cost).profile
@@ -90,10 +90,10 @@ def _presets(setup: Setup) -> Iterator[str]:
             if not isinstance(cost := scenario.cost, DeploymentConfig):
                 continue
             presets = [preset for spec in scenario.specs if (preset := cost.preset(spec.config)) is not None]
-            found |= dict.fromkeys(map(str, presets))
+            names |= dict.fromkeys(map(str, presets))
             if profile is not None and not number:
                 kernels |= dict.fromkeys(preset.kernels_text(profile) for preset in presets)
-    yield from found
+    yield from names
     yield from kernels
 
 

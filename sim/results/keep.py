@@ -167,26 +167,26 @@ def check_cohort(run: Run) -> None:
 def keep_run(
     setup: Setup,
     home: Path,
-    found: Sequence[dict[str, Any] | Failed],
+    outcomes: Sequence[dict[str, Any] | Failed],
     *,
     reused: int,
     facts: dict[str, Any],
     ends: Sequence[CostEnds] = (),
 ) -> Results:
-    """Writes summary.csv, points.csv and manifest.json of the points in `found`, all that the scenario asks for.
+    """Writes summary.csv, points.csv and manifest.json of the points in `outcomes`, all that the scenario asks for.
 
     A policy need not have been run at every load. PointsFailed if all of them failed; where some did, the summary has
     no means of theirs. `facts` are further entries of the manifest, or others in place of its own; `ends` are of points
     whose load may lie within the cost's error of saturation.
     """
     scenario = setup.scenario
-    failed = [each for each in found if isinstance(each, Failed)]
-    results = [each for each in found if not isinstance(each, Failed)]
+    failed = [each for each in outcomes if isinstance(each, Failed)]
+    results = [each for each in outcomes if not isinstance(each, Failed)]
     if not results:
-        raise points_failed(failed, len(found))
-    summary, points = tabulate(scenario, found)
+        raise points_failed(failed, len(outcomes))
+    summary, points = tabulate(scenario, outcomes)
     add_ends(summary, ends)
-    folder = home / short_hash([each.point if isinstance(each, Failed) else each["point"] for each in found])
+    folder = home / short_hash([each.point if isinstance(each, Failed) else each["point"] for each in outcomes])
     folder.mkdir(parents=True, exist_ok=True)
     files = {SUMMARY: csv_text(summary), POINTS_TABLE: csv_text(points), SCENARIO: scenario.text}
     if rows := _replica_rows(results):
@@ -233,28 +233,29 @@ def _replica_rows(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: result[name] for name in head} | row for result in ordered for row in result.get("replicas", [])]
 
 
-def summary_rows(scenario: Scenario, found: Sequence[dict[str, Any] | Failed]) -> list[dict[str, Any]]:
+def summary_rows(scenario: Scenario, outcomes: Sequence[dict[str, Any] | Failed]) -> list[dict[str, Any]]:
     """Rows of summary.csv: a policy at each of its loads, means over seeds. None if all points failed."""
-    return tabulate(scenario, found)[0] if any(not isinstance(each, Failed) for each in found) else []
+    return tabulate(scenario, outcomes)[0] if any(not isinstance(each, Failed) for each in outcomes) else []
 
 
-def tabulate(scenario: Scenario, found: Sequence[dict[str, Any] | Failed]) -> tuple[list[dict], list[dict]]:
+def tabulate(scenario: Scenario, outcomes: Sequence[dict[str, Any] | Failed]) -> tuple[list[dict], list[dict]]:
     """Rows of summary.csv and points.csv. Of a policy's `best_of` variants only the best at each load is kept.
 
-    Policies come in the order of `found`, the loads of each from the lowest up. Where a seed failed there is no mean:
-    that of the others would flatter. `failed` counts the seeds; variants that failed are not compared unless all did.
+    Policies come in the order of `outcomes`, the loads of each from the lowest up. Where a seed failed there is no
+    mean: that of the others would flatter. `failed` counts the seeds; variants that failed are not compared unless all
+    did.
     """
-    heads = [_head(each) for each in found]
+    heads = [_head(each) for each in outcomes]
     by_policy: dict[str, dict[float, dict[str, list[int]]]] = {}
     for i, head in enumerate(heads):
         by_load = by_policy.setdefault(head["policy"], {})
         by_load.setdefault(head["load"], {}).setdefault(head["variant"], []).append(i)
-    metrics = next(list(each["values"]) for each in found if not isinstance(each, Failed))
+    metrics = next(list(each["values"]) for each in outcomes if not isinstance(each, Failed))
     summary, points = [], []
     for by_load in by_policy.values():
         for load, variants in sorted(by_load.items()):
             runs = {
-                variant: sorted((r for i in members if isinstance(r := found[i], dict)), key=lambda r: r["seed"])
+                variant: sorted((r for i in members if isinstance(r := outcomes[i], dict)), key=lambda r: r["seed"])
                 for variant, members in variants.items()
             }
             failures = {variant: len(members) - len(runs[variant]) for variant, members in variants.items()}
@@ -273,8 +274,8 @@ def tabulate(scenario: Scenario, found: Sequence[dict[str, Any] | Failed]) -> tu
                 common |= {"vary_key": scenario.vary_key, "vary": head["vary"]}
             summary.append(common | _summary_row(runs[best], failures[best], metrics))
             for run in runs[best]:
-                its = common | {key: run[key] for key in ("seed", "point", "unstable", "bound_by")}
-                points.append(its | {"few": " ".join(run["few"])} | run["values"])
+                row = common | {key: run[key] for key in ("seed", "point", "unstable", "bound_by")}
+                points.append(row | {"few": " ".join(run["few"])} | run["values"])
     return summary, points
 
 
@@ -322,11 +323,11 @@ def _merit(runs: list[dict[str, Any]]) -> tuple[float, ...]:
 
 def _details(results: Sequence[dict[str, Any]]) -> dict[str, dict[str, str]]:
     """By policy (and variant) and reason: the first case in words, with its numbers."""
-    found: dict[str, dict[str, str]] = {}
+    details: dict[str, dict[str, str]] = {}
     for result in results:
         for reason, text in result["details"].items():
-            found.setdefault(result["name"], {}).setdefault(reason, text)
-    return found
+            details.setdefault(result["name"], {}).setdefault(reason, text)
+    return details
 
 
 def _outcomes(results: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -99,9 +99,9 @@ def _measured(played: Kept, inputs: PointInputs) -> Measured:
     if not played.reason:
         return whole
     until_ns = min(end_ns, played.end_ns) if played.end_ns > start_ns else end_ns
-    found = measure(replace(inputs, window_ns=(start_ns, until_ns)))
+    measured = measure(replace(inputs, window_ns=(start_ns, until_ns)))
     shares = {name: x for name, x in whole.values.items() if name in _OF_ALL or name.startswith("in_slo")}
-    return replace(found, values=found.values | shares | {"slo_met": None, "slo_margin": None})
+    return replace(measured, values=measured.values | shares | {"slo_met": None, "slo_margin": None})
 
 
 def real_inputs(setup: Setup, run: Run) -> PointInputs:

@@ -53,12 +53,12 @@ def pack_minutes(inputs: PointInputs, lives: Sequence[EngineLife]) -> dict[str, 
     those of the run's engines."""
     blocks = [inputs.num_blocks] if inputs.fleet is None else inputs.fleet.num_blocks.tolist()
     texts = {"request_class": inputs.records.texts, "latency": tuple(LATENCIES)}
-    found = {
+    tables = {
         MINUTES: request_minutes(inputs),
         ENGINE_MINUTES: step_minutes(lives, blocks),
         HISTOGRAMS: histograms(inputs),
     }
-    return pack_frames({name: _frame(columns, texts) for name, columns in found.items()}, _DOCS)
+    return pack_frames({name: _frame(columns, texts) for name, columns in tables.items()}, _DOCS)
 
 
 def _frame(columns: dict[str, NDArray[Any]], texts: dict[str, tuple[str, ...]]) -> pd.DataFrame:

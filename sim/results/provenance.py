@@ -55,8 +55,8 @@ def identity(setup: Setup) -> dict[str, Any]:
 def cost_sources(setup: Setup) -> list[str]:
     """Where the cost of steps comes from, of every group of replicas."""
     setups = [group.setup for group in setup.groups] or [setup]
-    found = [source for one in setups for source in (*one.cost.sources(), *draft_sources(one.scenario.cost.draft))]
-    return list(dict.fromkeys(found))
+    sources = [source for one in setups for source in (*one.cost.sources(), *draft_sources(one.scenario.cost.draft))]
+    return list(dict.fromkeys(sources))
 
 
 def point_hash(common: dict[str, Any], point: Point) -> str:
@@ -124,13 +124,13 @@ def other_version(made: dict[str, Any]) -> str:
 
 def packages() -> dict[str, str]:
     """The versions of batchsim and of all that has a part in a result."""
-    found = {}
+    versions = {}
     for name in ("batchsim", "simpy", "numpy", "pandas", "scipy", "pyarrow"):
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            versions[name] = "not installed"
+    return versions
 
 
 def _commit() -> str | None:

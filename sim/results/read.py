@@ -109,8 +109,8 @@ class Results:
         """What each replica was doing when, by replica and time; () for runs of one engine."""
         if not self.scenario.get("replicas"):
             return ()
-        found = (read_point(self._folder(policy, load, seed)) or {}).get("replica_spans", [])
-        return tuple(ReplicaSpan(**span) for span in found)
+        spans = (read_point(self._folder(policy, load, seed)) or {}).get("replica_spans", [])
+        return tuple(ReplicaSpan(**span) for span in spans)
 
     def records(self, policy: str, load: float, seed: int, *, requests_only: bool = False) -> Records:
         """All tables as the arrays that `batchsim.metrics.attribution` reads, or `requests_only`. ScenarioError if one
@@ -170,8 +170,8 @@ class Results:
         others = [name for name in dict.fromkeys(rows["policy"]) if name != best]
         return [
             {"load": load, "policy": name, "minus": best, "metric": metric}
-            | asdict(found := self.paired(name, best, metric, load))
-            | {"no_difference": found.is_none}
+            | asdict(difference := self.paired(name, best, metric, load))
+            | {"no_difference": difference.is_none}
             for name in map(str, others)
             for metric in metrics
         ]
@@ -199,11 +199,11 @@ class Results:
             policy["outcomes"].append(entry)
         for policy in policies.values():
             policy |= _totals(policy["outcomes"])
-        found = curve_marks(self)
+        landmarks = curve_marks(self)
         for name, policy in policies.items():
             if name in self.manifest.get("saturation_rps", {}):
                 policy["saturation_rps"] = self.manifest["saturation_rps"][name]
-            policy["curve"] = asdict(found[name]) if name in found else None
+            policy["curve"] = asdict(landmarks[name]) if name in landmarks else None
         for row in self.summary.to_dict("records"):
             metrics = {name: None if isinstance(x, float) and np.isnan(x) else x for name, x in row.items()}
             policies.setdefault(str(row["policy"]), {"outcomes": [], "loads": []})["loads"].append(metrics)
@@ -237,8 +237,8 @@ class Results:
         points = self.points
         check_number(self.path, load, points["load"].unique())
         wanted = (points["policy"] == policy) & (points["load"] == load)
-        found = points.loc[wanted if seed is None else wanted & (points["seed"] == seed)]
-        if found.empty:
+        rows = points.loc[wanted if seed is None else wanted & (points["seed"] == seed)]
+        if rows.empty:
             for failed in self.manifest.get("failed", []):
                 if (failed["policy"], failed["load"], failed["seed"]) == (policy, load, seed):
                     raise ScenarioError(
@@ -246,16 +246,16 @@ class Results:
                         " Correct that and run the scenario again."
                     )
             own = points[points["policy"] == policy]
-            its = own if len(own) else points  # policies may have loads of their own
+            candidates = own if len(own) else points  # policies may have loads of their own
             listed = {
-                name: ", ".join(f"{x:g}" if name == "load" else str(x) for x in sorted(set(its[name])))
+                name: ", ".join(f"{x:g}" if name == "load" else str(x) for x in sorted(set(candidates[name])))
                 for name in ("policy", "load", "seed")
             }
             listed["policy"] = ", ".join(str(x) for x in points["policy"].unique())
             known = f"policies {listed['policy']}; loads {listed['load']}; seeds {listed['seed']}"
             which = "" if seed is None else f" with seed {seed}"
             raise ScenarioError(f"{self.path}: no point {policy} at load {load:g}{which}. There are {known}.")
-        return found
+        return rows
 
 
 def curve_marks(results: Results) -> dict[str, Landmarks]:

@@ -141,10 +141,10 @@ def _steps(
     thread: int, spans: list[tuple[int, int]], waits_ns: list[int], args: list[dict[str, Any]], window: Window
 ) -> Iterator[Event]:
     """A slice for each step on one thread, after one for how long the device stood still for the host before it."""
-    for (start_ns, end_ns), wait_ns, its in zip(spans, waits_ns, args, strict=True):
+    for (start_ns, end_ns), wait_ns, work in zip(spans, waits_ns, args, strict=True):
         yield from _seen("waits for the host", thread, (start_ns - wait_ns, start_ns), window, {})
-        kinds = [kind for kind, name in (("prefill", "num_chunks"), ("decode", "num_decode")) if name in its]
-        yield from _seen(" + ".join(kinds) or "no tokens", thread, (start_ns, end_ns), window, its)
+        kinds = [kind for kind, name in (("prefill", "num_chunks"), ("decode", "num_decode")) if name in work]
+        yield from _seen(" + ".join(kinds) or "no tokens", thread, (start_ns, end_ns), window, work)
 
 
 def _host(records: Records, window: Window) -> Iterator[Event]:
@@ -259,8 +259,8 @@ class _States:
         self.given_up = given_up(records.requests)
         self.queued: dict[int, dict[str, float]] = {}
         parts = attribute(records)
-        mine = parts[parts["part"].astype(str).str.startswith("queued:")]
-        for id_, part, ns in zip(mine["request_id"], mine["part"].astype(str), mine["ns"], strict=True):
+        queued = parts[parts["part"].astype(str).str.startswith("queued:")]
+        for id_, part, ns in zip(queued["request_id"], queued["part"].astype(str), queued["ns"], strict=True):
             self.queued.setdefault(int(id_), {})[part.partition(":")[2]] = int(ns) / 1e6
 
     def of(self, i: int) -> Iterator[tuple[str, Window, dict[str, Any]]]:

@@ -16,8 +16,8 @@ from batchsim.kernel.tokens import TokenIds
 from batchsim.kernel.types import Arrival, Request
 from batchsim.scenario import PolicySpec
 from batchsim.scenario.setup import Setup
+from batchsim.serve.disk_spool import DiskSpool
 from batchsim.serve.metrics import Life, Metrics, Tally
-from batchsim.serve.spooled import Spooled
 
 STOPPED = "server_stopped"
 """The reason of requests that were open when the server ended."""
@@ -44,8 +44,8 @@ class Asked:
 class Answer:
     """State of one answer: `num_tokens` delivered so far, and once it has ended its `outcome` and `reason`.
 
-    `arrival` is how it was sent; `told` is called with it after each delivery. `ids` are the tokens that a model has
-    made, delivered or not; `by_eos`: the last of them ended the answer.
+    `arrival` is how it was sent; `listener` is called with it after each delivery. `ids` are the tokens that a model
+    has made, delivered or not; `by_eos`: the last of them ended the answer.
     """
 
     __slots__ = (
@@ -58,20 +58,20 @@ class Answer:
         "held",
         "ids",
         "last_token_ns",
+        "listener",
         "not_before_ns",
         "num_made",
         "num_tokens",
         "outcome",
         "reason",
         "sent_ns",
-        "told",
     )
 
-    def __init__(self, arrival: Arrival, asked: Asked, sent_ns: int, told: Callable[[Answer], None]) -> None:
+    def __init__(self, arrival: Arrival, asked: Asked, sent_ns: int, listener: Callable[[Answer], None]) -> None:
         self.arrival = arrival
         self.asked = asked
         self.sent_ns = sent_ns
-        self.told = told
+        self.listener = listener
         self.num_tokens = self.cached_tokens = self.held = 0
         self.attempt = self.num_made = 0  # sent anew so often after failures of replicas; tokens of this attempt
         self.outcome: int | None = None
@@ -183,7 +183,7 @@ class Answers:
         self.num_sent = 0
         self._spill_bytes = spill_bytes
         self._num_rows: dict[Recorder, int] = {}  # rows of requests of each engine that were read
-        self._spools: dict[Recorder, Spooled] = {}
+        self._spools: dict[Recorder, DiskSpool] = {}
 
     def cores(self) -> dict[int, EngineCore]:
         """The engines that are there, by the numbers of their replicas."""
@@ -220,26 +220,26 @@ class Answers:
         """The requests whose rows an engine has written since it was last asked."""
         rows = recorder.requests_from(self._num_rows.get(recorder, 0))
         self._num_rows[recorder] = len(recorder)
-        found: list[End] = []
+        ends: list[End] = []
         for row in rows:
             by_length = bool(row["output_tokens"] >= row["max_output_tokens"])
             life = Life(by_length=by_length, **{name: int(row[name]) for name in _OF_LIFE})
-            found.append(End(int(row["request_id"]), int(row["sent_ns"]), life))
-        return found
+            ends.append(End(int(row["request_id"]), int(row["sent_ns"]), life))
+        return ends
 
     def _spill(self, core: EngineCore) -> None:
         """Puts an engine's rows on disk where they are many."""
         recorder = core.recorder
         if recorder.num_bytes > self._spill_bytes:
             if recorder not in self._spools:
-                self._spools[recorder] = Spooled()
+                self._spools[recorder] = DiskSpool()
             recorder.spill(self._spools[recorder], len(core.in_flight.steps))
 
     # ---- where its clients are
 
-    def begin(self, asked: Asked, arrival_ns: int, sent_ns: int, told: Callable[[Answer], None]) -> Answer:
+    def begin(self, asked: Asked, arrival_ns: int, sent_ns: int, listener: Callable[[Answer], None]) -> Answer:
         """The answer to a request that its client sent at `sent_ns` and that arrives at the engines at `arrival_ns`;
-        `told` is called with it after each delivery."""
+        `listener` is called with it after each delivery."""
         request = Request(
             id=self.num_sent,
             arrival_ns=arrival_ns,
@@ -252,7 +252,7 @@ class Answers:
         )
         arrival = Arrival(request, asked.output_tokens, None, None if arrival_ns == sent_ns else sent_ns)
         self.num_sent += 1
-        answer = self.answers[request.id] = Answer(arrival, asked, sent_ns, told)
+        answer = self.answers[request.id] = Answer(arrival, asked, sent_ns, listener)
         return answer
 
     def count(
@@ -298,7 +298,7 @@ class Answers:
         for answer, num_tokens in heard:
             counts.add(answer, num_tokens)
             answer.gain(num_tokens)
-            answer.told(answer)
+            answer.listener(answer)
         counts.tell()
 
     def deliver(self, updates: Iterable[Update]) -> None:
@@ -314,7 +314,7 @@ class Answers:
                 answer.outcome, answer.reason, answer.by_eos = update.outcome, update.reason, update.by_eos
                 self._forget(answer)
             if count or update.outcome is not None:
-                answer.told(answer)
+                answer.listener(answer)
 
     def _forget(self, answer: Answer) -> None:
         """Drops what is kept of an answer that has ended."""

@@ -112,22 +112,22 @@ def parse_json(body: bytes, most_tokens: int = MOST_TOKENS) -> dict[str, Any]:
     _check_number_of_values(body, most_tokens + _MOST_OTHERS)
     try:
         text = body.decode("utf-8-sig")
-        found = json.loads(text)
+        values = json.loads(text)
         if _HALF.search(text):
-            _check_texts(found)
+            _check_texts(values)
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {cut(str(error), 200)}") from None
-    if not isinstance(found, dict):
-        raise ApiError(400, f"the body must be a JSON object, not {shown(found)}")
-    return found
+    if not isinstance(values, dict):
+        raise ApiError(400, f"the body must be a JSON object, not {shown(values)}")
+    return values
 
 
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a letter beyond U+FFFF, which JSON may escape as two
 
 
-def _check_texts(found: Any) -> None:
+def _check_texts(values: Any) -> None:
     """ApiError 400 where a text has half a letter, which nothing can store or send."""
-    for name, value in found.items() if isinstance(found, dict) else [("the body", found)]:
+    for name, value in values.items() if isinstance(values, dict) else [("the body", values)]:
         try:
             json.dumps([name, value], ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
@@ -330,7 +330,7 @@ def _stop(value: Any) -> tuple[str, ...]:
     texts = [value] if isinstance(value, str) else [] if value is None else value
     if not isinstance(texts, list) or len(texts) > MAX_STOPS or not all(isinstance(text, str) for text in texts):
         kind = f"a list of strings, at most {MAX_STOPS}"
-        raise ApiError(400, f"stop must be a string or {kind}, not {_told(value)}", "stop")
+        raise ApiError(400, f"stop must be a string or {kind}, not {_described(value)}", "stop")
     if "" in texts:
         raise ApiError(400, "stop cannot contain an empty string.", "stop")
     if (longest := max(map(len, texts), default=0)) > MAX_STOP_LETTERS:
@@ -338,7 +338,7 @@ def _stop(value: Any) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _told(value: Any) -> str:
+def _described(value: Any) -> str:
     """A bad value in a message: of a long list its length, which says more and costs less."""
     return f"a list of {len(value):,}" if isinstance(value, list) and len(value) > MAX_STOPS else shown(value)
 
@@ -347,7 +347,7 @@ def _stop_token_ids(value: Any) -> tuple[int, ...]:
     ids = [] if value is None else value
     if not isinstance(ids, list) or len(ids) > MAX_STOPS or not all(type(one) is int for one in ids):
         kind = f"a list of token ids, at most {MAX_STOPS}"
-        raise ApiError(400, f"stop_token_ids must be {kind}, not {_told(value)}", "stop_token_ids")
+        raise ApiError(400, f"stop_token_ids must be {kind}, not {_described(value)}", "stop_token_ids")
     return tuple(ids)
 
 

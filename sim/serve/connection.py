@@ -121,8 +121,8 @@ class Connection(asyncio.Protocol):
         """Answers the request whole."""
         if self.is_gone:
             return
-        its: list[tuple[str, str]] = [("content-type", content_type), ("content-length", str(len(body))), *headers]
-        head = self._http.send(h11.Response(status_code=status, headers=its, reason=_REASONS.get(status, b"")))
+        fields: list[tuple[str, str]] = [("content-type", content_type), ("content-length", str(len(body))), *headers]
+        head = self._http.send(h11.Response(status_code=status, headers=fields, reason=_REASONS.get(status, b"")))
         content = b"" if self._incoming.is_head else self._http.send(h11.Data(data=body))
         parts = [head or b"", content or b"", self._http.send(h11.EndOfMessage()) or b""]
         self._transport.write(b"".join(parts))
@@ -213,8 +213,8 @@ class Connection(asyncio.Protocol):
             self.hung_up = None
         body = error.body()
         head = f"HTTP/1.1 {error.status} {_REASONS.get(error.status, b'Error').decode()}\r\nconnection: close\r\n"
-        its = [("content-type", "application/json"), ("content-length", str(len(body))), *error.headers]
-        head += "".join(f"{name}: {value}\r\n" for name, value in its)
+        fields = [("content-type", "application/json"), ("content-length", str(len(body))), *error.headers]
+        head += "".join(f"{name}: {value}\r\n" for name, value in fields)
         self._transport.write(head.encode() + b"\r\n" + (b"" if self._incoming.is_head else body))
         if not lingers:
             self._transport.close()

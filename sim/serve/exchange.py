@@ -105,8 +105,8 @@ class Exchange:
         self.is_stalled = False  # sends nothing after its first piece
         self.ended: Callable[[], None] = lambda: None
         kind = ("chat.completion.chunk" if request.is_chat else "text_completion") if request.stream else ""
-        its = {"id": id, "object": kind, "created": created_s, "model": request.model}
-        self._head = "data: " + json.dumps(its)[:-1] + ', "choices": [{"index": '
+        head = {"id": id, "object": kind, "created": created_s, "model": request.model}
+        self._head = "data: " + json.dumps(head)[:-1] + ', "choices": [{"index": '
         # What is around the text of most pieces, made once: at 50,000 tokens a second each microsecond counts.
         opening, closing = ('"delta": {"content": " ', '"}') if request.is_chat else ('"text": " ', '"')
         for choice in self.choices:
@@ -143,9 +143,9 @@ class Exchange:
 
     def listener(self, choice: Choice) -> Callable[[Answer], None]:
         """The callback for further tokens, or the end, of a choice."""
-        return partial(self._told, choice)
+        return partial(self._on_delivery, choice)
 
-    def _told(self, choice: Choice, answer: Answer) -> None:
+    def _on_delivery(self, choice: Choice, answer: Answer) -> None:
         if self._over or choice.finish_reason is not None:
             return
         num_sent = choice.num_sent
@@ -194,9 +194,9 @@ class Exchange:
         """Ends a choice where its text has one of the stop strings, or at a stop token, as its client asked; cancels it
         at the engine."""
         tokens, is_last = partial(self.engines.tokens, answer), answer.outcome is not None
-        found = stops.found(answer.num_tokens, self.engines.words, tokens, is_last=is_last)
-        if found is not None:
-            choice.num_tokens, choice.stop_reason, choice.num_cut = found
+        stop = stops.find(answer.num_tokens, self.engines.words, tokens, is_last=is_last)
+        if stop is not None:
+            choice.num_tokens, choice.stop_reason, choice.num_cut = stop
             choice.finish_reason = "stop"
             self.engines.cancel(answer)
 
@@ -286,7 +286,7 @@ class Exchange:
 
     def _whole(self) -> bytes:
         request = self.request
-        found: dict[str, Any] = {
+        response: dict[str, Any] = {
             "id": self.id,
             "object": "chat.completion" if request.is_chat else "text_completion",
             "created": self.created_s,
@@ -294,20 +294,20 @@ class Exchange:
             "choices": [self._choice(choice) for choice in self.choices],
             "usage": self._usage(),
         }
-        return json.dumps(found).encode()
+        return json.dumps(response).encode()
 
     def _choice(self, choice: Choice) -> dict[str, Any]:
         ids = self.engines.tokens(choice.answer, 0, choice.num_tokens)
         text = self._text(choice, 0, self.engines.words.decode(ids))
-        found: dict[str, Any] = {"index": choice.index}
+        fields: dict[str, Any] = {"index": choice.index}
         if self.request.is_chat:
-            found["message"] = {"role": "assistant", "content": text}
+            fields["message"] = {"role": "assistant", "content": text}
         else:
-            found["text"] = text
-        found |= {"logprobs": None, "finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+            fields["text"] = text
+        fields |= {"logprobs": None, "finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
         if self.request.return_token_ids:
-            found |= {"prompt_token_ids": choice.prompt.ids, "token_ids": ids}
-        return found
+            fields |= {"prompt_token_ids": choice.prompt.ids, "token_ids": ids}
+        return fields
 
     def _usage(self) -> dict[str, Any]:
         prompt = sum(each.num_tokens for each in self.request.prompts)

@@ -33,15 +33,15 @@ class Faults:
 
     def errs(self, number: int) -> bool:
         """Whether request `number` is to get a 500; counts the errors."""
-        found = _meets(self.seed, "error", number, self.error)
-        self.num_errors += found
-        return found
+        errs = _meets(self.seed, "error", number, self.error)
+        self.num_errors += errs
+        return errs
 
     def stalls(self, number: int) -> bool:
         """Whether the stream of request `number` is to stall after its first piece; counts the stalls."""
-        found = _meets(self.seed, "stall", number, self.stall)
-        self.num_stalls += found
-        return found
+        stalls = _meets(self.seed, "stall", number, self.stall)
+        self.num_stalls += stalls
+        return stalls
 
     def failing(self, scenario: Scenario) -> Scenario:
         """`scenario` whose replicas fail as asked, beside its own failures; `lost` is `fail` unless it says otherwise.
@@ -64,7 +64,7 @@ def _meets(seed: int, fault: str, number: int, share: float) -> bool:
 
 def read_faults(texts: Sequence[str], seed: int) -> Faults:
     """The faults that `texts` ask for, each as FORMS has it. ScenarioError for what is none."""
-    found = Faults(seed)
+    faults = Faults(seed)
     for text in texts:
         kind, _, rest = text.strip().partition(" ")
         parts = [part.partition("=") for part in ([kind, *rest.split()] if "=" in kind else rest.split())]
@@ -75,23 +75,23 @@ def read_faults(texts: Sequence[str], seed: int) -> Faults:
             known = {"p"}
         if name not in ("error", "stall", "replica") or len(values) < len(parts) or not needed <= set(values) <= known:
             raise ScenarioError(f"--fault {shown(text)}: is none. Write {FORMS}.")
-        if name != "replica" and getattr(found, name):
+        if name != "replica" and getattr(faults, name):
             raise ScenarioError(f"--fault {shown(text)}: {name} is asked for twice. Leave one out.")
         try:
-            _add(found, name, values)
+            _add(faults, name, values)
         except ValueError as error:
             raise ScenarioError(f"--fault {shown(text)}: {error}") from None
-    return found
+    return faults
 
 
-def _add(found: Faults, name: str, values: dict[str, str]) -> None:
+def _add(faults: Faults, name: str, values: dict[str, str]) -> None:
     if name == "replica":
         if not values["replica"].isdecimal():
             raise ValueError(f"replica {shown(values['replica'])} is no number from 0 on")
         for key in ("at", "for"):
             parse_duration_ns(values.get(key, "0s"))
         failure = {"replica": int(values["replica"]), "at": values["at"], "down_for": values.get("for", _NEVER)}
-        found.failures.append(failure)
+        faults.failures.append(failure)
         return
     try:
         share = float(values["p"])
@@ -99,8 +99,8 @@ def _add(found: Faults, name: str, values: dict[str, str]) -> None:
         raise ValueError(f"p is {shown(values['p'])}, no number. It must be above 0 and at most 1.") from None
     if not 0 < share <= 1:
         raise ValueError(f"p is {share:g}. It must be above 0 and at most 1.")
-    setattr(found, name, share)
+    setattr(faults, name, share)
     if name == "stall" and "for" in values:
-        found.stall_ns = parse_duration_ns(values["for"])
-        if not found.stall_ns:
+        faults.stall_ns = parse_duration_ns(values["for"])
+        if not faults.stall_ns:
             raise ValueError(f"for is {format_duration(0)}. It must be above 0.")

@@ -54,8 +54,8 @@ def _check_names(request: HttpRequest) -> None:
     no browser sends it."""
     host, origin = request.headers.get("host"), request.headers.get("origin")
     if host is not None:
-        found = _HOST.fullmatch(host)
-        if found is None or not is_loopback(found[1].strip("[]").lower().removesuffix(".")):
+        name = _HOST.fullmatch(host)
+        if name is None or not is_loopback(name[1].strip("[]").lower().removesuffix(".")):
             raise ApiError(403, f"Host {shown(host)} is not this machine: ask for localhost or 127.0.0.1.")
     if origin is not None and origin.lower() != f"http://{host}".lower():
         raise ApiError(403, f"Origin {shown(origin)} is another's page, and none of its requests are taken.")

@@ -36,15 +36,15 @@ from batchsim.scenario.point import Run
 from batchsim.scenario.setup import Setup
 from batchsim.serve.faults import Faults
 from batchsim.serve.live_engine import LiveEngine
-from batchsim.serve.paced import Paced
-from batchsim.serve.received import received
+from batchsim.serve.realtime import RealtimeSimulation
+from batchsim.serve.served_workload import with_served_workload
 
 RECEIVED = "received"
 _COLUMNS = {"arrival": "sent_ns", "prompt": "prompt_tokens", "output": "max_tokens"}
 
 
 def keep_served(
-    paced: Paced | LiveEngine,
+    backend: RealtimeSimulation | LiveEngine,
     records: Records,
     spans: tuple[ReplicaSpan, ...],
     out: Path,
@@ -54,31 +54,31 @@ def keep_served(
     faults: Faults | None = None,
     made: dict[str, Any] | None = None,
 ) -> Results:
-    """Writes what was received and what became of it, as `paced.close` returned it; returns these results.
+    """Writes what was received and what became of it, as `backend.close` returned it; returns these results.
 
     The manifest's `served` says when time 0 was, in ns since 1970, how fast simulated time went, how many requests met
     which of the `faults`, one that got an error on demand being in no table, as no engine saw it, and which texts could
     not be written and stand in the tables as escapes. `made` says on what a model ran, which is the manifest's `live`;
     None: the engines were simulated. ScenarioError where `out` cannot be written, or nothing was received.
     """
-    if not paced.num_sent:
+    if not backend.num_sent:
         raise ScenarioError("nothing was received, so there is nothing to keep. Send a request.")
-    scenario, spec = paced.setup.scenario, paced.spec
+    scenario, spec = backend.setup.scenario, backend.spec
     home = out / f"{scenario.name}-served"
-    name = short_hash([identity(paced.setup), spec.name, paced.seed, paced.num_sent, time.time_ns()])
+    name = short_hash([identity(backend.setup), spec.name, backend.seed, backend.num_sent, time.time_ns()])
     with writing(out, "Give another folder with --out."):
         (home / RECEIVED).mkdir(parents=True, exist_ok=True)
         table = home / RECEIVED / f"{name}.csv"
-        run = _run(paced, records, spans)
+        run = _run(backend, records, spans)
         write_text(table, _table(run))
         check_cohort(run)
-        kept = _kept(paced, table)
+        kept = _kept(backend, table)
         inputs = point_inputs(kept, run) if made is None else real_inputs(kept, run)
         packed = pack_point(run, measure(inputs), name, replica_table(inputs))
         write_point(packed, home / POINTS / name)
         served = {
             "received": f"{RECEIVED}/{name}.csv",
-            "end_ns": paced.now_ns,
+            "end_ns": backend.now_ns,
             "speed": speed,
             "started_unix_ns": started_unix_ns,
             "escaped": [written(text) for text in records.texts if written(text) != text],
@@ -91,35 +91,35 @@ def keep_served(
         return keep_run(kept, home, [packed.result], reused=0, facts=facts)
 
 
-def rows_so_far(paced: Paced | LiveEngine) -> Records:
+def rows_so_far(backend: RealtimeSimulation | LiveEngine) -> Records:
     """The rows of the requests that have ended so far, copied: where the engines have theirs they write more. Called
     between steps."""
-    return replace(Recorder().records(), requests=paced.records().requests.copy())
+    return replace(Recorder().records(), requests=backend.records().requests.copy())
 
 
-def table_so_far(paced: Paced | LiveEngine, records: Records) -> str:
+def table_so_far(backend: RealtimeSimulation | LiveEngine, records: Records) -> str:
     """The requests of `rows_so_far` as CSV, as in the table of `keep_served`; "" if there is none."""
-    return _table(_run(paced, records, ())) if len(records.requests) else ""
+    return _table(_run(backend, records, ())) if len(records.requests) else ""
 
 
-def _run(paced: Paced | LiveEngine, records: Records, spans: tuple[ReplicaSpan, ...]) -> Run:
-    workload = received(paced.setup, records).workload(1.0, 0)
-    point = Point(paced.spec, 1.0, 0)
-    return Run(point, workload, records, paced.streams, paced.now_ns, (0, _last_ns(records)), spans)
+def _run(backend: RealtimeSimulation | LiveEngine, records: Records, spans: tuple[ReplicaSpan, ...]) -> Run:
+    workload = with_served_workload(backend.setup, records).workload(1.0, 0)
+    point = Point(backend.spec, 1.0, 0)
+    return Run(point, workload, records, backend.streams, backend.now_ns, (0, _last_ns(records)), spans)
 
 
 def _last_ns(records: Records) -> int:
     return int(records.requests["sent_ns"].max(initial=0))
 
 
-def _kept(paced: Paced | LiveEngine, table: Path) -> Setup:
+def _kept(backend: RealtimeSimulation | LiveEngine, table: Path) -> Setup:
     """The setup of the scenario whose workload is the trace `table`, under the one policy that ran."""
-    spec = paced.spec
+    spec = backend.spec
     trace = {"path": str(table), "columns": _COLUMNS, "time_unit": "ns"}
     workload = {"arrivals": {"kind": "trace"}, "trace": trace, "output_cap": "exact"}
-    policy = paced.setup.scenario.plain["policies"][spec.label]
+    policy = backend.setup.scenario.plain["policies"][spec.label]
     asked = {"load": None, "seeds": 1, "workload": workload, "policies": {spec.label: policy}}
-    return Setup.of(changed(paced.setup.scenario, [f"{key}={json.dumps(value)}" for key, value in asked.items()]))
+    return Setup.of(changed(backend.setup.scenario, [f"{key}={json.dumps(value)}" for key, value in asked.items()]))
 
 
 def _table(run: Run) -> str:

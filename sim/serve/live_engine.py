@@ -72,13 +72,13 @@ class SentPrompts:
 
 
 class _Mailbox:
-    """Messages of a server's thread to the engine's: requests, cancels and calls between two steps. `told` is called in
-    the engine's thread with the events."""
+    """Messages of a server's thread to the engine's: requests, cancels and calls between two steps. `on_events` is
+    called in the engine's thread with the events."""
 
     failure: Exception | None = None
 
-    def __init__(self, clock: WallClock, told: Callable[[Iterable[EngineEvent], int], None]) -> None:
-        self._told = told
+    def __init__(self, clock: WallClock, on_events: Callable[[Iterable[EngineEvent], int], None]) -> None:
+        self._on_events = on_events
         self._clock = clock
         self._changed = threading.Condition()
         self._sent: list[Arrival] = []
@@ -111,21 +111,21 @@ class _Mailbox:
 
     def call(self, act: Callable[[], T]) -> Future[T] | None:
         """Has `act` called between two steps; None where there are no steps any more."""
-        found: Future[T] = Future()
+        future: Future[T] = Future()
 
         def run() -> None:
             try:
-                found.set_result(act())
+                future.set_result(act())
             except Exception as error:
                 clear_frames(error.__traceback__)  # records in them would keep the recorder from growing
-                found.set_exception(error)
+                future.set_exception(error)
 
         with self._changed:
             if self.has_stopped:
                 return None
             self._calls.append(run)
             self._changed.notify_all()
-        return found
+        return future
 
     # ---- the engine's thread
 
@@ -168,7 +168,7 @@ class _Mailbox:
 
     def tell(self, events: Iterable[EngineEvent], now_ns: int) -> None:
         """Passes on what the engine did to requests."""
-        self._told(events, now_ns)
+        self._on_events(events, now_ns)
 
     def stop(self) -> None:
         """Takes no calls any more; those at hand are made."""
@@ -234,19 +234,19 @@ class LiveEngine(Answers):
         """What `act` returns, which reads the records: called between two steps, for which this waits."""
         if self._started is None:
             return act()
-        found = self._started.mail.call(act)
-        if found is not None:
-            return found.result()
+        future = self._started.mail.call(act)
+        if future is not None:
+            return future.result()
         self._started.thread.join()  # it closes its records yet
         return act()
 
-    def send(self, asked: Asked, now_ns: int, told: Callable[[Answer], None], came_ns: int | None = None) -> Answer:
-        """Sends a request at `now_ns`; `told` is called in this thread after each delivery.
+    def send(self, asked: Asked, now_ns: int, listener: Callable[[Answer], None], came_ns: int | None = None) -> Answer:
+        """Sends a request at `now_ns`; `listener` is called in this thread after each delivery.
 
         `came_ns`: when its client sent it, if it has waited for the engine to wake.
         """
         sent_ns = now_ns if came_ns is None else min(came_ns, now_ns)
-        answer = self.begin(asked, now_ns, sent_ns, told)
+        answer = self.begin(asked, now_ns, sent_ns, listener)
         self._prompts.put(answer.number, asked.ids)
         self.running.mail.send(answer.arrival)
         return answer
@@ -332,9 +332,9 @@ class Running:
             self._engine.real.begin_thread()
             run = live_from(self._engine.real.core, self.mail, self._clock, notes_rests=False)
             self.end_ns, error = run.end_ns, run.error
-        except Exception as found:  # a bug, or the device: whoever asks is not to wait for ever
+        except Exception as failure:  # a bug, or the device: whoever asks is not to wait for ever
             self.mail.stop()
-            error = found
+            error = failure
         finally:
             sys.setswitchinterval(before_s)
         if error is not None:
@@ -346,9 +346,9 @@ class Running:
 
     def _tell(self, events: Iterable[EngineEvent], now_ns: int) -> None:
         updates, ends = self._engine.hear_tokens(events)
-        self._in_loop(self._told, updates, ends, now_ns)
+        self._in_loop(self._pass_on, updates, ends, now_ns)
 
-    def _told(self, updates: list[Update], ends: list[End], now_ns: int) -> None:
+    def _pass_on(self, updates: list[Update], ends: list[End], now_ns: int) -> None:
         engine = self._engine
         engine.now_ns = max(engine.now_ns, now_ns)
         engine.metrics.late.observe((self._clock.now_ns() - now_ns) / NS_PER_S)

@@ -60,8 +60,8 @@ _LATE = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2
 
 def tokens_buckets(most: int) -> tuple[float, ...]:
     """1, 2, 5, 10, ... up to `most`, as vLLM has it of counts of tokens."""
-    found = (digit * 10**power for power in range(len(str(most))) for digit in (1, 2, 5))
-    return tuple(number for number in found if number <= most)
+    bounds = (digit * 10**power for power in range(len(str(most))) for digit in (1, 2, 5))
+    return tuple(number for number in bounds if number <= most)
 
 
 class Histogram:
@@ -254,7 +254,7 @@ def _vllm(
     for reason, count in tally.ended.items():
         name = "vllm:request_success_total"
         counter(name, "Requests that ended, by reason.", count, labels | {"finished_reason": reason})
-    for name, text, its in (
+    for name, text, tallied in (
         ("request_prompt_tokens", "Tokens of a prompt.", tally.prompt),
         ("request_generation_tokens", "Tokens of an answer.", tally.generation),
         ("iteration_tokens_total", "Tokens of a step.", tally.step_tokens),
@@ -272,7 +272,7 @@ def _vllm(
         ("request_num_preemptions", "Preemptions of a request.", tally.preempted),
         ("request_prefill_kv_computed_tokens", "Tokens of a prompt that were computed.", tally.computed),
     ):
-        histogram(f"vllm:{name}", text, its, labels)
+        histogram(f"vllm:{name}", text, tallied, labels)
 
 
 def _sglang(families: _Families, tally: Tally, core: EngineCore | None, model: Labels, replica: int, held: int) -> None:
@@ -298,10 +298,10 @@ def _sglang(families: _Families, tally: Tally, core: EngineCore | None, model: L
     ended = tally.ended["stop"] + tally.ended["length"]
     counter("sglang:num_requests_total", "Requests processed.", ended, of_replica)
     counter("sglang:num_aborted_requests_total", "Requests aborted.", tally.ended["abort"], of_replica)
-    for name, text, its in (
+    for name, text, tallied in (
         ("time_to_first_token_seconds", "Seconds to the first token.", tally.ttft),
         ("inter_token_latency_seconds", "Seconds between tokens.", tally.itl),
         ("request_time_per_output_token_seconds", "Mean seconds between tokens of a request.", tally.tpot),
         ("e2e_request_latency_seconds", "Seconds from request to last token.", tally.e2e),
     ):
-        histogram(f"sglang:{name}", text, its, of_replica)
+        histogram(f"sglang:{name}", text, tallied, of_replica)

@@ -23,7 +23,7 @@ from batchsim.drive.source import SWITCH_S
 from batchsim.serve.faults import Faults
 from batchsim.serve.incoming import Limits
 from batchsim.serve.live_engine import LiveEngine
-from batchsim.serve.paced import Paced
+from batchsim.serve.realtime import RealtimeSimulation
 from batchsim.serve.server import Server
 
 _AWAKE_S = 0.0003
@@ -52,9 +52,9 @@ def event_loop() -> asyncio.AbstractEventLoop:
             due_s = time.monotonic() + timeout
             if timeout > _AWAKE_S:
                 select.select([self.fileno()], [], [], timeout - _AWAKE_S)
-            while not (found := super().select(0)) and time.monotonic() < due_s:
+            while not (ready := super().select(0)) and time.monotonic() < due_s:
                 pass
-            return found
+            return ready
 
     return asyncio.SelectorEventLoop(Exact())
 
@@ -97,7 +97,7 @@ def _limits(max_model_len: int) -> Limits:
 
 
 def run_server(
-    paced: Paced | LiveEngine,
+    backend: RealtimeSimulation | LiveEngine,
     *,
     host: str,
     port: int,
@@ -115,7 +115,7 @@ def run_server(
     """
 
     async def serve() -> tuple[int, int]:
-        server = Server(paced, speed, api_key, _limits(paced.setup.max_model_len), faults)
+        server = Server(backend, speed, api_key, _limits(backend.setup.max_model_len), faults)
         loop = asyncio.get_running_loop()
         try:
             bound = await server.start(host, port)

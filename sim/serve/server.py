@@ -25,10 +25,10 @@ from batchsim.serve.faults import Faults
 from batchsim.serve.guard import OPEN, Guard
 from batchsim.serve.incoming import HttpRequest, Limits
 from batchsim.serve.keep_served import rows_so_far, table_so_far
-from batchsim.serve.known_texts import KnownTexts
 from batchsim.serve.live_engine import LiveEngine
-from batchsim.serve.paced import Paced
-from batchsim.serve.received import AnswerLengths
+from batchsim.serve.prefix_identity import PrefixIdentity
+from batchsim.serve.realtime import RealtimeSimulation
+from batchsim.serve.served_workload import AnswerLengths
 from batchsim.serve.sleeping import Sleep, asked_sleep, asked_tags
 from batchsim.serve.turns import Turns
 from batchsim.serve.words import Texts, Words
@@ -42,20 +42,20 @@ may wait."""
 
 @dataclass
 class Server:
-    """The endpoint of `paced`, in the form of OpenAI's and vLLM's, under the model's name in its metrics."""
+    """The endpoint of `backend`, in the form of OpenAI's and vLLM's, under the model's name in its metrics."""
 
-    paced: Paced | LiveEngine
+    backend: RealtimeSimulation | LiveEngine
     speed: float = 1.0
     api_key: str = ""
     limits: Limits = field(default_factory=Limits)
     faults: Faults = field(default_factory=Faults)
 
     def __post_init__(self) -> None:
-        setup = self.paced.setup
+        setup = self.backend.setup
         self._ids = Words(setup.model.vocab_size)  # those of simulated answers
-        self.words: Texts = (self.paced.texts if isinstance(self.paced, LiveEngine) else None) or self._ids
+        self.words: Texts = (self.backend.texts if isinstance(self.backend, LiveEngine) else None) or self._ids
         self.max_model_len = setup.max_model_len
-        self.model = self.paced.metrics.model
+        self.model = self.backend.metrics.model
         self.connections: set[Connection] = set()
         self.exchanges: dict[str, Exchange] = {}
         self.started_s = int(time.time())
@@ -63,11 +63,13 @@ class Server:
         self.stopped = asyncio.Event()
         self.is_draining = False
         # The lengths of answers that end by themselves are a model's to say, where there is one.
-        self._lengths = AnswerLengths.of(setup, self.paced.seed) if isinstance(self.paced, Paced) else None
-        self._pacer = self.paced.pacer(self.speed, self._break_down)
+        self._lengths = (
+            AnswerLengths.of(setup, self.backend.seed) if isinstance(self.backend, RealtimeSimulation) else None
+        )
+        self._pacer = self.backend.pacer(self.speed, self._break_down)
         self._listener: asyncio.Server | None = None
         self._count = 0
-        self._texts = KnownTexts()
+        self._prefixes = PrefixIdentity()
         self._turns = Turns()
         self._want_results: list[tuple[HttpRequest, Connection]] = []
         self._makes_results = False
@@ -114,12 +116,12 @@ class Server:
             connection.close_idle()
         for send in self._sleep.wake([]):  # nothing would wake them any more
             send()
-        self.paced.drain()
+        self.backend.drain()
         self._pacer.arm()
         self._check_drained()
 
     def close(self) -> None:
-        """Breaks off what is open. The records are `paced.close`'s."""
+        """Breaks off what is open. The records are `backend.close`'s."""
         self._pacer.is_broken = True
         self._turns.close()
         if self._listener is not None:
@@ -192,7 +194,7 @@ class Server:
         if len(request.body) <= SHORT:
             then(read())
         else:
-            self._turns.aside(read_unless_gone, lambda found: self._in_turn(reply, lambda: then(found())))
+            self._turns.aside(read_unless_gone, lambda outcome: self._in_turn(reply, lambda: then(outcome())))
 
     def _in_turn(self, reply: Connection, act: Callable[[], None]) -> None:
         self._answer(reply, act)
@@ -202,7 +204,7 @@ class Server:
         asyncio.get_running_loop().call_exception_handler({"message": "a request failed", "exception": error})
 
     def _complete(self, request: HttpRequest, reply: Connection, *, chat: bool) -> None:
-        real = isinstance(self.paced, LiveEngine)
+        real = isinstance(self.backend, LiveEngine)
 
         def read() -> CompletionRequest:
             values = parse_json(request.body, self._most_tokens)
@@ -243,23 +245,23 @@ class Server:
         """Sends the requests of an exchange to the engines at `now_ns`; `came_ns`: when it came, if it has waited."""
         asked = exchange.request
         for choice in exchange.choices:
-            number = self.paced.num_sent
+            number = self.backend.num_sent
             output: int | None = asked.max_tokens
             if not asked.ignore_eos:
                 output = None
                 if self._lengths is not None:
                     output = min(max(self._lengths.of_request(number), asked.min_tokens, 1), asked.max_tokens)
-            its = Asked(
+            sent = Asked(
                 choice.prompt.num_tokens,
                 asked.max_tokens,
                 output,
                 asked.ignore_eos,
                 asked.priority,
                 asked.user,
-                self._texts.of(choice.prompt.ids) if self.paced.caches else None,
+                self._prefixes.of(choice.prompt.ids) if self.backend.caches else None,
                 choice.prompt.ids,
             )
-            choice.answer = self.paced.send(its, now_ns, exchange.listener(choice), came_ns)
+            choice.answer = self.backend.send(sent, now_ns, exchange.listener(choice), came_ns)
         self._pacer.arm()
 
     def _ended(self, id: str) -> None:
@@ -269,7 +271,7 @@ class Server:
             answer = choice.answer
             if answer is not None and answer.asked.tokens is not None and choice.num_tokens:
                 output = self.tokens(answer, 0, choice.num_tokens)
-                self._texts.answered(choice.prompt.ids, answer.asked.tokens, answer.number, output)
+                self._prefixes.answered(choice.prompt.ids, answer.asked.tokens, answer.number, output)
         self._check_idle()
         self._check_drained()
 
@@ -289,7 +291,7 @@ class Server:
         return answer.ids[place] if self._lengths is None else self._ids.generated_one(answer.number, place)
 
     def cancel(self, answer: Answer) -> None:
-        self.paced.cancel(answer, self.now_ns)
+        self.backend.cancel(answer, self.now_ns)
         self._pacer.arm()
 
     def send(self, reply: Connection, num_tokens: int, make: Callable[[], bytes]) -> None:
@@ -297,10 +299,10 @@ class Server:
         if num_tokens <= SHORT:
             reply.answer(200, make())
         else:
-            self._turns.aside(make, lambda found: self._in_turn(reply, lambda: reply.answer(200, found())))
+            self._turns.aside(make, lambda outcome: self._in_turn(reply, lambda: reply.answer(200, outcome())))
 
     def rejection(self, answer: Answer) -> ApiError:
-        details = [core.recorder.details.get(answer.reason) for core in self.paced.cores().values()]
+        details = [core.recorder.details.get(answer.reason) for core in self.backend.cores().values()]
         return rejection(answer, next((detail for detail in details if detail), "refused"))
 
     def _models(self, request: HttpRequest, reply: Connection) -> None:
@@ -322,7 +324,7 @@ class Server:
         reply.answer(200, json.dumps({"version": f"batchsim {VERSION}"}).encode())
 
     def _metrics(self, request: HttpRequest, reply: Connection) -> None:
-        text = self.paced.metrics.text(self.paced.cores(), self._sleep.level, len(self._sleep.held))
+        text = self.backend.metrics.text(self.backend.cores(), self._sleep.level, len(self._sleep.held))
         reply.answer(200, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
 
     def _tokenize(self, request: HttpRequest, reply: Connection) -> None:
@@ -336,13 +338,13 @@ class Server:
                     raise ApiError(
                         400, f"prompt has more than the {self._most_tokens:,} tokens that are told", "prompt"
                     )
-            found = {"count": len(ids), "max_model_len": self.max_model_len, "tokens": ids, "token_strs": None}
-            return json.dumps(found).encode()
+            response = {"count": len(ids), "max_model_len": self.max_model_len, "tokens": ids, "token_strs": None}
+            return json.dumps(response).encode()
 
-        self._read(request, reply, read, lambda found: reply.answer(200, found))
+        self._read(request, reply, read, lambda body: reply.answer(200, body))
 
     def _reset_prefix_cache(self, request: HttpRequest, reply: Connection) -> None:
-        self._texts.forget()
+        self._prefixes.forget()
         reply.answer(200, b"")
 
     def _is_sleeping(self, request: HttpRequest, reply: Connection) -> None:
@@ -353,7 +355,7 @@ class Server:
         self._check_up()
         self._sleep.begin(level)
         if level:
-            self._texts.forget()  # the KV cache is gone
+            self._prefixes.forget()  # the KV cache is gone
         self._sleep.when_begun(lambda: reply.answer(200, b""))
         if mode == "abort":
             for exchange in list(self.exchanges.values()):
@@ -370,28 +372,30 @@ class Server:
 
         The table of many takes seconds, so it is made beside the event loop, one at a time for all waiting clients.
         """
-        paced = self.paced
-        if not paced.num_sent:
+        backend = self.backend
+        if not backend.num_sent:
             raise ApiError(404, "no request has come yet, so there are no results")
         if self._makes_results:
             self._want_results.append((request, reply))
             return
-        records = None if isinstance(paced, LiveEngine) else rows_so_far(paced)
+        records = None if isinstance(backend, LiveEngine) else rows_so_far(backend)
         replies = [reply, *(each for _, each in self._want_results)]
         self._makes_results = True
         self._want_results.clear()
 
         def make() -> bytes:
-            found = paced.between_steps(partial(rows_so_far, paced)) if isinstance(paced, LiveEngine) else records
-            assert found is not None, "taken where the engines run"
-            if not (text := table_so_far(paced, found)):
+            so_far = (
+                backend.between_steps(partial(rows_so_far, backend)) if isinstance(backend, LiveEngine) else records
+            )
+            assert so_far is not None, "taken where the engines run"
+            if not (text := table_so_far(backend, so_far)):
                 raise ApiError(404, "no request has ended yet, so there are no results")
             return text.encode()
 
-        def tell(found: Callable[[], bytes]) -> None:
+        def tell(outcome: Callable[[], bytes]) -> None:
             self._makes_results = False
             for each in replies:
-                self._answer(each, lambda each=each: each.answer(200, found(), "text/csv; charset=utf-8"))
+                self._answer(each, lambda each=each: each.answer(200, outcome(), "text/csv; charset=utf-8"))
             while self._want_results and not self._makes_results:
                 request, reply = self._want_results.pop(0)
                 self._answer(reply, partial(self._results, request, reply))
@@ -407,4 +411,4 @@ class Server:
             check_ids(ids, self.words, "tokens")
             return json.dumps({"prompt": self.words.decode(ids)}).encode()
 
-        self._read(request, reply, read, lambda found: reply.answer(200, found))
+        self._read(request, reply, read, lambda body: reply.answer(200, body))

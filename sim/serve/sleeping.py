@@ -28,19 +28,19 @@ class Sleep:
         self.level: int | None = None
         self.held: dict[str, Callable[[], None]] = {}
         self._tags: frozenset[str] = frozenset()  # of memory that is gone
-        self._told: list[Callable[[], None]] = []  # what answers who waits for the sleep to begin
+        self._callbacks: list[Callable[[], None]] = []  # of what waits for the sleep to begin
 
     def begin(self, level: int) -> None:
         self.level, self._tags = level, _TAGS[level]
 
-    def when_begun(self, told: Callable[[], None]) -> None:
-        """Registers `told` to be called by `settle`."""
-        self._told.append(told)
+    def when_begun(self, callback: Callable[[], None]) -> None:
+        """Registers `callback` to be called by `settle`."""
+        self._callbacks.append(callback)
 
     def settle(self) -> None:
         """Calls the callbacks that waited for all requests to be answered."""
-        told, self._told = self._told, []
-        for each in told:
+        callbacks, self._callbacks = self._callbacks, []
+        for each in callbacks:
             each()
 
     def wake(self, tags: list[str]) -> list[Callable[[], None]]:

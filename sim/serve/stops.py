@@ -26,9 +26,9 @@ class RunningText:
         text = words.decode(tokens(self._context, end))
         if text.endswith("\ufffd") and not is_last:
             return ""
-        told = words.decode(tokens(self._context, self._end))
+        before = words.decode(tokens(self._context, self._end))
         self._context, self._end = self._end, end
-        return text[len(told) :]
+        return text[len(before) :]
 
 
 class StopSearch:
@@ -48,7 +48,7 @@ class StopSearch:
         self._text = RunningText()
         self._tail = ""  # the last letters before what comes next, in which a stop string may have begun
 
-    def found(self, end: int, words: Texts, tokens: Tokens, *, is_last: bool) -> tuple[int, str | int, int] | None:
+    def find(self, end: int, words: Texts, tokens: Tokens, *, is_last: bool) -> tuple[int, str | int, int] | None:
         """Looks at the tokens up to `end`, the answer's last if `is_last`. Returns the number of tokens with which the
         answer stops, at what, and how many letters of their text go, those of a stop string and behind it; or None."""
         while self._num_tokens < end:

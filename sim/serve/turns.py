@@ -40,11 +40,11 @@ class Turns:
         or raises its error."""
         self.num_waiting += 1
 
-        def done(found: asyncio.Future[T]) -> None:
+        def done(future: asyncio.Future[T]) -> None:
             self.num_waiting -= 1
-            if not found.cancelled():
-                found.exception()  # taken note of, should its turn never come
-                self.take(lambda: then(found.result))
+            if not future.cancelled():
+                future.exception()  # taken note of, should its turn never come
+                self.take(lambda: then(future.result))
 
         self._loop.run_in_executor(self._aside, work).add_done_callback(done)
 

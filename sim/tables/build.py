@@ -112,19 +112,18 @@ def build_profile(tables: Tables) -> Profile:
 
 def setup_of(deployment: Deployment, backend: str) -> EngineSetup:
     """How the engine of `deployment` runs, with the version `backend` of its kernels and no type left to the model."""
-    its = deployment
-    weights = plain_dtype(gemm_dtype(its))
-    experts = plain_dtype(its.types.experts) if has_experts(its.model) else ""
+    weights = plain_dtype(gemm_dtype(deployment))
+    experts = plain_dtype(deployment.types.experts) if has_experts(deployment.model) else ""
     return EngineSetup(
-        its.engine,
+        deployment.engine,
         backend,
-        tp=its.tp,
-        pp=its.pp,
-        ep=its.ep,
-        dp_attention=its.dp_attention,
+        tp=deployment.tp,
+        pp=deployment.pp,
+        ep=deployment.ep,
+        dp_attention=deployment.dp_attention,
         weight_dtype="bfloat16" if weights == experts == "mxfp4" else weights,  # of which experts alone are
         moe_dtype=experts,
-        kv_dtype=plain_dtype(its.types.kv),
+        kv_dtype=plain_dtype(deployment.types.kv),
     )
 
 

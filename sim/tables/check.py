@@ -84,8 +84,8 @@ def faults_of(deployment: Deployment, own: Asked, others: list[Asked]) -> tuple[
         best = worst.get(key := (fault.operation, fault.bound))
         if fault.share > SHARE and (best is None or fault.share > best.share):
             worst[key] = fault
-    found = sorted(worst.values(), key=lambda fault: -fault.share)
-    return tuple(replace(f, ms=_short(f.ms), bound_ms=_short(f.bound_ms), share=_short(f.share)) for f in found)
+    faults = sorted(worst.values(), key=lambda fault: -fault.share)
+    return tuple(replace(f, ms=_short(f.ms), bound_ms=_short(f.bound_ms), share=_short(f.share)) for f in faults)
 
 
 def _short(number: float) -> float:
@@ -101,15 +101,15 @@ def siblings(tables: Tables) -> list[Tables]:
     gpus = {gpu.name: gpu for gpu in GPUS.values() if gpu.over_pcie == own.over_pcie and gpu.name != own.name}
     near = sorted(gpus.values(), key=lambda gpu: sum(abs(log(ratio)) for ratio in _ratios(own, gpu)[:2]))
     kin = [gpu for gpu in near if 1 / _GENERATION < gpu.peak_flops / own.peak_flops < _GENERATION]
-    found: list[Tables] = []
+    nearest: list[Tables] = []
     for choice in (kin, [gpu for gpu in near if gpu not in kin]):
         for gpu in (gpu for gpu in choice if has_tables(gpu, deployment.engine)):
             try:
-                found.append(Tables(replace(deployment, gpu=gpu, version=tables.backend), tables.modes))
+                nearest.append(Tables(replace(deployment, gpu=gpu, version=tables.backend), tables.modes))
                 break
             except NoTablesError:
                 continue
-    return found
+    return nearest
 
 
 def _ratios(own: GpuSpec, other: GpuSpec) -> tuple[float, float, float]:
@@ -127,13 +127,13 @@ def _above(deployment: Deployment, own: Asked, other: Asked) -> Iterator[TableFa
     ratio = min(_ratios(own.gpu, other.gpu))
     launches = LAUNCH_MS * deployment.model.num_hidden_layers
     for size, ms, step in _each(own):
-        for name, mine in ms.items():
+        for name, own_ms in ms.items():
             theirs = other.times.get(size, {}).get(name, 0.0)
             fixed = min(theirs, launches) if ratio > 1 else 0.0
             scaled = TWICE * (fixed + (theirs - fixed) / ratio)
-            if theirs and mine > scaled:
+            if theirs and own_ms > scaled:
                 basis = f"twice {other.gpu.name}'s scaled by its sheet"
-                yield TableFault(name, str(size), mine, "ceiling", scaled, basis, (mine - scaled) / step)
+                yield TableFault(name, str(size), own_ms, "ceiling", scaled, basis, (own_ms - scaled) / step)
 
 
 def _falls(own: Asked) -> Iterator[TableFault]:
@@ -141,14 +141,14 @@ def _falls(own: Asked) -> Iterator[TableFault]:
     prompt."""
     longest: dict[tuple[int, bool, str], tuple[float, Size, float]] = {}
     for size, ms, step in _each(own):
-        for name, mine in ms.items():
+        for name, own_ms in ms.items():
             key = (size.context, size.rows > 0, name)
-            most, smaller, its_step = longest.get(key, (0.0, size, step))
-            if mine < _FALL * most:
-                share = (most - mine) / its_step
-                yield TableFault(name, str(size), mine, "order", most, str(smaller), share)
-            if mine > most:
-                longest[key] = mine, size, step
+            most, smaller, step_of_most = longest.get(key, (0.0, size, step))
+            if own_ms < _FALL * most:
+                share = (most - own_ms) / step_of_most
+                yield TableFault(name, str(size), own_ms, "order", most, str(smaller), share)
+            if own_ms > most:
+                longest[key] = own_ms, size, step
 
 
 def _below(deployment: Deployment, own: Asked) -> Iterator[TableFault]:
@@ -212,12 +212,12 @@ def floors(deployment: Deployment, size: Size, whole: bool = False) -> dict[str,
     bandwidth = gpu.memory_bandwidth / 1e3
     if whole:
         read, flops_ms = read + kv_read, flops_ms + pairs_ms
-    found = {
+    ms = {
         _MATRICES: max(read / bandwidth, flops_ms),
         _HEAD: head * ELEMENT_BYTES[deployment.types.plain] / bandwidth if size.rows else 0.0,
         _REDUCE: sent / gpu.peer_link * 1e3,
     }
-    return found if whole else found | {_ATTENTION: max(kv_read / bandwidth, pairs_ms)}
+    return ms if whole else ms | {_ATTENTION: max(kv_read / bandwidth, pairs_ms)}
 
 
 def _least(size: Size, window: int | None) -> tuple[int, float]:

@@ -29,8 +29,8 @@ def held_out(profile: Profile, tables: Tables, *, queries: int = QUERIES, seed: 
     errors: dict[str, list[float]] = {"decodes": [], "prompts": [], "both": []}
     for kind, columns, ms in _steps(profile, tables, queries, Random(seed)):
         errors[kind].append(float(cost.kernel_ns(columns)[0]) / (ms * 1e6) - 1)
-    rows = [_row(kind, found) for kind, found in errors.items()]
-    whole = _row("all", [error for found in errors.values() for error in found])
+    rows = [_row(kind, of_kind) for kind, of_kind in errors.items()]
+    whole = _row("all", [error for of_kind in errors.values() for error in of_kind])
     return (
         {"what": "direct queries of the tables"} | {k: v for k, v in whole.items() if k != "region"} | {"steps": rows}
     )
@@ -110,12 +110,14 @@ HEAD = f"{'profile':<64}{'steps':>7}{'median':>9}{'p95':>9}{'bias':>9}"
 
 def line(profile: Profile) -> str:
     """How far the profile is from the tables, in a line; `beyond` where that is more than it may be."""
-    found = profile.held_out or {}
-    numbers = f"{found['n']:>7,}{100 * found['p50']:>7.2f} %{100 * found['p95']:>7.2f} %{100 * found['bias']:>+7.2f} %"
+    errors = profile.held_out or {}
+    numbers = (
+        f"{errors['n']:>7,}{100 * errors['p50']:>7.2f} %{100 * errors['p95']:>7.2f} %{100 * errors['bias']:>+7.2f} %"
+    )
     return f"{profile.name:<64}{numbers}{'' if within(profile) else '  beyond'}"
 
 
 def within(profile: Profile) -> bool:
     """Whether the errors that the profile states are no more than `MEDIAN` and `P95`."""
-    found = profile.held_out
-    return found is not None and found["p50"] <= MEDIAN and found["p95"] <= P95
+    errors = profile.held_out
+    return errors is not None and errors["p50"] <= MEDIAN and errors["p95"] <= P95

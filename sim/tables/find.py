@@ -30,7 +30,7 @@ def profile_of(deployment: Deployment, *, cache_folder: Path | None = None) -> P
 
     CalibrationError, in one line with the ways out, if there is none and the tables are not installed or do not answer.
     """
-    profile = _found(deployment, cache_folder)
+    profile = _known_profile(deployment, cache_folder)
     version_of, asked = profile.setup.version if profile.setup else "", deployment.version
     other = asked and asked != version_of and not version_of.startswith(f"{asked}.")
     note = (
@@ -39,7 +39,7 @@ def profile_of(deployment: Deployment, *, cache_folder: Path | None = None) -> P
     return replace(profile, model=deployment.model, notes=profile.notes + (note if other else ()))
 
 
-def _found(deployment: Deployment, folder: Path | None) -> Profile:
+def _known_profile(deployment: Deployment, folder: Path | None) -> Profile:
     """`profile_of` as it was made: with a model of another name, maybe."""
     shipped = {profile.setup.version: profile for profile in _shipped_of(deployment) if profile.setup}
     asked = deployment.version
@@ -82,15 +82,13 @@ def build(deployment: Deployment) -> Profile:
     tables = Tables(deployment)
     with holes_told(tables):
         profile = build_profile(tables)
-        found = held_out(profile, tables)
+        errors = held_out(profile, tables)
         faults, note = checked(tables)
-    compared = replace(profile, held_out=found, checks=faults, notes=(*profile.notes, note))
+    compared = replace(profile, held_out=errors, checks=faults, notes=(*profile.notes, note))
     if within(compared):
         return compared
-    far = (
-        f"one step in twenty misses what the tables sum by {found['p95']:.0%} or more: their attention is not of a form"
-    )
-    return replace(compared, notes=(*compared.notes, f"{far} that a profile holds"))
+    far = f"one step in twenty misses what the tables sum by {errors['p95']:.0%} or more: their attention is not of a"
+    return replace(compared, notes=(*compared.notes, f"{far} form that a profile holds"))
 
 
 def _built(deployment: Deployment, folder: Path) -> Profile:
@@ -114,10 +112,10 @@ def _shipped_of(deployment: Deployment) -> list[Profile]:
     gpu, asked, work = deployment.gpu, setup_of(deployment, ""), work_of(deployment.model)
     if gpu is None:
         return []
-    marks, its = "-".join(marks_of(asked)), dict[str, Profile]()
+    marks, by_version = "-".join(marks_of(asked)), dict[str, Profile]()
     for name in profile_names(TABLES):
         _, _, rest = name.partition(f"-{gpu.name}-{asked.engine}-")
         backend, _, own = rest.partition("-")
         if backend and own == marks and work_of((profile := load_profile(name)).model) == work:
-            its[backend] = profile
-    return [its[backend] for backend in sorted(its, key=number_of, reverse=True)]
+            by_version[backend] = profile
+    return [by_version[backend] for backend in sorted(by_version, key=number_of, reverse=True)]

@@ -130,25 +130,25 @@ class Tables:
     def _context(self, chunks: int, tokens: int, prefix: int) -> dict[str, float]:
         """ms of each context op, on each group, of `chunks` prompts of `tokens` new tokens each after `prefix`."""
         ops = list(range(self._ops["context"]))
-        found = self._handle.evaluate_context_ops(ops, batch_size=chunks, s=tokens, prefix=prefix)
-        return {name: ms for name, ms, _, _ in found}
+        operations = self._handle.evaluate_context_ops(ops, batch_size=chunks, s=tokens, prefix=prefix)
+        return {name: ms for name, ms, _, _ in operations}
 
     def _generation(self, rows: int, context: int) -> dict[str, float]:
         """ms of each generation op, on each group, of `rows` decodes with `context` tokens each."""
         ops = list(range(self._ops["generation"]))
-        found = self._handle.evaluate_generation_ops(ops, batch_size=rows, s=context)
-        return {name: ms for name, ms, _, _ in found}
+        operations = self._handle.evaluate_generation_ops(ops, batch_size=rows, s=context)
+        return {name: ms for name, ms, _, _ in operations}
 
     def operations(self, sizes: Iterable[Size]) -> Times:
         """ms of every operation, on each group, at those of the sizes for which the tables have data."""
-        found: Times = {}
+        times: Times = {}
         for size in sizes:
             try:
                 ms = self._generation(*size[:2]) if size.rows else self._context(1, size.tokens, size.context)
             except _holes():
                 continue
-            found[size] = {name.partition("_")[2]: each for name, each in ms.items()}
-        return found
+            times[size] = {name.partition("_")[2]: each for name, each in ms.items()}
+        return times
 
     @property
     def blocks(self) -> frozenset[str]:
@@ -159,11 +159,11 @@ class Tables:
         """What each group has of `count`, where they have the same, rounded up."""
         return -(-count // self.deployment.dp_attention)
 
-    def _block(self, found: dict[str, float]) -> float:
-        return sum(ms for name, ms in found.items() if name in self._of_keys)
+    def _block(self, operations: dict[str, float]) -> float:
+        return sum(ms for name, ms in operations.items() if name in self._of_keys)
 
-    def _rest(self, found: dict[str, float]) -> float:
-        return sum(ms for name, ms in found.items() if name not in self._of_keys and "logits" not in name)
+    def _rest(self, operations: dict[str, float]) -> float:
+        return sum(ms for name, ms in operations.items() if name not in self._of_keys and "logits" not in name)
 
     # ---- parts of a step, ms
 
@@ -179,8 +179,8 @@ class Tables:
 
     def decode(self, rows: int) -> float:
         """Layers and output matmul of `rows` decodes, less what grows with their contexts."""
-        found = self._generation(self._share(rows), _SHORT)
-        return sum(found.values()) if self.compound else sum(found.values()) - self._block(found)
+        operations = self._generation(self._share(rows), _SHORT)
+        return sum(operations.values()) if self.compound else sum(operations.values()) - self._block(operations)
 
     def decode_attention(self, rows: int, context: int) -> float:
         """Attention of `rows` decodes with `context` tokens each."""
@@ -205,8 +205,8 @@ class Tables:
         if self._piped is None:
             return 0.0
         ops = list(range(self._ops["context"]))
-        found = self._piped.evaluate_context_ops(ops, batch_size=1, s=self._share(tokens))
-        return sum(ms for name, ms, _, _ in found if "p2p" in name) / (self.deployment.pp - 1)
+        operations = self._piped.evaluate_context_ops(ops, batch_size=1, s=self._share(tokens))
+        return sum(ms for name, ms, _, _ in operations if "p2p" in name) / (self.deployment.pp - 1)
 
     def _projections(self, tokens: int) -> float:
         """What a block that is attention and projections takes of `tokens` that read next to no keys."""
@@ -254,8 +254,11 @@ class Tables:
             *self._handle.run_static_per_op(batch_size=1, isl=2_048, osl=2, mode="static_ctx")[0],
         ]
         whole = sum(ms for _, ms, _, _ in steps)
-        found = {source: sum(ms for _, ms, _, its in steps if its == source) / whole for *_, source in sorted(steps)}
-        return found | {"power": sum(ms for _, ms, energy, _ in steps if energy > 0) / whole}
+        shares = {
+            source: sum(ms for _, ms, _, from_table in steps if from_table == source) / whole
+            for *_, source in sorted(steps)
+        }
+        return shares | {"power": sum(ms for _, ms, energy, _ in steps if energy > 0) / whole}
 
 
 _SHORT = 64  # tokens of a context or prompt short enough that hardly any of the time is attention

@@ -23,7 +23,7 @@ from urllib.parse import parse_qsl, urlsplit
 from batchsim.base.errors import BatchsimError, ScenarioError
 from batchsim.base.files import parse_json
 from batchsim.report.page.render import asset
-from batchsim.view.looks import BY, Looks
+from batchsim.view.page_data import BY, PageData
 
 ADDRESS = "127.0.0.1"
 MOST_BYTES = 4096
@@ -72,12 +72,12 @@ class Asked:
     def whole(self, name: str, default: int | None = None) -> int:
         value = self._left.pop(name, default)
         try:
-            found = int(value)
+            number = int(value)
         except (TypeError, ValueError, OverflowError):
             raise ScenarioError(f"{name}: {str(value)[:40]!r} is no whole number. Give one.") from None
-        if isinstance(value, float) or abs(found) >= 2**63:
+        if isinstance(value, float) or abs(number) >= 2**63:
             raise ScenarioError(f"{name}: {str(value)[:40]!r} is no whole number of 64 bits. Give one.")
-        return found
+        return number
 
     def numbers(self, name: str) -> dict[str, float]:
         """An object of numbers, by name."""
@@ -89,12 +89,12 @@ class Asked:
     def number(self, name: str) -> float:
         value = self._left.pop(name, None)
         try:
-            found = float(value)
+            number = float(value)
         except (TypeError, ValueError, OverflowError):
-            found = math.nan
-        if not abs(found) < 1e9:
+            number = math.nan
+        if not abs(number) < 1e9:
             raise ScenarioError(f"{name}: {str(value)[:40]!r} is no number below 1e9. Give one.")
-        return found
+        return number
 
     def word(self, name: str, known: tuple[str, ...]) -> str:
         value = self._left.pop(name, None)
@@ -113,54 +113,54 @@ class Asked:
 Answer = Callable[[], dict[str, Any]]
 
 
-def _timeline(looks: Looks, asked: Asked) -> Answer:
+def _timeline(data: PageData, asked: Asked) -> Answer:
     number, replica, window = asked.whole("point"), asked.whole("replica", 0), asked.window()
-    return lambda: looks.timeline(number, replica, window)
+    return lambda: data.timeline(number, replica, window)
 
 
-def _minutes(looks: Looks, asked: Asked) -> Answer:
+def _minutes(data: PageData, asked: Asked) -> Answer:
     number, replica, window = asked.whole("point"), asked.whole("replica", 0), asked.window()
-    return lambda: looks.minutes(number, replica, window)
+    return lambda: data.minutes(number, replica, window)
 
 
-def _lanes(looks: Looks, asked: Asked) -> Answer:
+def _lanes(data: PageData, asked: Asked) -> Answer:
     number, replica, picked = asked.whole("point"), asked.whole("replica", 0), asked.whole("request", -1)
     window = asked.window()
-    return lambda: looks.lanes(number, replica, window, picked)
+    return lambda: data.lanes(number, replica, window, picked)
 
 
-def _requests(looks: Looks, asked: Asked) -> Answer:
+def _requests(data: PageData, asked: Asked) -> Answer:
     number, by, window = asked.whole("point"), asked.word("by", BY), asked.window()
-    return lambda: looks.requests(number, by, window)
+    return lambda: data.requests(number, by, window)
 
 
-def _point(looks: Looks, asked: Asked) -> Answer:
+def _point(data: PageData, asked: Asked) -> Answer:
     number = asked.whole("point")
-    return lambda: looks.point(number)
+    return lambda: data.point(number)
 
 
-def _request(looks: Looks, asked: Asked) -> Answer:
+def _request(data: PageData, asked: Asked) -> Answer:
     number, request = asked.whole("point"), asked.whole("id")
-    return lambda: looks.request(number, request)
+    return lambda: data.request(number, request)
 
 
-def _compare(looks: Looks, asked: Asked) -> Answer:
+def _compare(data: PageData, asked: Asked) -> Answer:
     number, other, by = asked.whole("point"), asked.whole("other"), asked.word("by", BY)
-    return lambda: looks.compare(number, other, by)
+    return lambda: data.compare(number, other, by)
 
 
-def _knobs(looks: Looks, asked: Asked) -> Answer:
+def _knobs(data: PageData, asked: Asked) -> Answer:
     number = asked.whole("point")
-    return lambda: looks.knobs(number)
+    return lambda: data.knobs(number)
 
 
-def _changed(looks: Looks, asked: Asked) -> Answer:
+def _changed(data: PageData, asked: Asked) -> Answer:
     number, factors = asked.whole("point"), asked.numbers("factors")
-    return lambda: looks.changed(number, factors)
+    return lambda: data.changed(number, factors)
 
 
-_LOOKS: dict[str, Callable[[Looks, Asked], Answer]] = {
-    "/curves": lambda looks, asked: looks.curves,
+_ROUTES: dict[str, Callable[[PageData, Asked], Answer]] = {
+    "/curves": lambda data, asked: data.curves,
     "/point": _point,
     "/timeline": _timeline,
     "/minutes": _minutes,
@@ -191,13 +191,13 @@ def _taken(port: int, error: OSError) -> ScenarioError:
 
 
 class ViewServer(ThreadingHTTPServer):
-    """Serves `looks` at `port` of this machine, any free one for 0. ScenarioError where the port is taken."""
+    """Serves `data` at `port` of this machine, any free one for 0. ScenarioError where the port is taken."""
 
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, looks: Looks, port: int) -> None:
-        self.looks = looks
+    def __init__(self, data: PageData, port: int) -> None:
+        self.data = data
         try:
             super().__init__((ADDRESS, port), _Handler)
         except OSError as error:
@@ -224,12 +224,12 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self._answer(self._post)
 
-    def _answer(self, found: Callable[[], tuple[str, bytes]]) -> None:
-        """Sends what `found` gives, or its error as one line of JSON."""
+    def _answer(self, make: Callable[[], tuple[str, bytes]]) -> None:
+        """Sends what `make` gives, or its error as one line of JSON."""
         status = HTTPStatus.OK
         try:
             self._check_host()
-            kind, body = found()
+            kind, body = make()
         except BatchsimError as error:
             status = error.status if isinstance(error, RefusedError) else HTTPStatus.BAD_REQUEST
             kind, body = _JSON, _json({"error": str(error)})
@@ -258,7 +258,7 @@ class _Handler(BaseHTTPRequestHandler):
         if parts.path in _FILES and not parts.query:
             kind, text = _FILES[parts.path]
             return kind, text().encode()
-        take = _LOOKS.get(parts.path)
+        take = _ROUTES.get(parts.path)
         if take is None:
             raise RefusedError(HTTPStatus.NOT_FOUND, "no such address. Open /.")
         try:
@@ -267,7 +267,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise ScenarioError("the query cannot be read. Write name=value, with & between.") from None
         if len(pairs) != len(dict(pairs)):
             raise ScenarioError("the query has a name twice. Give each once.")
-        return self._looked(take, dict(pairs))
+        return self._routed(take, dict(pairs))
 
     def _post(self) -> tuple[str, bytes]:
         take = _SIMULATIONS.get(self.path)
@@ -284,11 +284,11 @@ class _Handler(BaseHTTPRequestHandler):
             raise ScenarioError("the body is no JSON. Send an object.") from None
         if not isinstance(body, dict):
             raise ScenarioError("the body is no JSON object. Send one.")
-        return self._looked(take, body)
+        return self._routed(take, body)
 
-    def _looked(self, take: Callable[[Looks, Asked], Answer], values: dict[str, Any]) -> tuple[str, bytes]:
+    def _routed(self, take: Callable[[PageData, Asked], Answer], values: dict[str, Any]) -> tuple[str, bytes]:
         asked = Asked(values)
-        answer = take(self.server.looks, asked)
+        answer = take(self.server.data, asked)
         asked.done()
         return _JSON, _json(answer())
 

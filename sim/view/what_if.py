@@ -28,10 +28,10 @@ def knobs(results: Results, at: At, folders: Sequence[Path], allow_code: bool) -
     ScenarioError where the point cannot be simulated here at all.
     """
     numbers = numbers_of(results, *at, folders=folders, allow_code=allow_code)
-    axis, found = load_name(results), []
+    axis, rows = load_name(results), []
     if axis and not results.manifest.get("live"):
-        found.append(_knob(LOAD, at[1], whole=axis == "users"))
-    return found + [_knob(key, value, whole=isinstance(value, int)) for key, value in numbers.items()]
+        rows.append(_knob(LOAD, at[1], whole=axis == "users"))
+    return rows + [_knob(key, value, whole=isinstance(value, int)) for key, value in numbers.items()]
 
 
 def _knob(key: str, value: float | str, *, whole: bool) -> dict[str, Any]:
@@ -67,8 +67,8 @@ def changed(
         else:
             changes.append(f"{key}={after}{knob['unit']}")
         said.append({"name": knob["name"], "before": _text(knob, knob["value"]), "after": _text(knob, after)})
-    found = counterfactual(results, *at, changes, folders=folders, allow_code=allow_code, other_load=other_load)
-    return found, said
+    comparison = counterfactual(results, *at, changes, folders=folders, allow_code=allow_code, other_load=other_load)
+    return comparison, said
 
 
 def scaled(knob: Mapping[str, Any], factor: float) -> int | float:

@@ -95,22 +95,22 @@ def _unit_gaps(process: Process, rng: np.random.Generator, size: int) -> Floats:
 
 def _own_times_ns(process: OwnArrivals, seed: int, duration_ns: int | None, requests: int | None) -> Floats:
     """What a user's own process says, up to the end. ScenarioError where it ends sooner, or runs back in time."""
-    found: list[float] = []
+    times_s: list[float] = []
     last_s = 0.0
     for time_s in process.times_s(random_stream(seed, "gaps")):
         if not last_s <= time_s < math.inf:
             raise ScenarioError(
                 f"workload.arrivals: {process.kind}.times_s gives {time_s:g} s after {last_s:g} s, as arrival"
-                f" {len(found):,}. Times are finite and never decrease, from 0 on."
+                f" {len(times_s):,}. Times are finite and never decrease, from 0 on."
             )
-        if (duration_ns is not None and time_s * NS_PER_S >= duration_ns) or len(found) == requests:
+        if (duration_ns is not None and time_s * NS_PER_S >= duration_ns) or len(times_s) == requests:
             break
-        check_count(len(found) + 1)
-        found.append(time_s)
+        check_count(len(times_s) + 1)
+        times_s.append(time_s)
         last_s = time_s
     else:
         raise ScenarioError(
-            f"workload.arrivals: {process.kind}.times_s ends after {len(found):,} arrivals, at {last_s:g} s, before the"
-            " arrivals do. It must go on for ever."
+            f"workload.arrivals: {process.kind}.times_s ends after {len(times_s):,} arrivals, at {last_s:g} s, before"
+            " the arrivals do. It must go on for ever."
         )
-    return np.array(found) * NS_PER_S
+    return np.array(times_s) * NS_PER_S

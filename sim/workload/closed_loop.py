@@ -98,12 +98,12 @@ class Users:
         """How many turns of its session were before each of the requests `ids`; None without sessions."""
         if self._sessions is None:
             return None
-        found = np.zeros(len(ids), np.int64)
+        before = np.zeros(len(ids), np.int64)
         for at in np.lexsort((ids, ids % self.loop.users)).tolist():  # a user's turns one after another
             turn, user = divmod(int(ids[at]), self.loop.users)
             block = self._block(user, turn)
-            found[at] = turn - block.first - int(block.drawn.first[turn - block.first])
-        return found
+            before[at] = turn - block.first - int(block.drawn.first[turn - block.first])
+        return before
 
     def turn(self, user: int, turn: int) -> _Turn:
         """The wait in ns before a user's request, then its values of `RequestColumns.carried`."""

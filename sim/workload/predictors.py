@@ -118,25 +118,25 @@ class Own:
         self._known: dict[int, int] = {}  # by request id
 
     def predict(self, request: Request) -> int:
-        found = self._known.get(request.id)
-        if found is None:
-            found = self._known[request.id] = self._asked(request)
-        return found
+        tokens = self._known.get(request.id)
+        if tokens is None:
+            tokens = self._known[request.id] = self._asked(request)
+        return tokens
 
     def _asked(self, request: Request) -> int:
         random = random_stream(self._seed, "own length prediction", block=request.id)
         where = f"{self.name}.predicted_tokens"
         try:
-            found = self._config.predicted_tokens(request, self._true(request), random)
+            tokens = self._config.predicted_tokens(request, self._true(request), random)
         except (Exception, SystemExit) as error:  # a user's code may raise anything
             said = f"{type(error).__name__}: {shown(str(error))}"
             raise ScenarioError(f"{where} fails for request {request.id}: {said}. Correct it.") from error
-        if isinstance(found, bool) or not isinstance(found, int | np.integer) or not 1 <= found <= INT32_MAX:
+        if isinstance(tokens, bool) or not isinstance(tokens, int | np.integer) or not 1 <= tokens <= INT32_MAX:
             raise ScenarioError(
-                f"{where} gives {shown(found)} for request {request.id}. Return a whole number of tokens from 1 to"
+                f"{where} gives {shown(tokens)} for request {request.id}. Return a whole number of tokens from 1 to"
                 f" {INT32_MAX:,}."
             )
-        return int(found)
+        return int(tokens)
 
 
 def build_predictor(config: PredictorConfig | OwnPredictor, workload: BuiltWorkload) -> LengthPredictor:

@@ -76,17 +76,17 @@ class ReplayedSessions:
     @property
     def depth(self) -> Ints:
         """The most rows, one waiting for the other, before each row."""
-        found = np.zeros(self.num_offered, np.int64)
+        depth = np.zeros(self.num_offered, np.int64)
         waits = {row: len(parents) for row, parents in enumerate(self.links.parents)}
         ready = [row for row, parents in waits.items() if not parents]
         while ready:
             row = ready.pop()
             for child in self._children.get(row, ()):
-                found[child] = max(found[child], found[row] + 1)
+                depth[child] = max(depth[child], depth[row] + 1)
                 waits[child] -= 1
                 if not waits[child]:
                     ready.append(child)
-        return found
+        return depth
 
     @property
     def all_at_once(self) -> bool:
@@ -209,17 +209,17 @@ def response_driven(config: WorkloadConfig, listed: OpenWorkload, rows: TraceRow
     sessions = len(np.unique(links.root))
     waiting = sum(1 for parents in links.parents if parents)
     text = f"{listed.describe['text']}; {sessions:,} sessions, {waiting:,} requests wait for answers"
-    found = ReplayedSessions(
+    replayed = ReplayedSessions(
         replace(listed, describe=listed.describe | {"text": text, "sessions": sessions}), links, by_tree
     )
     if by_tree:
-        held = sum(found._holds(row, parents[0]) for row, parents in enumerate(links.parents) if parents)
+        held = sum(replayed._holds(row, parents[0]) for row, parents in enumerate(links.parents) if parents)
         note = (
             f"prompts begin with the prompt and the answer before them in their session: {held:,} of {waiting:,} that"
             " have one; the others are too short and share nothing"
         )
-        found.links = replace(links, notes=(*links.notes, note))
-    return found
+        replayed.links = replace(links, notes=(*links.notes, note))
+    return replayed
 
 
 def links_of(rows: TraceRows) -> Links:
@@ -287,10 +287,10 @@ def _by_parent(rows: TraceRows) -> tuple[list[tuple[int, ...]], list[str]]:
     later: list[str] = []
     for row, code in enumerate(rows.labels["parent"].tolist()):
         asked = [] if code == NOT_TOLD else lists[code]
-        found = {row_of[each]: each for each in reversed(asked) if each in row_of}
-        before = tuple(each for each in reversed(found) if each < row)
+        row_by_name = {row_of[each]: each for each in reversed(asked) if each in row_of}
+        before = tuple(each for each in reversed(row_by_name) if each < row)
         lost += [each for each in asked if each not in row_of]
-        later += [name for each, name in reversed(found.items()) if each >= row]
+        later += [name for each, name in reversed(row_by_name.items()) if each >= row]
         parents.append(before)
     notes: list[str] = []
     if lost:

@@ -146,13 +146,13 @@ class RequestSampler:
                 request_class = self._classes_of_rows(rows)
             else:
                 request_class = self.classes_of(size, user=user, block=block)
-        prompt, output, told = self._lengths(self.lengths, "", request_class, stream, rows, sent_ns)
+        prompt, output, labels = self._lengths(self.lengths, "", request_class, stream, rows, sent_ns)
         for index, (name, traffic) in enumerate(zip(self.names, self.classes, strict=True)):
             if traffic.lengths is not None:
                 in_class = request_class == index
                 own = self._lengths(traffic.lengths, name, request_class, stream, rows, sent_ns)
                 prompt, output = _chosen(in_class, own[0], prompt), _chosen(in_class, own[1], output)
-                told = {key: np.where(in_class, own[2][key], column) for key, column in told.items()}
+                labels = {key: np.where(in_class, own[2][key], column) for key, column in labels.items()}
         patience_ns = np.full(size, FOR_EVER_NS)
         for index, patience in enumerate(self._patience):
             if patience is not None:
@@ -179,7 +179,7 @@ class RequestSampler:
             group_tokens=group_tokens,
             context_tokens=np.zeros(size, np.int64),
             ignore_eos=ignore_eos,
-            **told,
+            **labels,
         )
 
     def _classes_of_rows(self, rows: TraceRows) -> Ints:
@@ -230,7 +230,7 @@ class RequestSampler:
     ) -> tuple[DrawnTokens, DrawnTokens, dict[str, Any]]:
         """Prompts, outputs and the columns of RequestColumns that the rows of a trace may tell, by name."""
         size = len(request_class)
-        told: dict[str, Any] = {
+        labels: dict[str, Any] = {
             "acceptance": np.full(size, np.nan),
             "priority": self._priorities[request_class],
             "tenant": np.full(size, -1),
@@ -240,31 +240,31 @@ class RequestSampler:
             return (
                 self._scaled(draw_tokens(lengths.prompt, stream(f"prompt/{name}"), size)),
                 draw_tokens(lengths.output, stream(f"output/{name}"), size),
-                told if rows is None else told | self._told(rows, told),
+                labels if rows is None else labels | self._labels(rows, labels),
             )
         if isinstance(lengths, PairLengths | StepLengths | ListLengths):
             if isinstance(lengths, ListLengths):
                 prompt, output = self._listed(lengths, name, request_class)
             else:
                 prompt, output = _pairs(lengths, partial(stream, f"pairs/{name}"), size, sent_ns)
-            told = told if rows is None else told | self._told(rows, told)
-            return self._scaled(DrawnTokens(prompt, prompt)), DrawnTokens(output, output), told
+            labels = labels if rows is None else labels | self._labels(rows, labels)
+            return self._scaled(DrawnTokens(prompt, prompt)), DrawnTokens(output, output), labels
         if lengths is not None:
             assert self._rows is not None, "the config asks for a trace"
             rows = self._rows.picked(self._resampled(stream(f"pairs/{name}").random(size), request_class), None)
         if rows is not None:
             prompt, output = rows.prompt_tokens, rows.output_tokens
-            told |= self._told(rows, told)
+            labels |= self._labels(rows, labels)
             if rows.acceptance is not None:
-                told["acceptance"] = rows.acceptance
+                labels["acceptance"] = rows.acceptance
         else:
             prompt = output = np.ones(size, np.int64)  # every class has lengths of its own and replaces these
-        return self._scaled(DrawnTokens(prompt, prompt)), DrawnTokens(output, output), told
+        return self._scaled(DrawnTokens(prompt, prompt)), DrawnTokens(output, output), labels
 
     def _listed(self, lengths: ListLengths, name: str, request_class: Ints) -> tuple[Ints, Ints]:
         """The pairs of a list in order, for the requests that it is of: those of class `name`, or of all classes
         without lengths of their own. ScenarioError where it is too short."""
-        whose = [its.lengths is lengths if name else its.lengths is None for its in self.classes]
+        whose = [traffic.lengths is lengths if name else traffic.lengths is None for traffic in self.classes]
         at = np.cumsum(np.array(whose)[request_class]) - 1
         if (sent := int(at.max(initial=-1)) + 1) > len(lengths.prompt):
             of = f" of class {name}" if name else ""
@@ -272,13 +272,13 @@ class RequestSampler:
             raise ScenarioError(f"{said} List more, or ask for fewer.")
         return np.array(lengths.prompt)[np.maximum(at, 0)], np.array(lengths.output)[np.maximum(at, 0)]
 
-    def _told(self, rows: TraceRows, otherwise: dict[str, Any]) -> dict[str, Any]:
+    def _labels(self, rows: TraceRows, otherwise: dict[str, Any]) -> dict[str, Any]:
         """Priority, tenant and deadline of `rows` as far as these tell them, else as in `otherwise`."""
-        found = {key: rows.labels[key] for key in ("priority", "tenant") if key in rows.labels}
+        labels = {key: rows.labels[key] for key in ("priority", "tenant") if key in rows.labels}
         if "deadline" in rows.labels:
             own_ns = rows.labels["deadline"]
-            found["deadline_ns"] = np.where(own_ns < 0, otherwise["deadline_ns"], own_ns)
-        return found
+            labels["deadline_ns"] = np.where(own_ns < 0, otherwise["deadline_ns"], own_ns)
+        return labels
 
     def _resampled(self, uniform: NDArray[np.float64], request_class: Ints) -> Ints:
         """The row of the trace that each of `uniform`, in [0, 1), draws: of its class, where the rows tell theirs."""

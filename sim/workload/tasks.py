@@ -61,10 +61,10 @@ class Branches:
 
     def path(self, place: int) -> list[int]:
         """The places of the tree from its first level down to `place`."""
-        found = [place]
+        places = [place]
         while (place := self.above[place]) >= 0:
-            found.append(place)
-        return found[::-1]
+            places.append(place)
+        return places[::-1]
 
 
 @dataclass
@@ -255,12 +255,12 @@ def _links(tasks: Tasks, branches: Branches, count: int, seed: int) -> Links:
 
 def _luck(tasks: Tasks, branches: Branches, count: int, seed: int) -> NDArray[np.bool_]:
     """Whose answers succeed, by row."""
-    found = np.zeros((count, tasks.num_requests), bool)
+    succeeds = np.zeros((count, tasks.num_requests), bool)
     for number, (stage, places) in enumerate(zip(tasks.stages, branches.leaves, strict=True)):
         if stage.success is not None:
             drawn = random_stream(seed, f"tasks/{number}/success").random((count, len(places)))
-            found[:, places.start : places.stop] = drawn < stage.success
-    return found.ravel()
+            succeeds[:, places.start : places.stop] = drawn < stage.success
+    return succeeds.ravel()
 
 
 def _grown(
@@ -289,10 +289,10 @@ def _grown(
             above = [branches.above[place] for place in level]
             context = held + shared + (spent[:, above] if above[0] >= 0 else 0)
             rows = (np.arange(count)[:, None] * each + level).ravel()
-            mine = _prompts(source, drawn, rows, context, own[:, at], asked[:, at], group, group_tokens)
-            answered = mine.output_tokens.reshape(count, size)
+            of_level = _prompts(source, drawn, rows, context, own[:, at], asked[:, at], group, group_tokens)
+            answered = of_level.output_tokens.reshape(count, size)
             spent[:, level] = own[:, at] + answered + (spent[:, above] if above[0] >= 0 else 0)
-            parts.append(mine)
+            parts.append(of_level)
             rows_of.append(rows)
             begin += size
         if stage.is_held:
@@ -314,9 +314,11 @@ def _prompts(
     """`drawn` at `rows` with prompts of their context and new text, and outputs as asked."""
     context = np.broadcast_to(context, own.shape).ravel()
     own, asked = own.ravel(), asked.ravel()
-    mine = replace(drawn.picked(rows), asked_tokens=asked, drawn_prompt=own, drawn_output=asked)
+    requests = replace(drawn.picked(rows), asked_tokens=asked, drawn_prompt=own, drawn_output=asked)
     prompt = group_tokens[rows] + context + own
-    return source.with_prompts(mine, prompt, group=group[rows], group_tokens=group_tokens[rows], context_tokens=context)
+    return source.with_prompts(
+        requests, prompt, group=group[rows], group_tokens=group_tokens[rows], context_tokens=context
+    )
 
 
 def _joined(parts: list[RequestColumns]) -> RequestColumns:

@@ -402,7 +402,7 @@ class WorkloadConfig(Config):
         def drawn(lengths: AnyLengths | None) -> AnyLengths | None:
             return PairLengths(lengths.prompt, lengths.output) if isinstance(lengths, ListLengths) else lengths
 
-        classes = {name: replace(its, lengths=drawn(its.lengths)) for name, its in self.classes.items()}
+        classes = {name: replace(traffic, lengths=drawn(traffic.lengths)) for name, traffic in self.classes.items()}
         return replace(self, lengths=drawn(self.lengths), classes=classes)
 
     def _check_rows_of_classes(self) -> None:

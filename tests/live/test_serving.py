@@ -31,7 +31,7 @@ from batchsim.scenario.setup import Setup
 from batchsim.serve.keep_served import keep_served
 from batchsim.serve.live_engine import LiveEngine, SentPrompts
 from batchsim.serve.metrics import Metrics
-from batchsim.serve.received import unplayed
+from batchsim.serve.served_workload import unplayed
 from batchsim.serve.server import Server
 from tests.live.checkpoints import checkpoint, expected
 from tests.unit.serve.test_server import CHAT, COMPLETIONS, Client
@@ -274,8 +274,8 @@ def test_a_cancelled_stream_frees_its_blocks(llama: Model) -> None:
         )
         await reader.readuntil(b'"finish_reason"')
         writer.close()
-        (core,) = client.server.paced.cores().values()
-        while client.server.paced.answers:
+        (core,) = client.server.backend.cores().values()
+        while client.server.backend.answers:
             await asyncio.sleep(0.001)
         kv = core.scheduler.kv
         outcomes = engine.between_steps(lambda: engine.records().requests["outcome"].tolist())
@@ -352,9 +352,9 @@ def test_a_stop_token_of_the_client_ends_the_answer(llama: Model) -> None:
     async def use(client: Client) -> tuple[Any, int]:
         body = {"prompt": [9, 8, 7], "max_tokens": 80, "stop_token_ids": [tokens[end]], "return_token_ids": True}
         found = await client.json(COMPLETIONS, body)
-        while client.server.paced.answers:
+        while client.server.backend.answers:
             await asyncio.sleep(0.001)
-        (core,) = client.server.paced.cores().values()
+        (core,) = client.server.backend.cores().values()
         return found["choices"][0], core.scheduler.kv.num_blocks - core.scheduler.kv.num_free
 
     choice, used = ask(built(llama), use)
@@ -390,7 +390,7 @@ def test_at_the_end_what_is_open_is_unfinished_and_results_are_kept(llama: Model
         writer.write(
             b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
         )
-        while client.server.paced.num_sent < 2:
+        while client.server.backend.num_sent < 2:
             await asyncio.sleep(0)
         engine.running.mail.close()
 
@@ -414,7 +414,7 @@ def test_what_is_open_when_the_server_closes_is_unfinished(llama: Model) -> None
         engine.running.mail.call(lambda: closed.wait(30))
         body = {"prompt": [1, 2, 3], "max_tokens": 9, "ignore_eos": True, "stream": True}
         clients = [asyncio.ensure_future(Client(server, port).call("POST", COMPLETIONS, body)) for _ in range(3)]
-        while server.paced.num_sent < 3:
+        while server.backend.num_sent < 3:
             await asyncio.sleep(0)
         server.close()
         closed.set()

@@ -67,9 +67,11 @@ def compare(path: Path, recording: Recording) -> StepComparison:
     recorded, count, last = recording.steps, 0, None
     places = {arrival.request.id: i for i, arrival in enumerate(recording.arrivals)}
 
-    def unequal(what: str, around: tuple[str, ...] = (), found: tuple[FactDifference, ...] = ()) -> StepComparison:
+    def unequal(
+        what: str, around: tuple[str, ...] = (), differences: tuple[FactDifference, ...] = ()
+    ) -> StepComparison:
         lines = (*around, recording.note) if recording.note else around
-        return StepComparison(path, recording.policy, count, what, found, lines, read_when=recording.read_when)
+        return StepComparison(path, recording.policy, count, what, differences, lines, read_when=recording.read_when)
 
     steps = replay.steps()
     while True:
@@ -85,21 +87,21 @@ def compare(path: Path, recording: Recording) -> StepComparison:
             here = f"step {count} here: {_summary(step)}"
             return unequal(what, (here, *_around(step.before, replay, last, count - 1)))
         facts = _by_arrival(step.facts, places) if recording.order == ARRIVAL else step.facts
-        found = (*_unequal(recorded[count - 1], facts, recording), *_of_requests(step, recording))
-        if found:
-            names = ", ".join(difference.name for difference in found)
+        differences = (*_unequal(recorded[count - 1], facts, recording), *_of_requests(step, recording))
+        if differences:
+            names = ", ".join(difference.name for difference in differences)
             at = f"({recording.steps_name}[{count - 1}], {step.facts['called_ns'] / NS_PER_S:.6f} s)"
             return unequal(
-                f"step {count} differs in {names} {at}", _around(step.before, replay, last, count - 1), found
+                f"step {count} differs in {names} {at}", _around(step.before, replay, last, count - 1), differences
             )
         last = step
     if count < len(recorded):
         what = f"ends after {count} steps, the recording has {len(recorded)}"
         return unequal(what, _around(None, replay, last, count))
-    found = tuple(_unequal(recording.totals, replay.observer.run_facts(), recording))
-    if found:
-        names = ", ".join(difference.name for difference in found)
-        return unequal(f"all {count} steps are equal, the totals differ in {names}", (), found)
+    differences = tuple(_unequal(recording.totals, replay.observer.run_facts(), recording))
+    if differences:
+        names = ", ".join(difference.name for difference in differences)
+        return unequal(f"all {count} steps are equal, the totals differ in {names}", (), differences)
     return StepComparison(path, recording.policy, count, tolerance_ns=recording.tolerance_ns, order=recording.order)
 
 

@@ -18,16 +18,16 @@ def read(path: Path, policy: str | None, order: str | None = None) -> Recording:
     """
     data = _json(path)
     if isinstance(data, dict) and {"meta", "steps"} <= data.keys():
-        found = vllm_v1.recording(data, policy)
+        recording = vllm_v1.recording(data, policy)
     elif isinstance(data, dict) and {"scheduler", "iterations"} <= data.keys():
         if order not in (None, EXACT):
             what = f"order {order} is not for Vidur's form, which lists what it knows in batch order"
             raise BadRecording(f"{what}. Drop it.")
-        found = vidur.recording(data, policy)
+        recording = vidur.recording(data, policy)
     else:
         what = "not a recording: needs meta, requests and steps"
         raise BadRecording(f"{what}. The form stands in batchsim.check.conform.")
-    return found if order is None else replace(found, order=order)
+    return recording if order is None else replace(recording, order=order)
 
 
 def _json(path: Path) -> Any:

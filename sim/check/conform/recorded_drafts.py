@@ -29,8 +29,8 @@ class RecordedDrafts:
 
     def accepted(self, group: DraftGroup, drafts: Ints) -> Ints:
         rows = self._accepted[self._at()] if self._at() < len(self._accepted) else {}
-        found = np.array([rows.get(seq.request.id, 0) for seq in group.sequences], drafts.dtype)
-        return np.minimum(found, drafts)
+        recorded = np.array([rows.get(seq.request.id, 0) for seq in group.sequences], drafts.dtype)
+        return np.minimum(recorded, drafts)
 
     def foreseen(self, group: DraftGroup) -> None:
         return None
@@ -55,10 +55,10 @@ def verified(batch: Batch) -> dict[Sequence, tuple[int, int, int]]:
     drafting = batch.drafting
     if drafting is None:
         return {}
-    found = {seq: (padding, 0, 1) for seq, padding in drafting.padding.items()}
+    counts = {seq: (padding, 0, 1) for seq, padding in drafting.padding.items()}
     if drafting.verified is not None:
         accepted, gained = drafting.verified.accepted.tolist(), drafting.verified.gained.tolist()
         for seq, rows, right, got in zip(drafting.sequences, drafting.rows.tolist(), accepted, gained, strict=True):
             if rows > 1:
-                found[seq] = rows - 1, right, got
-    return found
+                counts[seq] = rows - 1, right, got
+    return counts

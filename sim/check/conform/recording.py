@@ -130,7 +130,7 @@ def durations_ns(
     """
     if not steps:
         raise BadRecording(f"has no {where}. Record it again.")
-    found: list[int] = []
+    durations: list[int] = []
     before_ns = 0
     for i, step in enumerate(steps):
         start_ns, end_ns, first_ns = step[start][1], step[end][1], step[first or start][1]
@@ -144,8 +144,8 @@ def durations_ns(
             raise BadRecording(f"{where}[{i}] starts before the one before it. Record them in order of time.")
         before_ns = first_ns
         if ran:
-            found.append(end_ns - start_ns)
-    return found
+            durations.append(end_ns - start_ns)
+    return durations
 
 
 def in_order(arrivals: list[Arrival], block_size: int) -> list[Arrival]:

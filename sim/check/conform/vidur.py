@@ -189,10 +189,10 @@ def _arrival(row: Any, where: str) -> Arrival:
 
 def _results(rows: list[Any], arrivals: list[Arrival]) -> dict[int, Facts]:
     """Recorded facts of each request, by id."""
-    found = [form.facts(row, f"results[{i}]", RESULT) for i, row in enumerate(rows)]
-    ids = [row.pop("id")[1] for row in found]
+    requests = [form.facts(row, f"results[{i}]", RESULT) for i, row in enumerate(rows)]
+    ids = [row.pop("id")[1] for row in requests]
     form.check_same_ids(ids, arrivals, "results")
-    return dict(zip(ids, found, strict=True))
+    return dict(zip(ids, requests, strict=True))
 
 
 def _add_preemptions(steps: list[Facts], rows: list[Any]) -> None:
@@ -204,14 +204,14 @@ def _add_preemptions(steps: list[Facts], rows: list[Any]) -> None:
     starts_ns = [step["start"][1] for step in steps]
     before_ns = 0
     for i, row in enumerate(rows):
-        found = form.facts(row, f"preemptions[{i}]", PREEMPTION)
-        time_ns = found["time"][1]
+        preemption = form.facts(row, f"preemptions[{i}]", PREEMPTION)
+        time_ns = preemption["time"][1]
         if time_ns < before_ns:
             raise BadRecording(f"preemptions[{i}] is earlier than the one before it. Record them in order.")
         before_ns = time_ns
         after = bisect_left(starts_ns, time_ns)
         nearest = min(range(max(after - 1, 0), min(after + 1, len(steps))), key=lambda j: abs(starts_ns[j] - time_ns))
         step = steps[nearest]
-        step["preempted"][1].append(found["request_id"][1])
-        step["num_processed_tokens_lost"][1].append(found["num_processed_tokens_lost"][1])
+        step["preempted"][1].append(preemption["request_id"][1])
+        step["num_processed_tokens_lost"][1].append(preemption["num_processed_tokens_lost"][1])
         step["preemption time"][1].append(time_ns)

@@ -64,17 +64,17 @@ def _same_load(one: MeasuredRun, other: MeasuredRun) -> bool:
 
 def _run_of_row(row: Node, source: str, *, models: bool) -> MeasuredRun:
     """The run of one row of a table; `models`: the table has several, so that its name says which it is of."""
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for name in row.object():
         figure = figure_of(name)
         if figure is not None and not figure[1]:
             row.bad(f"{name} has no unit", f"Name the column {name}_s or {name}_ms.")
         if figure is not None and row.has(name):
-            found[figure[0]] = row.of(name).number() * figure[1]
-    itl_s = found.pop("it_mean_s", None)
-    found = {name: value for name, value in found.items() if not name.startswith("it_")}
+            figures[figure[0]] = row.of(name).number() * figure[1]
+    itl_s = figures.pop("it_mean_s", None)
+    figures = {name: value for name, value in figures.items() if not name.startswith("it_")}
     for latency in LATENCIES:
-        ordered = [found[f"{latency}_{of}_s"] for of in OF if of != "mean" and f"{latency}_{of}_s" in found]
+        ordered = [figures[f"{latency}_{of}_s"] for of in OF if of != "mean" and f"{latency}_{of}_s" in figures]
         if ordered != sorted(ordered):
             row.bad(f"percentiles of {latency} fall: {', '.join(f'{x:g}' for x in ordered)} s")
     means = _known(row, _MEANS)
@@ -83,16 +83,16 @@ def _run_of_row(row: Node, source: str, *, models: bool) -> MeasuredRun:
     for name in ("prompt_tokens", "output_tokens"):
         if name not in means:
             row.bad(f"has no column of {name}", f"Add {name}_mean.")
-    told = means | ({} if client_tokens is None else {"output_tokens": client_tokens})
-    found |= _known(row, _RATES)
+    client_means = means | ({} if client_tokens is None else {"output_tokens": client_tokens})
+    figures |= _known(row, _RATES)
     counted = client_tokens if any(row.has(name) for name in _ENGINE_TOKENS) else None
-    notes = mean_tokens(row, found, means, itl_s=itl_s, client=counted)
+    notes = mean_tokens(row, figures, means, itl_s=itl_s, client=counted)
     rate = _rate(row, ("sent_rps", *_ASKED))
     if rate is not None and math.isfinite(rate):
         means["sent_rps"] = rate
     failed = next((row.of(name).count(low=0) for name in _FAILED if row.has(name)), 0)
     notes += with_failures(row, means, failed, among=not row.has("completed"))
-    means |= spreads_of(row, means, told)
+    means |= spreads_of(row, means, client_means)
     model = next((str(row.value[name]) for name in MODEL if row.has(name)), "")
     words = [model] * models
     words += [
@@ -100,7 +100,7 @@ def _run_of_row(row: Node, source: str, *, models: bool) -> MeasuredRun:
     ]
     version = row.maybe("image", Node.text) or row.maybe("version", lambda x: str(x.value)) or ""
     return MeasuredRun(
-        source, FORM, version, _client(row), found, None, means, ", ".join(words), model, notes=tuple(notes)
+        source, FORM, version, _client(row), figures, None, means, ", ".join(words), model, notes=tuple(notes)
     )
 
 
@@ -132,12 +132,12 @@ def with_failures(
 
 
 def _known(row: Node, names: Mapping[str, Sequence[str]]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for name, known in names.items():
         column = next((column for column in known if row.has(column)), None)
         if column is not None:
-            found[name] = row.of(column).number()
-    return found
+            numbers[name] = row.of(column).number()
+    return numbers
 
 
 def is_endless(value: Any) -> bool:
@@ -155,10 +155,10 @@ def _rate(row: Node, names: Sequence[str]) -> float | None:
 def most_in_flight(row: Node) -> int | None:
     """The most requests in flight in a row of a table, by any name of USERS; None if it has none. MeasuredError where
     two differ."""
-    told = {name: row.of(name).count() for name in USERS if row.has(name)}
-    if len({*told.values()}) > 1:
-        row.bad(f"{' and '.join(f'{name} {most}' for name, most in told.items())} are one thing", "Keep one of them.")
-    return next(iter(told.values()), None)
+    limits = {name: row.of(name).count() for name in USERS if row.has(name)}
+    if len({*limits.values()}) > 1:
+        row.bad(f"{' and '.join(f'{name} {most}' for name, most in limits.items())} are one thing", "Keep one of them.")
+    return next(iter(limits.values()), None)
 
 
 def _client(row: Node) -> Client:
@@ -169,11 +169,11 @@ def _client(row: Node) -> Client:
     return Client("open" if asked else "unknown", asked or None, poisson=True, max_concurrency=most)
 
 
-def spreads_of(node: Node, means: Mapping[str, float], told: Mapping[str, float]) -> dict[str, float]:
+def spreads_of(node: Node, means: Mapping[str, float], client_means: Mapping[str, float]) -> dict[str, float]:
     """Spreads of the lengths in the file: `prompt_tokens_std`, `_min`, `_max` and those of output; or, by the options
-    of `random` data sets, equally likely from `_min` to `_max`. {} where it has none. `told`: the mean lengths
+    of `random` data sets, equally likely from `_min` to `_max`. {} where it has none. `client_means`: the mean lengths
     by the same count. MeasuredError where these are not between the shortest and the longest."""
-    found: dict[str, float] = {}
+    spreads: dict[str, float] = {}
     drawn = node.has("random_range_ratio") and str(node.value.get("dataset_name") or "random").startswith("random")
     for side, asked in (
         ("prompt_tokens", ("random_input_len", "isl")),
@@ -181,13 +181,13 @@ def spreads_of(node: Node, means: Mapping[str, float], told: Mapping[str, float]
     ):
         for of in _SPREADS:
             if node.has(f"{side}_{of}"):
-                found[f"{side}_{of}"] = node.of(f"{side}_{of}").number()
-        check_spread(node, side, told[side], found)
-        if drawn and means[side] and f"{side}_std" not in found:
+                spreads[f"{side}_{of}"] = node.of(f"{side}_{of}").number()
+        check_spread(node, side, client_means[side], spreads)
+        if drawn and means[side] and f"{side}_std" not in spreads:
             ratio = node.of("random_range_ratio").number(high=1.0)
             full = next((node.of(name).number(low=1) for name in asked if node.has(name)), None)
-            found |= dict(zip((f"{side}_min", f"{side}_max"), _range(ratio, full, means[side]), strict=True))
-    return found
+            spreads |= dict(zip((f"{side}_min", f"{side}_max"), _range(ratio, full, means[side]), strict=True))
+    return spreads
 
 
 def _range(ratio: float, full: float | None, mean: float) -> tuple[float, float]:

@@ -102,19 +102,19 @@ def _client(node: Node) -> Client:
 def _aggregates(node: Node) -> dict[str, float]:
     """The figures of a result without its requests."""
     names = {"ttft": ("ttft",), "tpot": ("tpot",), "e2e": ("e2el", "e2e_latency")}
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for latency in LATENCIES:
         for of in OF:
             words = ("median", "p50") if of == "p50" else (of,)
             for key in (f"{word}_{name}_ms" for word in words for name in names[latency]):
                 if node.has(key):
-                    found[f"{latency}_{of}_s"] = node.of(key).number() / 1e3
+                    figures[f"{latency}_{of}_s"] = node.of(key).number() / 1e3
     for name, key in (("throughput_rps", "request_throughput"), ("output_tokens_per_s", "output_throughput")):
         if node.has(key):
-            found[name] = node.of(key).number()
-    if "ttft_mean_s" not in found:
+            figures[name] = node.of(key).number()
+    if "ttft_mean_s" not in figures:
         node.bad("has neither requests nor mean_ttft_ms", "Write the file with the tool's details of requests.")
-    return found
+    return figures
 
 
 def _means(node: Node, client: Client) -> dict[str, float]:

@@ -77,10 +77,10 @@ def requests_of(node: Node, rows: list[Row], hash_ids: Callable[[Ints], HashIds]
     output, notes = engine_tokens(columns["output_tokens"], columns["counted"], columns["chunks"], ok, by_engine)
     notes = [*failures_note([row.why for row in rows if not row.ok], len(rows)), *notes]
     sent, intended = columns["sent"], columns["intended"]
-    told = sent != MISSING
-    if told.any() and not told.all():
-        node.bad(f"{int((~told).sum()):,} of its {len(rows):,} requests have no time of sending", "Write it anew.")
-    base = sent if told.all() else np.zeros(len(rows), np.int64)
+    has_sent = sent != MISSING
+    if has_sent.any() and not has_sent.all():
+        node.bad(f"{int((~has_sent).sum()):,} of its {len(rows):,} requests have no time of sending", "Write it anew.")
+    base = sent if has_sent.all() else np.zeros(len(rows), np.int64)
     order = np.argsort(base, kind="stable")
     start = int(base[order[0]])
     if int(base[order[-1]]) - start > _YEAR_NS:
@@ -89,9 +89,9 @@ def requests_of(node: Node, rows: list[Row], hash_ids: Callable[[Ints], HashIds]
             "Look at the unit of its times.",
         )
     has_first, has_last = ok & (columns["first"] != MISSING), held & (columns["last"] != MISSING)
-    found = MeasuredRequests(
-        sent_ns=sent - start if told.all() else None,
-        intended_ns=intended - start if told.all() and (intended != MISSING).all() else None,
+    requests = MeasuredRequests(
+        sent_ns=sent - start if has_sent.all() else None,
+        intended_ns=intended - start if has_sent.all() and (intended != MISSING).all() else None,
         ttft_ns=np.where(has_first, columns["first"] - base, MISSING),
         e2e_ns=np.where(has_last, columns["last"] - base, MISSING),
         prompt_tokens=columns["prompt_tokens"],
@@ -101,4 +101,4 @@ def requests_of(node: Node, rows: list[Row], hash_ids: Callable[[Ints], HashIds]
         hash_ids=None if hash_ids is None else hash_ids(np.arange(len(rows))),
         notes=tuple(notes),
     )
-    return found.picked(order)
+    return requests.picked(order)

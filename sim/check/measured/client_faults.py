@@ -73,10 +73,10 @@ def in_flight(requests: MeasuredRequests) -> Ints:
     Failed requests of unknown duration are not counted.
     """
     assert requests.sent_ns is not None, "asked of requests with times of sending"
-    told = requests.e2e_ns != MISSING
-    sent = requests.sent_ns[told]
+    known = requests.e2e_ns != MISSING
+    sent = requests.sent_ns[known]
     begun = np.searchsorted(np.sort(sent), requests.sent_ns, "right")
-    return begun - np.searchsorted(np.sort(sent + requests.e2e_ns[told]), requests.sent_ns, "right")
+    return begun - np.searchsorted(np.sort(sent + requests.e2e_ns[known]), requests.sent_ns, "right")
 
 
 def _found_out(client: Client, requests: MeasuredRequests) -> tuple[Client, list[str]]:

@@ -42,18 +42,20 @@ def engine_tokens(output: Ints, counted: Ints, chunks: Ints, ok: Bools, by_engin
         notes.append(
             f"{unlike:,} answers are longer or shorter by the client: {theirs:,} tokens, {ours:,} by the server"
         )
-    told = ok & ~by_engine & (chunks != MISSING)
-    tokens, pieces = int(output[told].sum()), int(chunks[told].sum())
-    if pieces - EMPTY_PIECES * int(told.sum()) > (1 + UNLIKE) * tokens:
+    client_counted = ok & ~by_engine & (chunks != MISSING)
+    tokens, pieces = int(output[client_counted].sum()), int(chunks[client_counted].sum())
+    if pieces - EMPTY_PIECES * int(client_counted.sum()) > (1 + UNLIKE) * tokens:
         notes.append(
             f"the client counted {tokens:,} output tokens anew, of answers that came in {pieces:,} pieces of a token at"
             " least: taken as so many tokens as pieces"
         )
-        return np.where(told, np.maximum(output, chunks), output), notes
+        return np.where(client_counted, np.maximum(output, chunks), output), notes
     merged = ok & (chunks != MISSING)
     tokens, pieces = int(output[merged].sum()), int(chunks[merged].sum())
     if tokens > pieces:
-        or_not = "; or the client counted anew and too many, which the file does not tell" if told.any() else ""
+        or_not = (
+            "; or the client counted anew and too many, which the file does not tell" if client_counted.any() else ""
+        )
         notes.append(f"{tokens:,} tokens came in {pieces:,} chunks: the gaps between chunks are no steps{or_not}")
     return output, notes
 
@@ -80,7 +82,7 @@ def mean_tokens(
         if abs(client / tokens - 1) <= UNLIKE:
             return []
         by_engine = {"tpot": decode and tpot and decode / tpot + 1, "output_tokens_per_s": _told_by_rates(figures)}
-        kept = {name for name, told in by_engine.items() if told and abs(told / tokens - 1) <= UNLIKE}
+        kept = {name for name, taken in by_engine.items() if taken and abs(taken / tokens - 1) <= UNLIKE}
         _divided_anew(figures, client, tokens, kept)
         return [f"the client counted {client:.4g} output tokens on average, the engine {tokens:.4g}, which are taken"]
     whole = decode if decode is not None else None if tpot is None else tpot * (tokens - 1)
@@ -152,8 +154,8 @@ def failure_kind(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if status is not None:
         return f"HTTP {status[1]}"
-    found = next((kind for kind, words in _KINDS.items() if re.search(words, text, re.IGNORECASE)), None)
-    return found or (cut(lines[-1], 40) if lines else "no reason told")
+    known = next((kind for kind, words in _KINDS.items() if re.search(words, text, re.IGNORECASE)), None)
+    return known or (cut(lines[-1], 40) if lines else "no reason told")
 
 
 def failures_note(kinds: Iterable[str] | Mapping[str, int], total: float) -> list[str]:

@@ -17,10 +17,10 @@ def is_guidellm(data: dict[str, object]) -> bool:
 def read_guidellm(node: Node, source: str) -> list[MeasuredRun]:
     """A run for each benchmark of the report."""
     version = node.of("metadata").maybe("guidellm_version", Node.text) or ""
-    found = node.of("benchmarks").items()
-    if not found:
+    benchmarks = node.of("benchmarks").items()
+    if not benchmarks:
         node.bad("holds no benchmarks", "Give the report of a run that ended.")
-    return [_run(one, source, version, number, len(found)) for number, one in enumerate(found, 1)]
+    return [_run(one, source, version, number, len(benchmarks)) for number, one in enumerate(benchmarks, 1)]
 
 
 def _run(node: Node, source: str, version: str, number: int, count: int) -> MeasuredRun:
@@ -28,9 +28,9 @@ def _run(node: Node, source: str, version: str, number: int, count: int) -> Meas
     lists = node.of("requests", "Only reports of guidellm from 0.4 on are read.")
     rows: list[Row | None] = []
     for status in ("successful", "errored", "incomplete"):
-        mine = lists.maybe(status, Node.items) or []
-        rows += [_row(one, status) for one in mine]
-        _check_complete(node, status, len(mine))
+        entries = lists.maybe(status, Node.items) or []
+        rows += [_row(one, status) for one in entries]
+        _check_complete(node, status, len(entries))
     unsent = sum(row is None for row in rows)
     notes = (f"{unsent:,} requests were cancelled before they were sent: left out",) if unsent else ()
     requests = requests_of(node, [row for row in rows if row is not None])
@@ -51,7 +51,7 @@ def _row(node: Node, status: str) -> Row | None:
     """The request; None for one that was cancelled before it was sent."""
     timings = node.of("info").of("timings")
     ns = {
-        name: found if (found := timings.maybe(name, Node.ns)) is not None else MISSING
+        name: time_ns if (time_ns := timings.maybe(name, Node.ns)) is not None else MISSING
         for name in ("targeted_start", "request_start", "first_token_iteration", "last_token_iteration", "request_end")
     }
     pieces = timings.maybe("token_iterations", lambda x: x.count(low=0))

@@ -66,34 +66,36 @@ def read_aggregates(node: Node, source: str) -> MeasuredRun:
     if not good.of("count").count(low=0):
         node.bad("successes.count is 0: no request ended well", "Look at its failures.")
     latency = good.of("latency")
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for name, key in (("ttft", "time_to_first_token"), ("e2e", "request_latency")):
         for of in OF:
             word = "median" if of == "p50" else of
             value = latency.of(key).maybe(word, Node.number) if latency.has(key) else None
             if value is not None:
-                found[f"{name}_{of}_s"] = value
+                figures[f"{name}_{of}_s"] = value
     output = good.of("output_tokens" if good.has("output_tokens") else "output_len").of("mean").number()
     prompt = good.of("prompt_tokens" if good.has("prompt_tokens") else "prompt_len").of("mean").number()
-    if {"ttft_mean_s", "e2e_mean_s"} <= found.keys() and output > 1:
-        if found["e2e_mean_s"] < found["ttft_mean_s"]:
-            node.bad(f"mean request_latency {found['e2e_mean_s']:g} s is below mean TTFT {found['ttft_mean_s']:g} s")
-        found["tpot_mean_s"] = (found["e2e_mean_s"] - found["ttft_mean_s"]) / (output - 1)
+    if {"ttft_mean_s", "e2e_mean_s"} <= figures.keys() and output > 1:
+        if figures["e2e_mean_s"] < figures["ttft_mean_s"]:
+            node.bad(
+                f"mean request_latency {figures['e2e_mean_s']:g} s is below mean TTFT {figures['ttft_mean_s']:g} s"
+            )
+        figures["tpot_mean_s"] = (figures["e2e_mean_s"] - figures["ttft_mean_s"]) / (output - 1)
     if good.has("throughput"):
         rates = {"throughput_rps": "requests_per_sec", "output_tokens_per_s": "output_tokens_per_sec"}
-        found |= {name: good.of("throughput").of(key).number() for name, key in rates.items()}
+        figures |= {name: good.of("throughput").of(key).number() for name, key in rates.items()}
     most, rate = load.maybe("concurrency", Node.count), load.maybe("requested_rate", Node.number)
     client = Client("closed", max_concurrency=most) if most else Client("open" if rate else "unknown", rate or None)
     means = {"requests": good.of("count").number(), "prompt_tokens": prompt, "output_tokens": output}
     sent = load.maybe("achieved_rate", Node.number) or rate
     means |= {"sent_rps": sent} if sent else {}
-    notes = [_HALVED, *_failures(node, means, found.get("ttft_mean_s", 0.0)), *_late(load)]
+    notes = [_HALVED, *_failures(node, means, figures.get("ttft_mean_s", 0.0)), *_late(load)]
     for side in ("prompt", "output"):
-        told = next((good.of(f"{side}_{end}") for end in ("tokens", "len") if good.has(f"{side}_{end}")), good)
+        lengths = next((good.of(f"{side}_{end}") for end in ("tokens", "len") if good.has(f"{side}_{end}")), good)
         for of in ("std", "min", "max"):
-            value = told.maybe(of, Node.number)
+            value = lengths.maybe(of, Node.number)
             means |= {} if value is None else {f"{side}_tokens_{of}": value}
-    return MeasuredRun(source, FORM, "", client, found, means=means, notes=tuple(notes))
+    return MeasuredRun(source, FORM, "", client, figures, means=means, notes=tuple(notes))
 
 
 def _failures(node: Node, means: dict[str, float], first_s: float) -> list[str]:

@@ -29,9 +29,9 @@ def check_run(run: MeasuredRun) -> MeasuredRun:
     if not run.figures:
         raise MeasuredError(f"{run.name}: tells no latency and no rate. Give a run with one of them at least.")
     for latency in LATENCIES:
-        found = {name: run.figures[name] for of in OF if (name := f"{latency}_{of}_s") in run.figures}
-        for name, value in found.items():
-            if not LEAST_S <= value <= MOST_S and (latency != "tpot" or name == next(iter(found))):
+        figures = {name: run.figures[name] for of in OF if (name := f"{latency}_{of}_s") in run.figures}
+        for name, value in figures.items():
+            if not LEAST_S <= value <= MOST_S and (latency != "tpot" or name == next(iter(figures))):
                 _refuse(run, name, value, latency)
     for name, (least, most) in (_COUNTS | _SPREADS).items():
         value = run.means.get(name)
@@ -49,8 +49,8 @@ def check_spread(node: Node, side: str, mean: float, spread: Mapping[str, float]
     """MeasuredError where the `mean` length of `side` is not from its `_min` to its `_max` in `spread`."""
     least, most = spread.get(f"{side}_min", 0.0), spread.get(f"{side}_max", math.inf)
     if least > most or not (1 - ROUNDED) * least <= mean <= (1 + ROUNDED) * most:
-        told = f"{side} from {least:.9g} to {most:.9g} have no mean of {mean:.9g}"
-        node.bad(told, "Correct them, or leave _min and _max out.")
+        contradiction = f"{side} from {least:.9g} to {most:.9g} have no mean of {mean:.9g}"
+        node.bad(contradiction, "Correct them, or leave _min and _max out.")
 
 
 def _refuse(run: MeasuredRun, name: str, value: float, latency: str) -> None:

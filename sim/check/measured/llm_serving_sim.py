@@ -18,7 +18,7 @@ def read_llm_serving_sim(nodes: list[Node], source: str) -> MeasuredRun:
     """The run of all records. Wall clock (`arrival_time`) and the engine's are put together where they are closest."""
     arrivals = [node.of("arrival_time").ns() for node in nodes]
     times = [{name: node.of(name).ns() for name in _TIMES} for node in nodes]
-    shift = min(found["queued_ts"] - arrival for found, arrival in zip(times, arrivals, strict=True))
+    shift = min(record["queued_ts"] - arrival for record, arrival in zip(times, arrivals, strict=True))
     rows = [
         check_row(
             node,
@@ -26,12 +26,12 @@ def read_llm_serving_sim(nodes: list[Node], source: str) -> MeasuredRun:
                 node.of("input_toks").tokens(),
                 node.of("output_toks").tokens(),
                 sent=arrival + shift,
-                first=found["first_token_ts"],
-                last=found["last_token_ts"],
+                first=record["first_token_ts"],
+                last=record["last_token_ts"],
                 by_engine=True,
             ),
         )
-        for node, found, arrival in zip(nodes, times, arrivals, strict=True)
+        for node, record, arrival in zip(nodes, times, arrivals, strict=True)
     ]
     requests = requests_of(Node(None, source), rows)
     note = "times at the engine: neither server nor client is in them"

@@ -23,8 +23,8 @@ def measured_log(rows: TraceRows) -> MeasuredRun:
         raise MeasuredError(f"{rows.source}: has no arrival times to replay it by. Name columns.arrival.")
     untold = np.full(len(rows), MISSING)
     ttft_ns, e2e_ns = rows.labels.get("ttft", untold), rows.labels.get("e2e", untold)
-    told = (ttft_ns != MISSING) | (e2e_ns != MISSING)
-    if not told.any():
+    has_latency = (ttft_ns != MISSING) | (e2e_ns != MISSING)
+    if not has_latency.any():
         raise MeasuredError(f"{rows.source}: none of {len(rows):,} rows tells a latency. Fill columns.ttft or e2e.")
     crossed = (ttft_ns > e2e_ns) & (e2e_ns != MISSING)
     if crossed.any():
@@ -45,6 +45,6 @@ def measured_log(rows: TraceRows) -> MeasuredRun:
         hash_ids=rows.hash_ids,
     )
     notes = list(rows.notes)
-    if missing := int((~told).sum()):
+    if missing := int((~has_latency).sum()):
         notes.append(f"{missing:,} of {len(rows):,} rows tell no latency: replayed, and compared with nothing")
     return MeasuredRun(rows.source, "log", "", Client("open"), requests.figures(), requests, notes=tuple(notes))

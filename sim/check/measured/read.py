@@ -67,16 +67,16 @@ def _values(path: Path, text: str) -> list[Node]:
         lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
         if len(lines) == 1 or not lines[0][1].rstrip().endswith("}"):
             raise MeasuredError(f"{path}: not JSON: {whole}. Write the file anew.") from None
-    found: list[Node] = []
+    nodes: list[Node] = []
     for number, line in lines:
         try:
-            found.append(Node(_parse(line), f"{path}:{number}"))
+            nodes.append(Node(_parse(line), f"{path}:{number}"))
         except ValueError as error:
             cut = " (the last: was the tool cut off?)" if number == lines[-1][0] else ""
             raise MeasuredError(
                 f"{path}:{number}: not JSON{cut}: {error}. Remove the line, or write it anew."
             ) from None
-    return found
+    return nodes
 
 
 def _parse(text: str) -> Any:
@@ -139,8 +139,8 @@ def _ids_beside(path: Path, rows: Sequence[Node]) -> list[Node] | None:
     other = path.with_name("trace.jsonl")
     if not other.is_file() or not rows or "hash_ids" in rows[0].value:
         return None
-    found = _values(other, _text(other))
-    lists = [node for node in found if isinstance(node.value, dict) and isinstance(node.value.get("hash_ids"), list)]
+    nodes = _values(other, _text(other))
+    lists = [node for node in nodes if isinstance(node.value, dict) and isinstance(node.value.get("hash_ids"), list)]
     prompts = [node.value.get("prompt") for node in lists]
     if len(lists) != len(rows) or prompts != [row.value.get("prompt_tokens") for row in rows]:
         return None

@@ -92,17 +92,17 @@ class MeasuredRequests:
 
     def figures(self, duration_s: float | None = None) -> dict[str, float]:
         """The figures of FIGURES that are defined, by name. `duration_s`: of the run, where sendings are unknown."""
-        found: dict[str, float] = {}
+        by_name: dict[str, float] = {}
         for latency in LATENCIES:
             values = self.latency_s(latency)
-            found |= _summary(latency, np.sort(values[~np.isnan(values)]))
+            by_name |= _summary(latency, np.sort(values[~np.isnan(values)]))
         if self.sent_ns is not None and (self.e2e_ns[self.ok] >= 0).all() and self.ok.any():
             ends = (self.sent_ns + self.e2e_ns)[self.ok]
             duration_s = (int(ends.max()) - int(self.sent_ns.min())) / NS_PER_S
         if duration_s:
-            found["throughput_rps"] = int(self.ok.sum()) / duration_s
-            found["output_tokens_per_s"] = int(self.output_tokens[self.ok].sum()) / duration_s
-        return found
+            by_name["throughput_rps"] = int(self.ok.sum()) / duration_s
+            by_name["output_tokens_per_s"] = int(self.output_tokens[self.ok].sum()) / duration_s
+        return by_name
 
 
 @dataclass(frozen=True)

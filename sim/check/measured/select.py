@@ -23,17 +23,17 @@ def runs_of_model(runs: Sequence[MeasuredRun], model: str) -> list[MeasuredRun]:
     counts: Counter[str] = Counter()
     for run in runs:
         counts[run.model] += 1 if run.requests is None else len(run.requests)
-    told, words = [name for name in counts if name], _words(model)
-    fits = [name for name in told if _words(name) == words]
-    fits = fits or [name for name in told if words in _words(name) or _words(name) in words]
-    if len(told) < 2:
-        note = () if fits or not told else (f"measured of {told[0]}, and the scenario's model is {model}",)
+    named, words = [name for name in counts if name], _words(model)
+    fits = [name for name in named if _words(name) == words]
+    fits = fits or [name for name in named if words in _words(name) or _words(name) in words]
+    if len(named) < 2:
+        note = () if fits or not named else (f"measured of {named[0]}, and the scenario's model is {model}",)
         return [replace(run, notes=(*run.notes, *note)) if run.model else run for run in runs]
-    names = ", ".join(f"{name} ({counts[name]:,})" for name in told[:_SHOWN])
-    names += f" and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
+    names = ", ".join(f"{name} ({counts[name]:,})" for name in named[:_SHOWN])
+    names += f" and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
     if len(fits) != 1:
         raise MeasuredError(
-            f"{runs[0].source}: rows of {len(told)} models, {names}: {'several are' if fits else 'none is'} the"
+            f"{runs[0].source}: rows of {len(named)} models, {names}: {'several are' if fits else 'none is'} the"
             f" scenario's {model}. Pick one by --part NAME, give the files of one, or write its name as the"
             " scenario's model."
         )

@@ -16,19 +16,22 @@ _SHARE = 0.05  # of a latency: what a client counts in of its own
 
 def check_alike(rows: Sequence[Node], names: Sequence[str]) -> None:
     """MeasuredError for the first row in which two columns of one time differ."""
-    found: dict[str, dict[str, float]] = {}
+    spellings: dict[str, dict[str, float]] = {}
     for name in names:
         stem, _, unit = name.rpartition("_")
         if unit in UNIT_S and (quantity := _quantity(stem)):
-            found.setdefault(quantity, {})[name] = UNIT_S[unit]
-    for quantity, columns in found.items():
+            spellings.setdefault(quantity, {})[name] = UNIT_S[unit]
+    for quantity, columns in spellings.items():
         may = (_CLOCK_S, 0.0) if quantity in _CLOCKS else (1e-6, _SHARE)
         for one, other in combinations(columns, 2):
             _compare(rows, f"{one} and {other}", (one, other), columns, may, lambda a, b: (a, b))
     for clock, latency in (("first", "ttft"), ("last", "e2e")):
-        if all(each in found for each in ("sent", clock, latency)):
-            names = [next(iter(found[each])) for each in ("sent", clock, latency)]
-            units, what = found["sent"] | found[clock] | found[latency], f"{names[1]} − {names[0]} and {names[2]}"
+        if all(each in spellings for each in ("sent", clock, latency)):
+            names = [next(iter(spellings[each])) for each in ("sent", clock, latency)]
+            units, what = (
+                spellings["sent"] | spellings[clock] | spellings[latency],
+                f"{names[1]} − {names[0]} and {names[2]}",
+            )
             _compare(rows, what, names, units, (_CLOCK_S, _SHARE), lambda a, b, c: (b - a, c))
 
 
@@ -53,5 +56,5 @@ def _compare(
         if all(isinstance(value, int | float) for value in values):
             one, other = sides(*(value * units[name] for value, name in zip(values, names, strict=True)))
             if other and abs(one - other) > max(may[0], may[1] * other):  # 0: of a request that failed
-                told = f"{what} say {one:.9g} s and {other:.9g} s, and are one thing"
-                row.bad(told, "Keep the column that is right.")
+                contradiction = f"{what} say {one:.9g} s and {other:.9g} s, and are one thing"
+                row.bad(contradiction, "Keep the column that is right.")

@@ -126,7 +126,7 @@ def _runs_of_models(
         for name, model_rows in made.items()
         if name not in good
     ]
-    found: list[MeasuredRun] = []
+    runs: list[MeasuredRun] = []
     for name, model_rows in by_model.items():
         if name in good:
             shared = None if lists is None else _hash_ids([lists[number] for number in model_rows], made[name])
@@ -134,10 +134,10 @@ def _runs_of_models(
             client = _loop_of([rows[number] for number in model_rows]) if "users" in columns else Client()
             part = (name or "no model told") if len(by_model) > 1 else ""
             figures = requests.figures()
-            found.append(
+            runs.append(
                 MeasuredRun(node.where, FORM, "", client, figures, requests, part=part, model=name, notes=tuple(notes))
             )
-    return found
+    return runs
 
 
 def csv_rows(text: str, source: str) -> tuple[list[Node], list[str]]:
@@ -177,14 +177,14 @@ def _value(text: str) -> Any:
 
 def _columns(names: Sequence[str]) -> dict[str, tuple[str, float]]:
     """By column of REQUEST the name that it has in the file and the seconds of its unit, 0 where it has none."""
-    found: dict[str, tuple[str, float]] = {}
+    columns: dict[str, tuple[str, float]] = {}
     for column, known in REQUEST.items():
         for name in names:
             stem, _, unit = name.rpartition("_")
             timed = column in _TIMES and stem in known and unit in UNIT_S
-            if column not in found and (timed or name in known):
-                found[column] = (name, UNIT_S[unit] if timed else 0.0)
-    return found
+            if column not in columns and (timed or name in known):
+                columns[column] = (name, UNIT_S[unit] if timed else 0.0)
+    return columns
 
 
 def _advice(names: Sequence[str], column: str) -> str:
@@ -270,8 +270,8 @@ def _hash_ids(lists: list[Node], rows: list[Row]) -> HashIds:
         size
         for size in _BLOCKS
         if all(
-            row.prompt_tokens // size <= len(mine) <= -(-row.prompt_tokens // size)
-            for mine, row in zip(ids, rows, strict=True)
+            row.prompt_tokens // size <= len(of_prompt) <= -(-row.prompt_tokens // size)
+            for of_prompt, row in zip(ids, rows, strict=True)
         )
     ]
     if len(fits) != 1:
@@ -281,4 +281,4 @@ def _hash_ids(lists: list[Node], rows: list[Row]) -> HashIds:
             "Leave the column hash_ids out.",
         )
     ends: Ints = np.cumsum([0, *map(len, ids)], dtype=np.int64)
-    return HashIds.of(fits[0], np.array([one for mine in ids for one in mine], np.int64), ends)
+    return HashIds.of(fits[0], np.array([one for of_prompt in ids for one in of_prompt], np.int64), ends)

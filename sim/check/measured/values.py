@@ -67,30 +67,30 @@ class Node:
         if isinstance(self.value, bool) or not isinstance(self.value, (int, float)):
             self.bad(f"{shown(self.value)} is no number")
         try:
-            found = float(self.value)
+            number = float(self.value)
         except OverflowError:
-            found = math.inf
-        if not math.isfinite(found):
+            number = math.inf
+        if not math.isfinite(number):
             self.bad(f"{shown(self.value)} is not finite")
-        if found < low:
+        if number < low:
             self.bad(f"{shown(self.value)} is {'negative' if low == 0 else f'below {low:g}'}")
-        if found > high:
+        if number > high:
             self.bad(f"{shown(self.value)} is above {high:g}")
-        return found
+        return number
 
     def tokens(self) -> int:
         """This value as a number of tokens."""
-        found = self.number(high=MAX_TOKENS)
-        if found != int(found):
+        number = self.number(high=MAX_TOKENS)
+        if number != int(number):
             self.bad(f"{shown(self.value)} is no whole number of tokens")
-        return int(found)
+        return int(number)
 
     def count(self, low: int = 1) -> int:
         """This value as a whole number from `low` on."""
-        found = self.number(low=low, high=MAX_TOKENS)
-        if found != int(found):
+        number = self.number(low=low, high=MAX_TOKENS)
+        if number != int(number):
             self.bad(f"{shown(self.value)} is no whole number")
-        return int(found)
+        return int(number)
 
     def ns(self, unit_s: float = 1.0, low: float = 0.0) -> int:
         """This time or duration, in units of `unit_s` seconds, as ns."""

@@ -51,7 +51,7 @@ class ForwardPassLog:
         self._sums_alone = False
 
     @property
-    def found(self) -> int:
+    def num_records(self) -> int:
         """How many records of steps there were, those left out too."""
         return len(self._steps) + self.left_out.total()
 
@@ -85,11 +85,11 @@ class ForwardPassLog:
             self.left_out[_CUT] += 1
         self._open = []
 
-    def _record(self, found: Any) -> None:
+    def _record(self, record: Any) -> None:
         for name in ("event", "fpm"):
-            found = found.get(name, found) if isinstance(found, dict) else found
+            record = record.get(name, record) if isinstance(record, dict) else record
         try:
-            step = self._step(Node(found, ""))
+            step = self._step(Node(record, ""))
         except MeasuredError:
             step = _IMPOSSIBLE
         if isinstance(step, str):
@@ -141,13 +141,13 @@ class ForwardPassLog:
 
     def notes(self) -> list[str]:
         """What is to be known of the times and the contents."""
-        found = [
+        notes = [
             "times are, of vLLM, from one step's output to the next one's; of SGLang, on the GPU alone (record it with"
             " --disable-overlap-schedule, else one may hold two steps)"
         ]
         if self._sums_alone:
-            found.append("of steps with several prompts their tokens are told together alone, so that pairs are not")
-        return found
+            notes.append("of steps with several prompts their tokens are told together alone, so that pairs are not")
+        return notes
 
 
 def _whole(node: Node) -> list[int]:

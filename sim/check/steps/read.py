@@ -37,25 +37,25 @@ def read_steps(path: Path | str, engine: Engine) -> StepLog:
                 for reader in readers:
                     if any(mark in text for mark in reader.marks):
                         reader.line(text)
-                        if reader.found > MOST_STEPS:
+                        if reader.num_records > MOST_STEPS:
                             raise MeasuredError(f"{path}: holds more than {MOST_STEPS:,} steps. Give a part of it.")
     except (EOFError, zlib.error) as error:
         cut = f"packed by gzip and cut off ({reason_text(error)}): what came before is read"
     except OSError as error:
         raise MeasuredError(f"{path}: cannot be read: {reason_text(error)}. Give an engine's log.") from None
-    used = [reader for reader in readers if reader.found]
+    used = [reader for reader in readers if reader.num_records]
     if not used:
         raise MeasuredError(f"{path}: has no line of a step. {_FORMS}. Give such a log.")
     if len(used) > 1:
         forms = " and ".join(reader.form for reader in used)
         raise MeasuredError(f"{path}: has steps as {forms}, which would count twice. Keep the lines of one.")
     (reader,) = used
-    found = reader.found
+    num_records = reader.num_records
     steps = RecordedSteps.of(reader.steps(), engine.max_model_len)
     notes = [cut] * bool(cut) + reader.notes()
     if reader.left_out:
         counts = ", ".join(f"{count:,} {why}" for why, count in reader.left_out.most_common())
-        notes.append(f"{reader.left_out.total():,} of {found:,} records are left out: {counts}")
+        notes.append(f"{reader.left_out.total():,} of {num_records:,} records are left out: {counts}")
     if not len(steps):
         raise MeasuredError(f"{path}: tells the time of no step: {'; '.join(notes[1:])}. Give a longer log.")
     cores = int(steps.core.max()) + 1

@@ -99,7 +99,7 @@ class RecordedSteps:
             np.rint((1 - most) * getattr(self, f"least_{name}") + most * getattr(self, f"most_{name}"))
             for name in ("context", "pairs")
         )
-        told = {
+        work = {
             "num_decode": self.decodes,
             "num_decode_tokens": self.decode_tokens,
             "num_prefill_tokens": self.prompt_tokens,
@@ -107,7 +107,7 @@ class RecordedSteps:
             "context_tokens": context.astype(np.int64),
             "prefill_pairs": pairs.astype(np.int64),
         }
-        return dict.fromkeys(WORK_COLUMNS, np.zeros(len(self), np.int64)) | told
+        return dict.fromkeys(WORK_COLUMNS, np.zeros(len(self), np.int64)) | work
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ class SglangLog:
         self._new = self._hit = 0.0
 
     @property
-    def found(self) -> int:
+    def num_records(self) -> int:
         """How many records of steps there were, those left out too."""
         return sum(map(len, self._lines.values())) + self.left_out.total()
 
@@ -77,8 +77,8 @@ class SglangLog:
         needed = ["#new-seq", "#new-token"]
         if match and match["kind"] == "Decode":
             needed = ["#running-req", *(name for name in ("#token", "#full token") if name in fields)]
-        told = [fields.get(name, math.nan) for name in needed]
-        if match is None or not all(0 <= count <= MAX_TOKENS and count == int(count) for count in told):
+        counts = [fields.get(name, math.nan) for name in needed]
+        if match is None or not all(0 <= count <= MAX_TOKENS and count == int(count) for count in counts):
             self.left_out["cut or garbled"] += 1
             return
         line = _Line(match["kind"], int(match["pass"]) if match["pass"] else None, fields)
@@ -88,7 +88,7 @@ class SglangLog:
 
     def steps(self) -> list[Step]:
         """The steps whose times follow from the lines; the other lines are counted."""
-        found: list[Step] = []
+        steps: list[Step] = []
         for core, lines in self._lines.items():
             intervals = [
                 round((now.held - last.held) / now["#running-req"])
@@ -102,8 +102,8 @@ class SglangLog:
                 if isinstance(step, str):
                     self.left_out[step] += 1
                 else:
-                    found.append(step)
-        return found
+                    steps.append(step)
+        return steps
 
     def _decode(self, core: str, last: _Line | None, now: _Line, usual: int) -> Step | str:
         rows = now["#running-req"]
@@ -141,7 +141,7 @@ class SglangLog:
 
     def notes(self) -> list[str]:
         """What is to be known of the times and the contents."""
-        found = ["times are means over the decode steps between two lines, or of prompts that ran back to back"]
+        notes = ["times are means over the decode steps between two lines, or of prompts that ran back to back"]
         if self._hit > SHARED * (self._new + self._hit):
-            found.append("prompts share KV, so that the tokens held do not tell the contexts of decodes")
-        return found
+            notes.append("prompts share KV, so that the tokens held do not tell the contexts of decodes")
+        return notes

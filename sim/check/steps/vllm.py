@@ -76,7 +76,7 @@ class VllmLog:
         self._shares, self._ahead = engine.shares, engine.ahead
 
     @property
-    def found(self) -> int:
+    def num_records(self) -> int:
         """How many records of steps there were, those left out too."""
         return len(self._lines) + self.left_out.total()
 
@@ -119,7 +119,7 @@ class VllmLog:
 
     def steps(self) -> list[Step]:
         """The steps of all lines taken, those left out counted."""
-        found: list[Step] = []
+        steps: list[Step] = []
         before: dict[str, _Line] = {}
         begun: defaultdict[str, float] = defaultdict(lambda: math.inf)  # tokens that prompts in progress may hold
         for line in self._lines:
@@ -139,7 +139,7 @@ class VllmLog:
                 self.left_out[line.why_not] += 1
                 continue
             pairs = pairs_between(line.prompt, line.chunks, 0.0, self._cached(held))
-            found.append(
+            steps.append(
                 Step(
                     line.core,
                     line.ns,
@@ -151,7 +151,7 @@ class VllmLog:
                     *pairs,
                 )
             )
-        return found
+        return steps
 
     def _cached(self, held: float) -> float:
         """The most tokens that chunks may begin after, where prompts in progress hold up to `held`."""
@@ -189,21 +189,21 @@ class VllmLog:
 
     def notes(self) -> list[str]:
         """What is to be known of the times and the contents."""
-        found = [
+        notes = [
             "times are those of waiting for the model's output once a step is handed over: scheduling is not in them,"
             " nor, with the model in the engine core's process, launching its kernels (on a CPU, the model)"
         ]
         if self.doubt:
-            found = [self.doubt]
-        told = [line for line in self._lines if line.decodes]
-        if any(line.usage is None for line in told):
-            found.append("lines without KV usage, of an older vLLM, do not tell the contexts of decodes")
-        elif told and self._pool is None:
-            found.append("KV usage tells no contexts: the size of the pool is unknown, or differs by core or layer")
-        elif told and (self._most_hits or 0.0) >= SHARED:
-            found.append("prompts share KV, so that KV usage does not tell the contexts of decodes")
-        elif told and self._shares and self._most_hits is None:
-            found.append(
+            notes = [self.doubt]
+        decoding = [line for line in self._lines if line.decodes]
+        if any(line.usage is None for line in decoding):
+            notes.append("lines without KV usage, of an older vLLM, do not tell the contexts of decodes")
+        elif decoding and self._pool is None:
+            notes.append("KV usage tells no contexts: the size of the pool is unknown, or differs by core or layer")
+        elif decoding and (self._most_hits or 0.0) >= SHARED:
+            notes.append("prompts share KV, so that KV usage does not tell the contexts of decodes")
+        elif decoding and self._shares and self._most_hits is None:
+            notes.append(
                 "contexts are taken from the KV in use, as if no prompts shared any: no line says how many did"
             )
-        return found
+        return notes

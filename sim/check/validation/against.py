@@ -92,24 +92,24 @@ def _figures(one: Replay, simulated: MeasuredRequests) -> dict[str, float | None
     """The simulation's figures over the requests of the measured figures, each latency over the requests measured with
     it."""
     measured = one.run.requests
-    found = simulated.figures()
+    figures = simulated.figures()
     if measured is not None and len(one.index) == len(simulated):
         measured = measured.picked(one.index)
         both = replace(simulated, ok=simulated.ok & measured.ok)
-        told = {
+        latencies_ns = {
             name: np.where(getattr(measured, name) < 0, MISSING, getattr(simulated, name))
             for name in ("ttft_ns", "e2e_ns")
         }
-        latencies, rates = replace(both, **told).figures(), both.figures()
-        found = latencies | {name: rates[name] for name in RATES if name in rates}
-    return {name: found.get(name) for name in FIGURES}
+        latencies, rates = replace(both, **latencies_ns).figures(), both.figures()
+        figures = latencies | {name: rates[name] for name in RATES if name in rates}
+    return {name: figures.get(name) for name in FIGURES}
 
 
 def _means(replays: Sequence[Replay], simulated: Sequence[MeasuredRequests]) -> dict[str, float | None]:
     """The simulations' figures, means over repeats; None where one lacks it."""
-    found = [_figures(one, requests) for one, requests in zip(replays, simulated, strict=True)]
-    columns = {name: [figures[name] for figures in found] for name in FIGURES}
-    return {name: None if None in its else float(np.mean(its)) for name, its in columns.items()}  # type: ignore[arg-type]
+    repeats = [_figures(one, requests) for one, requests in zip(replays, simulated, strict=True)]
+    columns = {name: [figures[name] for figures in repeats] for name in FIGURES}
+    return {name: None if None in values else float(np.mean(values)) for name, values in columns.items()}  # type: ignore[arg-type]
 
 
 def parting(one: Replay, played: Run) -> Parting | None:
@@ -118,7 +118,7 @@ def parting(one: Replay, played: Run) -> Parting | None:
     if measured is None:
         return None
     measured, simulated = measured.picked(one.index), simulated_requests(played)
-    found: list[tuple[int, str]] = []
+    partings: list[tuple[int, str]] = []
     for latency in ("ttft", "tpot"):
         simulated_s, measured_s = simulated.latency_s(latency), measured.latency_s(latency)
         whole = np.maximum(measured.output_tokens - 1, 1) if latency == "tpot" else 1
@@ -126,10 +126,10 @@ def parting(one: Replay, played: Run) -> Parting | None:
         blurred_s = PARTED_NS / NS_PER_S if latency == "tpot" else _running_step_s(played, simulated)
         parted = np.flatnonzero((measured_s > 0) & (off > PARTED * measured_s) & (off * whole > blurred_s))
         if len(parted):
-            found.append((int(parted[0]), latency))
-    if not found:
+            partings.append((int(parted[0]), latency))
+    if not partings:
         return None
-    row, latency = min(found, key=lambda one: one[0])  # of one request TTFT comes first
+    row, latency = min(partings, key=lambda one: one[0])  # of one request TTFT comes first
     return _explained(one, played, measured, simulated, row, latency)
 
 

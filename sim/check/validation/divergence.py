@@ -79,8 +79,8 @@ def first_divergence(simulated: Records, live: Records) -> Divergence | None:
     for name in _WORK:
         differs |= simulated.steps[name][:shared] != live.steps[name][:shared]
     changes = {k for side, other in ((ours, theirs), (theirs, ours)) for k in side.changed_unlike(other)}
-    found = [int(np.flatnonzero(differs)[0])] if differs.any() else []
-    step = min([*found, *(k for k in changes if k < shared)], default=shared)
+    unequal = [int(np.flatnonzero(differs)[0])] if differs.any() else []
+    step = min([*unequal, *(k for k in changes if k < shared)], default=shared)
     if step == shared:
         if len(ours.starts) == len(theirs.starts):
             return None
@@ -108,10 +108,10 @@ class _Side:
         rows = self.records.states
         rows = rows[np.isin(rows["state"], kinds)]
         steps = np.searchsorted(self.starts, rows["time_ns"], side="left")
-        found: dict[int, list[int]] = {}
+        requests: dict[int, list[int]] = {}
         for step, request in zip(steps.tolist(), rows["request_id"].tolist(), strict=True):
-            found.setdefault(step, []).append(request)
-        return {step: tuple(sorted(ids)) for step, ids in found.items()}
+            requests.setdefault(step, []).append(request)
+        return {step: tuple(sorted(ids)) for step, ids in requests.items()}
 
     def changed_unlike(self, other: _Side) -> list[int]:
         """Steps in which this run admitted or preempted other requests than `other` did."""

@@ -60,9 +60,9 @@ def floors(setup: Setup) -> Floors | None:
     """The least times of a setup's engine, of several kinds of replicas those of the fastest; None where its GPU, or
     which model it computes, is not known."""
     if setup.groups:
-        found = [floors(group.setup) for group in setup.groups]
-        known = [one for one in found if one is not None]
-        return min(known, key=lambda one: one.step_s) if known and len(known) == len(found) else None
+        by_group = [floors(group.setup) for group in setup.groups]
+        known = [one for one in by_group if one is not None]
+        return min(known, key=lambda one: one.step_s) if known and len(known) == len(by_group) else None
     deployment = setup.cost.deployment
     if deployment is None or (gpu := deployment.gpu) is None:
         return None
@@ -110,15 +110,15 @@ def possible(setup: Setup, run: MeasuredRun) -> MeasuredRun:
     bounds = floors(setup)
     if bounds is None:
         return run
-    found = _of_requests(bounds, run.requests) if run.requests is not None else _of_means(bounds, run)
+    latencies = _of_requests(bounds, run.requests) if run.requests is not None else _of_means(bounds, run)
     rates = _rates(bounds, setup.num_engines, run)
-    lines = [*found.lines.values(), *rates.lines.values()]
+    lines = [*latencies.lines.values(), *rates.lines.values()]
     if not lines:
         return run
-    apart = found.apart | rates.apart
+    apart = latencies.apart | rates.apart
     out = {name: value for name, value in run.figures.items() if {name, name.partition("_")[0]} & apart}
     kept = {name: value for name, value in run.figures.items() if name not in out}
-    requests = None if run.requests is None else replace(run.requests, apart=run.requests.apart | found.apart)
+    requests = None if run.requests is None else replace(run.requests, apart=run.requests.apart | latencies.apart)
     left = "; these are left out of the errors" if out else ""
     note = f"cannot be as measured ({bounds.words}): {'; '.join(lines)}{left}"
     return replace(run, figures=kept, requests=requests, notes=(*run.notes, note), impossible={**run.impossible, **out})
@@ -161,13 +161,13 @@ def _of_requests(bounds: Floors, requests: MeasuredRequests) -> _Checked:
     apart: set[str] = set()
     for latency, floor_s in least.items():
         measured_s = requests.latency_s(latency)
-        told = int((~np.isnan(measured_s)).sum())
+        known = int((~np.isnan(measured_s)).sum())
         below = np.flatnonzero(measured_s < BELOW * floor_s)  # NaN, an unknown latency, is never below
         if not len(below):
             continue
-        apart |= {latency} if len(below) >= MANY * told else set()
+        apart |= {latency} if len(below) >= MANY * known else set()
         row = int(below[0])
-        what = f"the {latency.upper()} of {len(below):,} of {told:,} requests, the first one"
+        what = f"the {latency.upper()} of {len(below):,} of {known:,} requests, the first one"
         what += f" of a prompt of {requests.prompt_tokens[row]:,} tokens" * (latency == "ttft")
         lines[latency] = _line(latency, what, float(measured_s[row]), float(floor_s[row]))
     return _Checked(lines, frozenset(apart))

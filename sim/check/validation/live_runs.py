@@ -248,20 +248,20 @@ class LivePoint(Comparison):
     @property
     def unfit(self) -> str:
         """Why nothing can be judged on this machine at this point; "" if it can, or if a single run cannot show it."""
-        found: list[str] = []
+        reasons: list[str] = []
         if 2 * len(self.counted) < len(self.lives):
-            found.append("more than half of the live runs do not count")
+            reasons.append("more than half of the live runs do not count")
         if self.drift is not None and abs(self.drift) > UNFIT_DRIFT:
             word = "slower" if self.drift > 0 else "faster"
-            found.append(
+            reasons.append(
                 f"the machine was {abs(self.drift):.1%} {word} than when the profile was made (limit"
                 f" {UNFIT_DRIFT:.0%}): calibrate again"
             )
         for metric in (self.error("tpot_mean_s"), self.error("e2e_mean_s")):
             if metric.spread is not None and metric.spread > UNFIT:
                 spread = f"± {metric.spread:.0%} (limit {UNFIT:.0%})"
-                found.append(f"live runs spread by {spread} in {METRICS[metric.name].words}")
-        return "; ".join(found)
+                reasons.append(f"live runs spread by {spread} in {METRICS[metric.name].words}")
+        return "; ".join(reasons)
 
 
 def judge(
@@ -277,8 +277,8 @@ def judge(
 
     def at_factor(factor: float) -> tuple[dict[str, Any], bool]:
         other = replace(case, setup=replace(case.setup, cost=Scaled(case.setup.cost, factor)))
-        found = other.measure(other.simulate(policy, load))
-        return found.values, found.unstable
+        metrics = other.measure(other.simulate(policy, load))
+        return metrics.values, metrics.unstable
 
     is_rate = case.setup.load_name in ("mean_rate", "rate_scale")
     ends = cost_ends(case.setup.cost.error, at_factor) if counted and is_rate else {}

@@ -128,15 +128,17 @@ def sort_saved(case: ValidationSetup, runs: Sequence[Played], policies: Sequence
     the machine; and if a run had another model, other knobs, or another machine than the profile in the case.
     """
     names = {policy.name for policy in case.setup.scenario.specs if not policies or policy.name in policies}
-    mine = [run for run in runs if run.policy in names and served(case.setup.workload(run.load, run.seed), run.records)]
-    if not mine:
+    fitting = [
+        run for run in runs if run.policy in names and served(case.setup.workload(run.load, run.seed), run.records)
+    ]
+    if not fitting:
         raise ScenarioError(
             f"{len(runs)} live runs, none of which served the requests of {case.setup.scenario.name} under"
             f" {', '.join(sorted(names))}. Give the scenario, and the --set, that they were made with."
         )
-    for run in mine:
+    for run in fitting:
         _check(case, run)
-    kinds = {(run.seed, run.num_blocks, _name(run.made.get("hardware", {}))) for run in mine}
+    kinds = {(run.seed, run.num_blocks, _name(run.made.get("hardware", {}))) for run in fitting}
     if len(kinds) > 1:
         kinds_text = ", ".join(
             f"seed {seed} with {blocks} KV blocks on {machine}" for seed, blocks, machine in sorted(kinds)
@@ -144,12 +146,12 @@ def sort_saved(case: ValidationSetup, runs: Sequence[Played], policies: Sequence
         raise ScenarioError(f"the live runs differ: {kinds_text}. Keep those of one kind in the folder.")
     ((seed, num_blocks, _),) = kinds
     points: dict[tuple[str, float], list[Played]] = {}
-    for run in sorted(mine, key=lambda run: (run.load, run.repeat)):
+    for run in sorted(fitting, key=lambda run: (run.load, run.repeat)):
         points.setdefault((run.policy, run.load), []).append(run)
     order = [policy.name for policy in case.setup.scenario.specs]
     ordered = dict(sorted(points.items(), key=lambda item: (order.index(item[0][0]), item[0][1])))
     kv = KvBudget(num_blocks, case.setup.kv.block_size, "as the live runs had them")
-    return Saved(replace(case, setup=replace(case.setup, kv=kv), seed=seed), ordered, len(runs) - len(mine))
+    return Saved(replace(case, setup=replace(case.setup, kv=kv), seed=seed), ordered, len(runs) - len(fitting))
 
 
 def _name(hardware: Mapping[str, Any]) -> str:
@@ -175,18 +177,18 @@ def _check(case: ValidationSetup, run: Played) -> None:
     profile = case.setup.cost.profile
     if profile is None or profile.origin != "measured":
         return
-    key, its = "gpu" if made.get("device") == "cuda" else "cpu", made.get("hardware", {})
-    if made.get("device") != profile.hardware.get("device") or its.get(key) != profile.hardware.get(key):
+    key, hardware = "gpu" if made.get("device") == "cuda" else "cpu", made.get("hardware", {})
+    if made.get("device") != profile.hardware.get("device") or hardware.get(key) != profile.hardware.get(key):
         raise ScenarioError(
-            f"{subject} ran on {_name(its)}, profile {profile.name} is of {_name(profile.hardware)}. Give the profile"
-            " of the machine that it ran on."
+            f"{subject} ran on {_name(hardware)}, profile {profile.name} is of {_name(profile.hardware)}. Give the"
+            " profile of the machine that it ran on."
         )
 
 
-def _difference(path: str, ours: object, its: object) -> str:
+def _difference(path: str, ours: object, theirs: object) -> str:
     """The first value in which two plain objects differ, in words that begin with its `path`; "" if none does."""
-    if isinstance(ours, dict) and isinstance(its, dict):
-        names = dict.fromkeys([*ours, *its])
-        found = (_difference(f"{path}.{name}", ours.get(name), its.get(name)) for name in names)
-        return next(filter(None, found), "")
-    return "" if ours == its else f"{path} {its}, the scenario {ours}"
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        names = dict.fromkeys([*ours, *theirs])
+        differences = (_difference(f"{path}.{name}", ours.get(name), theirs.get(name)) for name in names)
+        return next(filter(None, differences), "")
+    return "" if ours == theirs else f"{path} {theirs}, the scenario {ours}"

@@ -55,14 +55,14 @@ def compare_steps(name: str, cost: Cost, steps: RecordedSteps, *, ahead: bool) -
         return np.stack(both, axis=1)
 
     least, most, rows = least_and_most(steps, ask)
-    told = most[:, 0] - least[:, 0] <= OPEN * most[:, 0]
-    if not told.any():
+    settled = most[:, 0] - least[:, 0] <= OPEN * most[:, 0]
+    if not settled.any():
         raise MeasuredError(
             f"{name}: the logs leave open what decodes read and where prompts begin, by more than"
             f" {100 * OPEN:g} % of every step's predicted time. Give logs that tell contexts: forward-pass metrics, or"
             " those of a vLLM that prints KV cache usage; or a cost that does not ask for them."
         )
-    its = steps.picked(rows).picked(told)
-    whole, device = ((least + most) / 2)[told].T
-    bias = None if cost.host_part == HostPart() else float(device.sum() / its.ns.sum() - 1)
-    return StepsCompared(name, pairs_of(its, whole).errors(), len(its), len(steps), bias)
+    judged = steps.picked(rows).picked(settled)
+    whole, device = ((least + most) / 2)[settled].T
+    bias = None if cost.host_part == HostPart() else float(device.sum() / judged.ns.sum() - 1)
+    return StepsCompared(name, pairs_of(judged, whole).errors(), len(judged), len(steps), bias)

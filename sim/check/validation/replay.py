@@ -169,18 +169,18 @@ def _of_means(setup: Setup, run: MeasuredRun) -> tuple[Ints, Ints, list[str]]:
     timed = setup.max_model_len if reach is None else reach.max_chunk_context - 1
     prompt = _varied(run, "prompt_tokens", rng, spread, (shortest, min(most[0], timed)))
     output = _varied(run, "output_tokens", rng, spread, (1, most[1]))
-    told = [any(f"{side}_tokens_{of}" in run.means for of in ("std", "min")) for side in ("prompt", "output")]
-    if spread * sum(means) > room and not any(told):
+    spread_in_file = [any(f"{side}_tokens_{of}" in run.means for of in ("std", "min")) for side in ("prompt", "output")]
+    if spread * sum(means) > room and not any(spread_in_file):
         half = max(int(min(spread * min(means), means[0] - shortest, timed - means[0])), 0)
         off = rng.permutation(np.linspace(-half, half, count)).astype(np.int64)
         prompt, output = int(means[0]) + off, int(means[1]) - off
     note = f"played as {count:,} requests of the mean lengths: the file has none one by one"
-    for side, its, by_file in zip(("prompts", "outputs"), (prompt, output), told, strict=True):
-        if its.min() < its.max():
+    for side, lengths, by_file in zip(("prompts", "outputs"), (prompt, output), spread_in_file, strict=True):
+        if lengths.min() < lengths.max():
             how = (
                 "as the file says" if by_file else f"within ± {SPREAD:.0%} by assumption, as equal ones run in lockstep"
             )
-            note += f"; {side} vary from {its.min():,} to {its.max():,} tokens, {how}"
+            note += f"; {side} vary from {lengths.min():,} to {lengths.max():,} tokens, {how}"
     return prompt, output, [note]
 
 
@@ -190,15 +190,15 @@ def _with_given_up(setup: Setup, run: MeasuredRun, prompt: Ints, output: Ints) -
         return prompt, output, None
     rng, mean = np.random.default_rng(SEED), int(run.means["prompt_tokens"])
     gone = rng.permutation(np.arange(len(prompt) + count) < count)
-    found = [np.zeros(len(gone), np.int64) for _ in range(3)]
-    for column, others, its in zip(
-        found,
+    columns = [np.zeros(len(gone), np.int64) for _ in range(3)]
+    for column, others, of_given_up in zip(
+        columns,
         (prompt, output, -1),
         (mean, max(setup.max_model_len - mean, 1), round(run.means["given_up_s"] * NS_PER_S)),
         strict=True,
     ):
-        column[~gone], column[gone] = others, its
-    return found[0], found[1], found[2]
+        column[~gone], column[gone] = others, of_given_up
+    return columns[0], columns[1], columns[2]
 
 
 def _varied(run: MeasuredRun, side: str, rng: np.random.Generator, spread: float, limits: tuple[float, float]) -> Ints:
@@ -229,23 +229,23 @@ def _sendings(run: MeasuredRun, index: Ints, closed: bool, limit: int | None) ->
     count = len(index) if requests is not None else round(run.means["requests"] + run.means.get("given_up", 0))
     if client.arrivals == "at_once" or (closed and limit is None):
         return np.zeros(count, np.int64), []
-    told = None if requests is None or requests.sent_ns is None else requests.sent_ns[index]
-    if closed and limit is not None and told is None and client.rate_rps is not None:
+    sent_ns = None if requests is None or requests.sent_ns is None else requests.sent_ns[index]
+    if closed and limit is not None and sent_ns is None and client.rate_rps is not None:
         times_ns = np.zeros(count, np.int64)
         times_ns[:limit] = arrival_times_ns(PoissonArrivals(client.rate_rps), SEED, None, count)[:limit]
         return times_ns, [f"its users begin at the {client.rate_rps:.4g}/s that were asked for, with exponential gaps"]
     if closed:
-        if told is None or requests is None or limit is None:
+        if sent_ns is None or requests is None or limit is None:
             return np.zeros(count, np.int64), []
         full = np.flatnonzero(in_flight(requests)[index] >= limit)
         begun = int(full[0]) if len(full) else limit - 1  # by then all users have sent one
-        return np.where(np.arange(count) <= begun, told, 0), []
-    if told is not None:
+        return np.where(np.arange(count) <= begun, sent_ns, 0), []
+    if sent_ns is not None:
         assert requests is not None, "its sendings are known"
         notes: list[str] = []
         if limit is not None and int(in_flight(requests).max()) >= limit:
             notes.append(f"the client was full, {limit} in flight: what it held back is sent no sooner than it was")
-        return told, notes
+        return sent_ns, notes
     rate = run.means.get("sent_rps") or client.rate_rps
     if not rate:
         _refuse(run, "tells neither when requests were sent nor at which rate", "Give a file that does.")

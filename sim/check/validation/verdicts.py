@@ -69,22 +69,22 @@ def verdicts(points: Sequence[LivePoint], bounds: Bounds) -> list[Verdict]:
     another point misses it.
     """
     fit = [point for point in points if point.counted and not point.unfit]
-    found = _step_verdicts(fit, bounds)
+    judged = _step_verdicts(fit, bounds)
     near = [point for point in fit if point.share is not None and point.share >= NEAR_SATURATION]
     below = [point for point in fit if point.share is None or point.share < NEAR_SATURATION]
     where = f" below {NEAR_SATURATION:.0%} of saturation" if near else ""
     for name, bound in (("tpot_mean_s", bounds.latency), ("e2e_mean_s", bounds.latency), ("ttft_mean_s", bounds.ttft)):
-        found.append(_worst(below, name, bound, bounds.spreads, where))
+        judged.append(_worst(below, name, bound, bounds.spreads, where))
     if near and bounds.shift is not None and bounds.throughput is not None:
-        found.append(_shift_verdict(near, bounds.shift))
-        found.append(_worst(near, "throughput_rps", bounds.throughput, 0, f" from {NEAR_SATURATION:.0%} on"))
+        judged.append(_shift_verdict(near, bounds.shift))
+        judged.append(_worst(near, "throughput_rps", bounds.throughput, 0, f" from {NEAR_SATURATION:.0%} on"))
     left_out = len(points) - len(fit)
     if left_out:
-        found = [
+        judged = [
             replace(verdict, found=f"{verdict.found}; {left_out} of {len(points)} points not judged")
-            for verdict in found
+            for verdict in judged
         ]
-    return found
+    return judged
 
 
 def _step_verdicts(points: Sequence[LivePoint], bounds: Bounds) -> list[Verdict]:
@@ -96,24 +96,24 @@ def _step_verdicts(points: Sequence[LivePoint], bounds: Bounds) -> list[Verdict]
         ("median error of step time", "p50", bounds.step_p50, "at most "),
         ("95th percentile of step-time error", "p95", bounds.step_p95, "at most "),
     ]
-    found = []
+    judged = []
     for what, name, bound, words in asked:
         if bound is None:
             continue
         what, words = what + " at par" * bounds.at_par, words + _percent(bound)
         if not runs:
-            found.append(Verdict(what, words, "no live run counts", None))
+            judged.append(Verdict(what, words, "no live run counts", None))
             continue
         of = f"{sum(run.calm for run in runs)} calm of {len(runs)} live runs" if bounds.at_par else ""
         if whole is None:
             of += "" if any(run.drift is not None for run in runs) else ": the machine's drift is not known"
-            found.append(Verdict(what, words, of, None))
+            judged.append(Verdict(what, words, of, None))
         elif name == "bias":
-            found.append(_bias_verdict(points, whole, bounds, what, words, of))
+            judged.append(_bias_verdict(points, whole, bounds, what, words, of))
         else:
             value, steps = getattr(whole, name), f"{whole.n:,} steps" + (f" in {of}" if of else "")
-            found.append(Verdict(what, words, f"{value:.2%} of {steps}", value <= bound))
-    return found
+            judged.append(Verdict(what, words, f"{value:.2%} of {steps}", value <= bound))
+    return judged
 
 
 def _bias_verdict(
@@ -126,14 +126,14 @@ def _bias_verdict(
     by_policy: dict[str, list[LivePoint]] = {}
     for point in points:
         by_policy.setdefault(point.policy, []).append(point)
-    rows = {name: all_steps(mine, at_par=bounds.at_par) for name, mine in by_policy.items()}
-    biases = {name: mine[-1].bias for name, mine in rows.items() if mine}
+    rows = {name: all_steps(of_policy, at_par=bounds.at_par) for name, of_policy in by_policy.items()}
+    biases = {name: regions[-1].bias for name, regions in rows.items() if regions}
     worst = max(biases, key=lambda name: abs(biases[name]))
     finding = f"{whole.bias:+.2%} of {whole.n:,} steps" + (f" in {of}" if of else "")
     if len(by_policy) > 1:
         words += " under every policy"
         finding += f" (largest: {worst} {biases[worst]:+.2%})"
-    finding += "".join(f", none of {name}" for name, mine in rows.items() if not mine)
+    finding += "".join(f", none of {name}" for name, regions in rows.items() if not regions)
     missed = any(abs(bias) > bounds.bias for bias in (whole.bias, *biases.values()))
     return Verdict(what, words, finding, _met(missed, judged=len(biases) == len(rows)))
 
@@ -149,7 +149,7 @@ def _worst(points: Sequence[LivePoint], name: str, bound: float, spreads: int, w
     good = sum(off <= max(bound, spreads * (metric.spread or 0.0)) for _, metric, off in known)
     finding = [f"{good} of {len(figures)} points"]
     if known:
-        point, worst, _ = max(known, key=lambda found: found[2])
+        point, worst, _ = max(known, key=lambda one: one[2])
         spread = "not known: one live run" if worst.spread is None else f"±{worst.spread:.1%}"
         finding.append(f"the largest error {worst.error:+.1%} (spread {spread}) at {_at(point)}")
     finding += [

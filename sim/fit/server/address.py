@@ -35,10 +35,10 @@ class Address:
                 " a key goes into --api-key."
             )
         try:
-            found = socket.getaddrinfo(parts.hostname, port or 80, type=socket.SOCK_STREAM)
+            resolved = socket.getaddrinfo(parts.hostname, port or 80, type=socket.SOCK_STREAM)
         except OSError as error:
             raise MeasuredError(f"--url {shown(url)}: host {parts.hostname} is not known ({error.strerror}).") from None
-        ips = [ip_address(str(one[4][0]).partition("%")[0]) for one in found]
+        ips = [ip_address(str(one[4][0]).partition("%")[0]) for one in resolved]
         private = all(ip.is_loopback or ip.is_private or ip.is_link_local for ip in ips)
         path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
         return cls(f"{parts.scheme}://{parts.netloc}{path}", private)

@@ -244,10 +244,10 @@ class _Counted:
             said = f"an error amid its stream: {words_of(json.dumps(event))}"
             raise RequestError(said, code if type(code) is int else 0)
         if isinstance(usage := event.get("usage"), dict):
-            found = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
-            if not all(type(n) is int and n >= 0 for n in found.values()):
+            counts = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
+            if not all(type(n) is int and n >= 0 for n in counts.values()):
                 raise RequestError(f"its usage counts no tokens: {shown(usage)}")
-            self.usage = found  # type: ignore[assignment]
+            self.usage = counts  # type: ignore[assignment]
         choices = event.get("choices") or []
         if not isinstance(choices, list) or not all(isinstance(one, dict) for one in choices):
             raise RequestError(f"an event's choices are no list of objects: {shown(choices)}")

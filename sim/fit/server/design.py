@@ -119,5 +119,5 @@ def spread(loads: Iterable[tuple[str, Load]]) -> list[tuple[str, Load]]:
 def _ladder(users: int) -> list[int]:
     """2, 3, 4, 6, 8, 16, ..., up to `users`, and `users`: among few tokens one more may cost a tile more."""
     doubled = (2**power for power in range(3, users.bit_length()))
-    found = [number for number in (2, 3, 4, 6, *doubled) if number < users]
-    return [*found, users] if users > 1 else found
+    fewer = [number for number in (2, 3, 4, 6, *doubled) if number < users]
+    return [*fewer, users] if users > 1 else fewer

@@ -49,16 +49,16 @@ class Experiment:
     @property
     def notes(self) -> list[str]:
         """What is to be known of the measurement, a line each."""
-        found = [f"{name}: left out: this machine sent it late, twice. Nothing is wrong with the server"
+        notes = [f"{name}: left out: this machine sent it late, twice. Nothing is wrong with the server"
                  for name in self.void]  # fmt: skip
-        found += [f"{name}: {count:,} requests waited at the client for one of --max-concurrency to end"
+        notes += [f"{name}: {count:,} requests waited at the client for one of --max-concurrency to end"
                   for name, count in self.waited.items()]  # fmt: skip
         if abs(self.moved) > MOVED:
-            found.append(
+            notes.append(
                 f"a lone answer's time per token moved by {100 * self.moved:+.1f} % from the first half to the"
                 " second: server or machine was disturbed, and nothing below is judged"
             )
-        return found
+        return notes
 
 
 def moved_by(idle_s: Sequence[float]) -> float:
@@ -152,8 +152,8 @@ class Runner:
         """The file of a load, measured now unless it is there. Measured again, once, where this machine was late."""
         path = self.folder / kind / f"{load.name}.csv"
         self._done += 1
-        found = self._journal["loads"].get(load.name)
-        if found is not None and path.exists() and not found["void"]:
+        entry = self._journal["loads"].get(load.name)
+        if entry is not None and path.exists() and not entry["void"]:
             return path
         left_s = max(self.seconds - (time.monotonic() - self._begun_s), 0)
         self._say(self._done, 0, f"{load.name}, {left_s / 60:.1f} min left")
@@ -188,8 +188,8 @@ class Runner:
         async def look() -> None:
             while start is not None:
                 await asyncio.sleep(LOOK_S)
-                if (found := await read_metrics(self.client)) is not None:
-                    samples.append(found)
+                if (metrics := await read_metrics(self.client)) is not None:
+                    samples.append(metrics)
 
         looking = asyncio.create_task(look())
         try:
@@ -220,7 +220,7 @@ class Runner:
     def _resume(self, offer: Offer) -> None:
         """Takes up the journal of a former call. MeasuredError where that was of another server or experiment."""
         path = self.folder / "experiment.json"
-        mine = {
+        inputs = {
             "url": self.client.url,
             "model": offer.model,
             "version": offer.version,
@@ -229,20 +229,20 @@ class Runner:
         }
         if path.exists():
             try:
-                found = read_json(path)
-                before = {name: found[name] for name in mine}
-                assert isinstance(found["loads"], dict) and type(found["sent"]) is int
+                journal = read_json(path)
+                before = {name: journal[name] for name in inputs}
+                assert isinstance(journal["loads"], dict) and type(journal["sent"]) is int
             except (ValueError, KeyError, TypeError, AssertionError) as error:
                 raise MeasuredError(f"{path}: is no experiment ({error!r}). Remove its folder.") from None
-            for name, value in mine.items():
+            for name, value in inputs.items():
                 if before[name] != value:
                     raise MeasuredError(
                         f"{path}: of an experiment with {name} {before[name]!r}, now it is {value!r}. Say the same to"
                         " go on, or give -o another name."
                     )
-            self._journal = found
+            self._journal = journal
             return
-        self._journal = {**mine, "engine": offer.engine, "sent": 0, "loads": {}}
+        self._journal = {**inputs, "engine": offer.engine, "sent": 0, "loads": {}}
         if offer.metrics is not None and offer.metrics.cache:
             self._journal["cache"] = dict(offer.metrics.cache)
 
@@ -295,10 +295,10 @@ def _seen(start: Metrics | None, samples: list[Metrics], end: Metrics | None) ->
     """Mean and most of the gauges, and by how much the counters grew."""
     if start is None or end is None:
         return {}
-    found: dict[str, float] = {}
+    seen: dict[str, float] = {}
     looks = [one.known(GAUGES) for one in samples]
     for name in GAUGES:
         if values := [look[name] for look in looks if name in look]:
-            found |= {f"{name}_mean": statistics.fmean(values), f"{name}_max": max(values)}
+            seen |= {f"{name}_mean": statistics.fmean(values), f"{name}_max": max(values)}
     before, after = start.known(COUNTERS), end.known(COUNTERS)
-    return found | {name: after[name] - before[name] for name in after if name in before}
+    return seen | {name: after[name] - before[name] for name in after if name in before}

@@ -67,9 +67,9 @@ class Metrics:
 
     def known(self, names: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
         """Values of GAUGES or COUNTERS (`names`) that this server exports, by our name."""
-        found = {mine: next((self.values[one] for one in theirs if one in self.values), None)
-                 for mine, theirs in names.items()}  # fmt: skip
-        return {name: value for name, value in found.items() if value is not None}
+        values = {name: next((self.values[one] for one in theirs if one in self.values), None)
+                  for name, theirs in names.items()}  # fmt: skip
+        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -113,19 +113,19 @@ async def read_metrics(client: Client) -> Metrics | None:
         status, text = await client.get("/metrics")
     except RequestError:
         return None
-    found = Metrics.parse(text) if status == 200 else Metrics({})
-    return found if found.values else None
+    metrics = Metrics.parse(text) if status == 200 else Metrics({})
+    return metrics if metrics.values else None
 
 
 def _models(text: str) -> list[tuple[str, int | None]]:
     try:
         rows: Any = json.loads(text)["data"]
-        found = [(str(row["id"]), row.get("max_model_len")) for row in rows]
+        models = [(str(row["id"]), row.get("max_model_len")) for row in rows]
     except (ValueError, KeyError, TypeError, AttributeError):
         raise RequestError(f"GET /v1/models: no list of models: {shown(text)}") from None
-    if not found:
+    if not models:
         raise RequestError("GET /v1/models: it serves no model")
-    return [(name, most if type(most) is int and most > 0 else None) for name, most in found]
+    return [(name, most if type(most) is int and most > 0 else None) for name, most in models]
 
 
 def _version(text: str) -> str:

@@ -55,10 +55,10 @@ def reason(error: BaseException, patience: Patience) -> str:
 def words_of(text: str) -> str:
     """The message in an error's body, else its beginning."""
     try:
-        found = json.loads(text)
-        while isinstance(found, dict) and ("error" in found or "message" in found or "detail" in found):
-            found = found.get("error") or found.get("message") or found.get("detail")
-        text = found if isinstance(found, str) else text
+        message = json.loads(text)
+        while isinstance(message, dict) and ("error" in message or "message" in message or "detail" in message):
+            message = message.get("error") or message.get("message") or message.get("detail")
+        text = message if isinstance(message, str) else text
     except ValueError:
         pass
     return cut(" ".join(text.split()) or "nothing", 160)

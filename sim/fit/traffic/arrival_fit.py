@@ -115,17 +115,17 @@ def fit_arrivals(arrival_ns: Ints, tell: Callable[[str], None] | None = None) ->
     """
     gaps_s, notes = positive_gaps_s(arrival_ns)
     times_s = np.cumsum(gaps_s)
-    found: list[ArrivalFit] = []
+    fits: list[ArrivalFit] = []
     say = tell or (lambda what: None)
     say("independent gaps")
-    found += _renewals(gaps_s)
+    fits += _renewals(gaps_s)
     say("a rate that changes")
     changing = [*_profiles(times_s)]
-    found += changing
-    found += (ArrivalFit(*each, len(gaps_s)) for each in fit_mmpp(gaps_s, say))
+    fits += changing
+    fits += (ArrivalFit(*each, len(gaps_s)) for each in fit_mmpp(gaps_s, say))
     if changing:
-        found += _states_within(min(changing, key=lambda fit: fit.bic), times_s, say)
-    return sorted(found, key=lambda fit: fit.bic), notes
+        fits += _states_within(min(changing, key=lambda fit: fit.bic), times_s, say)
+    return sorted(fits, key=lambda fit: fit.bic), notes
 
 
 # ---- independent gaps

@@ -85,12 +85,12 @@ class EngineCheck:
         MOST_REQUESTS, each load's only until the trace lies among them, and what is to blame only if it fits in too."""
         if replications is not None:
             return [self.at(share, replications, tell) for share in LOADS if replications]
-        left, found = MOST_REQUESTS // len(self.rows), list[LoadCheck]()  # simulations
+        left, checks = MOST_REQUESTS // len(self.rows), list[LoadCheck]()  # simulations
         for done, share in enumerate(LOADS):
             most = min(max(left // (len(LOADS) - done) - 1, FEWEST), REPLICATIONS)
-            found.append(self.at(share, most, tell, enough=True, blame=left >= 1 + 3 * most))
-            left -= 1 + len(found[-1].fit) + sum(map(len, found[-1].why.values()))
-        return found
+            checks.append(self.at(share, most, tell, enough=True, blame=left >= 1 + 3 * most))
+            left -= 1 + len(checks[-1].fit) + sum(map(len, checks[-1].why.values()))
+        return checks
 
     def at(
         self,
@@ -116,13 +116,13 @@ class EngineCheck:
         played = _play(setup, self.replay(), rows, 0)
 
         def draws(config: WorkloadConfig, what: str) -> tuple[Played, ...]:
-            found: list[Played] = []
+            runs: list[Played] = []
             for seed in range(replications):
                 say(f"{100 * share:g} % of capacity: {what}, draw {seed + 1} of {replications}")
-                found.append(_play(setup, config, rows if config.trace is not None else None, seed))
-                if enough and holds(played, tuple(found)):
+                runs.append(_play(setup, config, rows if config.trace is not None else None, seed))
+                if enough and holds(played, tuple(runs)):
                     break
-            return tuple(found)
+            return tuple(runs)
 
         fit = draws(self.fit.workload, "the fit")
         why: dict[str, tuple[Played, ...]] = {}
@@ -141,13 +141,13 @@ class EngineCheck:
             arrivals=TraceArrivals(),
             output_cap=self.fit.workload.output_cap,
             trace=self.trace,
-            classes={name: TrafficClass(priority=its.priority) for name, its in self.fit.workload.classes.items()},
+            classes={name: TrafficClass(priority=one.priority) for name, one in self.fit.workload.classes.items()},
         )
 
     def _halves(self) -> dict[str, WorkloadConfig]:
         fitted = self.fit.workload
-        own = {name: replace(its, share=None) for name, its in fitted.classes.items()}
-        rows = {name: replace(its, share=None, lengths=None) for name, its in fitted.classes.items()}
+        own = {name: replace(traffic, share=None) for name, traffic in fitted.classes.items()}
+        rows = {name: replace(traffic, share=None, lengths=None) for name, traffic in fitted.classes.items()}
         return {
             "the trace's times, fitted lengths": replace(self.replay(), lengths=fitted.lengths, classes=own),
             "fitted times, lengths of its rows": replace(

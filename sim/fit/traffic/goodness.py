@@ -42,20 +42,20 @@ class Traffic:
     def figures(self) -> dict[str, float]:
         """The figures compared, by name with unit; undefined ones are left out."""
         gaps = np.diff(self.sent_ns) / NS_PER_S
-        found: dict[str, float | None] = {
+        by_name: dict[str, float | None] = {
             "requests/s": (len(self.sent_ns) - 1) * NS_PER_S / float(self.sent_ns[-1]),
             "gaps: CV": float(gaps.std() / gaps.mean()),
             "gaps: p50 s": float(np.percentile(gaps, 50)),
             "gaps: p99 s": float(np.percentile(gaps, 99)),
         }
-        found |= {f"dispersion at {window} s": index for window, index in self.dispersion.items()}
+        by_name |= {f"dispersion at {window} s": index for window, index in self.dispersion.items()}
         for side, tokens in (("prompt", self.prompt_tokens), ("output", self.output_tokens)):
-            found[f"{side} tokens: mean"] = float(tokens.mean())
-            found |= {f"{side} tokens: p{q}": float(np.percentile(tokens, q)) for q in (50, 99)}
+            by_name[f"{side} tokens: mean"] = float(tokens.mean())
+            by_name |= {f"{side} tokens: p{q}": float(np.percentile(tokens, q)) for q in (50, 99)}
         if len({*self.prompt_tokens.tolist()}) > 1 and len({*self.output_tokens.tolist()}) > 1:
             correlation: Any = spearmanr(self.prompt_tokens, self.output_tokens)
-            found["rank correlation"] = float(correlation.statistic)
-        return {name: value for name, value in found.items() if value is not None}
+            by_name["rank correlation"] = float(correlation.statistic)
+        return {name: value for name, value in by_name.items() if value is not None}
 
 
 @dataclass(frozen=True)

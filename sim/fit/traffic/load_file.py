@@ -36,15 +36,15 @@ def scenario_text(engine: Mapping[str, Any], workload: WorkloadConfig, comments:
 def written(config: Any) -> dict[str, Any]:
     """The fields of a config as a scenario writes them, with units; without those at their defaults, but for `kind`."""
     hints = get_type_hints(type(config), include_extras=True)
-    found: dict[str, Any] = {}
+    document: dict[str, Any] = {}
     for each in fields(config):
         value = getattr(config, each.name)
         default = each.default_factory() if callable(each.default_factory) else each.default
         if each.name == "kind" or value != default:
-            found[each.name] = _written(value, hints[each.name])
-    if "kind" in found:
-        found = {"kind": found.pop("kind"), **found}
-    return found
+            document[each.name] = _written(value, hints[each.name])
+    if "kind" in document:
+        document = {"kind": document.pop("kind"), **document}
+    return document
 
 
 def _written(value: Any, hint: Any) -> Any:

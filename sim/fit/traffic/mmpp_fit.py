@@ -67,10 +67,10 @@ def _search(start: Floats, states: int, gaps: Floats) -> tuple[float, Floats]:
     def minus(values: Floats) -> tuple[float, Floats]:
         near = np.concatenate((values[None], values + _NEAR * np.eye(len(values))))
         likelihoods = log_likelihoods(near, states, gaps)
-        found = np.where(np.isfinite(likelihoods), -likelihoods / len(gaps), _IMPOSSIBLE)
-        return float(found[0]), (found[1:] - found[0]) / _NEAR
+        losses = np.where(np.isfinite(likelihoods), -likelihoods / len(gaps), _IMPOSSIBLE)
+        return float(losses[0]), (losses[1:] - losses[0]) / _NEAR
 
-    found = minimize(
+    solution = minimize(
         minus,
         start,
         jac=True,
@@ -78,7 +78,7 @@ def _search(start: Floats, states: int, gaps: Floats) -> tuple[float, Floats]:
         bounds=[(-_BOUND, _BOUND)] * len(start),
         options={"maxiter": _STEPS[states], "ftol": 1e-8},
     )
-    return float(found.fun), found.x
+    return float(solution.fun), solution.x
 
 
 def _first_starts(gaps: Floats) -> list[Floats]:
@@ -142,13 +142,13 @@ def _product(decay: Floats, step: Floats, gaps: Floats) -> tuple[Floats, Floats]
     cut = len(gaps) // length * length
     product, logs = np.broadcast_to(np.eye(states), (laws, 1, states, states)), np.zeros(laws)
     for part in (gaps[:cut].reshape(-1, length), gaps[None, cut:]):  # the last stretch is what is left
-        found = np.broadcast_to(np.eye(states), (laws, len(part), states, states))
+        factors = np.broadcast_to(np.eye(states), (laws, len(part), states, states))
         for i in range(part.shape[1]):
-            found = found * np.exp(decay[:, None, :] * part[None, :, i, None])[:, :, None, :]
-            found = (found.reshape(laws, -1, states) @ step).reshape(found.shape)
+            factors = factors * np.exp(decay[:, None, :] * part[None, :, i, None])[:, :, None, :]
+            factors = (factors.reshape(laws, -1, states) @ step).reshape(factors.shape)
             if i % _SCALED_EVERY == 0 or i == part.shape[1] - 1:
-                found, logs = _scaled(found, logs)
-        product = np.concatenate((product, found), axis=1)
+                factors, logs = _scaled(factors, logs)
+        product = np.concatenate((product, factors), axis=1)
     while product.shape[1] > 1:
         odd = product[:, -1:] if product.shape[1] % 2 else product[:, :0]
         pairs = product[:, : product.shape[1] // 2 * 2 : 2] @ product[:, 1::2]
@@ -169,8 +169,8 @@ def _process(values: Floats, states: int, unit_s: float) -> MmppArrivals:
     rates, stays, weights = (np.exp(part) for part in _parts(values, states))
     order = np.argsort(rates)
     rates, weights = rates / rates.max(), weights / weights.max()
-    found = (MmppState(_digits(rates[i]), _stay_ns(float(stays[i]) * unit_s), _digits(weights[i])) for i in order)
-    return MmppArrivals(1 / unit_s, tuple(found))
+    slow_first = (MmppState(_digits(rates[i]), _stay_ns(float(stays[i]) * unit_s), _digits(weights[i])) for i in order)
+    return MmppArrivals(1 / unit_s, tuple(slow_first))
 
 
 def _digits(value: float) -> float:

@@ -68,9 +68,9 @@ def fit_sessions(rows: TraceRows) -> tuple[SessionFit | None, list[str]]:
 def _think_ns(rows: TraceRows, wait_ns: Ints, parent: Ints, later: np.ndarray) -> tuple[Ints, list[str]]:
     """Think time in ns before each later turn, and notes; it includes the engine's time where no row has the time of
     its answer."""
-    told = later & (wait_ns != NOT_TOLD)
-    if told.any():
-        return wait_ns[told], []
+    known = later & (wait_ns != NOT_TOLD)
+    if known.any():
+        return wait_ns[known], []
     sent_ns = rows.labels["recorded"]
     return (sent_ns - sent_ns[parent])[later], [
         "no row tells when its answer came (columns.e2e): think times hold what the recorded engine took"

@@ -90,9 +90,9 @@ def _left_out(rows: TraceRows) -> list[str]:
             f"prompts share {100 * rows.hash_ids.reused_share:.1f} % of their units with earlier rows, which the fit"
             " does not: add shared_prefix, or replay the trace, where a prefix cache counts"
         )
-    told = [name for name in ("tenant", "deadline", "task") if name in rows.labels]
-    if told:
-        notes.append(f"{' and '.join(told)} of the rows are not in the fit")
+    labels = [name for name in ("tenant", "deadline", "task") if name in rows.labels]
+    if labels:
+        notes.append(f"{' and '.join(labels)} of the rows are not in the fit")
     return notes
 
 

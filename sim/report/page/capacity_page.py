@@ -44,12 +44,12 @@ def write_capacity_page(study: CapacityStudy, folder: Path) -> Path:
 
 def capacity_sections(study: CapacityStudy) -> list[Section]:
     """The sections of the page in their order."""
-    found = [Section("Decision", decision(study)), Section("Within the SLO against load", charts=[share_chart(study)])]
-    found.append(Section("Policies", views=[capacity_table(study)]))
-    found.append(Section("Sensitivity and what is not known", [[line] for line in remarks(study)]))
-    found.append(Section("Assumptions", [[heading(study.setup)], [f"objective: {study.objective}"]]))
-    found.append(Section("Every load tried", views=[_probes(study)], folded=True))
-    return found
+    page = [Section("Decision", decision(study)), Section("Within the SLO against load", charts=[share_chart(study)])]
+    page.append(Section("Policies", views=[capacity_table(study)]))
+    page.append(Section("Sensitivity and what is not known", [[line] for line in remarks(study)]))
+    page.append(Section("Assumptions", [[heading(study.setup)], [f"objective: {study.objective}"]]))
+    page.append(Section("Every load tried", views=[_probes(study)], folded=True))
+    return page
 
 
 def decision(study: CapacityStudy) -> list[Sentence]:
@@ -102,12 +102,12 @@ def share_chart(study: CapacityStudy) -> Chart:
 
 
 def _line(policy: PolicyCapacity, color: str, asked: float | None) -> Series:
-    found = probes(policy.case.book)
+    tried = probes(policy.case.book)
     base = asked or 0.0
-    low = [None if p.low is None else base + p.low for p in found]
-    high = [None if p.high is None else base + p.high for p in found]
-    shares = [base + p.margin for p in found]
-    return Series(policy.name, color, [p.load for p in found], shares, low, high, [p.grows for p in found])
+    low = [None if p.low is None else base + p.low for p in tried]
+    high = [None if p.high is None else base + p.high for p in tried]
+    shares = [base + p.margin for p in tried]
+    return Series(policy.name, color, [p.load for p in tried], shares, low, high, [p.grows for p in tried])
 
 
 def _probes(study: CapacityStudy) -> Table:

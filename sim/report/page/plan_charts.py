@@ -29,14 +29,14 @@ def slo_charts(tables: Tables) -> list[Chart]:
     target = _target(tables)
     within = ChartAxis("within the SLO", "share", "nines")
     caption = "Share within the SLO against load"
-    found = [Chart(caption, _LOAD, within, _lines(groups, "attainment", interval=True), target)]
+    charts = [Chart(caption, _LOAD, within, _lines(groups, "attainment", interval=True), target)]
     if target is None:
         beyond = ChartAxis("points beyond the objective, lower end", "points", "signed")
         worst = "The least that the worst class has beyond its objective"
         left_out = any(row["margin_low"] is None for _, rows in groups for row in rows)
         note = "Where one seed alone was simulated there is no interval, and no mark." if left_out else ""
-        found.append(Chart(worst, _LOAD, beyond, _lines(groups, "margin_low"), 0.0, note=note))
-    return [_noted(chart) for chart in found]
+        charts.append(Chart(worst, _LOAD, beyond, _lines(groups, "margin_low"), 0.0, note=note))
+    return [_noted(chart) for chart in charts]
 
 
 def _noted(chart: Chart) -> Chart:
@@ -125,7 +125,7 @@ def _groups(tables: Tables) -> Iterator[tuple[int, list[Row]]]:
 
 def _lines(groups: list[tuple[int, list[Row]]], column: str, *, interval: bool = False) -> list[Series]:
     """A line for each number of replicas, of the probes that have a value of `column`."""
-    found = []
+    series = []
     for i, (replicas, rows) in enumerate(groups):
         known = [row for row in rows if row[column] is not None]
         if not known:
@@ -134,5 +134,5 @@ def _lines(groups: list[tuple[int, list[Row]]], column: str, *, interval: bool =
         name = "1 replica" if replicas == 1 else f"{replicas} replicas"
         x, y = ([row[key] for row in known] for key in ("offered_rps", column))
         hollow = [one_seed_alone(row) for row in known]
-        found.append(Series(name, OKABE_ITO[i % len(OKABE_ITO)], x, y, low, high, hollow=hollow))
-    return found
+        series.append(Series(name, OKABE_ITO[i % len(OKABE_ITO)], x, y, low, high, hollow=hollow))
+    return series

@@ -250,5 +250,5 @@ def cell(tables: Tables, table: str, row: int, column: str) -> Cell:
 
 def glossary(shown: Sequence[str]) -> list[Row]:
     """Rows of term and meaning for the columns `shown` that need explaining, in that order."""
-    found = {COLUMNS[name].heading: COLUMNS[name].meaning for name in shown if COLUMNS[name].meaning}
-    return [{"term": term, "meaning": meaning} for term, meaning in found.items()]
+    meanings = {COLUMNS[name].heading: COLUMNS[name].meaning for name in shown if COLUMNS[name].meaning}
+    return [{"term": term, "meaning": meaning} for term, meaning in meanings.items()]

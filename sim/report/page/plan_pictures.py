@@ -39,13 +39,13 @@ def draw_pictures(tables: Tables, currency: str) -> dict[str, tuple[str, str]]:
     )
     if len(tables.get("traffic", [])) > 1:
         drawn["traffic"] = ("Traffic over time, within the SLO, and replicas enough", _traffic)
-    found = {}
+    pictures = {}
     with house_style():
         matplotlib.rcParams["svg.fonttype"] = "path"
         for name, (caption, draw) in drawn.items():
             matplotlib.rcParams["svg.hashsalt"] = name  # else the ids in the file differ from run to run
-            found[name] = (caption, _svg(draw(tables, currency)))
-    return found
+            pictures[name] = (caption, _svg(draw(tables, currency)))
+    return pictures
 
 
 def _svg(fig: Figure) -> str:
@@ -144,17 +144,17 @@ def _pareto(tables: Tables, currency: str) -> Figure:
 def _together(rows: list[Row], offered: float) -> list[list[Row]]:
     """`rows` with those side by side whose marks would hide each other, so close are they in cost and goodput."""
     most = max((row["cost_per_month"] for row in rows), default=0.0)
-    found: list[list[Row]] = []
+    groups: list[list[Row]] = []
     for row in rows:
-        for others in found:
+        for others in groups:
             first = others[0]
             cost, goodput = (abs(row[name] - first[name]) for name in ("cost_per_month", "goodput_rps"))
             if cost < 0.015 * most and goodput < 0.02 * offered:
                 others.append(row)
                 break
         else:
-            found.append([row])
-    return found
+            groups.append([row])
+    return groups
 
 
 def _asides(count: int) -> list[float]:

@@ -107,34 +107,34 @@ def view(tables: Tables, name: str, columns: tuple[str, ...], currency: str, row
 
 def sections(tables: Tables, currency: str, pictures: dict[str, str]) -> list[Section]:
     """The report's sections in their order; `pictures` has the caption of every picture that was drawn, by name."""
-    found = [Section("Recommendation", [*recommendation(tables, currency), *_start(tables)])]
+    page = [Section("Recommendation", [*recommendation(tables, currency), *_start(tables)])]
     if charts := slo_charts(tables):
-        found.append(Section("Within the SLO against load", charts=charts, pictures=_of(pictures, "replicas")))
+        page.append(Section("Within the SLO against load", charts=charts, pictures=_of(pictures, "replicas")))
     if charts := latency_charts(tables):
-        found.append(Section("Latency against load", charts=charts))
+        page.append(Section("Latency against load", charts=charts))
     if "traffic" in tables:
         views = [folded(view(tables, "traffic", TRAFFIC, currency))]
         if "growth" in tables:
             views.append(view(tables, "growth", GROWTH, currency))
         day = _of(pictures, "traffic")
-        told: Sentence = [
+        sentence_of_day: Sentence = [
             "Within the SLO is what all replicas give, all of them running all the time; replicas enough are how many"
             " would do, none of them simulated alone."
         ]
         charts = day_charts(tables)
-        found.append(Section("The rest of the traffic", [told], pictures=day, views=views, charts=charts))
+        page.append(Section("The rest of the traffic", [sentence_of_day], pictures=day, views=views, charts=charts))
     if "classes" in tables:
-        found.append(Section("What each class gets and costs", views=[view(tables, "classes", CLASSES, currency)]))
+        page.append(Section("What each class gets and costs", views=[view(tables, "classes", CLASSES, currency)]))
     if "what_if" in tables:
-        found.append(Section("What if", views=[view(tables, "what_if", WHAT_IF, currency)]))
+        page.append(Section("What if", views=[view(tables, "what_if", WHAT_IF, currency)]))
     if "sureness" in tables:
         sentence: Sentence = ["Sampling and cost-model error are apart: no interval here contains both."]
-        found.append(Section("How sure", [sentence], views=[view(tables, "sureness", SURENESS, currency)]))
-    found += search_sections(tables, currency)
-    found.append(Section("Assumptions", views=[view(tables, "assumptions", ("what", "assumed"), currency)]))
-    found.append(_configurations(tables, currency, pictures))
-    found.append(Section("Glossary", views=[view(tables, "glossary", ("term", "meaning"), currency)], folded=True))
-    return found
+        page.append(Section("How sure", [sentence], views=[view(tables, "sureness", SURENESS, currency)]))
+    page += search_sections(tables, currency)
+    page.append(Section("Assumptions", views=[view(tables, "assumptions", ("what", "assumed"), currency)]))
+    page.append(_configurations(tables, currency, pictures))
+    page.append(Section("Glossary", views=[view(tables, "glossary", ("term", "meaning"), currency)], folded=True))
+    return page
 
 
 def search_sections(tables: Tables, currency: str) -> list[Section]:
@@ -142,19 +142,19 @@ def search_sections(tables: Tables, currency: str) -> list[Section]:
     if "search" not in tables:
         return []
     views = [view(tables, "sensitivity", SENSITIVITY, currency)] if "sensitivity" in tables else []
-    found = [Section("What would change the decision", views=views)]
+    page = [Section("What would change the decision", views=views)]
     if "pareto" in tables:
         known = any(row["energy_j_per_output_token"] is not None for row in tables["pareto"])
-        told: list[Sentence] = (
+        notes: list[Sentence] = (
             [] if known else [["Joules a token are left out: no profile here has its power measured."]]
         )
         shown = view(tables, "pareto", PARETO, currency)
-        found.append(Section("What more money buys", told, views=[shown]))
+        page.append(Section("What more money buys", notes, views=[shown]))
     lost = [i for i, row in enumerate(tables["searched"]) if not row["twin"]][:FIRST]
     views = [view(tables, "search", SEARCH, currency), view(tables, "searched", SEARCHED, currency, lost)]
     views += [view(tables, "left_out", ("configurations", "why_lost"), currency)] if "left_out" in tables else []
     every: Sentence = [f"The first {len(lost)} of {len(tables['searched']):,} configurations; searched.csv has all."]
-    return [*found, Section("How it was found", [_RUNGS, every], views=views)]
+    return [*page, Section("How it was found", [_RUNGS, every], views=views)]
 
 
 def _configurations(tables: Tables, currency: str, pictures: dict[str, str]) -> Section:
@@ -250,8 +250,8 @@ def _grown(tables: Tables, index: int, currency: str) -> list[Sentence]:
     """What the recommended kind of replica would take of more traffic: a sentence, or none where it was not tried."""
     chosen = tables["configurations"][index]
     for i, row in enumerate(tables.get("what_if", [])):
-        mine = (row["gpu"], row["policy"], row["change"]) == (chosen["gpu"], chosen["policy"], GROWN)
-        if not mine or row["replicas_needed"] is None:
+        is_grown = (row["gpu"], row["policy"], row["change"]) == (chosen["gpu"], chosen["policy"], GROWN)
+        if not is_grown or row["replicas_needed"] is None:
             continue
         change, needed, cost = (
             cell(tables, "what_if", i, name) for name in ("change", "replicas_needed", "cost_per_month_needed")
@@ -290,14 +290,14 @@ def _lost(tables: Tables, index: int, currency: str) -> Sentence:
 
 def _uncertainty(tables: Tables, index: int) -> Sentence:
     chosen = tables["configurations"][index]
-    mine = {
+    row_of = {
         (row["error"], row["quantity"]): i
         for i, row in enumerate(tables["sureness"])
         if (row["gpu"], row["policy"]) == (chosen["gpu"], chosen["policy"])
     }
 
     def of(error: str, quantity: str, column: str) -> Cell:
-        return cell(tables, "sureness", mine[error, quantity], column)
+        return cell(tables, "sureness", row_of[error, quantity], column)
 
     sampling = ("sampling", "attainment")
     low, high = (of(*sampling, end) for end in ("low", "high"))
@@ -308,11 +308,11 @@ def _uncertainty(tables: Tables, index: int) -> Sentence:
         " within the SLO",
     ]
     sentence += [" at both ends of the interval"] if low.text == high.text else []
-    if ("cost model", "replicas") not in mine:
+    if ("cost model", "replicas") not in row_of:
         unknown: Sentence = ["; the error of the step times is ", of("cost model", "step_time", "source")]
         return [*sentence, *unknown, f", so how many replicas hold {HOW}"]
     sentence += ["; apart from that, step times that are off by ", of("cost model", "step_time", "low"), " to "]
-    replicas = tables["sureness"][mine["cost model", "replicas"]]
+    replicas = tables["sureness"][row_of["cost model", "replicas"]]
     fewest, most = (
         "more than max_replicas" if replicas[end] is None else of("cost model", "replicas", end)
         for end in ("low", "high")

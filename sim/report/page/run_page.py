@@ -59,26 +59,26 @@ def write_run_page(results: Results, pictures: Sequence[Path], load: float | Non
 
 def run_sections(results: Results, load: float, pictures: Sequence[str] = ()) -> list[Section]:
     """The sections of a run's page in their order."""
-    found = [Section("Decision", decision(results, load))]
+    page = [Section("Decision", decision(results, load))]
     if charts := share_charts(results):
-        found.append(Section("Within the SLO against load", charts=charts))
-    found.append(Section("Latency against load", charts=latency_charts(results)))
+        page.append(Section("Within the SLO against load", charts=charts))
+    page.append(Section("Latency against load", charts=latency_charts(results)))
     if (results.scenario.get("replicas") or {}).get("autoscaler"):
-        found.append(Section("Replicas over time", charts=fleet_charts(results, load)))
+        page.append(Section("Replicas over time", charts=fleet_charts(results, load)))
     at = f"Policies {at_load(load_name(results), load)}"
-    found.append(Section(at, views=[run_table(results, load)]))
+    page.append(Section(at, views=[run_table(results, load)]))
     if classes := list(results.scenario["workload"].get("classes", {})):
         columns = [f"{metric}[{name}]" for name in classes for metric in ("in_slo", "ttft_p99_s")]
         shown = [(sweep, sweep.index(load)) for sweep in sweeps_at(results, load)]
-        found.append(Section("What each class gets", views=[policy_table(results, shown, columns)]))
-    found.append(Section("Assumptions", _assumptions(results, load)))
-    found.append(Section("Throughput against what a user gets", charts=[frontier_chart(results)], folded=True))
+        page.append(Section("What each class gets", views=[policy_table(results, shown, columns)]))
+    page.append(Section("Assumptions", _assumptions(results, load)))
+    page.append(Section("Throughput against what a user gets", charts=[frontier_chart(results)], folded=True))
     every = [(sweep, i) for sweep in sweeps(results) for i in range(len(sweep.loads))]
     columns = ["load", *usual_columns(results, every)]
-    found.append(Section("Every load", views=[policy_table(results, every, columns, brief=True)], folded=True))
+    page.append(Section("Every load", views=[policy_table(results, every, columns, brief=True)], folded=True))
     if pictures:
-        found.append(Section("Pictures", pictures=[(name, name) for name in pictures], folded=True))
-    return found
+        page.append(Section("Pictures", pictures=[(name, name) for name in pictures], folded=True))
+    return page
 
 
 # ---- the sentences
@@ -90,22 +90,22 @@ def decision(results: Results, load: float) -> list[Sentence]:
     sure: Sentence = [f"That is of {seeds_text(results)}; ± is half a 95 % interval over seeds. The error of the step"]
     sure += [" costs is in no interval: the assumptions say what is known of it."]
     every = [(sweep, decided(results, sweep)) for sweep in sweeps(results)]
-    most = {sweep.policy: found.highest for sweep, found in every if found.highest is not None}
+    most = {sweep.policy: of_policy.highest for sweep, of_policy in every if of_policy.highest is not None}
     held = sorted((sweep for sweep, _ in every if sweep.policy in most), key=lambda sweep: -most[sweep.policy])
-    untold = _untold(load_name(results), [found for _, found in every])
+    untold = _untold(load_name(results), [of_policy for _, of_policy in every])
     if not held:
         surely = " whatever the error of the step costs" if untold else ""
         return [[f"No policy meets {results.manifest['objective']} at any load tested{surely}."], *untold, sure]
     shown = next(sweep for sweep in (*held, *sweeps(results)) if sweep.tested(load))
     gets = _what_requests_get(results, shown, shown.index(load))
-    each = "; ".join(f"{found.name}: {decision_text(found, load_name(results))}" for _, found in every)
+    each = "; ".join(f"{of_policy.name}: {decision_text(of_policy, load_name(results))}" for _, of_policy in every)
     judged: list[Sentence] = [[f"At the lower end of the interval, {each}."]] if num_seeds(results) > 1 else []
     return [_who_sustains(results, held, most), *judged, *untold, gets, sure]
 
 
 def _untold(name: str, every: Sequence[Decision]) -> list[Sentence]:
     """Which loads the error of the step costs decides, a sentence; [] where it decides none."""
-    loads = {found.name: [load_text(name, each.load) for each in found.loads if each.by_cost] for found in every}
+    loads = {one.name: [load_text(name, each.load) for each in one.loads if each.by_cost] for one in every}
     each = [f"{policy} at {', '.join(texts)}" for policy, texts in loads.items() if texts]
     return [[f"Whether the SLO is met by {'; by '.join(each)} {HOW}."]] if each else []
 
@@ -150,7 +150,7 @@ def _what_requests_get(results: Results, sweep: PolicyCurve, i: int) -> Sentence
 def _assumptions(results: Results, load: float) -> list[Sentence]:
     """What a run rests on, a line each: costs, KV memory, the workload, and every warning that its table has."""
     manifest = results.manifest
-    drawn = next((its for its in manifest["workload"] if its["load"] == load), manifest["workload"][0])
+    drawn = next((each for each in manifest["workload"] if each["load"] == load), manifest["workload"][0])
     lines = [manifest["heading"], manifest["kv"], drawn["text"], *drawn["notes"], systems_note(results)]
     return [[line] for line in (*lines, *warnings(results, load)) if line]
 
@@ -161,14 +161,14 @@ def _assumptions(results: Results, load: float) -> list[Sentence]:
 def share_charts(results: Results) -> list[Chart]:
     """The share of requests within the SLO against load, of each class where classes have objectives of their own; the
     margin where the objective is of no share of the requests."""
-    found = []
+    charts = []
     for each in slo_shares(results):
         caption = f"{each.request_class}: {each.objective}" if each.request_class else each.objective
         axis = ChartAxis(f"{each.counted} within the SLO", "share", "nines")
         lines = _lines(results, each.metric, PolicyCurve.values)
-        found.append(Chart(caption, _loads(results), axis, lines, each.target))
-    if found or np.isnan(column(results.summary, "slo_margin")).all():
-        return found
+        charts.append(Chart(caption, _loads(results), axis, lines, each.target))
+    if charts or np.isnan(column(results.summary, "slo_margin")).all():
+        return charts
     margin = ChartAxis("margin of the SLO", "share")
     lines = _lines(results, "slo_margin", PolicyCurve.values)
     return [Chart(f"Margin of {results.manifest['objective']}", _loads(results), margin, lines, 0.0)]
@@ -177,7 +177,7 @@ def share_charts(results: Results) -> list[Chart]:
 def latency_charts(results: Results) -> list[Chart]:
     """P99 latencies against load, of tasks too, without loads at which the queue grows, and the SLO's bound where it
     has one."""
-    found = []
+    charts = []
     titles = {name: LATENCIES[name].title for name in ("ttft", "tpot", "norm_latency")}
     if f"{TASK_E2E}_p99_s" in results.summary:
         titles[TASK_E2E] = TASK_TITLE
@@ -185,8 +185,8 @@ def latency_charts(results: Results) -> list[Chart]:
         lines = _lines(results, f"{name}_p99_s", PolicyCurve.stable)
         bounds = slo_bounds(results, name, "p99")
         axis = ChartAxis(title, "seconds", "log")
-        found.append(Chart(f"P99 {title}", _loads(results), axis, lines, min(bounds, default=None)))
-    return found
+        charts.append(Chart(f"P99 {title}", _loads(results), axis, lines, min(bounds, default=None)))
+    return charts
 
 
 def frontier_chart(results: Results) -> Chart:
@@ -225,12 +225,12 @@ def fleet_charts(results: Results, load: float) -> list[Chart]:
     time = ChartAxis("time since the start of the run", "seconds")
     targets = [each.target for each in slo_shares(results)]
     share = ChartAxis("within the SLO", "share")
-    found = []
+    charts = []
     for caption, lines in drawn.items():
         is_share = caption == "within the SLO"
         target = targets[0] if is_share and len(targets) == 1 else None
-        found.append(Chart(caption, time, share if is_share else ChartAxis(caption), lines, target))
-    return [chart for chart in found if chart.series]
+        charts.append(Chart(caption, time, share if is_share else ChartAxis(caption), lines, target))
+    return [chart for chart in charts if chart.series]
 
 
 def _loads(results: Results) -> ChartAxis:
@@ -243,7 +243,7 @@ def _loads(results: Results) -> ChartAxis:
 def _lines(results: Results, metric: str, values: Callable[[PolicyCurve, str], Floats]) -> list[Series]:
     """A line a policy that has a value of `metric` at some load."""
     styles = policy_styles(sweeps(results))
-    found = []
+    lines = []
     for sweep in sweeps(results):
         y = values(sweep, metric)
         if np.isnan(y).all() and not sweep.unstable.any():
@@ -254,8 +254,8 @@ def _lines(results: Results, metric: str, values: Callable[[PolicyCurve, str], F
         ends = (_known(low), _known(high)) if np.isfinite(half).any() else ((), ())
         crosses = [bool(each) for each in sweep.unstable]
         dashed = style.linestyle != "-"
-        found.append(Series(sweep.name, style.color, sweep.loads.tolist(), _known(y), *ends, crosses, dashed=dashed))
-    return found
+        lines.append(Series(sweep.name, style.color, sweep.loads.tolist(), _known(y), *ends, crosses, dashed=dashed))
+    return lines
 
 
 def _known(values: Floats) -> list[float | None]:

@@ -65,7 +65,7 @@ def _panel(
     edges: tuple[float, float],
 ) -> None:
     """Draws one policy; `edges` are those of the axis of loads, up to which an open verdict reaches."""
-    found = policy.found
+    capacity = policy.found
 
     def place(margin: float) -> float:
         return margin if asked is None else float(nines(asked + margin))
@@ -83,12 +83,12 @@ def _panel(
         filled = style.color if p.decided else "white"
         ax.plot([p.load], [place(p.margin)], marker=marker, color=style.color, markersize=5.5, zorder=3, mfc=filled)
     ax.axhline(place(0), color=GREY, linestyle=(0, (4, 1.5)), linewidth=1.2)
-    if found.load is not None:
-        ends = [edge if end is None else end for end, edge in zip((found.low, found.high), edges, strict=True)]
+    if capacity.load is not None:
+        ends = [edge if end is None else end for end, edge in zip((capacity.low, capacity.high), edges, strict=True)]
         ax.axvspan(*ends, color=style.color, alpha=0.18, linewidth=0)
-        decided = found.low is not None and found.high is not None
-        ax.axvline(found.load, color=style.color, linewidth=1.0, linestyle="-" if decided else ":")
-    ax.set_title(f"{policy.name}: {capacity_in_words(study, found)}", size=9)
+        decided = capacity.low is not None and capacity.high is not None
+        ax.axvline(capacity.load, color=style.color, linewidth=1.0, linestyle="-" if decided else ":")
+    ax.set_title(f"{policy.name}: {capacity_in_words(study, capacity)}", size=9)
 
 
 def _margin_axis(ax: Any, most: float) -> None:

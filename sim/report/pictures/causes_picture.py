@@ -45,29 +45,29 @@ _BAR_INCH = 0.42
 # ---- the picture
 
 
-def causes_picture(results: Results, found: list[dict[str, Any]], load: float, num_seeds: int, path: Path) -> None:
+def causes_picture(results: Results, bars: list[dict[str, Any]], load: float, num_seeds: int, path: Path) -> None:
     """Writes two bars a policy (and request class): misses by cause, as a share of offered requests and of misses.
 
     >>> rows = batchsim.misses(results, ["static", "vllm"], load=20, seeds=[0, 1])
     >>> batchsim.misses_picture(results, rows, load=20, num_seeds=2, path=Path("misses.png"))
     """
-    order = _order(found)
+    order = _order(bars)
     colors = _shades(order)
     with house_style():
-        fig = figure(12.0, 2.6 + _BAR_INCH * len(found) + 0.2 * (len(order) // 4))
+        fig = figure(12.0, 2.6 + _BAR_INCH * len(bars) + 0.2 * (len(order) // 4))
         shares, makeup = fig.subplots(1, 2, sharey=True)
-        _draw_bars(shares, found, order, colors, "offered")
-        _draw_bars(makeup, found, order, colors, "missed")
-        for row, one in enumerate(found):
+        _draw_bars(shares, bars, order, colors, "offered")
+        _draw_bars(makeup, bars, order, colors, "missed")
+        for row, one in enumerate(bars):
             share = 100 * one["missed"] / one["offered"]
             shares.text(share, row, f" {share:.3g} % of {one['offered']:,}", va="center", size=8, color=GREY)
-        names = [one["label"] + (f" · {one['request_class']}" if one["request_class"] else "") for one in found]
-        shares.set_yticks(range(len(found)), names)
-        shares.set_ylim(len(found) - 0.4, -0.6)
+        names = [one["label"] + (f" · {one['request_class']}" if one["request_class"] else "") for one in bars]
+        shares.set_yticks(range(len(bars)), names)
+        shares.set_ylim(len(bars) - 0.4, -0.6)
         # Room for the figures beside the bars.
-        shares.set_xlim(0, max(1.0, *(130 * one["missed"] / one["offered"] for one in found)))
+        shares.set_xlim(0, max(1.0, *(130 * one["missed"] / one["offered"] for one in bars)))
         shares.set_xticks([tick for tick in shares.get_xticks() if 0 <= tick <= 100])
-        counted = " and ".join(dict.fromkeys(one["counted"] for one in found))
+        counted = " and ".join(dict.fromkeys(one["counted"] for one in bars))
         shares.set_xlabel(f"offered {counted} that missed the SLO (%)")
         makeup.set_xlim(0, 100)
         makeup.set_xlabel("of the misses (%)")
@@ -84,12 +84,12 @@ def causes_picture(results: Results, found: list[dict[str, Any]], load: float, n
         save(fig, path, KIND)
 
 
-def _draw_bars(ax: Axes, found: list[dict[str, Any]], order: list[str], colors: dict[str, Any], of: str) -> None:
-    """A stacked bar for each row of `found`: misses by cause in percent of its count `of`, `offered` or `missed`."""
-    left = np.zeros(len(found))
+def _draw_bars(ax: Axes, bars: list[dict[str, Any]], order: list[str], colors: dict[str, Any], of: str) -> None:
+    """A stacked bar for each row of `bars`: misses by cause in percent of its count `of`, `offered` or `missed`."""
+    left = np.zeros(len(bars))
     for cause in order:
-        share = np.array([100 * _misses(one, cause, order) / max(one[of], 1) for one in found])
-        ax.barh(range(len(found)), share, left=left, height=0.68, color=colors[cause], edgecolor="white", linewidth=0.5)
+        share = np.array([100 * _misses(one, cause, order) / max(one[of], 1) for one in bars])
+        ax.barh(range(len(bars)), share, left=left, height=0.68, color=colors[cause], edgecolor="white", linewidth=0.5)
         left += share
     ax.grid(visible=False, axis="y")
 
@@ -98,10 +98,10 @@ def _kind(cause: str) -> str:
     return cause.partition(":")[0]
 
 
-def _order(found: list[dict[str, Any]]) -> list[str]:
+def _order(bars: list[dict[str, Any]]) -> list[str]:
     """The causes that get a segment, in the order of segments; a last one, `fewer`, sums those small in every bar."""
     largest: dict[str, float] = {}
-    for one in found:
+    for one in bars:
         for row in one["causes"]:
             share = sum(r["misses"] for r in one["causes"] if r["cause"] == row["cause"]) / one["missed"]
             largest[row["cause"]] = max(largest.get(row["cause"], 0.0), share)
@@ -112,8 +112,8 @@ def _order(found: list[dict[str, Any]]) -> list[str]:
 
 
 def _misses(one: dict[str, Any], cause: str, order: list[str]) -> int:
-    mine = (row for row in one["causes"] if row["cause"] == cause or (cause == _OTHERS and row["cause"] not in order))
-    return sum(row["misses"] for row in mine)
+    rows = (row for row in one["causes"] if row["cause"] == cause or (cause == _OTHERS and row["cause"] not in order))
+    return sum(row["misses"] for row in rows)
 
 
 def _shades(order: list[str]) -> dict[str, Any]:

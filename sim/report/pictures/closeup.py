@@ -69,18 +69,19 @@ def timeline_figure(results: Results, load: float, seed: int) -> Figure:
     with house_style():
         panel_inch = 1.75 if len(policies) <= _TALL_PANELS else 1.15
         spans = [results.spans(sweep.policy, load, seed) for sweep in policies]
-        scaled = [len({span.start_ns for span in its}) > 1 for its in spans]  # replicas came or went
+        scaled = [len({span.start_ns for span in of_policy}) > 1 for of_policy in spans]  # replicas came or went
         heights = [
             inch
-            for its, changed in zip(lanes, scaled, strict=True)
-            for inch in (panel_inch, ROW_INCH * len(its), _REPLICAS_INCH * changed)
+            for of_policy, changed in zip(lanes, scaled, strict=True)
+            for inch in (panel_inch, ROW_INCH * len(of_policy), _REPLICAS_INCH * changed)
             if inch
         ]
         fig = figure(11.0, 1.6 + sum(heights))
         axes = list(fig.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0])
         styles = policy_styles(sweeps(results))
         panels = iter(axes)
-        for sweep, (steps, requests), shares, its, changed in zip(policies, tables, lanes, spans, scaled, strict=True):
+        each = zip(policies, tables, lanes, spans, scaled, strict=True)
+        for sweep, (steps, requests), shares, replicas, changed in each:
             ax, color = next(panels), styles[sweep.policy].color
             ax.sharey(axes[0]) if ax is not axes[0] else None
             blocks = blocks_by_replica(results, sweep.policy)
@@ -89,7 +90,7 @@ def timeline_figure(results: Results, load: float, seed: int) -> Figure:
             if shares:
                 draw_lane_shares(next(panels), shares, edges_ns / _scale(edges_ns[-1]), color)
             if changed:
-                draw_replicas(next(panels), its, edges_ns, edges_ns / _scale(edges_ns[-1]), color)
+                draw_replicas(next(panels), replicas, edges_ns, edges_ns / _scale(edges_ns[-1]), color)
         axes[-1].set_xlabel("time since the start of the run (min)" if _in_minutes(until_ns) else "time (s)")
         handles = [
             Line2D([], [], color=GREY, label="running (policy's colour)"),

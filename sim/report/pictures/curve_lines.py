@@ -179,11 +179,11 @@ def height_inch(results: Results) -> float:
 def draw_lanes(ax: Axes, results: Results) -> None:
     """Draws a lane for each policy, the first at the top."""
     load_axis(ax, results)
-    found = curve_marks(results)
+    marks = curve_marks(results)
     drawn = styled_sweeps(results)
     right = float(ax.get_xlim()[1])
     for lane, (sweep, style) in enumerate(drawn):
-        _draw_lane(ax, lane, sweep, found[sweep.policy], style.color, right)
+        _draw_lane(ax, lane, sweep, marks[sweep.policy], style.color, right)
     ax.set_ylim(len(drawn) - 0.4, -0.6)
     ax.set_yticks(range(len(drawn)), [sweep.name for sweep, _ in drawn], size=8)
     ax.grid(visible=False, axis="y")

@@ -32,20 +32,20 @@ def lane_shares(
     if results.lanes(policy, load, seed) is None:
         return {}
     records = results.records(policy, load, seed)
-    found: dict[str, list[tuple[Floats, Floats]]] = {}
+    by_lane: dict[str, list[tuple[Floats, Floats]]] = {}
     for engine in by_engine(records):
         engine_records, replica = engine.records, None if records.replicas is None else engine.replica
         if not len(engine_records.lanes):
             continue
         waits = _share(_waits(engine_records), edges_ns)
-        found.setdefault(HOST, []).append(
+        by_lane.setdefault(HOST, []).append(
             (_share(np.concatenate(host_spans_ns(engine_records)), edges_ns), np.zeros_like(waits))
         )
         for name, spans in (
             device_rows(results, engine_records, policy, replica) or {"device": device_spans_ns(engine_records)}
         ).items():
-            found.setdefault(name, []).append((_share(spans, edges_ns), waits))
-    return {name: _means(shares) for name, shares in found.items()}
+            by_lane.setdefault(name, []).append((_share(spans, edges_ns), waits))
+    return {name: _means(shares) for name, shares in by_lane.items()}
 
 
 def draw_lane_shares(ax: Axes, shares: dict[str, tuple[Floats, Floats]], edges: Floats, color: str) -> None:

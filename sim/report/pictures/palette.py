@@ -57,13 +57,13 @@ def policy_styles(policies: list[PolicyCurve]) -> dict[str, PolicyStyle]:
     """
     kinds = {sweep.label: sweep.kind for sweep in policies}
     styles = dict(zip(kinds, kind_styles(list(kinds.values())), strict=True))
-    found = {}
+    by_policy = {}
     for sweep in policies:
         values = [each.policy for each in policies if each.label == sweep.label]
         style = styles[sweep.label]
         color = _shade(style.color, values.index(sweep.policy), len(values))
-        found[sweep.policy] = replace(style, color=color)
-    return found
+        by_policy[sweep.policy] = replace(style, color=color)
+    return by_policy
 
 
 def kind_styles(kinds_of: list[str]) -> list[PolicyStyle]:

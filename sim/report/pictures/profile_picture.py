@@ -100,9 +100,9 @@ def _foot(profile: Profile, table: _Samples | None) -> str:
     text += f" {hull.max_context:.0f}, prompts of {hull.max_chunk_context}"
     if table is not None:
         text += " · lines: fitted · bars: median distance between visits"
-    found = profile.held_out
-    if found is not None:
-        text += f" · held out: median {100 * found['p50']:.1f} %, bias {100 * found['bias']:+.2f} % ({found['what']})"
+    held = profile.held_out
+    if held is not None:
+        text += f" · held out: median {100 * held['p50']:.1f} %, bias {100 * held['bias']:+.2f} % ({held['what']})"
     return text
 
 
@@ -211,9 +211,9 @@ def _plain_ticks(ax: Axes, most: int) -> None:
 def _some_contexts(profile: Profile, table: _Samples | None) -> list[float]:
     """Up to five contexts to draw, tokens a sequence: of block A's samples, or without samples of the fitted grid."""
     if table is None:
-        found = [float(c) for c in profile.costs.decode_attention.context if c <= profile.hull.max_context]
+        contexts = [float(c) for c in profile.costs.decode_attention.context if c <= profile.hull.max_context]
     else:
         even = table.block == "A"
-        found = sorted(set((table.context[even] / table.num_decode[even]).tolist()))
-    step = max(1, -(-len(found) // 5))
-    return found[::-step][::-1]
+        contexts = sorted(set((table.context[even] / table.num_decode[even]).tolist()))
+    step = max(1, -(-len(contexts) // 5))
+    return contexts[::-step][::-1]

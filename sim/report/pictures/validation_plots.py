@@ -27,40 +27,40 @@ _MOST_DOTS = 4000  # dots in a panel; more would hide each other
 _WIDEST = 0.20  # largest signed error shown, as a share
 
 
-def write_pictures(found: Validation, stem: Path) -> list[Path]:
+def write_pictures(validation: Validation, stem: Path) -> list[Path]:
     """Writes STEM.png (latencies) and, where a live run counts, STEM-steps.png (step times); returns their paths."""
     latencies = stem.with_name(f"{stem.name}.png")
-    draw_latencies(found, latencies)
-    pairs = [point.pairs for point in found.live if point.pairs is not None]
+    draw_latencies(validation, latencies)
+    pairs = [point.pairs for point in validation.live if point.pairs is not None]
     if not pairs:
         return [latencies]
     steps = stem.with_name(f"{stem.name}-steps.png")
-    draw_steps(found, StepPairs.join(pairs), steps)
+    draw_steps(validation, StepPairs.join(pairs), steps)
     return [latencies, steps]
 
 
-def draw_latencies(found: Validation, path: Path) -> None:
+def draw_latencies(validation: Validation, path: Path) -> None:
     """Writes distributions of TTFT, TPOT and E2E, a row for each of the first MOST_ROWS points: measured runs as lines,
     the simulation dashed above; of aggregates the points that are known."""
-    points = found.points[:MOST_ROWS]
+    points = validation.points[:MOST_ROWS]
     with house_style():
         fig = figure(12.0, 1.9 + 2.5 * len(points))
         axes = fig.subplots(len(points), len(LATENCIES), squeeze=False, sharey=True)
         for row, point in zip(axes, points, strict=True):
             for ax, latency in zip(row, LATENCIES, strict=True):
                 _draw(ax, point, latency)
-                ax.set_title(f"{latency.upper()} · {found.where(point)}")
+                ax.set_title(f"{latency.upper()} · {validation.where(point)}")
             row[0].set_ylabel("share of requests")
-        kinds = "a line a run" if found.live else "a line a run; points: of aggregates"
+        kinds = "a line a run" if validation.live else "a line a run; points: of aggregates"
         handles = [
-            Line2D([], [], color=_MEASURED, linewidth=1.8, label=f"{found.beside}, {kinds}"),
+            Line2D([], [], color=_MEASURED, linewidth=1.8, label=f"{validation.beside}, {kinds}"),
             Line2D([], [], color=_SIMULATED, linewidth=1.6, linestyle=_DASHED, label="simulated"),
         ]
-        title = f"Latencies, simulated and {found.beside}, of the same requests"
-        foot = f"requests {'sent after the warm-up ' * bool(found.live)}that ended well, from their sending"
-        if (more := len(found.points) - len(points)) > 0:
+        title = f"Latencies, simulated and {validation.beside}, of the same requests"
+        foot = f"requests {'sent after the warm-up ' * bool(validation.live)}that ended well, from their sending"
+        if (more := len(validation.points) - len(points)) > 0:
             foot += f" · {more} more runs are in the table alone"
-        put_around(fig, title, found.heading, foot, handles)
+        put_around(fig, title, validation.heading, foot, handles)
         save(fig, path, KIND)
 
 
@@ -104,7 +104,7 @@ def _curve(ax: Axes, requests: MeasuredRequests, latency: str, **look: object) -
     return [float(values[0]), float(values[-1])]
 
 
-def draw_steps(found: Validation, pairs: StepPairs, path: Path) -> None:
+def draw_steps(validation: Validation, pairs: StepPairs, path: Path) -> None:
     """Writes two panels: every live step, predicted against measured; the spread of signed errors by region."""
     with house_style():
         fig = figure(12.0, 5.6)
@@ -119,7 +119,7 @@ def draw_steps(found: Validation, pairs: StepPairs, path: Path) -> None:
         put_around(
             fig,
             "Step times, predicted and measured",
-            found.heading,
+            validation.heading,
             "measured: from a step's start to the next one's, the host's part included · steps of all live runs that"
             " count",
             handles,

@@ -34,16 +34,16 @@ Value = Callable[[PolicyCurve, Landmarks], float]
 def vary_picture(results: Results, path: Path | str, load: float) -> None:
     """Writes the results against the varied key's value; latencies at `load`, where the policies share loads."""
     vary, unit = results.manifest["vary"], _UNITS.get(load_name(results), "")
-    rates: dict[str, Value] = {f"SLO crossed ({unit})": lambda _, its: _crossed(its.crossing)}
+    rates: dict[str, Value] = {f"SLO crossed ({unit})": lambda _, landmarks: _crossed(landmarks.crossing)}
     if is_auto(results):
         saturation = results.manifest["saturation_rps"]
         rates |= {
             "saturation (req/s)": lambda sweep, _: float(saturation[sweep.policy]),
-            f"knee ({unit})": lambda _, its: np.nan if its.knee is None else its.knee.load,
+            f"knee ({unit})": lambda _, landmarks: np.nan if landmarks.knee is None else landmarks.knee.load,
         }
     latencies = {} if is_auto(results) else _P99
-    found = curve_marks(results) if load_name(results) else {}
-    known = {title: _by_curve(results, found, value) for title, value in rates.items()} if found else {}
+    by_policy = curve_marks(results) if load_name(results) else {}
+    known = {title: _by_curve(results, by_policy, value) for title, value in rates.items()} if by_policy else {}
     empty = [title for title, values in known.items() if not np.isfinite(list(values.values())).any()]
     shown = {title: values for title, values in known.items() if title not in empty}
     with house_style():
@@ -99,9 +99,9 @@ def draw_latency(ax: Axes, results: Results, metric: str, load: float) -> None:
         )  # fmt: skip
 
 
-def _by_curve(results: Results, found: Mapping[str, Landmarks], value: Value) -> dict[str, float]:
+def _by_curve(results: Results, marks: Mapping[str, Landmarks], value: Value) -> dict[str, float]:
     """`value` of each curve by the name of its policy."""
-    return {sweep.policy: value(sweep, found[sweep.policy]) for sweep in sweeps(results)}
+    return {sweep.policy: value(sweep, marks[sweep.policy]) for sweep in sweeps(results)}
 
 
 def draw_rate(ax: Axes, results: Results, values: Mapping[str, float]) -> None:

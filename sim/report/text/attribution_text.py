@@ -59,14 +59,14 @@ def overview(
     }
 
 
-def overview_text(results: Results, found: dict[str, Any]) -> str:
-    """`found`, which `overview` returned, as text: a paragraph for the mean, one for each slow request."""
-    mean = _sum_text(found["mean_ns"], found["mean_parts"])
-    lines = [point_text(results, found), _paragraph(f"  mean of {found['requests']:,}: {mean}")]
-    lines += [_paragraph(_lanes_text(found["lanes"]))] if found["lanes"] else []
-    for one in found["slowest"]:
+def overview_text(results: Results, facts: dict[str, Any]) -> str:
+    """`facts`, which `overview` returned, as text: a paragraph for the mean, one for each slow request."""
+    mean = _sum_text(facts["mean_ns"], facts["mean_parts"])
+    lines = [point_text(results, facts), _paragraph(f"  mean of {facts['requests']:,}: {mean}")]
+    lines += [_paragraph(_lanes_text(facts["lanes"]))] if facts["lanes"] else []
+    for one in facts["slowest"]:
         end = "" if one["outcome"] == "finished" else f", {one['outcome']} ({one['reason']})"
-        by = found["by"] or ""
+        by = facts["by"] or ""
         value = one.get(f"{by}_ns")
         of = f", {LATENCIES[by].title} {format_duration(value)}" if value is not None else ""
         head = f"  request {one['request_id']} ({one['prompt_tokens']:,} + {one['output_tokens']:,} tokens{end}{of})"
@@ -89,16 +89,16 @@ def _finite(ns: float) -> float | None:
 def _lanes(records: Records) -> dict[str, Any] | None:
     """Of engines ahead of results: the shares of the time between their first and last step in which the host was at
     work, the device ran a step, and it stood still for the host; before how many of its `steps`. None without any."""
-    found: Counter[str] = Counter()
+    totals: Counter[str] = Counter()
     for engine_records in (engine.records for engine in by_engine(records) if len(engine.records.lanes)):
         device, waits_ns = device_spans_ns(engine_records), host_waits_ns(engine_records)
         host = np.clip(np.concatenate(host_spans_ns(engine_records)), device[0, 0], device[-1, 1])
-        found.update(host=int(np.diff(host).sum()), device=int(np.diff(device).sum()), waits=int(waits_ns.sum()))
-        found.update(steps=len(device), host_bound=int((waits_ns > 0).sum()), ns=int(device[-1, 1] - device[0, 0]))
-    if not found["ns"]:
+        totals.update(host=int(np.diff(host).sum()), device=int(np.diff(device).sum()), waits=int(waits_ns.sum()))
+        totals.update(steps=len(device), host_bound=int((waits_ns > 0).sum()), ns=int(device[-1, 1] - device[0, 0]))
+    if not totals["ns"]:
         return None
-    shares = {name: found[name] / found["ns"] for name in ("host", "device", "waits")}
-    return shares | {"host_bound_steps": found["host_bound"], "steps": found["steps"]}
+    shares = {name: totals[name] / totals["ns"] for name in ("host", "device", "waits")}
+    return shares | {"host_bound_steps": totals["host_bound"], "steps": totals["steps"]}
 
 
 def _lanes_text(lanes: dict[str, Any]) -> str:

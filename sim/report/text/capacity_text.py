@@ -65,21 +65,21 @@ def capacity_text(study: CapacityStudy) -> str:
         *table.lines(left=range(len(table.headings))),
         _effort(study),
     ]
-    lines += [f"paired: {one} − {other}  {_paired(found, study)}" for one, other, found in study.differences]
+    lines += [f"paired: {one} − {other}  {_paired(difference, study)}" for one, other, difference in study.differences]
     return "\n".join(fit(line) for line in lines + remarks(study))
 
 
 def capacity_table(study: CapacityStudy) -> Table:
     """A row a policy: its capacity, the probes or, where it is known, what the cost's error makes of the capacity, what
     breaks first above it, how the engine is used below it."""
-    told = any(policy.cost is not None for policy in study.policies)  # more seeds do not narrow it: in place of probes
-    heads = ("policy", f"capacity (95 %), {unit(study)}", "cost's error" if told else "probes")
+    has_cost = any(policy.cost is not None for policy in study.policies)  # no seeds narrow it: in place of probes
+    heads = ("policy", f"capacity (95 %), {unit(study)}", "cost's error" if has_cost else "probes")
     rows = [
         (
             Cell("capacity", i, "label", policy.name),
             capacity_cell(study, policy),
             Cell("capacity", i, "cost_error_share", by_cost(policy))
-            if told
+            if has_cost
             else Cell("capacity", i, "probes", str(len(policy.case.book))),
             Cell("capacity", i, "breaks", first_to_break(policy)),
             Cell("capacity", i, f"at_{AT_SHARE:g}", use_in_words(policy)),
@@ -141,18 +141,19 @@ def share_or_margin(margin: float, asked: float | None) -> str:
     return f"{100 * margin:+.3g} %".replace("-", "−") if margin else "0"
 
 
-def capacity_in_words(study: CapacityStudy, found: Capacity) -> str:
+def capacity_in_words(study: CapacityStudy, capacity: Capacity) -> str:
     """`9.1 [8.8, 9.3]`: capacity and interval, or words for an end no load decides; for a trace in requests/s too."""
-    if found.never and not found.undecided:
+    if capacity.never and not capacity.undecided:
         return "met at no rate" if study.scenario.load_name != "users" else "met by nobody"
-    if found.load is None and found.low == found.highest:
-        return f"met up to {number(found.low)}, the highest tried"
-    if found.load is None:
-        return "undecided" if found.never or found.low is None else f"met up to {number(found.low)}, then undecided"
-    ends = ("undecided" if end is None else number(end) for end in (found.low, found.high))
-    interval = f" [{', '.join(ends)}]" if found.num_seeds > 1 else ""
-    rps = f" = {number(found.load * study.rate)} req/s" if study.scenario.load_name == "rate_scale" else ""
-    return f"{number(found.load)}{interval}{rps}"
+    if capacity.load is None and capacity.low == capacity.highest:
+        return f"met up to {number(capacity.low)}, the highest tried"
+    if capacity.load is None:
+        met = "" if capacity.never or capacity.low is None else f"met up to {number(capacity.low)}, then "
+        return f"{met}undecided"
+    ends = ("undecided" if end is None else number(end) for end in (capacity.low, capacity.high))
+    interval = f" [{', '.join(ends)}]" if capacity.num_seeds > 1 else ""
+    rps = f" = {number(capacity.load * study.rate)} req/s" if study.scenario.load_name == "rate_scale" else ""
+    return f"{number(capacity.load)}{interval}{rps}"
 
 
 def by_cost(policy: PolicyCapacity) -> str:
@@ -164,16 +165,16 @@ def by_cost(policy: PolicyCapacity) -> str:
     return between(*("?" if share is None else number(load * (1 + share)) for share in reversed(policy.cost)))
 
 
-def open_ends(study: CapacityStudy, found: Capacity) -> str:
+def open_ends(study: CapacityStudy, capacity: Capacity) -> str:
     """Why the capacity, or an end of its interval, is not known; "" if all are."""
     ends: list[str] = []
-    if found.load is not None or found.never:
-        if found.low is None and (found.load is not None or found.undecided):
-            ends.append(f"no load from {number(found.lowest)} {unit(study)} on is decided to meet the SLO")
-        if found.high is None:
-            ends.append(f"no load up to {number(found.highest)} {unit(study)} is decided to miss the SLO")
-    elif found.low is None or found.low < found.highest:
-        ends.append(f"capacity not found up to {number(found.highest)} {unit(study)}")
+    if capacity.load is not None or capacity.never:
+        if capacity.low is None and (capacity.load is not None or capacity.undecided):
+            ends.append(f"no load from {number(capacity.lowest)} {unit(study)} on is decided to meet the SLO")
+        if capacity.high is None:
+            ends.append(f"no load up to {number(capacity.highest)} {unit(study)} is decided to miss the SLO")
+    elif capacity.low is None or capacity.low < capacity.highest:
+        ends.append(f"capacity not found up to {number(capacity.highest)} {unit(study)}")
     return "; ".join(ends)
 
 
@@ -211,12 +212,12 @@ def use_in_words(policy: PolicyCapacity) -> str:
 
 def _effort(study: CapacityStudy) -> str:
     """One line: seeds and requests of a probe (one load tried), and the number of probes and simulations."""
-    found = [p for policy in study.policies for p in probes(policy.case.book)]
-    requests = [round(p.num_requests / p.num_seeds) for p in found]
-    seeds = _from_to([p.num_seeds for p in found]) + (" seed" if max(p.num_seeds for p in found) == 1 else " seeds")
-    runs = sum(p.num_seeds for p in found)
+    tried = [p for policy in study.policies for p in probes(policy.case.book)]
+    requests = [round(p.num_requests / p.num_seeds) for p in tried]
+    seeds = _from_to([p.num_seeds for p in tried]) + (" seed" if max(p.num_seeds for p in tried) == 1 else " seeds")
+    runs = sum(p.num_seeds for p in tried)
     each = f"{_from_to(requests)} requests"
-    return f"a probe: {seeds} × {each}, as long as the scenario says; {len(found)} probes, {runs:,} simulations"
+    return f"a probe: {seeds} × {each}, as long as the scenario says; {len(tried)} probes, {runs:,} simulations"
 
 
 def _from_to(values: Sequence[float]) -> str:
@@ -224,23 +225,23 @@ def _from_to(values: Sequence[float]) -> str:
     return " to ".join(dict.fromkeys([number(min(values)), number(max(values))]))
 
 
-def _paired(found: Difference, study: CapacityStudy) -> str:
-    if found.mean is None:
-        return f"not known: {found.why}"
-    sign = "+" if found.mean > 0 else "−" if found.mean < 0 else ""
-    digits = 2 if max(abs(found.mean), found.half_width or 0.0) < 10 else 1
-    half = "" if found.half_width is None else f" ± {found.half_width:.{digits}f}"
-    remark = found.why or ("no difference" if found.is_none else "")
-    return f"{sign}{abs(found.mean):.{digits}f}{half} {unit(study)}" + (f" ({remark})" if remark else "")
+def _paired(difference: Difference, study: CapacityStudy) -> str:
+    if difference.mean is None:
+        return f"not known: {difference.why}"
+    sign = "+" if difference.mean > 0 else "−" if difference.mean < 0 else ""
+    digits = 2 if max(abs(difference.mean), difference.half_width or 0.0) < 10 else 1
+    half = "" if difference.half_width is None else f" ± {difference.half_width:.{digits}f}"
+    remark = difference.why or ("no difference" if difference.is_none else "")
+    return f"{sign}{abs(difference.mean):.{digits}f}{half} {unit(study)}" + (f" ({remark})" if remark else "")
 
 
 def _remarks(study: CapacityStudy) -> list[str]:
     """Lines, each starting with `! `, on what is not as one would expect."""
     lines = []
     for policy in study.policies:
-        found, why = policy.found, open_ends(study, policy.found)
+        capacity, why = policy.found, open_ends(study, policy.found)
         more = "raise --max-seeds or --max-probes"
-        if found.never:
+        if capacity.never:
             floor = [
                 f"{name.removesuffix('_s').replace('_', ' ')} {format_duration(1e9 * value)}"
                 for name, value in policy.floor.items()
@@ -252,8 +253,9 @@ def _remarks(study: CapacityStudy) -> list[str]:
             lines.append(f"! {policy.name}: {f'{why} ({more})' if why else 'no load meets the SLO'}: {at}: {text}")
         elif why:
             lines.append(f"! {policy.name}: {why}: {more}")
-        elif found.load is None:
-            lines.append(f"! {policy.name}: every load tried meets the SLO: its capacity is above {number(found.low)}")
+        elif capacity.load is None:
+            least = number(capacity.low)
+            lines.append(f"! {policy.name}: every load tried meets the SLO: its capacity is above {least}")
         if policy.untold is not None:
             lines.append(
                 f"! {policy.name}: whether the SLO is met at {number(policy.untold)} {unit(study)} the cost's error"
@@ -262,23 +264,24 @@ def _remarks(study: CapacityStudy) -> list[str]:
         if skipped := unmeasured(policy.case.book):
             loads = ", ".join(map(number, skipped))
             lines.append(f"! {policy.name}: nobody sends after the warm-up at {loads} {unit(study)}, which say nothing")
-        if found.fails_below:
-            loads = ", ".join(map(number, found.fails_below))
+        if capacity.fails_below:
+            loads = ", ".join(map(number, capacity.fails_below))
             lines.append(f"! {policy.name}: misses the SLO at lower loads too: {loads} {unit(study)}")
-        if found.load is not None and found.num_seeds == 1:
+        if capacity.load is not None and capacity.num_seeds == 1:
             lines.append(f"! {policy.name}: nothing here is random, so that there is no interval")
-        elif _is_wide(found, study.effort.precision):
+        elif _is_wide(capacity, study.effort.precision):
             lines.append(
                 f"! {policy.name}: not decided to ±{study.effort.precision:.0%}".replace("%", " %")
-                + f" with {found.num_seeds} seeds: raise --max-seeds or --max-probes"
+                + f" with {capacity.num_seeds} seeds: raise --max-seeds or --max-probes"
             )
     return lines
 
 
-def _is_wide(found: Capacity, precision: float) -> bool:
-    if found.load is None or found.low is None or found.high is None or found.load == math.floor(found.load) < 50:
+def _is_wide(capacity: Capacity, precision: float) -> bool:
+    load, low, high = capacity.load, capacity.low, capacity.high
+    if load is None or low is None or high is None or load == math.floor(load) < 50:
         return False
-    return (found.high - found.low) / 2 > 1.02 * precision * found.load
+    return (high - low) / 2 > 1.02 * precision * load
 
 
 def _saturation(study: CapacityStudy) -> list[str]:
@@ -361,8 +364,8 @@ def _scaled(study: CapacityStudy, load: float | None) -> float | None:
 
 
 def _row(study: CapacityStudy, policy: PolicyCapacity) -> dict[str, Any]:
-    found, users = policy.found, study.scenario.load_name == "users"
-    loads = {"capacity": found.load, "low": found.low, "high": found.high}
+    capacity, users = policy.found, study.scenario.load_name == "users"
+    loads = {"capacity": capacity.load, "low": capacity.low, "high": capacity.high}
     loads = {name: _scaled(study, load) for name, load in loads.items()}
     return {
         "policy": policy.label,
@@ -370,12 +373,12 @@ def _row(study: CapacityStudy, policy: PolicyCapacity) -> dict[str, Any]:
         ("capacity_users" if users else "capacity_rps"): loads["capacity"],
         "low": loads["low"],
         "high": loads["high"],
-        "why_unknown": open_ends(study, found),
-        "undecided_load": list(found.undecided),
+        "why_unknown": open_ends(study, capacity),
+        "undecided_load": list(capacity.undecided),
         "probes": len(policy.case.book),
-        "seeds": found.num_seeds,
-        "met": _met(found),
-        "fails_below_load": list(found.fails_below),
+        "seeds": capacity.num_seeds,
+        "met": _met(capacity),
+        "fails_below_load": list(capacity.fails_below),
         "not_measured": unmeasured(policy.case.book),
         "breaks": first_to_break(policy),
         "misses": [{"bound": m, "cause": c, "requests": n} for m, c, n in policy.breaks],
@@ -387,12 +390,12 @@ def _row(study: CapacityStudy, policy: PolicyCapacity) -> dict[str, Any]:
     }
 
 
-def _met(found: Capacity) -> str:
-    if found.load is not None:
+def _met(capacity: Capacity) -> str:
+    if capacity.load is not None:
         return "up to the capacity"
-    if found.never:
-        return "undecided" if found.undecided else "never"
-    return "always" if found.low == found.highest else "undecided"
+    if capacity.never:
+        return "undecided" if capacity.undecided else "never"
+    return "always" if capacity.low == capacity.highest else "undecided"
 
 
 def _error(error: CostError | Unknown) -> dict[str, Any]:

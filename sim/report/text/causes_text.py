@@ -32,24 +32,24 @@ def causes(results: Results, policies: Sequence[str], load: float, seeds: Sequen
     if not seeds:
         raise ScenarioError(f"{results.path}: the misses of no seed were asked for. Give at least one, like [0].")
     names = {s.policy: s.labels[s.index(load)] for s in sweeps_at(results, load)}
-    found = []
+    groups = []
     for policy in policies:
         scenario = scenario_of(results, policy)
         of_tasks = TaskObjectives.of(scenario)
         head = {"policy": policy, "label": names[policy]}
         if of_tasks is None or of_tasks.stated.judges_requests:
-            found += [head | row for row in _of_requests(results, policy, load, seeds, Objectives.of(scenario))]
+            groups += [head | row for row in _of_requests(results, policy, load, seeds, Objectives.of(scenario))]
         if of_tasks is not None:
             every = [task_misses(results.records(policy, load, seed), of_tasks) for seed in seeds]
             judged = sum((Counter(counts) for _, counts in every), Counter[str]())
             misses = pd.concat([frame for frame, _ in every], ignore_index=True)
-            found += [head | row for row in _by_class(misses, judged, sorted(judged), "tasks")]
-    if not found:
+            groups += [head | row for row in _by_class(misses, judged, sorted(judged), "tasks")]
+    if not groups:
         raise ScenarioError(
             f"{results.path}: nothing that the SLO bounds was measured {at_load(load_name(results), load)}: all of it"
             " began within the warm-up, or none ended. Lengthen the run, or shorten workload.warmup."
         )
-    return found
+    return groups
 
 
 def _of_requests(
@@ -110,12 +110,12 @@ def _counted(misses: pd.DataFrame) -> dict[str, Any]:
 # ---- the table
 
 
-def causes_text(results: Results, found: list[dict[str, Any]], load: float, num_seeds: int) -> str:
+def causes_text(results: Results, groups: list[dict[str, Any]], load: float, num_seeds: int) -> str:
     """What `causes` returned, as a table: a line for each policy (and request class), below it one for each cause."""
     seeds = "1 seed" if num_seeds == 1 else f"{num_seeds} seeds"
     lines = [f"SLO misses {at_load(load_name(results), load)} ({seeds}): {results.manifest['objective']}"]
-    width = max([len(row["cause"]) for one in found for row in one["causes"]] + [5])
-    for one in found:
+    width = max([len(row["cause"]) for one in groups for row in one["causes"]] + [5])
+    for one in groups:
         request_class = f", class {one['request_class']}" if one["request_class"] else ""
         share = 100 * one["missed"] / one["offered"]
         lines.append(

@@ -20,30 +20,30 @@ _COUNTED = ("in_slo", "slo_met", "goodput_rps", "throughput_rps", "uncompleted_s
 _IDS = 24  # request ids that the text lists at most
 
 
-def counterfactual_data(found: Counterfactual) -> dict[str, Any]:
+def counterfactual_data(comparison: Counterfactual) -> dict[str, Any]:
     """JSON values: misses before and after with their causes, ids of the misses that vanish, appear and remain, and
     metrics [before, after] in seconds or shares.
 
     `requests` counts the requests judged on each side, `shared` those judged on both; the ids are of shared ones, None
     if there are none.
     """
-    base, changed = found.base, found.changed
+    base, changed = comparison.base, comparison.changed
     before, after = set(base.misses["request_id"].tolist()), set(changed.misses["request_id"].tolist())
-    shared = found.shared
-    mine, theirs = before & shared, after & shared
+    shared = comparison.shared
+    missed_before, missed_after = before & shared, after & shared
     return {
-        "policy": found.point.spec.label,
-        "load": found.point.load,
-        "seed": found.point.seed,
-        "changes": [{"key": c.key, "before": c.before, "after": c.after} for c in found.changes],
-        "rerun": found.rerun,
-        "no_effect": found.no_effect,
+        "policy": comparison.point.spec.label,
+        "load": comparison.point.load,
+        "seed": comparison.point.seed,
+        "changes": [{"key": c.key, "before": c.before, "after": c.after} for c in comparison.changes],
+        "rerun": comparison.rerun,
+        "no_effect": comparison.no_effect,
         "shared": len(shared),
         "requests": [int(side.judged.sum()) for side in (base, changed)],
         "misses": [len(before), len(after)],
-        "vanish": sorted(mine - theirs) if shared else None,
-        "appear": sorted(theirs - mine) if shared else None,
-        "remain": sorted(mine & theirs) if shared else None,
+        "vanish": sorted(missed_before - missed_after) if shared else None,
+        "appear": sorted(missed_after - missed_before) if shared else None,
+        "remain": sorted(missed_before & missed_after) if shared else None,
         "causes": _causes(base.misses, changed.misses),
         "metrics": {name: [base.values.get(name), changed.values.get(name)] for name in (*_SHOWN, *_COUNTED)},
     }
@@ -56,31 +56,31 @@ def _causes(before: pd.DataFrame, after: pd.DataFrame) -> list[dict[str, Any]]:
     return [{"cause": cause, "misses": [int(count.get(cause, 0)) for count in counts]} for cause in names]
 
 
-def counterfactual_text(results: Results, found: dict[str, Any]) -> str:
-    """`found`, which `counterfactual_data` returned, as text wrapped to the output's width."""
-    changes = ", ".join(f"{c['key']} {_value(c['before'])} → {_value(c['after'])}" for c in found["changes"])
-    lines = [_fill(f"{point_text(results, found)}: {changes}")]
-    if found["rerun"]:
-        lines.append(_fill(f"! the results were {found['rerun']}; the unchanged point was simulated for this"))
-    before, after = found["misses"]
-    if found["no_effect"] and before == after:
+def counterfactual_text(results: Results, comparison: dict[str, Any]) -> str:
+    """`comparison`, which `counterfactual_data` returned, as text wrapped to the output's width."""
+    changes = ", ".join(f"{c['key']} {_value(c['before'])} → {_value(c['after'])}" for c in comparison["changes"])
+    lines = [_fill(f"{point_text(results, comparison)}: {changes}")]
+    if comparison["rerun"]:
+        lines.append(_fill(f"! the results were {comparison['rerun']}; the unchanged point was simulated for this"))
+    before, after = comparison["misses"]
+    if comparison["no_effect"] and before == after:
         return "\n".join([*lines, f"no effect: every request's times are the same, and so are {before:,} SLO misses"])
-    if found["shared"]:
-        vanish, appear = found["vanish"], found["appear"]
+    if comparison["shared"]:
+        vanish, appear = comparison["vanish"], comparison["appear"]
         lines.append(
             f"{before:,} SLO misses before, {after:,} after: {len(vanish):,} vanish, {len(appear):,} appear,"
-            f" {len(found['remain']):,} remain"
+            f" {len(comparison['remain']):,} remain"
         )
-        alone = sum(found["requests"]) - 2 * found["shared"]
+        alone = sum(comparison["requests"]) - 2 * comparison["shared"]
         lines += [f"  (of the requests that both sides judge: {alone:,} are of one side alone)"] if alone else []
         lines += [_fill(f"  {word}: {_ids(ids)}") for word, ids in (("vanish", vanish), ("appear", appear)) if ids]
     else:
         lines.append(f"{before:,} SLO misses before, {after:,} after; the requests differ, so no two are compared")
-    rows = [("misses by cause", "before", "after")] if found["causes"] else []
-    rows += [(row["cause"], *(f"{count:,}" for count in row["misses"])) for row in found["causes"]]
+    rows = [("misses by cause", "before", "after")] if comparison["causes"] else []
+    rows += [(row["cause"], *(f"{count:,}" for count in row["misses"])) for row in comparison["causes"]]
     rows += [("", "", "")] if rows else []
     rows.append(("", "before", "after"))
-    rows += [(_name(name), *(_shown(name, x) for x in pair)) for name, pair in found["metrics"].items()]
+    rows += [(_name(name), *(_shown(name, x) for x in pair)) for name, pair in comparison["metrics"].items()]
     width = max(len(row[0]) for row in rows)
     return "\n".join(lines + [f"  {a:<{width}}  {b:>10}  {c:>10}".rstrip() for a, b, c in rows])
 

@@ -37,43 +37,42 @@ LEGEND = (
 )
 
 
-def report(found: EngineFit) -> str:
+def report(engine_fit: EngineFit) -> str:
     """The terms with their intervals, the pairs that the runs cannot separate, the errors at each load, the claims."""
-    claimed = ", ".join(f"{_FIGURES[name]} ±{two_digits(100 * share)} %" for name, share in found.claims.items())
+    claimed = ", ".join(f"{_FIGURES[name]} ±{two_digits(100 * share)} %" for name, share in engine_fit.claims.items())
     parts = [
-        *terms_lines(found, "a latency"),
+        *terms_lines(engine_fit, "a latency"),
         "",
         fit(LEGEND),
-        *aligned(errors(found), left=(0, 1), close=True),
+        *aligned(errors(engine_fit), left=(0, 1), close=True),
         fit(f"claimed of other loads: {claimed}"),
     ]
     return "\n".join(parts)
 
 
-def terms_lines(found: EngineFit, of: str) -> list[str]:
+def terms_lines(engine_fit: EngineFit, of: str) -> list[str]:
     """The heading, the notes, and the terms with their intervals and shares `of` the measured time; the pairs of terms
     that cannot be separated."""
-    heading = (
-        f"{found.setup.scenario.name} · {', '.join(spec.name for spec in found.specs)} · {found.fitted.cost.describe()}"
-    )
-    lines = [heading, *(f"! {note}" for note in found.notes), ""]
-    terms = [["term", "", "value", "95 % interval", f"share of {of}", ""], *map(_row, found.known.terms)]
-    condition = f"condition number {found.known.condition:.3g}"
+    policies = ", ".join(spec.name for spec in engine_fit.specs)
+    heading = f"{engine_fit.setup.scenario.name} · {policies} · {engine_fit.fitted.cost.describe()}"
+    lines = [heading, *(f"! {note}" for note in engine_fit.notes), ""]
+    terms = [["term", "", "value", "95 % interval", f"share of {of}", ""], *map(_row, engine_fit.known.terms)]
+    condition = f"condition number {engine_fit.known.condition:.3g}"
     apart = [
         f"- {pair.one} and {pair.other} cannot be told apart (correlation {pair.correlation:+.3f}). It would be settled"
         f" by {pair.settles}"
-        for pair in found.known.confused
+        for pair in engine_fit.known.confused
     ]
-    paired = {name for pair in found.known.confused for name in (pair.one, pair.other)}
+    paired = {name for pair in engine_fit.known.confused for name in (pair.one, pair.other)}
     apart += [
         f"- {term.name} is small beside its interval: a run of {LARGER[term.name]} would say more"
-        for term in found.known.terms
+        for term in engine_fit.known.terms
         if not term.identified and term.name not in paired
     ]
     return [
         "\n".join(map(fit, lines)),
         *aligned(terms, left=(0, 1, -1), close=True),
-        fit(condition + ("" if found.known.confused else "; all terms can be told apart")),
+        fit(condition + ("" if engine_fit.known.confused else "; all terms can be told apart")),
         *map(fit, apart),
     ]
 
@@ -94,14 +93,14 @@ def _duration(ns: float) -> str:
     return format_duration(ns) if ns >= 10 or not ns else f"{ns:.2g} ns"
 
 
-def errors(found: EngineFit) -> Grid:
+def errors(engine_fit: EngineFit) -> Grid:
     """A row for each load, given ones first."""
-    rows = [[one.name, kind, *_cells(one)] for kind, ones in _kinds(found) for one in ones]
+    rows = [[one.name, kind, *_cells(one)] for kind, ones in _kinds(engine_fit) for one in ones]
     return [["run", "", *_FIGURES.values()], *rows]
 
 
-def _kinds(found: EngineFit) -> tuple[tuple[str, tuple[LoadError, ...]], ...]:
-    return ("given", found.given), ("held out", found.held_out)
+def _kinds(engine_fit: EngineFit) -> tuple[tuple[str, tuple[LoadError, ...]], ...]:
+    return ("given", engine_fit.given), ("held out", engine_fit.held_out)
 
 
 def _cells(one: LoadError) -> list[str]:

@@ -152,9 +152,9 @@ def _errors(head: str, rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _held_out(profile: Profile) -> list[list[str]]:
-    found = profile.held_out or {}
+    held_out = profile.held_out or {}
     return [
-        _errors("held out, kernels of batches", found.get("batches", ())),
-        _errors("held out, whole engine steps" if profile.setup is None else _AGAINST, found.get("steps", ())),
-        _errors("held out, scheduled ahead", found.get("ahead", ())),
+        _errors("held out, kernels of batches", held_out.get("batches", ())),
+        _errors("held out, whole engine steps" if profile.setup is None else _AGAINST, held_out.get("steps", ())),
+        _errors("held out, scheduled ahead", held_out.get("ahead", ())),
     ]

@@ -33,13 +33,13 @@ def asked_columns(text: str, classes: Iterable[str]) -> list[str]:
     for one that there is not."""
     short = {metric.heading.replace(" ", "_"): name for name, metric in METRICS.items()}
     known = {**short, **{name.removesuffix("_s"): name for name in METRICS}, **{name: name for name in METRICS}}
-    found: list[str] = []
+    columns: list[str] = []
     for part in text.split(","):
         match = _CLASS.fullmatch(part.strip())
         name = match["metric"].strip().replace(" ", "_") if match else part.strip()
         of = (match["of"] if match else "") or ""
         if name == BOUND_BY and not of:
-            found.append(BOUND_BY)
+            columns.append(BOUND_BY)
             continue
         if match is None or name not in known:
             near = [each for each in known.values() if name and name in each]
@@ -49,8 +49,8 @@ def asked_columns(text: str, classes: Iterable[str]) -> list[str]:
         if of and of[1:-1] not in (names := list(classes)):
             has = f"one of {', '.join(names)}" if names else "no class: the workload has none"
             raise ScenarioError(f"--columns {text}: {of[1:-1]} is no class. Write {has}.")
-        found.append(known[name] + of)
-    return found
+        columns.append(known[name] + of)
+    return columns
 
 
 def usual_columns(results: Results, shown: Sequence[tuple[PolicyCurve, int]]) -> list[str]:
@@ -159,10 +159,10 @@ def vary_line(results: Results) -> str:
 
 def curve_table(results: Results) -> list[str]:
     """The table's lines: each policy's saturation rate, knee, SLO crossing, and load from which the queue grows."""
-    name, found = load_name(results), curve_marks(results)
+    name, marks = load_name(results), curve_marks(results)
     grid = [["", "saturation", "knee", "SLO crossed at", "queue grows"]]
     for sweep in sweeps(results):
-        landmarks = found[sweep.policy]
+        landmarks = marks[sweep.policy]
         rate = f"{results.manifest['saturation_rps'][sweep.policy]:.3g} req/s"
         grid.append([sweep.name, rate, _knee(landmarks.knee), _crossed(landmarks.crossing), _grows(landmarks, name)])
     unit = {"mean_rate": "req/s", "users": "users", "rate_scale": "times the trace's rate"}[name]

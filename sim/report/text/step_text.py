@@ -18,16 +18,16 @@ LEGEND = (
 )
 
 
-def fit_report(found: StepFit) -> str:
+def fit_report(step_fit: StepFit) -> str:
     """The terms with their intervals, the errors of steps given and held out by kind of step, what is claimed."""
-    worst = max((abs(one.errors["step_time"] or 0.0) for one in found.held_out), default=0.0)
-    claim = found.claims["step_time"]
+    worst = max((abs(one.errors["step_time"] or 0.0) for one in step_fit.held_out), default=0.0)
+    claim = step_fit.claims["step_time"]
     return "\n".join(
         [
-            *terms_lines(found, "a step"),
+            *terms_lines(step_fit, "a step"),
             "",
             fit(LEGEND),
-            *aligned(step_grid(found.regions), left=(0, 1), close=True),
+            *aligned(step_grid(step_fit.regions), left=(0, 1), close=True),
             fit(
                 f"claimed of the time of other steps: ±{two_digits(100 * claim)} %, of many together; held out, the"
                 f" worst stretch is off by {100 * worst:.1f} %"
@@ -36,21 +36,21 @@ def fit_report(found: StepFit) -> str:
     )
 
 
-def compared_report(heading: str, notes: Sequence[str], found: Sequence[StepsCompared]) -> str:
+def compared_report(heading: str, notes: Sequence[str], comparisons: Sequence[StepsCompared]) -> str:
     """The errors of predicted step times by policy and kind of step."""
     lines = [heading, *(f"! {note}" for note in notes)]
     lines += [
         f"! {one.name}: {one.recorded - one.compared:,} of {one.recorded:,} steps are not compared: what their log"
         f" leaves open moves their predicted time by more than {100 * OPEN:g} %"
-        for one in found
+        for one in comparisons
         if one.compared < one.recorded
     ]
     lines += [
         f"{one.name}: without the host's part the bias of all is {100 * one.device_bias:+.1f} %"
-        for one in found
+        for one in comparisons
         if one.device_bias is not None
     ]
-    grid = step_grid([(one.name, one.rows) for one in found])
+    grid = step_grid([(one.name, one.rows) for one in comparisons])
     return "\n".join([*map(fit, [*lines, "", LEGEND]), *aligned(grid, left=(0, 1), close=True)])
 
 

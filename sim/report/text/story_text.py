@@ -77,7 +77,7 @@ def story(
     (row,) = records.requests[known == request]
     finished = row["outcome"] == FINISHED
     facts = ("prompt_tokens", "output_tokens", "sent_ns", "num_preemptions", "recomputed_tokens", "cached_tokens")
-    found = {
+    answer = {
         "policy": policy,
         "load": load,
         "seed": seed,
@@ -92,9 +92,9 @@ def story(
     }
     if records.replicas is not None:
         (replica,) = records.replicas.requests[known == request].tolist()
-        found |= {"replica": None if replica == MISSING else replica, "num_retries": int(row["num_retries"])}
-    assert life.ns == found["e2e_ns"], "parts sum to E2E"
-    return found | {"sentence": _sentence(life, found), "line": _line(life, stories.steps(request))}
+        answer |= {"replica": None if replica == MISSING else replica, "num_retries": int(row["num_retries"])}
+    assert life.ns == answer["e2e_ns"], "parts sum to E2E"
+    return answer | {"sentence": _sentence(life, answer), "line": _line(life, stories.steps(request))}
 
 
 def _line(story: Story, steps: NDArray[np.void]) -> str:
@@ -214,26 +214,26 @@ def _count(number: int, one: str) -> str:
 # ---- the text
 
 
-def story_text(results: Results, found: dict[str, Any]) -> str:
-    """`found`, which `story` returned, as text: sentence, timeline in letters, chapters, and the exact sum.
+def story_text(results: Results, facts: dict[str, Any]) -> str:
+    """`facts`, which `story` returned, as text: sentence, timeline in letters, chapters, and the exact sum.
 
     >>> life = batchsim.life(results, "vllm", load=20, seed=0, request=3)
     >>> print(batchsim.life_text(results, life).splitlines()[1].strip())
     36.9 ms: arrived 6.92 ms before the running step ended, prefill 20 ms in 2 chunks, decoding 10 ms
     """
-    request_class = f" of class {found['request_class']}" if found["request_class"] else ""
-    tokens = f"{found['prompt_tokens']:,} + {found['output_tokens']:,} tokens"
-    sent_s = found["sent_ns"] / NS_PER_S
+    request_class = f" of class {facts['request_class']}" if facts["request_class"] else ""
+    tokens = f"{facts['prompt_tokens']:,} + {facts['output_tokens']:,} tokens"
+    sent_s = facts["sent_ns"] / NS_PER_S
     head = (
-        f"{point_text(results, found)}: request {found['request_id']}{request_class} ({tokens}), sent at {sent_s:.6f} s"
+        f"{point_text(results, facts)}: request {facts['request_id']}{request_class} ({tokens}), sent at {sent_s:.6f} s"
     )
-    life = f"{format_duration(found['e2e_ns'])}: {found['sentence']}"
+    life = f"{format_duration(facts['e2e_ns'])}: {facts['sentence']}"
     head, life = (_NUMBER_AND_UNIT.sub(f"\\1{_UNBROKEN}\\2", text) for text in (head, life))
     lines = [text.replace(_UNBROKEN, " ") for text in (*filled(head, "  "), *filled(life, "    ", "  "))]
-    if found["chapters"]:
-        legend = "  ".join(f"{letter} {what}" for what, letter in _LETTERS.items() if letter in found["line"])
-        lines += ["", f"  |{found['line']}|", f"   {legend}", "", *_chapter_rows(found["chapters"])]
-    lines += ["", *_sum_rows(found)]
+    if facts["chapters"]:
+        legend = "  ".join(f"{letter} {what}" for what, letter in _LETTERS.items() if letter in facts["line"])
+        lines += ["", f"  |{facts['line']}|", f"   {legend}", "", *_chapter_rows(facts["chapters"])]
+    lines += ["", *_sum_rows(facts)]
     return "\n".join(lines)
 
 
@@ -275,14 +275,14 @@ def _title(chapter: dict[str, Any]) -> str:
     return title
 
 
-def _sum_rows(found: dict[str, Any]) -> list[str]:
+def _sum_rows(facts: dict[str, Any]) -> list[str]:
     """Lines with each part of the life in ns and percent, and their sum."""
-    total_ns = sum(part["ns"] for part in found["parts"])
-    width = max([len(part["part"]) for part in found["parts"]] + [len("sum")])
+    total_ns = sum(part["ns"] for part in facts["parts"])
+    width = max([len(part["part"]) for part in facts["parts"]] + [len("sum")])
     digits = len(f"{total_ns:,}")
     rows = [
         f"  {part['part'].ljust(width)}  {part['ns']:>{digits},} ns  {100 * part['ns'] / total_ns:>3.0f} %"
-        for part in found["parts"]
+        for part in facts["parts"]
     ]
-    end = "E2E" if found["outcome"] == "finished" else f"its life until {found['outcome']}"
-    return [*rows, f"  {'sum'.ljust(width)}  {total_ns:>{digits},} ns  = {end}, {found['e2e_ns']:,} ns"]
+    end = "E2E" if facts["outcome"] == "finished" else f"its life until {facts['outcome']}"
+    return [*rows, f"  {'sum'.ljust(width)}  {total_ns:>{digits},} ns  = {end}, {facts['e2e_ns']:,} ns"]

@@ -80,7 +80,7 @@ def report(results: Results, load: float | None = None, columns: Sequence[str] =
     else:
         axes += f", {_count(runs, 'run')} with best_of"
     drawn = [workload for workload in manifest["workload"] if workload["load"] == load]
-    pools = {its["kv"]: None for its in manifest.get("vary", {}).get("policies", {}).values()}
+    pools = {policy["kv"]: None for policy in manifest.get("vary", {}).get("policies", {}).values()}
     kv = manifest["kv"] if len(pools) < 2 else "KV as the value has it: " + "; ".join(pools)
     head = [manifest["heading"], kv, f"{drawn[0]['text']} · {axes}"]
     head += [vary_line(results)] if "vary" in manifest else []

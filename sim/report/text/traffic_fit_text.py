@@ -42,7 +42,7 @@ def heading(fit: TrafficFit) -> str:
 def lengths_text(fit: TrafficFit) -> str:
     """The laws of lengths in words."""
     workload = fit.workload
-    laws = [workload.lengths] if not workload.classes else [its.lengths for its in workload.classes.values()]
+    laws = [workload.lengths] if not workload.classes else [traffic.lengths for traffic in workload.classes.values()]
     steps = [len(law.parts) for law in laws if isinstance(law, StepLengths)]
     of = f" of {len(laws)} classes" if workload.classes else ""
     return f"pairs{of}" + (f", changing in {max(steps)} steps" if steps else "")

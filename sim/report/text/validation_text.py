@@ -39,34 +39,35 @@ MACHINE = (
 DRAFTS = "tokens a decode, with drafts: the simulation's are supposed by the scenario, no prediction"
 
 
-def report(found: Validation) -> str:
+def report(validation: Validation) -> str:
     """The validation in brief for a terminal: files, warnings, where they part, verdicts, the table of errors last."""
-    lines = [found.heading, *_saturation(found), *_files(found), *(f"! {line}" for line in found.warnings())]
-    if parted := _parted(found):
-        lines += [f"{_parted_title(found)}:", *parted]
-    if drafts := _drafts(found):
+    lines = [validation.heading, *_saturation(validation), *_files(validation)]
+    lines += [f"! {line}" for line in validation.warnings()]
+    if parted := _parted(validation):
+        lines += [f"{_parted_title(validation)}:", *parted]
+    if drafts := _drafts(validation):
         lines += [DRAFTS, *drafts]
     text = [*map(fit, lines), ""]
-    if steps := all_steps(found.live):
+    if steps := all_steps(validation.live):
         text += [*aligned(step_grid([("", steps)]), left=(0,), close=True), ""]
-    if found.live:
-        verdicts = [f"{v.word}: {v.what} {v.bound}: {v.found}" for v in found.verdicts]
-        text += [*map(fit, verdicts), "", fit(MACHINE), *aligned(machine_grid(found), left=(0, 1), close=True), ""]
-    return "\n".join([*text, fit(LEGEND), *aligned(error_grid(found), left=(0, 1, 2), close=True)])
+    if validation.live:
+        verdicts = [f"{v.word}: {v.what} {v.bound}: {v.found}" for v in validation.verdicts]
+        text += [*map(fit, verdicts), "", fit(MACHINE), *aligned(machine_grid(validation), left=(0, 1), close=True), ""]
+    return "\n".join([*text, fit(LEGEND), *aligned(error_grid(validation), left=(0, 1, 2), close=True)])
 
 
-def _saturation(found: Validation) -> list[str]:
+def _saturation(validation: Validation) -> list[str]:
     """A line with the saturation of each policy; [] where none is known."""
-    if found.judged is None or not found.judged.saturation_rps:
+    if validation.judged is None or not validation.judged.saturation_rps:
         return []
-    rates = " · ".join(f"{name} {rate:.4g}/s" for name, rate in found.judged.saturation_rps.items())
+    rates = " · ".join(f"{name} {rate:.4g}/s" for name, rate in validation.judged.saturation_rps.items())
     return [f"saturation in simulation, all requests waiting from the start: {rates}"]
 
 
-def _files(found: Validation) -> list[str]:
+def _files(validation: Validation) -> list[str]:
     """A line for each measured file, and for each of its runs how its client sent and what is to be known of it."""
     lines: list[str] = []
-    replayed = [point for point in found.points if not isinstance(point, LivePoint)]
+    replayed = [point for point in validation.points if not isinstance(point, LivePoint)]
     for point in {tuple(map(id, point.runs)): point for point in replayed}.values():
         run = point.runs[0]
         files = ", ".join(each.source for each in point.runs)
@@ -78,20 +79,20 @@ def _files(found: Validation) -> list[str]:
     return lines
 
 
-def _parted_title(found: Validation) -> str:
-    if found.live:
+def _parted_title(validation: Validation) -> str:
+    if validation.live:
         return "first step that differs, in the first live run that counts"
     return f"first request whose TTFT or TPOT parts by {100 * PARTED:.0f} %"
 
 
-def _parted(found: Validation) -> list[str]:
+def _parted(validation: Validation) -> list[str]:
     """Where each simulation parts from what was measured; [] where neither steps nor requests are known."""
     lines: list[str] = []
-    for point in found.points:
+    for point in validation.points:
         if isinstance(point, LivePoint):
-            lines += [f"- {found.where(point)}: {_first_step(run)}" for run in point.counted[:1]]
+            lines += [f"- {validation.where(point)}: {_first_step(run)}" for run in point.counted[:1]]
         elif point.runs[0].requests is not None:
-            lines.append(f"- {found.where(point)}: {point.parting.text if point.parting else 'none'}")
+            lines.append(f"- {validation.where(point)}: {point.parting.text if point.parting else 'none'}")
     return lines
 
 
@@ -99,16 +100,16 @@ def _first_step(run: LiveRun) -> str:
     return f"none in {run.played.records.num_steps} steps" if run.divergence is None else run.divergence.text
 
 
-def _drafts(found: Validation) -> list[str]:
+def _drafts(validation: Validation) -> list[str]:
     """What the simulations supposed of draft tokens beside what was counted live; [] without draft tokens."""
     lines: list[str] = []
-    for point in found.live:
+    for point in validation.live:
         if point.drafts is not None:
             length = point.error("acceptance_length").simulated
             supposed = DASH if length is None else f"{length:.3g}"
             lines.append(
-                f"- {found.where(point)}: {supposed} simulated, {point.drafts.tokens_per_decode:.3g} live; as measured,"
-                f" {point.drafts.law}"
+                f"- {validation.where(point)}: {supposed} simulated, {point.drafts.tokens_per_decode:.3g} live; as"
+                f" measured, {point.drafts.law}"
             )
     return lines
 
@@ -116,10 +117,10 @@ def _drafts(found: Validation) -> list[str]:
 # ---- tables
 
 
-def error_grid(found: Validation) -> Grid:
+def error_grid(validation: Validation) -> Grid:
     """Rows of each point: a latency each with its errors, then the rates."""
-    rows: Grid = [["policy", "run", "", found.beside, "simulated", "mean", "P50", "P90", "P99", "shift"]]
-    for point in found.points:
+    rows: Grid = [["policy", "run", "", validation.beside, "simulated", "mean", "P50", "P90", "P99", "shift"]]
+    for point in validation.points:
         first = [f"! {point.policy}" if point.unfit else point.policy, _run_cell(point)]
         own = [row for row in (*_latency_rows(point), *_rate_rows(point)) if row]
         own = own or [["nothing to compare", *[DASH] * 7]]
@@ -198,10 +199,10 @@ def _number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def machine_grid(found: Validation) -> Grid:
+def machine_grid(validation: Validation) -> Grid:
     """A row for each point with live runs: drift of the machine, bias of step times as measured and at par, in %."""
     rows: Grid = [["policy", "run", "drift", "steps", "at par"]]
-    for point in found.live:
+    for point in validation.live:
         shares = [DASH if x is None else f"{100 * x:+.1f}" for x in (point.drift, point.bias, point.bias_at_par)]
         rows.append([f"! {point.policy}" if point.unfit else point.policy, _run_cell(point), *shares])
     return rows
@@ -227,35 +228,36 @@ def _table(grid: Grid, words: int = 1) -> str:
 # ---- the page
 
 
-def markdown(found: Validation, pictures: Sequence[str]) -> str:
+def markdown(validation: Validation, pictures: Sequence[str]) -> str:
     """The validation as a Markdown page: verdicts, errors, step times, every point, and what it was made with."""
-    parts = [f"# Simulated against {found.beside}: {escaped(found.name)}", escaped(found.heading)]
-    parts += map(escaped, _saturation(found))
-    if files := _files(found):
+    parts = [f"# Simulated against {validation.beside}: {escaped(validation.name)}", escaped(validation.heading)]
+    parts += map(escaped, _saturation(validation))
+    if files := _files(validation):
         parts.append("\n".join(escaped(line) if line.startswith("- ") else f"\n{escaped(line)}\n" for line in files))
-    if warnings := found.warnings():
+    if warnings := validation.warnings():
         parts.append("\n".join(f"- **{escaped(line)}**" for line in warnings))
-    if found.live:
-        verdicts = [[verdict.what, verdict.bound, verdict.found, verdict.word] for verdict in found.verdicts]
+    if validation.live:
+        verdicts = [[verdict.what, verdict.bound, verdict.found, verdict.word] for verdict in validation.verdicts]
         parts.append(_table([["bound", "asked", "found", ""], *verdicts]))
-    parts += [_table(error_grid(found), 3), LEGEND]
-    if found.live:
-        parts += [_table(machine_grid(found), 2), MACHINE]
-    if steps := all_steps(found.live):
+    parts += [_table(error_grid(validation), 3), LEGEND]
+    if validation.live:
+        parts += [_table(machine_grid(validation), 2), MACHINE]
+    if steps := all_steps(validation.live):
         parts.append("## Step time\n\nPredicted against measured periods of all steps that ran live; errors in %.")
         parts.append(_table(step_grid([("", steps)])))
     parts += [f"![{picture}]({picture})" for picture in pictures]
-    if drafts := _drafts(found):
+    if drafts := _drafts(validation):
         parts += [DRAFTS, "\n".join(map(escaped, drafts))]
-    if found.live:
-        parts += [part for point in found.live for part in _page_of(found, point)]
-    elif parted := _parted(found):
+    if validation.live:
+        parts += [part for point in validation.live for part in _page_of(validation, point)]
+    elif parted := _parted(validation):
         parts.append("## Where they part\n\n" + "\n".join(map(escaped, parted)))
-    parts.append("## How it was made\n\n```json\n" + json.dumps(found.made, indent=1, ensure_ascii=False) + "\n```")
+    made = json.dumps(validation.made, indent=1, ensure_ascii=False)
+    parts.append(f"## How it was made\n\n```json\n{made}\n```")
     return "\n\n".join(parts) + "\n"
 
 
-def _page_of(found: Validation, point: LivePoint) -> list[str]:
+def _page_of(validation: Validation, point: LivePoint) -> list[str]:
     """A section on one point: its runs, all its figures, its steps."""
     simulated = point.simulation.records
     lines = [f"- simulated: {len(simulated.steps):,} steps, {len(simulated.requests):,} requests"]
@@ -265,7 +267,7 @@ def _page_of(found: Validation, point: LivePoint) -> list[str]:
         if run.drift is not None:
             text += f"; drift {100 * run.drift:+.1f} %" + ("" if run.calm else ", not calm")
         lines.append(f"- live, repeat {run.played.repeat}: {steps:,} steps; {text}")
-    parts = [f"## {escaped(found.where(point))}", "\n".join(lines)]
+    parts = [f"## {escaped(validation.where(point))}", "\n".join(lines)]
     if point.counted:
         parts += [_table(metric_grid(point)), _table(step_grid([("", point.steps)]))]
     return parts

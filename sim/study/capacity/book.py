@@ -154,14 +154,14 @@ def capacity(book: Book, num_seeds: int | None = None, *, without: int | None = 
         low, high = bracket_of(probes(book))
         counts = [p.num_seeds for p in (low, high) if p is not None]
         num_seeds = min(counts, default=1)
-    found, every = probes(book, num_seeds, without=without), probes(book)
-    low, high = bracket_of(found)
+    used, every = probes(book, num_seeds, without=without), probes(book)
+    low, high = bracket_of(used)
     middle = least = largest = None
     if low is not None and high is not None:
         most = most_margin(book)
         middle, least, largest = (
             _crossing([(p.load, p.margin if value is None else value, p.grows) for p, value in values], most)
-            for values in ([(p, p.margin) for p in found], [(p, p.low) for p in found], [(p, p.high) for p in found])
+            for values in ([(p, p.margin) for p in used], [(p, p.low) for p in used], [(p, p.high) for p in used])
         )
         if num_seeds == 1 or (high.grows and high.margin >= 0):  # no interval, or the queue alone fails
             least = None if least is None else min(least, low.load)

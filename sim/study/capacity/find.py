@@ -58,14 +58,14 @@ def find_capacities(
     points = searched * effort.max_probes * effort.most
     sweep.check_size(points, [(setup, largest_load(setup))], scenario.source)
     sweep.hold()
-    found = [PolicyCapacity(case, _found(case)) for case in _search(setup, labels, sweep, effort)]
+    capacities = [PolicyCapacity(case, _capacity_of(case)) for case in _search(setup, labels, sweep, effort)]
     differences = [
         (one.label, other.label, _difference(one, other))
-        for one, other in itertools.combinations([p for p in found if p.found.load is not None], 2)
+        for one, other in itertools.combinations([p for p in capacities if p.found.load is not None], 2)
     ]
     objective, error = objective_text(scenario), setup.cost_error
     study = CapacityStudy(
-        scenario, setup, objective, rate_of(setup), effort, found, differences, error, poisson=None, changes=[]
+        scenario, setup, objective, rate_of(setup), effort, capacities, differences, error, poisson=None, changes=[]
     )
     _explain(study, sweep)
     if extras:
@@ -107,21 +107,22 @@ def _search(setup: Setup, labels: Sequence[str], sweep: Sweep, effort: Effort) -
     return best
 
 
-def _found(case: PolicySearch) -> Capacity:
+def _capacity_of(case: PolicySearch) -> Capacity:
     """What the search found; where loads are whole numbers, the highest that still passes, ends rounded outwards."""
-    found = capacity(case.book)
-    if not case.axis.whole or found.load is None:
-        return found
-    low, high = found.low and float(floor(found.low)), found.high and float(ceil(found.high))
-    return replace(found, load=float(floor(found.load)), low=low, high=high)
+    estimate = capacity(case.book)
+    if not case.axis.whole or estimate.load is None:
+        return estimate
+    low, high = estimate.low and float(floor(estimate.low)), estimate.high and float(ceil(estimate.high))
+    return replace(estimate, load=float(floor(estimate.load)), low=low, high=high)
 
 
 def _merit(case: PolicySearch) -> tuple[float, float]:
     """A sort key of variants, the best last: the capacity; where no load meets the SLO, how close one came."""
     if not case.book:
         return 0.0, 0.0
-    found = capacity(case.book)
-    return found.load or (0.0 if found.never else found.highest), max(probe.margin for probe in probes(case.book))
+    estimate = capacity(case.book)
+    highest = estimate.load or (0.0 if estimate.never else estimate.highest)
+    return highest, max(probe.margin for probe in probes(case.book))
 
 
 def _difference(one: PolicyCapacity, other: PolicyCapacity) -> Difference:
@@ -131,8 +132,8 @@ def _difference(one: PolicyCapacity, other: PolicyCapacity) -> Difference:
         mean = one.found.load - other.found.load
     if num_seeds < 2:
         return Difference(mean, None, num_seeds, "one seed has no interval")
-    found = paired(jackknife(one.case.book, num_seeds), jackknife(other.case.book, num_seeds))
-    return found if found.mean is None or mean is None else replace(found, mean=mean)
+    difference = paired(jackknife(one.case.book, num_seeds), jackknife(other.case.book, num_seeds))
+    return difference if difference.mean is None or mean is None else replace(difference, mean=mean)
 
 
 # ---- reasons
@@ -154,7 +155,7 @@ def _explain(study: CapacityStudy, sweep: Sweep) -> None:
     for case, load in below:
         policy = next(p for p in study.policies if p.case is case)
         policy.at = means(case, load, USE)
-        policy.found = _found(case)  # what was tried below it decides more than the search had
+        policy.found = _capacity_of(case)  # what was tried below it decides more than the search had
     for policy in study.policies:
         failing = [p for p in probes(policy.case.book) if not p.passes]
         above = [p for p in failing if policy.found.load is None or p.load > policy.found.load]

@@ -162,9 +162,9 @@ def _undecided_ends(book: Book, low: Probe, high: Probe, num_seeds: int, axis: A
 
 def _more_seeds(book: Book, num_seeds: int, effort: Effort) -> int:
     """How many seeds would make the undecided band narrow enough; `num_seeds` where it is."""
-    found = capacity(book, num_seeds)
-    if found.load is None or found.low is None or found.high is None:
+    estimate = capacity(book, num_seeds)
+    if estimate.load is None or estimate.low is None or estimate.high is None:
         return effort.most
-    excess = (found.high - found.low) / 2 / found.load / effort.precision
+    excess = (estimate.high - estimate.low) / 2 / estimate.load / effort.precision
     wanted = num_seeds if excess <= 1 else max(num_seeds + 4, math.ceil(1.1 * num_seeds * excess**2))
     return min(wanted, effort.most)

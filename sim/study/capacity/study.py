@@ -120,11 +120,11 @@ def run_trials(
     trials = [(case, load, seed) for case, pairs in wanted for load, seed in pairs]
     trials.sort(key=lambda trial: -trial[1])
     points = [point for case, load, seed in trials for point in case.points([(load, seed)])]
-    found = sweep.attempt(points, may_be_empty=True)
-    failed = [result for result in found if isinstance(result, Failed) and not result.nobody]
+    outcomes = sweep.attempt(points, may_be_empty=True)
+    failed = [result for result in outcomes if isinstance(result, Failed) and not result.nobody]
     if failed and not tolerant:
-        raise points_failed(failed, len(found))
-    for (case, load, seed), result in zip(trials, found, strict=True):
+        raise points_failed(failed, len(outcomes))
+    for (case, load, seed), result in zip(trials, outcomes, strict=True):
         if isinstance(result, Failed) and result.nobody and not tolerant:
             case.book.setdefault(load, {})[seed] = NOBODY
         elif isinstance(result, Failed):
@@ -187,12 +187,12 @@ def _saturations(setup: Setup, specs: Sequence[PolicySpec], sweep: Sweep) -> dic
     if setup.scenario.load_name == "mean_rate":
         lines = [Line(spec.name, spec.label, setup, (spec,)) for spec in specs]
         return saturations(lines, sweep.home, jobs=sweep.jobs, force=sweep.force)
-    found: dict[str, float] = {}
+    rates: dict[str, float] = {}
     for i, rate in overload.saturations([(setup, spec) for spec in specs], sweep.jobs):
         if isinstance(rate, str):
             raise ScenarioError(f"{setup.scenario.source}: {specs[i].name} under overload: {rate}.")
-        found[specs[i].name] = rate
-    return found
+        rates[specs[i].name] = rate
+    return rates
 
 
 def rate_of(setup: Setup) -> float:
@@ -270,11 +270,11 @@ def variant(case: PolicySearch, overrides: Sequence[str], start: float, effort: 
     return PolicySearch(setup, setup.scenario.specs[0], case.axis, start, effort)
 
 
-def ratio(found: PolicySearch, base: PolicySearch) -> float | None:
-    """The capacity of `found` over that of `base`, both of the same few seeds; None where either has none."""
-    num_seeds = min(QUICK.fewest, found.effort.fewest, base.effort.fewest)
-    mine, theirs = (capacity(case.book, num_seeds).load for case in (found, base))
-    return None if mine is None or theirs is None or found.failed else mine / theirs
+def ratio(varied: PolicySearch, base: PolicySearch) -> float | None:
+    """The capacity of `varied` over that of `base`, both of the same few seeds; None where either has none."""
+    num_seeds = min(QUICK.fewest, varied.effort.fewest, base.effort.fewest)
+    load, base_load = (capacity(case.book, num_seeds).load for case in (varied, base))
+    return None if load is None or base_load is None or varied.failed else load / base_load
 
 
 # ---- reasons
@@ -294,8 +294,8 @@ def misses(case: PolicySearch, load: float, home: Any) -> Counter[tuple[str, str
         records = to_records(*tables)
         frames = [slo_misses(records, stated)] if stated.judges_requests else []
         frames += [] if of_tasks is None else [task_misses(records, of_tasks)[0]]
-        for found in frames:
-            counted.update(zip(found["metric"], found["cause"], strict=True))
+        for frame in frames:
+            counted.update(zip(frame["metric"], frame["cause"], strict=True))
     return counted
 
 

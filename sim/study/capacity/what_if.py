@@ -89,11 +89,11 @@ def _other_ends(study: CapacityStudy, sweep: Sweep) -> None:
         return
     (short, long), tried = study.error.factors, []
     for policy in study.policies:
-        found = policy.found
-        if found.load is None and found.never and policy.breaks_at is not None:
+        capacity = policy.found
+        if capacity.load is None and capacity.never and policy.breaks_at is not None:
             tried.append((policy, policy.breaks_at, _stretched(policy, short, policy.breaks_at)))
-        elif found.load is None and found.low == found.highest:
-            tried.append((policy, found.highest, _stretched(policy, long, found.highest)))
+        elif capacity.load is None and capacity.low == capacity.highest:
+            tried.append((policy, capacity.highest, _stretched(policy, long, capacity.highest)))
     trials = [(case, [(load, seed) for seed in range(case.effort.fewest)]) for _, load, case in tried]
     run_trials(trials, sweep, tolerant=True)
     for policy, load, case in tried:
@@ -119,11 +119,11 @@ def _changes(best: PolicyCapacity) -> list[tuple[str, PolicySearch]]:
     """Single changes that could help, in words, each with its case: first tried just above the capacity."""
     case, scenario, load = best.case, best.case.setup.scenario, best.found.load
     assert load is not None, "the best policy has a capacity"
-    found = [(f"{knob} {shown}", only(case.spec, scenario, **{knob: text})) for knob, text, shown in _knobs(case)]
+    single = [(f"{knob} {shown}", only(case.spec, scenario, **{knob: text})) for knob, text, shown in _knobs(case)]
     if not any(traffic.slo for traffic in scenario.file.workload.classes.values()):
-        found += [(what, f"slo={json.dumps(text)}") for what, text in _relaxed(scenario.file.slo)]
+        single += [(what, f"slo={json.dumps(text)}") for what, text in _relaxed(scenario.file.slo)]
     wanted = []
-    for what, override in found:
+    for what, override in single:
         overrides = [override] if override.startswith("policies=") else [only(case.spec, scenario), override]
         changed_case = variant(case, overrides, HELPS * load, _quick(case))
         if changed_case is not None:
@@ -133,7 +133,7 @@ def _changes(best: PolicyCapacity) -> list[tuple[str, PolicySearch]]:
 
 def _knobs(case: PolicySearch) -> list[tuple[str, Any, str]]:
     """(knob, its value in a scenario, in words) of the policy's `knobs` that are set to numbers, doubled and halved."""
-    found = []
+    changes = []
     for knob in case.spec.config.traits.knobs:
         value, written = getattr(case.spec.config, knob), case.spec.knobs.get(knob)
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
@@ -143,17 +143,17 @@ def _knobs(case: PolicySearch) -> list[tuple[str, Any, str]]:
             number = round(changed_value) if isinstance(value, int) else changed_value
             if number > 0:
                 text = f"{number}ns" if is_time else number
-                found.append((knob, text, format_duration(number).replace(" ", "") if is_time else f"{number:g}"))
-    return found
+                changes.append((knob, text, format_duration(number).replace(" ", "") if is_time else f"{number:g}"))
+    return changes
 
 
 def _relaxed(text: str) -> list[tuple[str, str]]:
     """(in words, the SLO) with each bound in turn twice as long, and with 95 % for a higher share."""
     slo = parse_slo(text)
-    found = []
+    slos = []
     for i, bound in enumerate(slo.bounds):
         looser = replace(bound, limit_ns=2 * bound.limit_ns)
-        found.append((str(looser), str(replace(slo, bounds=(*slo.bounds[:i], looser, *slo.bounds[i + 1 :])))))
+        slos.append((str(looser), str(replace(slo, bounds=(*slo.bounds[:i], looser, *slo.bounds[i + 1 :])))))
     if slo.share is not None and slo.share > RELAXED_SHARE:
-        found.append((f"attainment {RELAXED_SHARE:.0%}".replace("%", " %"), str(replace(slo, share=RELAXED_SHARE))))
-    return found
+        slos.append((f"attainment {RELAXED_SHARE:.0%}".replace("%", " %"), str(replace(slo, share=RELAXED_SHARE))))
+    return slos

@@ -68,14 +68,14 @@ class _Tested:
 
 
 def find_ends(
-    found: Sequence[Result], lines: Sequence[Line], sweep: Sweep
+    first: Sequence[Result], lines: Sequence[Line], sweep: Sweep
 ) -> tuple[list[CostEnds], list[dict[str, Any]]]:
-    """The points among `found`, results of `lines`, that an end of their cost's error judges differently, simulated at
+    """The points among `first`, results of `lines`, that an end of their cost's error judges differently, simulated at
     both ends; and a row (policy, load, reason) where that could not be simulated."""
-    curves = [curve for line in lines if (curve := _tested(line, found)) is not None]
+    curves = [curve for line in lines if (curve := _tested(line, first)) is not None]
 
     def run(wanted: list[tuple[int, list[Trial]]]) -> None:
-        trials = [(curves[i], trial) for i, its in wanted for trial in its]
+        trials = [(curves[i], trial) for i, of_curve in wanted for trial in of_curve]
         points = [point for curve, trial in trials for point in curve.points([trial])]
         try:
             results: Sequence[Result] = sweep.attempt(points, may_be_empty=True)
@@ -96,13 +96,13 @@ def find_ends(
     return [ends for ends in every if ends is not None and (ends.within_error or ends.disagree)], lacking
 
 
-def _tested(line: Line, found: Sequence[Result]) -> _Tested | None:
+def _tested(line: Line, results: Sequence[Result]) -> _Tested | None:
     """The curve of a line; None where its error is unknown, or has no saturation to lie near."""
     error, arrivals = line.setup.cost_error, line.setup.traffic.arrivals
     closed = line.setup.traffic.max_concurrency is not None or isinstance(arrivals, ClosedLoop | AllAtOnce)
     if closed or not isinstance(error, CostError):
         return None
-    of_line = [each for each in found if (each.policy if isinstance(each, Failed) else each["policy"]) == line.policy]
+    of_line = [each for each in results if (each.policy if isinstance(each, Failed) else each["policy"]) == line.policy]
     failed = {each.load for each in of_line if isinstance(each, Failed)}
     by_load: dict[float, dict[str, list[dict[str, Any]]]] = {}
     for each in of_line:
@@ -115,7 +115,7 @@ def _tested(line: Line, found: Sequence[Result]) -> _Tested | None:
 def _search(curve: _Tested) -> Generator[list[Trial], None, list[float]]:
     """Yields the trials that it wants made; returns the loads of which both ends were simulated."""
     points = {load: combined(runs) for load, runs in curve.runs.items()}
-    stable, met = ([load for load, its in points.items() if told(its)] for told in (_stable, meets))
+    stable, met = ([load for load, point in points.items() if holds(point)] for holds in (_stable, meets))
     spare = {load for load in stable if (points[load].mean["engine_busy_share"] or 1.0) * (1 + curve.error.high) < 1}
     downs = [[load for load in stable if load not in spare][::-1]]
     ups = [[load for load in points if load not in stable]]

@@ -52,16 +52,16 @@ def lines_of(setup: Setup) -> list[Line]:
     scenario = setup.scenario
     path = scenario.vary_key.split(".")
     variants = list(zip(_values(scenario), [_setup(scenario, variant) for variant in scenario.variants], strict=True))
-    found = []
+    lines = []
     for label in scenario.file.policies:
         if not variants or (path[0] == "policies" and path[1] != label):
-            found.append(Line(label, label, setup, _specs(scenario, label)))
+            lines.append(Line(label, label, setup, _specs(scenario, label)))
         else:
-            found += [
-                Line(varied_name(label, scenario.vary_key, value), label, its, _specs(its.scenario, label), value)
-                for value, its in variants
+            lines += [
+                Line(varied_name(label, scenario.vary_key, value), label, varied, _specs(varied.scenario, label), value)
+                for value, varied in variants
             ]
-    return found
+    return lines
 
 
 def varied_name(label: str, key: str, value: Any) -> str:

@@ -80,11 +80,11 @@ class Precision:
 
 
 def refine(
-    found: Sequence[Result], lines: Sequence[Line], sweep: Sweep, precision: Precision
+    first: Sequence[Result], lines: Sequence[Line], sweep: Sweep, precision: Precision
 ) -> tuple[list[Result], dict[str, Any]]:
-    """`found` with the results of further seeds, and how narrow the interval of every point became."""
+    """`first` with the results of further seeds, and how narrow the interval of every point became."""
     own = {line.policy: line for line in lines}
-    results = list(found)
+    results = list(first)
     while wanted := _wanted(results, precision):
         points = []
         for (policy, load, variant), seed in wanted:
@@ -148,15 +148,15 @@ def _wanted(results: Sequence[Result], precision: Precision) -> list[tuple[Key, 
 
 def _by_load(results: Sequence[Result]) -> dict[float, dict[str, dict[str, list[Result]]]]:
     """The results by load, policy and variant."""
-    found: dict[float, dict[str, dict[str, list[Result]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    table: dict[float, dict[str, dict[str, list[Result]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     for each in results:
         policy, load, variant = (
             (each.policy, each.load, each.variant)
             if isinstance(each, Failed)
             else (each["policy"], each["load"], each["variant"])
         )
-        found[load][policy][variant].append(each)
-    return found
+        table[load][policy][variant].append(each)
+    return table
 
 
 def _state(runs: Sequence[Result], values: Sequence[float] | None) -> str:

@@ -62,20 +62,20 @@ def run_scenario(
     sweep.hold()
     facts: dict[str, Any] = {}
     if scenario.auto:
-        found, facts["saturation_rps"] = find_loads(lines, sweep)
+        results, facts["saturation_rps"] = find_loads(lines, sweep)
     else:
-        found = run_lines(lines, sweep)
+        results = run_lines(lines, sweep)
     if precision is not None:
-        found, facts["precision"] = refine(found, lines, sweep, precision)
+        results, facts["precision"] = refine(results, lines, sweep, precision)
     reused = sweep.reused
-    ends, facts["cost_ends_failed"] = find_ends(found, lines, sweep)
+    ends, facts["cost_ends_failed"] = find_ends(results, lines, sweep)
     facts["cost_ends"] = [one.facts for one in ends]
     facts["cost_error"] = {line.policy: asdict(line.setup.cost_error) for line in lines}
     if scenario.vary_key:
         facts["vary"] = _varied(scenario, lines)
     facts |= {"wall_s": round(time.monotonic() - started, 2), "jobs": jobs if ray is None else None, "ray": ray}
     with keeping(home):
-        return keep_run(setup, home, found, reused=reused, facts=facts, ends=ends)
+        return keep_run(setup, home, results, reused=reused, facts=facts, ends=ends)
 
 
 def _check_size(sweep: Sweep, lines: Sequence[Line], setups: Sequence[Setup], max_seeds: int) -> None:

@@ -32,7 +32,7 @@ def batch_attainments(
     judged = _judged_ns(table, streams)
     passed = np.logical_or.reduce([members[name] & slo.passes(judged) for name, slo in slos.items()])
     edges = np.linspace(window_ns[0], int(sent.max()) + 1, batches + 1)
-    found = []
+    attainments = []
     for low, high in pairwise(edges):
         in_batch = (sent >= low) & (sent < high)
         by_class: dict[str, float | None] = {}
@@ -45,8 +45,8 @@ def batch_attainments(
                 assert slo.share is not None, "plans take objectives of the per-request form"
                 margins.append(share - slo.share)
         if margins:
-            found.append((float(passed[in_batch].mean()), min(margins), by_class, int(in_batch.sum())))
-    return found
+            attainments.append((float(passed[in_batch].mean()), min(margins), by_class, int(in_batch.sum())))
+    return attainments
 
 
 def _judged_ns(requests: pd.DataFrame, streams: bool) -> dict[str, Ns]:

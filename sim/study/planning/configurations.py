@@ -9,7 +9,7 @@ import numpy as np
 from batchsim.base.units import NS_PER_S, format_duration
 from batchsim.metrics.latencies import TASK_E2E
 from batchsim.metrics.slo import parse_slo
-from batchsim.study.planning.fleet_search import Found
+from batchsim.study.planning.fleet_search import SmallestGroup
 from batchsim.study.planning.make import Planned
 from batchsim.study.planning.money import MILLION, energy_kwh, tokens_per_month
 from batchsim.study.planning.probe import GroupProbe
@@ -50,7 +50,7 @@ def configuration(planned: Planned, index: int) -> Row:
     group, month = held.ask.group, planned.month(index)
     row |= {"replicas": group.replicas, "gpus": group.replicas * offer.gpus, "observations": len(held.observed)}
     row |= {"cost_per_month": month, "cost_per_1m_output_tokens": _per_million(planned, month, held)}
-    row |= _one_less(planned, planned.found[index].fails) | interval_row("attainment", held)
+    row |= _one_less(planned, planned.smallest[index].fails) | interval_row("attainment", held)
     row["margin_low"] = held.margin.low
     if index in planned.headroom:
         row["headroom"] = max((p.ask.change.traffic for p in planned.headroom[index] if p.met), default=1.0) - 1
@@ -81,26 +81,26 @@ def _worst_class(planned: Planned, probe: GroupProbe) -> str | None:
     """The class with the least share beyond its objective; None unless every class has an objective of its own."""
     margins = {}
     for name, each in planned.demand.scenario.file.workload.classes.items():
-        found = probe.of_class(name) if probe.observed else None
+        share = probe.of_class(name) if probe.observed else None
         asked = None if each.slo is None else parse_slo(each.slo).share
-        if found is None or found.mean is None or asked is None:
+        if share is None or share.mean is None or asked is None:
             return None
-        margins[name] = found.mean - asked
+        margins[name] = share.mean - asked
     return min(margins, key=lambda name: margins[name], default=None)
 
 
 def why_not(planned: Planned, index: int) -> str:
     """What keeps every number of replicas from holding the traffic, with the numbers."""
-    found, limit, counted = planned.found[index], planned.demand.plan.max_replicas, planned.demand.counted
-    assert found.fails is not None, "a search that found nothing tried something"
-    tried = found.fails.ask.group.replicas
-    if found.alone is None or not found.alone.missed:
-        seed = " in one seed" if found.fails.is_alone else ""
-        text = f"max_replicas {limit}: {_percent(found.fails)} of {counted} within the SLO with {tried}{seed}"
-        if found.fails.shown == "overloaded":
-            return f"{text}, which complete fewer than come: the queue grows{_ramp(planned, found.fails)}"
-        return text if found.fails.missed else f"{text}, {_too_few(found.fails)}"
-    alone = found.alone
+    outcome, limit, counted = planned.smallest[index], planned.demand.plan.max_replicas, planned.demand.counted
+    assert outcome.fails is not None, "a search that found nothing tried something"
+    tried = outcome.fails.ask.group.replicas
+    if outcome.alone is None or not outcome.alone.missed:
+        seed = " in one seed" if outcome.fails.is_alone else ""
+        text = f"max_replicas {limit}: {_percent(outcome.fails)} of {counted} within the SLO with {tried}{seed}"
+        if outcome.fails.shown == "overloaded":
+            return f"{text}, which complete fewer than come: the queue grows{_ramp(planned, outcome.fails)}"
+        return text if outcome.fails.missed else f"{text}, {_too_few(outcome.fails)}"
+    alone = outcome.alone
     lost = {reason: n for result in alone.results for reason, n in result["reasons"].get("rejected", {}).items()}
     if lost:
         reason, count = max(lost.items(), key=lambda item: item[1])
@@ -143,8 +143,8 @@ def _percent(probe: GroupProbe) -> str:
     return f"not simulated ({probe.failed})" if mean is None else f"{100 * mean:.4g} %"
 
 
-def replicas_of(found: Found) -> int | None:
-    return None if found.group is None else found.group.replicas
+def replicas_of(outcome: SmallestGroup) -> int | None:
+    return None if outcome.group is None else outcome.group.replicas
 
 
 def interval_row(name: str, probe: GroupProbe | None) -> Row:
@@ -155,8 +155,8 @@ def ends(probe: GroupProbe | None) -> dict[str, float | None]:
     """The mean share within the SLO and its interval's ends, by suffix of the column; the interval ends at 100 %."""
     if probe is None:
         return {"": None, "_low": None, "_high": None}
-    found = probe.attainment
-    return {"": found.mean, "_low": found.low, "_high": None if found.high is None else min(found.high, 1.0)}
+    share = probe.attainment
+    return {"": share.mean, "_low": share.low, "_high": None if share.high is None else min(share.high, 1.0)}
 
 
 def output_tokens(planned: Planned, probe: GroupProbe) -> float:

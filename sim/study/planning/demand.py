@@ -217,14 +217,14 @@ def can_disperse(demand: Demand) -> bool:
 def _limits(scenario: Scenario, factor: float) -> list[str]:
     """The overrides for objectives of the per-request form whose limits are `factor` times as long."""
     own = {f"workload.classes.{name}.slo": each.slo for name, each in scenario.file.workload.classes.items()}
-    found = []
+    limits = []
     for key, text in {"slo": scenario.file.slo, **own}.items():
         if text is not None:
             slo = parse_slo(text)
             assert slo.share is not None, "plans take objectives of the per-request form"
             bounds = [f"{b.metric}{'<=' if b.inclusive else '<'}{round(b.limit_ns * factor)}ns" for b in slo.bounds]
-            found.append(f"{key}={' & '.join(bounds)} @ {100 * slo.share!r}%")
-    return found
+            limits.append(f"{key}={' & '.join(bounds)} @ {100 * slo.share!r}%")
+    return limits
 
 
 def _classes(scenario: Scenario, kept: tuple[str, ...]) -> str:
@@ -312,11 +312,11 @@ def _parts(times: Ints, window_ns: tuple[int, int]) -> tuple[Part, ...]:
     edges = [int(times[0] + i * length_s * NS_PER_S) for i in range(math.ceil(span_s / length_s))]
     if len(edges) > 1 and times[-1] - edges[-1] < length_s * NS_PER_S / 10:
         edges.pop()  # a sliver at the end has no rate to speak of: it goes to the part before it
-    found = []
+    parts = []
     for start, end in pairwise([*edges, int(times[-1]) + 1]):
         rate_rps = _count(times, (start, end)) / ((end - start) / NS_PER_S)
-        found.append(Part(f"{_clock(start)}-{_clock(end)}", (end - start) / NS_PER_S, rate_rps / peak_rps))
-    return tuple(found)
+        parts.append(Part(f"{_clock(start)}-{_clock(end)}", (end - start) / NS_PER_S, rate_rps / peak_rps))
+    return tuple(parts)
 
 
 def _count(times: Ints, window_ns: tuple[int, int]) -> int:

@@ -20,7 +20,7 @@ HEADROOM_STEPS = (1.1, 1.2, 1.3)
 
 
 @dataclass(frozen=True)
-class Found:
+class SmallestGroup:
     """What a search for the smallest group showed. `group` None: no group up to the limit holds.
 
     `holds` is the probe of the group, `fails` that of one replica less (None where that is no replica); where no group
@@ -60,7 +60,7 @@ def smallest(
     per_replica: float | None = None,
     too_few: int = 0,
     show: bool = False,
-) -> Search[Found]:
+) -> Search[SmallestGroup]:
     """The smallest group of at most `limit` replicas, looked for from `start` on by steps that double, then halve.
 
     One seed looks for it, all seeds decide. `per_replica` is the part of the traffic that saturates one replica: where
@@ -83,7 +83,7 @@ def smallest(
             light = replace(change, traffic=change.traffic * LIGHT * per_replica)
             alone = yield from whole(book, Ask(with_replicas(start, 1), light))
             if alone.missed:
-                return Found(None, None, book.probe(ask(number)), alone)
+                return SmallestGroup(None, None, book.probe(ask(number)), alone)
         number = bracket.following()
     guess = bracket.high or limit  # where the limit fails, one seed alone may be mistaken
     return (yield from _decided(book, ask, guess, too_few, limit, alone, show))
@@ -102,13 +102,13 @@ def first_seed_passes(book: Book, ask: Ask, *, may_grow: bool = False) -> Search
 
 def _decided(
     book: Book, ask: Callable[[int], Ask], guess: int, too_few: int, limit: int, alone: GroupProbe | None, show: bool
-) -> Search[Found]:
+) -> Search[SmallestGroup]:
     """The smallest group near `guess` that holds with all seeds; what one seed said of its neighbours may be wrong."""
     replicas = guess
     holds = yield from judge(book, ask(replicas))
     while not holds.met:
         if replicas == limit:
-            return Found(None, None, holds, alone)
+            return SmallestGroup(None, None, holds, alone)
         replicas += 1
         holds = yield from judge(book, ask(replicas))
     fails = None
@@ -117,7 +117,7 @@ def _decided(
         if not fails.met:
             break
         replicas, holds, fails = replicas - 1, fails, None
-    return Found(ask(replicas).group, holds, fails, alone)
+    return SmallestGroup(ask(replicas).group, holds, fails, alone)
 
 
 def first_guess(per_replica: float | None, limit: int) -> int:
@@ -136,10 +136,10 @@ def headroom(book: Book, group: GpuGroup, most: float) -> Search[list[GroupProbe
     passed = 0
     while passed < len(steps) and (yield from first_seed_passes(book, steps[passed], may_grow=True)):
         passed += 1
-    found = [book.probe(step) for step in steps[passed : passed + 1]]
+    probes = [book.probe(step) for step in steps[passed : passed + 1]]
     while passed:
         passed -= 1
-        found.insert(0, (yield from judge(book, steps[passed])))
-        if found[0].met:
+        probes.insert(0, (yield from judge(book, steps[passed])))
+        if probes[0].met:
             break
-    return found
+    return probes

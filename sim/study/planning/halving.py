@@ -147,8 +147,8 @@ class Halving:
         """Looks at them on a rung, with one replica more where they are ruled out; returns the ones left."""
         todo = [i for i in configurations if not self.states[i].out and self.states[i].held is None]
         while todo:
-            found = self._look(rung, {i: self.states[i].replicas for i in todo})
-            todo = [i for i, look in found.items() if not look.holds and not self._more(i)]
+            looks = self._look(rung, {i: self.states[i].replicas for i in todo})
+            todo = [i for i, look in looks.items() if not look.holds and not self._more(i)]
         return [i for i in configurations if not self.states[i].out]
 
     def _decide(self, configurations: list[int]) -> None:
@@ -223,13 +223,13 @@ class Halving:
 
     def _look(self, rung: int, wanted: dict[int, int]) -> dict[int, Look]:
         """The results of the looks; a configuration that cannot be simulated is out."""
-        found = dict(zip(wanted, self.looks(rung, list(wanted.items())), strict=True)) if wanted else {}
-        self.looked[rung] += len(found)
-        for i, look in found.items():
+        looks = dict(zip(wanted, self.looks(rung, list(wanted.items())), strict=True)) if wanted else {}
+        self.looked[rung] += len(looks)
+        for i, look in looks.items():
             self.states[i].rung = max(self.states[i].rung, rung)
             if look.failed:
                 self.states[i].failed = look.failed
                 self._out(i, "failed")
             elif look.holds:
                 self.states[i].margin = look.margin
-        return found
+        return looks

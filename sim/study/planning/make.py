@@ -16,7 +16,7 @@ from batchsim.scenario.reach import check_reach
 from batchsim.scenario.replaced import check_planned
 from batchsim.scenario.setup import Setup
 from batchsim.study.planning.demand import Demand, Variation, can_disperse, demand_of, minutes
-from batchsim.study.planning.fleet_search import Found, first_guess, headroom, judge, smallest, whole
+from batchsim.study.planning.fleet_search import SmallestGroup, first_guess, headroom, judge, smallest, whole
 from batchsim.study.planning.halving import SAME
 from batchsim.study.planning.money import cost_per_hour, cost_per_month
 from batchsim.study.planning.probe import PLANNED, Ask, Book, GpuGroup, GroupProbe, Search, drive, spec_of
@@ -49,7 +49,7 @@ CURVE = (0.25, 0.5, 0.75)
 
 @dataclass
 class Planned:
-    """All that a plan found. Lists are in the order of the scenario: GPUs, and their policies.
+    """All that a plan showed. Lists are in the order of the scenario: GPUs, and their policies.
 
     `saturation_rps`, by group, is None of tasks, which cannot be piled up. `best` is the index of the recommended
     group, None where none holds; `favourites` are the cheapest of every GPU. `changed` has, for every favourite and
@@ -63,17 +63,17 @@ class Planned:
     book: Book
     groups: list[GpuGroup]
     saturation_rps: list[float | None]
-    found: list[Found]
+    smallest: list[SmallestGroup]
     best: int | None = None
     favourites: list[int] = field(default_factory=list)
     headroom: dict[int, list[GroupProbe]] = field(default_factory=dict)
-    changed: dict[tuple[int, str], Found | GroupProbe] = field(default_factory=dict)
+    changed: dict[tuple[int, str], SmallestGroup | GroupProbe] = field(default_factory=dict)
     curve: list[GroupProbe] = field(default_factory=list)
-    at_error: dict[int, tuple[Found, Found]] = field(default_factory=dict)
-    if_fast: dict[int, Found] = field(default_factory=dict)
-    tiers: list[tuple[tuple[str, ...], Found]] = field(default_factory=list)
+    at_error: dict[int, tuple[SmallestGroup, SmallestGroup]] = field(default_factory=dict)
+    if_fast: dict[int, SmallestGroup] = field(default_factory=dict)
+    tiers: list[tuple[tuple[str, ...], SmallestGroup]] = field(default_factory=list)
     searched: Searched | None = None
-    turned: dict[tuple[int, str], Found] = field(default_factory=dict)
+    turned: dict[tuple[int, str], SmallestGroup] = field(default_factory=dict)
 
     def cost_error(self, index: int) -> CostError | Unknown:
         """How far the step times of a configuration's GPU may be off."""
@@ -81,7 +81,7 @@ class Planned:
 
     def held(self, index: int) -> GroupProbe | None:
         """The smallest group that holds, as simulated; None where none does."""
-        return self.found[index].holds
+        return self.smallest[index].holds
 
     def month(self, index: int) -> float:
         """The cost a month of a configuration that holds, in the plan's currency."""
@@ -145,7 +145,7 @@ def _try_fast(planned: Planned) -> None:
     errors = {i: error for i in range(len(planned.groups)) if isinstance(error := planned.cost_error(i), CostError)}
     searches = []
     for i, error in errors.items():
-        fails = planned.found[i].fails
+        fails = planned.smallest[i].fails
         start = planned.groups[i] if fails is None else fails.ask.group
         searches.append(smallest(book, start, limit, Variation(cost_factor=1 + error.low)))
     planned.if_fast = dict(zip(errors, drive(book, searches), strict=True))
@@ -206,12 +206,12 @@ def _saturations(book: Book, groups: Sequence[GpuGroup], jobs: int, *, must: boo
     for group in groups:
         setup = _for_a_guess(book.setup(Ask(group)))
         runs.append((setup, spec_of(setup, group)))
-    found: dict[int, float | None] = {}
+    rates: dict[int, float | None] = {}
     for i, rate in overload.saturations(runs, jobs):
         if isinstance(rate, str) and must:
             raise ScenarioError(f"{book.demand.scenario.source}: {groups[i].name} on {groups[i].gpu}: {rate}.")
-        found[i] = None if isinstance(rate, str) else rate
-    return [found[i] for i in range(len(runs))]
+        rates[i] = None if isinstance(rate, str) else rate
+    return [rates[i] for i in range(len(runs))]
 
 
 def _for_a_guess(setup: Setup) -> Setup:
@@ -304,12 +304,12 @@ def _look_around(planned: Planned, holding: list[int], best: int, parts: Sequenc
         planned.turned = _turn(book, planned.searched, planned.searched.finalists[best], limit)
 
 
-def _turn(book: Book, searched: Searched, winner: int, limit: int) -> dict[tuple[int, str], Found]:
+def _turn(book: Book, searched: Searched, winner: int, limit: int) -> dict[tuple[int, str], SmallestGroup]:
     """The replicas of the winner under each variation of traffic or objectives, and of the contenders that hold at no
     higher cost, by (index, variation)."""
     names, group = list(TURNED), searched.group(winner)
     own = dict(zip(names, drive(book, [smallest(book, group, limit, TURNED[name]) for name in names]), strict=True))
-    asked: dict[tuple[int, str], Search[Found]] = {}
+    asked: dict[tuple[int, str], Search[SmallestGroup]] = {}
     for i in searched.contenders:
         start = searched.group(i)
         for name, answer in own.items():

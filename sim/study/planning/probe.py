@@ -248,15 +248,15 @@ class Book:
         counted = "tasks" if self.demand.judges_tasks else "requests"
         if ask in self.failed:
             return GroupProbe(ask, (), (), complete=True, failed=self.failed[ask].reason, counted=counted)
-        found = self.results[ask]
+        by_seed = self.results[ask]
         observed = []
-        for seed in sorted(found):
+        for seed in sorted(by_seed):
             if (ask, seed) not in self._observed:
-                self._observed[ask, seed] = self._observe(ask, found[seed])
+                self._observed[ask, seed] = self._observe(ask, by_seed[seed])
             observed += self._observed[ask, seed]
-        results = tuple(found[seed] for seed in sorted(found))
+        results = tuple(by_seed[seed] for seed in sorted(by_seed))
         growing = tuple(result["unstable"] for result in results) if self.demand.is_steady else ()
-        complete = set(self.seeds(ask.change)) <= set(found)
+        complete = set(self.seeds(ask.change)) <= set(by_seed)
         return GroupProbe(ask, results, tuple(observed), complete=complete, growing=growing, counted=counted)
 
     def probes(self) -> list[GroupProbe]:
@@ -280,8 +280,8 @@ class Book:
 
 def drive(book: Book, searches: Sequence[Search[T]]) -> list[T]:
     """What the searches return, in order. What all want is run together, so that no process waits for another."""
-    found = side_by_side(searches, lambda wanted: book.run(wish for _, wishes in wanted for wish in wishes))
-    return [found[number] for number in range(len(searches))]
+    answers = side_by_side(searches, lambda wanted: book.run(wish for _, wishes in wanted for wish in wishes))
+    return [answers[number] for number in range(len(searches))]
 
 
 def spec_of(setup: Setup, group: GpuGroup) -> PolicySpec:

@@ -156,7 +156,7 @@ def _prices(planned: Planned, searched: Searched) -> list[Row]:
         return []
     held = planned.held(planned.best)
     assert held is not None, "the best holds"
-    mine, cost = held.ask.group.gpu, planned.month(planned.best)
+    chosen_gpu, cost = held.ask.group.gpu, planned.month(planned.best)
     cheapest: dict[str, State] = {}
     for i in _order(searched):
         state = searched.halving.states[i]
@@ -165,8 +165,8 @@ def _prices(planned: Planned, searched: Searched) -> list[Row]:
     rows = []
     for gpu, state in cheapest.items():
         price = planned.demand.plan.gpus[gpu].price
-        if gpu == mine:
-            rest = [other.cost for name, other in cheapest.items() if name != mine]
+        if gpu == chosen_gpu:
+            rest = [other.cost for name, other in cheapest.items() if name != chosen_gpu]
             at = price * min(rest) * HOURS_A_MONTH / cost if rest else None
             said = "another kind of GPU may be cheaper above this price" if rest else "no other kind of GPU may hold"
         else:
@@ -197,8 +197,8 @@ def _turned(planned: Planned) -> list[Row]:
     rows, winner = [], planned.searched.finalists[planned.best]
     judged = len({winner, *planned.searched.contenders})
     for name in TURNED:
-        found = {i: answer for (i, change), answer in planned.turned.items() if change == name}
-        holding = {i: answer.group for i, answer in found.items() if answer.group is not None}
+        answers = {i: answer for (i, change), answer in planned.turned.items() if change == name}
+        holding = {i: answer.group for i, answer in answers.items() if answer.group is not None}
         costs = {i: cost_per_month(planned.book.offer(group), group.replicas) for i, group in holding.items()}
         least = min(costs.values(), default=None)
         ties = [i for i in costs if least is not None and costs[i] <= least * (1 + SAME)]

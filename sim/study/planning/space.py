@@ -90,24 +90,24 @@ def _checked(scenario: Scenario, name: str, values: list[Any], gpus: list[str], 
         for value in values:
             text = f"policies={_json(policy_alone(scenario, policy, {name: value}))}"
             try:
-                found = changed(scenario, [text])
+                variant = changed(scenario, [text])
             except ScenarioError as error:
                 message = str(error).removeprefix(f"--set {text}: ")
                 raise _error(scenario, f"{name}, value {_json(value)}: {message}") from None
-            if len(found.specs) > 1:
+            if len(variant.specs) > 1:
                 raise _error(scenario, f"{name}, value {_json(value)} is a list of values. Put each in free.{name}.")
     return values
 
 
 def _router(scenario: Scenario, value: Any) -> dict[str, Any]:
     """A router written out. ScenarioError for a kind that there is not."""
-    found = value if isinstance(value, dict) else {"kind": value}
-    kind = found.get("kind")
+    router = value if isinstance(value, dict) else {"kind": value}
+    kind = router.get("kind")
     if not isinstance(kind, str) or (kind not in ROUTERS and ":" not in kind):
         raise _error(
             scenario, f"{ROUTER} has {_json(value)}, and there is no such router. {nearest(str(kind), ROUTERS)}"
         )
-    return found
+    return router
 
 
 def _error(scenario: Scenario, message: str) -> ScenarioError:

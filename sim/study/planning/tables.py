@@ -20,7 +20,7 @@ from batchsim.study.planning.configurations import (
     replicas_of,
 )
 from batchsim.study.planning.demand import Variation
-from batchsim.study.planning.fleet_search import Found
+from batchsim.study.planning.fleet_search import SmallestGroup
 from batchsim.study.planning.make import WHAT_IFS, Planned, tiers
 from batchsim.study.planning.money import MILLION, cost_per_hour, cost_per_month, shares_by_use, tier_replicas
 from batchsim.study.planning.probe import PLANNED, Ask, GpuGroup, GroupProbe
@@ -53,16 +53,16 @@ def tables_of(planned: Planned) -> Tables:
 def _what_if(planned: Planned) -> list[Row]:
     rows = []
     for index in planned.favourites:
-        held, fails = planned.held(index), planned.found[index].fails
+        held, fails = planned.held(index), planned.smallest[index].fails
         assert held is not None, "favourites hold"
         group = held.ask.group
         for name, change in WHAT_IFS.items():
             if (index, name) in planned.changed:
                 answer = planned.changed[index, name]
                 probe = planned.book.probe(Ask(group, change))
-                needed = replicas_of(answer) if isinstance(answer, Found) else None
+                needed = replicas_of(answer) if isinstance(answer, SmallestGroup) else None
                 row = _what_if_row(planned, group, name, probe, needed)
-                if isinstance(answer, Found) and needed is None and not row["note"]:
+                if isinstance(answer, SmallestGroup) and needed is None and not row["note"]:
                     row["note"] = f"none of up to {planned.demand.plan.max_replicas} holds"
                 rows.append(row)
         if fails is not None:
@@ -251,7 +251,7 @@ def _sureness(planned: Planned) -> list[Row]:
             continue
         fast, slow = planned.at_error[index]
         offer = planned.book.offer(group)
-        counts = [replicas_of(found) for found in (fast, slow)]
+        counts = [replicas_of(outcome) for outcome in (fast, slow)]
         months = [None if count is None else cost_per_month(offer, count) for count in counts]
         at = [planned.book.probe(Ask(group, Variation(cost_factor=1 + end))) for end in (error.low, error.high)]
         quantities = {
@@ -289,7 +289,9 @@ def _recommendation(planned: Planned) -> list[Row]:
     assert held is not None, "the best holds"
     group = held.ask.group
     month, plan = planned.month(planned.best), planned.demand.plan
-    others = [planned.month(i) for i in range(len(planned.found)) if planned.held(i) is not None and i != planned.best]
+    others = [
+        planned.month(i) for i in range(len(planned.smallest)) if planned.held(i) is not None and i != planned.best
+    ]
     return [
         {
             "gpu": group.gpu,

@@ -17,8 +17,8 @@ def saturations(runs: Sequence[tuple[Setup, PolicySpec]], jobs: int) -> Iterator
 
     All replicas that there can be serve, and none of them fails.
     """
-    for i, found in run_all(_saturation, runs, jobs):
-        yield i, f"its worker process {found.how}: perhaps memory is short" if isinstance(found, Killed) else found
+    for i, rate in run_all(_saturation, runs, jobs):
+        yield i, f"its worker process {rate.how}: perhaps memory is short" if isinstance(rate, Killed) else rate
 
 
 def _saturation(run: tuple[Setup, PolicySpec]) -> float | str:

@@ -97,10 +97,10 @@ class Sweep:
 
         PointsFailed if some failed, when all others are done and kept; for the rest as `attempt`.
         """
-        found = self.attempt(wanted)
-        if failed := [result for result in found if isinstance(result, Failed)]:
-            raise points_failed(failed, len(found))
-        return [result for result in found if not isinstance(result, Failed)]
+        outcomes = self.attempt(wanted)
+        if failed := [result for result in outcomes if isinstance(result, Failed)]:
+            raise points_failed(failed, len(outcomes))
+        return [result for result in outcomes if not isinstance(result, Failed)]
 
     def attempt(
         self, wanted: Sequence[tuple[Setup, Point]], *, may_be_empty: bool = False

@@ -86,7 +86,7 @@ def side_by_side(
     A search yields the trials that it wants and goes on when they were made. `run` makes those of all searches at a
     time, so that processes do not wait for one another; a round in which no search wants any is the last.
     """
-    found: dict[int, T] = {}
+    ends: dict[int, T] = {}
     going_on = dict(enumerate(searches))
     while True:
         wanted: list[tuple[int, Trials]] = []
@@ -94,8 +94,8 @@ def side_by_side(
             try:
                 wanted.append((number, next(search)))
             except StopIteration as end:
-                found[number] = end.value
+                ends[number] = end.value
                 del going_on[number]
         if not any(trials for _, trials in wanted):
-            return found
+            return ends
         run(wanted)

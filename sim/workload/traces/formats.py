@@ -203,11 +203,11 @@ def _recognised(source: TraceSource, config: TraceConfig) -> Layout:
         lengths = Columns(prompt=columns.prompt, output=columns.output)
         return Layout("vidur", lengths, _unit(source, config, "vidur", None), reason)
     if (form := _nested_form(source, names)) is not None and config.time_unit in (None, "ns"):
-        told, size = f"{listed} {form.told_by}", form.block_tokens
-        return Layout(form.name, form.columns, "ns", told, False, size, duration_unit="ns", flatten=form.flatten)
+        reason, size = f"{listed} {form.told_by}", form.block_tokens
+        return Layout(form.name, form.columns, "ns", reason, False, size, duration_unit="ns", flatten=form.flatten)
     if {"request_id", "input_length", "output_length", "duration"} <= names and "timestamp" not in names:
-        told = f"{listed} request_id, input_length, output_length, duration; a batch job, which has no arrivals"
-        return Layout("ServeGen offline", Columns(prompt="input_length", output="output_length"), None, told)
+        reason = f"{listed} request_id, input_length, output_length, duration; a batch job, which has no arrivals"
+        return Layout("ServeGen offline", Columns(prompt="input_length", output="output_length"), None, reason)
     _refuse_known(source)
     if {"chat_id", "parent_chat_id", "timestamp", "input_length"} <= names:
         unit = _unit(source, config, "qwen", "s")
@@ -259,8 +259,8 @@ def _unknown(source: TraceSource) -> TraceError:
             f"{source.path}: the first record is not a JSON object, so the format cannot be told. Correct it, or state"
             " format, or columns."
         )
-    if source.container == "CSV" and (found := _no_table_of_ours(source.names)):
-        return TraceError(f"{source.path}: {found}")
+    if source.container == "CSV" and (complaint := _no_table_of_ours(source.names)):
+        return TraceError(f"{source.path}: {complaint}")
     return TraceError(
         f"{source.path}: no known format: {source.container} with the columns {source.listing()}. Write columns:"
         " {arrival: ..., prompt: ..., output: ...} and time_unit, to a command"

@@ -54,15 +54,15 @@ def _by_class(trace: TraceRows) -> dict[str, Any]:
     """How many rows each class has, and their mean lengths; {} where rows tell no classes."""
     if "request_class" not in trace.labels:
         return {}
-    found: dict[str, Any] = {}
+    classes: dict[str, Any] = {}
     for name, count in trace.class_counts.items():
         in_class = trace.labels["request_class"] == trace.texts["request_class"].index(name)
-        found[name] = {
+        classes[name] = {
             "rows": count,
             "mean_prompt_tokens": float(trace.prompt_tokens[in_class].mean()),
             "mean_output_tokens": float(trace.output_tokens[in_class].mean()),
         }
-    return {"classes": found}
+    return {"classes": classes}
 
 
 def _lengths(tokens: Ints) -> dict[str, float]:

@@ -55,28 +55,28 @@ class Labels:
 
     def read(self, values: Sequence[object]) -> tuple[int, ...] | None:
         """The labels of a row; None of one that failed and is left out. ValueError for a value that is none."""
-        found = tuple(reader(value) for reader, value in zip(self.readers.values(), values, strict=True))
-        if self.drop_failed and (status := self._failed(found)):
+        codes = tuple(reader(value) for reader, value in zip(self.readers.values(), values, strict=True))
+        if self.drop_failed and (status := self._failed(codes)):
             self.failed[status] += 1
             return None
-        return found
+        return codes
 
-    def _failed(self, found: Sequence[int]) -> str:
+    def _failed(self, codes: Sequence[int]) -> str:
         """The status of a row that failed, "" of others."""
         if "status" not in self.readers:
             return ""
-        code = found[list(self.readers).index("status")]
+        code = codes[list(self.readers).index("status")]
         status = "" if code == NOT_TOLD else list(self.numbers["status"])[code]
         return "" if status.lower() in _SUCCESS else status
 
-    def failure(self, found: Sequence[int]) -> str:
+    def failure(self, codes: Sequence[int]) -> str:
         """How a row that failed ended, to be said after what else is wrong with it; "" of others."""
-        status = self._failed(found)
+        status = self._failed(codes)
         return f" ({shown(status)})" if status else ""
 
-    def keep(self, found: Sequence[int]) -> None:
+    def keep(self, codes: Sequence[int]) -> None:
         """Adds the labels of a row that is used."""
-        for column, value in zip(self.values.values(), found, strict=True):
+        for column, value in zip(self.values.values(), codes, strict=True):
             column.append(value)
 
     def columns(self) -> dict[str, Ints]:
@@ -102,8 +102,8 @@ def _or_not_told(clock: Reader, *, zero: bool) -> Reader:
     def read(value: object) -> int:
         if value is None or value == "":
             return NOT_TOLD
-        found = clock(value)
-        return found if found or zero else NOT_TOLD
+        time_ns = clock(value)
+        return time_ns if time_ns or zero else NOT_TOLD
 
     return read
 

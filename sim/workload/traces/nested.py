@@ -68,8 +68,8 @@ def form_of(first: Mapping[str, object], names: set[str]) -> Form | None:
         size = first.get("block_size")
         if type(size) is not int or not 0 < size <= INT32_MAX:
             raise ValueError(f"block_size {shown(size)} is no number of tokens")
-        told = "requests with t, in, out; seconds, each conversation from 0, since nothing tells when it began"
-        return Form("WEKA", told, lambda: weka.Weka(size), weka.COLUMNS, size)
+        reason = "requests with t, in, out; seconds, each conversation from 0, since nothing tells when it began"
+        return Form("WEKA", reason, lambda: weka.Weka(size), weka.COLUMNS, size)
     return None
 
 
@@ -159,10 +159,10 @@ def _spans(record: Mapping[str, Any]) -> Iterator[Flat]:
 
 
 def _items(record: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    found = _needed(record, name)
-    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-        raise ValueError(f"{name} {shown(found)} is no list of objects")
-    return found
+    items = _needed(record, name)
+    if not isinstance(items, list) or not all(isinstance(each, dict) for each in items):
+        raise ValueError(f"{name} {shown(items)} is no list of objects")
+    return items
 
 
 def _span(span: Mapping[str, Any]) -> Iterator[Flat]:
@@ -182,8 +182,8 @@ def _span(span: Mapping[str, Any]) -> Iterator[Flat]:
     failed = code in (2, "2", "ERROR", "STATUS_CODE_ERROR")
     session = attributes.get("gen_ai.conversation.id")
     output = attributes.get(_OUTPUT, 0)
-    told: Flat = {"e2e_ns": end - start, "status": "error" if failed else "ok", "task": span.get("traceId")}
-    yield _flat(start, attributes[_INPUT], output, session, **told)
+    labels: Flat = {"e2e_ns": end - start, "status": "error" if failed else "ok", "task": span.get("traceId")}
+    yield _flat(start, attributes[_INPUT], output, session, **labels)
 
 
 class _LiteLlm:

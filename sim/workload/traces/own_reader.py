@@ -24,10 +24,10 @@ def reader_class(kind: str) -> type[TraceReader]:
     TraceError where it has no `records`; whatever the import raises.
     """
     module, _, name = kind.partition(":")
-    found = getattr(importlib.import_module(module), name)
-    if not callable(getattr(found, "records", None)):
+    reader = getattr(importlib.import_module(module), name)
+    if not callable(getattr(reader, "records", None)):
         raise TraceError(f"{kind} has no records. Write def records(self, path) for it, which yields a mapping a row.")
-    return found
+    return reader
 
 
 def own_records(kind: str, path: Path) -> Iterator[tuple[int, dict[str, object]]]:

@@ -13,10 +13,10 @@ import numpy as np
 
 from batchsim.base.errors import TraceError
 from batchsim.base.units import MAX_TIME_NS, NS_PER_S, format_duration
-from batchsim.workload.traces.apart import rows_apart
 from batchsim.workload.traces.formats import UNUSED, Layout, lay_out
 from batchsim.workload.traces.labels import NOT_TOLD, Labels
 from batchsim.workload.traces.nested import flattened
+from batchsim.workload.traces.outliers import time_outliers
 from batchsim.workload.traces.scale import spread
 from batchsim.workload.traces.trace_config import TraceConfig
 from batchsim.workload.traces.trace_file import TraceSource, open_source, reading, rows
@@ -268,18 +268,18 @@ def _near(
 ) -> tuple[slice, list[str]]:
     """The rows less than a year from each other, or all rows where `trace.time` may cut the others off; and notes."""
     whole = slice(0, len(arrival_ns))
-    apart = rows_apart(arrival_ns, numbers)
-    if apart is None:
+    outliers = time_outliers(arrival_ns, numbers)
+    if outliers is None:
         return whole, []
-    found = f"{source.where(int(numbers[apart.first]))}: {apart}"
+    complaint = f"{source.where(int(numbers[outliers.first]))}: {outliers}"
     if config.on_broken == "drop":
-        return apart.keep, [f"{apart.count:,} of {len(numbers):,} rows dropped for their times: {found}"]
+        return outliers.keep, [f"{outliers.count:,} of {len(numbers):,} rows dropped for their times: {complaint}"]
     fits = int(arrival_ns[-1]) - int(arrival_ns[0]) < MAX_TIME_NS
     if fits and config.time is not None:
         return whole, []
     if fits and tolerant:
-        return whole, [f"{found}. A run asks to correct it, or for on_broken: drop"]
-    raise TraceError(f"{found}. Correct it, or write trace.on_broken: drop, which leaves such rows out.")
+        return whole, [f"{complaint}. A run asks to correct it, or for on_broken: drop"]
+    raise TraceError(f"{complaint}. Correct it, or write trace.on_broken: drop, which leaves such rows out.")
 
 
 def _time_order(arrival_ns: Ints) -> tuple[Ints | slice, list[str]]:

@@ -190,10 +190,10 @@ def _peek(path: Path) -> TraceSource:
 
 def _first_record(line: str) -> dict[str, object]:
     try:
-        found = json.loads(line, **_READ, parse_int=_whole)
+        record = json.loads(line, **_READ, parse_int=_whole)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}  # reading the rows reports what is wrong, with its line
+    return record if isinstance(record, dict) else {}  # reading the rows reports what is wrong, with its line
 
 
 def rows(source: TraceSource, columns: Sequence[str]) -> tuple[Iterator[Row], Decode]:

@@ -44,10 +44,10 @@ class HashIds:
 
     def picked(self, index: Ints | slice, copies: Ints | None = None) -> HashIds:
         """The rows at `index`. `copies` numbers the copy that each belongs to; copies of copies stay distinct."""
-        mine = self.copies[index]
+        numbers = self.copies[index]
         if copies is not None:
-            mine = mine + copies * (int(self.copies.max(initial=0)) + 1)
-        return replace(self, rows=self.rows[index], copies=mine)
+            numbers = numbers + copies * (int(self.copies.max(initial=0)) + 1)
+        return replace(self, rows=self.rows[index], copies=numbers)
 
     def compact(self) -> HashIds:
         """The same rows without the ids of others."""

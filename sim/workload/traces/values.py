@@ -91,21 +91,21 @@ def hash_id_reader(name: str, block_tokens: int) -> Callable[[object, int], list
     """
 
     def ids(value: object, prompt_tokens: int) -> list[int]:
-        found = value
+        entries = value
         if isinstance(value, str):
             try:
-                found = json.loads(value)
+                entries = json.loads(value)
             except ValueError:
-                found = None
-        if not isinstance(found, list) or not all(type(x) is int and 0 <= x <= _MAX_NS for x in found):
+                entries = None
+        if not isinstance(entries, list) or not all(type(x) is int and 0 <= x <= _MAX_NS for x in entries):
             raise ValueError(f"{name} {shown(value)} is not a list of whole numbers from 0 to 2^63 - 1")
         whole, rest = divmod(prompt_tokens, block_tokens)
-        if len(found) not in (whole, whole + (rest > 0)):
+        if len(entries) not in (whole, whole + (rest > 0)):
             raise ValueError(
-                f"{name} has {len(found)} ids for {prompt_tokens} prompt tokens, which are"
+                f"{name} has {len(entries)} ids for {prompt_tokens} prompt tokens, which are"
                 f" {whole + (rest > 0)} blocks of {block_tokens}; hash_id_block_size may be another"
             )
-        return found
+        return entries
 
     return ids
 

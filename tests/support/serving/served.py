@@ -9,7 +9,7 @@ from batchsim.scenario import load_scenario
 from batchsim.scenario.setup import Setup
 from batchsim.serve.answers import SPILL_BYTES
 from batchsim.serve.metrics import Metrics, Names
-from batchsim.serve.paced import Paced
+from batchsim.serve.realtime import RealtimeSimulation
 
 SCENARIO = """\
 model: llama-3.1-8b
@@ -45,7 +45,7 @@ def setup_of(policy: str, more: str = "", workload: str = "", tokens: int = 1600
         return Setup.of(load_scenario(str(path)))
 
 
-def paced_of(setup: Setup, names: Names = "vllm", spill_bytes: int = SPILL_BYTES) -> Paced:
+def simulation_of(setup: Setup, names: Names = "vllm", spill_bytes: int = SPILL_BYTES) -> RealtimeSimulation:
     """The engines of the one policy of `setup`, whose model is called m."""
     metrics = Metrics(names, "m", setup.max_model_len)
-    return Paced(setup, setup.scenario.specs[0], metrics, spill_bytes=spill_bytes)
+    return RealtimeSimulation(setup, setup.scenario.specs[0], metrics, spill_bytes=spill_bytes)

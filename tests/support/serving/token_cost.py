@@ -44,8 +44,8 @@ async def repeat() -> dict[str, float]:
     """µs of CPU a token, and tokens in the time of a bare SimPy timeout."""
     policy = f"continuous: {{max_num_seqs: {STREAMS}, max_num_batched_tokens: 8192}}"
     setup = served.setup_of(policy, tokens=STREAMS * (TOKENS + 64))
-    paced = served.paced_of(setup)
-    server, sinks = Server(paced), [Sink() for _ in range(STREAMS)]
+    simulation = served.simulation_of(setup)
+    server, sinks = Server(simulation), [Sink() for _ in range(STREAMS)]
     body = b'{"prompt": [1, 2, 3], "ignore_eos": true, "stream": true, "max_tokens": %d}' % TOKENS
     for sink in sinks:
         connection = Connection(server)
@@ -54,10 +54,10 @@ async def repeat() -> dict[str, float]:
             b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
         )
         connection.data_received(body)
-    paced.run_to(10 * STEP_NS)  # first tokens, whose pieces are longer
+    simulation.run_to(10 * STEP_NS)  # first tokens, whose pieces are longer
     written, before = sum(sink.num_writes for sink in sinks), bare_simpy()
     start_s = time.process_time()
-    paced.run_to((TOKENS - 10) * STEP_NS)
+    simulation.run_to((TOKENS - 10) * STEP_NS)
     spent_s = time.process_time() - start_s
     tokens = sum(sink.num_writes for sink in sinks) - written
     simpy_per_s = (before + bare_simpy()) / 2

@@ -32,7 +32,7 @@ from batchsim.kernel.record import (
     pack_two,
 )
 from batchsim.kernel.types import Arrival, Request
-from batchsim.serve.spooled import Spooled
+from batchsim.serve.disk_spool import DiskSpool
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def _full(recorder: Recorder, number: int) -> None:
 
 def test_what_was_spilled_is_read_as_if_it_had_stayed() -> None:
     """Tables, counts and rows from any number on are equal, with steps in flight and packed ones; the memory is not."""
-    spool = Spooled()
+    spool = DiskSpool()
     kept, spilling = Recorder(), Recorder()
     for number in range(40):
         for recorder in (kept, spilling):
@@ -238,7 +238,7 @@ def test_the_hosts_part_of_repeated_steps_is_as_noted_one_by_one(count: int, pac
     """`count` steps, a spill, one step, two more, packed or not: with two in flight the scheduler is asked when the
     results of the oldest are processed, the first time 5 ns after the latest had begun, then 3 (6) after each."""
     starts_ns = [100 * number + number**2 for number in range(count + 6)]
-    repeated, one_by_one, spools = Recorder(), Recorder(), (Spooled(), Spooled())
+    repeated, one_by_one, spools = Recorder(), Recorder(), (DiskSpool(), DiskSpool())
 
     def begin(number: int) -> None:
         for recorder in (repeated, one_by_one):

@@ -155,10 +155,10 @@ def test_a_histogram_keeps_the_mean_and_every_percentile_within_its_width() -> N
     histogram = Histogram()
     histogram.add(values[:9000], np.ones(9000, np.int64))
     histogram.add(values[9000:], np.full(11_000, 3))
-    means, counts = histogram.found()
+    means, counts = histogram.means_and_counts()
     expanded = np.sort(np.concatenate((values[:9000], np.repeat(values[9000:], 3))))
     assert counts.sum() == len(expanded) and len(means) < 8000
     assert (means * counts).sum() == pytest.approx(expanded.sum())
     binned = np.repeat(means, counts)
     assert np.abs(binned / expanded - 1).max() < RELATIVE_WIDTH
-    assert Histogram().found()[0].size == 0
+    assert Histogram().means_and_counts()[0].size == 0

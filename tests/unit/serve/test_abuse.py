@@ -72,11 +72,11 @@ HOSTILE: dict[str, tuple[bytes, bytes]] = {
 async def is_whole(client: Client) -> bool:
     """Whether a good request is answered, and nothing of others is left in server and engine."""
     found = await client.json(COMPLETIONS, {"prompt": [1], "max_tokens": 2, "ignore_eos": True})
-    (core,) = client.server.paced.cores().values()
+    (core,) = client.server.backend.cores().values()
     kv = core.scheduler.kv
     while client.server.exchanges or kv.num_free < kv.num_blocks:
         await asyncio.sleep(0)
-    return found["usage"]["completion_tokens"] == 2 and not client.server.paced.answers
+    return found["usage"]["completion_tokens"] == 2 and not client.server.backend.answers
 
 
 def test_hostile_requests_get_a_status_and_no_traceback() -> None:
@@ -174,12 +174,12 @@ def test_who_leaves_with_bytes_sent_ahead_is_noticed(ahead: int, status: bytes |
     async def use(client: Client) -> tuple[bytes, bool, list[int]]:
         reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
         writer.write(post(b'{"prompt": [1], "max_tokens": 900, "ignore_eos": true}') + b"x" * ahead)
-        while not client.server.paced.num_sent:
+        while not client.server.backend.num_sent:
             await asyncio.sleep(0)
         told = b"" if status is None else await reader.read()
         writer.close()
         whole = await is_whole(client)
-        return told, whole, client.server.paced.records().requests["output_tokens"].tolist()
+        return told, whole, client.server.backend.records().requests["output_tokens"].tolist()
 
     told, whole, tokens = ask(use, limits=replace(SMALL, body_bytes=1 << 20), speed=1)
     assert whole and tokens[0] < 900 and (status is None or told.split()[1] == status)
@@ -229,7 +229,7 @@ def test_who_does_not_read_holds_nobody_up_and_loses_nothing() -> None:
         (exchange,) = client.server.exchanges.values()
         exchange.reply.pause_writing()  # what asyncio calls when as much waits as may wait
         other = await client.json(COMPLETIONS, {"prompt": [1], "max_tokens": 50, "ignore_eos": True})
-        while client.server.paced.answers:
+        while client.server.backend.answers:
             await asyncio.sleep(0)
         exchange.reply.resume_writing()
         text = await reader.read()

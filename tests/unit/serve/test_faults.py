@@ -15,7 +15,7 @@ from batchsim.kernel.record import FINISHED
 from batchsim.serve.answers import Asked
 from batchsim.serve.faults import Faults, read_faults
 from batchsim.serve.server import Server
-from tests.support.serving.served import paced_of, setup_of
+from tests.support.serving.served import setup_of, simulation_of
 from tests.unit.serve.test_server import COMPLETIONS, CONTINUOUS, Client
 
 
@@ -77,7 +77,7 @@ def served(faults: Faults, count: int) -> tuple[Server, list[Any]]:
         text = b""
         while piece := await reader.read(1 << 16):
             text += piece
-            while client.server.paced.answers:
+            while client.server.backend.answers:
                 await asyncio.sleep(0)
             if faults.stall_ns is None and client.server.exchanges:
                 break  # the engine has ended it, and nothing more will come
@@ -85,7 +85,7 @@ def served(faults: Faults, count: int) -> tuple[Server, list[Any]]:
         return text
 
     async def run() -> tuple[Server, list[Any]]:
-        server = Server(paced_of(setup_of(CONTINUOUS)), 100, faults=faults)
+        server = Server(simulation_of(setup_of(CONTINUOUS)), 100, faults=faults)
         client = Client(server, await server.start("127.0.0.1", 0))
         found = [await asyncio.wait_for(one(client), 20) for _ in range(count)]
         while server.exchanges:
@@ -102,7 +102,7 @@ def test_errors_reach_no_engine() -> None:
     errors = sum(text.startswith(b"HTTP/1.1 500 ") and b"on demand" in text for text in found)
     assert 0 < errors < 20
     assert server.faults.num_errors == errors
-    assert server.paced.num_sent == 20 - errors
+    assert server.backend.num_sent == 20 - errors
 
 
 def test_a_stalled_stream_has_its_first_piece_and_no_more() -> None:
@@ -110,7 +110,7 @@ def test_a_stalled_stream_has_its_first_piece_and_no_more() -> None:
     server, (text,) = served(Faults(1, stall=1.0), 1)
     assert text.count(b"data: ") == 1 and b"[DONE]" not in text
     assert server.faults.num_stalls == 1
-    assert server.paced.records().requests["outcome"].tolist() == [FINISHED]
+    assert server.backend.records().requests["outcome"].tolist() == [FINISHED]
 
 
 def test_a_stall_of_some_time_ends_with_all_that_has_come() -> None:
@@ -123,10 +123,10 @@ def test_a_stall_of_some_time_ends_with_all_that_has_come() -> None:
 def test_one_sent_anew_tells_no_token_twice(frontend: str) -> None:
     """A request whose replica fails amid its answer begins anew elsewhere; its client has each token once."""
     more = "replicas: {count: 2, router: round_robin, lost: retry, failures: [{replica: 0, at: 35ms, down_for: 1s}]}"
-    paced = paced_of(setup_of(CONTINUOUS, more, frontend))
+    simulation = simulation_of(setup_of(CONTINUOUS, more, frontend))
     heard: list[int] = []
-    answer = paced.send(Asked(10, 6, 6), 0, lambda answer: heard.append(answer.num_tokens))
-    paced.run_to(500_000_000)
+    answer = simulation.send(Asked(10, 6, 6), 0, lambda answer: heard.append(answer.num_tokens))
+    simulation.run_to(500_000_000)
     assert answer.outcome == FINISHED and answer.num_tokens == 6
     assert heard == sorted(heard) and heard[:3] == [1, 2, 3]
 

@@ -47,7 +47,7 @@ def test_clients_that_are_gone_at_any_instant_leave_nothing(count: int) -> None:
             sent = [len(STREAM) if i % 4 else i * 7 % len(STREAM) for i in each]
             await asyncio.gather(*(_leaves(client.port, sent[i - start], i % 9, i % 2 == 0) for i in each))
         whole = await is_whole(client)
-        return whole, client.server.paced.records().requests["outcome"].tolist()
+        return whole, client.server.backend.records().requests["outcome"].tolist()
 
     whole, outcomes = ask(use)
     assert whole and set(outcomes) == {CANCELLED, FINISHED}

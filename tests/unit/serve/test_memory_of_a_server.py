@@ -45,7 +45,7 @@ async def _use(client: Client, count: int) -> None:
         writer.write(post(json.dumps(body | {"stream": True, "max_tokens": 4000}).encode()))
         await reader.readuntil(b"\n\n")
         writer.close()
-    while client.server.exchanges or client.server.paced.answers or client.server.connections:
+    while client.server.exchanges or client.server.backend.answers or client.server.connections:
         await asyncio.sleep(0)
 
 
@@ -57,7 +57,7 @@ def test_what_has_ended_leaves_rows_alone() -> None:
         for count in (9, 18):
             await _use(client, count)
             gc.collect()
-            found.append(entries(client.server.paced))
+            found.append(entries(client.server.backend))
         return found
 
     few, many = ask(use)

@@ -10,8 +10,8 @@ import pytest
 from batchsim.kernel.record import FINISHED, Records
 from batchsim.serve.answers import Asked
 from batchsim.serve.metrics import Histogram, Names, tokens_buckets
-from batchsim.serve.paced import Paced
-from tests.support.serving.served import paced_of, setup_of
+from batchsim.serve.realtime import RealtimeSimulation
+from tests.support.serving.served import setup_of, simulation_of
 
 CONTINUOUS = "continuous: {max_num_seqs: 8, max_num_batched_tokens: 512}"
 _SAMPLE = re.compile(r'^([a-z0-9_:]+)(?:\{((?:[a-z_]+="[^"]*",?)*)\})? (\S+)$')
@@ -30,16 +30,16 @@ def samples(text: str) -> dict[tuple[str, str], float]:
 
 def ran(names: Names = "vllm") -> tuple[dict[tuple[str, str], float], Records]:
     """The metrics after 60 requests, of which the last is given up, and the records."""
-    paced: Paced = paced_of(setup_of(CONTINUOUS), names)
+    simulation: RealtimeSimulation = simulation_of(setup_of(CONTINUOUS), names)
     for number in range(60):
-        answer = paced.send(Asked(50 + number, 20, 1 + number % 20), number * 7_000_000, lambda answer: None)
-    paced.run_to(500_000_000)
-    paced.cancel(answer, 500_000_000)
-    paced.drain()
-    while paced.answers:
-        paced.run_to(int(paced.next_ns))
-    text = paced.metrics.text({engine.slot.number: engine.core for engine in paced.engines()})
-    return samples(text), paced.close(paced.now_ns)[0]
+        answer = simulation.send(Asked(50 + number, 20, 1 + number % 20), number * 7_000_000, lambda answer: None)
+    simulation.run_to(500_000_000)
+    simulation.cancel(answer, 500_000_000)
+    simulation.drain()
+    while simulation.answers:
+        simulation.run_to(int(simulation.next_ns))
+    text = simulation.metrics.text({engine.slot.number: engine.core for engine in simulation.engines()})
+    return samples(text), simulation.close(simulation.now_ns)[0]
 
 
 def test_vllm_histograms_sum_to_the_records() -> None:

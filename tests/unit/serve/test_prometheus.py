@@ -27,7 +27,7 @@ pytest.importorskip("h11", reason="batchsim serve needs h11")
 from batchsim.serve.metrics import Histogram, Tally
 from batchsim.serve.run_server import event_loop
 from batchsim.serve.server import Server
-from tests.support.serving.served import paced_of, setup_of
+from tests.support.serving.served import setup_of, simulation_of
 from tests.unit.serve.test_metrics import ran
 from tests.unit.serve.test_server import COMPLETIONS, Client
 
@@ -96,7 +96,7 @@ async def _used(client: Client) -> None:
 
 async def _scraped(folder: Path) -> tuple[dict[str, float], list[dict[str, str]]]:
     """P99 as Prometheus has them once it has seen all requests, and the server's own table of these."""
-    server = Server(paced_of(setup_of(CONTINUOUS)))
+    server = Server(simulation_of(setup_of(CONTINUOUS)))
     client = Client(server, await server.start("127.0.0.1", 0))
     found: dict[str, float] = {}
     try:

@@ -16,7 +16,7 @@ pytest.importorskip("h11", reason="batchsim serve needs h11")
 from batchsim.serve.connection import Connection
 from batchsim.serve.incoming import HttpRequest, Limits
 from batchsim.serve.server import Server
-from tests.support.serving.served import paced_of, setup_of
+from tests.support.serving.served import setup_of, simulation_of
 
 CONTINUOUS = "continuous: {max_num_seqs: 8, max_num_batched_tokens: 512}"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -88,7 +88,7 @@ def ask(
 
     async def run() -> Any:
         setup = setup_of(policy, more)
-        server = Server(paced_of(setup), speed, api_key, limits or Limits())
+        server = Server(simulation_of(setup), speed, api_key, limits or Limits())
         port = await server.start("127.0.0.1", 0)
         try:
             return await asyncio.wait_for(use(Client(server, port)), 30)
@@ -177,7 +177,7 @@ def test_what_is_no_request_is_refused_with_a_reason() -> None:
 
     async def use(client: Client) -> list[tuple[int, Any]]:
         found = [await client.call("POST", COMPLETIONS, body) for body, _ in bad]
-        assert not client.server.paced.num_sent
+        assert not client.server.backend.num_sent
         return [(status, json.loads(text)) for status, _, text in found]
 
     for (body, word), (status, text) in zip(bad, ask(use), strict=True):
@@ -196,11 +196,11 @@ def test_who_hangs_up_frees_the_engine() -> None:
         )
         await reader.readuntil(b'"finish_reason"')
         writer.close()
-        (core,) = client.server.paced.cores().values()
+        (core,) = client.server.backend.cores().values()
         kv = core.scheduler.kv
         while client.server.exchanges or kv.num_free < kv.num_blocks:
             await asyncio.sleep(0)
-        return len(client.server.paced.answers), kv.num_free == kv.num_blocks
+        return len(client.server.backend.answers), kv.num_free == kv.num_blocks
 
     assert ask(use, speed=10) == (0, True)
 
@@ -350,7 +350,7 @@ def test_a_request_is_sent_when_it_came() -> None:
         ours, _theirs = socket.socketpair()
         _, reply = await asyncio.get_running_loop().create_connection(lambda: Connection(client.server), sock=ours)
         client.server.handle(request, reply)
-        (answer,) = client.server.paced.answers.values()
+        (answer,) = client.server.backend.answers.values()
         return answer.arrival.request.arrival_ns, then_ns
 
     sent_ns, then_ns = ask(use)
@@ -379,7 +379,7 @@ def test_results_before_any_request_has_ended() -> None:
     async def use(client: Client) -> tuple[int, bytes]:
         body = {"prompt": [1], "max_tokens": 3000, "ignore_eos": True}
         answer = asyncio.ensure_future(client.json(COMPLETIONS, body))
-        while not client.server.paced.num_sent:
+        while not client.server.backend.num_sent:
             await asyncio.sleep(0)
         status, _, text = await client.call("GET", "/batchsim/results")
         answer.cancel()

@@ -56,7 +56,7 @@ def test_what_comes_waits_until_engines_wake(level: str, state: str | None) -> N
             await asyncio.sleep(0)
         assert (await client.call("POST", "/wake_up"))[0] == 200
         answer = await waits
-        row = client.server.paced.records().requests[0]
+        row = client.server.backend.records().requests[0]
         return asleep, answer["usage"]["completion_tokens"], await _is_sleeping(client), await _states(client), row
 
     (sleeps, states, waiting), tokens, still, (awake, none), row = ask(use)
@@ -73,12 +73,12 @@ def test_what_is_open_is_aborted() -> None:
         stream = asyncio.ensure_future(client.events(COMPLETIONS, LONG))
         whole = asyncio.ensure_future(client.json(COMPLETIONS, LONG))
         await _open(client, 2)
-        while any(answer.num_tokens == 0 for answer in client.server.paced.answers.values()):
+        while any(answer.num_tokens == 0 for answer in client.server.backend.answers.values()):
             await asyncio.sleep(0)
         await client.call("POST", "/sleep")
         found = (await stream)[-1]["choices"][0]["finish_reason"], await whole
-        (core,) = client.server.paced.cores().values()
-        while client.server.paced.answers:
+        (core,) = client.server.backend.cores().values()
+        while client.server.backend.answers:
             await asyncio.sleep(0)
         return *found, core.scheduler.kv.num_blocks - core.scheduler.kv.num_free
 
@@ -167,6 +167,6 @@ def test_a_client_that_leaves_waits_no_longer() -> None:
         await _open(client, 1)
         waiting = (await _states(client))[1]
         client.server.drain()
-        return waiting, (await stays)["usage"]["completion_tokens"], client.server.paced.num_sent
+        return waiting, (await stays)["usage"]["completion_tokens"], client.server.backend.num_sent
 
     assert ask(use) == (1, 5, 1)

@@ -36,7 +36,7 @@ def search(
     words, looks = Bytes(), StopSearch(stops, (), min_tokens)
     ids = words.encode(text)
     for end in [*range(at_a_time, len(ids), at_a_time), len(ids)]:
-        found = looks.found(end, words, lambda start, end: ids[start:end], is_last=end == len(ids))
+        found = looks.find(end, words, lambda start, end: ids[start:end], is_last=end == len(ids))
         if found is not None:
             return found, words.most
     return None, words.most
@@ -73,4 +73,4 @@ def test_a_stop_token_ends_an_answer_with_all_its_text() -> None:
     """Behind min_tokens, and nothing is cut."""
     words, ids = Bytes(), [5, 6, 5, 6]
     looks = StopSearch((), (6,), 2)
-    assert looks.found(4, words, lambda start, end: ids[start:end], is_last=False) == (4, 6, 0)
+    assert looks.find(4, words, lambda start, end: ids[start:end], is_last=False) == (4, 6, 0)

@@ -9,7 +9,7 @@ import pytest
 
 from batchsim.scenario import load_scenario
 from batchsim.study.curves.run import run_scenario
-from batchsim.view.looks import Looks
+from batchsim.view.page_data import PageData
 from batchsim.view.view_server import ViewServer
 from tests.support.browser import CHROMIUM, Page, browser
 from tests.unit.view.test_view import SCENARIO
@@ -20,16 +20,16 @@ LOAD = "Number(document.querySelector('#pick').selectedOptions[0].textContent.ma
 
 
 @pytest.fixture(scope="module")
-def looks(tmp_path_factory: pytest.TempPathFactory) -> Looks:
+def page_data(tmp_path_factory: pytest.TempPathFactory) -> PageData:
     folder = tmp_path_factory.mktemp("clicks")
     path = folder / "small.yaml"
     path.write_text(SCENARIO.replace("9/s", "30/s"))
-    return Looks(run_scenario(load_scenario(str(path)), out=folder / "results"), [folder])
+    return PageData(run_scenario(load_scenario(str(path)), out=folder / "results"), [folder])
 
 
 @pytest.fixture(scope="module")
-def url(looks: Looks) -> Iterator[str]:
-    with ViewServer(looks, 0) as server:
+def url(page_data: PageData) -> Iterator[str]:
+    with ViewServer(page_data, 0) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server.address
@@ -52,7 +52,7 @@ def text(tab: Page, name: str) -> str:
     return str(tab.run(f"document.getElementById('{name}').textContent"))
 
 
-def test_a_value_of_a_curve_opens_its_point(tab: Page, url: str, looks: Looks) -> None:
+def test_a_value_of_a_curve_opens_its_point(tab: Page, url: str, page_data: PageData) -> None:
     """The left end and the right end of the curves are the lower and the higher load."""
     opened(tab, url)
     over = "document.querySelectorAll('#curves .u-over')[1]"  # P99 TTFT
@@ -74,23 +74,23 @@ def test_a_stretch_dragged_over_is_zoomed_into_down_to_one_step(tab: Page, url: 
     tab.until(f"document.getElementById('window').textContent === {whole!r}")
 
 
-def test_a_request_tells_its_life_and_leads_to_who_stood_in_its_way(tab: Page, url: str, looks: Looks) -> None:
+def test_a_request_tells_its_life_and_leads_to_who_stood_in_its_way(tab: Page, url: str, page_data: PageData) -> None:
     """One of the slowest that queued behind another, then that other."""
     opened(tab, url)
     number = 1  # the policy of four slots at the higher load
     tab.run(f"document.getElementById('pick').value = {number}, document.getElementById('pick').onchange()")
-    slowest = [row["request_id"] for row in looks.requests(number, "ttft", None)["slowest"]]
-    chapters = [looks.request(number, request)["chapters"] for request in slowest]
+    slowest = [row["request_id"] for row in page_data.requests(number, "ttft", None)["slowest"]]
+    chapters = [page_data.request(number, request)["chapters"] for request in slowest]
     heads = [next((chapter["head"] for chapter in each if chapter["head"] is not None), None) for each in chapters]
     k = next(k for k, head in enumerate(heads) if head is not None)
     tab.click(f"document.querySelectorAll('#slowest button')[{k}]")
     tab.until(f"document.getElementById('request-title').textContent === 'Request {slowest[k]}'")
-    assert text(tab, "sentence") == looks.request(number, slowest[k])["sentence"]
+    assert text(tab, "sentence") == page_data.request(number, slowest[k])["sentence"]
     tab.click("document.querySelector('#chapters button')")
     tab.until(f"document.getElementById('request-title').textContent === 'Request {heads[k]}'")
 
 
-def test_a_lane_is_clicked_or_chosen_by_keys(tab: Page, url: str, looks: Looks) -> None:
+def test_a_lane_is_clicked_or_chosen_by_keys(tab: Page, url: str, page_data: PageData) -> None:
     """The first and the last lane are of the first and the last request; the life leads back to its stretch of time."""
     opened(tab, url)
     tab.until("document.querySelector('#lanes canvas')")

@@ -13,9 +13,9 @@ from batchsim.scenario import load_scenario
 from batchsim.study.curves.run import run_scenario
 from batchsim.view import lanes as lanes_module
 from batchsim.view.lanes import KINDS
-from batchsim.view.looks import Looks
+from batchsim.view.page_data import PageData
 from tests.unit.view.test_view import SCENARIO, ask
-from tests.unit.view.test_view import looks as looks
+from tests.unit.view.test_view import page_data as page_data
 from tests.unit.view.test_view import port as port
 
 HELD = """\
@@ -24,12 +24,12 @@ HELD = """\
 
 
 @pytest.fixture(scope="module")
-def wide(tmp_path_factory: pytest.TempPathFactory) -> Looks:
+def wide(tmp_path_factory: pytest.TempPathFactory) -> PageData:
     """At a load at which requests are preempted, wait, and have answers held back."""
     folder = tmp_path_factory.mktemp("lanes")
     path = folder / "lanes.yaml"
     path.write_text(SCENARIO.replace("policies:\n", "policies:\n" + HELD).replace("9/s", "30/s").replace("1600", "800"))
-    return Looks(run_scenario(load_scenario(str(path)), out=folder / "results"), [folder])
+    return PageData(run_scenario(load_scenario(str(path)), out=folder / "results"), [folder])
 
 
 def merged(spans: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
@@ -43,7 +43,7 @@ def merged(spans: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
     return found
 
 
-def test_lanes_are_the_chapters_of_lives(wide: Looks) -> None:
+def test_lanes_are_the_chapters_of_lives(wide: PageData) -> None:
     """Of every request under every policy, to the nanosecond; preempted and held ones are among them."""
     kinds = set()
     for number in range(len(wide.points())):
@@ -64,32 +64,32 @@ def test_lanes_are_the_chapters_of_lives(wide: Looks) -> None:
     assert kinds >= {"queued", "prefill", "decode", "preempted", "response_held"}
 
 
-def test_a_window_shows_who_was_there(looks: Looks, port: int) -> None:
+def test_a_window_shows_who_was_there(page_data: PageData, port: int) -> None:
     """One step's: those whose spans overlap it, with their whole spans."""
-    step = looks.results.steps(*looks.points()[1])
+    step = page_data.results.steps(*page_data.points()[1])
     step = step.iloc[int(step["num_waiting"].argmax())]
     start, end = step["start_ns"] / 1e9, (step["start_ns"] + step["duration_ns"]) / 1e9
     status, found, _ = ask(port, f"/lanes?point=1&from={start}&to={end}")
     assert status == 200 and (found["from_s"], found["to_s"]) == pytest.approx((start, end))
-    rows = looks.records(1).requests
+    rows = page_data.records(1).requests
     there = rows[(rows["arrival_ns"] < end * 1e9 - 1) & (rows["ended_ns"] > start * 1e9 + 1)]
     assert sorted(found["id"]) == there["request_id"].tolist() and found["of"] == len(there) > 1
     assert min(found["start_s"]) < start and max(found["end_s"]) > end
 
 
-def test_of_too_many_those_that_change_come_first(looks: Looks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_too_many_those_that_change_come_first(page_data: PageData, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then others, evenly; the picked one in any case, and of too many spans the longest."""
-    whole = looks.lanes(0, 0, None, -1)
+    whole = page_data.lanes(0, 0, None, -1)
     monkeypatch.setattr(lanes_module, "MOST_LANES", 5)
-    few = looks.lanes(0, 0, None, 17)
+    few = page_data.lanes(0, 0, None, 17)
     assert few["of"] == 40 and len(few["id"]) == 6 and {0, 17, 39} <= set(few["id"])
-    ended = int(looks.records(0).requests["ended_ns"][20])
+    ended = int(page_data.records(0).requests["ended_ns"][20])
     monkeypatch.setattr(lanes_module, "MOST_LANES", 1)
-    (mine,) = looks.lanes(0, 0, ((ended - 1) / 1e9, (ended + 1) / 1e9), -1)["id"]
+    (mine,) = page_data.lanes(0, 0, ((ended - 1) / 1e9, (ended + 1) / 1e9), -1)["id"]
     assert mine == 20
     monkeypatch.setattr(lanes_module, "MOST_LANES", 150)
     monkeypatch.setattr(lanes_module, "MOST_SPANS", 30)
-    cut = looks.lanes(0, 0, None, -1)
+    cut = page_data.lanes(0, 0, None, -1)
     lengths = sorted(e - s for s, e in zip(whole["start_s"], whole["end_s"], strict=True))
     assert len(cut["lane"]) == 30 and cut["shortest_s"] == pytest.approx(lengths[-30], abs=1e-9)
 
@@ -98,9 +98,9 @@ def test_lanes_of_a_replica(tmp_path: Path) -> None:
     """Each request of a fleet has its lane at the engine that it was at, and nowhere else."""
     path = tmp_path / "fleet.yaml"
     path.write_text(SCENARIO + "replicas: {count: 2, router: least_tokens}\n")
-    looks = Looks(run_scenario(load_scenario(str(path)), out=tmp_path / "results"))
-    each = [set(looks.lanes(0, replica, None, -1)["id"]) for replica in (0, 1)]
-    rows = {one.replica: set(one.records.requests["request_id"].tolist()) for one in by_engine(looks.records(0))}
+    page_data = PageData(run_scenario(load_scenario(str(path)), out=tmp_path / "results"))
+    each = [set(page_data.lanes(0, replica, None, -1)["id"]) for replica in (0, 1)]
+    rows = {one.replica: set(one.records.requests["request_id"].tolist()) for one in by_engine(page_data.records(0))}
     assert each == [rows[0], rows[1]] and not each[0] & each[1] and len(each[0] | each[1]) == 40
     with pytest.raises(ScenarioError, match="replica 2: no step ran there"):
-        looks.lanes(0, 2, None, -1)
+        page_data.lanes(0, 2, None, -1)

@@ -21,9 +21,9 @@ from batchsim.kernel.record import FINISHED
 from batchsim.report.text.story_text import story
 from batchsim.scenario import load_scenario
 from batchsim.study.curves.run import run_scenario
-from batchsim.view import looks as looks_module
-from batchsim.view.looks import Looks
-from batchsim.view.thinned import kept_rows
+from batchsim.view import page_data as page_data_module
+from batchsim.view.downsampling import downsampled_rows
+from batchsim.view.page_data import PageData
 from batchsim.view.view_server import ViewServer
 
 SCENARIO = """\
@@ -47,16 +47,16 @@ seeds: 1
 
 
 @pytest.fixture(scope="module")
-def looks(tmp_path_factory: pytest.TempPathFactory) -> Looks:
+def page_data(tmp_path_factory: pytest.TempPathFactory) -> PageData:
     folder = tmp_path_factory.mktemp("view")
     path = folder / "small.yaml"
     path.write_text(SCENARIO)
-    return Looks(run_scenario(load_scenario(str(path)), out=folder / "results"), [folder])
+    return PageData(run_scenario(load_scenario(str(path)), out=folder / "results"), [folder])
 
 
 @pytest.fixture(scope="module")
-def port(looks: Looks) -> Iterator[int]:
-    with ViewServer(looks, 0) as server:
+def port(page_data: PageData) -> Iterator[int]:
+    with ViewServer(page_data, 0) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server.server_address[1]
@@ -90,19 +90,19 @@ def test_fewer_rows_keep_the_extremes_of_every_column() -> None:
     draws = np.random.default_rng(3)
     one, two = draws.normal(size=20_000), draws.normal(size=20_000)
     one[777], two[12_345], one[5] = 50.0, -50.0, np.nan
-    kept = kept_rows([one, two], 1000)
+    kept = downsampled_rows([one, two], 1000)
     assert len(kept) <= 1000 and (np.diff(kept) > 0).all() and {0, 777, 12_345, 19_999} <= set(kept.tolist())
     for edge in range(0, 20_000, 200):  # stretches are of 80 rows, so each of these holds a whole one
         assert ((kept >= edge) & (kept < edge + 200)).sum() >= 4
-    assert kept_rows([one], 20_000).tolist() == list(range(20_000))
+    assert downsampled_rows([one], 20_000).tolist() == list(range(20_000))
     with pytest.raises(ValueError, match="need 10 rows"):
-        kept_rows([one, one, one, one], 9)
+        downsampled_rows([one, one, one, one], 9)
 
 
-def test_curves_name_the_point_of_every_value(looks: Looks, port: int) -> None:
+def test_curves_name_the_point_of_every_value(page_data: PageData, port: int) -> None:
     """A value that is clicked opens the policy and load that it is of."""
     status, found, _ = ask(port, "/curves")
-    rows = looks.results.points
+    rows = page_data.results.points
     assert status == 200 and len(found["points"]) == len(rows) == 4
     for chart in found["charts"]:
         for line in chart["series"]:
@@ -112,19 +112,19 @@ def test_curves_name_the_point_of_every_value(looks: Looks, port: int) -> None:
     assert [each.partition(": sure ")[0] for each in found["decisions"]] == list(dict.fromkeys(rows["label"]))
 
 
-def test_a_point_says_its_metrics(looks: Looks, port: int) -> None:
+def test_a_point_says_its_metrics(page_data: PageData, port: int) -> None:
     """Beside how much there is of it."""
     _, found, _ = ask(port, "/point?point=1")
     assert found["requests"] == 40 and found["replicas"] == [0]
     assert dict(found["metrics"])["ttft p99"].endswith("s")
 
 
-def test_a_timeline_is_the_steps_of_its_window(looks: Looks, port: int) -> None:
+def test_a_timeline_is_the_steps_of_its_window(page_data: PageData, port: int) -> None:
     """All of the run, and those that overlap a window; KV in use is what is not free."""
-    steps = looks.results.steps(*looks.points()[0])
+    steps = page_data.results.steps(*page_data.points()[0])
     _, whole, _ = ask(port, "/timeline?point=0")
     assert whole["exact"] and whole["of"] == len(steps) and whole["waiting"] == steps["num_waiting"].tolist()
-    blocks = looks.results.manifest["num_blocks"]
+    blocks = page_data.results.manifest["num_blocks"]
     assert whole["kv_share"] == pytest.approx((1 - steps["free_blocks"] / blocks).tolist())
     fifth = steps.iloc[5]
     at = (fifth["start_ns"] + fifth["duration_ns"] / 2) / 1e9
@@ -133,20 +133,20 @@ def test_a_timeline_is_the_steps_of_its_window(looks: Looks, port: int) -> None:
     assert one["step_s"] == [fifth["duration_ns"] / 1e9]
 
 
-def test_a_long_timeline_is_thinned_and_says_so(looks: Looks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_timeline_is_thinned_and_says_so(page_data: PageData, monkeypatch: pytest.MonkeyPatch) -> None:
     """To true steps, the highest queue among them."""
-    monkeypatch.setattr(looks_module, "MOST_ROWS", 60)
-    found, steps = looks.timeline(0, 0, None), looks.results.steps(*looks.points()[0])
+    monkeypatch.setattr(page_data_module, "MOST_ROWS", 60)
+    found, steps = page_data.timeline(0, 0, None), page_data.results.steps(*page_data.points()[0])
     assert not found["exact"] and len(found["start_s"]) <= 60 < found["of"] == len(steps)
     assert max(found["waiting"]) == steps["num_waiting"].max() and min(found["step_s"]) * 1e9 == pytest.approx(
         steps["duration_ns"].min()
     )
 
 
-def test_requests_and_the_life_of_one(looks: Looks, port: int) -> None:
+def test_requests_and_the_life_of_one(page_data: PageData, port: int) -> None:
     """The slowest come first; a life is that of `explain`."""
     _, found, _ = ask(port, "/requests?point=2&by=e2e")
-    rows = looks.results.requests(*looks.points()[2])
+    rows = page_data.results.requests(*page_data.points()[2])
     e2e = (rows["delivered_ns"] - rows["sent_ns"]) / 1e9
     assert (
         found["slowest"][0]["value_s"] == e2e.max()
@@ -155,18 +155,18 @@ def test_requests_and_the_life_of_one(looks: Looks, port: int) -> None:
     assert found["of"] == 40 and found["others"] == 0 and sorted(found["value_s"]) == sorted(e2e)
     number = found["slowest"][0]["request_id"]
     _, life, _ = ask(port, f"/request?point=2&id={number}")
-    assert life == json.loads(json.dumps(story(looks.results, *looks.points()[2], number)))
+    assert life == json.loads(json.dumps(story(page_data.results, *page_data.points()[2], number)))
     half = float(rows["sent_ns"].median()) / 1e9
     _, some, _ = ask(port, f"/requests?point=2&by=e2e&from=0&to={half}")
     assert some["of"] == (rows["sent_ns"] <= half * 1e9).sum()
 
 
-def test_two_points_are_compared_request_by_request(looks: Looks, port: int) -> None:
+def test_two_points_are_compared_request_by_request(page_data: PageData, port: int) -> None:
     """Each pair is the same id; counts and the largest change are of all pairs."""
     _, found, _ = ask(port, "/compare?point=0&other=2&by=ttft")
     sides = []
     for number in (0, 2):
-        rows = looks.records(number).requests
+        rows = page_data.records(number).requests
         assert (rows["outcome"] == FINISHED).all()
         ttft = (rows["first_delivery_ns"] - rows["sent_ns"]) / 1e9
         sides.append(dict(zip(rows["request_id"].tolist(), ttft.tolist(), strict=True)))
@@ -251,18 +251,18 @@ def test_a_simulation_that_cannot_be_asked_for(port: int, body: Any, status: int
     assert got == status and text in found["error"] and "\n" not in found["error"]
 
 
-def test_one_simulation_at_a_time(looks: Looks) -> None:
+def test_one_simulation_at_a_time(page_data: PageData) -> None:
     """A second is told so, and the first is not disturbed."""
-    with looks._simulating, pytest.raises(ScenarioError, match="runs already"):
-        looks.changed(0, {"cost_factor": 2.0})
+    with page_data._simulating, pytest.raises(ScenarioError, match="runs already"):
+        page_data.changed(0, {"cost_factor": 2.0})
 
 
-def test_only_points_of_one_seed_are_compared(looks: Looks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_points_of_one_seed_are_compared(page_data: PageData, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other seeds draw other requests under the same ids."""
-    points = looks.points()
-    monkeypatch.setattr(looks, "points", lambda: [points[0], points[1]._replace(seed=1)])
+    points = page_data.points()
+    monkeypatch.setattr(page_data, "points", lambda: [points[0], points[1]._replace(seed=1)])
     with pytest.raises(ScenarioError, match="seeds 0 and 1 draw other requests"):
-        looks.compare(0, 1, "ttft")
+        page_data.compare(0, 1, "ttft")
 
 
 def test_an_address_that_cannot_be_read_is_one_line(port: int, capfd: pytest.CaptureFixture[str]) -> None:
@@ -284,10 +284,10 @@ def test_clients_that_go_leave_no_traceback(port: int, capfd: pytest.CaptureFixt
     assert ask(port, "/")[0] == 200 and capfd.readouterr().err == ""
 
 
-def test_a_taken_port_is_said(looks: Looks, port: int) -> None:
+def test_a_taken_port_is_said(page_data: PageData, port: int) -> None:
     """With what to do."""
     with pytest.raises(ScenarioError, match=rf"^--port {port}: cannot be listened at: .* Give another"):
-        ViewServer(looks, port)
+        ViewServer(page_data, port)
 
 
 def test_the_page_loads_nothing_from_elsewhere(port: int) -> None:

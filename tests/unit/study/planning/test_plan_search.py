@@ -18,7 +18,7 @@ from batchsim.report.page.plan_text import plan_text
 from batchsim.report.sheet import Table
 from batchsim.scenario import Scenario, load_scenario
 from batchsim.study.planning.demand import Variation, demand_of
-from batchsim.study.planning.fleet_search import Found, smallest
+from batchsim.study.planning.fleet_search import SmallestGroup, smallest
 from batchsim.study.planning.halving import Halving, Look
 from batchsim.study.planning.make import GROWN, TURNED, make_plan
 from batchsim.study.planning.money import cost_per_month
@@ -306,5 +306,5 @@ def test_what_was_too_dear_to_look_at_and_cannot_be_built_is_no_contender(search
     assert grown.group is not None and grown.group.replicas >= 3 > states[winner].replicas
 
 
-def cost(book: Book, found: Found) -> float | None:
+def cost(book: Book, found: SmallestGroup) -> float | None:
     return None if found.group is None else cost_per_month(book.offer(found.group), found.group.replicas)

@@ -131,7 +131,7 @@ def test_one_recording_is_judged_by_its_stretches(replay: Scenario, tmp_path: Pa
 def test_a_plan_of_one_recording_ends(replay: Scenario, tmp_path: Path) -> None:
     """The smallest group holds by its stretches, and one replica less does not."""
     planned = make_plan(replay, Sweep(tmp_path / "results" / replay.name))
-    held, fails = planned.held(0), planned.found[0].fails
+    held, fails = planned.held(0), planned.smallest[0].fails
     assert held is not None and held.met and held.ask.group.replicas > 1
     assert fails is not None and not fails.met and fails.ask.group.replicas == held.ask.group.replicas - 1
 

@@ -14,7 +14,7 @@ from batchsim.explain.counterfactual import NOT_KEPT, counterfactual
 from batchsim.results.read import Results
 from batchsim.scenario import load_scenario
 from batchsim.study.curves.run import run_scenario
-from batchsim.view.looks import Looks
+from batchsim.view.page_data import PageData
 from tests.unit.view.test_view import SCENARIO
 
 LONG = SCENARIO.replace("requests: 40", "requests: 900").replace("seeds: 1", "seeds: 1\nkeep: KEEP")
@@ -33,13 +33,17 @@ def every(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 def test_rows_of_requests_alone(tmp_path: Path, every: Results) -> None:
     """Their latencies and comparisons are those of a whole run, and no life is told of steps that are not there."""
-    looks, whole = Looks(ran(tmp_path, "requests")), Looks(every)
-    point = looks.point(0)
+    page_data, whole = PageData(ran(tmp_path, "requests")), PageData(every)
+    point = page_data.point(0)
     assert set(point["lacks"]) == {"timeline", "lanes", "life"} and point["steps"] is None
     assert "--set keep=all" in point["lacks"]["life"] and point["end_s"] == whole.point(0)["end_s"]
-    assert looks.requests(0, "ttft", None) == whole.requests(0, "ttft", None)
-    assert looks.compare(0, 2, "e2e") == whole.compare(0, 2, "e2e")
-    asked = (lambda: looks.timeline(0, 0, None), lambda: looks.lanes(0, 0, None, -1), lambda: looks.request(0, 5))
+    assert page_data.requests(0, "ttft", None) == whole.requests(0, "ttft", None)
+    assert page_data.compare(0, 2, "e2e") == whole.compare(0, 2, "e2e")
+    asked = (
+        lambda: page_data.timeline(0, 0, None),
+        lambda: page_data.lanes(0, 0, None, -1),
+        lambda: page_data.request(0, 5),
+    )
     for ask in asked:
         with pytest.raises(ScenarioError, match=r"^Not shown: steps and states were not kept"):
             ask()
@@ -47,28 +51,32 @@ def test_rows_of_requests_alone(tmp_path: Path, every: Results) -> None:
 
 def test_minutes_in_the_place_of_steps(tmp_path: Path, every: Results) -> None:
     """Their counts are those of all rows; a window has the minutes that it overlaps."""
-    looks = Looks(ran(tmp_path, "minutes"))
-    point, steps = looks.point(0), every.steps(*looks.points()[0])
+    page_data = PageData(ran(tmp_path, "minutes"))
+    point, steps = page_data.point(0), every.steps(*page_data.points()[0])
     assert set(point["lacks"]) == {"lanes", "life", "requests", "compare", "change"}
     assert (point["requests"], point["steps"], point["replicas"]) == (900, len(steps), [0])
-    found, rows = looks.minutes(0, 0, None), every.requests(*looks.points()[0])
+    found, rows = page_data.minutes(0, 0, None), every.requests(*page_data.points()[0])
     sent = rows.groupby(rows["sent_ns"] // (60 * 10**9)).size()
     assert found["exact"] and found["sent"] == sent.tolist() and found["start_s"] == [60 * k for k in sent.index]
     busy = steps[steps["start_ns"] < 60e9]["duration_ns"].sum() / 60e9
     assert found["busy"][0] == pytest.approx(busy) and 0 < found["kv_share"][0] < 1
-    assert looks.minutes(0, 0, (61.0, 119.0))["start_s"] == [60.0]
-    for asked in (lambda: looks.requests(0, "ttft", None), lambda: looks.compare(0, 2, "ttft")):
+    assert page_data.minutes(0, 0, (61.0, 119.0))["start_s"] == [60.0]
+    for asked in (lambda: page_data.requests(0, "ttft", None), lambda: page_data.compare(0, 2, "ttft")):
         with pytest.raises(ScenarioError, match=r"^Not shown: rows of requests and steps"):
             asked()
     with pytest.raises(ScenarioError, match="replica 3: no step ran there"):
-        looks.minutes(0, 3, None)
+        page_data.minutes(0, 3, None)
     with pytest.raises(ScenarioError, match="ends no later than it begins"):
-        looks.minutes(0, 0, (2.0, 1.0))
+        page_data.minutes(0, 0, (2.0, 1.0))
 
 
 def test_a_change_of_rows_without_steps_simulates_both_sides(tmp_path: Path, every: Results) -> None:
     """To the same numbers as of a whole run, and says so; where minutes alone were kept it says what to keep."""
-    fewer, point, change = ran(tmp_path, "requests"), Looks(every).points()[0], ["policies.continuous.max_num_seqs=8"]
+    fewer, point, change = (
+        ran(tmp_path, "requests"),
+        PageData(every).points()[0],
+        ["policies.continuous.max_num_seqs=8"],
+    )
     mine, theirs = counterfactual(fewer, *point, change), counterfactual(every, *point, change)
     assert (mine.rerun, theirs.rerun) == (NOT_KEPT, "")
     for one, other in ((mine.base, theirs.base), (mine.changed, theirs.changed)):
@@ -82,17 +90,17 @@ def test_tasks_have_their_own_curve_and_metrics(tmp_path: Path) -> None:
     results = run_scenario(
         load_scenario("agents", overrides=["seeds=1", "workload.duration=20s", "workload.warmup=0s"]), out=tmp_path
     )
-    looks = Looks(results)
-    chart = next(chart for chart in looks.curves()["charts"] if chart["caption"] == "P99 E2E of tasks")
+    page_data = PageData(results)
+    chart = next(chart for chart in page_data.curves()["charts"] if chart["caption"] == "P99 E2E of tasks")
     rows = results.points
     for line in chart["series"]:
         for value, number in zip(line["y"], line["points"], strict=True):
             assert value is None or value == rows["task_e2e_p99_s"][number]
     assert chart["target"] is None or chart["target"] == 30
-    point = looks.point(0)
+    point = page_data.point(0)
     assert "task e2e p99" in dict(point["metrics"]) and set(point["lacks"]) == {"change"}
     assert point["lacks"]["change"].startswith("Not simulated here: slo 'task_e2e<30s @ 95%': bounds tasks")
-    assert looks.request(0, 0)["chapters"] and looks.lanes(0, 0, None, -1)["of"] == point["requests"]
+    assert page_data.request(0, 0)["chapters"] and page_data.lanes(0, 0, None, -1)["of"] == point["requests"]
 
 
 def test_the_port_of_run_is_checked_before_the_run(tmp_path: Path) -> None:

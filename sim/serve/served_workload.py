@@ -40,7 +40,7 @@ class AnswerLengths:
         return int(self.tokens[number % len(self.tokens)])
 
 
-def received(setup: Setup, records: Records) -> Setup:
+def with_served_workload(setup: Setup, records: Records) -> Setup:
     """`setup` whose workload is the requests of `records`, by their ids, at their times of sending."""
     rows = records.requests
     sent_ns, prompt, output = (

@@ -43,7 +43,7 @@ def test_a_time_years_from_the_others_is_refused_by_its_row(tmp_path: Path, wild
 
 
 @pytest.mark.parametrize(("wild", "how_far"), WILD.values(), ids=WILD)
-def test_rows_apart_are_dropped_where_broken_ones_are(tmp_path: Path, wild: int, how_far: str) -> None:
+def test_outliers_are_dropped_where_broken_rows_are(tmp_path: Path, wild: int, how_far: str) -> None:
     """`on_broken: drop` leaves the row out, counts it and names it; the others are as if it had never been there."""
     rows = read_trace(log(tmp_path, EPOCH_S, wild, EPOCH_S + 9, on_broken="drop"), Path())
     assert rows.arrival_ns is not None and rows.arrival_ns.tolist() == [0, 9 * NS_PER_S]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from batchsim.kernel.tokens import TokenIds
-from batchsim.serve.known_texts import BLOCK, KnownTexts
+from batchsim.serve.prefix_identity import BLOCK, PrefixIdentity
 
 
 def tokens(ids: TokenIds) -> list[tuple[int, int]]:
@@ -19,28 +19,28 @@ def shared(one: TokenIds, other: TokenIds) -> int:
 
 def test_prompts_share_the_blocks_that_are_equal() -> None:
     """Two prompts equal for 40 tokens share the 32 of two blocks, and one equal to neither shares nothing."""
-    texts = KnownTexts()
-    first, second = texts.of(list(range(60))), texts.of([*range(40), *range(900, 930)])
+    identity = PrefixIdentity()
+    first, second = identity.of(list(range(60))), identity.of([*range(40), *range(900, 930)])
     assert (first.num_tokens, second.num_tokens) == (60, 70)
     assert shared(first, second) == 2 * BLOCK
-    assert shared(first, texts.of(list(range(1, 61)))) == 0
-    assert shared(second, texts.of([*range(40), *range(900, 930)])) == 4 * BLOCK
+    assert shared(first, identity.of(list(range(1, 61)))) == 0
+    assert shared(second, identity.of([*range(40), *range(900, 930)])) == 4 * BLOCK
 
 
 def test_a_later_block_alone_is_not_shared() -> None:
     """A block that is equal after one that differs is another text, as its KV is."""
-    texts = KnownTexts()
-    one, other = texts.of([1] * 16 + [2] * 16), texts.of([3] * 16 + [2] * 16)
+    identity = PrefixIdentity()
+    one, other = identity.of([1] * 16 + [2] * 16), identity.of([3] * 16 + [2] * 16)
     assert not set(tokens(one)) & set(tokens(other))
 
 
 def test_an_answer_is_part_of_the_next_prompt() -> None:
     """A prompt that goes on with what was answered has the answer's own tokens, but for the last block's rest."""
-    texts = KnownTexts()
+    identity = PrefixIdentity()
     prompt, answer = list(range(20)), list(range(500, 530))
-    first = texts.of(prompt)
-    texts.answered(prompt, first, 7, answer)
-    after = texts.of([*prompt, *answer, 1, 2, 3])
+    first = identity.of(prompt)
+    identity.answered(prompt, first, 7, answer)
+    after = identity.of([*prompt, *answer, 1, 2, 3])
     assert shared(first, after) == 20
     assert tokens(after)[20:48] == [(15, i) for i in range(28)]
     assert after.num_tokens == 53
@@ -48,11 +48,11 @@ def test_an_answer_is_part_of_the_next_prompt() -> None:
 
 def test_what_is_forgotten_is_new_again() -> None:
     """After `forget`, and beyond the number of blocks kept, equal prompts share nothing."""
-    texts = KnownTexts(max_blocks=3)
-    first = texts.of(list(range(48)))
-    assert shared(first, texts.of(list(range(48)))) == 48
-    texts.of(list(range(100, 132)))
-    assert shared(first, texts.of(list(range(48)))) == 0
-    again = texts.of(list(range(32)))
-    texts.forget()
-    assert shared(again, texts.of(list(range(32)))) == 0
+    identity = PrefixIdentity(max_blocks=3)
+    first = identity.of(list(range(48)))
+    assert shared(first, identity.of(list(range(48)))) == 48
+    identity.of(list(range(100, 132)))
+    assert shared(first, identity.of(list(range(48)))) == 0
+    again = identity.of(list(range(32)))
+    identity.forget()
+    assert shared(again, identity.of(list(range(32)))) == 0

@@ -26,9 +26,9 @@ from batchsim.report.reading import at_load, load_name, load_to_show, short_load
 from batchsim.report.text.counterfactual_text import counterfactual_data
 from batchsim.report.text.story_text import story
 from batchsim.results.read import Results, blocks_by_replica, scenario_of
-from batchsim.view.kept import lacks, minutes_length, minutes_look
+from batchsim.view.downsampling import downsampled_rows
 from batchsim.view.lanes import KINDS, Lanes
-from batchsim.view.thinned import kept_rows
+from batchsim.view.partial_runs import lacks, minutes_length, minutes_series
 from batchsim.view.what_if import changed, knobs
 
 MOST_ROWS = 3000
@@ -54,7 +54,7 @@ class Point(NamedTuple):
 
 
 @dataclass
-class Looks:
+class PageData:
     """The answers about one run. Safe to ask from several threads; `folders` are where traces are looked for too.
 
     `allow_code`: whether a counterfactual may import a policy of the user's own.
@@ -70,8 +70,8 @@ class Looks:
 
     def points(self) -> list[Point]:
         rows = self.results.points
-        found = zip(rows["policy"], rows["load"], rows["seed"], strict=True)
-        return [Point(str(policy), float(load), int(seed)) for policy, load, seed in found]
+        points = zip(rows["policy"], rows["load"], rows["seed"], strict=True)
+        return [Point(str(policy), float(load), int(seed)) for policy, load, seed in points]
 
     def curves(self) -> dict[str, Any]:
         """Charts against load with, for each value of a line, the number of its point; and all points with what their
@@ -130,15 +130,16 @@ class Looks:
         }
 
     def minutes(self, number: int, replica: int, window_s: tuple[float, float] | None) -> dict[str, Any]:
-        """The minutes of an engine, of a point of which these were kept: see `minutes_look`."""
+        """The minutes of an engine, of a point of which these were kept: see `minutes_series`."""
         if window_s is not None:
             _window_ns(window_s, 0)
-        return minutes_look(self.results, self._known(number), replica, window_s, MOST_ROWS)
+        return minutes_series(self.results, self._known(number), replica, window_s, MOST_ROWS)
 
     def timeline(self, number: int, replica: int, window_s: tuple[float, float] | None) -> dict[str, Any]:
         """The steps of an engine that overlap a window, the whole run without one: columns of equal length.
 
-        `exact`: all of them; else the steps with the extremes of each column (`kept_rows`), `of` the number of all.
+        `exact`: all of them; else the steps with the extremes of each column (`downsampled_rows`), `of` the number of
+        all.
         """
         self._check(number, "timeline")
         records = self.records(number)
@@ -156,15 +157,15 @@ class Looks:
             "tokens": steps["num_prefill_tokens"] + steps["num_decode_tokens"],
             "prefill_tokens": steps["num_prefill_tokens"],
         }
-        kept = kept_rows(list(columns.values()), MOST_ROWS)
-        found = {name: values[kept].tolist() for name, values in columns.items()}
+        kept = downsampled_rows(list(columns.values()), MOST_ROWS)
+        series = {name: values[kept].tolist() for name, values in columns.items()}
         return {
             "from_s": start_ns / NS_PER_S,
             "to_s": end_ns / NS_PER_S,
             "exact": len(kept) == len(steps),
             "of": len(steps),
             "start_s": (steps["start_ns"][kept] / NS_PER_S).tolist(),
-            **found,
+            **series,
         }
 
     def lanes(self, number: int, replica: int, window_s: tuple[float, float] | None, picked: int) -> dict[str, Any]:
@@ -173,12 +174,12 @@ class Looks:
         records = self.records(number)
         start_ns, end_ns = _window_ns(window_s, _end_ns(records))
         with self._reading:
-            found = self._lanes.get((number, replica))
-            if found is None:
-                found = Lanes(_parts(records, replica), self._per_chunk_ns(self._known(number)))
-                self._lanes = {key: its for key, its in self._lanes.items() if key[0] in self._records}
-                self._lanes[number, replica] = found
-        return found.window(start_ns, end_ns, picked) | {"from_s": start_ns / NS_PER_S, "to_s": end_ns / NS_PER_S}
+            lanes = self._lanes.get((number, replica))
+            if lanes is None:
+                lanes = Lanes(_parts(records, replica), self._per_chunk_ns(self._known(number)))
+                self._lanes = {key: of_replica for key, of_replica in self._lanes.items() if key[0] in self._records}
+                self._lanes[number, replica] = lanes
+        return lanes.window(start_ns, end_ns, picked) | {"from_s": start_ns / NS_PER_S, "to_s": end_ns / NS_PER_S}
 
     def requests(self, number: int, by: str, window_s: tuple[float, float] | None) -> dict[str, Any]:
         """Requests sent in a window by one of their latencies: a point each, and the slowest as a list. Unfinished ones
@@ -194,7 +195,7 @@ class Looks:
         done = done[np.argsort(done["sent_ns"], kind="stable")]
         values = latency(done) / NS_PER_S
         done, values = done[~np.isnan(values)], values[~np.isnan(values)]
-        kept = kept_rows([values], MOST_ROWS)
+        kept = downsampled_rows([values], MOST_ROWS)
         slowest = np.argsort(-values, kind="stable")[:_TABLE]
         names = ("request_id", "prompt_tokens", "output_tokens", "num_preemptions")
         return {
@@ -230,20 +231,20 @@ class Looks:
             raise ScenarioError(
                 f"compare: seeds {seeds[0]} and {seeds[1]} draw other requests. Choose one of the same."
             )
-        mine, theirs = (self.records(each).requests for each in (number, other))
-        ids, i, j = np.intersect1d(mine["request_id"], theirs["request_id"], return_indices=True)
-        same = mine["prompt_tokens"][i] == theirs["prompt_tokens"][j]
-        both = same & (mine["outcome"][i] == FINISHED) & (theirs["outcome"][j] == FINISHED)
+        ours, theirs = (self.records(each).requests for each in (number, other))
+        ids, i, j = np.intersect1d(ours["request_id"], theirs["request_id"], return_indices=True)
+        same = ours["prompt_tokens"][i] == theirs["prompt_tokens"][j]
+        both = same & (ours["outcome"][i] == FINISHED) & (theirs["outcome"][j] == FINISHED)
         latency = LATENCIES[by].of
         assert latency is not None, "the page asks for those of BY"
-        here, there = (latency(rows) / NS_PER_S for rows in (mine[i[both]], theirs[j[both]]))
+        here, there = (latency(rows) / NS_PER_S for rows in (ours[i[both]], theirs[j[both]]))
         known = ~(np.isnan(here) | np.isnan(there))
         ids, here, there = ids[both][known], here[known], there[known]
         if not len(ids):
             raise ScenarioError("compare: no request finished at both points with the same prompt. Choose another.")
         order = np.argsort(here, kind="stable")
         ids, here, there = ids[order], here[order], there[order]
-        kept = kept_rows([here, there, there - here], MOST_ROWS)
+        kept = downsampled_rows([here, there, there - here], MOST_ROWS)
         largest = np.argsort(-np.abs(there - here), kind="stable")[:_TABLE]
         return {
             "by": LATENCIES[by].title,
@@ -276,15 +277,15 @@ class Looks:
         if not self._simulating.acquire(blocking=False):
             raise ScenarioError("a simulation runs already. Wait for its end.")
         try:
-            found, said = changed(self.results, self._known(number), factors, self.folders, self.allow_code)
+            comparison, said = changed(self.results, self._known(number), factors, self.folders, self.allow_code)
         finally:
             self._simulating.release()
-        data = counterfactual_data(found)
+        data = counterfactual_data(comparison)
         texts = {name: [_text(name, _number(x)) for x in both] for name, both in data["metrics"].items()}
         return data | {
             "knobs": said,
             "texts": [[METRICS[name].heading, *both] for name, both in texts.items() if both != ["–", "–"]],
-            "queues": [_queue(side.records) for side in (found.base, found.changed)],
+            "queues": [_queue(side.records) for side in (comparison.base, comparison.changed)],
         }
 
     def _check(self, number: int, panel: str) -> None:
@@ -297,11 +298,11 @@ class Looks:
         """The records of a point, those asked for last being held in memory."""
         point = self._known(number)
         with self._reading:
-            found = self._records.pop(number, None)
-            if found is None:
+            records = self._records.pop(number, None)
+            if records is None:
                 only = self.results.keeps(point.policy) == "requests"
-                found = self.results.records(*point, requests_only=only)
-            self._records[number] = found
+                records = self.results.records(*point, requests_only=only)
+            self._records[number] = records
             while len(self._records) > _KEPT:
                 del self._records[next(iter(self._records))]
             return self._records[number]
@@ -333,13 +334,13 @@ class Looks:
 
 def _engines(records: Records) -> list[tuple[int, Records]]:
     """The replicas that ran steps, with the records of each time they were started, in the order of time."""
-    found = [(engine.replica, engine.records) for engine in by_engine(records) if engine.records.num_steps]
-    return sorted(found, key=lambda each: (each[0], int(each[1].steps["start_ns"][0])))
+    engines = [(engine.replica, engine.records) for engine in by_engine(records) if engine.records.num_steps]
+    return sorted(engines, key=lambda each: (each[0], int(each[1].steps["start_ns"][0])))
 
 
 def _parts(records: Records, replica: int) -> list[Records]:
     """The records of a replica, one of each time it was started. ScenarioError where no step ran there."""
-    parts = [part for its, part in _engines(records) if its == replica]
+    parts = [part for number, part in _engines(records) if number == replica]
     if not parts:
         raise ScenarioError(f"replica {replica}: no step ran there. Choose another.")
     return parts
@@ -363,7 +364,7 @@ def _queue(records: Records) -> dict[str, list[float]]:
     """Requests waiting, over all engines' steps in the order of time, thinned."""
     steps = np.concatenate([records.steps[:0], *(part.steps for _, part in _engines(records))])
     steps = steps[np.argsort(steps["start_ns"], kind="stable")]
-    kept = kept_rows([steps["num_waiting"]], MOST_ROWS // 2)
+    kept = downsampled_rows([steps["num_waiting"]], MOST_ROWS // 2)
     return {
         "start_s": (steps["start_ns"][kept] / NS_PER_S).tolist(),
         "waiting": steps["num_waiting"][kept].tolist(),

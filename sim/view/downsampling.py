@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def kept_rows(columns: Sequence[NDArray[Any]], most: int) -> NDArray[np.int64]:
+def downsampled_rows(columns: Sequence[NDArray[Any]], most: int) -> NDArray[np.int64]:
     """Indices, rising, of at most `most` rows of columns of equal length; all of them where there are no more.
 
     The rows are cut into stretches of nearly equal count, and of each the rows of the lowest and the highest value of

@@ -11,7 +11,7 @@ from batchsim.workload.traces.trace_rows import Ints
 
 
 @dataclass(frozen=True)
-class Apart:
+class Outliers:
     """`count` rows outside the largest stretch without a gap of a year. `keep` is that stretch, of rows in time order.
 
     `first` is the place in time order of the outside row that stands first in the file; `away_ns` is how long before
@@ -30,7 +30,7 @@ class Apart:
         return f"its time lies {format_duration(abs(self.away_ns))} {side} those of most rows{others}"
 
 
-def rows_apart(arrival_ns: Ints, numbers: Ints) -> Apart | None:
+def time_outliers(arrival_ns: Ints, numbers: Ints) -> Outliers | None:
     """The rows of a sorted trace that lie apart, None where there are none; `numbers` are their places in the file.
 
     Times may be as far from each other as 64 bits allow.
@@ -45,4 +45,4 @@ def rows_apart(arrival_ns: Ints, numbers: Ints) -> Apart | None:
     outside = np.concatenate((np.arange(keep.start), np.arange(keep.stop, len(arrival_ns))))
     first = int(outside[np.argmin(numbers[outside])])
     nearest = keep.start if first < keep.start else keep.stop - 1
-    return Apart(keep, len(outside), first, int(arrival_ns[first]) - int(arrival_ns[nearest]))
+    return Outliers(keep, len(outside), first, int(arrival_ns[first]) - int(arrival_ns[nearest]))

@@ -28,7 +28,7 @@ from batchsim.scenario import PolicySpec
 from batchsim.scenario.setup import Setup
 from batchsim.serve.answers import SPILL_BYTES, STOPPED, Answer, Answers, Asked, Update
 from batchsim.serve.metrics import Metrics
-from batchsim.serve.received import unplayed
+from batchsim.serve.served_workload import unplayed
 
 _TURN_S = 0.002
 """Seconds that engines take at a time: where they cost more than the clock allows, clients are served all the same."""
@@ -37,9 +37,9 @@ _TURN_S = 0.002
 class _Door(Clients):
     """The clients of an endpoint: arrivals are not known in advance, and events go back to the open answers."""
 
-    def __init__(self, paced: Paced, fleet: Fleet) -> None:
-        super().__init__(fleet, fleet.clients.router, paced)
-        self._paced = paced
+    def __init__(self, simulation: RealtimeSimulation, fleet: Fleet) -> None:
+        super().__init__(fleet, fleet.clients.router, simulation)
+        self._simulation = simulation
         self.cancelled: set[int] = set()  # given up, and not ended yet
 
     def begin(self) -> None:
@@ -64,10 +64,10 @@ class _Door(Clients):
         if request_id in self.held:
             self._give_up(self.in_flight[request_id], CANCELLED, "client_cancel")
             return
-        if request_id not in self._paced.answers:
+        if request_id not in self._simulation.answers:
             return
         self.cancelled.add(request_id)  # for one that is on its way to an engine yet
-        for engine in self._paced.engines():
+        for engine in self._simulation.engines():
             engine.core.cancel(request_id, int(env.now))
             engine.rouse()
 
@@ -75,7 +75,7 @@ class _Door(Clients):
         super()._give_up(sent, outcome, reason)
         request_id = sent.arrival.request.id
         if request_id not in self.in_flight:
-            self._paced.ended_at_router(request_id, outcome, reason)
+            self._simulation.ended_at_router(request_id, outcome, reason)
 
     def _dispatch(self, request_id: int, now_ns: int) -> None:
         super()._dispatch(request_id, now_ns)
@@ -84,16 +84,16 @@ class _Door(Clients):
 
     def retry(self, engine: Engine, lost: list[Request], now_ns: int) -> None:
         for request in lost:
-            self._paced.sent_anew(request.id)
+            self._simulation.sent_anew(request.id)
         super().retry(engine, lost, now_ns)
 
     def tell(self, engine: Engine, events: Iterable[EngineEvent], now_ns: int) -> None:
         events = list(events)
-        self._paced.told(engine, events, now_ns)
+        self._simulation.pass_events(engine, events, now_ns)
         super().tell(engine, events, now_ns)
 
 
-class Paced(Answers):
+class RealtimeSimulation(Answers):
     """The engines of `setup` under `spec`, run as far as `run_to` says. Rows beyond `spill_bytes` each are on disk.
 
     ScenarioError where the policy needs to know of its requests what only a simulation knows.
@@ -156,16 +156,17 @@ class Paced(Answers):
         self.now_ns = max(self.now_ns, now_ns)
         return True
 
-    def send(self, asked: Asked, now_ns: int, told: Callable[[Answer], None], came_ns: int | None = None) -> Answer:
-        """Sends a request at `now_ns`, or right after the instant handled last; `told` is called after each delivery.
+    def send(self, asked: Asked, now_ns: int, listener: Callable[[Answer], None], came_ns: int | None = None) -> Answer:
+        """Sends a request at `now_ns`, or right after the instant handled last.
 
-        `came_ns`: when its client sent it, if it has waited for the engines to wake.
+        `listener` is called after each delivery. `came_ns`: when its client sent it, if it has waited for the engines
+        to wake.
         """
         now_ns = max(now_ns, self.now_ns + 1)
         sent_ns = now_ns if came_ns is None else min(came_ns, now_ns)
         frontend = self._frontend
         arrival_ns = now_ns + frontend.request + frontend.per_prompt_token * asked.prompt_tokens
-        answer = self.begin(asked, arrival_ns, sent_ns, told)
+        answer = self.begin(asked, arrival_ns, sent_ns, listener)
         self.door.send(answer.arrival)
         return answer
 
@@ -222,7 +223,7 @@ class Paced(Answers):
             answer.attempt += 1
             answer.num_made = answer.held = 0
 
-    def told(self, engine: Engine, events: list[EngineEvent], now_ns: int) -> None:
+    def pass_events(self, engine: Engine, events: list[EngineEvent], now_ns: int) -> None:
         """Counts what an engine did at `now_ns`, and delivers it."""
         per_chunk_ns, streams = self._frontend.per_chunk, engine.core.scheduler.streams
         tokens = [event for event in events if type(event) is Tokens]
@@ -256,10 +257,10 @@ class Paced(Answers):
 
 
 class Pacer:
-    """Keeps `paced` at the pace of this machine's monotonic clock, `speed` simulated seconds to each of its own."""
+    """Keeps a simulation at the pace of a monotonic clock, `speed` simulated seconds to each of its own."""
 
-    def __init__(self, paced: Paced, speed: float, failed: Callable[[Exception], None]) -> None:
-        self.paced = paced
+    def __init__(self, simulation: RealtimeSimulation, speed: float, failed: Callable[[Exception], None]) -> None:
+        self.simulation = simulation
         self.speed = speed
         self._failed = failed
         self._loop = asyncio.get_running_loop()
@@ -279,7 +280,7 @@ class Pacer:
 
     def arm(self) -> None:
         """Has the engines run on when they next have something to do. After every change to them."""
-        next_ns = self.paced.next_ns
+        next_ns = self.simulation.next_ns
         if self._timer is not None:
             if next_ns == self._timer_ns:
                 return
@@ -297,9 +298,9 @@ class Pacer:
     def _tick(self) -> None:
         self._timer = None
         now_ns = self.now_ns()
-        self.paced.metrics.late.observe((now_ns - self._due_ns) / self.speed / NS_PER_S)
+        self.simulation.metrics.late.observe((now_ns - self._due_ns) / self.speed / NS_PER_S)
         try:
-            is_up_to_date = self.paced.run_to(now_ns, _TURN_S)
+            is_up_to_date = self.simulation.run_to(now_ns, _TURN_S)
         except Exception as error:
             self.is_broken = True
             self._failed(error)

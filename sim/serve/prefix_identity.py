@@ -16,7 +16,7 @@ MAX_BLOCKS = 1 << 19
 """Blocks that are remembered, those longest not met forgotten first: 8 million tokens, some 150 MB."""
 
 
-class KnownTexts:
+class PrefixIdentity:
     """The blocks of all prompts and answers so far, each under a hash of its tokens and of all before it."""
 
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
@@ -31,12 +31,12 @@ class KnownTexts:
         stream = -1  # the new one, from the first block on that is not known
         for at in range(0, full, BLOCK):
             key = hash((key, *ids[at : at + BLOCK]))
-            found = blocks.pop(key, None) if stream < 0 else None
-            if found is None:
+            block = blocks.pop(key, None) if stream < 0 else None
+            if block is None:
                 stream = self._new_stream() if stream < 0 else stream
-                found = ((stream, at, BLOCK),)
-            self._note(key, found)
-            segments += found
+                block = ((stream, at, BLOCK),)
+            self._note(key, block)
+            segments += block
         if full < len(ids):
             stream = self._new_stream() if stream < 0 else stream
             segments.append((stream, full, len(ids) - full))

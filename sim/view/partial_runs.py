@@ -13,7 +13,7 @@ from batchsim.base.units import NS_PER_S
 from batchsim.explain.causes import Objectives
 from batchsim.metrics.by_minute import MINUTE_NS
 from batchsim.results.read import Results, scenario_of
-from batchsim.view.thinned import kept_rows
+from batchsim.view.downsampling import downsampled_rows
 
 _LACKS = {
     "all": ((), ""),
@@ -31,13 +31,13 @@ def lacks(results: Results, policy: str) -> dict[str, str]:
     keep = results.keeps(policy)
     panels, rows = _LACKS[keep]
     line = f"Not shown: {rows} were not kept, since the scenario says keep: {keep}. Run it again with --set keep=all."
-    found = dict.fromkeys(panels, line)
-    if "change" not in found:
+    lines = dict.fromkeys(panels, line)
+    if "change" not in lines:
         try:
             Objectives.of(scenario_of(results, policy))
         except ScenarioError as error:
-            found["change"] = f"Not simulated here: {error}"
-    return found
+            lines["change"] = f"Not simulated here: {error}"
+    return lines
 
 
 def minutes_length(results: Results, policy: str, load: float, seed: int) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def minutes_length(results: Results, policy: str, load: float, seed: int) -> dic
     }
 
 
-def minutes_look(
+def minutes_series(
     results: Results, at: tuple[str, float, int], replica: int, window_s: tuple[float, float] | None, most: int
 ) -> dict[str, Any]:
     """A replica's minutes that overlap a window, the whole run without one, as columns of at most `most` rows.
@@ -65,26 +65,26 @@ def minutes_look(
     if replica not in length["replicas"]:
         raise ScenarioError(f"replica {replica}: no step ran there. Choose another.")
     start_s, end_s = window_s or (0.0, length["end_s"])
-    mine, theirs = (_columns(table, replica) for table in (engines, requests))
-    every = np.unique(np.concatenate((mine["start_ns"], theirs["start_ns"])))
-    its: dict[str, NDArray[np.float64]] = {}
-    for table, names in ((mine, _MEANS), (theirs, _COUNTS)):
+    of_engines, of_requests = (_columns(table, replica) for table in (engines, requests))
+    every = np.unique(np.concatenate((of_engines["start_ns"], of_requests["start_ns"])))
+    by_minute: dict[str, NDArray[np.float64]] = {}
+    for table, names in ((of_engines, _MEANS), (of_requests, _COUNTS)):
         place = np.searchsorted(every, table["start_ns"])
         for name in names:  # rows of requests are by class too
-            its[name] = np.bincount(place, table[name], len(every)).astype(np.float64)
+            by_minute[name] = np.bincount(place, table[name], len(every)).astype(np.float64)
     time_s = every / NS_PER_S
     seen = (time_s < end_s) & (time_s + MINUTE_NS / NS_PER_S > start_s)
-    time_s, its = time_s[seen], {name: values[seen] for name, values in its.items()}
+    time_s, by_minute = time_s[seen], {name: values[seen] for name, values in by_minute.items()}
     columns = {
-        "waiting": its["num_waiting"],
-        "running": its["num_running"],
-        "kv_share": its["kv_utilisation"],
-        "busy": its["busy_ns"] / MINUTE_NS,
-        "sent": its["sent"],
-        "finished": its["finished"],
-        "within": np.where(its["judged"] > 0, its["within"] / np.maximum(its["judged"], 1), np.nan),
+        "waiting": by_minute["num_waiting"],
+        "running": by_minute["num_running"],
+        "kv_share": by_minute["kv_utilisation"],
+        "busy": by_minute["busy_ns"] / MINUTE_NS,
+        "sent": by_minute["sent"],
+        "finished": by_minute["finished"],
+        "within": np.where(by_minute["judged"] > 0, by_minute["within"] / np.maximum(by_minute["judged"], 1), np.nan),
     }
-    kept = kept_rows(list(columns.values()), most)
+    kept = downsampled_rows(list(columns.values()), most)
     plain = {name: [None if np.isnan(x) else float(x) for x in values[kept]] for name, values in columns.items()}
     return {
         "from_s": start_s,

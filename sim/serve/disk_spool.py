@@ -6,7 +6,7 @@ import tempfile
 import weakref
 
 
-class Spooled:
+class DiskSpool:
     """A `batchsim.kernel.record.Spool` in an unnamed temporary file, which is gone with its last reader.
 
     Its methods raise OSError where the disk is full.
@@ -29,10 +29,10 @@ class Spooled:
 
     def rows(self, table: str, first_byte: int = 0) -> bytearray:
         """The rows of `table` that are there, from `first_byte` on."""
-        found = bytearray()
+        rows = bytearray()
         for at, size in self._pieces.get(table, []):
             if first_byte < size:
                 self._file.seek(at + first_byte)
-                found += self._file.read(size - first_byte)
+                rows += self._file.read(size - first_byte)
             first_byte = max(first_byte - size, 0)
-        return found
+        return rows
