@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -109,8 +111,10 @@ def serve(
         backend, text = RealtimeSimulation(setup, spec, metrics, seed), setup.cost_text
 
     def ready(port: int) -> None:
-        address = f"[{host}]" if ":" in host else host
-        typer.echo(f"http://{address}:{port}/v1  {name}: {spec.name} on {text}", err=True)
+        base = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        typer.echo(f"{base}/v1  {name}: {spec.name} on {text}", err=True)
+        typer.echo(f"try: {_curl(base, name, with_key=bool(api_key))}", err=True)
+        typer.echo(f"metrics: {base}/metrics; all addresses: {base}/; Ctrl-C ends it", err=True)
 
     end_ns, started_unix_ns = run_server(
         backend, host=host, port=port, speed=speed, api_key=api_key, faults=faults, drain_s=drain_s, ready=ready
@@ -128,7 +132,16 @@ def serve(
         typer.echo(f"{len(escaped):,} texts cannot be written and stand as escapes: {', '.join(escaped)[:200]}")
     if faults.num_errors or faults.num_stalls:
         typer.echo(f"on demand: {faults.num_errors:,} errors, {faults.num_stalls:,} stalled streams")
-    typer.echo(fit(f"{results.path}/  summary.csv"))
+    sent = f"{paced.num_sent:,} request{'s' if paced.num_sent > 1 else ''} came to an engine"
+    received = results.path.parent / results.manifest["served"]["received"]
+    typer.echo(fit(f"{sent}; {results.path}/  summary.csv; each with its latencies: {received}"))
+
+
+def _curl(base: str, model: str, *, with_key: bool) -> str:
+    """A shell's line that asks the server at `base` for a short completion."""
+    body = json.dumps({"model": model, "prompt": "Hello", "max_tokens": 16})
+    key = """ -H "Authorization: Bearer $BATCHSIM_API_KEY\"""" if with_key else ""
+    return f"curl {base}/v1/completions -H 'content-type: application/json'{key} -d {shlex.quote(body)}"
 
 
 def _check_engine(engine: str, device: str | None, weights: Path | None, speed: float) -> None:

@@ -79,6 +79,7 @@ class Server:
         self._routes: dict[tuple[str, str], Route] = {
             ("POST", "/v1/completions"): lambda request, reply: self._complete(request, reply, chat=False),
             ("POST", "/v1/chat/completions"): lambda request, reply: self._complete(request, reply, chat=True),
+            ("GET", "/"): self._addresses,
             ("GET", "/v1/models"): self._models,
             ("GET", "/health"): self._health,
             ("GET", "/ping"): self._health,
@@ -304,6 +305,10 @@ class Server:
     def rejection(self, answer: Answer) -> ApiError:
         details = [core.recorder.details.get(answer.reason) for core in self.backend.cores().values()]
         return rejection(answer, next((detail for detail in details if detail), "refused"))
+
+    def _addresses(self, request: HttpRequest, reply: Connection) -> None:
+        """What can be asked for here, as lines of method and path."""
+        reply.answer(200, "".join(f"{method} {path}\n" for method, path in self._routes).encode(), "text/plain")
 
     def _models(self, request: HttpRequest, reply: Connection) -> None:
         model = {

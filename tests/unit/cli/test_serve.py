@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -72,6 +73,12 @@ def test_an_address_of_another_machine_is_one_line(scenario: Path, tmp_path: Pat
     assert done.exit_code == 2 and done.stderr.startswith("--host 192.0.2.1: ") and done.stderr.count("\n") == 1
 
 
+def _of_curl(line: list[str]) -> Request:
+    """The request of a curl command of words: its address, its one header and its body."""
+    _, address, _, header, _, body = line
+    return Request(address, body.encode(), dict([header.split(": ")]))
+
+
 @pytest.mark.slow
 def test_sigterm_answers_what_is_open_and_leaves_results(scenario: Path, tmp_path: Path) -> None:
     """A request that is open at SIGTERM is answered whole; the folder printed at the end holds it."""
@@ -81,6 +88,9 @@ def test_sigterm_answers_what_is_open_and_leaves_results(scenario: Path, tmp_pat
     )
     assert process.stderr is not None
     url = process.stderr.readline().split()[0]
+    _, *tried = shlex.split(process.stderr.readline())
+    assert tried[0] == "curl" and json.loads(urlopen(_of_curl(tried)).read())["usage"]["completion_tokens"] <= 16
+    assert url.removesuffix("/v1") + "/metrics;" in process.stderr.readline()
     body = json.dumps({"prompt": [1, 2], "max_tokens": 50, "ignore_eos": True, "stream": True}).encode()
     with urlopen(Request(f"{url}/completions", body)) as answer:
         first = answer.readline()
@@ -90,4 +100,6 @@ def test_sigterm_answers_what_is_open_and_leaves_results(scenario: Path, tmp_pat
     assert process.returncode == 0
     assert (first + rest).count(b'"index"') == 50 and rest.endswith(b"data: [DONE]\n\n")
     (manifest,) = tmp_path.glob("mine-served/*/manifest.json")
-    assert "in SLO" in out and json.loads(manifest.read_text())["served"]["speed"] == 1
+    assert "in SLO" in out and "2 requests came to an engine" in out
+    (received,) = (tmp_path / "mine-served").glob("received/*.csv")
+    assert str(received) in out.replace("\n", "") and json.loads(manifest.read_text())["served"]["speed"] == 1

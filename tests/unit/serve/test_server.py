@@ -387,3 +387,15 @@ def test_results_before_any_request_has_ended() -> None:
 
     status, text = ask(use, speed=1)
     assert status == 404 and b"no request has ended yet" in text
+
+
+def test_the_root_lists_every_address() -> None:
+    """Each line is a method and a path that the server takes; completions and metrics are among them."""
+
+    async def use(client: Client) -> tuple[int, bytes, set[str]]:
+        status, _, text = await client.call("GET", "/")
+        return status, text, {f"{method} {path}" for method, path in client.server._routes}
+
+    status, text, routes = ask(use)
+    assert status == 200 and set(text.decode().splitlines()) == routes
+    assert {"POST /v1/completions", "GET /metrics"} <= routes
