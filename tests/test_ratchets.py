@@ -17,7 +17,7 @@ LINES = {
     "calibrate.engine": 3850,
     "calibrate.profile": 2250,
     "batchsim": 50,
-    "cli": 3750,
+    "cli": 3800,
     "api": 500,
     "base": 1100,
     "check": 50,
@@ -59,6 +59,8 @@ LINES = {
 }
 """The most lines of Python that each room of tests/test_architecture.py may have."""
 
+TOO_MUCH = "Take something away, or raise it with the feature that needs it."
+
 SMALL = 40
 SMALL_FILES = 5
 """How many files of fewer than SMALL lines are imported by exactly one other: such a file seldom has a noun."""
@@ -70,7 +72,7 @@ def over_and_under(lines: Mapping[str, int], budgets: Mapping[str, int]) -> list
     for room in sorted({*lines, *budgets}):
         have, most = lines.get(room, 0), budgets.get(room, 0)
         if have > most:
-            found.append(f"{room}: {have:,} lines, its budget is {most:,}. Take something away.")
+            found.append(f"{room}: {have:,} lines, its budget is {most:,}. {TOO_MUCH}")
         elif have < most - SLACK:
             found.append(f"{room}: {have:,} lines, its budget is {most:,}. Lower it to {-(-have // 50) * 50}.")
     return found
@@ -106,8 +108,8 @@ def test_the_ratchets_hold() -> None:
     lines, budgets = {"kv": 101, "cost": 100, "new": 1, "base": 200}, {"kv": 100, "cost": 350, "base": 300}
     assert over_and_under(lines, budgets) == [
         "cost: 100 lines, its budget is 350. Lower it to 100.",
-        "kv: 101 lines, its budget is 100. Take something away.",
-        "new: 1 lines, its budget is 0. Take something away.",
+        "kv: 101 lines, its budget is 100. " + TOO_MUCH,
+        "new: 1 lines, its budget is 0. " + TOO_MUCH,
     ]
     long = "import b\n" * SMALL
     assert small_and_used_once({"a": long, "b": "x\n" * 2, "c": "", "d": long + "import c\nimport e", "e": long}) == []

@@ -132,7 +132,7 @@ def serve(
         typer.echo(f"{len(escaped):,} texts cannot be written and stand as escapes: {', '.join(escaped)[:200]}")
     if faults.num_errors or faults.num_stalls:
         typer.echo(f"on demand: {faults.num_errors:,} errors, {faults.num_stalls:,} stalled streams")
-    sent = f"{paced.num_sent:,} request{'s' if paced.num_sent > 1 else ''} came to an engine"
+    sent = f"{backend.num_sent:,} request{'s' if backend.num_sent > 1 else ''} came to an engine"
     received = results.path.parent / results.manifest["served"]["received"]
     typer.echo(fit(f"{sent}; {results.path}/  summary.csv; each with its latencies: {received}"))
 

@@ -79,8 +79,8 @@ def trace_config(
     for text in set_ or ():
         key = text.partition("=")[0].strip().removeprefix("workload.").removeprefix("trace.").partition(".")[0]
         if key in ("path", "reader"):
-            why = "the file is named already" if key == "path" else "runs code, which only scenarios may (--allow-code)"
-            raise ScenarioError(f"--set {text}: {why}. Drop it.")
+            why = "the file is named already. Drop it." if key == "path" else "runs code. Write a scenario with it."
+            raise ScenarioError(f"--set {text}: {why}")
         override(document, text.strip().removeprefix("workload.").removeprefix("trace."))
     with options_advised():
         try:

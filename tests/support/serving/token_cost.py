@@ -1,5 +1,8 @@
-"""What a server spends on a token of many streams, up to the socket: `python -m tests.serve.token_cost`, a row of `make
-bench`. Beside it a write to a socket takes as long as it takes on the machine: `python -m tests.serve.lateness`.
+"""What a server spends on a token of many streams, up to the socket: a row of `make bench`.
+
+    python -m tests.support.serving.token_cost
+
+Beside it a write to a socket takes as long as it takes on the machine: `python -m tests.support.serving.lateness`.
 """
 
 from __future__ import annotations

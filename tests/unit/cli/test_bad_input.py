@@ -341,7 +341,7 @@ ARGUMENTS = {
     "inspect_unknown_key": (["trace", "inspect", "z.csv", "--set", "zero_length=drop"], "Did you mean zero_lengths?"),
     "inspect_own_code": (
         ["trace", "inspect", "z.csv", "--set", "reader=os:system"],
-        "--set reader=os:system: runs code, which only scenarios may (--allow-code). Drop it.",
+        "--set reader=os:system: runs code. Write a scenario with it.",
     ),
     "inspect_unknown_unit": (["trace", "inspect", "s.yaml", "--time-unit", "days"], "--time-unit days"),
     "inspect_out_in_no_folder": (
