@@ -17,7 +17,7 @@ from batchsim.cli.traces import inspect, rows_of, trace_config
 
 if TYPE_CHECKING:
     from batchsim.scenario import Scenario
-    from batchsim.workload.traces import TraceConfig
+    from batchsim.workload.traces.trace_config import TraceConfig
 
 _ENGINE = """\
 model: llama-3.1-8b
