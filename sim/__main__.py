@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
 def main() -> None:
     """Runs the command. Ctrl-C ends it in one line with exit code 130, while it is still being imported too."""
+    os.environ.setdefault(
+        "PYDANTIC_DISABLE_PLUGINS", "__all__"
+    )  # batchsim has none; the search reads all packages' files
     try:
         from batchsim.cli import app
 

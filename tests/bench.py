@@ -61,7 +61,8 @@ from batchsim.scenario.setup import Setup
 from batchsim.study.sweep.points import Sweep
 from batchsim.study.sweep.pool import start_early
 from batchsim.workload.build import build_workload
-from batchsim.workload.traces import RateScale, TraceConfig, read_trace
+from batchsim.workload.traces.read_trace import read_trace
+from batchsim.workload.traces.trace_config import RateScale, TraceConfig
 from batchsim.workload.workload_config import TraceArrivals, WorkloadConfig
 from tests.traces import tiled
 

@@ -25,7 +25,7 @@ LINES = {
     "check.measured": 2150,
     "check.steps": 750,
     "check.validation": 2150,
-    "cost": 3300,
+    "cost": 3350,
     "deployment": 1700,
     "drive": 1100,
     "drive.fleet": 3100,

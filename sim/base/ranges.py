@@ -147,11 +147,17 @@ def written_numbers(config: Any) -> dict[str, Any]:
 @cache
 def numeric_fields(kind: type) -> dict[str, TypeAdapter[Any]]:
     """By name the validators of those fields of the dataclass `kind` whose annotation has a range somewhere."""
-    from pydantic import TypeAdapter
-
     hints = get_type_hints(kind, include_extras=True)
     names = [field.name for field in fields(kind) if field.init and _is_numeric(hints[field.name])]
-    return {name: TypeAdapter(hints[name], config={"strict": True}) for name in names}
+    return {name: _adapter(hints[name]) for name in names}
+
+
+@cache
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    """The validator of a type, which many fields share."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(hint, config={"strict": True})
 
 
 def _is_numeric(hint: Any) -> bool:

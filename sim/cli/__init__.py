@@ -2,35 +2,55 @@
 
 from __future__ import annotations
 
+from collections import UserDict
+from importlib import import_module
 from importlib.util import find_spec
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from batchsim.base.version import VERSION
-from batchsim.cli.calibrate import calibrate_app
-from batchsim.cli.capacity import capacity
 from batchsim.cli.common import OneLineGroup
-from batchsim.cli.conform import conform
-from batchsim.cli.doctor import doctor
-from batchsim.cli.explain import explain
-from batchsim.cli.init import init, show
-from batchsim.cli.lists import catalog, policies, schema
-from batchsim.cli.live import live
-from batchsim.cli.plan import plan
-from batchsim.cli.runs import run
-from batchsim.cli.serve import serve
-from batchsim.cli.timeline import timeline
-from batchsim.cli.trace_fit import fit
-from batchsim.cli.traces import inspect
-from batchsim.cli.validate import validate
-from batchsim.cli.view import view
+
+COMMANDS = {
+    "run": "runs", "plan": "plan", "capacity": "capacity", "explain": "explain", "timeline": "timeline", "view": "view",
+    "init": "init", "show": "init", "live": "live", "serve": "serve", "validate": "validate", "policies": "lists",
+    "catalog": "lists", "schema": "lists", "conform": "conform", "doctor": "doctor", "trace": "trace_fit:trace_app",
+    "calibrate": "calibrate:calibrate_app",
+}  # fmt: skip
+"""By command the module here that has a function of its name, or, where there are commands below it, this Typer."""
+
+
+class _Commands(UserDict[str, Any]):
+    """The commands by name, each made when it is read first: all of them take longer than most errors."""
+
+    def __getitem__(self, name: str) -> Any:
+        if isinstance(found := self.data[name], str):
+            found = self.data[name] = typer.main.get_command(registered(name))
+            found.name = name
+        return found
+
+
+class _Root(OneLineGroup):
+    def __init__(self, **given: Any) -> None:
+        given["commands"] = _Commands(COMMANDS)
+        super().__init__(**given)
+
+
+def registered(name: str) -> typer.Typer:
+    """What Typer makes the command `name` from."""
+    module, _, there = COMMANDS[name].partition(":")
+    found = getattr(import_module(f"batchsim.cli.{module}"), there or name)
+    if not isinstance(found, typer.Typer):
+        command, found = found, typer.Typer(add_completion=False, rich_markup_mode=None)
+        found.command(name)(command)
+    return found
+
 
 app = typer.Typer(
     name="batchsim",
-    cls=OneLineGroup,
+    cls=_Root,
     help="Simulates how batching policies serve LLM requests. Start with: batchsim run bursty",
-    add_completion=True,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -53,34 +73,3 @@ def options(
     ] = False,
 ) -> None:
     """What may stand before the command."""
-
-
-for command in (
-    run,
-    plan,
-    capacity,
-    explain,
-    timeline,
-    view,
-    init,
-    show,
-    live,
-    serve,
-    validate,
-    policies,
-    catalog,
-    schema,
-    conform,
-    doctor,
-):
-    app.command()(command)
-
-trace_app = typer.Typer(
-    help="Look at request traces, and fit laws to them.", no_args_is_help=True, rich_markup_mode=None
-)
-trace_app.command()(inspect)
-trace_app.command()(fit)
-app.add_typer(trace_app, name="trace")
-app.add_typer(calibrate_app, name="calibrate")
-
-__all__ = ["app"]

@@ -57,7 +57,7 @@ def _own_log(scenario: Scenario, file: Path) -> list[MeasuredRun]:
     """The scenario's own trace as a measured run, where `file` is that and has latencies; [] for others."""
     from batchsim.check.measured.client_faults import with_faults
     from batchsim.check.measured.log import measured_log, tells_latencies
-    from batchsim.workload.traces import read_trace
+    from batchsim.workload.traces.read_trace import read_trace
 
     trace = scenario.file.workload.trace
     if trace is None or not file.exists() or not (scenario.base / trace.path).exists():

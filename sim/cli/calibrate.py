@@ -55,6 +55,7 @@ class _Group(OneLineGroup):
 calibrate_app = typer.Typer(
     cls=_Group,
     help="Measure what steps cost, here or on a server, or fit it to benchmarks; show profiles.",
+    add_completion=False,
     invoke_without_command=True,
     no_args_is_help=True,
     rich_markup_mode=None,

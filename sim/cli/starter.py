@@ -11,7 +11,7 @@ from batchsim.base.errors import ScenarioError
 
 if TYPE_CHECKING:
     from batchsim.scenario.command_lines.flags import Keys
-    from batchsim.workload.traces import TraceConfig
+    from batchsim.workload.traces.trace_config import TraceConfig
 
 _TP = (1, 2, 4, 8)  # GPUs of one server
 _HIGHEST_RPS = (8.0, 4.0, 2.0, 1.0)  # the highest of a starter's rates; the others are a half and a quarter of it

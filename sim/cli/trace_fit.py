@@ -1,4 +1,4 @@
-"""`batchsim trace fit`: random traffic that stands for a recorded trace, and whether it does."""
+"""`batchsim trace` and its command `fit`: random traffic that stands for a recorded trace, and whether it does."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from batchsim.base.errors import ScenarioError
 from batchsim.base.files import ANY, write_text, writing
 from batchsim.cli import option
 from batchsim.cli.common import check_output, one_line_errors, print_json, read_scenario
-from batchsim.cli.traces import rows_of, trace_config
+from batchsim.cli.traces import inspect, rows_of, trace_config
 
 if TYPE_CHECKING:
     from batchsim.scenario import Scenario
-    from batchsim.workload.traces import TraceConfig
+    from batchsim.workload.traces.trace_config import TraceConfig
 
 _ENGINE = """\
 model: llama-3.1-8b
@@ -127,3 +127,13 @@ def _jittered(config: TraceConfig, jitter: str | None) -> TraceConfig:
         return config if jitter is None else replace(config, jitter=parse_duration_ns(jitter))
     except ValueError as error:
         raise ScenarioError(f"--jitter: {error}") from None
+
+
+trace_app = typer.Typer(
+    help="Look at request traces, and fit laws to them.",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+trace_app.command()(inspect)
+trace_app.command()(fit)

@@ -17,7 +17,7 @@ from batchsim.cli import option
 from batchsim.cli.common import check_output, one_line_errors, print_json
 
 if TYPE_CHECKING:
-    from batchsim.workload.traces import TraceConfig
+    from batchsim.workload.traces.trace_config import TraceConfig
     from batchsim.workload.traces.trace_rows import TraceRows
 
 
@@ -65,8 +65,7 @@ def trace_config(
     from batchsim.scenario.check_values import check_values
     from batchsim.scenario.document import Document
     from batchsim.scenario.long_forms import override
-    from batchsim.workload.traces import TraceConfig
-    from batchsim.workload.traces.trace_config import FormatName, TimeUnit
+    from batchsim.workload.traces.trace_config import FormatName, TimeUnit, TraceConfig
 
     there = file.expanduser()
     if there.is_dir() or not there.exists():
@@ -91,7 +90,8 @@ def trace_config(
 
 def rows_of(config: TraceConfig, *, tolerant: bool = False) -> TraceRows:
     """The rows of the trace that the options describe, at the rate that they ask for."""
-    from batchsim.workload.traces import read_trace, rescale
+    from batchsim.workload.traces.read_trace import read_trace
+    from batchsim.workload.traces.scale import rescale
 
     with options_advised():
         rows = read_trace(config, Path(), tolerant=tolerant)
@@ -101,7 +101,7 @@ def rows_of(config: TraceConfig, *, tolerant: bool = False) -> TraceRows:
 @contextmanager
 def options_advised() -> Iterator[None]:
     """Where an error advises a key of a scenario's trace, says which option of a command says it."""
-    from batchsim.workload.traces import TraceConfig
+    from batchsim.workload.traces.trace_config import TraceConfig
 
     own = {"format": "--format", "time_unit": "--time-unit", "columns": "--columns"}
     known = "|".join(each.name for each in fields(TraceConfig))
@@ -118,7 +118,7 @@ def options_advised() -> Iterator[None]:
 
 
 def _column_names(text: str) -> dict[str, str]:
-    from batchsim.workload.traces import Columns
+    from batchsim.workload.traces.trace_config import Columns
 
     pairs = [part.partition("=") for part in text.split(",")]
     names = {role.strip(): name.strip() for role, _, name in pairs}

@@ -12,15 +12,11 @@ from typing import Any, get_args
 
 from batchsim.base.errors import ScenarioError, nearest
 from batchsim.cost.base import Cost
-from batchsim.cost.calibrated import Calibrated
 from batchsim.cost.constant import Constant, Linear
 from batchsim.cost.cost_error import CostError, Unknown
-from batchsim.cost.drafter import draft_sources, with_drafter
 from batchsim.cost.fitted import Fitted, Free
-from batchsim.cost.profile import check_model, profile_names
 from batchsim.cost.profile_config import ProfileConfig
 from batchsim.cost.roofline import HostCost, Roofline, RooflineConfig
-from batchsim.cost.scaled import Scaled
 from batchsim.deployment.catalog import GPUS
 from batchsim.deployment.model import ModelSpec
 
@@ -35,7 +31,6 @@ COSTS: dict[str, type[CostConfig]] = {
 
 __all__ = [
     "COSTS",
-    "Calibrated",
     "Constant",
     "Cost",
     "CostConfig",
@@ -47,13 +42,9 @@ __all__ = [
     "ProfileConfig",
     "Roofline",
     "RooflineConfig",
-    "Scaled",
     "Unknown",
     "build_cost",
-    "check_model",
-    "draft_sources",
     "long_form",
-    "with_drafter",
 ]
 
 
@@ -62,6 +53,8 @@ def long_form(name: str) -> dict[str, Any]:
 
     ScenarioError if there is neither of that name.
     """
+    from batchsim.cost.profile import profile_names
+
     if name in GPUS:
         return {"kind": "roofline", "gpu": name}
     if name.endswith(".json") or name in profile_names():

@@ -6,17 +6,19 @@ Apart are the host's part and the device's, for engines whose host works while t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from batchsim.base.later import np
 from batchsim.cost.cost_error import CostError, Unknown
-from batchsim.cost.profile import Hull, Profile
 from batchsim.cost.work import TIME_TERMS, Columns, Terms, padded_work
 from batchsim.deployment.deployment import Deployment
 from batchsim.kernel.batch import Batch
 from batchsim.kernel.protocols import CostModel, DecodeLine, StepEstimator
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from batchsim.cost.profile import Hull, Profile
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,10 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 from math import ceil, inf
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, TypeAlias
 
 from batchsim.base.errors import CalibrationError, ExtrapolationError
+from batchsim.base.later import np
 from batchsim.base.units import NS_PER_S, format_duration
 from batchsim.cost.base import Cost, HostPart
 from batchsim.cost.cost_error import CostError, Unknown, error_of
@@ -36,7 +35,10 @@ from batchsim.deployment.deployment import Deployment
 from batchsim.kernel.batch import Batch
 from batchsim.kernel.protocols import DecodeLine
 
-Floats = NDArray[np.float64]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Floats: TypeAlias = "NDArray[np.float64]"
 
 
 class Calibrated(Cost):

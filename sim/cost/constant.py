@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar, Literal
 
-import numpy as np
-
+from batchsim.base.later import np
 from batchsim.base.ranges import Config
 from batchsim.base.units import PartDuration, StepDuration, format_duration
 from batchsim.cost.base import Cost

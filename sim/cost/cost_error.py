@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from batchsim.cost.profile import Profile
+if TYPE_CHECKING:
+    from batchsim.cost.profile import Profile
+
 
 IMPORTED_SHARE = 0.20
 """The error assumed of imported profiles, as a share of step time.

@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from batchsim.base.errors import ScenarioError
+from batchsim.base.later import np
 from batchsim.cost.base import Cost, HostPart
 from batchsim.cost.cost_error import CostError, Unknown
 from batchsim.cost.drafter_config import DrafterConfig, DraftersConfig
@@ -31,6 +30,9 @@ from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.model import ModelSpec
 from batchsim.kernel.batch import Batch
 from batchsim.kernel.policy_config import Speculation
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 class Drafter:

@@ -15,22 +15,24 @@ they add up in engines that schedule ahead of results too: a host's time that is
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Annotated, Literal, NoReturn
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 from batchsim.base.errors import ScenarioError
+from batchsim.base.later import np
 from batchsim.base.ranges import Config, Range
 from batchsim.base.units import format_duration, two_digits
 from batchsim.cost.base import Cost
 from batchsim.cost.cost_error import CostError, Unknown, symmetric
 from batchsim.cost.drafter_config import DraftersConfig
-from batchsim.cost.profile import Hull
 from batchsim.cost.work import TIME_TERMS, Columns, Terms, columns_of, padded_work
 from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.model import ModelSpec
 from batchsim.kernel.batch import Batch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from batchsim.cost.profile import Hull
 
 ROW_STEPS = (2, 4, 8)
 """Rows from which on a step may cost more at once."""

@@ -8,14 +8,15 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
+from batchsim.base.later import np
 from batchsim.base.ranges import PositiveInt, Range, check_ranges
 
-Floats = NDArray[np.float64]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Floats: TypeAlias = "NDArray[np.float64]"
 
 
 Ns = Annotated[float, Range(0, 1e15)]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-import numpy as np
-
 from batchsim.base.errors import ScenarioError, shown
+from batchsim.base.later import np
 from batchsim.base.ranges import Config, Range
 from batchsim.base.units import MAX_STEP_NS
 from batchsim.cost.base import Cost

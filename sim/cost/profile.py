@@ -19,20 +19,20 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from batchsim.base.errors import CalibrationError, nearest
 from batchsim.base.files import json_kind, parse_json, read_text, reason_text
+from batchsim.base.later import np
 from batchsim.base.plain import LEFT_OUT, from_plain, to_plain
-from batchsim.base.ranges import INT32_MAX, Config, PositiveInt, Range, check_ranges
-from batchsim.base.units import HostDuration, PartDuration
+from batchsim.base.ranges import INT32_MAX, PositiveInt, Range, check_ranges
 from batchsim.cost.interpolation import Curve, Grid, Ns
 from batchsim.deployment.catalog import GPUS
 from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.model import DTYPE_BYTES, ModelSpec
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = [
     "ChunkCost",
@@ -42,7 +42,6 @@ __all__ = [
     "HostTerm",
     "Hull",
     "Profile",
-    "StatedHost",
     "StepCosts",
     "SwapCost",
     "load_profile",
@@ -328,19 +327,6 @@ class Profile:
             return from_plain(cls, value)
         except ValueError as error:
             raise CalibrationError(f"{source}: {error}. Calibrate again.") from None
-
-
-@dataclass(frozen=True, slots=True)
-class StatedHost(Config):
-    """Host time as a scenario states it, in place of the profile's."""
-
-    base: HostDuration
-    per_sequence: PartDuration = 0
-    per_token: PartDuration = 0
-    mode: Literal["serial", "overlapped"] = "serial"
-
-    def term(self) -> HostTerm:
-        return HostTerm(self.base, self.per_sequence, self.per_token, self.mode, assumed=False)
 
 
 def profile_names(package: str = SHIPPED) -> list[str]:

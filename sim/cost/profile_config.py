@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from batchsim.base.errors import CalibrationError
 from batchsim.base.ranges import Config
-from batchsim.cost.calibrated import Calibrated
-from batchsim.cost.drafter import DraftersConfig
-from batchsim.cost.profile import StatedHost, check_model, load_profile
+from batchsim.base.units import HostDuration, PartDuration
+from batchsim.cost.drafter_config import DraftersConfig
 from batchsim.deployment.model import ModelSpec
+
+if TYPE_CHECKING:
+    from batchsim.cost.calibrated import Calibrated
+    from batchsim.cost.profile import HostTerm
+
+
+@dataclass(frozen=True, slots=True)
+class StatedHost(Config):
+    """Host time as a scenario states it, in place of the profile's."""
+
+    base: HostDuration
+    per_sequence: PartDuration = 0
+    per_token: PartDuration = 0
+    mode: Literal["serial", "overlapped"] = "serial"
+
+    def term(self) -> HostTerm:
+        """The same as a profile has it."""
+        from batchsim.cost.profile import HostTerm
+
+        return HostTerm(self.base, self.per_sequence, self.per_token, self.mode, assumed=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +51,9 @@ class ProfileConfig(Config):
 
     def build(self, model: ModelSpec, *, block_size: int = 16, max_model_len: int | None = None) -> Calibrated:
         """The cost model from the profile. CalibrationError if the profile cannot be read, or is not of `model`."""
+        from batchsim.cost.calibrated import Calibrated  # no reader of a scenario needs profiles
+        from batchsim.cost.profile import check_model, load_profile
+
         profile = load_profile(self.profile)
         check_model(profile, model)
         if (gpus := profile.deployment.num_gpus) > 1:

@@ -23,12 +23,10 @@ from __future__ import annotations
 
 from dataclasses import astuple, dataclass, replace
 from math import inf, sqrt
-from typing import Annotated, Any, Literal, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from batchsim.base.errors import ScenarioError
+from batchsim.base.later import np
 from batchsim.base.ranges import Config, Range
 from batchsim.base.units import NS_PER_S, Bandwidth, HostDuration, PartDuration, format_duration
 from batchsim.cost.base import Cost, HostPart
@@ -50,6 +48,9 @@ from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.model import GpuSpec, ModelSpec
 from batchsim.deployment.quantisation import ELEMENT_BYTES, Quantisation
 from batchsim.kernel.batch import Batch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 KERNELS = "kernel part"  # what was compared where both matmuls and attention were
 HOST_LINK_SHARE = 0.85

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import ceil
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
+from batchsim.base.later import np
 from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.quantisation import ELEMENT_BYTES
 from batchsim.kernel.batch import Batch
 
-Columns = Mapping[str, NDArray[Any]]
-Terms = dict[str, NDArray[np.float64]]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Columns: TypeAlias = "Mapping[str, NDArray[Any]]"
+Terms: TypeAlias = "dict[str, NDArray[np.float64]]"
 
 
 class StepWork(NamedTuple):

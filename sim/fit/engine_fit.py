@@ -16,10 +16,11 @@ from batchsim.base.units import NS_PER_S
 from batchsim.check.measured.run import LATENCIES, MeasuredRun
 from batchsim.check.validation.impossible import possible
 from batchsim.check.validation.replay import Replay, replay
-from batchsim.cost import Cost, Free, Linear, Scaled
+from batchsim.cost import Cost, Free, Linear
 from batchsim.cost.constant import Constant
 from batchsim.cost.fitted import TERMS, Fitted, StepTerms
 from batchsim.cost.own_cost import OwnCost
+from batchsim.cost.scaled import Scaled
 from batchsim.fit.identify import Identified, identify
 from batchsim.fit.measured_loads import (
     MOST_REQUESTS,

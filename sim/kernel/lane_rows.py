@@ -9,7 +9,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsim.kernel.packed_rows import MISSING, row_format
+from batchsim.kernel.packed_rows import row_format
+from batchsim.kernel.types import MISSING
 
 LANE_COLUMNS = (
     ("called_ns", "q"),  # the scheduler was asked

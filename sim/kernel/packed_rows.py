@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-MISSING = -1
-"""What stands in a column where there is no value."""
 _BLOCK_ROWS = 4096
 Chunk = dict[str, NDArray[Any]]
 

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.kernel.lane_rows import LANE_DTYPE, LaneRows
-from batchsim.kernel.packed_rows import MISSING, Chunk, LazyColumns, PackedRows, columns, packed, row_format
+from batchsim.kernel.packed_rows import Chunk, LazyColumns, PackedRows, columns, packed, row_format
+from batchsim.kernel.types import MISSING
 
 if TYPE_CHECKING:
     from batchsim.kernel.types import Arrival

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from batchsim.kernel.packed_rows import MISSING
-
 if TYPE_CHECKING:
     from batchsim.kernel.tokens import TokenIds
+
+MISSING = -1
+"""What stands in the column of a record where there is no value."""
 
 
 @dataclass(frozen=True, slots=True)

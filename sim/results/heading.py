@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from batchsim.cost import Cost, Scaled
+from batchsim.cost import Cost
 from batchsim.cost.presets import ways_there
+from batchsim.cost.scaled import Scaled
 from batchsim.deployment.catalog import read_model
 from batchsim.scenario import Scenario
 from batchsim.scenario.deployment_config import ENGINES, DeploymentConfig

@@ -24,7 +24,7 @@ import numpy as np
 
 from batchsim.base.files import file_hash, write_text
 from batchsim.base.plain import to_plain
-from batchsim.cost import draft_sources
+from batchsim.cost.drafter import draft_sources
 from batchsim.scenario import Point, PolicySpec
 from batchsim.scenario.own_code import own_kinds
 from batchsim.scenario.setup import Setup

@@ -9,9 +9,11 @@ from functools import cache
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.units import format_duration
-from batchsim.cost import Calibrated, Cost, Scaled, Unknown
+from batchsim.cost import Cost, Unknown
+from batchsim.cost.calibrated import Calibrated
 from batchsim.cost.in_engine import in_engine
 from batchsim.cost.presets import Preset
+from batchsim.cost.scaled import Scaled
 from batchsim.drive.simulate import simulate
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.record import FINISHED

@@ -27,7 +27,7 @@ from batchsim.scenario.document import Path as Keys
 from batchsim.scenario.own_code import check_reader, own_predictor
 from batchsim.workload.build import apply_load, classes_of_rows
 from batchsim.workload.predictors import PredictorConfig
-from batchsim.workload.traces import read_trace
+from batchsim.workload.traces.read_trace import read_trace
 from batchsim.workload.workload_config import ClosedLoop
 
 MAX_LABEL = 40  # letters: what a column of a table can hold

@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from batchsim.base.errors import ScenarioError, cut
 from batchsim.base.ranges import Config, Range, check_ranges
 from batchsim.base.units import Bandwidth, Flops, PositiveDuration, Size, format_duration
-from batchsim.cost import Calibrated, Cost, HostCost, Roofline
+from batchsim.cost import Cost, HostCost, Roofline
 from batchsim.cost.drafter_config import DraftersConfig
-from batchsim.cost.presets import Preset, preset_of
 from batchsim.cost.profile_config import StatedHost
 from batchsim.deployment.catalog import load_gpu, sheet_gpu
 from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.model import GpuSpec, ModelSpec
 from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.workload.tagged import OrWord
+
+if TYPE_CHECKING:
+    from batchsim.cost.presets import Preset
 
 Engine = Literal["vllm", "sglang", "tensorrt_llm"]
 """The engines that deployments can have. Each is the name of its policy too."""
@@ -175,7 +177,8 @@ class DeploymentConfig(Config):
         """
         deployment = self.deployment(model)
         if isinstance(self.gpu, str):
-            from batchsim.tables.find import profile_of  # readers of a deployment's keys do not need the tables
+            from batchsim.cost.calibrated import Calibrated  # readers of a deployment's keys do not need the tables
+            from batchsim.tables.find import profile_of
 
             host = None if self.host is None else self.host.term()
             return Calibrated(
@@ -191,6 +194,8 @@ class DeploymentConfig(Config):
         """The host, and how slow kernels are in the engine, under a policy; None where that is stated or not known."""
         if self.host is not None or not isinstance(self.gpu, str):
             return None
+        from batchsim.cost.presets import preset_of
+
         return preset_of(self.engine, policy.traits.loop.over(self.pp).is_ahead)
 
     def _roofline(self, deployment: Deployment, block_size: int) -> Roofline:

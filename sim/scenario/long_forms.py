@@ -9,7 +9,6 @@ from typing import Any
 
 from batchsim.base.errors import ScenarioError, nearest, shown
 from batchsim.cost import long_form
-from batchsim.cost.presets import ways_there
 from batchsim.deployment.models import read_model
 from batchsim.deployment.startup_log import read_kv_tokens
 from batchsim.scenario.document import MAX_DEPTH, TEXTS, Document, read_document
@@ -78,6 +77,8 @@ def _take_frontend(document: Document) -> None:
     workload = document.value.get("workload")
     if not isinstance(workload, dict) or not isinstance(name := workload.get("frontend"), str):
         return
+    from batchsim.cost.presets import ways_there
+
     ways = ways_there()
     if name not in ways:
         where = document.where(("workload", "frontend"))

@@ -8,8 +8,10 @@ from functools import partial
 from pathlib import Path
 
 from batchsim.base.errors import CalibrationError, ScenarioError
-from batchsim.cost import Cost, CostError, Scaled, Unknown, with_drafter
+from batchsim.cost import Cost, CostError, Unknown
+from batchsim.cost.drafter import with_drafter
 from batchsim.cost.presets import Preset, under_preset
+from batchsim.cost.scaled import Scaled
 from batchsim.deployment.catalog import read_model
 from batchsim.deployment.memory import KvBudget
 from batchsim.deployment.model import GpuSpec, ModelSpec
@@ -29,7 +31,7 @@ from batchsim.scenario.replicas_config import ReplicasConfig
 from batchsim.scenario.schedulers import drawn_luck, new_scheduler
 from batchsim.tables.build import setup_of
 from batchsim.workload.build import BuiltWorkload, build_workload, known_requests
-from batchsim.workload.traces import read_trace
+from batchsim.workload.traces.read_trace import read_trace
 from batchsim.workload.traces.trace_rows import TraceRows
 from batchsim.workload.workload_config import ClosedLoop, WorkloadConfig
 

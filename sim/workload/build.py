@@ -17,7 +17,8 @@ from batchsim.workload.replayed_sessions import ReplayedSessions, response_drive
 from batchsim.workload.request_columns import RequestSampler
 from batchsim.workload.sessions import OpenSessions, build_sessions
 from batchsim.workload.tasks import TaskWorkload, build_tasks
-from batchsim.workload.traces import read_trace, rescale
+from batchsim.workload.traces.read_trace import read_trace
+from batchsim.workload.traces.scale import rescale
 from batchsim.workload.traces.trace_rows import Ints, TraceRows
 from batchsim.workload.workload_config import AllAtOnce, ClosedLoop, TraceArrivals, TrafficClass, WorkloadConfig
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import numpy as np
-
 from batchsim.base.errors import ScenarioError
+from batchsim.base.later import np
 from batchsim.base.ranges import INT32_MAX, Config, Range
 from batchsim.kernel.protocols import LengthPredictor
 from batchsim.kernel.types import Request

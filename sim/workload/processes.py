@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
+from batchsim.base.later import np
 from batchsim.base.plain import LEFT_OUT
 from batchsim.base.ranges import Config, Range, check_ranges
 from batchsim.base.units import Duration, PositiveDuration, Rate
 from batchsim.workload.laws import Cv
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 Multiple = Annotated[float, Range(0, 1e6)]
 """A rate in proportion to others of the same list; 0: nothing arrives."""

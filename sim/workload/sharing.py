@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
+from batchsim.base.later import np
 from batchsim.base.ranges import Config, PositiveInt, Range
 from batchsim.base.units import Duration
 from batchsim.workload.laws import Law
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 Groups = Annotated[int, Range(1, 1_000_000)]
 """Groups of prompts that begin alike; a table holds the chance of each."""

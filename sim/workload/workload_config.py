@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Annotated, Literal
 
-import numpy as np
-
+from batchsim.base.later import np
 from batchsim.base.plain import LEFT_OUT
 from batchsim.base.ranges import Config, PositiveInt, Priority, Range, check_ranges
 from batchsim.base.units import Duration, PartDuration, PositiveDuration, Share, format_duration

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.base.errors import BatchsimError
-from batchsim.cost import Calibrated
+from batchsim.cost.calibrated import Calibrated
 from batchsim.cost.in_engine import Measured, in_engine
 from batchsim.cost.presets import Preset, preset_of
 from batchsim.scenario.load import parse_scenario

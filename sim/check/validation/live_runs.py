@@ -29,8 +29,9 @@ from batchsim.check.validation.divergence import Divergence, first_divergence
 from batchsim.check.validation.load_shift import load_shifts
 from batchsim.check.validation.replay import Ran, simulated_requests
 from batchsim.check.validation.step_error import RegionError, StepPairs
-from batchsim.cost import Cost, Scaled
+from batchsim.cost import Cost
 from batchsim.cost.periods import periods_ns
+from batchsim.cost.scaled import Scaled
 from batchsim.drive.live import lag_verdict
 from batchsim.drive.simulate import simulate
 from batchsim.kernel.acceptance import DraftCounts

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.units import NS_PER_S
-from batchsim.cost import Scaled
+from batchsim.cost.scaled import Scaled
 from batchsim.drive.simulate import simulate
 from batchsim.fit.traffic.traffic_fit import TrafficFit
 from batchsim.kernel.record import FINISHED, Records

@@ -25,7 +25,7 @@ from batchsim.workload.processes import (
     ProfiledArrivals,
     WeibullArrivals,
 )
-from batchsim.workload.traces import read_trace
+from batchsim.workload.traces.read_trace import read_trace
 from batchsim.workload.traces.trace_rows import Ints, TraceRows
 
 HOUR_S = 3600.0

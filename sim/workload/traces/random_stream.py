@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
-import numpy as np
+from batchsim.base.later import np
 
 
 def random_stream(seed: int, purpose: str, *, user: int = 0, block: int = 0) -> np.random.Generator:

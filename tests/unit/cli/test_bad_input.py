@@ -641,7 +641,7 @@ def test_halves_of_letters_are_one_line(tmp_path: Path, change: str) -> None:
 
 
 def test_a_misspelt_key_is_refused_before_what_takes_seconds_is_imported(tmp_path: Path) -> None:
-    """A refusal of a key loads no tables, plots, schedulers or workloads."""
+    """A refusal of a key loads no arrays, tables, plots, profiles, schedulers, workloads or other commands."""
     (tmp_path / "s.yaml").write_text(changed(TINY, "slo:", "slos:"))
     code = (
         "import sys\nfrom batchsim.cli import app\n"
@@ -650,5 +650,6 @@ def test_a_misspelt_key_is_refused_before_what_takes_seconds_is_imported(tmp_pat
     process = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     status, *loaded = process.stdout.split()
     assert status == "2" and "slos is not a field" in process.stderr
-    heavy = {"pandas", "scipy", "matplotlib", "simpy", "batchsim.policies.registry", "batchsim.workload.build"}
+    heavy = {"numpy", "pandas", "scipy", "matplotlib", "simpy", "batchsim.policies.registry", "batchsim.workload.build"}
+    heavy |= {"batchsim.cost.profile", "batchsim.cli.plan"}
     assert heavy.isdisjoint(loaded) and "batchsim.scenario.load" in loaded

@@ -15,7 +15,8 @@ import pytest
 import typer
 import yaml
 
-from batchsim.cli import app, calibrate_app, trace_app
+from batchsim.cli import COMMANDS as REGISTERED
+from batchsim.cli import app, registered
 from batchsim.results.read import load_results
 from batchsim.scenario import load_scenario
 from batchsim.scenario.setup import Setup
@@ -517,8 +518,9 @@ def test_a_failed_point_is_told_and_the_run_ends_with_1(here: Path) -> None:
 
 def _bounded() -> Iterator[tuple[str, Any]]:
     """The options of all commands that state an end of their range."""
-    registered = [*app.registered_commands, *calibrate_app.registered_commands, *trace_app.registered_commands]
-    for command in [*registered, calibrate_app.registered_callback]:
+    made = [registered(name) for name in REGISTERED]
+    groups = [group.registered_callback for group in made if group.registered_callback is not None]
+    for command in [*(command for group in made for command in group.registered_commands), *groups]:
         hints = get_type_hints(inspect.unwrap(command.callback), include_extras=True)
         for name, hint in hints.items():
             for mark in getattr(hint, "__metadata__", ()):

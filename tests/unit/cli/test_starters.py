@@ -17,8 +17,8 @@ from batchsim.results.landmarks import curve
 from batchsim.scenario.load import parse_scenario
 from batchsim.scenario.point import simulate_point
 from batchsim.scenario.setup import Setup
-from batchsim.workload.traces import Columns, TraceConfig
 from batchsim.workload.traces.inspect import inspect_trace
+from batchsim.workload.traces.trace_config import Columns, TraceConfig
 
 FITS_NONE = {
     ("llama-3.1-70b", gpu): "Use --gpu h200 or h100 or a100, or a smaller --model." for gpu in ("l40s", "rtx4090")

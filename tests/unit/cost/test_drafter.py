@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from batchsim.base.errors import ScenarioError
-from batchsim.cost import Cost, Linear, ProfileConfig, Roofline, Scaled, build_cost, with_drafter
+from batchsim.cost import Cost, Linear, ProfileConfig, Roofline, build_cost
+from batchsim.cost.drafter import with_drafter
 from batchsim.cost.drafter_config import DrafterConfig, DraftersConfig
 from batchsim.cost.roofline import HostCost
+from batchsim.cost.scaled import Scaled
 from batchsim.cost.work import TIME_TERMS, columns_of
 from batchsim.deployment.catalog import GPUS, MODELS
 from batchsim.kernel.batch import Batch

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from batchsim.base.errors import ScenarioError
-from batchsim.cost import Scaled
 from batchsim.cost.in_engine import measured_of
 from batchsim.cost.presets import PRESETS, preset_of, under_preset
+from batchsim.cost.scaled import Scaled
 from batchsim.kernel.batch import Batch
 from batchsim.results.heading import heading, measured_at
 from batchsim.scenario.load import parse_scenario

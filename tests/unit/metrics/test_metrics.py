@@ -21,7 +21,7 @@ from batchsim.scenario.load import parse_scenario
 from batchsim.scenario.point import simulate_point
 from batchsim.scenario.setup import Setup
 from batchsim.workload.build import build_workload, turn_of
-from batchsim.workload.traces import Columns, TraceConfig
+from batchsim.workload.traces.trace_config import Columns, TraceConfig
 from batchsim.workload.traces.trace_rows import TraceRows
 from batchsim.workload.workload_config import TraceArrivals, WorkloadConfig
 from tests.support.metrics_helpers import MS, POLICIES, arrival, inputs_of, records_of, run, static, traffic, vllm

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from batchsim.base.errors import ScenarioError
-from batchsim.cost import Scaled
+from batchsim.cost.scaled import Scaled
 from batchsim.scenario import load_scenario
 from batchsim.scenario.anchor import mean_tpot_ns, solved
 from batchsim.scenario.deployment_config import Anchor

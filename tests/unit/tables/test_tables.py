@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from batchsim.base.errors import CalibrationError, ExtrapolationError
-from batchsim.cost import Calibrated, ProfileConfig
+from batchsim.cost import ProfileConfig
+from batchsim.cost.calibrated import Calibrated
 from batchsim.cost.profile import TABLES, Profile, check_model, load_profile, profile_names, work_of
 from batchsim.cost.work import TIME_TERMS, columns_of
 from batchsim.deployment.catalog import GPUS, MODELS, read_model

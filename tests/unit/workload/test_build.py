@@ -16,7 +16,7 @@ from batchsim.workload.laws import FixedTokens, GammaTokens, LognormalTokens, Un
 from batchsim.workload.predictors import ClassMeanConfig, NoisyConfig, OracleConfig, build_predictor
 from batchsim.workload.processes import ConstantArrivals, OnOffArrivals, PoissonArrivals
 from batchsim.workload.sharing import Sessions
-from batchsim.workload.traces import RateScale, TraceConfig
+from batchsim.workload.traces.trace_config import RateScale, TraceConfig
 from batchsim.workload.traces.trace_rows import TraceRows
 from batchsim.workload.workload_config import (
     AllAtOnce,

@@ -23,7 +23,7 @@ from batchsim.workload.predictors import ClassMeanConfig, OracleConfig, build_pr
 from batchsim.workload.processes import PoissonArrivals
 from batchsim.workload.sessions import OpenSessions
 from batchsim.workload.sharing import Sessions, SharedPrefix
-from batchsim.workload.traces import TraceConfig
+from batchsim.workload.traces.trace_config import TraceConfig
 from batchsim.workload.workload_config import (
     AllAtOnce,
     ClosedLoop,

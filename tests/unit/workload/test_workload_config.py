@@ -10,7 +10,7 @@ from batchsim.base.units import NS_PER_S
 from batchsim.workload.laws import FixedTokens, LognormalTokens
 from batchsim.workload.processes import OnOffArrivals, PoissonArrivals
 from batchsim.workload.sharing import Sessions
-from batchsim.workload.traces import RateScale, TraceConfig
+from batchsim.workload.traces.trace_config import RateScale, TraceConfig
 from batchsim.workload.workload_config import (
     AllAtOnce,
     ClosedLoop,

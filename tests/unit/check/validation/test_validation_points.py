@@ -15,7 +15,7 @@ from batchsim.check.validation.planned_points import (
     saturations,
     sort_saved,
 )
-from batchsim.cost import Calibrated
+from batchsim.cost.calibrated import Calibrated
 from batchsim.cost.profile import load_profile, profile_names
 from batchsim.scenario.saturation import overloaded
 from tests.support.validation_samples import LOAD, Sample, case, demo, played

@@ -40,7 +40,8 @@ from batchsim.workload.processes import (
     WeibullArrivals,
 )
 from batchsim.workload.sharing import Sessions
-from batchsim.workload.traces import TraceConfig, read_trace
+from batchsim.workload.traces.read_trace import read_trace
+from batchsim.workload.traces.trace_config import TraceConfig
 from batchsim.workload.traces.trace_rows import TraceRows
 from batchsim.workload.workload_config import PairLengths, StepLengths, TrafficClass, WorkloadConfig
 from tests.support.paths import ROOT

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from batchsim.base.errors import TraceError
-from batchsim.workload.traces import Columns, RateScale, TraceConfig, read_trace
+from batchsim.workload.traces.read_trace import read_trace
+from batchsim.workload.traces.trace_config import Columns, RateScale, TraceConfig
 
 HEADER = "arrived_at,num_prefill_tokens,num_decode_tokens\n"
 GOOD = "0,10,1\n"

@@ -13,8 +13,9 @@ import pydantic
 import pytest
 
 from batchsim.base.errors import TraceError
-from batchsim.workload.traces import Columns, TraceConfig, inspect_trace, read_trace
-from batchsim.workload.traces.trace_config import FormatName
+from batchsim.workload.traces.inspect import inspect_trace
+from batchsim.workload.traces.read_trace import read_trace
+from batchsim.workload.traces.trace_config import Columns, FormatName, TraceConfig
 from batchsim.workload.traces.trace_rows import TraceRows
 from tests.support.paths import ROOT
 from tests.traces import recognised

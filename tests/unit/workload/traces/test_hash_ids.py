@@ -20,7 +20,10 @@ from batchsim.workload.laws import FixedTokens
 from batchsim.workload.open_loop import OpenWorkload
 from batchsim.workload.processes import PoissonArrivals
 from batchsim.workload.sharing import SharedPrefix
-from batchsim.workload.traces import Columns, RateScale, TraceConfig, inspect_trace, read_trace, rescale
+from batchsim.workload.traces.inspect import inspect_trace
+from batchsim.workload.traces.read_trace import read_trace
+from batchsim.workload.traces.scale import rescale
+from batchsim.workload.traces.trace_config import Columns, RateScale, TraceConfig
 from batchsim.workload.traces.trace_rows import UNUSED_HASH_IDS, TraceRows
 from batchsim.workload.workload_config import (
     ClosedLoop,

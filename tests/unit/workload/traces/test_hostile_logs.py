@@ -12,7 +12,8 @@ import pytest
 
 from batchsim.base.errors import BatchsimError
 from batchsim.workload.replayed_sessions import links_of
-from batchsim.workload.traces import Columns, TraceConfig, read_trace
+from batchsim.workload.traces.read_trace import read_trace
+from batchsim.workload.traces.trace_config import Columns, TraceConfig
 
 VIDUR = "arrived_at,num_prefill_tokens,num_decode_tokens\n0,10,1\n"
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00.1,10,1\n"

@@ -13,8 +13,9 @@ from batchsim.report.text.trace_text import trace_text
 from batchsim.scenario import load_scenario
 from batchsim.scenario.point import simulate_point
 from batchsim.scenario.setup import Setup
-from batchsim.workload.traces import Columns, TraceConfig, read_trace
 from batchsim.workload.traces.inspect import summary
+from batchsim.workload.traces.read_trace import read_trace
+from batchsim.workload.traces.trace_config import Columns, TraceConfig
 from batchsim.workload.traces.trace_rows import TraceRows
 
 S = 1_000_000_000

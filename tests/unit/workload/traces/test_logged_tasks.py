@@ -14,7 +14,8 @@ from batchsim.results.keep import point_inputs
 from batchsim.scenario.point import simulate_point
 from batchsim.scenario.setup import Setup
 from batchsim.study.curves.run import check_inputs
-from batchsim.workload.traces import Columns, TraceConfig, read_trace
+from batchsim.workload.traces.read_trace import read_trace
+from batchsim.workload.traces.trace_config import Columns, TraceConfig
 from tests.support.paths import ROOT
 from tests.unit.workload.test_replayed_sessions import TREE, sent_ms, setup_of
 

@@ -9,7 +9,8 @@ import pytest
 
 from batchsim.base.errors import TraceError
 from batchsim.workload.replayed_sessions import links_of
-from batchsim.workload.traces import TraceConfig, read_trace
+from batchsim.workload.traces.read_trace import read_trace
+from batchsim.workload.traces.trace_config import TraceConfig
 from batchsim.workload.traces.trace_rows import TraceRows
 from tests.support.paths import ROOT
 

@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 from batchsim.base.errors import TraceError
 from batchsim.base.units import NS_PER_S, YEAR_NS
 from batchsim.report.pictures.trace_picture import draw_arrivals
-from batchsim.workload.traces import Columns, TraceConfig, read_trace
 from batchsim.workload.traces.arrival_stats import index_of_dispersion
+from batchsim.workload.traces.read_trace import read_trace
+from batchsim.workload.traces.trace_config import Columns, TraceConfig
 
 EPOCH_S = 1_700_000_000
 WILD = {"zero": (0, "53.9 years before"), "late": (5_000_000_000, "105 years after")}

@@ -8,7 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchsim.workload.traces import RateScale, TraceConfig, inspect_trace, read_trace, rescale
+from batchsim.workload.traces.inspect import inspect_trace
+from batchsim.workload.traces.read_trace import read_trace
+from batchsim.workload.traces.scale import rescale
+from batchsim.workload.traces.trace_config import RateScale, TraceConfig
 from batchsim.workload.traces.trace_rows import TraceRows
 from tests.traces import tiled
 

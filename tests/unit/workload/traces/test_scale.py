@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from batchsim.base.errors import TraceError
-from batchsim.workload.traces import RateScale, rescale, spread
 from batchsim.workload.traces.arrival_stats import describe_arrivals
+from batchsim.workload.traces.scale import rescale, spread
+from batchsim.workload.traces.trace_config import RateScale
 from batchsim.workload.traces.trace_rows import TraceRows
 
 
