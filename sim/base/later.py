@@ -17,8 +17,8 @@ else:
         def __getattr__(self, name: str) -> Any:
             import numpy
 
-            found = getattr(numpy, name)
-            setattr(self, name, found)  # so that it is asked for once
-            return found
+            value = getattr(numpy, name)
+            setattr(self, name, value)  # so that it is asked for once
+            return value
 
     np = _Numpy()

@@ -25,10 +25,10 @@ class _Commands(UserDict[str, Any]):
     """The commands by name, each made when it is read first: all of them take longer than most errors."""
 
     def __getitem__(self, name: str) -> Any:
-        if isinstance(found := self.data[name], str):
-            found = self.data[name] = typer.main.get_command(registered(name))
-            found.name = name
-        return found
+        if isinstance(command := self.data[name], str):
+            command = self.data[name] = typer.main.get_command(registered(name))
+            command.name = name
+        return command
 
 
 class _Root(OneLineGroup):
@@ -40,11 +40,11 @@ class _Root(OneLineGroup):
 def registered(name: str) -> typer.Typer:
     """What Typer makes the command `name` from."""
     module, _, there = COMMANDS[name].partition(":")
-    found = getattr(import_module(f"batchsim.cli.{module}"), there or name)
-    if not isinstance(found, typer.Typer):
-        command, found = found, typer.Typer(add_completion=False, rich_markup_mode=None)
-        found.command(name)(command)
-    return found
+    app = getattr(import_module(f"batchsim.cli.{module}"), there or name)
+    if not isinstance(app, typer.Typer):
+        command, app = app, typer.Typer(add_completion=False, rich_markup_mode=None)
+        app.command(name)(command)
+    return app
 
 
 app = typer.Typer(

@@ -15,7 +15,6 @@ where soft(x, y) = (x⁴ + y⁴)^¼: max(x, y) with a rounded corner, since near
 alone; the power 4 fits the public kernel sums of H200 and H100 as well as 3 or 6 do, and is two square roots. Bandwidth
 and peak are those of the sheet times the share in `Efficiencies`. The first five lines are the `kernel` part, which is
 what public kernel timings hold and what the efficiencies are fitted to; elementwise traffic is computed, not fitted.
-
 Simplified: no tile steps in T; L2 hits are not modelled; a decode's and a chunk's attention do not overlap.
 """
 
