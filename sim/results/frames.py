@@ -130,39 +130,65 @@ INTENDED = "intended_ns"
 _INTENDED_DOC = "ns; when it was to be sent; sent_ns is later where it waited at its client for others to end"
 
 
+_Columns = dict[str, Any]
+"""The columns of a table, as pandas has them: arrays of numbers, categories or numbers with nulls."""
+
+
+def _requests(records: Records, replica: int | NDArray[np.int32] = 0) -> _Columns:
+    codes = {"request_class": records.texts, "tenant": records.texts, "reason": records.texts, "outcome": OUTCOME_NAMES}
+    replicas = replica if records.replicas is None else records.replicas.requests
+    return _decoded(columns(records.requests), replicas, codes)
+
+
+def _steps(records: Records, replica: int = 0) -> _Columns:
+    return _decoded(records.step_columns, replica if records.replicas is None else records.replicas.steps, {})
+
+
+def _states(records: Records, replica: int = 0) -> _Columns:
+    codes = {"state": STATE_NAMES, "reason": records.texts}
+    return _decoded(columns(records.states), replica if records.replicas is None else records.replicas.states, codes)
+
+
+def _stays(records: Records) -> _Columns | None:
+    if records.replicas is None:
+        return None
+    recorded = columns(records.replicas.stays)
+    return _decoded(recorded, recorded.pop("replica"), {"why": records.texts})
+
+
+def _lanes(records: Records, replica: int = 0) -> _Columns | None:
+    if not len(records.lanes):
+        return None
+    return _decoded(columns(records.lanes), replica if records.replicas is None else records.replicas.steps, {})
+
+
 def requests_frame(records: Records, replica: int | NDArray[np.int32] = 0) -> pd.DataFrame:
     """A row a request, by id; columns as in COLUMN_DOCS. `replica` is that of records of one engine."""
-    codes = {"request_class": records.texts, "tenant": records.texts, "reason": records.texts, "outcome": OUTCOME_NAMES}
-    return _frame(columns(records.requests), replica if records.replicas is None else records.replicas.requests, codes)
+    return pd.DataFrame(_requests(records, replica), copy=False)
 
 
 def steps_frame(records: Records, replica: int = 0) -> pd.DataFrame:
     """A row a step, by start; columns as in COLUMN_DOCS."""
-    return _frame(records.step_columns, replica if records.replicas is None else records.replicas.steps, {})
+    return pd.DataFrame(_steps(records, replica), copy=False)
 
 
 def states_frame(records: Records, replica: int = 0) -> pd.DataFrame:
     """A row a change of a request's state, as things happened; columns as in COLUMN_DOCS."""
-    codes = {"state": STATE_NAMES, "reason": records.texts}
-    return _frame(columns(records.states), replica if records.replicas is None else records.replicas.states, codes)
+    return pd.DataFrame(_states(records, replica), copy=False)
 
 
 def stays_frame(records: Records) -> pd.DataFrame | None:
     """A row for each engine that a request lived on before its last one; None for records of one engine."""
-    if records.replicas is None:
-        return None
-    recorded = columns(records.replicas.stays)
-    return _frame(recorded, recorded.pop("replica"), {"why": records.texts})
+    stays = _stays(records)
+    return None if stays is None else pd.DataFrame(stays, copy=False)
 
 
 def lanes_frame(records: Records, replica: int = 0) -> pd.DataFrame | None:
     """A row a step, as in steps: the host's part; None where no engine schedules ahead of results."""
-    if not len(records.lanes):
-        return None
-    return _frame(columns(records.lanes), replica if records.replicas is None else records.replicas.steps, {})
+    lanes = _lanes(records, replica)
+    return None if lanes is None else pd.DataFrame(lanes, copy=False)
 
 
-_FRAMES = {"requests": requests_frame, "steps": steps_frame, "states": states_frame}
 STAYS = "stays"
 """The table that several replicas leave beside requests, steps and states."""
 LANES = "lanes"
@@ -181,38 +207,53 @@ def pack_tables(
     Records of several replicas have stays.parquet besides, those of an engine that schedules ahead lanes.parquet.
     `intended_ns`, by request id, makes a column of requests.parquet. `requests_only`: without steps, states and lanes.
     """
-    frames = {name: make(records, replica) for name, make in _FRAMES.items() if name == "requests" or not requests_only}
+    tables = {"requests": _requests(records, replica)}
     if intended_ns is not None:
-        frames["requests"][INTENDED] = intended_ns[records.requests["request_id"]]
-    if (stays := stays_frame(records)) is not None:
-        frames[STAYS] = stays
-    if not requests_only and (lanes := lanes_frame(records, replica)) is not None:
-        frames[LANES] = lanes
-    return pack_frames(frames, COLUMN_DOCS)
+        tables["requests"][INTENDED] = intended_ns[records.requests["request_id"]]
+    if not requests_only:
+        tables |= {"steps": _steps(records, replica), "states": _states(records, replica)}
+    if (stays := _stays(records)) is not None:
+        tables[STAYS] = stays
+    if not requests_only and (lanes := _lanes(records, replica)) is not None:
+        tables[LANES] = lanes
+    return pack_columns(tables, COLUMN_DOCS)
 
 
-def pack_frames(frames: dict[str, pd.DataFrame], column_docs: dict[str, dict[str, str]]) -> dict[str, bytes]:
-    """The bytes of a Parquet file of each frame, by file name. `column_docs` says what the columns of each are."""
+def pack_columns(tables: dict[str, _Columns], column_docs: dict[str, dict[str, str]]) -> dict[str, bytes]:
+    """The bytes of a Parquet file of each table, by file name. `column_docs` says what the columns of each are."""
     packed: dict[str, bytes] = {}
-    for name, frame in frames.items():
-        table = pa.Table.from_pandas(frame, preserve_index=False)
-        docs = column_docs[name] | {INTENDED: _INTENDED_DOC}
-        fields = [field.with_metadata({"description": docs[field.name]}) for field in table.schema]
-        table = table.cast(pa.schema(fields, table.schema.metadata))
-        numbers = [field.name for field in fields if pa.types.is_integer(field.type)]
+    for name, table in tables.items():
+        arrays = [pa.array(values) for values in table.values()]
+        schema = _schema(table, arrays, column_docs[name] | {INTENDED: _INTENDED_DOC})
+        numbers = [field.name for field in schema if pa.types.is_integer(field.type)]
         encodings: dict[str, Any] = {
-            "use_dictionary": [field.name for field in fields if field.name not in numbers],
+            "use_dictionary": [field.name for field in schema if field.name not in numbers],
             "column_encoding": dict.fromkeys(numbers, _OF_NUMBERS),
         }
         sink = pa.BufferOutputStream()
-        pq.write_table(table, sink, **_PARQUET, **encodings)
+        pq.write_table(pa.Table.from_arrays(arrays, schema=schema), sink, **_PARQUET, **encodings)
         packed[f"{name}.parquet"] = sink.getvalue().to_pybytes()
     return packed
 
 
+_SCHEMAS: dict[tuple[Any, ...], pa.Schema] = {}
+
+
+def _schema(table: _Columns, arrays: list[pa.Array], docs: dict[str, str]) -> pa.Schema:
+    """The schema of the columns, with what makes pandas read them as they were. Made once for tables alike, since of a
+    short run it takes longer than all else."""
+    kinds = [(a.type, len(a.dictionary)) if pa.types.is_dictionary(a.type) else a.type for a in arrays]
+    key = (*table, *kinds, *map(docs.get, table))
+    if key not in _SCHEMAS:
+        plain = pa.Schema.from_pandas(pd.DataFrame(table, copy=False), preserve_index=False)
+        fields = [field.with_metadata({"description": docs[field.name]}) for field in plain]
+        _SCHEMAS[key] = pa.schema(fields, plain.metadata)
+    return _SCHEMAS[key]
+
+
 def to_frame(packed: bytes) -> pd.DataFrame:
     """The table in the bytes of a file of `pack_tables`, equal to the frame it was made from."""
-    return pq.read_table(pa.BufferReader(packed)).to_pandas()
+    return pq.ParquetFile(pa.BufferReader(packed)).read().to_pandas()
 
 
 def to_records(
@@ -262,7 +303,7 @@ _CODES = ("request_class", "tenant", "reason", "why")
 
 
 def _rows(frame: pd.DataFrame, dtype: np.dtype, texts: dict[str, int]) -> NDArray[np.void]:
-    """The records that `_frame` made `frame` of; `texts` gives each text its code."""
+    """The records that `_decoded` made `frame` of; `texts` gives each text its code."""
     named = {"outcome": OUTCOME_NAMES, "state": STATE_NAMES}
     rows = np.empty(len(frame), dtype)
     for name in dtype.names or ():
@@ -284,15 +325,15 @@ def written(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def _frame(
+def _decoded(
     recorded: Mapping[str, NDArray[Any]],
     replica: int | NDArray[np.int32],
     codes: dict[str, tuple[str, ...] | dict[int, str]],
-) -> pd.DataFrame:
+) -> _Columns:
     """`recorded` with a replica column before, `codes` decoded to categories in use, missing values null."""
     numbers = np.full(len(next(iter(recorded.values()))), replica, dtype=np.int32)
     unknown = numbers == MISSING
-    frame: dict[str, object] = {"replica": pd.arrays.IntegerArray(numbers, unknown) if unknown.any() else numbers}
+    frame: _Columns = {"replica": pd.arrays.IntegerArray(numbers, unknown) if unknown.any() else numbers}
     for name, values in recorded.items():
         if name in codes:
             used, index = np.unique(values, return_inverse=True)
@@ -304,4 +345,4 @@ def _frame(
             frame[name] = pd.arrays.IntegerArray(values, values == MISSING)
         else:
             frame[name] = values
-    return pd.DataFrame(frame, copy=False)
+    return frame

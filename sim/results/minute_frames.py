@@ -14,7 +14,7 @@ from batchsim.kernel.record import MISSING
 from batchsim.metrics.by_minute import histograms, request_minutes, step_minutes
 from batchsim.metrics.latencies import LATENCIES
 from batchsim.metrics.point_inputs import PointInputs
-from batchsim.results.frames import COLUMN_DOCS, pack_frames
+from batchsim.results.frames import COLUMN_DOCS, pack_columns
 
 MINUTES, ENGINE_MINUTES, HISTOGRAMS = "minutes", "engine_minutes", "histograms"
 """The tables that are kept in the place of rows of requests, steps and states."""
@@ -58,12 +58,12 @@ def pack_minutes(inputs: PointInputs, lives: Sequence[EngineLife]) -> dict[str, 
         ENGINE_MINUTES: step_minutes(lives, blocks),
         HISTOGRAMS: histograms(inputs),
     }
-    return pack_frames({name: _frame(columns, texts) for name, columns in tables.items()}, _DOCS)
+    return pack_columns({name: _decoded(columns, texts) for name, columns in tables.items()}, _DOCS)
 
 
-def _frame(columns: dict[str, NDArray[Any]], texts: dict[str, tuple[str, ...]]) -> pd.DataFrame:
+def _decoded(columns: dict[str, NDArray[Any]], texts: dict[str, tuple[str, ...]]) -> dict[str, Any]:
     """`columns` with the codes of `texts` decoded to categories in use; the router's replica null."""
-    frame: dict[str, object] = {}
+    frame: dict[str, Any] = {}
     for name, values in columns.items():
         if name in texts:
             used, index = np.unique(values.astype(np.int64), return_inverse=True)
@@ -73,4 +73,4 @@ def _frame(columns: dict[str, NDArray[Any]], texts: dict[str, tuple[str, ...]]) 
             frame[name] = pd.arrays.IntegerArray(values.astype(np.int32), values == MISSING)
         else:
             frame[name] = values
-    return pd.DataFrame(frame)
+    return frame

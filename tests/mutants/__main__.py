@@ -1,7 +1,8 @@
 """Plants faults one at a time and counts those that the tests notice: `make mutants`, or a sample of them.
 
 Each mutant is tested in a process of its own, forked from one that has collected all tests, by the tests of its file
-(table.py), quickest first, until one fails. It is killed if a test fails, or takes far more CPU time than without it.
+(table.py), quickest first as far as is known, until one fails. It is killed if a test fails that passes without it, or
+takes far more CPU time than without it.
 Survivors are printed as entries of survivors.toml: the lines that were and that are. Those that stand there with a
 reason why no test can or should notice them are not run again; an entry that fits no mutant any more is reported, and
 an error of a run of all.

@@ -98,15 +98,16 @@ TESTS = {
 }
 
 
-def tests_of(path: str) -> frozenset[str]:
-    """The tests of a mutated file, by the names that `located` gives: those of the most exact pattern; without one a
-    policy's own, or none."""
+def tests_of(path: str) -> tuple[str, ...]:
+    """The tests of a mutated file, by the names that `located` gives, in the order of their row: that of the most exact
+    pattern; without one a policy's own, or none."""
     patterns = [pattern for pattern in TESTS if fnmatch.fnmatch(path, pattern)]
     kind = PurePosixPath(path).stem
     if not patterns and kind not in POLICIES:
-        return frozenset()
+        return ()
     names = TESTS[max(patterns, key=len)].split() if patterns else [f"test_{kind}", f"conformance:{kind}"]
-    return frozenset(map(located, [*names, "test_config_bounds"] if path.startswith("sim/policies/") else names))
+    names += ["test_config_bounds"] if path.startswith("sim/policies/") else []
+    return tuple(dict.fromkeys(map(located, names)))
 
 
 @cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import resource
 import shutil
@@ -14,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 from _pytest.runner import runtestprotocol
@@ -25,6 +23,19 @@ from tests.mutants.table import test_file, tests_of
 
 COPIED = ("sim", "tests", "scenarios", "calibrate", "docs")
 MEMORY = 6 << 30  # bytes that a process may take
+GUESS_S = 0.02  # CPU time of a test that has not run yet, to order it by
+PATIENCE_S = 20.0  # CPU time after which one that has not run without a mutant is asked whether it hangs
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A mutant and the tests that are asked whether they notice it; `suspect` is the one that did, to be run without
+    the mutant, and `hung` whether it did by taking long."""
+
+    mutant: Mutant
+    items: list[pytest.Item]
+    suspect: pytest.Item | None = None
+    hung: bool = False
 
 
 @dataclass
@@ -34,7 +45,8 @@ class Tester:
     mutants: list[Mutant]
     jobs: int
     notify: Callable[[Mutant, bool], None]  # whether it was killed
-    seconds: dict[str, float] = field(default_factory=dict[str, float])  # of CPU, by test, without a mutant
+    seconds: dict[str, float] = field(default_factory=dict[str, float])  # of CPU, by test, last time it passed
+    alone: dict[str, float] = field(default_factory=dict[str, float])  # the same without a mutant
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self) -> None:
@@ -58,40 +70,60 @@ class Tester:
             groups[_group(item)].append(item)
         gc.collect()
         gc.freeze()  # what is forked stays shared
-        self._time(list(groups.items()))
-        work: list[tuple[Mutant, list[pytest.Item]]] = []
+        trials: list[Trial] = []
         for mutant in self.mutants:
-            items = [item for name in sorted(tests_of(mutant.path)) for item in groups[name]]
+            items = [item for name in tests_of(mutant.path) for item in groups[name]]
             if not items:
                 raise SystemExit(f"{mutant.path}: none of its tests was collected")
-            work.append((mutant, sorted(items, key=lambda item: self.seconds[item.nodeid])))
-        _forked(work, self.jobs, self._test, lambda one, status: self.notify(one[0], status != 0))
+            trials.append(Trial(mutant, items))
+        _forked(trials, self.jobs, self._try, self._ended)
         return True
 
-    def _time(self, groups: list[tuple[str, list[pytest.Item]]]) -> None:
-        """Runs every test without a mutant; nothing is worth knowing if one fails."""
-
-        def time_them(one: tuple[str, list[pytest.Item]]) -> None:
-            taken: dict[str, float] = {}
-            for item in one[1]:
-                start = time.process_time()
-                _run(item)
-                taken[item.nodeid] = time.process_time() - start
-            Path(one[0].replace("/", "-")).write_text(json.dumps(taken), encoding="utf-8")
-
-        def ended(one: tuple[str, list[pytest.Item]], status: int) -> None:
-            if status:
-                raise SystemExit(f"tests/{one[0]} fails without any mutant. Put it right first.")
-            self.seconds |= json.loads(Path(one[0].replace("/", "-")).read_text(encoding="utf-8"))
-
-        _forked(groups, self.jobs, time_them, ended)
-
-    def _test(self, one: tuple[Mutant, list[pytest.Item]]) -> None:
+    def _try(self, trial: Trial) -> None:
+        """Runs the tests of a trial, the quick ones first, and writes which was begun and how long each took."""
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        set_mutant_under_test(one[0].name)
-        for item in one[1]:
-            signal.setitimer(signal.ITIMER_PROF, 1 + 10 * self.seconds[item.nodeid])  # its signal ends a process
-            _run(item)
+        items = [trial.suspect] if trial.suspect is not None else sorted(trial.items, key=self._guess_s)
+        if trial.suspect is None:
+            set_mutant_under_test(trial.mutant.name)
+        with _log(trial).open("w", buffering=1, encoding="utf-8") as log:
+            for item, following in zip(items, [*items[1:], None], strict=True):
+                log.write(f"{item.nodeid}\n")
+                if trial.suspect is None:
+                    signal.setitimer(signal.ITIMER_PROF, self._limit_s(item))  # its signal ends this process
+                start = time.process_time()
+                _run(item, following)
+                log.write(f"{time.process_time() - start}\n")
+
+    def _guess_s(self, item: pytest.Item) -> float:
+        return self.seconds.get(item.nodeid, GUESS_S)
+
+    def _limit_s(self, item: pytest.Item) -> float:
+        known = self.alone.get(item.nodeid)
+        return PATIENCE_S if known is None else 1 + 10 * known
+
+    def _ended(self, trial: Trial, status: int) -> list[Trial]:
+        """Tells the outcome of a trial; the trials that must come before that. A test has noticed a mutant only if it
+        passes without, in less time."""
+        lines = _log(trial).read_text(encoding="utf-8").splitlines()
+        taken = dict(zip(lines[::2], map(float, lines[1::2]), strict=False))
+        self.seconds |= taken
+        if trial.suspect is not None:
+            if status:
+                raise SystemExit(f"{trial.suspect.nodeid} fails without any mutant. Put it right first.")
+            self.alone |= taken
+            if trial.hung and self._limit_s(trial.suspect) > PATIENCE_S:
+                return [Trial(trial.mutant, trial.items)]  # it was given too little time
+        elif status:
+            noticed = lines[-1]
+            if noticed not in self.alone:
+                suspect = next(item for item in trial.items if item.nodeid == noticed)
+                return [Trial(trial.mutant, trial.items, suspect, os.WIFSIGNALED(status))]
+        self.notify(trial.mutant, bool(status) or trial.suspect is not None)
+        return []
+
+
+def _log(trial: Trial) -> Path:
+    return Path(f"{trial.mutant.name}.log")
 
 
 def _group(item: pytest.Item) -> str:
@@ -102,15 +134,18 @@ def _group(item: pytest.Item) -> str:
     return f"conformance:{item.callspec.params['kind']}"  # type: ignore[attr-defined]
 
 
-def _run(item: pytest.Item) -> None:
-    """Runs one test; ends this process with 1 if it fails."""
-    if any(report.failed for report in runtestprotocol(item, log=False, nextitem=None)):
+def _run(item: pytest.Item, following: pytest.Item | None) -> None:
+    """Runs one test, and keeps the fixtures that the one after it has too; ends this process with 1 if it fails."""
+    if any(report.failed for report in runtestprotocol(item, log=False, nextitem=following)):
         os._exit(1)
 
 
-def _forked(work: list[Any], jobs: int, do: Callable[[Any], None], ended: Callable[[Any, int], None]) -> None:
-    """`do(one)` for each in a process of its own, `jobs` at a time; `ended(one, exit status)` as they end."""
-    running: dict[int, Any] = {}
+def _forked(
+    work: list[Trial], jobs: int, do: Callable[[Trial], None], ended: Callable[[Trial, int], list[Trial]]
+) -> None:
+    """`do(trial)` for each in a process of its own, `jobs` at a time; `ended(trial, exit status)` as they end, which
+    gives more to do."""
+    running: dict[int, Trial] = {}
     todo = work[::-1]
     while todo or running:
         while todo and len(running) < jobs:
@@ -121,10 +156,10 @@ def _forked(work: list[Any], jobs: int, do: Callable[[Any], None], ended: Callab
             running[pid] = one
         pid, status = os.wait()
         if pid in running:
-            ended(running.pop(pid), status)
+            todo += ended(running.pop(pid), status)
 
 
-def _child(do: Callable[[Any], None], one: Any) -> None:
+def _child(do: Callable[[Trial], None], one: Trial) -> None:
     code = 1
     try:
         silent = os.open(os.devnull, os.O_RDWR)

@@ -298,13 +298,16 @@ def test_a_queue_that_grows_with_the_rate_rules_nothing_out(replay: Scenario, tm
     assert book.probe(group).met
 
 
-def patient(folder: Path, limit: int = 8) -> Scenario:
+def patient(folder: Path, limit: int = 8, window_s: int = 60) -> Scenario:
     """22 requests a second in the mean, of which one replica completes 20, with an objective of minutes for a window of
     one."""
-    text = REPLAY.replace("{kind: trace}", "{kind: poisson, mean_rate: 22/s}").replace("warmup: 1s", "duration: 60s")
+    window = f"{window_s}s"
+    text = REPLAY.replace("{kind: trace}", "{kind: poisson, mean_rate: 22/s}").replace(
+        "warmup: 1s", f"duration: {window}"
+    )
     lengths = "lengths: {prompt: {kind: fixed, tokens: 50}, output: {kind: fixed, tokens: 8}}"
     text = re.sub(r"trace: \{path.*", lengths, text).replace("{trace: {factor: 1, shift: 500ms}}", "{rate: 22/s}")
-    text = text.replace("window: 4s", "window: 60s").replace("max_replicas: 8", f"max_replicas: {limit}")
+    text = text.replace("window: 4s", f"window: {window}").replace("max_replicas: 8", f"max_replicas: {limit}")
     (folder / "s.yaml").write_text(text.replace("ttft<1s & tpot<60ms", "ttft<5min"))
     return load_scenario(str(folder / "s.yaml"))
 
@@ -332,7 +335,7 @@ TASKS = """\
 def test_a_plan_of_tasks_counts_tasks(tmp_path: Path) -> None:
     """A task of 3 requests takes 1 s for its tool and 8 steps of 10 to 25 ms, so that it is in time where nobody waits:
     on two replicas, and not on one, whose engine is as good as full."""
-    patient(tmp_path)
+    patient(tmp_path, window_s=30)
     text = (tmp_path / "s.yaml").read_text()
     text = re.sub(r"  lengths: \{.*\n", TASKS, text).replace("ttft<5min @ 90%", "task_e2e<1200ms @ 90%")
     (tmp_path / "s.yaml").write_text(text)
@@ -341,7 +344,7 @@ def test_a_plan_of_tasks_counts_tasks(tmp_path: Path) -> None:
     (row,), probes = tables["configurations"], tables["probes"]
     held = planned.held(0)
     assert held is not None and held.num_judged == sum(result["values"]["tasks"] for result in held.results)
-    assert all(probe["tasks"] < probe["drawn_rps"] * 60 * probe["seeds"] / 2 for probe in probes)
+    assert all(probe["tasks"] < probe["drawn_rps"] * 30 * probe["seeds"] / 2 for probe in probes)
     assert row["attainment"] == pytest.approx(np.mean([result["values"]["in_slo"] for result in held.results]))
     assert (row["replicas"], row["saturation_rps"], row["goodput_rps"]) == (2, None, None)
     assert row["one_less"] < 0.9
@@ -354,7 +357,7 @@ def test_a_plan_of_tasks_counts_tasks(tmp_path: Path) -> None:
 def test_a_plan_of_tasks_and_requests_counts_no_more_than_the_tasks(tmp_path: Path) -> None:
     """One class bounds its tasks, the other the requests of its own: neither are all requests judged, nor is there a
     rate of requests that meet."""
-    patient(tmp_path)
+    patient(tmp_path, window_s=30)
     classes = '  classes: {a: {share: 90%, slo: "task_e2e<60s @ 90%"}, c: {share: 10%, slo: "ttft<60s @ 90%"}}\n'
     text = re.sub(r"  lengths: \{.*\n", classes + TASKS, (tmp_path / "s.yaml").read_text())
     (tmp_path / "s.yaml").write_text(text)
