@@ -17,7 +17,7 @@ from batchsim.cost.constant import Constant, Linear
 from batchsim.cost.cost_error import CostError, Unknown
 from batchsim.cost.drafter import draft_sources, with_drafter
 from batchsim.cost.fitted import Fitted, Free
-from batchsim.cost.profile import check_model, profile_names
+from batchsim.cost.profile import check_model
 from batchsim.cost.profile_config import ProfileConfig
 from batchsim.cost.roofline import HostCost, Roofline, RooflineConfig
 from batchsim.cost.scaled import Scaled
@@ -58,17 +58,16 @@ __all__ = [
 
 
 def long_form(name: str) -> dict[str, Any]:
-    """The keys that `cost: NAME` stands for: those of a GPU's roofline, or of a profile, shipped or in a .json file.
+    """The keys that `cost: NAME` stands for: those of a GPU's roofline, or of a profile in a .json file.
 
     ScenarioError if there is neither of that name.
     """
     if name in GPUS:
         return {"kind": "roofline", "gpu": name}
-    if name.endswith(".json") or name in profile_names():
+    if name.endswith(".json"):
         return {"kind": "profile", "profile": name}
-    names = [*GPUS, *profile_names()]
-    advice = nearest(name.lower(), names, f"Known are {', '.join(names)}; a profile's own file ends in .json.")
-    raise ScenarioError(f"cost: {name} is not in the catalog of GPUs and profiles. {advice}")
+    advice = nearest(name.lower(), GPUS, f"Known are {', '.join(GPUS)}; a profile's own file ends in .json.")
+    raise ScenarioError(f"cost: {name} is not in the catalog of GPUs. {advice}")
 
 
 def build_cost(
