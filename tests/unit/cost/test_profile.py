@@ -183,7 +183,10 @@ def test_profiles_are_found_by_name_and_by_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("llama-3.1-8b-h200-vllm-0.24.1", r"neither a shipped profile nor a file\. Did you mean llama-3.1-8b-h200-vllm"),
+        (
+            "llama-3.1-8b-h200-vllm-0.24.1",
+            r"neither a shipped profile nor a file\. Did you mean llama-3.1-8b-h200-vllm",
+        ),
         ("b300", "Write a deployment, which finds the shipped ones"),
         ("folder/mine.json", r"folder/mine.json: neither a shipped profile nor a file\. Check the path"),
         (".", "cannot be read: is a folder"),
