@@ -5,11 +5,9 @@ process just before and after, since machines drift: `share_of_simpy` is request
 bare timeout. The medians are printed; the peak of memory is that of the first repeat, before anything is packed. Full
 records are kept; parsing and writing are rows of their own. A block
 operation is a KV block taken by a request, found in a cache or not, or given back; repeats after preemptions are not
-counted. `point-1x` is one point of `azure-conv` as sweeps do them: simulated, measured, written; `point-imported` and
-`point-tables` are the same at the costs of two profiles of one model and GPU, one made of the shapes of single kernels,
-one of a deployment: where a profile came from is to make no difference. `serve` is what a server spends on a token of
-many streams, `serving/token_cost.py`. `day` is the shipped scenario of that name, in seconds of CPU and once. The
-last line is of a
+counted. `point-1x` is one point of `azure-conv` as sweeps do them: simulated, measured, written. `serve` is what a
+server spends on a token of many streams, `serving/token_cost.py`. `day` is the shipped scenario of that name, in
+seconds of CPU and once. The last line is of a
 whole sweep, points written, on one process and on two: 4 policies × 10 loads × 5 seeds of `chat` with 2,000 requests
 each. It runs on one and on two in turn, beside bare timeouts in one process and in two:
 how much more two processes can do is the machine's. The medians of both are printed. Rows that are to do no less than a
@@ -55,7 +53,6 @@ from batchsim.results.frames import pack_tables
 from batchsim.results.keep import measured_point
 from batchsim.results.point_files import write_point
 from batchsim.scenario import load_scenario
-from batchsim.scenario.config import Point
 from batchsim.scenario.point import simulate_point
 from batchsim.scenario.setup import Setup
 from batchsim.study.sweep.points import Sweep
@@ -244,27 +241,15 @@ def measure(name: str, traces: Path) -> list[dict[str, float]]:
 
 
 POINT = "point-1x"
-POINTS = {
-    POINT: (),
-    "point-imported": ("cost={kind: profile, profile: h200-llama-3.1-8b-aiconfigurator, extrapolate: true}",),
-    "point-tables": ("cost={kind: profile, profile: llama-3.1-8b-h200-vllm-0.24.0, extrapolate: true}",),
-}
-"""Rows of one point each, with the changes to `azure-conv`."""
 POINT_REPEATS = 5
 
 
-def point_of(name: str, traces: Path) -> tuple[Setup, Point]:
-    """The point of `azure-conv` that a row of POINTS runs, the policy `continuous`; its trace is read."""
-    scenario = load_scenario("azure-conv", trace_folders=[traces], overrides=POINTS[name])
+def measure_point(traces: Path) -> list[dict[str, float]]:
+    """Wall times of the point of `azure-conv` under `continuous`: simulated, measured and packed, written."""
+    scenario = load_scenario("azure-conv", trace_folders=[traces])
     setup = Setup.of(scenario)
     point = next(point for point in scenario.points() if point.spec.kind == "continuous")
-    setup.workload(point.load, point.seed)
-    return setup, point
-
-
-def measure_point(name: str, traces: Path) -> list[dict[str, float]]:
-    """Wall times of a row of POINTS: simulated, measured and packed, written."""
-    setup, point = point_of(name, traces)
+    setup.workload(point.load, point.seed)  # reads the trace
     measured = []
     with tempfile.TemporaryDirectory() as folder:
         for repeat in range(POINT_REPEATS):
@@ -362,7 +347,7 @@ def main() -> None:
     parser.add_argument("--traces", type=Path, default=os.environ.get("BATCHSIM_TRACES"), help=f"holds {TRACE}")
     parser.add_argument("--out", type=Path, default=Path("results/bench.json"))
     parser.add_argument(
-        "--row", choices=[*ROWS, *POINTS, DAY, SWEEP], help="run one row here and print its repeats as JSON"
+        "--row", choices=[*ROWS, POINT, DAY, SWEEP], help="run one row here and print its repeats as JSON"
     )
     options = parser.parse_args()
     for needed in (TRACE, MOONCAKE):
@@ -376,8 +361,8 @@ def main() -> None:
     if options.row == DAY:
         print(json.dumps(measure_day()))
         return
-    if options.row in POINTS:
-        print(json.dumps(measure_point(options.row, Path(options.traces))))
+    if options.row == POINT:
+        print(json.dumps(measure_point(Path(options.traces))))
         return
     if options.row:
         print(json.dumps(measure(options.row, Path(options.traces))))
@@ -406,14 +391,13 @@ def main() -> None:
     print(f"| simpy-timeouts | | {rows[0]['steps_per_s']:,.0f} | | | | | 1 |")
     parse = {row["name"]: (row["parse_s"], row["write_s"]) for row in rows[1:]}
     print("\nparsing and writing, s: " + ", ".join(f"{n} {p:.2f} / {w:.2f}" for n, (p, w) in parse.items()))
-    for name in POINTS:
-        command = [sys.executable, "-m", "tests.bench", "--row", name, "--traces", str(options.traces)]
-        point = _medians(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
-        print(
-            f"{name}, s: simulated {point['simulate_s']:.2f}, measured {point['measure_s']:.2f}, written"
-            f" {point['write_s']:.2f}; {point['share_of_simpy']:.4f} requests per bare timeout"
-        )
-        rows.append({"name": name, **point})
+    command = [sys.executable, "-m", "tests.bench", "--row", POINT, "--traces", str(options.traces)]
+    point = _medians(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+    print(
+        f"{POINT}, s: simulated {point['simulate_s']:.2f}, measured {point['measure_s']:.2f}, written"
+        f" {point['write_s']:.2f}; {point['share_of_simpy']:.4f} requests per bare timeout"
+    )
+    rows.append({"name": POINT, **point})
     command = [sys.executable, "-m", "tests.bench_pairs", "--traces", str(options.traces), "--json"]
     pairs = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     for pair in map(json.loads, pairs):

@@ -16,7 +16,6 @@ import gc
 import json
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -32,20 +31,16 @@ from batchsim.kernel.acceptance import DrawnLuck
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.protocols import Workload
 from batchsim.kernel.types import Arrival, Request
-from batchsim.results.keep import measured_point
-from batchsim.results.point_files import write_point
-from batchsim.scenario.point import simulate_point
-from tests.bench import POINT, POINTS, ROWS, azure, engine, point_of
+from tests.bench import ROWS, azure, engine
 
 PAIRS = {
     "vllm-async": ("vllm", 0.9),
     "steps-256-drafts": ("steps-256-vllm", 0.25),
-    "point-tables": ("point-imported", 0.9),
     "fleet": ("fleet, engine by engine", 0.95),
     "fleet-least-tokens": ("fleet-least-tokens, engine by engine", 0.75),
 }
 """Rows that are to do, a second, no less than so much of what the row named does."""
-TURNS = 27  # of points 9, which take longer
+TURNS = 27
 FIRST = 3_000
 """Requests of a trace in a turn."""
 FLEETS: dict[str, RoundRobinConfig | LeastTokensConfig] = {
@@ -111,22 +106,6 @@ def of_engine(name: str, traces: Path, leap: bool = True) -> Run:
         cpu_s = time.process_time() - start_s
         amount = len(records.requests) if row.what == "requests" else records.num_steps
         return amount / cpu_s, records.num_steps / cpu_s
-
-    return run
-
-
-def of_point(name: str, traces: Path) -> Run:
-    """A point of POINTS simulated, measured and written."""
-    setup, point = point_of(name, traces)
-
-    def run() -> tuple[float, float]:
-        gc.collect()
-        with tempfile.TemporaryDirectory() as folder:
-            start_s = time.process_time()
-            found = simulate_point(setup, point)
-            write_point(measured_point(setup, found, POINT), Path(folder) / name)
-            cpu_s = time.process_time() - start_s
-        return len(found.records.requests) / cpu_s, found.records.num_steps / cpu_s
 
     return run
 
@@ -199,10 +178,10 @@ def wins(mechanism: str, name: str, traces: Path) -> str:
 def compared(name: str, other: str, traces: Path) -> dict[str, float]:
     """What `name` does a second, divided by what `other` does: the median `ratio` of `turns` by what the rows are named
     for, its extremes, and `by_steps`."""
-    of_kind = of_point if name in POINTS else of_engine if name in ROWS else of_fleet
+    of_kind = of_engine if name in ROWS else of_fleet
     runs = [of_kind(row, traces) for row in (name, other)]
     ratios, by_steps = list[float](), list[float]()
-    for turn in range(9 if name in POINTS else TURNS):
+    for turn in range(TURNS):
         order = (0, 1) if turn % 2 else (1, 0)
         did = {number: runs[number]() for number in order}
         ratios.append(did[0][0] / did[1][0])

@@ -47,7 +47,7 @@ workload:
 """
 H100 = f"""
 model: llama-3.1-8b
-cost: h100-llama-3.1-8b-aiconfigurator
+cost: {{kind: profile, profile: llama-3.1-8b-h100-vllm-0.24.0}}
 max_model_len: 512
 policies:
   vllm: {{kind: vllm, max_num_seqs: 128, max_num_batched_tokens: 8192, enable_chunked_prefill: false,

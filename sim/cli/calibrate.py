@@ -258,11 +258,11 @@ def compare(
 
     Example: batchsim calibrate compare llama-3.1-70b-h100-vllm-0.24.0-tp4-fp8
     """
-    from batchsim.cost.profile import TABLES, load_profile, profile_names
+    from batchsim.cost.profile import load_profile, profile_names
     from batchsim.tables.compare import HEAD, compared, line, within
 
     beyond = 0
-    for number, name in enumerate(profiles or profile_names(TABLES)):
+    for number, name in enumerate(profiles or profile_names()):
         profile = compared(load_profile(name))
         typer.echo(line(profile) if number else f"{HEAD}\n{line(profile)}")
         beyond += not within(profile)

@@ -54,9 +54,9 @@ def engines(incomplete: str) -> list[str]:
 
 def profiles(incomplete: str) -> list[str]:
     """Names of shipped profiles."""
-    from batchsim.cost.profile import TABLES, profile_names
+    from batchsim.cost.profile import profile_names
 
-    return _beginning([*profile_names(), *profile_names(TABLES)], incomplete)
+    return _beginning(profile_names(), incomplete)
 
 
 def _beginning(names: Iterable[str], incomplete: str) -> list[str]:

@@ -49,19 +49,16 @@ __all__ = [
 
 
 def long_form(name: str) -> dict[str, Any]:
-    """The keys that `cost: NAME` stands for: those of a GPU's roofline, or of a profile, shipped or in a .json file.
+    """The keys that `cost: NAME` stands for: those of a GPU's roofline, or of a profile in a .json file.
 
     ScenarioError if there is neither of that name.
     """
-    from batchsim.cost.profile import profile_names
-
     if name in GPUS:
         return {"kind": "roofline", "gpu": name}
-    if name.endswith(".json") or name in profile_names():
+    if name.endswith(".json"):
         return {"kind": "profile", "profile": name}
-    names = [*GPUS, *profile_names()]
-    advice = nearest(name.lower(), names, f"Known are {', '.join(names)}; a profile's own file ends in .json.")
-    raise ScenarioError(f"cost: {name} is not in the catalog of GPUs and profiles. {advice}")
+    advice = nearest(name.lower(), GPUS, f"Known are {', '.join(GPUS)}; a profile's own file ends in .json.")
+    raise ScenarioError(f"cost: {name} is not in the catalog of GPUs. {advice}")
 
 
 def build_cost(

@@ -241,9 +241,9 @@ class Calibrated(Cost):
                 " or workload ask for no more",
                 "pass --set deployment.extrapolate=true",
             )
-        first = f"Recalibrate with {option} {needed}" if profile.origin == "measured" else f"Use cost: {profile.gpu}"
         raise ExtrapolationError(
-            f"{needed} {what} asked; profile {profile.name} was measured up to {limit:.0f}. {first}",
+            f"{needed} {what} asked; profile {profile.name} was measured up to {limit:.0f}. Recalibrate with {option}"
+            f" {needed}",
             "pass --set cost.extrapolate=true",
         )
 
@@ -374,8 +374,6 @@ class Calibrated(Cost):
             near = f"; follows them to ±{100 * errors['p50']:.1f} % (median of {errors['n']:,} steps)" if errors else ""
             doubts = "".join(f" · ! {doubt}" for doubt in p.doubts)
             return f"cost: kernel tables of {p.setup} ({p.made.get('from', 'unnamed')}{near}{host}){doubts}"
-        if p.origin == "imported":
-            return f"cost: profile {p.name} (imported: {p.made.get('from', p.executor)}{host})"
         where = [f"measured on {p.machine}", f"torch {p.software.get('torch')}", f"commit {p.software.get('commit')}"]
         error = "no held-out steps"
         if p.held_out is not None:

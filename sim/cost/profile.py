@@ -51,8 +51,7 @@ __all__ = [
 FORMAT = "batchsim-profile"
 KIND = json_kind(FORMAT)
 VERSION = 2
-SHIPPED = "batchsim.calibrate"  # the package whose folder `profiles` holds the shipped ones
-TABLES = "batchsim.tables"  # the same for profiles of deployments, which `deployment:` of a scenario finds
+SHIPPED = "batchsim.tables"  # the package whose folder `profiles` holds the shipped ones
 _ERRORS = {"n": Range(0, INT32_MAX), "p50": Range(0, 100), "p95": Range(0, 100), "bias": Range(-1, 100, above=True)}
 """What a row of errors holds: how many steps, quantiles of absolute relative errors, predicted / measured − 1."""
 _LINE = 200  # letters from which a JSON value is broken into its items
@@ -329,25 +328,22 @@ class Profile:
             raise CalibrationError(f"{source}: {error}. Calibrate again.") from None
 
 
-def profile_names(package: str = SHIPPED) -> list[str]:
-    """The names of the profiles that come with batchsim; with `TABLES` those of deployments."""
-    folder = resources.files(package) / "profiles"
+def profile_names() -> list[str]:
+    """The names of the profiles that come with batchsim, those of deployments."""
+    folder = resources.files(SHIPPED) / "profiles"
     return sorted(item.name.removesuffix(".json") for item in folder.iterdir() if item.name.endswith(".json"))
 
 
 def load_profile(name_or_path: str | Path) -> Profile:
     """The shipped profile of that name, else the one in that file. CalibrationError, in one line, if there is none."""
     name = str(name_or_path)
-    for package in (SHIPPED, TABLES):
-        if name in profile_names(package):
-            return _shipped(package, name)
-    return _read(name, Path(name))
+    return _shipped(name) if name in profile_names() else _read(name, Path(name))
 
 
 @cache
-def _shipped(package: str, name: str) -> Profile:
+def _shipped(name: str) -> Profile:
     """A shipped profile, read once: a plan asks for the same one for hundreds of configurations."""
-    return _read(name, Path(str(resources.files(package) / "profiles" / f"{name}.json")))
+    return _read(name, Path(str(resources.files(SHIPPED) / "profiles" / f"{name}.json")))
 
 
 def _read(name: str, path: Path) -> Profile:
@@ -355,7 +351,7 @@ def _read(name: str, path: Path) -> Profile:
     try:
         return Profile.from_json(read_text(path), str(path))
     except FileNotFoundError:
-        known = "Check the path." if path.suffix == ".json" else f"Shipped are {', '.join(profile_names())}."
+        known = "Check the path." if path.suffix == ".json" else "Write a deployment, which finds the shipped ones."
         advice = nearest(path.name.removesuffix(".json"), profile_names(), known)
         raise CalibrationError(f"{name}: neither a shipped profile nor a file. {advice}") from None
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a zero byte in the name

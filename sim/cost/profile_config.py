@@ -34,9 +34,9 @@ class StatedHost(Config):
 
 @dataclass(frozen=True, slots=True)
 class ProfileConfig(Config):
-    """`cost:` as the name of a shipped profile or the path of one, or the long form of that. `extrapolate` continues
-    the curves beyond what was measured; `host` replaces the profile's host time; `draft`: what drafting costs, if
-    anything is said of it."""
+    """`cost:` as the path of a profile, or the long form, which takes the name of a shipped one too. `extrapolate`
+    continues the curves beyond what was measured; `host` replaces the profile's host time; `draft`: what drafting
+    costs, if anything is said of it."""
 
     profile: str
     kind: Literal["profile"] = "profile"

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from batchsim.base.errors import ScenarioError
+from batchsim.base.units import MAX_TIME_NS, format_duration
 from batchsim.kernel.types import DecodeGroup, Sequence, by_order
 
 if TYPE_CHECKING:
@@ -224,3 +226,13 @@ class Landed:
     finished: list[Sequence]
     ran: tuple[int, int, int] | None = None
     verified: Verified | None = None
+
+
+def check_end(end_ns: int, duration_ns: int) -> None:
+    """Raises ScenarioError for a step of `duration_ns` that would end at `end_ns` if times cannot hold that."""
+    if end_ns > MAX_TIME_NS:
+        raise ScenarioError(
+            f"cost: a step of {format_duration(duration_ns)} would end {format_duration(end_ns)} after the"
+            f" start, beyond the {format_duration(MAX_TIME_NS)} that times can hold. Shorten the steps, or ask for"
+            " fewer requests."
+        )

@@ -13,15 +13,14 @@ from heapq import heappop, heappush
 from typing import cast
 
 from batchsim.base.errors import PolicyError, ScenarioError, SchedulerStalled
-from batchsim.base.units import MAX_TIME_NS, format_duration
-from batchsim.kernel.batch import IDLE, Batch, Idle, StepResult
+from batchsim.kernel.batch import IDLE, Batch, Idle, StepResult, check_end
 from batchsim.kernel.chunks import advance_chunks
 from batchsim.kernel.draft_group import DraftGroup, Verified
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.events import Cancelled, Ended, EngineEvent, Finished, HandedOver, Pruned, Rejected, Unfinished
 from batchsim.kernel.in_flight import LaunchedStep, StepsInFlight
 from batchsim.kernel.journal import ENDED, Journal, Reasons
-from batchsim.kernel.protocols import Executor, Scheduler, Steady, foreseeing, turning
+from batchsim.kernel.protocols import Executor, Scheduler, Steady, foreseeing, foresees_ends, turning
 from batchsim.kernel.record import CAP_CUT, OUTCOME_NAMES, Recorder
 from batchsim.kernel.types import Arrival, Handover, Sequence
 
@@ -65,6 +64,7 @@ class EngineCore:
         self.steady: Steady | None = cast(Steady, scheduler) if hasattr(scheduler, "is_steady") else None
         self.turning = turning(scheduler)
         self.foreseeing = foreseeing(scheduler)
+        self.foresees_ends = foresees_ends(scheduler)
         self.events: list[EngineEvent] = []  # what happened and was not returned yet
         self._inbox: list[tuple[int, int, Arrival]] = []
         self._timers: list[tuple[int, int, Sequence, str]] = []
@@ -214,12 +214,7 @@ class EngineCore:
             batch.preempted, self._untold = [*self._untold, *batch.preempted], []
         result: StepResult = self.executor.execute(batch)
         end_ns = now_ns + result.duration_ns
-        if end_ns > MAX_TIME_NS:
-            raise ScenarioError(
-                f"cost: a step of {format_duration(result.duration_ns)} would end {format_duration(end_ns)} after the"
-                f" start, beyond the {format_duration(MAX_TIME_NS)} that times can hold. Shorten the steps, or ask for"
-                " fewer requests."
-            )
+        check_end(end_ns, result.duration_ns)
         pairs = sampled = 0
         if batch.chunks:
             pairs, sampled = advance_chunks(batch, self.scheduler.kv, self.journal, self.policy_error)

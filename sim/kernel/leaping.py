@@ -2,7 +2,8 @@
 
 A leap simulates many steps at once and writes the rows that stepping would have written. Which kinds there are:
 
-1. `leaps.leap`: an engine that waits for each step repeats its decodes, verified drafts included.
+1. `leaps.leap`: an engine that waits for each step repeats its decodes, verified drafts included; where they are
+   foreseen, through steps in which requests end.
 2. `leaps_ahead.leap_ahead`: an engine a step ahead of results does, through steps in which requests end.
 3. `pipeline_leaps.leap_calls`: groups of a pipeline decode in turns; such a leap begins before a call of the scheduler,
    the others behind a step that was just launched.
@@ -14,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from batchsim.kernel.core import EngineCore
-from batchsim.kernel.leaps import leap, quiet_until_ns
-from batchsim.kernel.leaps_ahead import Tell, leap_ahead
+from batchsim.kernel.leaps import Tell, leap, quiet_until_ns
+from batchsim.kernel.leaps_ahead import leap_ahead
 from batchsim.kernel.pipeline_leaps import leap_calls
 from batchsim.kernel.sim_executor import SimExecutor
 
@@ -45,13 +46,13 @@ class Leaps:
         """Simulates steps like the latest, which was just executed, that begin before the `horizon`; returns the end of
         the last one, or of its launch where the engine is ahead of results. `now_ns`: the same of the latest.
 
-        `tell` passes on what happened in a leap of an engine that is ahead; None: nothing may happen in it. `drains`:
-        whether the scheduler is to drain; None: it is not.
+        `tell` passes on what happened in a leap; None: nothing may happen in it. `drains`: whether the scheduler is to
+        drain; None: it is not. If the latest step has been delivered, none is in flight afterwards.
         """
         core, batch = self._core, self._core.in_flight.steps[-1].batch
         if self._is_ahead:
             return leap_ahead(core, self._executor, batch, now_ns, horizon, tell, drains)
-        return leap(core, self._executor, batch, now_ns, horizon())
+        return leap(core, self._executor, batch, now_ns, horizon, tell)
 
     def leap_calls(self, now_ns: int, horizon_ns: float) -> int:
         """Makes the calls of a pipeline's scheduler, the next one at `now_ns`, that are over before `horizon_ns` and

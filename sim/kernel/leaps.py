@@ -1,31 +1,130 @@
-"""Leaps of a simulation over steps alike, into which nothing can fall: the same rows as stepping would write."""
+"""Leaps of an engine that waits for each step, over steps alike: the same rows as stepping would write.
+
+1. A leap begins behind a step of decodes alone, and repeats it as long as the scheduler does.
+2. Where the scheduler foresees its steps (`protocols.Foreseeing`) and the cost is a line in the context, they are
+   written without asking either (`_leap_along`), up to the one that finishes a sequence.
+3. The results of that one are delivered within the leap if the queue is empty and every running sequence decodes: the
+   next step is of the others. A leap that can go no further then has left no step in flight.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import cycle, islice
+from math import floor, inf
+
 from batchsim.base.units import MAX_TIME_NS
 from batchsim.kernel.acceptance import outcome
-from batchsim.kernel.batch import Batch
+from batchsim.kernel.batch import Batch, check_end
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.draft_group import DraftGroup
-from batchsim.kernel.record import pack_decodes, pack_step, pack_two
+from batchsim.kernel.events import EngineEvent
+from batchsim.kernel.in_flight import LaunchedStep
+from batchsim.kernel.record import PACK_BYTES, STEP_DTYPE, pack_decodes, pack_step, pack_two
 from batchsim.kernel.sim_executor import SimExecutor
+from batchsim.kernel.types import DecodeGroup
+
+Tell = Callable[[list[EngineEvent], int], None]
+"""Passes on what happened, at a time in ns."""
+
+ROW_BYTES = STEP_DTYPE.itemsize
 
 
-def leap(core: EngineCore, executor: SimExecutor, batch: Batch, end_ns: int, horizon_ns: float) -> int:
-    """Repeats `batch`, the step just executed, which ends at `end_ns`, while the next would start before `horizon_ns`
-    and finishes no sequence.
+def leap(
+    core: EngineCore,
+    executor: SimExecutor,
+    batch: Batch,
+    end_ns: int,
+    horizon: Callable[[], float],
+    tell: Tell | None = None,
+) -> int:
+    """Repeats `batch`, the step just executed, which ends at `end_ns`, while the next would start before the `horizon`,
+    in ns. Returns the end of the last step in ns.
 
-    Writes the same rows as stepping would. Returns the end of the last step in ns.
+    `tell` passes on the events of steps that finish sequences; None: the leap ends before such a step.
     """
-    group, scheduler = batch.decodes, core.scheduler
+    group = batch.decodes
     if group is None or batch.chunks or core.in_flight.steps[-1].finished or not batch.num_decode:
         return end_ns
-    quiet = executor.quiet_steps(batch)
-    horizon_ns = min(horizon_ns, MAX_TIME_NS)
-    if not quiet or end_ns >= horizon_ns:
+    horizon_ns = min(horizon(), MAX_TIME_NS)
+    if end_ns >= horizon_ns:
         return end_ns
     if isinstance(group, DraftGroup):
-        return _leap_drafts(core, executor, batch, group, end_ns, horizon_ns, quiet)
+        return _leap_drafts(core, executor, batch, group, end_ns, horizon_ns)
+    step = core.in_flight.steps[-1]
+    _, end_ns = _leap_along(core, executor, step, group, end_ns, horizon_ns, to_ends=tell is not None)
+    while step.finished:
+        if tell is None or end_ns >= horizon_ns or not _leaves_decodes(core, step):
+            return end_ns
+        events = core.complete(end_ns)
+        tell(events, end_ns)
+        horizon_ns = min(horizon(), MAX_TIME_NS)
+        if core.has_arrivals:
+            return end_ns
+        if len(core.recorder.step_rows) > PACK_BYTES:
+            core.recorder.pack_steps()
+        batch.regroup()
+        count, end_ns = _leap_along(core, executor, step, group, end_ns, horizon_ns, to_ends=True)
+        if not count:
+            return end_ns
+        core.in_flight.steps.append(step)
+    return _leap_one_by_one(core, executor, batch, group, end_ns, horizon_ns)
+
+
+def _leaves_decodes(core: EngineCore, step: LaunchedStep) -> bool:
+    """Whether the decodes that `step` does not finish are all of the next step, once `step` is delivered."""
+    scheduler, num_decode = core.scheduler, step.batch.num_decode
+    if not core.foresees_ends or scheduler.num_waiting or core.tells_tokens:
+        return False
+    return len(step.finished) < num_decode == scheduler.num_running
+
+
+def _leap_along(
+    core: EngineCore,
+    executor: SimExecutor,
+    step: LaunchedStep,
+    group: DecodeGroup,
+    end_ns: int,
+    horizon_ns: float,
+    *,
+    to_ends: bool,
+) -> tuple[int, int]:
+    """As `leap`, of steps like `step` that the scheduler foresees and whose costs are on a line; with `to_ends` up to
+    the first one that finishes sequences, which `step` has then. Returns (number of steps, end of the last in ns)."""
+    batch, foreseeing, scheduler, rows = step.batch, core.foreseeing, core.scheduler, core.recorder.step_rows
+    line = None if foreseeing is None else executor.decode_line(batch)
+    if foreseeing is None or line is None or (due := foreseeing.foreseen(batch)) is None:
+        return 0, end_ns
+    alone_ns, token_ns, last = line
+    num_decode, context, free = batch.num_decode, batch.context_tokens, scheduler.kv.num_free
+    decodes, queues = pack_two(num_decode, num_decode), pack_two(scheduler.num_waiting, scheduler.num_running)
+    quiet, begun, begun_ns, free_before = executor.quiet_steps(batch), len(rows), end_ns, free
+    most = quiet + to_ends
+    if last != inf:
+        most = min(most, int((last - context) // num_decode))
+    for blocks in islice(cycle(due), most):
+        if end_ns >= horizon_ns or blocks > free:
+            break
+        free -= blocks
+        context += num_decode
+        begun_ns, duration_ns = end_ns, floor(alone_ns + token_ns * context)
+        rows += pack_decodes(begun_ns, duration_ns, context, decodes, free, queues)
+        end_ns = begun_ns + duration_ns
+    count = (len(rows) - begun) // ROW_BYTES
+    foreseeing.repeat_by(batch, count, group.members_due_over(count) if free < free_before else [])
+    group.advance_by(count)
+    step.finished = []
+    if count > quiet:
+        check_end(end_ns, end_ns - begun_ns)
+        step.finished = executor.finish(batch)
+    return count, end_ns
+
+
+def _leap_one_by_one(
+    core: EngineCore, executor: SimExecutor, batch: Batch, group: DecodeGroup, end_ns: int, horizon_ns: float
+) -> int:
+    """As `leap`, of any scheduler's steps, up to the first one that finishes a sequence."""
+    quiet, scheduler = executor.quiet_steps(batch), core.scheduler
     kv, repeat, step_ns, advance = scheduler.kv, scheduler.repeat, executor.duration_ns, group.advance
     rows, pack = core.recorder.step_rows, pack_step
     num_decode, pad_rows = batch.num_decode, batch.pad_decode_rows
@@ -56,10 +155,10 @@ def _leap_drafts(
     group: DraftGroup,
     end_ns: int,
     horizon_ns: float,
-    quiet: int,
 ) -> int:
-    """`leap` for at most `quiet` steps in which the members of `group` verify drafts: alike but for what each gains."""
-    scheduler, drafting, luck = core.scheduler, batch.drafting, executor.luck
+    """`leap` over steps in which the members of `group` verify drafts: alike but for what each gains."""
+    quiet, scheduler = executor.quiet_steps(batch), core.scheduler
+    drafting, luck = batch.drafting, executor.luck
     if drafting is None or drafting.padding or luck is None or core.tells_tokens:
         return end_ns
     kv, repeat, step_ns, verify = scheduler.kv, scheduler.repeat, executor.duration_ns, group.verify
@@ -88,7 +187,7 @@ def quiet_until_ns(core: EngineCore, executor: SimExecutor, now_ns: int) -> int 
     The bound is as late as the cost model's `decode_line` allows without simulating the steps.
     """
     steps, foreseeing = core.in_flight.steps, core.foreseeing
-    if foreseeing is None or core.has_arrivals or core.tells_tokens:
+    if not steps or foreseeing is None or core.has_arrivals or core.tells_tokens:
         return None
     latest, timer_ns, is_ahead = steps[-1], core.next_timer_ns, core.loop.is_ahead
     batch, latest_ns = latest.batch, now_ns

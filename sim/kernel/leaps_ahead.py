@@ -23,17 +23,13 @@ from math import floor, inf
 from batchsim.base.units import MAX_TIME_NS
 from batchsim.kernel.batch import Batch
 from batchsim.kernel.core import EngineCore
-from batchsim.kernel.events import EngineEvent
 from batchsim.kernel.lane_rows import pack_lane
+from batchsim.kernel.leaps import ROW_BYTES, Tell
 from batchsim.kernel.protocols import DecodeLine
-from batchsim.kernel.record import STEP_DTYPE, pack_decodes, pack_step, pack_two, unpack_starts
+from batchsim.kernel.record import pack_decodes, pack_step, pack_two, unpack_starts
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Sequence
 
-Tell = Callable[[list[EngineEvent], int], None]
-"""Passes on what happened, at a time in ns."""
-
-_ROW_BYTES = STEP_DTYPE.itemsize
 _NOBODY: list[Sequence] = []
 
 
@@ -225,7 +221,7 @@ def _launch_along(
                 latest_ns = start_ns + duration_ns
             if len(rows) > begun:
                 oldest_ns, called_ns = start_ns, start_ns + process_ns
-        count = (len(rows) - first) // _ROW_BYTES
+        count = (len(rows) - first) // ROW_BYTES
         if ended:
             if count > quiet + 1:
                 ends, ended, is_over = ended, _NOBODY, True
@@ -244,7 +240,7 @@ def _launch_along(
     before_ns = now_ns = first_called_ns
     if count > 1:
         # The row before the first of this leap is that of a step in flight, which is never packed or spilled.
-        third_last_ns, second_last_ns = unpack_starts(rows, -3 * _ROW_BYTES)
+        third_last_ns, second_last_ns = unpack_starts(rows, -3 * ROW_BYTES)
         now_ns = second_last_ns + (latest.process_ns if count == 2 else process_ns)
         if count > 2:
             before_ns = third_last_ns + (latest.process_ns if count == 3 else process_ns)

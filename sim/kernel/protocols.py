@@ -104,8 +104,27 @@ class Scheduler(Protocol):
         ...
 
 
-class Steady(Protocol):
-    """What a scheduler may offer besides, for leaps to add many steps at once."""
+class Foreseeing(Protocol):
+    """What a scheduler may offer besides, for leaps to add many steps at once, and for engines to sleep over steps that
+    a request may yet come in between.
+
+    When sequences end while the queue is empty and every running one decodes, `schedule` goes on with the others.
+    """
+
+    def foreseen(self, batch: Batch) -> list[int] | None:
+        """How many KV blocks the step after the decode-only `batch`, just executed, needs, that behind it and so on,
+        round and round; None where `repeat` could say no for lack of anything but such blocks, or would change
+        anything but them and `batch`, or where `schedule` minds whether it is to drain."""
+        ...
+
+    def repeat_by(self, batch: Batch, num_steps: int, due: list[Sequence]) -> None:
+        """Commits `num_steps` more steps of `batch`, foreseen or steady, as by `repeat`; `due` need a KV block each, in
+        this order."""
+        ...
+
+
+class Steady(Foreseeing, Protocol):
+    """What a scheduler may offer beyond that, for leaps ahead of results."""
 
     def is_steady(self, batch: Batch) -> bool:
         """Whether `repeat`, which has said yes to `batch`, goes on to for as long as there are KV blocks for all its
@@ -116,11 +135,6 @@ class Steady(Protocol):
         """Whether `schedule`, if asked next, returns a step of decodes alone, to drain or not: the queue is empty, the
         last prompts end with `batch`, and there are KV blocks for one more token of every sequence. The caller has
         checked that no sequence of `batch` ends by the length of its output."""
-        ...
-
-    def repeat_by(self, batch: Batch, num_steps: int, due: list[Sequence]) -> None:
-        """Commits `num_steps` more steps of a steady `batch`, as by `repeat`; `due` need a KV block each, in this
-        order."""
         ...
 
 
@@ -151,19 +165,14 @@ class Turning(Protocol):
         ...
 
 
-class Foreseeing(Protocol):
-    """What a scheduler may offer besides, for engines to sleep over steps that a request may yet come in between."""
-
-    def foreseen(self, batch: Batch) -> list[int] | None:
-        """How many KV blocks the step after the decode-only `batch`, just executed, needs, that behind it and so on,
-        round and round; None where `repeat` could say no for lack of anything but such blocks, or would change
-        anything but them and `batch`, or where `schedule` minds whether it is to drain."""
-        ...
-
-
 def foreseeing(scheduler: Scheduler) -> Foreseeing | None:
     """`scheduler` if it foresees its own steps: not by a class whose `repeat` its own class has replaced."""
     return cast(Foreseeing, scheduler) if _holds(scheduler, "foreseen", "repeat") else None
+
+
+def foresees_ends(scheduler: Scheduler) -> bool:
+    """Whether `scheduler` is `Foreseeing` when sequences end, too: its class has replaced none of what acts then."""
+    return _holds(scheduler, "foreseen", "repeat", "schedule", "complete")
 
 
 def turning(scheduler: Scheduler) -> Turning | None:

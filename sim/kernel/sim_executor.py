@@ -130,15 +130,16 @@ class SimExecutor:
 
     def finish(self, batch: Batch) -> list[Sequence]:
         """Sequences finished by the latest step of the steady `batch`, in batch order, given that its counters moved on
-        already: `execute` returns the same before they do. Only where the loop is ahead."""
+        already: `execute` returns the same before they do."""
         group = batch.decodes
         assert group is not None
         finished: list[Sequence] = []
         self._pop_ended(group, group.step, finished)
         if len(finished) > 1:
             finished = batch.in_order(finished)
-        for seq in finished:
-            self._targets[seq] += _ENDED
+        if self._lanes is not None:
+            for seq in finished:
+                self._targets[seq] += _ENDED
         return finished
 
     def _pop_ended(self, group: DecodeGroup, step: int, finished: list[Sequence]) -> None:

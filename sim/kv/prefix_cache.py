@@ -28,7 +28,7 @@ class BlockHashKV(Pins):
     """
 
     __slots__ = (
-        "_due", "_held", "_index", "_key", "_moves", "_num_sharing", "_queue", "_search", "_users",
+        "_due", "_held", "_index", "_key", "_later", "_moves", "_num_sharing", "_queue", "_search", "_users",
         "block_size", "lookahead", "num_blocks", "num_free", "num_swap_blocks", "num_swap_free", "unknown",
     )  # fmt: skip
 
@@ -41,7 +41,8 @@ class BlockHashKV(Pins):
         self._queue = FreeQueue(num_blocks)
         self._held: dict[Sequence, _Holding] = {}
         self._due: list[Sequence] = []  # have one more block each than their tables say
-        self._index: dict[int, int | dict[int, None]] = {}  # key -> block, or blocks in order of publication
+        self._index: dict[int, int] = {}  # key -> block, of several the one published first
+        self._later: dict[int, dict[int, None]] = {}  # key -> the others, in order of publication
         self._key: list[int | None] = [None] * num_blocks  # of published blocks
         self._users = [0] * num_blocks  # sequences that hold a published block
         self._search: _Search | None = None  # the last lookup, kept up to date
@@ -292,18 +293,16 @@ class BlockHashKV(Pins):
             holding.published = full
 
     def _publish(self, holding: _Holding, first: int, stop: int, users: int) -> None:
-        index, key_of, users_of, table = self._index, self._key, self._users, holding.table
-        for key, block in zip(holding.some_keys(first, stop), table[first:stop], strict=True):
-            same = index.setdefault(key, block)
-            if same is not block:
-                if isinstance(same, dict):
-                    same[block] = None
-                else:
-                    index[key] = {same: None, block: None}
+        index, key_of, users_of = self._index, self._key, self._users
+        keys, blocks = holding.some_keys(first, stop), holding.table[first:stop]
+        for key, block in zip(keys, blocks, strict=True):
+            if index.setdefault(key, block) != block:
+                self._later.setdefault(key, {})[block] = None
             key_of[block] = key
             users_of[block] = users
-            if self._search is not None and key == self._search.missing:
-                self._search.settled = False
+        search = self._search
+        if search is not None and search.missing in keys:
+            search.settled = False
 
     def _take(self, count: int) -> list[int]:
         """Takes the next `count` blocks of the free queue, no longer to be found under their keys, and returns them."""
@@ -312,22 +311,31 @@ class BlockHashKV(Pins):
         self.num_free -= count
         never, published = self._queue.take(count)
         if self._index:
-            key_of = self._key
-            for block in published:
-                key = key_of[block]
-                if key is not None:
-                    self._evict(block, key)
+            self._evict(published)
         return never + published if never else published
 
-    def _evict(self, block: int, key: int) -> None:
-        self._key[block] = None
-        same = self._index[key]
-        if isinstance(same, dict):
-            del same[block]
-        if not isinstance(same, dict) or not same:
-            del self._index[key]
+    def _evict(self, blocks: list[int]) -> None:
+        """Lets no lookup find `blocks`, which may have no key, any more."""
+        index, key_of, later = self._index, self._key, self._later
+        for block in blocks:
+            key = key_of[block]
+            if key is None:
+                continue
+            key_of[block] = None
+            if later and key in later:
+                self._evict_one_of_several(block, key)
+            else:
+                del index[key]
         if self._search is not None:
-            self._search.lost(block)
+            self._search.lost(blocks)
+
+    def _evict_one_of_several(self, block: int, key: int) -> None:
+        others = self._later[key]
+        if self._index[key] == block:
+            block = self._index[key] = next(iter(others))
+        del others[block]
+        if not others:
+            del self._later[key]
 
     def check(self) -> None:
         """AssertionError unless every block is in one place and counts, keys and index agree. O(num_blocks)."""
@@ -343,8 +351,8 @@ class BlockHashKV(Pins):
         assert sorted([*free, *alone, *used]) == list(range(self.num_blocks)), "a block is lost or in two places"
         assert len(free) == self.num_free, f"{len(free)} blocks in the queue, num_free {self.num_free}"
         assert all(users[block] == self._users[block] for block in used), "wrong counts of users"
-        found = [(b, key) for key, b in self._index.items() if not isinstance(b, dict)]
-        found += [(b, key) for key, same in self._index.items() if isinstance(same, dict) for b in same]
+        found = [(b, key) for key, b in self._index.items()]
+        found += [(b, key) for key, others in self._later.items() for b in others]
         assert dict(found) == {b: key for b, key in enumerate(self._key) if key is not None}, "index and keys differ"
         assert len(found) == len(dict(found)), "a block under two keys"
         assert not any(self._users[block] for block, _ in found if block not in used), "a free block has users"
@@ -394,7 +402,7 @@ class _Search:
     def num_hits(self) -> int:
         return len(self.hits)
 
-    def walk(self, index: dict[int, int | dict[int, None]]) -> None:
+    def walk(self, index: dict[int, int]) -> None:
         """Looks up the blocks behind the hits that still hold, up to the first one missing or the limit."""
         hits, at = self.hits, self._at
         for block in hits[self._valid :]:
@@ -403,20 +411,22 @@ class _Search:
         keys = self.keys[: self.limit] if isinstance(self.keys, range) else self.keys.up_to(self.limit)
         self.missing = None
         for number in range(self._valid, self.limit):
-            found = index.get(keys[number])
-            if found is None:
+            hit = index.get(keys[number])
+            if hit is None:
                 self.missing = keys[number]
                 break
-            block = next(iter(found)) if isinstance(found, dict) else found
-            at[block] = number
-            hits.append(block)
+            at[hit] = number
+            hits.append(hit)
         self._valid = len(hits)
         self.counted = None
         self.settled = True
 
-    def lost(self, block: int) -> None:
-        """Notes that `block` can no longer be found: if it was a hit, the hits from it on no longer hold."""
-        number = self._at.get(block)
-        if number is not None and number < self._valid:
-            self._valid = number
-            self.settled = False
+    def lost(self, blocks: list[int]) -> None:
+        """Notes that `blocks` can no longer be found: from the first hit among them on the hits no longer hold."""
+        if self._at.keys().isdisjoint(blocks):
+            return
+        for block in blocks:
+            number = self._at.get(block)
+            if number is not None and number < self._valid:
+                self._valid = number
+                self.settled = False

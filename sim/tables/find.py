@@ -11,7 +11,7 @@ from pathlib import Path
 from batchsim.base.errors import CalibrationError
 from batchsim.base.files import read_text, write_text
 from batchsim.base.plain import to_plain
-from batchsim.cost.profile import TABLES, Profile, load_profile, profile_names, work_of
+from batchsim.cost.profile import Profile, load_profile, profile_names, work_of
 from batchsim.deployment.deployment import Deployment
 from batchsim.tables.build import BUILDER, build_profile, marks_of, setup_of
 from batchsim.tables.check import checked
@@ -113,7 +113,7 @@ def _shipped_of(deployment: Deployment) -> list[Profile]:
     if gpu is None:
         return []
     marks, by_version = "-".join(marks_of(asked)), dict[str, Profile]()
-    for name in profile_names(TABLES):
+    for name in profile_names():
         _, _, rest = name.partition(f"-{gpu.name}-{asked.engine}-")
         backend, _, own = rest.partition("-")
         if backend and own == marks and work_of((profile := load_profile(name)).model) == work:

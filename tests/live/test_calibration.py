@@ -228,7 +228,7 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     other.write_text("{}", encoding="utf-8")
     for words, message in [
         (("--model", "llama-3.1-8b", "--device", "cpu", "-o", str(other)), "no batchsim-profile file"),
-        (("show", "h200-llama-3.1-8b-aiconfigurator", "-o", str(tmp_path / "x.txt")), "does not end in .png"),
+        (("show", "llama-3.1-8b-h200-vllm-0.24.0", "-o", str(tmp_path / "x.txt")), "does not end in .png"),
     ]:
         result = CliRunner().invoke(calibrate_app, list(words))
         assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)

@@ -247,7 +247,7 @@ def test_a_profile_of_another_machine_is_refused() -> None:
 
 def test_graphs_are_those_that_the_profile_was_measured_with() -> None:
     """On CUDA a profile decides unless it says nothing, and what is asked against it is refused; a CPU has none."""
-    shipped = load_profile("h200-llama-3.1-8b-aiconfigurator")
+    shipped = load_profile("llama-3.1-8b-h200-vllm-0.24.0")
     for had in (True, False):
         measured = replace(shipped, origin="measured", made={"options": {"graphs": had}})
         assert graphs_of(measured, "cuda") is had and graphs_of(measured, "cuda", had) is had

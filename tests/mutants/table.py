@@ -35,7 +35,7 @@ TESTS = {
     "sim/kernel/core.py": f"{ENGINE} test_landing",
     "sim/kernel/chunks.py": ENGINE,
     "sim/kernel/in_flight.py": f"{ENGINE} {AHEAD} test_landing",
-    "sim/kernel/leaps.py": f"{ENGINE} {AHEAD} test_sleeping_engines test_draft_leaps",
+    "sim/kernel/leaps.py": f"{ENGINE} {AHEAD} test_leaps test_sleeping_engines test_draft_leaps",
     "sim/kernel/leaps_ahead.py": f"{ENGINE} {AHEAD} test_sleeping_engines",
     "sim/kernel/pipeline_leaps.py": "test_pipeline_leaps test_vllm_pipelines",
     "sim/kernel/lane_rows.py": f"{ENGINE} {AHEAD} test_record test_sleeping_engines",

@@ -93,7 +93,7 @@ def leap_end_ns(policy: Any, config: Any, arrivals: str) -> int:
         now_ns = core.execute(batch, now_ns)
         if batch.num_decode:
             assert isinstance(core.executor, SimExecutor)
-            return leap(core, core.executor, batch, now_ns, math.inf)
+            return leap(core, core.executor, batch, now_ns, lambda: math.inf)
         core.complete(now_ns)
 
 

@@ -73,6 +73,9 @@ class Continuous(FirstCome):
     def foreseen(self, batch: Batch) -> list[int]:
         return [0]  # all their blocks are reserved
 
+    def repeat_by(self, batch: Batch, num_steps: int, due: list[Sequence]) -> None:
+        batch.again_by(num_steps)
+
     def refusal(self, seq: Sequence) -> Event | None:
         """The rejection of a sequence that cannot fit, or that no step could start; None if some step could."""
         if unfit := super().refusal(seq):

@@ -35,7 +35,7 @@ def offered(*words: str) -> list[str]:
         (("init", "--gpu", "h200"), ["h200", "h200_sxm"]),
         (("init", "--engine", ""), ["vllm", "sglang", "tensorrt_llm"]),
         (("init", "--model", "llama-3.1-8"), ["llama-3.1-8b"]),
-        (("calibrate", "show", "h200-llama"), ["h200-llama-3.1-8b-aiconfigurator"]),
+        (("calibrate", "show", "llama-3.1-8b-a100"), ["llama-3.1-8b-a100-vllm-0.14.0"]),
         (("run", "./bu"), []),  # so that the shell offers files
     ],
 )

@@ -205,7 +205,9 @@ def test_live_keeps_a_run_that_a_policy_breaks(
 @pytest.mark.parametrize("origin", ["measured", "imported"])
 def test_only_a_measured_cost_explains_a_live_run(tmp_path: Path, origin: Literal["measured", "imported"]) -> None:
     """The terms of another executor's profile would say what these steps were not made of."""
-    (tmp_path / "s.yaml").write_text(changed(TINY, "{kind: constant, step: 10ms}", "h200-llama-3.1-8b-aiconfigurator"))
+    (tmp_path / "s.yaml").write_text(
+        changed(TINY, "{kind: constant, step: 10ms}", "{kind: profile, profile: llama-3.1-8b-h200-vllm-0.24.0}")
+    )
     setup = Setup.of(load_scenario(str(tmp_path / "s.yaml")))
     assert isinstance(setup.cost, Calibrated)
     setup = replace(setup, cost=Calibrated(replace(setup.cost.profile, origin=origin), extrapolate=True))

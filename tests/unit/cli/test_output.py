@@ -96,7 +96,7 @@ WRITES: dict[str, tuple[list[str], str]] = {
     "audit": (["explain", "RAN"], "--audit"),
     "slo": (["explain", "RAN", "--slo"], "-o"),
     "timeline": (["timeline", "RAN", "--policy", "static"], "-o"),
-    "profile": (["calibrate", "show", "h200-llama-3.1-8b-aiconfigurator"], "-o"),
+    "profile": (["calibrate", "show", "llama-3.1-8b-h200-vllm-0.24.0"], "-o"),
     "run": (["run", "s.yaml"], "--out"),
     "capacity": (["capacity", "s.yaml"], "--out"),
     "plan": (["plan", "plan"], "-o"),

@@ -206,9 +206,9 @@ def test_a_policy_that_ends_the_program_before_there_are_points_is_one_line(
 
 def test_a_policy_that_ends_the_program_on_the_longest_prompt_fails_its_points(folder: Path) -> None:
     """The profile is asked before the first point; what else is wrong with a policy is told there."""
-    text = changed(OWN, "{kind: constant, step: 10ms}", "h100-llama-3.1-8b-aiconfigurator")
-    text = changed(text, "tokens: 100", "tokens: 20000")
-    text = changed(text, "tokens: 16000", "tokens: 32000")
+    text = changed(OWN, "{kind: constant, step: 10ms}", "{kind: profile, profile: llama-3.1-8b-h100-vllm-0.24.0}")
+    text = changed(text, "tokens: 100", "tokens: 40000")
+    text = changed(text, "tokens: 16000", "tokens: 64000")
     (folder / "s.yaml").write_text(changed(text, "  static: {batch_size: 4, max_wait: 100ms}\n", ""))
     (folder / "mine.py").write_text(ENDING)
     result = batchsim("run", "s.yaml", "--jobs", 1, "--no-pictures", "--allow-code")

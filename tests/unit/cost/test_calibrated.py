@@ -29,7 +29,7 @@ from batchsim.scenario.setup import Setup
 from tests.unit.cost.test_cost import BATCHES, step
 from tests.unit.cost.test_profile import COSTS, PROFILE
 
-NAME = "h200-llama-3.1-8b-aiconfigurator"
+NAME = "llama-3.1-8b-h200-vllm-0.24.0"
 OVERLAPPED = HostTerm(6e6, 1_000.0, 0.0, "overlapped", assumed=True)
 MINE = Calibrated(PROFILE)
 FREE = Calibrated(PROFILE, extrapolate=True)
@@ -204,10 +204,12 @@ def test_an_empty_step_is_host_and_swap() -> None:
 @pytest.mark.parametrize("name", BATCHES)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_explained_parts_add_up_to_the_step(variant: str, name: str) -> None:
-    """`explain` on a recorded row and `step_ns` on the batch tell the same duration."""
+    """`explain` on a recorded row and `step_ns` on the batch tell the same duration; there swaps are whole ns for
+    themselves."""
     cost, columns = VARIANTS[variant], columns_of(BATCHES[name])
     terms = cost.explain(columns)
-    assert abs(sum(terms[term][0] for term in TIME_TERMS) - cost.step_ns(BATCHES[name])) <= 1
+    rounded = 2 if terms["swap"][0] else 1
+    assert abs(sum(terms[term][0] for term in TIME_TERMS) - cost.step_ns(BATCHES[name])) <= rounded
     assert min(terms[term][0] for term in terms) >= 0
     if cost.host.mode == "serial":
         beside = terms["swap"][0] + cost.kernel_ns(columns)[0] + cost.host_ns(columns)[0]
@@ -274,10 +276,11 @@ def test_the_hull_itself_is_inside() -> None:
         MINE.step_ns(step([1000] * 63 + [1001]))
 
 
-def test_an_imported_profile_advises_the_roofline() -> None:
-    """Nobody can recalibrate tables."""
-    with pytest.raises(ExtrapolationError, match=r"Use cost: h200 or pass --set cost\.extrapolate=true"):
-        Calibrated(load_profile(NAME)).step_ns(step([1] * 513))
+def test_beyond_kernel_tables_less_is_advised() -> None:
+    """Tables cannot be calibrated again: the workload asks for less, or what lies beyond is extrapolated."""
+    cost = Calibrated(load_profile(NAME))
+    with pytest.raises(ExtrapolationError, match=r"asked up to .* ask for no more or pass --set deployment\.extrapol"):
+        cost.step_ns(step([1] * 1025))
 
 
 def test_recompute_takes_the_steps_it_needs() -> None:
@@ -310,9 +313,10 @@ def test_swaps_cost_what_was_measured_or_what_the_link_gives() -> None:
 
 
 def test_the_heading_says_what_it_rests_on() -> None:
-    """Measured or imported, on what, how far off, and whose host time."""
+    """Measured or of kernel tables, on what, how far off, and whose host time."""
     assert Calibrated(load_profile(NAME)).describe() == (
-        f"cost: profile {NAME} (imported: kernel sums of vLLM 0.24; host assumed)"
+        "cost: kernel tables of vllm 0.24.0, weights bfloat16, kv bfloat16 (aiconfigurator-core 0.12.0; follows them to"
+        " ±0.3 % (median of 200 steps); host assumed)"
     )
     assert MINE.describe() == (
         "cost: profile mine (measured on NVIDIA H200, torch 2.11.0, commit abc; ±1.2 % (median of 150 held-out steps),"
@@ -331,9 +335,7 @@ def test_the_sources_tell_contents_apart() -> None:
     other = replace(PROFILE, costs=replace(COSTS, launch_ns=5.3e6))
     assert MINE.sources()[0] != Calibrated(other).sources()[0]
     assert MINE.sources() != FREE.sources()
-    imported = Calibrated(load_profile(NAME)).sources()
-    assert any("not an engine's step times" in line for line in imported)
-    assert any(line.startswith("host: 600 us") and "(assumed)" in line for line in imported)
+    assert any("(assumed)" in line for line in Calibrated(load_profile(NAME)).sources() if line.startswith("host: "))
 
 
 # ---- scenarios
@@ -359,16 +361,17 @@ def scenario_file(folder: Path, cost: str) -> str:
 
 
 def test_a_scenario_names_a_shipped_profile(tmp_path: Path) -> None:
-    """The short form is the long one without wishes; a GPU's name is still its roofline."""
-    short = load_scenario(scenario_file(tmp_path, NAME))
-    assert short.cost == ProfileConfig(NAME)
-    assert Setup.of(short).cost.describe() == Calibrated(load_profile(NAME)).describe()
+    """With its wishes, which --set reaches; a GPU's name is its roofline."""
+    named = f"{{kind: profile, profile: {NAME}}}"
+    plain = load_scenario(scenario_file(tmp_path, named))
+    assert plain.cost == ProfileConfig(NAME)
+    assert Setup.of(plain).cost.describe() == Calibrated(load_profile(NAME)).describe()
     long = load_scenario(
         scenario_file(tmp_path, f"{{kind: profile, profile: {NAME}, extrapolate: true, host: {{base: 1ms}}}}")
     )
     assert long.cost == ProfileConfig(NAME, extrapolate=True, host=StatedHost(1_000_000))
     assert load_scenario(scenario_file(tmp_path, "h200")).plain["cost"] == {"kind": "roofline", "gpu": "h200"}
-    changed = load_scenario(scenario_file(tmp_path, NAME), overrides=["cost.extrapolate=true"])
+    changed = load_scenario(scenario_file(tmp_path, named), overrides=["cost.extrapolate=true"])
     assert changed.cost == ProfileConfig(NAME, extrapolate=True)
     assert set(KINDS) == {"roofline", "profile", "constant", "linear", "free"}
 
@@ -411,7 +414,7 @@ def test_a_config_json_profile_of_the_same_shape_fits(tmp_path: Path) -> None:
     ("cost", "error", "message"),
     [
         ("h20", ScenarioError, r"small.yaml:3: cost: h20 is not in the catalog .* Did you mean h200\?"),
-        ("h200-lama-3.1-8b-aiconfigurator", ScenarioError, r"small.yaml:3: .* Did you mean h200-llama-3.1-8b-"),
+        (NAME, ScenarioError, rf"small.yaml:3: cost: {NAME} is not in the catalog of GPUs"),
         ("tpu", ScenarioError, r"Known are h200, .*; a profile's own file ends in \.json"),
         ("nowhere.json", CalibrationError, r"small.yaml:3: nowhere.json: neither a shipped profile nor a file"),
         (

@@ -119,7 +119,7 @@ def test_what_a_policy_is_told_of_recompute_and_swap_is_stretched_too():
 
 def test_what_each_kind_is_of_and_how_far_it_reaches():
     """Stated times are of nothing; a profile is bounded unless told to go on, and no longer itself once stretched."""
-    profile = load_profile("h200-llama-3.1-8b-aiconfigurator")
+    profile = load_profile("llama-3.1-8b-h200-vllm-0.24.0")
     measured, roofline = Calibrated(profile), Deployment(MODELS["llama-3.1-8b"], GPUS["h100"], tp=2)
     known = {
         Constant(1000): (None, None, None),
@@ -130,20 +130,21 @@ def test_what_each_kind_is_of_and_how_far_it_reaches():
         Scaled(measured, 1.1): (profile.deployment, None, profile.hull),
     }
     assert {cost: (cost.deployment, cost.profile, cost.reach) for cost in known} == known
-    assert profile.deployment == Deployment(MODELS["llama-3.1-8b"], GPUS["h200"], "aiconfigurator-vllm-0.24")
+    types = {"weight_dtype": "bfloat16", "kv_dtype": "bfloat16"}
+    assert profile.deployment == Deployment(profile.model, GPUS["h200"], "vllm", "0.24.0", **types)
     assert replace(profile, gpu="tpu").deployment.gpu is None
 
 
 def test_what_each_kind_knows_of_its_error():
-    """A roofline by the models held out, an import by the versions of its kernels; a stated time has none."""
+    """A roofline by the models held out, tables by versions of kernels; a stated time has none."""
     roofline = Roofline(MODELS["llama-3.1-8b"], GPUS["h100"]).error
     assert roofline.high == -roofline.low == GPUS["h100"].efficiencies.error_p95
     assert "held" not in str(roofline) and "its host is assumed" in roofline.source
-    imported = Calibrated(load_profile("h200-llama-3.1-8b-aiconfigurator")).error
-    assert (imported.low, imported.high, str(imported)) == (-0.2, 0.2, "±20 %")
+    imported = Calibrated(load_profile("llama-3.1-8b-h200-vllm-0.24.0")).error
+    assert (imported.low, imported.high, str(imported)) == (-0.2026, 0.2026, "±20 %")
     assert Constant(1000).error == LINEAR.error == Unknown("step times are stated")
     assert Scaled(ROOFLINE, 1.1).error == ROOFLINE.error
-    reaching = Calibrated(load_profile("h200-llama-3.1-8b-aiconfigurator"), extrapolate=True).error
+    reaching = Calibrated(load_profile("llama-3.1-8b-h200-vllm-0.24.0"), extrapolate=True).error
     assert reaching.source == f"{imported.source}; beyond the profile's reach unknown"
 
 
@@ -241,7 +242,7 @@ policies: {vllm: {}, sglang: {}}
 slo: ttft<1s @ 99%
 """
 WAITS = "policies={vllm: {async_scheduling: false}}"
-PROFILE_OF_H100 = "cost={kind: profile, profile: h100-llama-3.1-8b-aiconfigurator"
+PROFILE_OF_H100 = "cost={kind: profile, profile: llama-3.1-8b-h100-vllm-0.24.0"
 
 
 @pytest.mark.parametrize(

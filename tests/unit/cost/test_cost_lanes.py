@@ -21,7 +21,7 @@ HOST = HostCost(600_001, 2_000, 30)
 COSTS = {
     "roofline": Roofline(LLAMA, H100, host=HOST),
     "profile": Calibrated(
-        load_profile("h100-llama-3.1-8b-aiconfigurator"), host=HostTerm(600_001, 2_000, 30, "serial", True)
+        load_profile("llama-3.1-8b-h100-vllm-0.24.0"), host=HostTerm(600_001, 2_000, 30, "serial", True)
     ),
     "stretched": Scaled(Roofline(LLAMA, H100, host=HOST), 1.5),
 }

@@ -212,7 +212,7 @@ def test_a_draft_model_that_cannot_be_timed_is_told(draft: DrafterConfig, messag
 
 def test_a_drafter_leaves_what_the_cost_says_of_itself() -> None:
     """Its profile, how far that reaches and its error are those of the engine's steps."""
-    cost = build_cost(ProfileConfig("h200-llama-3.1-8b-aiconfigurator"), LLAMA)
+    cost = build_cost(ProfileConfig("llama-3.1-8b-h200-vllm-0.24.0"), LLAMA)
     found = drafted(cost, STATED)
     assert cost.profile is not None
     assert cost.reach is not None

@@ -183,8 +183,11 @@ def test_profiles_are_found_by_name_and_by_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("h200-llama-3.1-8b-aiconfigurater", r"neither a shipped profile nor a file\. Did you mean h200-llama-3.1-8b"),
-        ("b300", "Shipped are a100-llama"),
+        (
+            "llama-3.1-8b-h200-vllm-0.24.1",
+            r"neither a shipped profile nor a file\. Did you mean llama-3.1-8b-h200-vllm",
+        ),
+        ("b300", "Write a deployment, which finds the shipped ones"),
         ("folder/mine.json", r"folder/mine.json: neither a shipped profile nor a file\. Check the path"),
         (".", "cannot be read: is a folder"),
         ("a\0b", "cannot be read"),

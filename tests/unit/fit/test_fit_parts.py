@@ -271,7 +271,7 @@ def test_a_fit_over_a_kernel_is_of_that_kernel_alone(tmp_path: Path) -> None:
 
 def test_a_fit_over_a_measured_profile_keeps_its_measured_kv(tmp_path: Path) -> None:
     """The profile's file stands beside the fit's."""
-    profile = replace(load_profile("h100-llama-3.1-8b-aiconfigurator"), num_blocks=1234, block_size=16)
+    profile = replace(load_profile("llama-3.1-8b-h100-vllm-0.24.0"), num_blocks=1234, block_size=16)
     (tmp_path / "p.json").write_text(profile.to_json())
     (tmp_path / "mine.json").write_text(json.dumps(FIT | {"kernel": {"kind": "profile", "profile": "p.json"}}))
     (tmp_path / "use.yaml").write_text(scenario_text("cost: mine.json").replace("kv: {tokens: 400000}\n", ""))

@@ -472,7 +472,7 @@ def test_only_a_step_of_decodes_is_repeated(chunks: bool, end_ns: int) -> None:
     seq.settled_computed_tokens, seq.settled_output_tokens = 4, 1
     group.join(seq)
     batch = Batch(group, [(other, 3)], 3) if chunks else Batch(group, [], 0)
-    assert leap(core, simulated(core), batch, core.execute(batch, 0), math.inf) == end_ns
+    assert leap(core, simulated(core), batch, core.execute(batch, 0), lambda: math.inf) == end_ns
 
 
 def simulated(core: EngineCore) -> SimExecutor:
@@ -664,7 +664,7 @@ def test_tokens_are_told_to_whoever_asks() -> None:
         batch = core.schedule(now_ns, drain=True)
         assert isinstance(batch, Batch)
         now_ns = core.execute(batch, now_ns)
-        now_ns = leap(core, simulated(core), batch, now_ns, now_ns + 15)
+        now_ns = leap(core, simulated(core), batch, now_ns, (now_ns + 15).__float__)
         notified.append([(e.count if isinstance(e, Tokens) else "end", e.request.id) for e in core.complete(now_ns)])
     assert notified == [[], [(1, 0)], [(3, 0)], [(1, 0), ("end", 0)]]
 

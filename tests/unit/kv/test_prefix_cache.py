@@ -150,6 +150,21 @@ def test_of_two_equal_blocks_the_older_is_found_until_it_is_evicted() -> None:
     assert kv.table(third)[:2] == [0, 2]
 
 
+class BoxingIndex(dict[int, int]):
+    """An index that answers with another object of the same number, as one does whose caller is compiled."""
+
+    def setdefault(self, key: int, default: int = 0) -> int:
+        return int(str(super().setdefault(key, default)))
+
+
+def test_a_block_is_no_second_one_of_its_kind_beside_itself() -> None:
+    """Blocks are compared by their numbers: those above 256 are not one object whenever they are equal."""
+    kv = BlockHashKV(600, SIZE)
+    kv._index = BoxingIndex()
+    run(kv, sequence(0, (A, 0, 600 * SIZE)))
+    assert (len(kv._index), kv._later) == (600, {})
+
+
 def test_a_hit_block_that_nobody_uses_counts_as_taken() -> None:
     """Reviving it takes it from the free ones, so it is no help where all blocks are needed."""
     kv = BlockHashKV(4, SIZE)

@@ -30,7 +30,7 @@ workload:
 policies: {vllm: {async_scheduling: false}}
 slo: ttft<1s @ 90%
 """
-PROFILE = "cost={kind: profile, profile: a100-llama-3.1-8b-aiconfigurator}"
+PROFILE = "cost={kind: profile, profile: llama-3.1-8b-a100-vllm-0.14.0}"
 LINEAR = ("cost={kind: linear, base: 1ms}", "kv.tokens=4096")
 GIB = 2**30
 

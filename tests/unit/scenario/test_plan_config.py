@@ -26,7 +26,7 @@ plan:
   currency: $
   gpus:
     small: {cost: {kind: constant, step: 10ms}, price: 1.20/h, kv_tokens: 16000}
-    big: {cost: h200-llama-3.1-8b-aiconfigurator, price: 3.50/h}
+    big: {cost: h200, price: 3.50/h}
   router: least_tokens
   max_replicas: 8
 """
@@ -47,7 +47,7 @@ def test_a_plan_is_read(tmp_path: Path) -> None:
     assert plan.growth.factor == pytest.approx(1.08**6)
     assert {name: (offer.price, offer.cost.kind) for name, offer in plan.gpus.items()} == {
         "small": (1.2, "constant"),
-        "big": (3.5, "profile"),
+        "big": (3.5, "roofline"),
     }
     assert scenario(tmp_path, f"plan.target={{diurnal: {{peak: 30/s, hours: [{DAY}]}}}}").file.plan is not None
 
@@ -68,7 +68,7 @@ def test_a_plan_is_read(tmp_path: Path) -> None:
             "mine.yaml:15: plan.energy_price: '1/h' is not a price of",
         ),
         ("3.50/h", "-3/h", "mine.yaml:17: plan.gpus.big.price: '-3/h' is not a price"),
-        ("h200-llama-3.1-8b-aiconfigurator", "h20", "mine.yaml:17: cost: h20 is not in the catalog"),
+        ("cost: h200", "cost: h20", "mine.yaml:17: cost: h20 is not in the catalog"),
         ("rate: 300/s", "", "mine.yaml:12: plan.target: target: nothing is given"),
         ("  target: {rate: 300/s}\n", "", "mine.yaml:11: plan.target is missing"),
         ("{rate: 300/s}", "{trace: {factor: 3, shift: 1min}}", "plan.target.trace needs arrivals of kind trace"),

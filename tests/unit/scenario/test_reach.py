@@ -1,13 +1,14 @@
-"""Prompts beyond what a profile was measured on, found before the first point: h100's reaches to 16,384, a100's to
-8,192 tokens in a step too."""
+"""Prompts beyond what a profile was measured on, found before the first point."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from batchsim.base.errors import ScenarioError
+from batchsim.cost.profile import Hull, load_profile
 from batchsim.scenario import Scenario, load_scenario
 from batchsim.scenario.reach import check_reach
 from batchsim.scenario.setup import Setup
@@ -17,7 +18,7 @@ from batchsim.study.sweep.points import Sweep
 
 SCENARIO = """\
 model: llama-3.1-8b
-cost: h100-llama-3.1-8b-aiconfigurator
+cost: near.json
 workload:
   arrivals: {kind: poisson, mean_rate: 1/s}
   lengths:
@@ -33,9 +34,20 @@ slo: ttft<1s & tpot<50ms @ 95%
 seeds: 2
 """
 PROMPT = "workload.lengths.prompt="
+NEAR = replace(
+    load_profile("llama-3.1-8b-h100-vllm-0.24.0"),
+    name="near",
+    origin="measured",
+    setup=None,
+    hull=Hull(512, 32_768, 65_535.0, max_chunk_context=16_384),
+)
 
 
 def scenario(folder: Path, *overrides: str) -> Scenario:
+    """Beside it: `near.json`, a profile that reaches to prompts of 16,384 tokens, and `small.json`, steps of 8,192."""
+    (folder / "near.json").write_text(NEAR.to_json(), encoding="utf-8")
+    small = replace(NEAR, hull=replace(NEAR.hull, max_tokens=8192))
+    (folder / "small.json").write_text(small.to_json(), encoding="utf-8")
     path = folder / "long.yaml"
     path.write_text(SCENARIO, encoding="utf-8")
     return load_scenario(str(path), overrides=overrides)
@@ -49,8 +61,8 @@ def check(folder: Path, *overrides: str) -> None:
 def test_a_prompt_beyond_the_profile_ends_runs_and_searches_before_their_first_point(tmp_path: Path) -> None:
     """One line with the policy, the prompt's tokens, the profile's and what to do; nothing is written."""
     said = (
-        r"long.yaml:2: vllm, the longest prompt \(seed 0\): 20000 tokens of one prompt asked; profile h100-llama-3.1-8b"
-        r"-aiconfigurator was measured up to 16384. Use cost: h100 or pass --set cost.extrapolate=true"
+        r"long.yaml:2: vllm, the longest prompt \(seed 0\): 20000 tokens of one prompt asked; profile near was measured"
+        r" up to 16384. Recalibrate with --max-model-len 20000 or pass --set cost.extrapolate=true"
     )
     with pytest.raises(ScenarioError, match=said):
         run_scenario(scenario(tmp_path), out=tmp_path / "out")
@@ -60,11 +72,11 @@ def test_a_prompt_beyond_the_profile_ends_runs_and_searches_before_their_first_p
 
 
 def test_a_policy_that_takes_prompts_whole_needs_a_step_that_holds_them(tmp_path: Path) -> None:
-    """10,000 tokens are too many for one step of the a100's profile, and none for chunks of 2,048."""
-    a100 = ("cost=a100-llama-3.1-8b-aiconfigurator", PROMPT + "{kind: fixed, tokens: 10000}")
+    """10,000 tokens are too many for one step of that profile, and none for chunks of 2,048."""
+    small = ("cost=small.json", PROMPT + "{kind: fixed, tokens: 10000}")
     with pytest.raises(ScenarioError, match=r"static, the longest .* 10000 tokens in a step asked; .* up to 8192"):
-        check(tmp_path, *a100)
-    check(tmp_path, *a100, "policies={vllm: {max_num_seqs: 8, max_num_batched_tokens: 2048}}")
+        check(tmp_path, *small)
+    check(tmp_path, *small, "policies={vllm: {max_num_seqs: 8, max_num_batched_tokens: 2048}}")
 
 
 @pytest.mark.parametrize(
@@ -92,7 +104,7 @@ def test_the_longest_that_is_not_rejected_is_asked(tmp_path: Path, limit: str) -
 
 def test_a_law_is_judged_by_what_is_drawn(tmp_path: Path) -> None:
     """Its limit may lie beyond the profile where no request does; of all seeds, at the highest load."""
-    law = ("cost=a100-llama-3.1-8b-aiconfigurator", PROMPT + "{kind: lognormal, mean: 2300, cv: 0.8, max: 20000}")
+    law = ("cost=small.json", PROMPT + "{kind: lognormal, mean: 2300, cv: 0.8, max: 20000}")
     check(tmp_path, *law, "seeds=2")
     check(tmp_path, *law, "seeds=3", "load={mean_rate: [1/s]}")
     with pytest.raises(ScenarioError, match=r"static, the longest prompt \(seed 2\): 8\d{3} tokens in a step asked"):
@@ -123,6 +135,6 @@ def test_users_of_a_closed_loop_are_asked_for_their_first_prompt(tmp_path: Path)
 
 def test_replicas_are_asked_each_with_its_own_profile(tmp_path: Path) -> None:
     """One kind whose profile does not reach is enough."""
-    groups = "{a: {count: 1, cost: h100}, b: {count: 1, cost: h100-llama-3.1-8b-aiconfigurator}}"
+    groups = "{a: {count: 1, cost: h100}, b: {count: 1, cost: near.json}}"
     with pytest.raises(ScenarioError, match="20000 tokens of one prompt"):
         check(tmp_path, "cost=h100", f"replicas={{groups: {groups}, router: random}}")

@@ -13,7 +13,7 @@ import pytest
 from batchsim.base.errors import CalibrationError, ExtrapolationError
 from batchsim.cost import ProfileConfig
 from batchsim.cost.calibrated import Calibrated
-from batchsim.cost.profile import TABLES, Profile, check_model, load_profile, profile_names, work_of
+from batchsim.cost.profile import Profile, check_model, load_profile, profile_names, work_of
 from batchsim.cost.work import TIME_TERMS, columns_of
 from batchsim.deployment.catalog import GPUS, MODELS, read_model
 from batchsim.deployment.deployment import Deployment
@@ -25,7 +25,7 @@ from batchsim.tables.handle import Tables, nearest_version, version
 from batchsim.tables.modes import NoTablesError
 from tests.unit.cost.test_cost import BATCHES, step
 
-NAMES = profile_names(TABLES)
+NAMES = profile_names()
 LLAMA = Deployment(MODELS["llama-3.1-70b"], GPUS["h100"], "vllm", tp=4, weight_dtype="fp8")
 WINDOWED = replace(LLAMA.model, layers=(Layers(80, GroupedAttention(64, 8, 128, window=4_096), DenseMlp(28_672)),))
 shipped = cache(load_profile)

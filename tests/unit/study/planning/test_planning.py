@@ -475,7 +475,8 @@ def test_a_prompt_beyond_a_profile_is_said_of_its_gpu_before_anything_runs(repla
     """With what to write there."""
     rows = [f"{ms},17000,2" for ms in range(0, 20_000, 100)]
     (Path(replay.source).parent / "my.csv").write_text("\n".join(["ts,in,out", *rows]) + "\n")
-    gpus = "plan.gpus={h: {cost: h200-llama-3.1-8b-aiconfigurator, price: 2.00/h, kv_tokens: 160000}}"
+    (Path(replay.source).parent / "near.json").write_text(PROFILE_OF_LLAMA.to_json(), encoding="utf-8")
+    gpus = "plan.gpus={h: {cost: near.json, price: 2.00/h, kv_tokens: 160000}}"
     said = r"s.yaml:12: plan.gpus.h: continuous, .* 17000 tokens of one .* set extrapolate: true in plan.gpus.h.cost"
     with pytest.raises(ScenarioError, match=said):
         make_plan(with_plan(replay, gpus), Sweep(tmp_path / "out"))
