@@ -1,4 +1,4 @@
-"""How many replicas of the recommended kind survive what: the table of two to four rows that a decision is read off."""
+"""Numbers of replicas of the recommended kind, each with the trouble that it survives and its price."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from batchsim.study.planning.money import cost_per_month
 
 CHEAPEST = "cheapest that holds"
 CASES = {"grown": GROWN, "lost": "a lost replica", "slow": "the longest steps"}
-"""By column, the trouble that so many replicas survive, or do not."""
+"""By column, the trouble that a number of replicas survives or does not."""
 
 
 def choices(planned: Planned) -> list[Row]:

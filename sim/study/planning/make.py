@@ -54,8 +54,9 @@ class Planned:
     `saturation_rps`, by group, is None of tasks, which cannot be piled up; `completed` is how many times the planned
     traffic one replica completes under overload, without end where that is not known. `best` is the index of the
     recommended group, None where none holds; `favourites` are the cheapest of every GPU. `changed` has, for every
-    favourite and what-if, the search (of the recommended) or the probe (of the others). `at_error` has the searches with all
-    steps as short, and as long, as the cost's error allows; `if_fast` those with the shortest, where no group holds.
+    favourite and what-if, the search (of the recommended) or the probe (of the others). `at_error` has the searches
+    with all steps as short, and as long, as the cost's error allows; `if_fast` those with the shortest, where no group
+    holds.
     `searched` is the search that named the groups, where the plan leaves something free, and `turned`, by configuration
     of it, what the winner needs where traffic or objectives differ, and its contenders where they are no dearer then.
     """
