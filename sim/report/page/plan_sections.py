@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from batchsim.report.cost_words import HOW
 from batchsim.report.page.plan_charts import day_charts, latency_charts, slo_charts
 from batchsim.report.page.plan_columns import Tables, cell, heading
 from batchsim.report.sheet import NO_BREAK, Cell, Section, Sentence, Table, folded
 from batchsim.study.planning.assumptions import COMMAND
-from batchsim.study.planning.make import GROWN
+from batchsim.study.planning.make import GROWN, WHAT_IFS
 
+CHOICES = ("replicas", "forecast", "grown", "lost", "slow", "cost_per_month", "choice")
 HELD = (
     "gpu",
     "policy",
@@ -92,7 +95,7 @@ _RUNGS: Sentence = [
 ]
 SHOWN = list(
     dict.fromkeys(
-        (*HELD, *EVIDENCE, *NOT_HELD, *WHAT_IF, *TRAFFIC, *GROWTH, *CLASSES, *SEARCH, *SEARCHED, *SENSITIVITY)
+        (*CHOICES, *HELD, *EVIDENCE, *NOT_HELD, *WHAT_IF, *TRAFFIC, *GROWTH, *CLASSES, *SEARCH, *SEARCHED, *SENSITIVITY)
     )
 )
 
@@ -107,7 +110,11 @@ def view(tables: Tables, name: str, columns: tuple[str, ...], currency: str, row
 
 def sections(tables: Tables, currency: str, pictures: dict[str, str]) -> list[Section]:
     """The report's sections in their order; `pictures` has the caption of every picture that was drawn, by name."""
-    page = [Section("Recommendation", [*recommendation(tables, currency), *_start(tables)])]
+    first, *reasons = recommendation(tables, currency)
+    choices = [view(tables, "choices", CHOICES, currency)] if "choices" in tables else []
+    page = [Section("Recommendation", [first, *_start(tables)], views=choices)]
+    if reasons:
+        page.append(Section("Why", reasons))
     if charts := slo_charts(tables):
         page.append(Section("Within the SLO against load", charts=charts, pictures=_of(pictures, "replicas")))
     if charts := latency_charts(tables):
@@ -126,12 +133,13 @@ def sections(tables: Tables, currency: str, pictures: dict[str, str]) -> list[Se
     if "classes" in tables:
         page.append(Section("What each class gets and costs", views=[view(tables, "classes", CLASSES, currency)]))
     if "what_if" in tables:
-        page.append(Section("What if", views=[view(tables, "what_if", WHAT_IF, currency)]))
+        page.append(Section("What if", views=[view(tables, "what_if", WHAT_IF, currency)], folded=True))
     if "sureness" in tables:
         sentence: Sentence = ["Sampling and cost-model error are apart: no interval here contains both."]
-        page.append(Section("How sure", [sentence], views=[view(tables, "sureness", SURENESS, currency)]))
+        page.append(Section("How sure", [sentence], views=[view(tables, "sureness", SURENESS, currency)], folded=True))
     page += search_sections(tables, currency)
-    page.append(Section("Assumptions", views=[view(tables, "assumptions", ("what", "assumed"), currency)]))
+    assumed = [view(tables, "assumptions", ("what", "assumed"), currency)]
+    page.append(Section("Assumptions", views=assumed, folded="recommendation" in tables))
     page.append(_configurations(tables, currency, pictures))
     page.append(Section("Glossary", views=[view(tables, "glossary", ("term", "meaning"), currency)], folded=True))
     return page
@@ -154,7 +162,7 @@ def search_sections(tables: Tables, currency: str) -> list[Section]:
     views = [view(tables, "search", SEARCH, currency), view(tables, "searched", SEARCHED, currency, lost)]
     views += [view(tables, "left_out", ("configurations", "why_lost"), currency)] if "left_out" in tables else []
     every: Sentence = [f"The first {len(lost)} of {len(tables['searched']):,} configurations; searched.csv has all."]
-    return [*page, Section("How it was found", [_RUNGS, every], views=views)]
+    return [*page, Section("How it was found", [_RUNGS, every], views=views, folded=True)]
 
 
 def _configurations(tables: Tables, currency: str, pictures: dict[str, str]) -> Section:
@@ -197,6 +205,7 @@ def recommendation(tables: Tables, currency: str) -> list[Sentence]:
     first: Sentence = ["Run ", of("replicas"), f" {engines} on ", of("gpu"), " under ", of("policy")]
     if "router " not in row["policy"]:  # else a search has chosen it, and its name says so
         first += [" behind ", of("router", "recommendation")]
+    first += _of_traffic(tables, of)
     first += [
         f": {currency}{NO_BREAK}",
         of("cost_per_month"),
@@ -204,7 +213,7 @@ def recommendation(tables: Tables, currency: str) -> list[Sentence]:
     ]
     first += [of("cost_per_1m_output_tokens"), " per million output tokens"]
     if chosen["next_cost_per_month"] == chosen["cost_per_month"]:
-        first += [" (another configuration costs as much)"]
+        first += _tied(tables, chosen["next_index"], index)
     elif chosen["next_cost_per_month"] is not None:
         first += [f" (the next best: {currency}{NO_BREAK}", of("next_cost_per_month", "recommendation"), " a month)"]
     second: Sentence = ["In the busiest window (", of("window", "recommendation"), ") ", of("attainment")]
@@ -221,6 +230,30 @@ def recommendation(tables: Tables, currency: str) -> list[Sentence]:
         second += [", of ", of("one_less_class"), ")"] if row["one_less_class"] else [")"]
     sentences = [[*first, "."], [*second, "."], [*_uncertainty(tables, index), "."], *_grown(tables, index, currency)]
     return [*sentences, _lost(tables, index, currency)]
+
+
+def _of_traffic(tables: Tables, of: Callable[[str, str], Cell]) -> Sentence:
+    """For which traffic the recommendation is the cheapest, growth apart; of tasks the rate of requests says little."""
+    chosen = tables["recommendation"][0]
+    if chosen["peak_rps"] is None or chosen["counted"] == "tasks":
+        return [", the cheapest that holds this traffic"]
+    said: Sentence = [", the cheapest that holds ", of("peak_rps", "recommendation"), " requests/s at the peak"]
+    if chosen["months"]:
+        said += [" (", of("today_rps", "recommendation"), " today, and ", of("growth_per_month", "recommendation")]
+        said += [" more each month for ", of("months", "recommendation"), " months)"]
+    return said
+
+
+def _tied(tables: Tables, other: int, index: int) -> Sentence:
+    """The configuration that costs as much as the recommended one, and why it is not the one."""
+    rows = tables["configurations"]
+    gpu, policy, replicas, room = (
+        cell(tables, "configurations", other, name) for name in ("gpu", "policy", "replicas", "headroom")
+    )
+    said: Sentence = [" (", gpu, " × ", replicas, " under ", policy, " costs as much, with "]
+    if rows[other]["headroom"] < rows[index]["headroom"]:
+        return [*said, "a headroom of ", room, ")"]
+    return [*said, "no more headroom or margin)"]
 
 
 def _if_fast(tables: Tables) -> list[Sentence]:
@@ -259,8 +292,31 @@ def _grown(tables: Tables, index: int, currency: str) -> list[Sentence]:
         if row["replicas_needed"] == row["replicas"]:
             return [["With ", change, " it would take no more."]]
         engines = "replica" if row["replicas_needed"] == 1 else "replicas"
-        return [["With ", change, " it would take ", needed, f" {engines}, {currency}{NO_BREAK}", cost, " a month."]]
+        said: Sentence = ["With ", change, " it would take ", needed, f" {engines}, {currency}{NO_BREAK}", cost]
+        return [[*said, " a month", *_cheaper_grown(tables, row["cost_per_month_needed"], currency), "."]]
     return []
+
+
+def _cheaper_grown(tables: Tables, cost: float, currency: str) -> Sentence:
+    """The cheapest other configuration known to hold the grown traffic, where it costs less than `cost`."""
+    known = [
+        (row["cost_per_month"], "configurations", i)
+        for i, row in enumerate(tables["configurations"])
+        if row["holds"] and row["headroom"] is not None and row["headroom"] >= WHAT_IFS[GROWN].traffic - 1 - 1e-9
+    ]
+    known += [
+        (row["cost_per_month"], "sensitivity", i)
+        for i, row in enumerate(tables.get("sensitivity", []))
+        if row["change"] == GROWN and row["cost_per_month"] is not None
+    ]
+    cheaper = min((each for each in known if each[0] < cost), default=None)
+    if cheaper is None:
+        return []
+    _, table, i = cheaper
+    replicas, gpu, policy, less = (
+        cell(tables, table, i, name) for name in ("replicas", "gpu", "policy", "cost_per_month")
+    )
+    return [", or ", replicas, " on ", gpu, " under ", policy, f", {currency}{NO_BREAK}", less, " a month"]
 
 
 _LEFT = {

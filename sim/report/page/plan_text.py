@@ -5,7 +5,7 @@ from __future__ import annotations
 from batchsim.report.cost_words import CANNOT_TELL
 from batchsim.report.layout import fit
 from batchsim.report.page.plan_columns import COLUMNS, Row, Tables, money, one_seed_alone, seconds, signed
-from batchsim.report.page.plan_sections import recommendation, start_rows
+from batchsim.report.page.plan_sections import CHOICES, recommendation, start_rows, view
 from batchsim.report.sheet import sentence_text
 from batchsim.study.planning.assumptions import DOUBT
 
@@ -42,6 +42,8 @@ def plan_text(tables: Tables, currency: str) -> str:
     lines += _by_cost(tables)
     lines += search_lines(tables, currency)
     lines += [sentence_text(sentence) for sentence in recommendation(tables, currency)]
+    if "choices" in tables:
+        lines += ["", *view(tables, "choices", CHOICES, currency).lines(left=(-1,)), ""]
     commands = [tables["assumptions"][i]["assumed"] for i in start_rows(tables)]
     return "\n".join([*(fit(line) for line in lines), *commands])  # a command is to be copied as it is
 

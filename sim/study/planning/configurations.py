@@ -12,7 +12,7 @@ from batchsim.metrics.slo import parse_slo
 from batchsim.study.planning.fleet_search import SmallestGroup
 from batchsim.study.planning.make import Planned
 from batchsim.study.planning.money import MILLION, energy_kwh, tokens_per_month
-from batchsim.study.planning.probe import GroupProbe
+from batchsim.study.planning.probe import OVERLOADED, GroupProbe
 
 Row = dict[str, Any]
 
@@ -53,7 +53,7 @@ def configuration(planned: Planned, index: int) -> Row:
     row |= _one_less(planned, planned.smallest[index].fails) | interval_row("attainment", held)
     row["margin_low"] = held.margin.low
     if index in planned.headroom:
-        row["headroom"] = max((p.ask.change.traffic for p in planned.headroom[index] if p.met), default=1.0) - 1
+        row["headroom"] = planned.room(index) - 1
     row |= {"goodput_rps": goodput_rps(planned, held), "engine_busy_share": held.mean("engine_busy_share")}
     row["energy_kwh_per_1m_output_tokens"] = kwh = energy_kwh(held.mean("energy_j_per_output_token"))
     if kwh is not None and plan.energy_price is not None:
@@ -97,7 +97,7 @@ def why_not(planned: Planned, index: int) -> str:
     if outcome.alone is None or not outcome.alone.missed:
         seed = " in one seed" if outcome.fails.is_alone else ""
         text = f"max_replicas {limit}: {_percent(outcome.fails)} of {counted} within the SLO with {tried}{seed}"
-        if outcome.fails.shown == "overloaded":
+        if outcome.fails.shown == OVERLOADED:
             return f"{text}, which complete fewer than come: the queue grows{_ramp(planned, outcome.fails)}"
         return text if outcome.fails.missed else f"{text}, {_too_few(outcome.fails)}"
     alone = outcome.alone

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from math import floor, inf
+from math import ceil, floor, inf
 from typing import Any
 
 from batchsim.base.errors import ScenarioError
@@ -51,10 +51,12 @@ CURVE = (0.25, 0.5, 0.75)
 class Planned:
     """All that a plan showed. Lists are in the order of the scenario: GPUs, and their policies.
 
-    `saturation_rps`, by group, is None of tasks, which cannot be piled up. `best` is the index of the recommended
-    group, None where none holds; `favourites` are the cheapest of every GPU. `changed` has, for every favourite and
-    what-if, the search (of the recommended) or the probe (of the others). `at_error` has the searches with all
-    steps as short, and as long, as the cost's error allows; `if_fast` those with the shortest, where no group holds.
+    `saturation_rps`, by group, is None of tasks, which cannot be piled up; `completed` is how many times the planned
+    traffic one replica completes under overload, without end where that is not known. `best` is the index of the
+    recommended group, None where none holds; `favourites` are the cheapest of every GPU. `changed` has, for every
+    favourite and what-if, the search (of the recommended) or the probe (of the others). `at_error` has the searches
+    with all steps as short, and as long, as the cost's error allows; `if_fast` those with the shortest, where no group
+    holds.
     `searched` is the search that named the groups, where the plan leaves something free, and `turned`, by configuration
     of it, what the winner needs where traffic or objectives differ, and its contenders where they are no dearer then.
     """
@@ -66,6 +68,7 @@ class Planned:
     smallest: list[SmallestGroup]
     best: int | None = None
     favourites: list[int] = field(default_factory=list)
+    completed: Sequence[float] = ()
     headroom: dict[int, list[GroupProbe]] = field(default_factory=dict)
     changed: dict[tuple[int, str], SmallestGroup | GroupProbe] = field(default_factory=dict)
     curve: list[GroupProbe] = field(default_factory=list)
@@ -82,6 +85,11 @@ class Planned:
     def held(self, index: int) -> GroupProbe | None:
         """The smallest group that holds, as simulated; None where none does."""
         return self.smallest[index].holds
+
+    def room(self, index: int) -> float:
+        """The most traffic, over the planned, of the steps tried that a configuration was shown to hold: 1 is none
+        above it."""
+        return max((probe.ask.change.traffic for probe in self.headroom.get(index, ()) if probe.met), default=1.0)
 
     def month(self, index: int) -> float:
         """The cost a month of a configuration that holds, in the plan's currency."""
@@ -127,13 +135,17 @@ def make_plan(scenario: Scenario, sweep: Sweep, tell: Callable[[str], None] | No
     planned = Planned(demand, book, groups, saturated, drive(book, searches), searched=searched)
     holding = [i for i in range(len(groups)) if planned.held(i) is not None]
     if holding:
+        planned.completed = [part if part is not None and is_exact else inf for part in parts]
+        planned.headroom = _headroom(planned, holding)
         planned.favourites = sorted(
-            min((i for i in holding if groups[i].gpu == gpu), key=lambda i: _merit(planned, i))
+            min((i for i in holding if groups[i].gpu == gpu), key=lambda i: merit(planned, i))
             for gpu in dict.fromkeys(groups[i].gpu for i in holding)
         )
-        planned.best = min(planned.favourites, key=lambda i: _merit(planned, i))
-        most = [part if part is not None and is_exact else inf for part in parts]
-        _look_around(planned, holding, planned.best, most)
+        planned.best = min(planned.favourites, key=lambda i: merit(planned, i))
+        if searched is not None:
+            rooms = {searched.finalists[i]: planned.room(i) for i in holding}
+            planned.searched = searched.decided(searched.finalists[planned.best], rooms)
+        _look_around(planned, planned.best)
     else:
         _try_fast(planned)
     return planned
@@ -151,11 +163,19 @@ def _try_fast(planned: Planned) -> None:
     planned.if_fast = dict(zip(errors, drive(book, searches), strict=True))
 
 
-def _merit(planned: Planned, index: int) -> tuple[float, float]:
-    """A sort key of configurations, the best first: the cheaper; of one price, the higher lower end of the margin."""
+def merit(planned: Planned, index: int) -> tuple[float, float, float]:
+    """A sort key of configurations, the best first: the cheaper; of one price, the one with more headroom, then with
+    the higher lower end of the margin, which ends where no request is seen to miss."""
     probe = planned.held(index)
     assert probe is not None and probe.margin.low is not None, "asked of configurations that hold"
-    return planned.month(index), -probe.margin.low
+    return round(planned.month(index), 6), -planned.room(index), -probe.margin.low
+
+
+def _headroom(planned: Planned, holding: Sequence[int]) -> dict[int, list[GroupProbe]]:
+    """For each group that holds its probes with more traffic."""
+    groups = {i: probe.ask.group for i in holding if (probe := planned.held(i)) is not None}
+    searches = [headroom(planned.book, group, planned.completed[i] * group.replicas) for i, group in groups.items()]
+    return dict(zip(holding, drive(planned.book, searches), strict=True))
 
 
 def _check(demand: Demand) -> None:
@@ -250,11 +270,8 @@ def _tell_length(tell: Callable[[str], None], book: Book, peak_rps: float, repli
 # ---- what else to know
 
 
-def _look_around(planned: Planned, holding: list[int], best: int, parts: Sequence[float]) -> None:
-    """Fills in headroom of all groups that hold, what changes break the favourites, the rest for the best alone.
-
-    `parts`, by group: times the traffic that one replica completes under overload.
-    """
+def _look_around(planned: Planned, best: int) -> None:
+    """Fills in what changes break the favourites, and the rest for the best alone."""
     book, limit = planned.book, planned.demand.plan.max_replicas
     named: list[tuple[Any, Search[Any]]] = []
 
@@ -263,11 +280,11 @@ def _look_around(planned: Planned, holding: list[int], best: int, parts: Sequenc
         assert held is not None, "it holds"
         return held.ask.group
 
-    named += [(("headroom", i), headroom(book, group(i), parts[i] * group(i).replicas)) for i in holding]
     for i in planned.favourites:
         for name, change in WHAT_IFS.items():
             if change.dispersion == 1 or can_disperse(planned.demand):
-                harder = group(i).replicas - 1  # what fails without the change fails with it
+                overloaded = ceil(change.traffic / planned.completed[i]) - 1  # replicas that complete less than comes
+                harder = max(group(i).replicas - 1, overloaded)  # what fails without the change fails with it
                 more = smallest(book, group(i), limit, change, too_few=harder)
                 judged = judge(book, Ask(group(i), change))
                 if i == best:  # whose search may leave the group itself with one seed
@@ -290,8 +307,6 @@ def _look_around(planned: Planned, holding: list[int], best: int, parts: Sequenc
     for name, answer in answers.items():
         if name[0] == "changed":
             planned.changed[name[1], name[2]] = answer
-        elif name[0] == "headroom":
-            planned.headroom[name[1]] = answer
         elif name[0] == "curve":
             planned.curve.append(answer)
         elif name[0] == "tier":

@@ -23,6 +23,7 @@ from batchsim.study.sweep.points import Sweep
 from batchsim.study.sweep.search import side_by_side
 
 T = TypeVar("T")
+OVERLOADED = "overloaded"
 PLANNED = Variation()
 DEPLOYED = ("tp", "pp", "ep", "dp_attention", "weights", "moe", "kv")
 """Of a plan's `free`, the keys of the GPUs' deployments."""
@@ -141,7 +142,7 @@ class GroupProbe:
             return "holds"
         if self.margin.mean is not None and self.margin.mean < 0:
             return "fails"
-        return "overloaded" if self.is_overloaded else "not shown to hold"
+        return OVERLOADED if self.is_overloaded else "not shown to hold"
 
     def of_class(self, name: str) -> Interval | None:
         """The share of a class's requests within the SLO; None where a seed has no request of that class."""

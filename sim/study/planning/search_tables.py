@@ -128,12 +128,24 @@ def why_lost(searched: Searched, i: int) -> str:
         return "not shown to hold"
     dearer = state.cost > best.cost * (1 + SAME)
     if state.held is not None:
-        return "holds, and costs more" if dearer else "holds at the same price, with no more margin"
+        return "holds, and costs more" if dearer else _tied(searched, i)
     if state.out == "price":
         return "one replica costs more than the winner"
     if dearer:
         return f"{_counted(state.replicas - 1)} shown to be too few, and one more costs more than the winner"
     return "waited: at the same price at least, with no more margin in the short looks than those that went on"
+
+
+def _tied(searched: Searched, i: int) -> str:
+    """Why a configuration that holds at the winner's price is not the winner."""
+    room, best = searched.rooms.get(i), searched.rooms.get(-1 if searched.best is None else searched.best)
+    if room is None or best is None:
+        return "holds at the same price, with no more margin; its headroom was not looked at"
+    if room < best:
+        return f"holds at the same price, with headroom of {room - 1:.0%} where the winner has {best - 1:.0%}".replace(
+            "%", " %"
+        )
+    return "holds at the same price, with no more headroom or margin"
 
 
 def _counted(replicas: int) -> str:

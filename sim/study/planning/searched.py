@@ -7,13 +7,14 @@ the rest of the window, without any, could not make up for rule a group out; not
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from batchsim.base.errors import BatchsimError
 from batchsim.metrics.slo import parse_slo
 from batchsim.study.planning.demand import Variation
 from batchsim.study.planning.fleet_search import ONE_SEED_DECIDES, judge
-from batchsim.study.planning.halving import FEWEST, Halving, Look
+from batchsim.study.planning.halving import FEWEST, SAME, Halving, Look
 from batchsim.study.planning.money import cost_per_hour
 from batchsim.study.planning.probe import PLANNED, Ask, Book, GpuGroup, GroupProbe, drive
 from batchsim.study.planning.space import Space, without_router
@@ -22,6 +23,7 @@ PARTS = (1 / 6, 1 / 2)  # of the window: the short looks
 LEAST = 200  # requests, or tasks, of a short look: below, one more or less of them says nothing of the others
 MORE_COME = 1.1  # of the requests that the part of a window suggests: how many the whole may have
 GUESS = 4  # replicas with which the first look begins
+TIED = 3  # other configurations of the winner's price whose headroom is looked at
 OTHERS = 2  # other kinds of GPU whose best configuration is judged beside the winner
 
 
@@ -30,7 +32,8 @@ class Searched:
     """Result of the search. `halving.states` has every configuration in the order of the space's; `best` is the index
     of the cheapest that holds, None where none does; `parts` are the looks' parts of the window, the last one with all
     seeds. `finalists` are the indices of the configurations in the plan, `contenders` of the ones judged anew under
-    other traffic or objectives: the finalists but the winner, and the next best."""
+    other traffic or objectives: the finalists but the winner, and the next best. `rooms` has the most traffic, over the
+    planned, that finalists were shown to hold."""
 
     space: Space
     halving: Halving
@@ -38,6 +41,12 @@ class Searched:
     best: int | None
     finalists: tuple[int, ...]
     contenders: tuple[int, ...]
+    rooms: Mapping[int, float] = field(default_factory=dict)
+
+    def decided(self, best: int, rooms: Mapping[int, float]) -> Searched:
+        """The search whose winner is the finalist `best`, once the finalists' `rooms` are known."""
+        contenders = tuple(sorted({*self.contenders, *self.finalists} - {best}))
+        return replace(self, best=best, contenders=contenders, rooms=rooms)
 
     def group(self, index: int) -> GpuGroup:
         """A configuration with the replicas that it holds with, or the fewest that were not ruled out."""
@@ -65,13 +74,15 @@ def search(book: Book, space: Space) -> Searched:
 
 
 def _finalists(space: Space, halving: Halving, best: int, possible: list[int]) -> tuple[int, ...]:
-    """The winner, the next best that holds, and the best of further kinds of GPU."""
+    """The cheapest that holds, those of its price of which headroom is to decide or else the next best that holds, and
+    the best of further kinds of GPU."""
     kinds: dict[str, int] = {}
     for i in possible:
         kinds.setdefault(space.groups[i].gpu, i)
     others = [i for gpu, i in kinds.items() if gpu != space.groups[best].gpu][:OTHERS]
-    next_best = [i for i in possible if halving.states[i].held is not None and not _alike(space, halving, i, best)][:1]
-    return tuple(sorted({best, *others, *next_best}))
+    held = [i for i in possible if halving.states[i].held is not None and not _alike(space, halving, i, best)]
+    tied = [i for i in held if halving.states[i].cost <= halving.states[best].cost * (1 + SAME)][:TIED]
+    return tuple(sorted({best, *others, *(tied or held[:1])}))
 
 
 def _possible(halving: Halving, best: int) -> list[int]:

@@ -10,6 +10,7 @@ import numpy as np
 from batchsim.cost import Unknown
 from batchsim.results.read import POINTS
 from batchsim.study.planning.batches import BATCHES
+from batchsim.study.planning.choices import choices
 from batchsim.study.planning.configurations import (
     Row,
     configuration,
@@ -21,9 +22,9 @@ from batchsim.study.planning.configurations import (
 )
 from batchsim.study.planning.demand import Variation
 from batchsim.study.planning.fleet_search import SmallestGroup
-from batchsim.study.planning.make import WHAT_IFS, Planned, tiers
+from batchsim.study.planning.make import WHAT_IFS, Planned, merit, tiers
 from batchsim.study.planning.money import MILLION, cost_per_hour, cost_per_month, shares_by_use, tier_replicas
-from batchsim.study.planning.probe import PLANNED, Ask, GpuGroup, GroupProbe
+from batchsim.study.planning.probe import OVERLOADED, PLANNED, Ask, GpuGroup, GroupProbe
 from batchsim.study.planning.probe_rows import open_ends, probe_row
 from batchsim.study.planning.search_tables import search_tables
 
@@ -35,6 +36,7 @@ def tables_of(planned: Planned) -> Tables:
     """All tables by name; one that would be empty is left out."""
     made = {
         "recommendation": _recommendation(planned),
+        "choices": choices(planned),
         "configurations": [configuration(planned, i) for i in range(len(planned.groups))],
         "what_if": _what_if(planned),
         "traffic": _traffic(planned),
@@ -62,6 +64,8 @@ def _what_if(planned: Planned) -> list[Row]:
                 probe = planned.book.probe(Ask(group, change))
                 needed = replicas_of(answer) if isinstance(answer, SmallestGroup) else None
                 row = _what_if_row(planned, group, name, probe, needed)
+                if probe.met and change.traffic > planned.completed[index] * group.replicas:
+                    row |= {"holds": False, "shown": OVERLOADED}  # the queue grows, however short the window
                 if isinstance(answer, SmallestGroup) and needed is None and not row["note"]:
                     row["note"] = f"none of up to {planned.demand.plan.max_replicas} holds"
                 rows.append(row)
@@ -138,8 +142,7 @@ def _traffic(planned: Planned) -> list[Row]:
 def _enough(planned: Planned, group: GpuGroup, share: float) -> int:
     """Replicas for a share of the peak, at most at the load a replica that the recommended group was shown to hold."""
     assert planned.best is not None, "asked where something holds"
-    most = max((p.ask.change.traffic for p in planned.headroom.get(planned.best, []) if p.met), default=1.0)
-    return max(1, math.ceil(group.replicas * share / most - 1e-9))
+    return max(1, math.ceil(group.replicas * share / planned.room(planned.best) - 1e-9))
 
 
 def _growth(planned: Planned) -> list[Row]:
@@ -289,9 +292,9 @@ def _recommendation(planned: Planned) -> list[Row]:
     assert held is not None, "the best holds"
     group = held.ask.group
     month, plan = planned.month(planned.best), planned.demand.plan
-    others = [
-        planned.month(i) for i in range(len(planned.smallest)) if planned.held(i) is not None and i != planned.best
-    ]
+    others = [i for i in range(len(planned.smallest)) if planned.held(i) is not None and i != planned.best]
+    following = min(others, key=lambda i: merit(planned, i), default=None)
+    peak_rps = offered_rps(planned, held)
     return [
         {
             "gpu": group.gpu,
@@ -299,10 +302,12 @@ def _recommendation(planned: Planned) -> list[Row]:
             "replicas": group.replicas,
             "router": _router(planned, group),
             "cost_per_month": month,
-            "next_cost_per_month": min(others, default=None),
+            "next_cost_per_month": None if following is None else planned.month(following),
+            "next_index": following,
             "slo": _objective(planned),
             "window": planned.demand.window,
-            "peak_rps": offered_rps(planned, held),
+            "peak_rps": peak_rps,
+            "today_rps": None if peak_rps is None else peak_rps / (1 + plan.growth.per_month) ** plan.growth.months,
             "counted": planned.demand.counted,
             "months": plan.growth.months,
             "growth_per_month": plan.growth.per_month,

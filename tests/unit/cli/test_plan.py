@@ -226,11 +226,13 @@ def test_an_interval_that_reaches_below_everything_is_said_in_words() -> None:
 
 
 def test_a_page_opens_with_the_decision_and_ends_with_closed_appendices(planned: tuple[Path, Any]) -> None:
-    """The share within the SLO against load comes second; all configurations and the glossary wait in folds."""
+    """The reasons come second, then the share within the SLO against load; what a decision does not need waits in
+    folds."""
     page = (planned[0] / "report" / "report.html").read_text(encoding="utf-8")
     heads = re.findall(r"<h2>(.*)</h2>", page)
-    assert heads[:2] == ["Recommendation", "Within the SLO against load"]
-    assert re.findall(r"<details><summary><h2>(.*)</h2>", page) == heads[-2:] == ["All configurations", "Glossary"]
+    assert heads[:3] == ["Recommendation", "Why", "Within the SLO against load"]
+    folds = ["What if", "How sure", "Assumptions", "All configurations", "Glossary"]
+    assert re.findall(r"<details><summary><h2>(.*)</h2>", page) == heads[-5:] == folds
     charts = [json.loads(text) for text in re.findall(r'<script type="application/json">(.*?)</script>', page)]
     within = charts[0]
     replicas = planned[1]["tables"]["recommendation"][0]["replicas"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -162,6 +163,45 @@ def test_the_report_says_what_growth_would_take(replay: Scenario, tmp_path: Path
     assert sentence_text(recommendation(tables, "$")[3]) == "With 30 % more traffic it would take no more."
     grown["replicas_needed"] = None
     assert len(recommendation(tables, "$")) == 4
+
+
+def test_of_one_price_the_configuration_with_more_headroom_is_chosen(replay: Scenario, tmp_path: Path) -> None:
+    """Two policies hold with the same replicas and no miss at all: the one that holds more traffic wins, the other is
+    named, and headroom, what growth takes and the choices agree on what an overloaded group holds."""
+    policies = {
+        name: {"kind": "continuous", "max_num_seqs": slots, "max_num_batched_tokens": 256}
+        for name, slots in (("narrow", 2), ("wide", 16))
+    }
+    overrides = (f"policies={json.dumps(policies)}", "slo=ttft<1s & tpot<200ms @ 90%", "seeds=2")
+    tables = plan_tables(with_plan(replay, *overrides), out=tmp_path / "results")
+    narrow, wide = tables["configurations"]
+    assert (narrow["replicas"], narrow["margin_low"]) == (wide["replicas"], wide["margin_low"])
+    assert narrow["headroom"] == 0 and wide["headroom"] == pytest.approx(0.2)
+    first, *others = map(sentence_text, recommendation(tables, "$"))
+    assert first.startswith("Run 2 replicas on one under wide behind least_tokens, the cheapest that holds ")
+    assert first.endswith(" (one × 2 under narrow costs as much, with a headroom of 0 %).")
+    assert "With 30 % more traffic it would take 3 replicas, $ 4,380 a month." in others
+    (grown,) = (row for row in tables["what_if"] if row["change"] == GROWN)
+    assert (grown["policy"], grown["holds"], grown["shown"]) == ("wide", False, "overloaded")
+    columns = ("replicas", "forecast", "grown", "lost", "slow", "choice")
+    assert [tuple(row[name] for name in columns) for row in tables["choices"]] == [
+        (2, True, False, False, None, "cheapest that holds"),
+        (3, True, True, True, None, "to survive 30 % more traffic and a lost replica"),
+    ]
+
+
+def test_a_cheaper_configuration_that_holds_the_grown_traffic_is_named(replay: Scenario, tmp_path: Path) -> None:
+    """Beside the replicas that growth takes of the recommended one; none that costs as much or does not hold it."""
+    tables = plan_tables(replay, out=tmp_path / "results")
+    (grown,) = (row for row in tables["what_if"] if row["change"] == GROWN)
+    other = tables["configurations"][0] | {"policy": "other", "replicas": 2, "headroom": 0.3, "cost_per_month": 3000.0}
+    tables["configurations"].append(other)
+    grown |= {"replicas_needed": 3, "cost_per_month_needed": 4380.0}
+    said = "With 30 % more traffic it would take 3 replicas, $ 4,380 a month"
+    assert sentence_text(recommendation(tables, "$")[3]) == f"{said}, or 2 on one under other, $ 3,000 a month."
+    for worse in ({"headroom": 0.2}, {"cost_per_month": 4380.0}, {"holds": False}):
+        tables["configurations"][-1] = other | worse
+        assert sentence_text(recommendation(tables, "$")[3]) == f"{said}."
 
 
 def test_the_report_says_what_a_lost_replica_leaves(replay: Scenario, tmp_path: Path) -> None:
