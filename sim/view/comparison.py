@@ -8,32 +8,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.base.errors import ScenarioError
-from batchsim.base.units import NS_PER_S
 from batchsim.kernel.record import FINISHED
-from batchsim.metrics.latencies import LATENCIES
 from batchsim.view.downsampling import downsampled_rows
 
+Side = tuple[NDArray[np.void], NDArray[np.float64]]
+"""A point's requests, and the latency of each in seconds, NaN of those that have none."""
 
-def compared(ours: NDArray[np.void], theirs: NDArray[np.void], by: str, most: int, listed: int) -> dict[str, Any]:
+
+def compared(ours: Side, theirs: Side, most: int, listed: int) -> dict[str, Any]:
     """One latency, in seconds, of every request that two points were sent: `here_s`, `there_s` where both have it.
 
     An id is the same request where its prompt is as long at both: `unlike` counts other ids, `only` [here, there] ids
-    that the other point was not sent. `of` are the requests that are the same. A request that finished at one point
-    alone is counted as slower at the other, and in `unanswered` [here, there] of the point that did not finish it;
+    that the other point was not sent. `of` are the requests that are the same. A request that has the latency at one
+    point and did not finish at the other is slower there, and counted in that point's `unanswered` [here, there];
     `neither`: finished at none; `undefined`: finished, but without this latency where they did. `slower` and `faster`
     are there; `median_change_s` is of the `both` that have the latency twice, None without any. Lists have at most
     `most` requests; `largest` are the `listed` largest changes. ScenarioError where no request is the same.
     """
-    ids, i, j = np.intersect1d(ours["request_id"], theirs["request_id"], return_indices=True)
-    same = ours["prompt_tokens"][i] == theirs["prompt_tokens"][j]
+    rows, latencies_s = (ours[0], theirs[0]), (ours[1], theirs[1])
+    ids, *places = np.intersect1d(rows[0]["request_id"], rows[1]["request_id"], return_indices=True)
+    tokens = [side["prompt_tokens"][place] for side, place in zip(rows, places, strict=True)]
+    same = tokens[0] == tokens[1]
     if not same.any():
         raise ScenarioError("compare: no request was sent with the same prompt at both points. Choose another.")
-    only = [len(ours) - len(ids), len(theirs) - len(ids)]
-    ids, sides = ids[same], (ours[i[same]], theirs[j[same]])
-    done = [side["outcome"] == FINISHED for side in sides]
-    latency = LATENCIES[by].of
-    assert latency is not None, "the page asks for latencies that a request has one of"
-    here, there = (np.where(done[k], latency(side) / NS_PER_S, np.nan) for k, side in enumerate(sides))
+    only = [len(side) - len(ids) for side in rows]
+    ids, places = ids[same], [place[same] for place in places]
+    done = [side["outcome"][place] == FINISHED for side, place in zip(rows, places, strict=True)]
+    here, there = (values[place] for values, place in zip(latencies_s, places, strict=True))
     known = [~np.isnan(here), ~np.isnan(there)]
     alone = known[1] & ~done[0], known[0] & ~done[1]
     unanswered = [int(each.sum()) for each in alone]

@@ -12,6 +12,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batchsim.base.errors import BatchsimError, ScenarioError
 from batchsim.base.files import parse_json
@@ -179,11 +180,9 @@ class PageData:
         start_ns, end_ns = _window_ns(window_s, _end_ns(records))
         rows = records.requests
         rows = rows[(rows["sent_ns"] >= start_ns) & (rows["sent_ns"] <= end_ns)]
-        latency = LATENCIES[by].of
-        assert latency is not None, "the page asks for those of BY"
         done = rows[rows["outcome"] == FINISHED]
         done = done[np.argsort(done["sent_ns"], kind="stable")]
-        values = latency(done) / NS_PER_S
+        values = self._latency_s(number, by, done)
         done, values = done[~np.isnan(values)], values[~np.isnan(values)]
         kept = downsampled_rows([values], MOST_ROWS)
         slowest = np.argsort(-values, kind="stable")[:_TABLE]
@@ -222,8 +221,9 @@ class PageData:
                 f"compare: seeds {seeds[0]} and {seeds[1]} draw other requests. Choose one of the same."
             )
         ours, theirs = (self.records(each).requests for each in (number, other))
+        sides = (ours, self._latency_s(number, by, ours)), (theirs, self._latency_s(other, by, theirs))
         titles = [self._title(self._known(each)) for each in (number, other)]
-        return {"by": LATENCIES[by].title, "titles": titles, **compared(ours, theirs, by, MOST_ROWS, _TABLE)}
+        return {"by": LATENCIES[by].title, "titles": titles, **compared(*sides, MOST_ROWS, _TABLE)}
 
     def knobs(self, number: int) -> dict[str, Any]:
         """The knobs of a point, or in `why` why it cannot be simulated here."""
@@ -260,6 +260,16 @@ class PageData:
         line = lacks(self.results, self._known(number).policy).get(panel)
         if line:
             raise ScenarioError(line)
+
+    def _latency_s(self, number: int, by: str, rows: NDArray[np.void]) -> NDArray[np.float64]:
+        """A latency of requests of a point in seconds, NaN of those that have it not: unfinished ones, and all of a
+        latency between tokens where answers are sent whole."""
+        latency = LATENCIES[by]
+        assert latency.of is not None, "the page asks for those of BY"
+        is_there = rows["outcome"] == FINISHED
+        if latency.streamed:
+            is_there &= not np.isnan(self.results.points[f"{by}_p50_s"].iloc[number])
+        return np.where(is_there, latency.of(rows) / NS_PER_S, np.nan)
 
     def records(self, number: int) -> Records:
         """The records of a point, those asked for last being held in memory."""

@@ -11,7 +11,7 @@
     const parts = [1, 3, 5].map((i) => parseInt(color.slice(i, i + 2), 16)), share = Math.max(...parts) ? 0.33 : 0.9;
     return `#${parts.map((part) => Math.round(part + share * (255 - part)).toString(16).padStart(2, "0")).join("")}`;
   };
-  const state = { all: null, point: null, replica: 0, window: null, by: "", asked: {}, errors: {}, knobs: [], picked: null, compared: null, way: new Set(), chosen: null, restoring: false };
+  const state = { all: null, point: null, replica: 0, window: null, by: "", asked: {}, errors: {}, knobs: [], picked: null, compared: null, way: new Set(), chosen: null, restoring: 0 };
 
   // ---- asking
 
@@ -70,7 +70,7 @@
     const request = number("request", Infinity), other = number("with", last);
     const by = state.all.by.some(([name]) => name === asked.get("by")) ? asked.get("by") : state.all.by[0][0];
     const window = from != null && to != null && from < to ? [from, to] : null;
-    state.restoring = true;
+    state.restoring += 1; // another Back may come before this is done
     try {
       const before = JSON.stringify([state.window, state.replica, state.by]);
       if (!state.point || state.point.point !== point) await openPoint(point, false, { window, replica, by });
@@ -85,7 +85,7 @@
       if (other == null) uncompared();
       else if (other !== state.compared) { $("other").value = other; await compare(); }
     } finally {
-      state.restoring = false;
+      state.restoring -= 1;
     }
     fail("address", wrong.length ? `The address says ${wrong.join(", ")}, which this run has not.` : "");
   }

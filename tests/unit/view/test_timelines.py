@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from batchsim.policies.families.static import Static, StaticConfig
+from batchsim.view.page_data import PageData
 from batchsim.view.timelines import timeline_rows, timeline_series
 from tests.support.whole_batches import run
+from tests.unit.view.test_view import page_data as page_data
 
 BATCHES = run(Static, StaticConfig(batch_size=2), "0:4->3 25:2->2 900:1->1 901:1->1")
 """Steps of 10 ns from 25 to 55, and one at 901."""
@@ -32,6 +34,16 @@ def test_a_window_has_what_overlaps_it() -> None:
     assert series((35, 45))["start_ns"] == [35] and series((34, 46))["start_ns"] == [25, 35, 45]
     idle = series((100, 200))
     assert (idle["start_ns"], idle["running"], idle["of"], idle["until_s"]) == ([55], [0], 0, 900e-9)
+
+
+def test_steps_and_idle_time_fill_the_run(page_data: PageData) -> None:
+    """Without a gap or an overlap, where the host takes no time: each nanosecond of a point is in one row."""
+    for number in range(len(page_data.points())):
+        records = page_data.records(number)
+        end_ns = int(records.requests["ended_ns"].max())
+        rows = timeline_rows([records], 1000, end_ns)
+        assert rows["start_ns"][0] == 0 and rows["end_ns"][-1] == end_ns and 0 < rows["idle"].sum() < len(rows["idle"])
+        assert rows["end_ns"][:-1].tolist() == rows["start_ns"][1:].tolist()
 
 
 def test_the_host_s_time_between_steps_is_not_idle() -> None:
