@@ -428,7 +428,7 @@
     $("metrics").replaceChildren(`Of ${measured}: `, ...found.metrics.map(([name, text, meant]) => {
       const made = document.createElement("span"), value = document.createElement("b");
       value.textContent = text;
-      made.append(`${name} `, value);
+      made.append(`${name} `, value, " ");
       return meaning(made, meant);
     }));
     const here = state.all.points[number], others = state.all.points.filter((each) => each.seed === here.seed && each !== here);
