@@ -52,7 +52,7 @@ LINES = {
     "study.planning": 3050,
     "study.sweep": 850,
     "tables": 1300,
-    "view": 1050,
+    "view": 1200,
     "workload": 3800,
     "workload.traces": 2450,
     "tools": 2750,

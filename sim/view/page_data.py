@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -13,22 +15,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.base.errors import BatchsimError, ScenarioError
+from batchsim.base.files import parse_json
 from batchsim.base.units import NS_PER_S, parse_duration_ns
 from batchsim.drive.fleet.fleet_records import by_engine
 from batchsim.kernel.record import FINISHED, Records
 from batchsim.metrics.latencies import LATENCIES
 from batchsim.metrics.table import METRICS
-from batchsim.report.decisions import decision_text, decisions
+from batchsim.report.decisions import decided
 from batchsim.report.numbers import percent_text, rate_text, time_text
-from batchsim.report.page.run_page import latency_charts, share_charts
+from batchsim.report.page.run_page import decision, latency_charts, share_charts
 from batchsim.report.pictures.palette import OKABE_ITO, policy_styles
-from batchsim.report.reading import at_load, load_name, load_to_show, short_load, sweeps
+from batchsim.report.reading import at_load, load_name, load_to_show, num_seeds, seeds_text, short_load, sweeps
+from batchsim.report.sheet import sentence_text
 from batchsim.report.text.counterfactual_text import counterfactual_data
 from batchsim.report.text.story_text import story
 from batchsim.results.read import Results, blocks_by_replica, scenario_of
+from batchsim.view.comparison import compared
 from batchsim.view.downsampling import downsampled_rows
 from batchsim.view.lanes import KINDS, Lanes
 from batchsim.view.partial_runs import lacks, minutes_length, minutes_series
+from batchsim.view.timelines import timeline_rows, timeline_series
 from batchsim.view.what_if import changed, knobs
 
 MOST_ROWS = 3000
@@ -74,29 +80,32 @@ class PageData:
         return [Point(str(policy), float(load), int(seed)) for policy, load, seed in points]
 
     def curves(self) -> dict[str, Any]:
-        """Charts against load with, for each value of a line, the number of its point; and all points with what their
-        tables show. Of several seeds a line's point is the first."""
+        """Charts against load with, for each value of a line, the number of its point; all points with what their
+        tables show; and `first`, the point to begin with. Of several seeds a line's point is the first."""
         results, points = self.results, self.points()
         number = {(point.policy, point.load): k for k, point in reversed(list(enumerate(points)))}
+        first = number[_best(results, points)]
         names = {sweep.name: sweep.policy for sweep in sweeps(results)}
         charts = [asdict(chart) for chart in (*share_charts(results), *latency_charts(results))]
         for chart in charts:
             for line in chart["series"]:
                 line["points"] = [number.get((names[line["label"]], load)) for load in line["x"]]
-        shown = load_to_show(results)
         colors = {policy: style.color for policy, style in policy_styles(sweeps(results)).items()}
         return {
             "name": results.manifest["scenario_name"],
             "heading": results.manifest["heading"],
             "objective": results.manifest["objective"],
-            "decisions": [f"{d.name}: {decision_text(d, load_name(results))}" for d in decisions(results)],
+            "decision": [sentence_text(each) for each in decision(results, points[first].load)],
+            "seeds": seeds_text(results),
+            "one_seed": num_seeds(results) == 1,
             "charts": charts,
             "points": [self._listed(k, point, colors) for k, point in enumerate(points)],
-            "first": next(k for k, point in enumerate(points) if point.load == shown),
+            "first": first,
             "by": [[name, LATENCIES[name].title] for name in BY],
             "colors": list(OKABE_ITO),
             "kinds": KIND_COLORS,
             "lanes": KINDS,
+            "words": _words(),
         }
 
     def point(self, number: int) -> dict[str, Any]:
@@ -114,7 +123,9 @@ class PageData:
             **length,
             "unstable": bool(row["unstable"]),
             "bound_by": str(row["bound_by"]),
-            "metrics": [[METRICS[name].heading, _text(name, float(row[name]))] for name in _SHOWN if name in row.index],
+            "measured": int(row["cohort"]),
+            "warmup": scenario_of(self.results, point.policy)["workload"].get("warmup", ""),
+            "metrics": [_metric(name, float(row[name])) for name in _SHOWN if name in row.index],
         }
 
     def _length(self, number: int) -> dict[str, Any]:
@@ -136,36 +147,16 @@ class PageData:
         return minutes_series(self.results, self._known(number), replica, window_s, MOST_ROWS)
 
     def timeline(self, number: int, replica: int, window_s: tuple[float, float] | None) -> dict[str, Any]:
-        """The steps of an engine that overlap a window, the whole run without one: columns of equal length.
-
-        `exact`: all of them; else the steps with the extremes of each column (`downsampled_rows`), `of` the number of
-        all.
-        """
+        """The steps of an engine that overlap a window, the whole run without one, as `timeline_series` has them."""
         self._check(number, "timeline")
         records = self.records(number)
-        parts = [part.steps for part in _parts(records, replica)]
-        steps = parts[0] if len(parts) == 1 else np.concatenate(parts)
         start_ns, end_ns = _window_ns(window_s, _end_ns(records))
-        seen = np.flatnonzero((steps["start_ns"] <= end_ns) & (steps["start_ns"] + steps["duration_ns"] >= start_ns))
-        steps = steps[seen]
-        blocks = blocks_by_replica(self.results, self._known(number).policy)[replica]
-        columns: dict[str, NDArray[Any]] = {
-            "waiting": steps["num_waiting"],
-            "running": steps["num_running"],
-            "kv_share": 1 - steps["free_blocks"] / max(blocks, 1),
-            "step_s": steps["duration_ns"] / NS_PER_S,
-            "tokens": steps["num_prefill_tokens"] + steps["num_decode_tokens"],
-            "prefill_tokens": steps["num_prefill_tokens"],
-        }
-        kept = downsampled_rows(list(columns.values()), MOST_ROWS)
-        series = {name: values[kept].tolist() for name, values in columns.items()}
+        parts, blocks = _parts(records, replica), blocks_by_replica(self.results, self._known(number).policy)
+        rows = timeline_rows(parts, blocks[replica], _end_ns(records))
         return {
             "from_s": start_ns / NS_PER_S,
             "to_s": end_ns / NS_PER_S,
-            "exact": len(kept) == len(steps),
-            "of": len(steps),
-            "start_s": (steps["start_ns"][kept] / NS_PER_S).tolist(),
-            **series,
+            **timeline_series(rows, (start_ns, end_ns), MOST_ROWS),
         }
 
     def lanes(self, number: int, replica: int, window_s: tuple[float, float] | None, picked: int) -> dict[str, Any]:
@@ -189,11 +180,9 @@ class PageData:
         start_ns, end_ns = _window_ns(window_s, _end_ns(records))
         rows = records.requests
         rows = rows[(rows["sent_ns"] >= start_ns) & (rows["sent_ns"] <= end_ns)]
-        latency = LATENCIES[by].of
-        assert latency is not None, "the page asks for those of BY"
         done = rows[rows["outcome"] == FINISHED]
         done = done[np.argsort(done["sent_ns"], kind="stable")]
-        values = latency(done) / NS_PER_S
+        values = self._latency_s(number, by, done)
         done, values = done[~np.isnan(values)], values[~np.isnan(values)]
         kept = downsampled_rows([values], MOST_ROWS)
         slowest = np.argsort(-values, kind="stable")[:_TABLE]
@@ -220,9 +209,9 @@ class PageData:
         return story(self.results, *point, request, self.records(number))
 
     def compare(self, number: int, other: int, by: str) -> dict[str, Any]:
-        """One latency of every request that finished at both points, in seconds [here, there], and the largest changes.
+        """One latency of every request at two points, as `compared` has it; `titles` names the points.
 
-        An id is the same request where its prompt is as long at both; `unlike` counts the others.
+        ScenarioError where their seeds differ, or no request was sent at both.
         """
         for each in (number, other):
             self._check(each, "compare")
@@ -232,33 +221,9 @@ class PageData:
                 f"compare: seeds {seeds[0]} and {seeds[1]} draw other requests. Choose one of the same."
             )
         ours, theirs = (self.records(each).requests for each in (number, other))
-        ids, i, j = np.intersect1d(ours["request_id"], theirs["request_id"], return_indices=True)
-        same = ours["prompt_tokens"][i] == theirs["prompt_tokens"][j]
-        both = same & (ours["outcome"][i] == FINISHED) & (theirs["outcome"][j] == FINISHED)
-        latency = LATENCIES[by].of
-        assert latency is not None, "the page asks for those of BY"
-        here, there = (latency(rows) / NS_PER_S for rows in (ours[i[both]], theirs[j[both]]))
-        known = ~(np.isnan(here) | np.isnan(there))
-        ids, here, there = ids[both][known], here[known], there[known]
-        if not len(ids):
-            raise ScenarioError("compare: no request finished at both points with the same prompt. Choose another.")
-        order = np.argsort(here, kind="stable")
-        ids, here, there = ids[order], here[order], there[order]
-        kept = downsampled_rows([here, there, there - here], MOST_ROWS)
-        largest = np.argsort(-np.abs(there - here), kind="stable")[:_TABLE]
-        return {
-            "by": LATENCIES[by].title,
-            "titles": [self._title(self._known(each)) for each in (number, other)],
-            "of": len(ids),
-            "unlike": int((~same).sum()),
-            "slower": int((there > here).sum()),
-            "faster": int((there < here).sum()),
-            "median_change_s": float(np.median(there - here)),
-            "id": ids[kept].tolist(),
-            "here_s": here[kept].tolist(),
-            "there_s": there[kept].tolist(),
-            "largest": [[int(ids[k]), float(here[k]), float(there[k])] for k in largest.tolist()],
-        }
+        sides = (ours, self._latency_s(number, by, ours)), (theirs, self._latency_s(other, by, theirs))
+        titles = [self._title(self._known(each)) for each in (number, other)]
+        return {"by": LATENCIES[by].title, "titles": titles, **compared(*sides, MOST_ROWS, _TABLE)}
 
     def knobs(self, number: int) -> dict[str, Any]:
         """The knobs of a point, or in `why` why it cannot be simulated here."""
@@ -284,7 +249,9 @@ class PageData:
         texts = {name: [_text(name, _number(x)) for x in both] for name, both in data["metrics"].items()}
         return data | {
             "knobs": said,
-            "texts": [[METRICS[name].heading, *both] for name, both in texts.items() if both != ["–", "–"]],
+            "texts": [
+                [METRICS[name].heading, *both, METRICS[name].doc] for name, both in texts.items() if both != ["–", "–"]
+            ],
             "queues": [_queue(side.records) for side in (comparison.base, comparison.changed)],
         }
 
@@ -293,6 +260,16 @@ class PageData:
         line = lacks(self.results, self._known(number).policy).get(panel)
         if line:
             raise ScenarioError(line)
+
+    def _latency_s(self, number: int, by: str, rows: NDArray[np.void]) -> NDArray[np.float64]:
+        """A latency of requests of a point in seconds, NaN of those that have it not: unfinished ones, and all of a
+        latency between tokens where answers are sent whole."""
+        latency = LATENCIES[by]
+        assert latency.of is not None, "the page asks for those of BY"
+        is_there = rows["outcome"] == FINISHED
+        if latency.streamed:
+            is_there &= not np.isnan(self.results.points[f"{by}_p50_s"].iloc[number])
+        return np.where(is_there, latency.of(rows) / NS_PER_S, np.nan)
 
     def records(self, number: int) -> Records:
         """The records of a point, those asked for last being held in memory."""
@@ -371,12 +348,43 @@ def _queue(records: Records) -> dict[str, list[float]]:
     }
 
 
+def _best(results: Results, points: Sequence[Point]) -> tuple[str, float]:
+    """(policy, load) of the policy that is sure to meet its objective at the highest load, at that load, of equals the
+    one with the most margin there; where none is sure on average, and where none meets it the load that tables show."""
+    known = {(point.policy, point.load) for point in points}
+    judged = [(sweep.policy, each) for sweep in sweeps(results) for each in [decided(results, sweep)]]
+    for held in ([(p, d, d.sure) for p, d in judged], [(p, d, d.highest) for p, d in judged]):
+        margins = [
+            (load, next(each.margin for each in of_policy.loads if each.load == load), policy)
+            for policy, of_policy, load in held
+            if load is not None and (policy, load) in known
+        ]
+        if margins:
+            load, _, policy = max(margins, key=lambda each: each[:2])  # the first of equals
+            return policy, load
+    shown = load_to_show(results)
+    return next(((point.policy, point.load) for point in points if point.load == shown), points[0][:2])
+
+
+@cache
+def _words() -> dict[str, str]:
+    """What the page's words mean, by word, as it shows them where one is pointed at."""
+    return parse_json((files("batchsim.view") / "assets" / "words.json").read_text(encoding="utf-8"))
+
+
+def _metric(name: str, value: float) -> list[str]:
+    """Heading, value and meaning of a metric."""
+    return [METRICS[name].heading, _text(name, value), METRICS[name].doc]
+
+
 def _number(value: float | None) -> float:
     return float("nan") if value is None else value
 
 
 def _text(metric: str, value: float) -> str:
-    """A metric as tables show it: a time, a share, or a rate."""
+    """A metric as tables show it: a time, a share, a rate, or yes or no."""
     if metric.endswith("_s"):
         return time_text(value, float("nan"))
+    if METRICS[metric].unit == "yes or no" and not np.isnan(value):
+        return "yes" if value else "no"
     return rate_text(value) if metric.endswith("_rps") else percent_text(value)

@@ -24,9 +24,11 @@ window.batchsim.lanes = (found, kinds, paint, css, marked) => {
       ctx.strokeStyle = ctx.fillStyle = css(is);
       ctx.lineWidth = 2 * dot;
       ctx.strokeRect(bbox.left + dot, top(lane), bbox.width - 2 * dot, high);
-      if (!(tall >= 9)) return;
-      ctx.font = `${Math.min(12, tall) * dot}px system-ui, sans-serif`;
+      ctx.font = `600 ${12 * dot}px system-ui, sans-serif`;
       ctx.textAlign = "right"; ctx.textBaseline = "middle";
+      ctx.fillStyle = css("--back"); // over the axis, whose numbers it may meet
+      ctx.fillRect(bbox.left - 40 * dot, top(lane + 0.5) - 7 * dot, 38 * dot, 14 * dot);
+      ctx.fillStyle = ctx.strokeStyle;
       ctx.fillText(String(id), bbox.left - 4 * dot, top(lane + 0.5));
     });
     ctx.restore();
@@ -40,5 +42,9 @@ window.batchsim.lanes = (found, kinds, paint, css, marked) => {
     return { lane, id: found.id[lane], span: span === undefined ? null : span };
   }
 
-  return { height: 88 + Math.max(32, count * tall), range: [0, count], painted, at };
+  // As many numbers of requests beside the lanes as have room.
+  const each = Math.ceil(14 / tall), numbered = found.id.map((_, lane) => lane + 0.5).filter((_, lane) => lane % each === 0);
+  const name = (place) => String(found.id[Math.floor(place)]);
+
+  return { numbered, name, height: 88 + Math.max(32, count * tall), range: [0, count], painted, at };
 };

@@ -11,7 +11,7 @@
     const parts = [1, 3, 5].map((i) => parseInt(color.slice(i, i + 2), 16)), share = Math.max(...parts) ? 0.33 : 0.9;
     return `#${parts.map((part) => Math.round(part + share * (255 - part)).toString(16).padStart(2, "0")).join("")}`;
   };
-  const state = { all: null, point: null, replica: 0, window: null, by: "ttft", asked: {}, errors: {}, knobs: [], picked: null, way: new Set(), chosen: null };
+  const state = { all: null, point: null, replica: 0, window: null, by: "", asked: {}, errors: {}, knobs: [], picked: null, compared: null, way: new Set(), chosen: null, restoring: 0 };
 
   // ---- asking
 
@@ -41,6 +41,56 @@
 
   const inWindow = () => (state.window ? { from: state.window[0], to: state.window[1] } : {});
 
+  // ---- the address
+
+  // What is looked at stands behind the # of the address: a reload shows it again, and so does the address elsewhere.
+  function hash() {
+    const [from, to] = state.window || [];
+    const kept = { point: state.point.point, replica: state.replica || null, from, to, by: state.by, request: state.picked, with: state.compared };
+    return `#${new URLSearchParams(Object.entries(kept).filter(([, value]) => value != null))}`;
+  }
+
+  // Back comes to what was looked at before a push; a replacement is a move within that.
+  function keep(how) {
+    if (!state.restoring && hash() !== location.hash) history[`${how}State`](null, "", hash());
+  }
+
+  // Shows what the address says, and without one the point to begin with.
+  async function restore() {
+    const asked = new URLSearchParams(location.hash.slice(1)), wrong = [];
+    const number = (name, most) => {
+      const text = asked.get(name), value = Number(text);
+      if (text == null) return null;
+      if (/^\d+(\.\d+)?(e-?\d+)?$/.test(text) && value <= most) return value;
+      wrong.push(`${name}=${text}`);
+      return null;
+    };
+    const last = state.all.points.length - 1, from = number("from", Infinity), to = number("to", Infinity);
+    const point = number("point", last) ?? state.all.first, replica = number("replica", Infinity);
+    const request = number("request", Infinity), other = number("with", last);
+    const by = state.all.by.some(([name]) => name === asked.get("by")) ? asked.get("by") : state.all.by[0][0];
+    const window = from != null && to != null && from < to ? [from, to] : null;
+    state.restoring += 1; // another Back may come before this is done
+    try {
+      const before = JSON.stringify([state.window, state.replica, state.by]);
+      if (!state.point || state.point.point !== point) await openPoint(point, false, { window, replica, by });
+      else if (before !== JSON.stringify([window, replica ?? (state.point.replicas[0] || 0), by])) {
+        Object.assign(state, { window, replica: replica ?? (state.point.replicas[0] || 0), by });
+        $("replica").value = state.replica;
+        $("by").value = by;
+        await look();
+      }
+      if (!state.point) return;
+      if (request == null) closeRequest(); else if (request !== state.picked) await openRequest(request);
+      if (other == null) uncompared();
+      else if (other !== state.compared) { $("other").value = other; await compare(); }
+    } finally {
+      state.restoring -= 1;
+    }
+    fail("address", wrong.length ? `The address says ${wrong.join(", ")}, which this run has not.` : "");
+  }
+  addEventListener("popstate", restore);
+
   // ---- elements
 
   function cell(kind, value, right) {
@@ -51,7 +101,8 @@
   }
 
   function fill(table, heads, rows) {
-    const numeric = heads.map((_, k) => k > 0 && rows.length > 0 && rows.every((row) => typeof row[k] !== "string" || /^[-+–\d]/.test(row[k])));
+    const text = (value) => (value instanceof Node ? value.textContent : value);
+    const numeric = heads.map((_, k) => k > 0 && rows.length > 0 && rows.every((row) => /^[-+–\d]/.test(text(row[k]))));
     const line = (kind, values) => {
       const made = document.createElement("tr");
       made.append(...values.map((value, k) => cell(kind, value, numeric[k])));
@@ -61,6 +112,19 @@
     head.append(line("th", heads));
     body.append(...rows.map((row) => line("td", row)));
     table.replaceChildren(head, body);
+  }
+
+  // A word with what it means, for those who point at it; `name` may have a reason, as in queued:no_slot.
+  function told(name, shown) {
+    const made = document.createElement("span");
+    made.textContent = shown || words(name);
+    const meant = state.all.words[name] || name.split(":").map((part) => state.all.words[part]).filter(Boolean).join("; ");
+    return meaning(made, meant);
+  }
+
+  function meaning(made, meant) {
+    if (meant) { made.title = meant; made.classList.add("told"); }
+    return made;
   }
 
   // What opens a request: a link where its life can be told.
@@ -101,7 +165,21 @@
   // The ends of a window, with digits for a hundredth of it.
   const ends = (from, to) => clock([from, to], to > from ? 10 ** Math.floor(Math.log10((to - from) / 100)) : 1).join(" to ");
 
-  function axis(label, kind, across, log) {
+  // The numbers of an axis across, those that have no room beside the one before left out.
+  function apart(u, at, log) {
+    const place = (v) => (log ? Math.log(v) : v), { min, max } = u.scales.x;
+    const pixels = Math.max(u.width - 90, 1) / (place(max) - place(min) || 1);
+    let last = -Infinity;
+    return at.map((v) => {
+      const text = WRITE.number(v);
+      if ((place(v) - last) * pixels < 10 + 7 * text.length) return "";
+      last = place(v);
+      return text;
+    });
+  }
+
+  function axis(spec, across) {
+    const { label, kind, log } = spec;
     const made = {
       label, stroke: css("--ink"), grid: { stroke: css("--grid"), width: 1 }, ticks: { stroke: css("--line"), width: 1 },
       font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif", size: across ? 44 : 66, labelSize: 20,
@@ -111,11 +189,18 @@
       made.incrs = window.batchsim.steps;
       made.values = (u, at) => clock(at, at.length > 1 ? at[1] - at[0] : 1);
     }
+    if (spec.at) {
+      made.splits = (u, i, min, max) => spec.at.filter((v) => v >= min && v <= max);
+      made.filter = (u, at) => at;
+      made.values = (u, at) => spec.names ? at.map((v) => spec.names(v)) : apart(u, at, log);
+    }
+    if (spec.names) made.grid.show = made.ticks.show = false;
     if (across && kind === "seconds") made.space = (u, i, min, max, wide) => (wide < 360 ? 62 : 84);
     return made;
   }
 
-  // One chart in `holder`. `lines` are {label, color, y, kind of drawing}; `picked(index, line)` is called for a click,
+  // One chart in `holder`. `lines` are {label, color, y, kind of drawing, ends of the interval; `depth`: how many later
+  // lines lie on it, so that it is drawn wider}; `picked(index, line)` is called for a click,
   // `zoomed(from, to)` for a stretch that was dragged over, null for a double click.
   function chart(holder, spec) {
     const figure = document.createElement("figure");
@@ -128,7 +213,8 @@
     const scaleOf = (log) => (log ? { distr: 3 } : {});
     const range = (log) => (u, min, max) => {
       if (min == null || !isFinite(min)) return log ? [1e-3, 1] : [0, 1];
-      if (spec.target != null) { min = Math.min(min, spec.target); max = Math.max(max, spec.target); }
+      for (const v of [spec.target, ...spec.lines.flatMap((line) => [...(line.low || []), ...(line.high || [])])])
+        if (v != null) { min = Math.min(min, v); max = Math.max(max, v); }
       if (log) {
         if (!(min > 0)) return [1e-3, 1];
         if (max / min < 4) { const middle = Math.sqrt(min * max); min = middle / 2; max = middle * 2; }
@@ -146,30 +232,48 @@
       const room = 0.03 * (max - min || Math.abs(max) || 1);
       return [min - room, max + room];
     };
+    // How far down a cross stands: at its value, and without one at the top, below those of earlier lines at that place.
+    const crossAt = (u, k, i) => {
+      if (spec.lines[k].y[i] != null) return u.valToPos(spec.lines[k].y[i], "y");
+      const above = spec.lines.slice(0, k).filter((line, n) => u.series[n + 1].show && line.crosses && line.crosses[i] && line.y[i] == null);
+      return 8 + 13 * above.length;
+    };
     const redraw = () => {
       width = Math.max(240, Math.floor(figure.clientWidth));
       if (plot) plot.destroy();
-      const kind = (log, k) => (v) => (v == null ? "–" : WRITE[k](v));
-      const series = [{ label: spec.x.label, value: (u, v) => (v == null ? "" : WRITE[spec.x.kind](v)) }];
+      const series = [{ label: spec.x.label, value: (u, v) => (v == null ? "" : `${spec.x.said || "at"} ${WRITE[spec.x.kind](v)}`) }];
       for (const line of spec.lines)
         series.push({
-          label: line.label, stroke: paint(line.color), width: line.dots ? 0 : 1.6, spanGaps: true,
+          label: line.label, stroke: paint(line.color), width: line.dots ? 0 : 1.6 + 2.6 * (line.depth || 0), spanGaps: true,
           dash: line.dashed ? [6, 4] : undefined, fill: line.dots ? undefined : line.fill && `${paint(line.color)}33`,
           paths: line.dots ? () => null : line.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
-          points: { show: !!(line.dots || line.marked), size: line.dots ? 5 : 7, fill: paint(line.color), width: 0 },
-          value: (u, v) => kind(spec.y.log, spec.y.kind)(v),
+          points: { show: !!(line.dots || line.marked), size: line.dots ? 5 : 7 + 3 * (line.depth || 0), fill: paint(line.color), width: 0 },
+          value: (u, v, i, at) => (at == null ? "" : v == null ? "–" : WRITE[spec.y.kind](v)),
         });
+      // The intervals, shaded below the lines.
+      const shades = (u) => {
+        const { ctx, bbox } = u;
+        ctx.save();
+        ctx.beginPath(); ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height); ctx.clip();
+        spec.lines.forEach((line, k) => {
+          if (!line.low || !u.series[k + 1].show) return;
+          const known = spec.xs.map((_, i) => i).filter((i) => line.low[i] != null && line.high[i] != null);
+          ctx.fillStyle = `${paint(line.color)}26`;
+          ctx.beginPath();
+          for (const i of known) ctx.lineTo(u.valToPos(spec.xs[i], "x", true), u.valToPos(line.high[i], "y", true));
+          for (const i of known.reverse()) ctx.lineTo(u.valToPos(spec.xs[i], "x", true), u.valToPos(line.low[i], "y", true));
+          ctx.fill();
+        });
+        ctx.restore();
+      };
       const marks = (u) => {
         const { ctx, bbox } = u, dot = devicePixelRatio || 1;
         ctx.save();
         if (spec.target != null) {
           const y = u.valToPos(spec.target, "y", true);
-          ctx.strokeStyle = ctx.fillStyle = css("--ink");
+          ctx.strokeStyle = css("--ink");
           ctx.setLineDash([7 * dot, 4 * dot]);
           ctx.beginPath(); ctx.moveTo(bbox.left, y); ctx.lineTo(bbox.left + bbox.width, y); ctx.stroke();
-          ctx.font = `${12 * dot}px system-ui, sans-serif`;
-          ctx.textAlign = "right"; ctx.textBaseline = "bottom";
-          ctx.fillText(`asked: ${WRITE[spec.y.kind](spec.target)}`, bbox.left + bbox.width, y - 3 * dot);
         }
         if (spec.diagonal) {
           const low = Math.max(u.scales.x.min, u.scales.y.min), high = Math.min(u.scales.x.max, u.scales.y.max);
@@ -186,7 +290,7 @@
           if (!cross || !u.series[k + 1].show) return;
           const x = u.valToPos(spec.xs[i], "x", true), r = 5 * dot;
           if (x < bbox.left || x > bbox.left + bbox.width) return;
-          const y = line.y[i] == null ? bbox.top + 8 * dot : u.valToPos(line.y[i], "y", true);
+          const y = bbox.top + crossAt(u, k, i) * dot;
           ctx.strokeStyle = paint(line.color);
           ctx.beginPath();
           for (const [dx, dy] of [[1, 1], [1, -1]]) { ctx.moveTo(x - dx * r, y - dy * r); ctx.lineTo(x + dx * r, y + dy * r); }
@@ -200,7 +304,7 @@
           x: { time: false, ...scaleOf(spec.x.log), range: spec.x.range ? () => spec.x.range : across },
           y: { ...scaleOf(spec.y.log), dir: spec.painted ? -1 : 1, range: spec.y.range ? () => spec.y.range : range(spec.y.log) },
         },
-        axes: [axis(spec.x.label, spec.x.kind, true, spec.x.log), axis(spec.y.label, spec.y.kind, false, spec.y.log)],
+        axes: [axis(spec.x, true), axis(spec.y, false)],
         legend: { show: !spec.painted },
         cursor: {
           drag: { x: true, y: false, setScale: !spec.zoomed, dist: 6 }, points: { size: 8 },
@@ -208,6 +312,7 @@
           bind: spec.zoomed ? { dblclick: () => () => { spec.zoomed(null); return null; } } : {},
         },
         hooks: {
+          drawAxes: [shades],
           draw: [marks],
           setSelect: [(u) => {
             const { left, width: across } = u.select;
@@ -234,7 +339,7 @@
         for (let i = 0; i < spec.xs.length; i++) {
           const cross = line.crosses && line.crosses[i];
           if (line.y[i] == null && !cross) continue;
-          const y = line.y[i] == null ? 8 : u.valToPos(line.y[i], "y");
+          const y = cross ? crossAt(u, k, i) : u.valToPos(line.y[i], "y");
           const far = Math.hypot(u.valToPos(spec.xs[i], "x") - left, y - top);
           if (far < least) { least = far; best = [i, k]; }
         }
@@ -260,48 +365,71 @@
     state.all = found;
     document.title = `${found.name}: batchsim view`;
     $("name").textContent = found.name;
-    $("heading").textContent = `${found.heading}. Asked: ${found.objective}. At the lower end of the interval, ${found.decisions.join(". ")}.`;
+    $("heading").textContent = `${found.heading}. Asked: ${found.objective}.`;
+    $("decision").textContent = found.decision[0];
+    $("decided").textContent = found.decision.slice(1).join(" ");
+    glossary();
     clear($("curves"));
+    let wide = false;
     for (const each of found.charts) {
       const xs = [...new Set(each.series.flatMap((line) => line.x))].sort((a, b) => a - b);
       const at = (line, values) => xs.map((x) => { const i = line.x.indexOf(x); return i < 0 || values[i] == null ? null : values[i]; });
-      const log = each.y.scale === "log";
+      const log = each.y.scale === "log", kind = each.y.kind;
+      // An interval of a share ends at 0 and 1.
+      const ends = (line, values) => at(line, values).map((v) => (v == null || each.y.scale !== "nines" ? v : Math.max(0, Math.min(1, v))));
       const lines = each.series.map((line) => ({
         label: line.label, color: line.color, dashed: line.dashed, marked: true, y: at(line, line.y),
         crosses: at(line, line.crosses), points: at(line, line.points),
+        low: line.low.length ? ends(line, line.low) : null, high: line.high.length ? ends(line, line.high) : null,
       }));
+      lines.forEach((line, k) => { line.depth = Math.min(3, lines.slice(k + 1).filter((later) => alike(line.y, later.y)).length); wide ||= line.depth > 0; });
+      const asked = each.target == null ? "" : `, asked: ${WRITE[kind](each.target)} (dashed)`;
       chart($("curves"), {
-        caption: each.caption, xs, lines, target: each.target, group: "curves",
-        x: { label: each.x.label, kind: each.x.kind, log: each.x.scale === "log" }, y: { label: each.y.label, kind: each.y.kind, log },
+        caption: `${each.caption}${asked}`, xs, lines, target: each.target, group: "curves",
+        x: { label: each.x.label, kind: each.x.kind, log: each.x.scale === "log", at: xs }, y: { label: each.y.label, kind, log },
         picked: (i, k) => { if (lines[k].points[i] != null) openPoint(lines[k].points[i], true); },
       });
     }
-    const rows = found.points.map((point) => [point.point, point.title]);
-    options($("pick"), rows);
-    options($("by"), found.by.map((row) => row), state.by);
-    const first = found.first;
-    if (first != null) await openPoint(first, false);
+    const of = found.one_seed ? "" : `Lines are means of ${found.seeds}, shaded where that has a 95 % interval; a click opens the first seed, whose own values differ. `;
+    $("curves-said").textContent = `${of}Click a value to open its point. Drag across to zoom, double-click to see all. A cross marks a queue that grows${wide ? "; a wide line has another with the same values on it" : ""}.`;
+    options($("pick"), found.points.map((point) => [point.point, point.title]));
+    options($("by"), found.by, found.by[0][0]);
+    await restore();
+  }
+
+  // Whether two lines have the same values, within 1 %.
+  const alike = (one, other) => one.every((v, i) => (v == null || other[i] == null ? v === other[i] : Math.abs(v - other[i]) <= 0.01 * Math.abs(other[i])));
+
+  // Every word that has a meaning here, for who cannot point at one.
+  function glossary() {
+    $("words").replaceChildren(...Object.entries(state.all.words).flatMap(([name, meant]) => {
+      const word = document.createElement("dt"), said = document.createElement("dd");
+      word.textContent = words(name);
+      said.textContent = meant;
+      return [word, said];
+    }));
   }
 
   // ---- a point
 
-  async function openPoint(number, scroll) {
+  async function openPoint(number, scroll, view = {}) {
     const found = await ask("point", { point: number });
     if (!found) return;
-    Object.assign(state, { point: found, replica: found.replicas[0] || 0, window: null, picked: null, way: new Set(), chosen: null });
+    Object.assign(state, { point: found, replica: view.replica ?? (found.replicas[0] || 0), window: clamped(view.window, found.end_s), by: view.by || state.by, picked: null, compared: null, way: new Set(), chosen: null });
+    $("by").value = state.by;
     for (const id of ["point", "compare", "change"]) $(id).hidden = false;
     $("request").hidden = true;
     $("pick").value = number;
     $("replicas").hidden = found.replicas.length < 2;
     options($("replica"), found.replicas.map((replica) => [replica, replica]), state.replica);
-    const steps = found.steps == null ? [] : [["steps", found.steps.toLocaleString("en")]];
-    const facts = [["requests", found.requests.toLocaleString("en")], ...steps, ["length", WRITE.seconds(found.end_s)]];
-    if (found.unstable) facts.push(["the queue", "grows"]);
-    $("metrics").replaceChildren(...[...facts, ...found.metrics].map(([name, text]) => {
+    const many = (n) => n.toLocaleString("en"), steps = found.steps == null ? "" : `, ${many(found.steps)} steps`;
+    $("length").textContent = `Whole run: ${many(found.requests)} requests${steps}, ${WRITE.seconds(found.end_s)} long${found.unstable ? "; the queue grows" : ""}.`;
+    const measured = found.measured === found.requests ? "all requests" : `the ${many(found.measured)} requests that came after the warm-up${found.warmup ? ` of ${found.warmup}` : ""}`;
+    $("metrics").replaceChildren(`Of ${measured}: `, ...found.metrics.map(([name, text, meant]) => {
       const made = document.createElement("span"), value = document.createElement("b");
       value.textContent = text;
-      made.append(`${name} `, value);
-      return made;
+      made.append(`${name} `, value, " ");
+      return meaning(made, meant);
     }));
     const here = state.all.points[number], others = state.all.points.filter((each) => each.seed === here.seed && each !== here);
     const like = others.find((each) => each.load === here.load) || others[0];
@@ -314,6 +442,7 @@
     for (const id of ["queues", "pairs"]) clear($(id));
     for (const id of ["beside", "largest"]) $(id).replaceChildren();
     for (const [panel, id] of [["change", "changed"], ["compare", "compared"]]) $(id).textContent = found.lacks[panel] || "";
+    keep("push");
     await Promise.all([look(), knobs()]);
     if (scroll) $("point").scrollIntoView({ behavior: "instant" });
   }
@@ -351,13 +480,17 @@
       lines: [line("within the SLO", 3, found.within), line("busy", 5, found.busy)] });
   }
 
+  // A window within the run, to the nanosecond; null for the whole of it.
+  function clamped(window, end) {
+    if (!window) return null;
+    const [from, to] = [Math.max(0, window[0]), Math.min(end, window[1])].map((at) => Number(at.toFixed(9)));
+    return to - from < 1e-9 || (from <= 0 && to >= end) ? null : [from, to];
+  }
+
   async function zoom(window) {
-    const end = state.point.end_s;
-    if (window) {
-      const least = 1e-9, from = Math.max(0, window[0]), to = Math.min(end, window[1]);
-      window = to - from < least ? null : [from, to];
-    }
-    state.window = window && window[0] <= 0 && window[1] >= end ? null : window;
+    const moved = state.window && window;
+    state.window = clamped(window, state.point.end_s);
+    keep(moved ? "replace" : "push");
     await look();
   }
 
@@ -366,34 +499,33 @@
     const found = await ask("timeline", { point: state.point.point, replica: state.replica, ...inWindow() });
     if (!found) return;
     state.steps = found;
-    const shown = found.exact ? `all ${found.of.toLocaleString("en")} steps` : `${found.start_s.length.toLocaleString("en")} of ${found.of.toLocaleString("en")} steps, with every highest and lowest`;
+    const shown = !found.of ? "no step ran" : found.of === 1 ? "one step" : found.exact ? `all ${found.of.toLocaleString("en")} steps` : `${found.shown.toLocaleString("en")} of ${found.of.toLocaleString("en")} steps, with every highest and lowest`;
     $("window").textContent = `${ends(found.from_s, found.to_s)}: ${shown}`;
     const x = { label: "time since the start of the run", kind: "seconds", range: [found.from_s, found.to_s] };
-    const from = found.exact ? "" : ", thinned";
     const last = found.start_s.length - 1; // the last step has a length too
-    const common = { xs: last < 0 ? [] : [...found.start_s, found.start_s[last] + found.step_s[last]], x, group: "time", zoomed: zoom };
+    const common = { xs: last < 0 ? [] : [...found.start_s, found.until_s], x, group: "time", zoomed: zoom };
     clear($("timeline"));
     const line = (label, k, y, more) => ({ label, color: state.all.colors[k], y: last < 0 ? [] : [...y, y[last]], stepped: true, ...more });
-    chart($("timeline"), { ...common, caption: `Requests running and waiting${from}`, y: { label: "requests", kind: "number" },
+    chart($("timeline"), { ...common, caption: "Requests running and waiting", y: { label: "requests", kind: "number" },
       lines: [line("running", 0, found.running), line("waiting", 1, found.waiting)] });
-    chart($("timeline"), { ...common, caption: `KV blocks in use${from}`, y: { label: "share of the pool", kind: "share" },
+    chart($("timeline"), { ...common, caption: "KV blocks in use", y: { label: "share of the pool", kind: "share" },
       lines: [line("in use", 2, found.kv_share, { fill: true })] });
-    chart($("timeline"), { ...common, caption: `Time of a step${from}`, y: { label: "step", kind: "seconds" },
+    chart($("timeline"), { ...common, caption: "Time of a step", y: { label: "step", kind: "seconds" },
       lines: [line("step", 3, found.step_s)] });
-    chart($("timeline"), { ...common, caption: `Tokens of a step${from}`, y: { label: "tokens", kind: "number" },
+    chart($("timeline"), { ...common, caption: "Tokens of a step", y: { label: "tokens", kind: "number" },
       lines: [line("all", 0, found.tokens), line("of prompts", 1, found.prefill_tokens)] });
   }
 
   // ---- lanes
 
-  const words = (name) => name.replaceAll("_", " ");
+  const words = (name) => name.replaceAll("_", " ").replaceAll(":", ": ");
   const colorOf = (what) => state.all.kinds[what] || "#7F7F7F";
 
   function named(what) {
     const made = document.createElement("span"), key = document.createElement("span");
     key.className = "key";
     key.style.background = paint(colorOf(what));
-    made.append(key, words(what));
+    made.append(key, told(what));
     return made;
   }
 
@@ -419,7 +551,7 @@
     const drawing = window.batchsim.lanes(found, state.all.lanes.map((what) => ({ color: colorOf(what) })), paint, css, () => state);
     chart($("lanes"), {
       caption: "What each request was doing", xs: [found.from_s, found.to_s], lines: [{ label: "lane", color: "#000000", dots: true, y: [null, null] }],
-      x: { label: "time since the start of the run", kind: "seconds", range: [found.from_s, found.to_s] }, y: { label: "requests", kind: "none", range: drawing.range },
+      x: { label: "time since the start of the run", kind: "seconds", range: [found.from_s, found.to_s] }, y: { label: "request", kind: "none", range: drawing.range, at: drawing.numbered, names: drawing.name },
       group: "time", zoomed: zoom, height: drawing.height, painted: drawing.painted,
       at: (u, left, top) => { const hit = drawing.at(u, left, top); if (hit) openRequest(hit.id); },
       over: (u, left, top) => { const hit = drawing.at(u, left, top); if (hit) tell(hit.id, hit.span); },
@@ -429,7 +561,7 @@
   // What the colours and frames of the lanes mean.
   function keyed() {
     const kinds = [...new Set(state.lanes.kind)].sort((a, b) => a - b).map((kind) => named(state.all.lanes[kind]));
-    const frame = (color, text) => {
+    const frame = (color, text) => { // a frame around a lane
       const made = named(text);
       Object.assign(made.firstChild.style, { background: "none", border: `2px solid var(${color})` });
       return made;
@@ -492,6 +624,13 @@
 
   // ---- a request
 
+  function closeRequest() {
+    if (state.picked == null) return;
+    Object.assign(state, { picked: null, way: new Set() });
+    $("request").hidden = true;
+    remark();
+  }
+
   async function openRequest(number) {
     const found = await ask("request", { point: state.point.point, id: number });
     if (!found) return;
@@ -499,8 +638,9 @@
     state.picked = found.request_id;
     state.way = new Set(found.chapters.flatMap((chapter) => [chapter.head, chapter.blocker]).filter((id) => id != null));
     if (state.lanes && !state.lanes.id.includes(state.picked)) lanes(); else remark();
+    keep("push");
     $("request").hidden = false;
-    $("request-title").textContent = `Request ${number}`;
+    $("request-title").textContent = `Request ${found.request_id}`;
     $("sentence").textContent = found.sentence;
     const kinds = [...new Set(found.chapters.map((chapter) => chapter.what))];
     $("life").replaceChildren(...found.chapters.map((chapter) => {
@@ -511,37 +651,60 @@
       return made;
     }));
     fill($("parts"), ["where the time went", "time", "share"], found.parts.map((part) => [
-      words(part.part), WRITE.seconds(part.ns / 1e9), WRITE.share(found.e2e_ns ? part.ns / found.e2e_ns : 0)]));
+      told(part.part), WRITE.seconds(part.ns / 1e9), WRITE.share(found.e2e_ns ? part.ns / found.e2e_ns : 0)]));
     const most = 100, shown = [...found.chapters];
     const brief = shown.length > most ? shown.map((c) => c.end_ns - c.start_ns).sort((a, b) => b - a)[most - 1] : 0;
     const rows = shown.filter((chapter) => chapter.end_ns - chapter.start_ns >= brief).slice(0, most);
     $("chapters-said").textContent = rows.length < shown.length ? `The ${rows.length} longest of ${shown.length.toLocaleString("en")}.` : `${kinds.length} kinds of time, ${rows.length} chapters.`;
     const who = (id) => (id == null ? "" : link(id, () => openRequest(id)));
-    fill($("chapters"), ["what", "from", "for", "steps", "why", "stood first", "took the place"], rows.map((chapter) => [
+    fill($("chapters"), ["what", "from", "for", "steps", "why", told("first in the queue"), told("place taken by")], rows.map((chapter) => [
       named(chapter.what), WRITE.seconds((chapter.start_ns - found.sent_ns) / 1e9), WRITE.seconds((chapter.end_ns - chapter.start_ns) / 1e9),
-      String(chapter.steps || "–"), words(chapter.reason), who(chapter.head), who(chapter.blocker)]));
+      String(chapter.steps || "–"), told(chapter.reason), who(chapter.head), who(chapter.blocker)]));
     $("request").scrollIntoView({ behavior: "instant" });
   }
 
   // ---- two points
 
-  async function compare() {
-    const found = await ask("compare", { point: state.point.point, other: $("other").value, by: state.by });
-    if (!found) return;
-    const [here, there] = found.titles, sign = found.median_change_s < 0 ? "−" : "+";
-    $("compared").textContent = `${found.by} of ${found.of.toLocaleString("en")} requests. In ${there} ${found.slower.toLocaleString("en")} are slower and ${found.faster.toLocaleString("en")} faster than in ${here}; the median change is ${sign}${WRITE.seconds(Math.abs(found.median_change_s))}.${found.unlike ? ` ${found.unlike.toLocaleString("en")} ids have other prompts and are left out.` : ""}`;
+  function uncompared() {
+    state.compared = null;
     clear($("pairs"));
+    $("largest").replaceChildren();
+    $("compared").textContent = state.point.lacks.compare || "";
+  }
+
+  async function compare() {
+    const other = Number($("other").value);
+    const found = await ask("compare", { point: state.point.point, other, by: state.by });
+    if (!found) return;
+    state.compared = other;
+    keep("push");
+    const many = (n) => n.toLocaleString("en"), change = found.median_change_s, [a, b] = found.unanswered, { by } = found;
+    const also = (n, text) => (n ? ` ${many(n)} ${text}` : "");
+    const of = (n, side) => (n ? `, ${many(n)} of them without any ${by} in ${side}, since they did not finish there` : "");
+    const median = change == null ? `None has a ${by} in both.` : `The median change of the ${many(found.both)} that have one in both is ${change < 0 ? "−" : "+"}${WRITE.seconds(Math.abs(change))}.`;
+    const sides = [`A is ${found.titles[0]}.`, `B is ${found.titles[1]}.`].map((text) => {
+      const made = document.createElement("span");
+      made.textContent = text;
+      return made;
+    });
+    const counted = `${by} of ${many(found.of)} requests: ${many(found.slower)} slower in B${of(b, "B")}; ${many(found.faster)} faster in B${of(a, "A")}. ${median}`
+      + also(found.neither, "finished in neither.") + also(found.undefined, `have no ${by} by their nature, in A or in B.`)
+      + also(found.only[0], "were sent in A alone.") + also(found.only[1], "were sent in B alone.") + also(found.unlike, "ids have other prompts in B and are left out.");
+    $("compared").replaceChildren(...sides, counted);
+    clear($("pairs"));
+    $("largest").replaceChildren();
+    if (!found.both) return;
     const every = [...found.here_s, ...found.there_s], log = every.every((v) => v > 0);
     let low = Infinity, high = 0; // both axes alike, so that the line of no change lies across
     for (const v of every) { low = Math.min(low, v); high = Math.max(high, v); }
     const both = log ? [low / 1.2, high * 1.2] : [0, high * 1.05 || 1];
     chart($("pairs"), {
-      caption: `${found.by}, request by request: above the line is slower in ${there}`, xs: found.here_s, diagonal: true, height: 380,
-      lines: [{ label: there, color: state.all.colors[0], dots: true, y: found.there_s }],
-      x: { label: here, kind: "seconds", log, range: both }, y: { label: there, kind: "seconds", log, range: both },
+      caption: `${by} of the ${many(found.both)} requests that have it in both: above the line is slower in B`, xs: found.here_s, diagonal: true, height: 380,
+      lines: [{ label: "in B", color: state.all.colors[0], dots: true, y: found.there_s }],
+      x: { label: "in A", said: "in A", kind: "seconds", log, range: both }, y: { label: "in B", kind: "seconds", log, range: both },
       picked: "life" in state.point.lacks ? null : (i) => openRequest(found.id[i]),
     });
-    fill($("largest"), ["largest changes", here, there], found.largest.map(([id, a, b]) => [
+    fill($("largest"), ["largest changes", "A", "B"], found.largest.map(([id, a, b]) => [
       opens(id), WRITE.seconds(a), WRITE.seconds(b)]));
   }
 
@@ -563,6 +726,7 @@
       const label = document.createElement("label"), slider = document.createElement("input"), value = document.createElement("output");
       Object.assign(slider, { type: "range", min: -2, max: 2, step: 0.05, value: 0, id: `knob-${knob.key}` });
       Object.assign(label, { textContent: knob.name, htmlFor: slider.id });
+      meaning(label, state.all.words[knob.name]);
       slider.oninput = slid;
       slider.ondblclick = () => { slider.value = 0; slid(); };
       $("knobs").append(label, slider, value);
@@ -597,7 +761,11 @@
     const misses = `${found.misses[0].toLocaleString("en")} SLO misses before, ${found.misses[1].toLocaleString("en")} after`;
     const each = found.no_effect ? "no request's times changed" : found.vanish ? `${found.vanish.length.toLocaleString("en")} vanish, ${found.appear.length.toLocaleString("en")} appear` : "the requests differ, so no two are compared";
     $("changed").textContent = `${change}: ${misses}; ${each}.${found.rerun ? ` The results were ${found.rerun}; the unchanged point was simulated for this.` : ""}`;
-    fill($("beside"), ["metric", "before", "after"], found.texts);
+    fill($("beside"), ["metric", "before", "after"], found.texts.map(([name, before, after, meant]) => {
+      const made = document.createElement("span");
+      made.textContent = name;
+      return [meaning(made, meant), before, after];
+    }));
     clear($("queues"));
     const sides = found.queues, xs = [...new Set(sides.flatMap((side) => side.start_s))].sort((a, b) => a - b);
     const onto = (side) => {
@@ -623,8 +791,8 @@
     return zoom([a + far, b + far]);
   };
   $("pick").onchange = () => openPoint(Number($("pick").value), false);
-  $("replica").onchange = () => { state.replica = Number($("replica").value); look(); };
-  $("by").onchange = () => { state.by = $("by").value; requests(); };
+  $("replica").onchange = () => { state.replica = Number($("replica").value); keep("push"); look(); };
+  $("by").onchange = () => { state.by = $("by").value; keep("replace"); requests(); };
   $("whole").onclick = () => zoom(null);
   $("out").onclick = () => wide(4);
   $("back").onclick = () => shift(-0.5);
@@ -632,9 +800,9 @@
   $("one").onclick = () => {
     if (!state.steps) return;
     const [a, b] = span(), { start_s: starts, step_s: lengths } = state.steps;
-    let k = starts.findIndex((start) => start >= (a + b) / 2);
-    if (k < 0) k = starts.length - 1;
-    if (k >= 0) zoom([starts[k], starts[k] + lengths[k]]);
+    const ran = starts.map((_, k) => k).filter((k) => lengths[k] > 0); // idle time has no length
+    const k = ran.find((k) => starts[k] + lengths[k] > (a + b) / 2) ?? ran.at(-1);
+    if (k != null) zoom([starts[k], starts[k] + lengths[k]]);
   };
   const keys = {
     ArrowLeft: () => shift(-0.25), ArrowRight: () => shift(0.25), "+": () => wide(0.5), "=": () => wide(0.5), "-": () => wide(2), 0: () => zoom(null),

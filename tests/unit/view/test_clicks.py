@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 
@@ -69,7 +70,7 @@ def test_a_stretch_dragged_over_is_zoomed_into_down_to_one_step(tab: Page, url: 
     tab.click("document.querySelector('#timeline .u-over')", (0.4, 0.5), to=(0.6, 0.5))
     tab.until(f"document.getElementById('window').textContent !== {whole!r}")
     tab.click("document.getElementById('one')")
-    tab.until("/all [123] steps/.test(document.getElementById('window').textContent)")
+    tab.until("/: one step$/.test(document.getElementById('window').textContent)")
     tab.click("document.getElementById('whole')")
     tab.until(f"document.getElementById('window').textContent === {whole!r}")
 
@@ -116,7 +117,10 @@ def test_points_are_compared_and_a_knob_is_changed(tab: Page, url: str) -> None:
     opened(tab, url)
     tab.click("document.getElementById('pair')")
     tab.until("document.querySelector('#pairs canvas')")
-    assert text(tab, "compared").startswith("TTFT of 40 requests.")
+    assert re.match(
+        r"A is continuous at .*, seed 0\.B is preemptive at .*, seed 0\.TTFT of 40 requests: \d+ slower in B",
+        text(tab, "compared"),
+    )
     tab.until("document.querySelectorAll('#knobs input').length === 5")
     assert tab.run("document.getElementById('simulate').disabled")
     for key in ("policies.continuous.max_num_seqs", "cost_factor"):
@@ -130,6 +134,59 @@ def test_points_are_compared_and_a_knob_is_changed(tab: Page, url: str) -> None:
     assert text(tab, "error") == ""
     tab.click("document.getElementById('reset')")
     tab.until("document.getElementById('simulate').disabled")
+
+
+def test_the_address_holds_what_is_looked_at(tab: Page, url: str) -> None:
+    """A window, a request and a comparison are there again after a reload; Back goes the way that was come."""
+    opened(tab, url)
+    assert tab.run("location.hash") == ""  # a plain address stays one until something is chosen
+    whole, counted = text(tab, "window"), text(tab, "counted")
+    tab.click("document.querySelector('#timeline .u-over')", (0.1, 0.5), to=(0.6, 0.5))
+    for name, before in (("window", whole), ("counted", counted)):
+        tab.until(f"document.getElementById({name!r}).textContent !== {before!r}")
+    window = text(tab, "window")
+    tab.click("document.querySelector('#slowest button')")
+    tab.until("/request=/.test(location.hash)")
+    sentence = text(tab, "sentence")
+    tab.click("document.getElementById('pair')")
+    tab.until("/with=/.test(location.hash) && document.querySelector('#pairs canvas')")
+    compared, address = text(tab, "compared"), tab.run("location.hash")
+    tab.call("Page.reload")
+    tab.until("window.batchsim && document.querySelector('#pairs canvas')")
+    assert tab.run("location.hash") == address and text(tab, "error") == ""
+    assert [text(tab, name) for name in ("window", "sentence", "compared")] == [window, sentence, compared]
+    tab.run("history.back()")
+    tab.until("!document.querySelector('#pairs canvas') && document.getElementById('compared').textContent === ''")
+    assert not tab.run("document.getElementById('request').hidden") and text(tab, "window") == window
+    tab.run("history.back()")
+    tab.until("document.getElementById('request').hidden")
+    assert text(tab, "window") == window
+    tab.run("history.back()")
+    tab.until(f"document.getElementById('window').textContent === {whole!r}")
+    assert tab.run("location.hash") == ""
+
+
+def test_an_address_that_names_what_is_not_there_says_so(tab: Page, url: str, page_data: PageData) -> None:
+    """And shows the point that the page begins with."""
+    tab.call("Page.navigate", url="about:blank")
+    opened(tab, f"{url}#point=99&from=x")
+    tab.until("!document.getElementById('error').hidden")
+    assert text(tab, "error") == "The address says from=x, point=99, which this run has not."
+    assert tab.run("Number(document.querySelector('#pick').value)") == page_data.curves()["first"]
+
+
+def test_curves_and_the_header_say_what_their_numbers_are_of(tab: Page, url: str) -> None:
+    """What is asked stands in the caption, off the curve; a metric and a part tell what they mean."""
+    opened(tab, url)
+    captions = tab.run("[...document.querySelectorAll('#curves figcaption')].map((each) => each.textContent)")
+    assert captions[0].endswith("@ 99%, asked: 99 % (dashed)") and "P99 TTFT, asked: 300 ms (dashed)" in captions
+    assert text(tab, "length").startswith("Whole run: 40 requests, ") and text(tab, "metrics").startswith(
+        "Of all requests: "
+    )
+    tab.click("document.querySelector('#slowest button')")
+    tab.until("document.querySelector('#parts .told')")
+    titles = tab.run("[...document.querySelectorAll('#parts .told, #metrics .told')].map((each) => each.title)")
+    assert len(titles) > 8 and all(titles)
 
 
 def test_the_browser_blocks_nothing_and_fetches_nothing_from_elsewhere(tab: Page, url: str) -> None:
@@ -163,7 +220,7 @@ def test_times_of_one_step_late_in_a_run_are_told_apart(tab: Page, url: str) -> 
     """Its two ends, which differ in milliseconds after seconds."""
     opened(tab, url)
     tab.click("document.getElementById('one')")
-    tab.until("/all [123] steps/.test(document.getElementById('window').textContent)")
+    tab.until("/: one step$/.test(document.getElementById('window').textContent)")
     start, _, end = text(tab, "window").partition(":")[0].partition(" to ")
     assert start.endswith(" s") and end.endswith(" s") and 0.005 < float(end[:-2]) - float(start[:-2]) < 0.1
 

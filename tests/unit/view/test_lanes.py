@@ -64,6 +64,17 @@ def test_lanes_are_the_chapters_of_lives(wide: PageData) -> None:
     assert kinds >= {"queued", "prefill", "decode", "preempted", "response_held"}
 
 
+def test_an_answer_sent_whole_has_no_time_between_tokens(wide: PageData) -> None:
+    """Neither in the list of requests nor beside a policy that streams."""
+    points = wide.points()
+    static, other = (
+        next(k for k, point in enumerate(points) if point.policy == policy) for policy in ("static", "continuous")
+    )
+    assert wide.requests(static, "tpot", None)["of"] == 0 and wide.requests(static, "ttft", None)["of"] == 40
+    found = wide.compare(static, other, "tpot")
+    assert (found["both"], found["slower"], found["faster"], found["undefined"]) == (0, 0, 0, 40)
+
+
 def test_a_window_shows_who_was_there(page_data: PageData, port: int) -> None:
     """One step's: those whose spans overlap it, with their whole spans."""
     step = page_data.results.steps(*page_data.points()[1])

@@ -20,7 +20,7 @@
   const WRITE = {
     number: (v) => (Math.abs(v) >= 1000 ? Math.round(v).toLocaleString("en") : digits(v, 3)),
     points: (v) => (v < -1 ? "below −100 points" : `${v > 0 ? "+" : v < 0 ? "−" : ""}${digits(100 * Math.abs(v), 3)} points`),
-    share: (v) => (v > MOST && v < 1 ? ">99.99 %" : `${digits(100 * v, 4)} %`),
+    share: (v) => (v > MOST && v < 1 ? ">99.99 %" : `${digits(100 * v, v < 0.9 ? 3 : 4)} %`), // near 1 digits tell nines apart
     seconds: (v) => {
       for (const [unit, of] of UNITS) if (v >= unit * (unit > 1 ? 2 : 1)) return `${digits(v / unit, 3)} ${of}`;
       return v ? `${digits(v * 1e9, 3)} ns` : "0 s";
@@ -224,7 +224,7 @@
       if (OTHER[axis.kind] === "log" && values.some((v) => v <= 0)) continue;
       const button = document.createElement("button");
       button.type = "button";
-      const say = () => { button.textContent = `${name}: ${scales[name]}`; };
+      const say = () => { button.textContent = `${name} scale: ${scales[name]} ▾`; };
       button.title = `Change the scale of ${axis.label}`;
       button.onclick = () => {
         scales[name] = scales[name] === "linear" ? OTHER[axis.kind] : "linear";

@@ -166,6 +166,6 @@ def test_a_page_answers_to_the_pointer_at_any_width(kind: str, width: int, tmp_p
     assert not HTTP.search(scripts.sub("", page.read_text(encoding="utf-8")))
     seen = seen_in_a_browser(page, width, tmp_path)
     assert seen["charts"] == seen["drawn"] > 0 and seen["wide"] <= width and seen["requests"] == 0
-    assert (seen["before"], seen["after"]) == ("y: nines", "y: linear") and seen["off"]
+    assert (seen["before"], seen["after"]) == ("y scale: nines ▾", "y scale: linear ▾") and seen["off"]
     assert any("%" in value for value in seen["hover"][2:]) or kind == "capacity"
     assert seen["unfolded"] and seen["printed"] == seen["charts"]
