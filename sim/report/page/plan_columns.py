@@ -215,11 +215,11 @@ COLUMNS: dict[str, Column] = {
     "counted": Column("judged"),
     "months": Column("months", number),
     "today_rps": Column("requests/s today", number),
-    "forecast": Column("as forecast", yes_no, "whether that many replicas hold the planned traffic, growth included"),
+    "forecast": Column("forecast", yes_no, "whether that many replicas hold the planned traffic, growth included"),
     "grown": Column(
         "more traffic", yes_no, "likewise with 30 % more than planned: from the fewest replicas on that hold it"
     ),
-    "lost": Column("one replica lost", yes_no, "likewise with one of them gone: one more than hold the plan"),
+    "lost": Column("replica lost", yes_no, "likewise with one of them gone: one more than hold the plan"),
     "slow": Column("longest steps", yes_no, "likewise with every step as long as the error of the step times allows"),
     "choice": Column("choice"),
     "next_index": Column("next", number),

@@ -7,7 +7,7 @@ from batchsim.study.planning.fleet_search import SmallestGroup
 from batchsim.study.planning.make import GROWN, Planned
 from batchsim.study.planning.money import cost_per_month
 
-CHEAPEST = "cheapest that holds"
+CHEAPEST = "cheapest"
 CASES = {"grown": GROWN, "lost": "a lost replica", "slow": "the longest steps"}
 """By column, the trouble that a number of replicas survives or does not."""
 
