@@ -33,7 +33,7 @@ LINES = {
     "fit": 1300,
     "fit.server": 1150,
     "fit.traffic": 1100,
-    "kernel": 4850,
+    "kernel": 4900,
     "kv": 1500,
     "metrics": 2900,
     "policies": 300,

@@ -3,7 +3,7 @@
 A leap simulates many steps at once and writes the rows that stepping would have written. Which kinds there are:
 
 1. `leaps.leap`: an engine that waits for each step repeats its decodes, verified drafts included; where they are
-   foreseen, through steps in which requests end.
+   foreseen, behind prompts too, and through steps in which requests end.
 2. `leaps_ahead.leap_ahead`: an engine a step ahead of results does, through steps in which requests end.
 3. `pipeline_leaps.leap_calls`: groups of a pipeline decode in turns; such a leap begins before a call of the scheduler,
    the others behind a step that was just launched.
@@ -52,7 +52,7 @@ class Leaps:
         core, batch = self._core, self._core.in_flight.steps[-1].batch
         if self._is_ahead:
             return leap_ahead(core, self._executor, batch, now_ns, horizon, tell, drains)
-        return leap(core, self._executor, batch, now_ns, horizon, tell)
+        return leap(core, self._executor, batch, now_ns, horizon, tell, drains)
 
     def leap_calls(self, now_ns: int, horizon_ns: float) -> int:
         """Makes the calls of a pipeline's scheduler, the next one at `now_ns`, that are over before `horizon_ns` and

@@ -1,6 +1,7 @@
 """Leaps of an engine that waits for each step, over steps alike: the same rows as stepping would write.
 
-1. A leap begins behind a step of decodes alone, and repeats it as long as the scheduler does.
+1. A leap begins behind a step of decodes alone, and repeats it as long as the scheduler does. Where all running
+   sequences decode once the prompts of a step are computed, the scheduler is called for them within the leap.
 2. Where the scheduler foresees its steps (`protocols.Foreseeing`) and the cost is a line in the context, they are
    written without asking either (`_leap_along`), up to the one that finishes a sequence.
 3. The results of that one are delivered within the leap if the queue is empty and every running sequence decodes: the
@@ -9,8 +10,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import cycle, islice
+from collections.abc import Callable, Iterator
+from itertools import chain, cycle, islice
 from math import floor, inf
 
 from batchsim.base.units import MAX_TIME_NS
@@ -37,22 +38,32 @@ def leap(
     end_ns: int,
     horizon: Callable[[], float],
     tell: Tell | None = None,
+    drains: Callable[[], bool] | None = None,
 ) -> int:
     """Repeats `batch`, the step just executed, which ends at `end_ns`, while the next would start before the `horizon`,
     in ns. Returns the end of the last step in ns.
 
-    `tell` passes on the events of steps that finish sequences; None: the leap ends before such a step.
+    `tell` passes on the events of steps that finish sequences or prompts; None: the leap ends before such a step.
+    `drains` returns whether to drain as the scheduler is called behind prompts (None: never).
     """
-    group = batch.decodes
-    if group is None or batch.chunks or core.in_flight.steps[-1].finished or not batch.num_decode:
+    step, group = core.in_flight.steps[-1], batch.decodes
+    if group is None or end_ns >= (horizon_ns := min(horizon(), MAX_TIME_NS)):
         return end_ns
-    horizon_ns = min(horizon(), MAX_TIME_NS)
-    if end_ns >= horizon_ns:
+    if batch.chunks:
+        decodes = _decodes_behind(core, step, end_ns, horizon, tell, drains)
+        if decodes is None:
+            return end_ns
+        batch, step, horizon_ns = decodes, LaunchedStep(decodes, [], end_ns), min(horizon(), MAX_TIME_NS)
+        count, end_ns = _leap_along(core, executor, step, group, end_ns, horizon_ns, to_ends=True, is_next=True)
+        if not count:
+            return leap(core, executor, batch, core.execute(batch, end_ns), horizon, tell, drains)
+        core.in_flight.steps.append(step)
+    elif step.finished or not batch.num_decode:
         return end_ns
-    if isinstance(group, DraftGroup):
+    elif isinstance(group, DraftGroup):
         return _leap_drafts(core, executor, batch, group, end_ns, horizon_ns)
-    step = core.in_flight.steps[-1]
-    _, end_ns = _leap_along(core, executor, step, group, end_ns, horizon_ns, to_ends=tell is not None)
+    else:
+        _, end_ns = _leap_along(core, executor, step, group, end_ns, horizon_ns, to_ends=tell is not None)
     while step.finished:
         if tell is None or end_ns >= horizon_ns or not _leaves_decodes(core, step):
             return end_ns
@@ -68,15 +79,39 @@ def leap(
         if not count:
             return end_ns
         core.in_flight.steps.append(step)
-    return _leap_one_by_one(core, executor, batch, group, end_ns, horizon_ns)
+    if end_ns < horizon_ns:
+        return _leap_one_by_one(core, executor, batch, group, end_ns, horizon_ns)
+    return end_ns
+
+
+def _decodes_behind(
+    core: EngineCore,
+    step: LaunchedStep,
+    end_ns: int,
+    horizon: Callable[[], float],
+    tell: Tell | None,
+    drains: Callable[[], bool] | None,
+) -> Batch | None:
+    """Delivers `step`, with which prompts end, and returns the decodes that follow, scheduled and not executed; None if
+    something else may come before, in which case `step` may be delivered."""
+    if tell is None or not _leaves_decodes(core, step):
+        return None
+    events = core.complete(end_ns)
+    if events:
+        tell(events, end_ns)
+        if core.has_arrivals or end_ns >= horizon() or not core.scheduler.num_running:
+            return None  # all that were left may have been handed over
+    decodes = core.schedule(end_ns, drains is not None and drains())
+    assert type(decodes) is Batch, decodes
+    return decodes
 
 
 def _leaves_decodes(core: EngineCore, step: LaunchedStep) -> bool:
-    """Whether the decodes that `step` does not finish are all of the next step, once `step` is delivered."""
-    scheduler, num_decode = core.scheduler, step.batch.num_decode
+    """Whether the sequences that `step` does not finish all decode in the next step, once `step` is delivered."""
+    scheduler, batch = core.scheduler, step.batch
     if not core.foresees_ends or scheduler.num_waiting or core.tells_tokens:
         return False
-    return len(step.finished) < num_decode == scheduler.num_running
+    return len(step.finished) < batch.num_decode + len(batch.sampled) == scheduler.num_running
 
 
 def _leap_along(
@@ -88,21 +123,29 @@ def _leap_along(
     horizon_ns: float,
     *,
     to_ends: bool,
+    is_next: bool = False,
 ) -> tuple[int, int]:
     """As `leap`, of steps like `step` that the scheduler foresees and whose costs are on a line; with `to_ends` up to
-    the first one that finishes sequences, which `step` has then. Returns (number of steps, end of the last in ns)."""
+    the first one that finishes sequences, which `step` has then. Returns (number of steps, end of the last in ns).
+
+    `is_next`: `step` was only scheduled, and is the first of them."""
     batch, foreseeing, scheduler, rows = step.batch, core.foreseeing, core.scheduler, core.recorder.step_rows
     line = None if foreseeing is None else executor.decode_line(batch)
     if foreseeing is None or line is None or (due := foreseeing.foreseen(batch)) is None:
         return 0, end_ns
     alone_ns, token_ns, last = line
     num_decode, context, free = batch.num_decode, batch.context_tokens, scheduler.kv.num_free
+    turns: Iterator[int] = cycle(due)
+    if is_next:
+        executor.join(batch)
+        next(turns)
+        context, turns = context - num_decode, chain((0,), turns)  # the KV blocks of the first one are taken
     decodes, queues = pack_two(num_decode, num_decode), pack_two(scheduler.num_waiting, scheduler.num_running)
     quiet, begun, begun_ns, free_before = executor.quiet_steps(batch), len(rows), end_ns, free
     most = quiet + to_ends
     if last != inf:
         most = min(most, int((last - context) // num_decode))
-    for blocks in islice(cycle(due), most):
+    for blocks in islice(turns, most):
         if end_ns >= horizon_ns or blocks > free:
             break
         free -= blocks
@@ -111,8 +154,10 @@ def _leap_along(
         rows += pack_decodes(begun_ns, duration_ns, context, decodes, free, queues)
         end_ns = begun_ns + duration_ns
     count = (len(rows) - begun) // ROW_BYTES
-    foreseeing.repeat_by(batch, count, group.members_due_over(count) if free < free_before else [])
+    repeats = count - is_next
+    foreseeing.repeat_by(batch, repeats, group.members_due_over(repeats, int(is_next)) if free < free_before else [])
     group.advance_by(count)
+    batch.group_step = group.step
     step.finished = []
     if count > quiet:
         check_end(end_ns, end_ns - begun_ns)

@@ -108,7 +108,8 @@ class Foreseeing(Protocol):
     """What a scheduler may offer besides, for leaps to add many steps at once, and for engines to sleep over steps that
     a request may yet come in between.
 
-    When sequences end while the queue is empty and every running one decodes, `schedule` goes on with the others.
+    When sequences or prompts end while the queue is empty and every running one decodes then, `schedule` goes on with
+    those left: it has a step for them.
     """
 
     def foreseen(self, batch: Batch) -> list[int] | None:

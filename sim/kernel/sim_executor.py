@@ -103,13 +103,7 @@ class SimExecutor:
         if isinstance(group, DraftGroup):
             verified = self._verified(batch, group, finished)
         elif group is not None:
-            ends = self._ends.get(group)
-            if ends is None:
-                ends = self._ends[group] = []
-            for seq in batch.joined:
-                if seq.group is group:
-                    end = group.step + self._targets[seq] - seq.num_output_tokens
-                    heappush(ends, (end, seq.order, seq.epoch, seq))
+            self.join(batch)
             self._pop_ended(group, group.step + 1, finished)
         for seq, n in batch.chunks:
             if (
@@ -127,6 +121,19 @@ class SimExecutor:
             return StepResult(self.duration_ns(batch), finished, verified)
         stages_ns = self.stages_ns(batch)
         return StepResult(sum(stages_ns), finished, verified, stages_ns)
+
+    def join(self, batch: Batch) -> None:
+        """Notes when the sequences end that joined the group of `batch`, which is about to run; it verifies no drafts.
+        For steps that are not executed; `execute` does it."""
+        group = batch.decodes
+        assert group is not None
+        ends = self._ends.get(group)
+        if ends is None:
+            ends = self._ends[group] = []
+        for seq in batch.joined:
+            if seq.group is group:
+                end = group.step + self._targets[seq] - seq.num_output_tokens
+                heappush(ends, (end, seq.order, seq.epoch, seq))
 
     def finish(self, batch: Batch) -> list[Sequence]:
         """Sequences finished by the latest step of the steady `batch`, in batch order, given that its counters moved on

@@ -30,9 +30,13 @@ from tests.unit.kernel.test_leaps_ahead import DrawnCost
 
 
 class AskedCore(EngineCore):
-    """An engine that counts how often its scheduler is asked."""
+    """An engine that counts how often its scheduler is asked, and the steps that are executed by themselves."""
 
-    asked = 0
+    asked = executed = 0
+
+    def execute(self, batch: Batch, now_ns: int) -> int:
+        self.executed += 1
+        return super().execute(batch, now_ns)
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
         self.asked += 1
@@ -43,7 +47,13 @@ def vllm(kv: Any = CountingKV, **knobs: Any) -> VllmConfig:
     return VllmConfig(async_scheduling=False, enable_prefix_caching=kv is BlockHashKV, **{"max_num_seqs": 8, **knobs})
 
 
-def leapt(
+def leapt(arrivals: str | list[Arrival], config: Any = None, **setting: Any) -> tuple[Records, int]:
+    """The records with leaps, which are those of stepping, and how often the scheduler was asked."""
+    records, core = leaping(arrivals, config, **setting)
+    return records, core.asked
+
+
+def leaping(
     arrivals: str | list[Arrival],
     config: Any = None,
     *,
@@ -51,10 +61,10 @@ def leapt(
     kv: Any = CountingKV,
     blocks: int = 1000,
     cost: HostCost | None = None,
-) -> tuple[Records, int]:
-    """The records with leaps, which are those of stepping, and how often the scheduler was asked."""
+) -> tuple[Records, AskedCore]:
+    """The records with leaps, which are those of stepping, and the engine that left them."""
     made = requests(arrivals) if isinstance(arrivals, str) else arrivals
-    records, asked = list[Records](), list[int]()
+    records, cores = list[Records](), list[AskedCore]()
     for leaps in (True, False):
         pool = kv(blocks, BLOCK_SIZE)
         scheduler = policy(config or vllm(kv), PolicyContext(pool, 1000))
@@ -62,11 +72,11 @@ def leapt(
         simulate(core, Listed(made), leap=leaps)
         assert (pool.num_free, scheduler.num_running) == (blocks, 0)
         records.append(core.recorder.records())
-        asked.append(core.asked)
+        cores.append(core)
     leaping, stepping = records
     for table in ("requests", "steps", "states"):
         assert getattr(leaping, table).tobytes() == getattr(stepping, table).tobytes(), table
-    return leaping, asked[0]
+    return leaping, cores[0]
 
 
 CONTINUOUS = ContinuousConfig(max_num_seqs=2, max_num_batched_tokens=64)
@@ -88,6 +98,33 @@ def test_the_scheduler_is_asked_for_each_prompt_and_the_step_after_it(
 ) -> None:
     """Not after an end, unless a request waits."""
     assert leapt(arrivals, config, policy=policy)[1] == asked
+
+
+@pytest.mark.parametrize(
+    "policy, config", [(Vllm, vllm(max_num_batched_tokens=64)), (Continuous, ContinuousConfig(8, 64))]
+)
+@pytest.mark.parametrize(
+    ("arrivals", "executed"),
+    [
+        pytest.param("0:4->300", 1, id="alone"),
+        pytest.param("0:4->300 900:4->300 900:4->9", 2, id="two prompts at once, later"),
+        pytest.param("0:4->300 900:4->1", 2, id="ends with its first token"),
+        pytest.param("0:4->1 900:4->9", 2, id="nothing is left"),
+        pytest.param("0:4->300 5:99->9", 3, id="in chunks"),
+        pytest.param("0:4->300 14:4->9", 2, id="another comes as a prompt ends"),
+    ],
+)
+def test_the_decodes_behind_prompts_begin_within_the_leap(
+    policy: Any, config: Any, arrivals: str, executed: int
+) -> None:
+    """Only steps with prompts are executed by themselves."""
+    assert leaping(arrivals, config, policy=policy)[1].executed == executed
+
+
+def test_the_decodes_behind_a_prompt_are_executed_where_the_scheduler_does_not_foresee_them() -> None:
+    """As where it preempts the latest for want of a block, of which three prompts take 4 of 5."""
+    records, core = leaping("0:4->9 0:4->9 0:8->9", blocks=5)
+    assert any(records.steps["num_preempted"]) and core.executed > 1
 
 
 class OwnSchedule(Vllm):
