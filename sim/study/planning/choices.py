@@ -8,7 +8,7 @@ from batchsim.study.planning.make import GROWN, Planned
 from batchsim.study.planning.money import cost_per_month
 
 CHEAPEST = "cheapest"
-CASES = {"grown": GROWN, "lost": "a lost replica", "slow": "the longest steps"}
+CASES = {"grown": "more traffic", "lost": "a lost replica", "slow": "the longest steps"}
 """By column, the trouble that a number of replicas survives or does not."""
 
 
@@ -38,10 +38,15 @@ def choices(planned: Planned) -> list[Row]:
                 "forecast": True,
                 **{case: holds.get(case) for case in CASES},
                 "cost_per_month": cost_per_month(offer, replicas),
-                "choice": CHEAPEST if not rows else f"to survive {' and '.join(added)}",
+                "choice": CHEAPEST if not rows else f"to survive {_listed(added)}",
             }
         )
     return rows
+
+
+def _listed(names: list[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _fewest(planned: Planned, best: int, replicas: int) -> dict[str, int | None]:

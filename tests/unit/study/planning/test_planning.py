@@ -186,7 +186,7 @@ def test_of_one_price_the_configuration_with_more_headroom_is_chosen(replay: Sce
     columns = ("replicas", "forecast", "grown", "lost", "slow", "choice")
     assert [tuple(row[name] for name in columns) for row in tables["choices"]] == [
         (2, True, False, False, None, "cheapest"),
-        (3, True, True, True, None, "to survive 30 % more traffic and a lost replica"),
+        (3, True, True, True, None, "to survive more traffic and a lost replica"),
     ]
 
 
