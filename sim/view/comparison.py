@@ -12,7 +12,7 @@ from batchsim.kernel.record import FINISHED
 from batchsim.view.downsampling import downsampled_rows
 
 Side = tuple[NDArray[np.void], NDArray[np.float64]]
-"""A point's requests, and the latency of each in seconds, NaN of those that have none."""
+"""A point's requests, and the latency of each in seconds, NaN where a request has none."""
 
 
 def compared(ours: Side, theirs: Side, most: int, listed: int) -> dict[str, Any]:

@@ -168,6 +168,7 @@ OWN = {
     "batchsim.report.page.plan_pictures._svg": "into memory",
     "batchsim.report.page.render.asset": "batchsim's own files, inside its package",
     "batchsim.view.view_server._own": "batchsim's own files, inside its package",
+    "batchsim.view.page_data._words": "batchsim's own files, inside its package",
     "batchsim.scenario.command_lines.flags.other_flags": "batchsim's own files, inside its package",
     "batchsim.scenario.schema.shipped_documents": "batchsim's own files, inside its package",
     "batchsim.explain.counterfactual._scenario": "into a temporary folder of its own",
