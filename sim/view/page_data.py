@@ -262,7 +262,7 @@ class PageData:
             raise ScenarioError(line)
 
     def _latency_s(self, number: int, by: str, rows: NDArray[np.void]) -> NDArray[np.float64]:
-        """A latency of requests of a point in seconds, NaN where it is not defined: of unfinished ones, and of all for a
+        """A latency of requests of a point in seconds, NaN where undefined: of unfinished ones, and of all for a
         latency between tokens where answers are sent whole."""
         latency = LATENCIES[by]
         assert latency.of is not None, "the page asks for those of BY"

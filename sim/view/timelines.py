@@ -35,7 +35,7 @@ def timeline_rows(parts: Sequence[Records], blocks: int, end_ns: int) -> Columns
 def timeline_series(rows: Columns, window_ns: tuple[int, int], most: int) -> dict[str, Any]:
     """The rows that overlap a window, as lists in seconds, at most `most` of them.
 
-    `of`: steps among them; `shown`: how many of them the lists have; `exact`: whether that is all, else the rows with the
+    `of`: steps among them; `shown`: how many of them are listed; `exact`: whether that is all, else the rows with the
     extremes of each column (`downsampled_rows`) are. `until_s`: when the last row ends. `step_s` is 0 in idle time.
     """
     (low_ns, high_ns), start_ns, end_ns = window_ns, rows["start_ns"], rows["end_ns"]
