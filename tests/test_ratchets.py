@@ -49,7 +49,7 @@ LINES = {
     "study": 50,
     "study.capacity": 1200,
     "study.curves": 850,
-    "study.planning": 3050,
+    "study.planning": 3100,
     "study.sweep": 850,
     "tables": 1300,
     "view": 1200,

@@ -72,7 +72,7 @@ def smallest(
     def ask(replicas: int) -> Ask:
         return Ask(with_replicas(start, replicas), change)
 
-    number: int | None = min(start.replicas, limit)
+    number: int | None = min(max(start.replicas, too_few + 1), limit)
     bracket = Bracket[int](Counts(too_few + 1, limit, max(1, number // 8)))
     alone = None
     while number is not None:

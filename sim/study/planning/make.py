@@ -91,6 +91,11 @@ class Planned:
         above it."""
         return max((probe.ask.change.traffic for probe in self.headroom.get(index, ()) if probe.met), default=1.0)
 
+    def is_overloaded(self, index: int, change: Variation, replicas: int) -> bool:
+        """Whether `replicas` of a configuration complete less under overload than comes under `change`: what they hold
+        in a short window they do only until the queue has grown."""
+        return change.traffic > self.completed[index] * replicas
+
     def month(self, index: int) -> float:
         """The cost a month of a configuration that holds, in the plan's currency."""
         held = self.held(index)
@@ -306,7 +311,7 @@ def _look_around(planned: Planned, best: int) -> None:
     answers = dict(zip([name for name, _ in named], drive(book, [search for _, search in named]), strict=True))
     for name, answer in answers.items():
         if name[0] == "changed":
-            planned.changed[name[1], name[2]] = answer
+            planned.changed[name[1], name[2]] = _completing(planned, name[1], WHAT_IFS[name[2]], answer)
         elif name[0] == "curve":
             planned.curve.append(answer)
         elif name[0] == "tier":
@@ -317,6 +322,16 @@ def _look_around(planned: Planned, best: int) -> None:
             planned.at_error[i] = answers["error", i, error.low], answers["error", i, error.high]
     if planned.searched is not None:
         planned.turned = _turn(book, planned.searched, planned.searched.finalists[best], limit)
+
+
+def _completing(
+    planned: Planned, index: int, change: Variation, answer: SmallestGroup | GroupProbe
+) -> SmallestGroup | GroupProbe:
+    """`answer`; of a search whose largest allowed group holds and is overloaded, that none holds."""
+    group = answer.group if isinstance(answer, SmallestGroup) else None
+    if group is None or not planned.is_overloaded(index, change, group.replicas):
+        return answer
+    return SmallestGroup(None, None, planned.book.probe(Ask(group, change)))
 
 
 def _turn(book: Book, searched: Searched, winner: int, limit: int) -> dict[tuple[int, str], SmallestGroup]:

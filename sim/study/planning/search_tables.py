@@ -138,13 +138,12 @@ def why_lost(searched: Searched, i: int) -> str:
 
 def _tied(searched: Searched, i: int) -> str:
     """Why a configuration that holds at the winner's price is not the winner."""
-    room, best = searched.rooms.get(i), searched.rooms.get(-1 if searched.best is None else searched.best)
-    if room is None or best is None:
+    assert searched.best is not None, "something holds"
+    if i not in searched.rooms:
         return "holds at the same price, with no more margin; its headroom was not looked at"
-    if room < best:
-        return f"holds at the same price, with headroom of {room - 1:.0%} where the winner has {best - 1:.0%}".replace(
-            "%", " %"
-        )
+    room, most = (round(100 * (searched.rooms[each] - 1)) for each in (i, searched.best))
+    if room < most:
+        return f"holds at the same price, with headroom of {room} % where the winner has {most} %"
     return "holds at the same price, with no more headroom or margin"
 
 

@@ -64,7 +64,7 @@ def _what_if(planned: Planned) -> list[Row]:
                 probe = planned.book.probe(Ask(group, change))
                 needed = replicas_of(answer) if isinstance(answer, SmallestGroup) else None
                 row = _what_if_row(planned, group, name, probe, needed)
-                if probe.met and change.traffic > planned.completed[index] * group.replicas:
+                if probe.met and planned.is_overloaded(index, change, group.replicas):
                     row |= {"holds": False, "shown": OVERLOADED}  # the queue grows, however short the window
                 if isinstance(answer, SmallestGroup) and needed is None and not row["note"]:
                     row["note"] = f"none of up to {planned.demand.plan.max_replicas} holds"

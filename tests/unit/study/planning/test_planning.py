@@ -188,6 +188,10 @@ def test_of_one_price_the_configuration_with_more_headroom_is_chosen(replay: Sce
         (2, True, False, False, None, "cheapest"),
         (3, True, True, True, None, "to survive more traffic and a lost replica"),
     ]
+    few = plan_tables(with_plan(replay, *overrides, "plan.max_replicas=2"), out=tmp_path / "results")
+    (grown,) = (row for row in few["what_if"] if row["change"] == GROWN)
+    assert (grown["replicas_needed"], grown["note"]) == (None, "none of up to 2 holds")
+    assert [row["grown"] for row in few["choices"]] == [False, False]
 
 
 def test_a_cheaper_configuration_that_holds_the_grown_traffic_is_named(replay: Scenario, tmp_path: Path) -> None:
