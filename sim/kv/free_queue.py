@@ -1,13 +1,13 @@
-"""The order in which vLLM reuses free KV blocks, some of which may be found again by their contents meanwhile."""
+"""The order in which free KV blocks are reused, some of which may be found again by their contents meanwhile."""
 
 from __future__ import annotations
 
 
 class FreeQueue:
-    """Ids of free blocks in order of reuse: a stack of those never published, then the published ones, oldest first.
+    """Ids of free blocks in order of reuse: those never used, then those given back, oldest first.
 
-    A published block can be found by its contents. Blocks enter at both ends and leave at the head or, when found
-    again, anywhere. Entries of blocks that left are dropped late, so that runs of blocks move as slices.
+    Blocks enter at the tail and leave at the head or, when found again, anywhere. Entries of blocks that left are
+    dropped late, so that runs of blocks move as slices.
     """
 
     __slots__ = ("_first", "_gone", "_head", "_last", "_num_gone")
@@ -18,10 +18,6 @@ class FreeQueue:
         self._head = 0
         self._gone: dict[int, int] = {}  # block -> how many of its entries in `_last` are void, the foremost ones
         self._num_gone = 0
-
-    def put_first(self, blocks: list[int]) -> None:
-        """Puts blocks never published at the head, so that the last of `blocks` is the next one taken."""
-        self._first += blocks
 
     def put_last(self, blocks: list[int]) -> None:
         """Puts `blocks` at the tail, in this order."""

@@ -3,17 +3,20 @@
 A full block has a key: a hash of its tokens and of the key before it. It is published, that is: can be found under its
 key, from the moment its last token is scheduled until the block is handed out again. Freed blocks go back to one queue:
 those never published to its head, the published ones to its tail, each sequence's last block first. So unpublished
-blocks are reused first, then what lay unused longest. Two blocks may have one key; the older one is found.
+blocks are reused first, then what lay unused longest. Two blocks may have one key; the older one is found. Blocks are
+kept as runs (`cached_runs`): finding, sharing and giving back cost a step for each run, not for each block.
 Source: vllm/v1/core/block_pool.py, kv_cache_manager.py, single_type_kv_cache_manager.py and kv_cache_utils.py.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from batchsim.kernel.draft_group import DraftGroup
 from batchsim.kernel.kv_blocks import Pins, check_pool
 from batchsim.kernel.types import DecodeGroup, Sequence
-from batchsim.kv.block_keys import ChainKeys, keys_of, own_key
-from batchsim.kv.free_queue import FreeQueue
+from batchsim.kv.block_keys import BlockKeys, own_key
+from batchsim.kv.cached_runs import FreeRuns, Holding, Run, Search, Span
 
 
 class BlockHashKV(Pins):
@@ -28,8 +31,8 @@ class BlockHashKV(Pins):
     """
 
     __slots__ = (
-        "_due", "_held", "_index", "_key", "_later", "_moves", "_num_sharing", "_queue", "_search", "_users",
-        "block_size", "lookahead", "num_blocks", "num_free", "num_swap_blocks", "num_swap_free", "unknown",
+        "_due", "_free", "_held", "_moves", "_num_sharing", "_search", "_spans", "block_size", "lookahead",
+        "num_blocks", "num_free", "num_swap_blocks", "num_swap_free", "unknown",
     )  # fmt: skip
 
     def __init__(self, num_blocks: int, block_size: int, num_swap_blocks: int = 0) -> None:
@@ -38,23 +41,20 @@ class BlockHashKV(Pins):
         self.block_size = block_size
         self.num_blocks = self.num_free = num_blocks
         self.num_swap_blocks = self.num_swap_free = num_swap_blocks
-        self._queue = FreeQueue(num_blocks)
-        self._held: dict[Sequence, _Holding] = {}
+        self._free = FreeRuns(num_blocks)
+        self._held: dict[Sequence, Holding] = {}
         self._due: list[Sequence] = []  # have one more block each than their tables say
-        self._index: dict[int, int] = {}  # key -> block, of several the one published first
-        self._later: dict[int, dict[int, None]] = {}  # key -> the others, in order of publication
-        self._key: list[int | None] = [None] * num_blocks  # of published blocks
-        self._users = [0] * num_blocks  # sequences that hold a published block
-        self._search: _Search | None = None  # the last lookup, kept up to date
+        self._spans: dict[int, Span] = {}  # by their first keys
+        self._search: Search | None = None  # the last lookup, kept up to date
         self._moves = 0  # counts the times blocks were given back
         self.unknown = self.lookahead = 0
         self._num_sharing = 0  # holdings of sequences whose tokens have identity
 
     @property
     def cached_blocks(self) -> int:
-        """Blocks that a lookup can find, in use or not. O(num_blocks)."""
+        """Blocks that have a key, in use or not. O(runs)."""
         self._deal()
-        return sum(key is not None for key in self._key)
+        return sum(len(run.blocks) for span in self._spans.values() for run in span.runs)
 
     def table(self, seq: Sequence) -> list[int]:
         """The block ids of `seq` in token order; the executor reads it and must not change it."""
@@ -81,14 +81,14 @@ class BlockHashKV(Pins):
         """
         self._deal()
         request = seq.request
-        if request.tokens is None and own_key(request) not in self._index:
+        if request.tokens is None and own_key(request) not in self._spans:
             return 0
         limit = (seq.num_tokens - max(self.lookahead, 1)) // self.block_size
         search = self._search
         if search is None or search.seq is not seq or search.limit != limit:
-            search = self._search = _Search(seq, keys_of(request, self.block_size, self.lookahead), limit)
+            search = self._search = Search(seq, BlockKeys(request, self.block_size, self.lookahead), limit)
         if not search.settled:
-            search.walk(self._index)
+            search.walk(self._spans)
         return search.num_hits * self.block_size
 
     def admit(
@@ -114,17 +114,14 @@ class BlockHashKV(Pins):
         spare = self.num_free - spare_blocks - lacking
         if spare < 0:
             return False
-        hits, keys = [], None
-        search = self._search
+        holding, search = Holding(seq.request.tokens is not None), self._search
         if search is not None and search.seq is seq:
-            keys = search.keys
+            holding.keys = search.keys
             if have:
                 if self._unused(search, have) > spare:
                     return False
-                hits = search.hits[:have]
-                self._touch(hits)
+                self._share(holding, search, have)
             self._search = None
-        holding = _Holding(hits, keys if keys is not None else keys_of(seq.request, self.block_size, self.lookahead))
         self._held[seq] = holding
         self._num_sharing += holding.sharing
         holding.table += self._take(need - have)
@@ -132,21 +129,33 @@ class BlockHashKV(Pins):
         seq.num_blocks = len(holding.table)
         return True
 
-    def _unused(self, search: _Search, have: int) -> int:
+    def _unused(self, search: Search, have: int) -> int:
         """How many of the first `have` hit blocks no sequence holds; recounted only after blocks were given back."""
         if search.counted != (self._moves, have):
-            users = self._users
-            search.unused = sum([not users[block] for block in search.hits[:have]])
-            search.counted = (self._moves, have)
+            unused, left = 0, have
+            for run, count in zip(search.hits, search.counts, strict=True):
+                if not run.users:
+                    unused += min(count, left)
+                left -= count
+                if left <= 0:
+                    break
+            search.unused, search.counted = unused, (self._moves, have)
         return search.unused
 
-    def _touch(self, hits: list[int]) -> None:
-        users, queue = self._users, self._queue
-        for block in hits:
-            if not users[block]:
-                queue.remove(block)
-                self.num_free -= 1
-            users[block] += 1
+    def _share(self, holding: Holding, search: Search, have: int) -> None:
+        """Gives `holding` the first `have` blocks that `search` hit."""
+        for run, count in zip(search.hits, search.counts, strict=True):
+            count = min(count, have - holding.published)
+            if not count:
+                return
+            if count < len(run.blocks):
+                assert run.span is not None, "a run was hit that cannot be found"
+                self._cut(run.span, count)
+            if not run.users:
+                self._free.remove(run)
+                self.num_free -= len(run.blocks)
+            run.users += 1
+            holding.note(run)
 
     # ---- the running
 
@@ -185,8 +194,7 @@ class BlockHashKV(Pins):
         for seq, num_tokens in group.filled(min(more, 1 - self.lookahead)):
             holding = self._held[seq]
             if holding.sharing and num_tokens // self.block_size > holding.published:
-                self._publish(holding, holding.published, num_tokens // self.block_size, users=1)
-                holding.published = num_tokens // self.block_size
+                self._publish(holding, seq, num_tokens // self.block_size)
 
     def grow_group(self, group: DecodeGroup) -> bool:
         need = group.blocks_due()
@@ -234,7 +242,7 @@ class BlockHashKV(Pins):
         for seq in group.members_due(ahead=1 - self.unknown):
             holding = self._held[seq]
             full = (seq.num_tokens - self.unknown) // self.block_size
-            if holding.sharing and holding.key(full - 1) == search.missing:
+            if holding.sharing and self._keys(holding, seq).key(full - 1) == search.missing:
                 return True
         return False
 
@@ -259,21 +267,24 @@ class BlockHashKV(Pins):
         holding = self._held.pop(seq, None)
         if holding is None:
             return
-        table, users, published = holding.table, self._users, holding.published
         self._num_sharing -= holding.sharing
+        table, free = holding.table, self._free
         computed = seq.num_computed_tokens - unknown
         known = min(computed, seq.num_tokens - unknown - self.lookahead)
-        full = published if holding.sharing else max(holding.full, known // self.block_size)
+        full = holding.published if holding.sharing else max(holding.full, known // self.block_size)
+        unpublished = table[full:]
+        free.put_first(unpublished)
+        self.num_free += len(unpublished)
         if returns:
-            self._publish(holding, published, full, users=0)
-        unused = table[published:full][::-1]
-        for block in reversed(table[:published]):
-            users[block] -= 1
-            if not users[block]:
-                unused.append(block)
-        self._queue.put_first(table[full:])
-        self._queue.put_last(unused)
-        self.num_free += len(unused) + len(table) - full
+            self._publish(holding, seq, full)
+        runs = holding.published_runs()
+        if full > holding.published:
+            runs.append(Run(table[holding.published : full], users=1))
+        for run in reversed(runs):
+            run.users -= 1
+            if not run.users:
+                free.put_last(run)
+                self.num_free += len(run.blocks)
         self._moves += 1
 
     def swap_out(self, seq: Sequence) -> int | None:
@@ -284,149 +295,102 @@ class BlockHashKV(Pins):
 
     # ---- the index
 
-    def _publish_to(self, holding: _Holding, seq: Sequence, num_tokens: int, unknown: int = 0) -> None:
+    def _publish_to(self, holding: Holding, seq: Sequence, num_tokens: int, unknown: int = 0) -> None:
         full = max(min(num_tokens, seq.num_tokens - unknown - self.lookahead), 0) // self.block_size
         if not holding.sharing:
             holding.full = max(holding.full, full)
         elif full > holding.published:
-            self._publish(holding, holding.published, full, users=1)
-            holding.published = full
+            self._publish(holding, seq, full)
 
-    def _publish(self, holding: _Holding, first: int, stop: int, users: int) -> None:
-        index, key_of, users_of = self._index, self._key, self._users
-        keys, blocks = holding.some_keys(first, stop), holding.table[first:stop]
-        for key, block in zip(keys, blocks, strict=True):
-            if index.setdefault(key, block) != block:
-                self._later.setdefault(key, {})[block] = None
-            key_of[block] = key
-            users_of[block] = users
+    def _keys(self, holding: Holding, seq: Sequence) -> BlockKeys:
+        if holding.keys is None:
+            holding.keys = BlockKeys(seq.request, self.block_size, self.lookahead)
+        return holding.keys
+
+    def _publish(self, holding: Holding, seq: Sequence, full: int) -> None:
+        """Lets the blocks of `holding` up to `full` be found."""
+        spans, table, search, keys = self._spans, holding.table, self._search, self._keys(holding, seq)
+        while (number := holding.published) < full:
+            key, count = keys.run(number, full)
+            if search is not None and search.missing is not None and 0 <= search.missing - key < count:
+                search.settled = False
+            span = spans.get(key)
+            if span is not None:
+                if (there := len(span.runs[0].blocks)) > count:
+                    self._cut(span, count)
+                else:
+                    count = there
+            elif holding.extend(key, count):
+                continue
+            else:
+                span = spans[key] = Span(key)
+            holding.runs.append(span.add(table[number : number + count], number, 1))
+            holding.published += count
+
+    def _cut(self, span: Span, at: int) -> None:
+        """Cuts the runs of `span` behind their first `at` blocks."""
+        rest = self._spans[span.key + at] = Span(span.key + at)
+        self._unsettle(span.runs[0])
+        for run in span.runs:
+            behind = rest.add(run.blocks[at:], run.number + at, run.users)
+            behind.behind, run.behind = run.behind, behind
+            del run.blocks[at:]
+            if not run.users:
+                self._free.put_before(run, behind)
+
+    def _unsettle(self, run: Run) -> None:
+        """Has the last lookup walked anew if it hit `run`, which changes."""
         search = self._search
-        if search is not None and search.missing in keys:
+        if search is not None and run in search.hits:
             search.settled = False
 
     def _take(self, count: int) -> list[int]:
-        """Takes the next `count` blocks of the free queue, no longer to be found under their keys, and returns them."""
+        """Takes the next `count` blocks that are free, no longer to be found under their keys, and returns them."""
         if count <= 0:
             return []
         self.num_free -= count
-        never, published = self._queue.take(count)
-        if self._index:
-            self._evict(published)
-        return never + published if never else published
-
-    def _evict(self, blocks: list[int]) -> None:
-        """Lets no lookup find `blocks`, which may have no key, any more."""
-        index, key_of, later = self._index, self._key, self._later
-        for block in blocks:
-            key = key_of[block]
-            if key is None:
-                continue
-            key_of[block] = None
-            if later and key in later:
-                self._evict_one_of_several(block, key)
-            else:
-                del index[key]
-        if self._search is not None:
-            self._search.lost(blocks)
-
-    def _evict_one_of_several(self, block: int, key: int) -> None:
-        others = self._later[key]
-        if self._index[key] == block:
-            block = self._index[key] = next(iter(others))
-        del others[block]
-        if not others:
-            del self._later[key]
+        taken = self._free.take_never(count)
+        while (lacking := count - len(taken)) > 0:
+            run = self._free.oldest()
+            blocks, span = run.blocks, run.span
+            if span is not None:
+                if lacking < len(blocks) and len(span.runs) > 1:
+                    self._cut(span, len(blocks) - lacking)
+                    continue  # with what was cut off
+                self._unsettle(run)
+            if lacking < len(blocks):
+                taken += blocks[: -lacking - 1 : -1]
+                del blocks[-lacking:]
+                break
+            taken += blocks[::-1]
+            self._free.remove(run)
+            if span is not None:
+                span.runs.remove(run)
+                if not span.runs:
+                    del self._spans[span.key]
+        return taken
 
     def check(self) -> None:
         """AssertionError unless every block is in one place and counts, keys and index agree. O(num_blocks)."""
         self._deal()
-        free = self._queue.blocks()
-        holdings = list(self._held.values())
-        users = [0] * self.num_blocks
-        for holding in holdings:
-            for block in holding.table[: holding.published]:
-                users[block] += 1
-        alone = [block for holding in holdings for block in holding.table[holding.published :]]
-        used = {block for block in range(self.num_blocks) if users[block]}
+        free, users = self._free.blocks(), dict.fromkeys(self._free.runs(), 0)
+        alone: list[int] = []
+        for holding in self._held.values():
+            runs = holding.published_runs()
+            for run in runs:
+                users[run] = users.get(run, 0) + 1
+            assert [b for run in runs for b in run.blocks] == holding.table[: holding.published], (
+                "runs and table differ"
+            )
+            alone += holding.table[holding.published :]
+        used = [block for run in users if run.users for block in run.blocks]
         assert sorted([*free, *alone, *used]) == list(range(self.num_blocks)), "a block is lost or in two places"
         assert len(free) == self.num_free, f"{len(free)} blocks in the queue, num_free {self.num_free}"
-        assert all(users[block] == self._users[block] for block in used), "wrong counts of users"
-        found = [(b, key) for key, b in self._index.items()]
-        found += [(b, key) for key, others in self._later.items() for b in others]
-        assert dict(found) == {b: key for b, key in enumerate(self._key) if key is not None}, "index and keys differ"
-        assert len(found) == len(dict(found)), "a block under two keys"
-        assert not any(self._users[block] for block, _ in found if block not in used), "a free block has users"
-
-
-class _Holding:
-    """The block table of one sequence. The first `published` of its blocks are in the index.
-
-    A sequence that shares no tokens has at least its first `full` blocks put there when it gives them up.
-    """
-
-    __slots__ = ("full", "keys", "published", "sharing", "table")
-
-    def __init__(self, hits: list[int], keys: ChainKeys | range) -> None:
-        self.table = hits
-        self.keys = keys
-        self.published = self.full = len(hits)
-        self.sharing = not isinstance(keys, range)
-
-    def some_keys(self, first: int, stop: int) -> list[int] | range:
-        return self.keys[first:stop] if isinstance(self.keys, range) else self.keys.up_to(stop)[first:stop]
-
-    def key(self, number: int) -> int:
-        return self.some_keys(number, number + 1)[0]
-
-
-class _Search:
-    """The blocks that the last lookup hit, and how many of them still hold."""
-
-    __slots__ = ("_at", "_valid", "counted", "echoes", "hits", "keys", "limit", "missing", "seq", "settled", "unused")
-
-    def __init__(self, seq: Sequence, keys: ChainKeys | range, limit: int) -> None:
-        self.seq = seq
-        self.keys = keys
-        self.limit = limit  # blocks that may be hit
-        self.hits: list[int] = []
-        self.missing: int | None = None  # the key at which the walk stopped
-        self.settled = False  # whether a walk would find the same
-        self.counted: tuple[int, int] | None = None  # moves, hits: when `unused` was counted, and of how many
-        self.unused = 0
-        tokens = seq.request.tokens
-        self.echoes = tokens is not None and any(stream % 2 for stream, _, _ in tokens.segments)
-        self._at: dict[int, int] = {}  # block -> its place in hits
-        self._valid = 0  # hits up to here hold
-
-    @property
-    def num_hits(self) -> int:
-        return len(self.hits)
-
-    def walk(self, index: dict[int, int]) -> None:
-        """Looks up the blocks behind the hits that still hold, up to the first one missing or the limit."""
-        hits, at = self.hits, self._at
-        for block in hits[self._valid :]:
-            del at[block]
-        del hits[self._valid :]
-        keys = self.keys[: self.limit] if isinstance(self.keys, range) else self.keys.up_to(self.limit)
-        self.missing = None
-        for number in range(self._valid, self.limit):
-            hit = index.get(keys[number])
-            if hit is None:
-                self.missing = keys[number]
-                break
-            at[hit] = number
-            hits.append(hit)
-        self._valid = len(hits)
-        self.counted = None
-        self.settled = True
-
-    def lost(self, blocks: list[int]) -> None:
-        """Notes that `blocks` can no longer be found: from the first hit among them on the hits no longer hold."""
-        if self._at.keys().isdisjoint(blocks):
-            return
-        for block in blocks:
-            number = self._at.get(block)
-            if number is not None and number < self._valid:
-                self._valid = number
-                self.settled = False
+        assert all(run.users == count for run, count in users.items()), "wrong counts of users"
+        cached = {run: span for span in self._spans.values() for run in span.runs}
+        assert cached == {run: run.span for run in users if run.span is not None}, "spans and runs differ"
+        for key, span in self._spans.items():
+            assert span.key == key, "a span under another key"
+            assert len({len(run.blocks) for run in span.runs}) == 1 and span.runs[0].blocks, "runs of a span differ"
+        for span, next_ in pairwise(sorted(self._spans.values(), key=lambda span: span.key)):
+            assert span.key + len(span.runs[0].blocks) <= next_.key, "two spans with the same key"

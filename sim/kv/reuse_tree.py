@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from batchsim.kernel.kv_blocks import Pins, check_pool
 from batchsim.kernel.types import DecodeGroup, Sequence
-from batchsim.kv.block_keys import ChainKeys, keys_of
+from batchsim.kv.block_keys import BlockKeys
 from batchsim.kv.free_queue import FreeQueue
 
 _ROOT = -1
@@ -92,7 +92,7 @@ class ReuseTreeKV(Pins):
         Equal keys stand for equal tokens from the first on. O(1) while the tree is as it was.
         """
         hits = self._hits(seq)
-        return None if hits == seq.num_tokens // self.block_size else self._known[seq].keys_up_to(hits + 1)[hits]
+        return None if hits == seq.num_tokens // self.block_size else self._known[seq].keys.key(hits)
 
     def store(self, seq: Sequence, num_tokens: int) -> None:
         """Puts the full blocks of the first `num_tokens` tokens of `seq` into the tree, where it has none for them."""
@@ -110,7 +110,7 @@ class ReuseTreeKV(Pins):
         begun = self._begun(seq, hit_tokens, have)
         if not known or (begun is None and hit_tokens % self.block_size):
             raise ValueError(f"cannot admit with {hit_tokens} cached tokens: {seq!r}")
-        table = [self._index[key] for key in self._known[seq].keys_up_to(have)[:have]]
+        table = [self._index[key] for key in self._known[seq].keys.up_to(have)]
         unused = [block for block in table if not self._users[block]]
         if begun is not None:
             unused.append(begun)
@@ -225,7 +225,7 @@ class ReuseTreeKV(Pins):
         limit = seq.num_tokens // self.block_size
         if known.seen != (self._version, limit):
             hits, index = 0, self._index
-            for key in known.keys_up_to(limit)[:limit]:
+            for key in known.keys.up_to(limit):
                 if key not in index:
                     break
                 hits += 1
@@ -238,14 +238,14 @@ class ReuseTreeKV(Pins):
         """
         if hits != num_tokens // self.block_size or num_tokens % self.block_size == 0:
             return None
-        return self._index.get(self._known[seq].begun(num_tokens))
+        return self._index.get(self._known[seq].keys.begun(num_tokens))
 
     def _store(self, seq: Sequence, num_tokens: int) -> None:
         """Puts the blocks of the first `num_tokens` tokens of `seq` into the tree, a partial last one too."""
         known, table, full = self._known[seq], self._held[seq], num_tokens // self.block_size
-        keys = list(known.keys_up_to(full)[:full])
+        keys = known.keys.up_to(full)
         if num_tokens % self.block_size:
-            keys.append(known.begun(num_tokens))
+            keys.append(known.keys.begun(num_tokens))
         index, parent = self._index, _ROOT
         for key, block in zip(keys, table, strict=False):
             found = index.get(key)
@@ -315,18 +315,9 @@ class ReuseTreeKV(Pins):
 class _Known:
     """The keys of a sequence's blocks, and how many of them were in the tree when last `seen`: version, limit."""
 
-    __slots__ = ("_keys", "hits", "seen")
+    __slots__ = ("hits", "keys", "seen")
 
     def __init__(self, seq: Sequence, block_size: int) -> None:
-        self._keys = keys_of(seq.request, block_size)
+        self.keys = BlockKeys(seq.request, block_size)
         self.hits = 0
         self.seen: tuple[int, int] | None = None
-
-    def keys_up_to(self, count: int) -> list[int] | range:
-        """The keys of at least the first `count` blocks."""
-        return self._keys.up_to(count) if isinstance(self._keys, ChainKeys) else self._keys
-
-    def begun(self, num_tokens: int) -> int:
-        """The key of the partial block at the end of the first `num_tokens` tokens."""
-        keys = self._keys
-        return keys.begun(num_tokens) if isinstance(keys, ChainKeys) else keys[(1 << 31) + num_tokens]

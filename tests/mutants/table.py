@@ -46,6 +46,7 @@ TESTS = {
     "sim/kernel/record.py": ENGINE + " test_frames",
     "sim/kv/block_keys.py": f"{CACHE} {REUSE}",
     "sim/kernel/kv_blocks.py": ENGINE,
+    "sim/kv/cached_runs.py": CACHE,
     "sim/kv/choice.py": "test_kv",
     "sim/kv/free_queue.py": CACHE,
     "sim/kv/prefix_cache.py": CACHE,

@@ -8,7 +8,7 @@ import pytest
 
 from batchsim.kernel.tokens import Segment, TokenIds, output_stream, prompt_stream
 from batchsim.kernel.types import DecodeGroup, Request, Sequence
-from batchsim.kv.block_keys import keys_of
+from batchsim.kv.block_keys import BlockKeys
 from batchsim.kv.free_queue import FreeQueue
 from batchsim.kv.prefix_cache import BlockHashKV
 
@@ -150,19 +150,56 @@ def test_of_two_equal_blocks_the_older_is_found_until_it_is_evicted() -> None:
     assert kv.table(third)[:2] == [0, 2]
 
 
-class BoxingIndex(dict[int, int]):
-    """An index that answers with another object of the same number, as one does whose caller is compiled."""
+def test_a_chain_is_kept_as_one_run_until_its_blocks_differ_in_users() -> None:
+    """Of 600 blocks published together the first 200 are shared, then the first 100: three spans, in the end one user
+    each again; what is given back goes last block first, whatever was cut."""
+    kv = BlockHashKV(1000, SIZE)
+    first = sequence(0, (A, 0, 600 * SIZE))
+    run(kv, first)
+    assert [len(span.runs[0].blocks) for span in kv._spans.values()] == [600]
+    second, third = sequence(1, (A, 0, 200 * SIZE), (B, 0, 4)), sequence(2, (A, 0, 100 * SIZE), (B, 0, 8))
+    assert (run(kv, second), run(kv, third)) == (200 * SIZE, 100 * SIZE)
+    assert [(len(span.runs[0].blocks), span.runs[0].users) for span in kv._spans.values()] == [
+        (100, 3), (400, 1), (1, 1), (100, 2), (2, 1),
+    ]  # fmt: skip
+    for seq in (second, third, first):
+        kv.end(seq)
+        kv.check()
+    assert kv._free.blocks()[397:] == [600, 602, 601, *range(599, -1, -1)]
 
-    def setdefault(self, key: int, default: int = 0) -> int:
-        return int(str(super().setdefault(key, default)))
+
+def test_a_prompt_that_leaves_a_run_before_its_end_goes_on_elsewhere() -> None:
+    """The answer that grew after another prompt had branched off is one run with what stood before the branch; a prompt
+    of both hits the run's first part, then the branch."""
+    kv = BlockHashKV(40, SIZE)
+    first = sequence(0, (A, 0, 2 * SIZE))
+    branch = sequence(1, (A, 0, 2 * SIZE), (B, 0, 2 * SIZE))
+    run(kv, first)
+    run(kv, branch)
+    kv.end(branch)
+    generate(kv, first, SIZE)
+    assert run(kv, sequence(2, (A, 0, 2 * SIZE), (B, 0, 2 * SIZE), (A, 0, 1))) == 4 * SIZE
+    assert kv.lookup(sequence(3, (A, 0, 2 * SIZE), (output_stream(0), 0, 9))) == 3 * SIZE
 
 
-def test_a_block_is_no_second_one_of_its_kind_beside_itself() -> None:
-    """Blocks are compared by their numbers: those above 256 are not one object whenever they are equal."""
-    kv = BlockHashKV(600, SIZE)
-    kv._index = BoxingIndex()
-    run(kv, sequence(0, (A, 0, 600 * SIZE)))
-    assert (len(kv._index), kv._later) == (600, {})
+def test_copies_of_a_chain_are_cut_where_any_of_them_ends() -> None:
+    """Three prompts computed side by side, up to blocks 3, 5 and 2: each block is found as the copy published first."""
+    kv = BlockHashKV(40, SIZE)
+    seqs = [sequence(i, (A, 0, 5 * SIZE)) for i in range(3)]
+    for seq in seqs:
+        assert kv.admit(seq, 1, 0)
+    for seq, blocks in zip(seqs, (3, 5, 2), strict=True):
+        assert kv.allocate(seq, blocks * SIZE)
+        seq.settled_computed_tokens = blocks * SIZE
+        kv.check()
+    assert [len(span.runs) for span in sorted(kv._spans.values(), key=lambda span: span.key)] == [3, 2, 1]
+    tables = [list(kv.table(seq)) for seq in seqs]
+    late = sequence(3, (A, 0, 6 * SIZE))
+    run(kv, late)
+    assert kv.table(late)[:5] == [*tables[0][:3], *tables[1][3:5]]
+    for seq in (*seqs, late):
+        kv.end(seq)
+        kv.check()
 
 
 def test_a_hit_block_that_nobody_uses_counts_as_taken() -> None:
@@ -241,20 +278,22 @@ class CountedIndex(dict[int, Any]):
 
 
 def test_a_blocked_head_is_not_walked_again_while_its_blocks_stand() -> None:
-    """Asked again it costs nothing; when the block at which the walk stopped is published, it goes on from there."""
+    """Asked again it costs nothing, and a walk asks once for each run; it is walked anew when the block at which the
+    walk stopped is published."""
     kv = BlockHashKV(30, SIZE)
-    kv._index = index = CountedIndex()
+    kv._spans = index = CountedIndex()
     first, other = sequence(0, (A, 0, 20), (B, 0, 4)), sequence(1, (B, 0, 8))
     run(kv, first, 20)
     run(kv, other, 4)
     head = sequence(2, (A, 0, 20), (B, 0, 8))
     index.asked = 0
-    assert (kv.lookup(head), index.asked) == (20, 6)
+    assert (kv.lookup(head), index.asked) == (20, 2)
     assert kv.allocate(other, 8)  # publishes what the head does not ask for
-    assert [kv.lookup(head) for _ in range(3)] == [20] * 3
-    assert index.asked == 6
+    index.asked = 0
+    assert ([kv.lookup(head) for _ in range(3)], index.asked) == ([20] * 3, 0)
     assert kv.allocate(first, 24)
-    assert (kv.lookup(head), index.asked) == (24, 7)
+    index.asked = 0
+    assert (kv.lookup(head), index.asked) == (24, 2)
 
 
 def test_a_publication_or_eviction_shows_in_the_next_lookup() -> None:
@@ -396,22 +435,18 @@ def test_the_free_queue_forgets_what_was_taken() -> None:
 
 def test_keys_of_an_answer_to_whole_blocks_are_those_of_the_next_turn() -> None:
     """Of a prompt of two blocks and an answer of three, told as both or as one prompt."""
-    first = keys_of(Request(7, 0, 8, 20, tokens=TokenIds.of([(A, 0, 8)])), SIZE)
-    second = keys_of(Request(8, 0, 20, 20, tokens=TokenIds.of([(A, 0, 8), (output_stream(7), 0, 12)])), SIZE)
-    assert not isinstance(first, range)
-    assert not isinstance(second, range)
-    assert first.up_to(5)[:5] == second.up_to(5)[:5]
+    first = BlockKeys(Request(7, 0, 8, 20, tokens=TokenIds.of([(A, 0, 8)])), SIZE)
+    second = BlockKeys(Request(8, 0, 20, 20, tokens=TokenIds.of([(A, 0, 8), (output_stream(7), 0, 12)])), SIZE)
+    assert first.up_to(5) == second.up_to(5)
 
 
 def test_keys_of_a_conversation_are_those_of_its_turns() -> None:
     """A prompt made of earlier turns has the keys that these had, whatever the segments it is told in."""
     first = Request(7, 0, 10, 20, tokens=TokenIds.of([(A, 0, 3), (B, 5, 7)]))
-    keys = keys_of(first, SIZE)
-    assert not isinstance(keys, range)
+    keys = BlockKeys(first, SIZE)
     segments = [(A, 0, 1), (A, 1, 2), (B, 5, 7), (output_stream(7), 0, 4), (output_stream(7), 4, 6)]
-    second = keys_of(Request(8, 0, 20, 20, tokens=TokenIds.of(segments)), SIZE)
-    assert not isinstance(second, range)
-    assert keys.up_to(5)[:5] == second.up_to(5)[:5]
+    second = BlockKeys(Request(8, 0, 20, 20, tokens=TokenIds.of(segments)), SIZE)
+    assert keys.up_to(5) == second.up_to(5)
     assert len(set(second.up_to(8))) == 8
 
 
@@ -421,11 +456,11 @@ def test_the_check_notices_what_is_wrong(wrong: str) -> None:
     kv = BlockHashKV(6, SIZE)
     run(kv, sequence(0, (A, 0, 8)))
     if wrong == "users":
-        kv._users[0] += 1
+        next(iter(kv._spans.values())).runs[0].users += 1
     elif wrong == "free":
         kv.num_free -= 1
     else:
-        kv._index.popitem()
+        kv._spans.popitem()
     with pytest.raises(AssertionError):
         kv.check()
 
@@ -434,16 +469,14 @@ def test_the_key_of_a_begun_block_is_that_of_its_tokens() -> None:
     """Of 6 prompt and 5 generated tokens, told as one prompt or as both. No two lengths are alike, nor a full block."""
     first = Request(3, 0, 6, 20, tokens=TokenIds.of([(0, 2, 5), (4, 0, 1)]))
     both = TokenIds.of([(0, 2, 5), (4, 0, 1), (output_stream(3), 0, 5)])
-    ones, others = keys_of(first, SIZE), keys_of(Request(8, 0, 11, 20, tokens=both), SIZE)
+    ones, others = BlockKeys(first, SIZE), BlockKeys(Request(8, 0, 11, 20, tokens=both), SIZE)
     lengths = [n for n in range(1, 12) if n % SIZE]
     found = [ones.begun(n) for n in lengths]
     assert found == [others.begun(n) for n in lengths]
-    assert len({*found, *ones.up_to(2)[:2]}) == len(lengths) + 2
-    shorter = keys_of(Request(9, 0, 5, 20, tokens=TokenIds.of([(0, 2, 5)])), SIZE)
-    assert not isinstance(shorter, range)
+    assert len({*found, *ones.up_to(2)}) == len(lengths) + 2
+    shorter = BlockKeys(Request(9, 0, 5, 20, tokens=TokenIds.of([(0, 2, 5)])), SIZE)
     assert shorter.begun(5) == ones.begun(5)
-    other = keys_of(Request(9, 0, 6, 20, tokens=TokenIds.of([(8, 0, 4), (0, 6, 1), (4, 0, 1)])), SIZE)
-    assert not isinstance(other, range)
+    other = BlockKeys(Request(9, 0, 6, 20, tokens=TokenIds.of([(8, 0, 4), (0, 6, 1), (4, 0, 1)])), SIZE)
     assert other.begun(6) != ones.begun(6)
 
 

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from batchsim.kernel.types import Request
-from batchsim.kv.block_keys import keys_of
+from batchsim.kv.block_keys import BlockKeys
 
 
 def prompt_keys(request: Request, block_tokens: int, most: int | None = None) -> Sequence[int]:
@@ -15,9 +15,7 @@ def prompt_keys(request: Request, block_tokens: int, most: int | None = None) ->
         return ()
     count = request.prompt_tokens // block_tokens
     count = count if most is None else min(count, most)
-    keys = keys_of(request, block_tokens)
-    assert not isinstance(keys, range), "only prompts that share nothing have keys in a row"
-    return keys.up_to(count)[:count]
+    return BlockKeys(request, block_tokens).up_to(count)
 
 
 class RoutedBlocks:
