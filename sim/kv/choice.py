@@ -28,7 +28,8 @@ def new_kv(
 ) -> KVBlockManager:
     """An empty pool of the kind that `config.traits.prefix_cache` names: "blocks", "radix", "reuse", or "" for none.
 
-    Without caching `ids` says whether block ids are kept, which a live executor needs; caches always keep them.
+    Without caching `ids` says whether block ids are kept, which a live executor needs; caches keep them once a
+    block could be found again.
     ScenarioError for a kind that does not exist, or more than MAX_IDS blocks that have an id.
     """
     kind = config.traits.prefix_cache
@@ -38,7 +39,7 @@ def new_kv(
             f" most {MAX_IDS:,} are possible. Lower kv.tokens, or cache no prefixes."
         )
     if kind == "blocks":
-        return BlockHashKV(num_blocks, block_size, num_swap_blocks)
+        return BlockHashKV(num_blocks, block_size, num_swap_blocks, ids=ids)
     if kind == "radix":
         return RadixKV(num_blocks, block_size, num_swap_blocks)
     if kind == "reuse":

@@ -20,7 +20,9 @@ from batchsim.kv.cached_runs import FreeRuns, Holding, Run, Search, Span
 
 
 class BlockHashKV(Pins):
-    """A `KVBlockManager` whose blocks are found again by their contents. Keeps block ids, so both drivers can use it.
+    """A `KVBlockManager` whose blocks are found again by their contents. With `ids` it keeps block ids, so that both
+    drivers can use it; without, blocks are only counted up to the first that could be found: which ones are free does
+    not matter before.
 
     Blocks of a sequence that shares no tokens (`Request.tokens` None) cannot be found by others, so they are published
     only when it gives them up and will come back: `free`, and not `end`. Blocks by which the decode group grew leave
@@ -31,16 +33,17 @@ class BlockHashKV(Pins):
     """
 
     __slots__ = (
-        "_due", "_free", "_held", "_moves", "_num_sharing", "_search", "_spans", "block_size", "lookahead",
+        "_counts", "_due", "_free", "_held", "_moves", "_num_sharing", "_search", "_spans", "block_size", "lookahead",
         "num_blocks", "num_free", "num_swap_blocks", "num_swap_free", "unknown",
     )  # fmt: skip
 
-    def __init__(self, num_blocks: int, block_size: int, num_swap_blocks: int = 0) -> None:
+    def __init__(self, num_blocks: int, block_size: int, num_swap_blocks: int = 0, *, ids: bool = True) -> None:
         super().__init__()
         check_pool(num_blocks, block_size, num_swap_blocks)
         self.block_size = block_size
         self.num_blocks = self.num_free = num_blocks
         self.num_swap_blocks = self.num_swap_free = num_swap_blocks
+        self._counts = not ids  # whether blocks are only counted: tables are empty, and all blocks in the queue
         self._free = FreeRuns(num_blocks)
         self._held: dict[Sequence, Holding] = {}
         self._due: list[Sequence] = []  # have one more block each than their tables say
@@ -70,6 +73,8 @@ class BlockHashKV(Pins):
         return -(-num_tokens // self.block_size)
 
     def held(self, seq: Sequence) -> int:
+        if self._counts:
+            return seq.num_blocks if seq.group is None else seq.group.blocks_held(seq)
         return len(self.table(seq))
 
     # ---- admission
@@ -115,6 +120,14 @@ class BlockHashKV(Pins):
         if spare < 0:
             return False
         holding, search = Holding(seq.request.tokens is not None), self._search
+        if self._counts:
+            if not holding.sharing:
+                self._held[seq] = holding
+                self.num_free -= need
+                self._publish_to(holding, seq, num_tokens - ahead)
+                seq.num_blocks = need
+                return True
+            self._name_blocks()
         if search is not None and search.seq is seq:
             holding.keys = search.keys
             if have:
@@ -128,6 +141,12 @@ class BlockHashKV(Pins):
         self._publish_to(holding, seq, num_tokens - ahead)
         seq.num_blocks = len(holding.table)
         return True
+
+    def _name_blocks(self) -> None:
+        """From now on keeps the ids of blocks: one is about to be found."""
+        for seq, holding in self._held.items():
+            holding.table = self._free.take_never(self.held(seq))
+        self._counts = False
 
     def _unused(self, search: Search, have: int) -> int:
         """How many of the first `have` hit blocks no sequence holds; recounted only after blocks were given back."""
@@ -168,12 +187,16 @@ class BlockHashKV(Pins):
         holding = self._held.get(seq)
         if holding is None:
             return self.admit(seq, num_tokens, 0)
-        need = -(-num_tokens // self.block_size) - len(holding.table)
+        held = self.held(seq) if self._counts else len(holding.table)
+        need = max(-(-num_tokens // self.block_size) - held, 0)
         if need > self.num_free:
             return False
-        holding.table += self._take(need)
+        if self._counts:
+            self.num_free -= need
+        else:
+            holding.table += self._take(need)
         self._publish_to(holding, seq, min(num_tokens - ahead, seq.num_tokens - unknown), unknown)
-        seq.num_blocks = len(holding.table)
+        seq.num_blocks = held + need
         return True
 
     def publish(self, seq: Sequence, num_tokens: int, unknown: int = 0) -> None:
@@ -202,7 +225,8 @@ class BlockHashKV(Pins):
             return False
         if need:
             self.num_free -= need
-            self._due += group.members_due()
+            if not self._counts:
+                self._due += group.members_due()
         if not self._num_sharing:
             return True
         if isinstance(group, DraftGroup):
@@ -219,7 +243,8 @@ class BlockHashKV(Pins):
     def grow_by(self, due: list[Sequence]) -> None:
         """As that of `CountingKV`; only while not `is_shared`."""
         self.num_free -= len(due)
-        self._due += due
+        if not self._counts:
+            self._due += due
 
     @property
     def is_shared(self) -> bool:
@@ -262,6 +287,13 @@ class BlockHashKV(Pins):
     def _give_back(self, seq: Sequence, unknown: int, *, returns: bool) -> None:
         if self._pinned and self.is_kept(seq):
             return
+        if self._counts:
+            if not returns:
+                if self._held.pop(seq, None) is not None:
+                    self.num_free += self.held(seq)
+                seq.num_blocks = 0
+                return
+            self._name_blocks()
         self._deal()
         seq.num_blocks = 0
         holding = self._held.pop(seq, None)
@@ -373,6 +405,11 @@ class BlockHashKV(Pins):
     def check(self) -> None:
         """AssertionError unless every block is in one place and counts, keys and index agree. O(num_blocks)."""
         self._deal()
+        if self._counts:
+            assert self.num_free + sum(map(self.held, self._held)) == self.num_blocks, (
+                "a block is lost or counted twice"
+            )
+            return
         free, users = self._free.blocks(), dict.fromkeys(self._free.runs(), 0)
         alone: list[int] = []
         for holding in self._held.values():

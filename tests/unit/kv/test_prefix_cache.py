@@ -182,6 +182,36 @@ def test_a_prompt_that_leaves_a_run_before_its_end_goes_on_elsewhere() -> None:
     assert kv.lookup(sequence(3, (A, 0, 2 * SIZE), (output_stream(0), 0, 9))) == 3 * SIZE
 
 
+@pytest.mark.parametrize("cause", ["a prompt with identity", "a request that comes back"])
+def test_blocks_are_only_counted_up_to_the_first_that_could_be_found(cause: str) -> None:
+    """Two requests share nothing and grow: no ids. Then each holds as many named blocks as it was counted to hold."""
+    kv = BlockHashKV(20, SIZE, ids=False)
+    one, other = sequence(0, prompt=10), sequence(1, prompt=4)
+    run(kv, one)
+    run(kv, other)
+    one.settled_output_tokens += 1
+    group = DecodeGroup(SIZE)
+    group.join(one)
+    for _ in range(3):
+        assert kv.grow_group(group)
+        group.advance()
+    assert (kv.table(one), kv.held(one), kv.held(other), kv.num_free) == ([], 4, 1, 15)
+    if cause == "a prompt with identity":
+        run(kv, sequence(2, (A, 0, 8)))
+        assert kv.num_free == 13
+        assert kv.lookup(sequence(3, (A, 0, 9))) == 8
+    else:
+        kv.free(other)
+        assert kv.num_free == 16
+        other.settled_output_tokens = 1
+        assert kv.lookup(other) == 4
+    kv.check()
+    assert (len(kv.table(one)), kv.held(one)) == (4, 4)
+    assert kv.allocate(one, 17)
+    kv.end(one)
+    kv.check()
+
+
 def test_copies_of_a_chain_are_cut_where_any_of_them_ends() -> None:
     """Three prompts computed side by side, up to blocks 3, 5 and 2: each block is found as the copy published first."""
     kv = BlockHashKV(40, SIZE)
