@@ -34,7 +34,7 @@ LINES = {
     "fit.server": 1150,
     "fit.traffic": 1100,
     "kernel": 4900,
-    "kv": 1710,
+    "kv": 1720,
     "metrics": 2900,
     "policies": 300,
     "policies.families": 1500,

@@ -153,7 +153,9 @@ class RadixKV(Pins):
 
     def make_room(self, num_blocks: int) -> None:
         """Evicts until `num_blocks` pages are free, or nothing more can be evicted."""
-        self._free += self._tree.evict(num_blocks - (len(self._free) - self._owed))
+        lacking = num_blocks - (len(self._free) - self._owed)
+        if lacking > 0:
+            self._free += self._tree.evict(lacking)
 
     # ---- the manager as every policy sees it
 
