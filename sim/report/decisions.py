@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from batchsim.report.numbers import percent_text
-from batchsim.report.reading import PolicyCurve, load_text, sweeps
+from batchsim.report.reading import PolicyCurve, load_name, load_text, num_seeds, sweeps
 from batchsim.report.slo_shares import slo_shares
 from batchsim.results.decision import Decision, JudgedLoad
 from batchsim.results.read import Results
+
+_LONGEST_OBJECTIVE, _MOST_NAMES = 45, 3
+"""Letters of an objective, and names of policies, that a line over a picture has room for."""
 
 
 def decided(results: Results, curve: PolicyCurve) -> Decision:
@@ -39,6 +43,32 @@ def decisions(results: Results) -> list[Decision]:
     return [decided(results, curve) for curve in sweeps(results)]
 
 
+def headline(results: Results) -> str:
+    """The policy that surely meets the objective at the highest load, and the next one, in a line over a picture."""
+    every, name, objective = decisions(results), load_name(results), results.manifest["objective"]
+    asked = objective if len(objective) <= _LONGEST_OBJECTIVE else "the SLO"
+    surely = "surely meets" if num_seeds(results) > 1 else "meets"
+    held: dict[float, list[str]] = {}
+    for decision in sorted((each for each in every if each.sure is not None), key=lambda each: -(each.sure or 0.0)):
+        held.setdefault(decision.sure or 0.0, []).append(decision.name)
+    if not held:
+        return f"No policy {surely} {asked}" + (" at any load tested" if name else "")
+    (most, best), *others = held.items()
+    verb = surely if len(best) == 1 else surely.removesuffix("s")
+    if not name:
+        return f"{_names(best)} {verb} {asked}"
+    said = f"{_names(best)} {verb} {asked} up to {load_text(name, most)}"
+    if others:
+        return f"{said}; next {_names(others[0][1])}, up to {load_text(name, others[0][0])}"
+    return f"{said}; no other policy does" if len(best) < len(every) else said
+
+
+def _names(names: list[str]) -> str:
+    if len(names) > _MOST_NAMES:
+        return f"each of {len(names)} policies"
+    return " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
+
+
 def decision_text(decision: Decision, load_name: str) -> str:
     """What is sure, and what is open, with the interval of the share within the objective of each class."""
     sure = f"sure {_at(load_name, decision.sure)}" if decision.sure is not None else "sure at no load"
@@ -46,6 +76,12 @@ def decision_text(decision: Decision, load_name: str) -> str:
         return sure
     said = [_at(load_name, each.load) + _why(each) for each in decision.open]
     return f"{sure}; open {', '.join(said)}"
+
+
+def open_text(loads: Sequence[JudgedLoad]) -> str:
+    """Loads with an open verdict, each with the interval of the share within the objective: `7, 96 to 100 %`."""
+    each = [(f"{judged.load:g}", _why(judged).strip(" ()")) for judged in loads]
+    return "; ".join(", ".join(filter(None, parts)) for parts in each)
 
 
 def _at(name: str, load: float) -> str:

@@ -71,6 +71,6 @@ class Decision:
 
     @property
     def missed_below(self) -> tuple[float, ...]:
-        """The loads below `highest` at which the objective is missed on average."""
-        known = (each for each in self.loads if not (each.on_average or each.failed or each.by_cost))
-        return tuple(each.load for each in known if self.highest is not None and each.load < self.highest)
+        """The loads below `sure` at which the objective is not met for sure, as far as the interval tells."""
+        known = (each for each in self.loads if each.verdict in ("missed", "open") and not each.by_cost)
+        return tuple(each.load for each in known if self.sure is not None and each.load < self.sure)

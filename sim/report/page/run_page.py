@@ -11,7 +11,6 @@ import numpy as np
 from batchsim.base.files import read_bytes, write_text
 from batchsim.base.units import NS_PER_S
 from batchsim.drive.fleet.fleet_plan import HELD, UP
-from batchsim.metrics.latencies import LATENCIES, TASK_E2E, TASK_TITLE
 from batchsim.report.cost_words import HOW
 from batchsim.report.decisions import decided, decision_text
 from batchsim.report.page.render import HTML, data_uri, render
@@ -35,7 +34,7 @@ from batchsim.report.reading import (
     systems_note,
 )
 from batchsim.report.sheet import Cell, Chart, ChartAxis, Section, Sentence, Series, Sheet
-from batchsim.report.slo_shares import slo_bounds, slo_shares
+from batchsim.report.slo_shares import latency_panels, slo_bounds, slo_shares
 from batchsim.report.text.run_table import metric_cell, policy_table, usual_columns
 from batchsim.report.text.summary_text import run_table, warnings
 from batchsim.report.traffic_over_time import counted, traffic_over_time
@@ -90,16 +89,17 @@ def decision(results: Results, load: float) -> list[Sentence]:
     sure: Sentence = [f"That is of {seeds_text(results)}; ± is half a 95 % interval over seeds. The error of the step"]
     sure += [" costs is in no interval: the assumptions say what is known of it."]
     every = [(sweep, decided(results, sweep)) for sweep in sweeps(results)]
-    most = {sweep.policy: of_policy.highest for sweep, of_policy in every if of_policy.highest is not None}
+    most = {sweep.policy: of_policy.sure for sweep, of_policy in every if of_policy.sure is not None}
     held = sorted((sweep for sweep, _ in every if sweep.policy in most), key=lambda sweep: -most[sweep.policy])
     untold = _untold(load_name(results), [of_policy for _, of_policy in every])
-    if not held:
-        surely = " whatever the error of the step costs" if untold else ""
-        return [[f"No policy meets {results.manifest['objective']} at any load tested{surely}."], *untold, sure]
-    shown = next(sweep for sweep in (*held, *sweeps(results)) if sweep.tested(load))
-    gets = _what_requests_get(results, shown, shown.index(load))
     each = "; ".join(f"{of_policy.name}: {decision_text(of_policy, load_name(results))}" for _, of_policy in every)
     judged: list[Sentence] = [[f"At the lower end of the interval, {each}."]] if num_seeds(results) > 1 else []
+    if not held:
+        surely = " whatever the error of the step costs" if untold else ""
+        none = f"No policy {'surely ' * bool(judged)}meets {results.manifest['objective']} at any load tested{surely}."
+        return [[none], *(judged if any(of_policy.open for _, of_policy in every) else []), *untold, sure]
+    shown = next(sweep for sweep in (*held, *sweeps(results)) if sweep.tested(load))
+    gets = _what_requests_get(results, shown, shown.index(load))
     return [_who_sustains(results, held, most), *judged, *untold, gets, sure]
 
 
@@ -138,9 +138,12 @@ def _highest(results: Results, sweep: PolicyCurve, most: Mapping[str, float]) ->
 def _what_requests_get(results: Results, sweep: PolicyCurve, i: int) -> Sentence:
     """The second sentence: latencies and the share within the SLO of a policy at its `i`-th load."""
     where = at_load(load_name(results), float(sweep.loads[i]))
-    said: Sentence = [f"{where[0].upper()}{where[1:]}, {sweep.name} has a TTFT p99 of "]
-    ttft, tpot = (metric_cell(results, sweep, i, f"{name}_p99_s") for name in ("ttft", "tpot"))
-    said += [ttft, " and a TPOT p99 of ", tpot]
+    said: Sentence = [f"{where[0].upper()}{where[1:]}, {sweep.name} has a "]
+    shown = [panel for panel in latency_panels(results) if panel.latency in ("ttft", "tpot")]
+    for number, panel in enumerate(shown):
+        of = f" of {panel.request_class}" if panel.request_class else ""
+        said += [" and a " * bool(number), f"{panel.latency.upper()} p99{of} of "]
+        said.append(metric_cell(results, sweep, i, panel.metric("p99")))
     for each in slo_shares(results):
         of = f" of {each.request_class}" if each.request_class else ""
         said += ["; ", metric_cell(results, sweep, i, each.metric), f"{of} are within the SLO"]
@@ -178,14 +181,11 @@ def latency_charts(results: Results) -> list[Chart]:
     """P99 latencies against load, of tasks too, without loads at which the queue grows, and the SLO's bound where it
     has one."""
     charts = []
-    titles = {name: LATENCIES[name].title for name in ("ttft", "tpot", "norm_latency")}
-    if f"{TASK_E2E}_p99_s" in results.summary:
-        titles[TASK_E2E] = TASK_TITLE
-    for name, title in titles.items():
-        lines = _lines(results, f"{name}_p99_s", PolicyCurve.stable)
-        bounds = slo_bounds(results, name, "p99")
-        axis = ChartAxis(title, "seconds", "log")
-        charts.append(Chart(f"P99 {title}", _loads(results), axis, lines, min(bounds, default=None)))
+    for panel in latency_panels(results):
+        lines = _lines(results, panel.metric("p99"), PolicyCurve.stable)
+        bounds = slo_bounds(results, panel, "p99")
+        axis = ChartAxis(panel.title, "seconds", "log")
+        charts.append(Chart(f"P99 {panel.title}", _loads(results), axis, lines, min(bounds, default=None)))
     return charts
 
 

@@ -32,7 +32,7 @@ def capacity_picture(study: CapacityStudy, path: Path) -> None:
     policies = [policy for policy in study.policies if policy.case.book]
     styles = kind_styles([policy.case.spec.kind for policy in policies])
     with house_style():
-        fig = figure(8.5, 1.4 + 2.1 * len(policies))
+        fig = figure(8.5, 1.4 + max(2.1 * len(policies), 3.4))
         panels = np.atleast_1d(fig.subplots(len(policies), 1, sharex=True))
         loads = [load for policy in policies for load in policy.case.book]
         edges = load_edges(min(loads), max(loads))

@@ -9,15 +9,16 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from batchsim.report.pictures.palette import PolicyStyle, policy_styles
-from batchsim.report.pictures.style import label_points, load_axis, remark
+from batchsim.report.pictures.style import PALE, label_points, load_axis, remark
 from batchsim.report.reading import Flags, Floats, PolicyCurve, load_name, short_load, sweeps
 from batchsim.results.landmarks import Landmarks
 from batchsim.results.read import Results, curve_marks
 
-# Crosses closer than APART side by side stand STEP below each other; all are shares of the panel.
+# Crosses closer than APART side by side stand STEP below each other, in a strip; all are shares of the panel.
 _CROSS_TOP, _CROSS_STEP = 0.965, 0.06
+_STRIP_SHADE = 0.35
 _CROSS_APART = 0.03
-CROSS = "× the queue grows without end from this load on: no point of the curve"
+CROSS = "× in the grey strip, which has no scale: the queue grows without end from this load on"
 WITHIN = "bar: within the cost's error of saturation, from the shortest steps to the longest"
 NORMALISED = "normalised latency: E2E / output tokens"
 OPEN = "open marker: fewer than 20 observations beyond the percentile (~ in tables)"
@@ -95,23 +96,26 @@ def within_mark(results: Results) -> list[str]:
     return [WITHIN] if any(sweep.within_error.any() for sweep in sweeps(results)) else []
 
 
-def draw_cross(
-    ax: Axes, style: PolicyStyle, x: Floats, y: Floats, sweep: PolicyCurve, at: float, others: list[float]
-) -> None:
-    """Draws a cross at the panel's top, at x = `at`: the queue grows from there on. Dots lead to it from the curve's
-    last point before. `others` collects the places of crosses, so that close ones are put below each other. Call when
-    the limits are final.
+def draw_crosses(ax: Axes, grows: Sequence[tuple[PolicyStyle, float]]) -> None:
+    """Draws, in a strip at the panel's top, a cross for each policy (style, x) at the load from which its queue grows:
+    it has no latency there, so that no line leads to it. Call when the limits are final.
     """
-    across = float(ax.transAxes.inverted().transform(ax.transData.transform((at, ax.get_ylim()[0])))[0])
-    place = sum(abs(across - other) < _CROSS_APART for other in others)
-    others.append(across)
-    low, high = np.log(ax.get_ylim())
-    top = float(np.exp(low + (_CROSS_TOP - _CROSS_STEP * place) * (high - low)))
-    before = np.flatnonzero(np.isfinite(y) & (np.cumsum(sweep.unstable) == 0))
-    if len(before):
-        last = before[-1]
-        ax.plot([float(x[last]), at], [float(y[last]), top], color=style.color, linewidth=1.1, linestyle=(0, (1, 2.5)))
-    ax.plot([at], [top], color=style.color, marker="x", markersize=7.5, markeredgewidth=2.2, clip_on=False, zorder=4)
+    if not grows:
+        return
+    places: list[tuple[float, int]] = []
+    for style, at in grows:
+        across = float(ax.transAxes.inverted().transform(ax.transData.transform((at, ax.get_ylim()[0])))[0])
+        place = sum(abs(across - other) < _CROSS_APART for other, _ in places)
+        places.append((across, place))
+        top = _CROSS_TOP - _CROSS_STEP * place
+        ax.plot(
+            [at], [top], color=style.color, marker="x", markersize=7.5, markeredgewidth=2.2, clip_on=False, zorder=4,
+            transform=ax.get_xaxis_transform(),
+        )  # fmt: skip
+    bottom = _CROSS_TOP - _CROSS_STEP * (max(place for _, place in places) + 0.6)
+    ax.fill_between(
+        [0.0, 1.0], bottom, 1.0, transform=ax.transAxes, color=PALE, alpha=_STRIP_SHADE, linewidth=0, zorder=0.5
+    )
 
 
 def label_loads(ax: Axes, results: Results, x_metric: str, y_metric: str) -> None:
@@ -125,7 +129,7 @@ def label_loads(ax: Axes, results: Results, x_metric: str, y_metric: str) -> Non
     ]
     hidden = label_points(ax, points)
     if hidden:
-        remark(ax, f"{hidden} loads not written: no room")
+        remark(ax, f"{hidden} {'load has' if hidden == 1 else 'loads have'} no number: no room")
 
 
 def latency_limits(results: Results, metrics: Sequence[str], bounds: Sequence[float]) -> tuple[float, float]:

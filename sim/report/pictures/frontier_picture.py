@@ -12,7 +12,7 @@ from batchsim.report.pictures.curve_lines import (
     CROSS,
     NORMALISED,
     OPEN,
-    draw_cross,
+    draw_crosses,
     draw_error_bars,
     draw_line,
     hidden_under,
@@ -22,6 +22,7 @@ from batchsim.report.pictures.curve_lines import (
     styled_sweeps,
     wide_mark,
 )
+from batchsim.report.pictures.palette import PolicyStyle
 from batchsim.report.pictures.style import (
     GREY,
     figure,
@@ -110,7 +111,7 @@ def draw_throughput_latency(ax: Axes, results: Results, metric: str = "norm_late
     ax.set_xlim(0, 1.06 * np.nanmax(column(results.summary, GPU), initial=1e-9))
     time_axis_log(ax.yaxis, low, high)
     ax.set_xlabel("output tokens/s per GPU")
-    crosses: list[float] = []
+    grows: list[tuple[PolicyStyle, float]] = []
     drawn = styled_sweeps(results)
     depths = hidden_under([sweep.stable(metric) for sweep, _ in drawn])
     for (sweep, style), depth in zip(drawn, depths, strict=True):
@@ -119,7 +120,8 @@ def draw_throughput_latency(ax: Axes, results: Results, metric: str = "norm_late
         draw_line(ax, x, y, style, sweep.weak(metric), depth)
         at = x[sweep.unstable]
         if len(at) and np.isfinite(at[0]):
-            draw_cross(ax, style, x, y, sweep, float(at[0]), crosses)
+            grows.append((style, float(at[0])))
+    draw_crosses(ax, grows)
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -36,9 +36,12 @@ _KINDS = {
     "ray_serve": ("#44AA99", "*", _DASHED),
 }
 _OTHER_KINDS = (("#7F7F7F", "<"), ("#8C6D31", ">"), ("#5B5EA6", "p"))  # in the order in which they appear
-_TONES = (0.0, -0.4, 0.45, -0.65, 0.65)  # of members of one kind: toward black below 0, toward white above
+_TONES = (0.0, -0.4, 0.25, -0.65, -0.2)  # of members of one kind: toward black below 0, toward white above
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _LINES = ("-", (0, (4, 1.5)), "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)))  # tell members of one kind apart
-_PALE, _DARK = 0.55, 0.55  # how far the first and last value of a varied key are from their policy's own colour
+_PALE, _DARK = 0.35, 0.6  # how far the first and last value of a varied key are from their policy's own colour
+LEAST_CONTRAST = 3.0
+"""Of a line to white, as WCAG 2.2 asks of graphics (success criterion 1.4.11)."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,9 @@ class PolicyStyle:
 
 def policy_styles(policies: list[PolicyCurve]) -> dict[str, PolicyStyle]:
     """The style of each policy by name: its kind's marker and a tone of its colour; within a kind lines differ too.
+    Where several are of one kind alone, each has a colour and a marker of its own.
 
-    The values of a varied key share a policy's line and marker and differ in shade, the first the palest.
+    The values of a varied key share a policy's line and colour and differ in shade, the first the palest, and marker.
     """
     kinds = {sweep.label: sweep.kind for sweep in policies}
     styles = dict(zip(kinds, kind_styles(list(kinds.values())), strict=True))
@@ -61,13 +65,22 @@ def policy_styles(policies: list[PolicyCurve]) -> dict[str, PolicyStyle]:
     for sweep in policies:
         values = [each.policy for each in policies if each.label == sweep.label]
         style = styles[sweep.label]
-        color = _shade(style.color, values.index(sweep.policy), len(values))
-        by_policy[sweep.policy] = replace(style, color=color)
+        number = values.index(sweep.policy)
+        color = _shade(style.color, number, len(values))
+        marker = style.marker if len(values) == 1 else _MARKERS[number % len(_MARKERS)]
+        by_policy[sweep.policy] = replace(style, color=color, marker=marker)
     return by_policy
 
 
 def kind_styles(kinds_of: list[str]) -> list[PolicyStyle]:
     """The styles of policies of these kinds, in their order."""
+    if len(kinds_of) > 1 and len(set(kinds_of)) == 1:
+        return [
+            PolicyStyle(
+                _readable(OKABE_ITO[i % len(OKABE_ITO)]), _MARKERS[i % len(_MARKERS)], _LINES[i // len(OKABE_ITO) % 5]
+            )
+            for i in range(len(kinds_of))
+        ]
     kinds: dict[str, tuple[str, str, int]] = dict(_KINDS)
     seen: Counter[str] = Counter()
     styles = []
@@ -76,17 +89,34 @@ def kind_styles(kinds_of: list[str]) -> list[PolicyStyle]:
         color, marker, first = kinds.setdefault(kind, (*other, _SOLID))
         tone = _TONES[seen[kind] % len(_TONES)]
         tone = abs(tone) if color == _BLACK else tone
-        styles.append(PolicyStyle(_toned(color, tone), marker, _LINES[(first + seen[kind]) % len(_LINES)]))
+        styles.append(PolicyStyle(_readable(_toned(color, tone)), marker, _LINES[(first + seen[kind]) % len(_LINES)]))
         seen[kind] += 1
     return styles
 
 
 def _shade(color: str, number: int, of: int) -> str:
-    """Shade `number` (from 0) of `of` shades of `color`, as #RRGGBB; they run from nearly white to nearly black."""
+    """Shade `number` (from 0) of `of` shades of `color`, as #RRGGBB: from the palest that shows to nearly black."""
     if of == 1:
         return color
-    place = number / (of - 1)
-    return _toned(color, _PALE * (1 - 2 * place) if place < 0.5 else -_DARK * (2 * place - 1))
+    palest = _PALE
+    while contrast_to_white(_toned(color, palest)) < LEAST_CONTRAST:
+        palest -= 0.05
+    return _toned(color, palest - (palest + _DARK) * number / (of - 1))
+
+
+def contrast_to_white(color: str) -> float:
+    """The contrast of `color`, as #RRGGBB, to white, from 1 to 21 (WCAG 2.2, relative luminance)."""
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 1.05 / (0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05)
+
+
+def _readable(color: str) -> str:
+    """`color`, darkened until its contrast to white is LEAST_CONTRAST."""
+    tone = 0.0
+    while contrast_to_white(_toned(color, tone)) < LEAST_CONTRAST:
+        tone -= 0.05
+    return _toned(color, tone)
 
 
 def _toned(color: str, tone: float) -> str:

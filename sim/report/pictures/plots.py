@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from batchsim.metrics.latencies import LATENCIES, TASK_E2E, TASK_TITLE
+from batchsim.report.decisions import headline
 from batchsim.report.drafting import draft_curves
 from batchsim.report.pictures import closeup
 from batchsim.report.pictures.curve_lines import (
@@ -22,7 +22,7 @@ from batchsim.report.pictures.curve_lines import (
     LANE_MARKS,
     NORMALISED,
     OPEN,
-    draw_cross,
+    draw_crosses,
     draw_ends,
     draw_lanes,
     draw_line,
@@ -38,6 +38,7 @@ from batchsim.report.pictures.curve_lines import (
 from batchsim.report.pictures.drafting_picture import drafting_picture
 from batchsim.report.pictures.fleet_picture import fleet_picture
 from batchsim.report.pictures.frontier_picture import frontier
+from batchsim.report.pictures.palette import PolicyStyle
 from batchsim.report.pictures.style import (
     figure,
     footer,
@@ -54,12 +55,11 @@ from batchsim.report.pictures.style import (
 )
 from batchsim.report.pictures.vary import vary_picture
 from batchsim.report.reading import check_load, column, load_to_show, log_ends
-from batchsim.report.slo_shares import SloShare, slo_bounds, slo_shares
+from batchsim.report.slo_shares import LatencyPanel, SloShare, latency_panels, slo_bounds, slo_shares
 from batchsim.results.read import Results
 
 VARY, DRAFTING, FLEET = "vary.png", "drafting.png", "fleet.png"
 _NEED_ROWS = {"requests": ("timeline.png",), "minutes": ("timeline.png", "latency_cdf.png")}
-SHOWN = {name: LATENCIES[name].title for name in ("ttft", "tpot", "norm_latency")}
 
 
 def p99_vs_qps(results: Results, path: Path | str) -> None:
@@ -74,25 +74,25 @@ def p99_vs_qps(results: Results, path: Path | str) -> None:
 
 def p99_vs_qps_figure(results: Results) -> Figure:
     """The figure that `p99_vs_qps` writes."""
-    shown = SHOWN | ({TASK_E2E: TASK_TITLE} if f"{TASK_E2E}_p99_s" in results.summary else {})
+    shown = latency_panels(results)
     with house_style():
         below = height_inch(results) if has_lanes(results) else 0.0
-        fig = figure(13.0 / len(SHOWN) * len(shown), 7.6 + below)
+        fig = figure(13.0 / 3 * max(len(shown), 3), 7.6 + below)
         grid = fig.add_gridspec(2 + bool(below), 1, height_ratios=[3.2, 3.2, *([below] if below else [])])
-        axes: Any = grid[:2, :].subgridspec(2, len(shown)).subplots(sharex=True)
+        axes: Any = grid[:2, :].subgridspec(2, len(shown)).subplots(sharex=True, squeeze=False)
         if below:
             draw_lanes(fig.add_subplot(grid[2, :]), results)
-        for column, (name, title) in enumerate(shown.items()):
-            limits = latency_limits(results, [f"{name}_p99_s", f"{name}_p50_s"], slo_bounds(results, name))
+        for column, panel in enumerate(shown):
+            limits = latency_limits(results, [panel.metric("p99"), panel.metric("p50")], slo_bounds(results, panel))
             for row, percentile in enumerate(("p99", "p50")):
                 ax = axes[row, column]
-                draw_latency(ax, results, f"{name}_{percentile}_s", limits)
-                ax.set_title(f"{percentile.upper()} {title}")
+                draw_latency(ax, results, panel, percentile, limits)
+                ax.set_title(f"{percentile.upper()} {panel.title}")
                 ax.set_xlabel(ax.get_xlabel() if row == 1 else "")
         frame(
             fig,
             results,
-            "P99 and P50 latency against offered load",
+            headline(results),
             footer(
                 results,
                 CROSS,
@@ -101,20 +101,22 @@ def p99_vs_qps_figure(results: Results) -> Figure:
                 *wide_mark(results),
                 _slo_mark(results),
                 *(LANE_MARKS if below else ()),
-                NORMALISED,
+                *([NORMALISED] if any(panel.latency == "norm_latency" for panel in shown) else ()),
             ),
             policy_legend(results),
         )
     return fig
 
 
-def draw_latency(ax: Axes, results: Results, metric: str, limits: tuple[float, float] | None = None) -> None:
-    """Draws one latency metric (seconds) against the load, a line a policy, with its interval and the SLO's bounds.
+def draw_latency(
+    ax: Axes, results: Results, panel: LatencyPanel, percentile: str, limits: tuple[float, float] | None = None
+) -> None:
+    """Draws a `percentile` (`p50`, `p99`) of a latency in seconds against the load, a line a policy, with its interval
+    and the SLO's bounds.
 
     `limits` fixes the y axis, so that panels can be compared; the default covers this metric.
     """
-    name, percentile = metric.removesuffix("_s").rsplit("_", 1)
-    bounds = slo_bounds(results, name, percentile)
+    metric, bounds = panel.metric(percentile), slo_bounds(results, panel, percentile)
     low, high = limits if limits is not None else latency_limits(results, [metric], bounds)
     ax.set_yscale("log")
     ax.set_ylim(low, high)
@@ -131,7 +133,7 @@ def draw_latency(ax: Axes, results: Results, metric: str, limits: tuple[float, f
             size=8,
             va="center",
         )
-    crosses: list[float] = []
+    grows: list[tuple[PolicyStyle, float]] = []
     absent = []
     drawn = styled_sweeps(results)
     shade = 0.8 / (2 + len(drawn))  # overlapping bands add up
@@ -145,7 +147,8 @@ def draw_latency(ax: Axes, results: Results, metric: str, limits: tuple[float, f
         draw_line(ax, x, y, style, sweep.weak(metric), depth)
         draw_ends(ax, sweep, style, metric)
         if sweep.unstable_from is not None:
-            draw_cross(ax, style, x, y, sweep, sweep.unstable_from, crosses)
+            grows.append((style, sweep.unstable_from))
+    draw_crosses(ax, grows)
     if absent:
         remark(ax, f"no value: {', '.join(absent) if len(absent) < 3 else f'{len(absent)} policies'}")
 
@@ -196,8 +199,7 @@ def write_pictures(results: Results, load: float | None = None) -> list[Path]:
 
 
 def _slo_mark(results: Results) -> str:
-    objective, slo = results.manifest["objective"], results.manifest["slo"]
-    return f"dashed: the SLO {slo}" if objective == slo else f"SLO: {objective}"
+    return f"dashed: the SLO {results.manifest['objective']}"
 
 
 _PANEL_INCH = 3.6

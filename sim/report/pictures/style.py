@@ -150,8 +150,9 @@ def put_around(fig: Figure, title: str, heading: str, foot: str, handles: list[L
         return "\n".join(textwrap.fill(line, letters) for line in wrapped(text, letters).split("\n"))
 
     y = 0.10
+    title = lines(title, 13)
     fig.text(left, 1 - y / height, title, size=13, weight="bold", va="top")
-    y += 13 * _LINE_INCH
+    y += 13 * _LINE_INCH * (title.count("\n") + 1)
     heading = lines(heading, 9)
     fig.text(left, 1 - y / height, heading, size=9, color=GREY, va="top")
     y += 9 * _LINE_INCH * (heading.count("\n") + 1) + 0.05

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from batchsim.base.errors import ScenarioError
-from batchsim.metrics.latencies import LATENCIES
+from batchsim.metrics.latencies import LATENCIES, holds_queue
 from batchsim.metrics.table import METRICS
 from batchsim.report.cost_words import at_ends
 from batchsim.report.layout import aligned, fit
@@ -115,9 +115,9 @@ def heading_of(column: str) -> str:
 
 
 def cell_of(curve: PolicyCurve, i: int, column: str, *, brief: bool = False) -> str:
-    """The value of a column at the curve's `i`-th load, with half its 95 % interval; of a latency where the queue grows
-    `unstable`. Within the cost's error of saturation its value at both ends, a dash where there are none. `brief`: as
-    the usual table writes it."""
+    """The value of a column at the curve's `i`-th load, with half its 95 % interval. Where the queue grows a latency
+    with time in it is `unstable`, and any other has a star: it is of the requests completed. Within the cost's error of
+    saturation the value at both ends, a dash where there are none. `brief`: as the usual table writes it."""
     if column == BOUND_BY:
         return texts(curve.rows, BOUND_BY)[i]
     metric = METRICS[column.partition("[")[0]]
@@ -130,9 +130,10 @@ def cell_of(curve: PolicyCurve, i: int, column: str, *, brief: bool = False) -> 
     if metric.name == "slo_met" and curve.untold[i]:
         return DASH
     latency = metric.unit == "s" and metric.name.startswith((*LATENCIES, "task_e2e"))
-    if curve.unstable[i] and latency:
+    grows = bool(curve.unstable[i]) and latency
+    if grows and holds_queue(column):
         return "unstable"
-    value, half = float((curve.stable if latency else curve.values)(column)[i]), math.nan
+    value, half = float((curve.stable if latency and not grows else curve.values)(column)[i]), math.nan
     if f"{column}_ci" in curve.rows:
         half = float(curve.half_width(column)[i])
     if math.isnan(value):
@@ -141,7 +142,7 @@ def cell_of(curve: PolicyCurve, i: int, column: str, *, brief: bool = False) -> 
     if brief and column in _BRIEF:
         return weak + _BRIEF[column](value)
     if metric.unit == "s":
-        return weak + time_text(value, half)
+        return weak + time_text(value, half) + "*" * grows
     if metric.unit == "share":
         return percent_text(value)
     if metric.unit == "yes or no":

@@ -1,9 +1,9 @@
 """The tables a run prints: plain text, as wide as the output (`layout.width`).
 
 Marks: `±` half a 95 % interval over seeds; `~` a percentile with fewer than 20 observations beyond it; `–` not defined
-for this policy; `unstable` the queue grows without end, so that its percentiles mean nothing; `failed` the simulation
-of a seed failed; `a…b` what the shortest and the longest steps make that the cost's error allows, where the load lies
-within it of saturation, `∞` where the queue grows at that end.
+for this policy; `unstable` the queue grows without end, so that a percentile with time in it means nothing; `*` of the
+requests completed meanwhile; `failed` the simulation of a seed failed; `a…b` what the shortest and the longest steps
+make that the cost's error allows, where the load lies within it of saturation, `∞` where the queue grows at that end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from batchsim.kernel.record import CAP_CUT
 from batchsim.metrics.table import METRICS
 from batchsim.report.cost_words import CANNOT_TELL, at_ends, cost_lines
-from batchsim.report.decisions import decisions
+from batchsim.report.decisions import decisions, open_text
 from batchsim.report.drafting import draft_lines
 from batchsim.report.layout import fit, listed
 from batchsim.report.numbers import DASH, percent_text, rate_text, time_text
@@ -131,6 +131,8 @@ def point_table(results: Results, load: float | None, columns: Sequence[str] = (
     head = f"each at its highest load that meets the SLO, else its lowest ({counted})"
     head = head if load is None else f"{at_load(name, load)}{but}, {same} ({counted})"
     marks = []
+    if any(cell.endswith("*") for cells in grid[1:] for cell in cells):
+        marks.append("* of those completed while the queue grows")
     if any("~" in cell for cells in grid for cell in cells):
         marks.append("~ fewer than 20 observations beyond the percentile")
     known = [cells for cells in grid[1:] if not {"unstable", "failed"} & set(cells)]
@@ -196,7 +198,8 @@ def by_class(results: Results, load: float | None) -> list[str]:
 
 
 def highest_loads(results: Results) -> str:
-    """For each policy the highest tested load that meets the SLO, or `never`.
+    """For each policy the highest tested load that meets the SLO at the lower end of the interval over seeds, or
+    `never`, and the loads above it of which the interval leaves that open, with its ends.
 
     A lower load that failed is named beside it: the SLO is then not met all the way up. A live run that was cut short
     is not judged.
@@ -212,19 +215,24 @@ def highest_loads(results: Results) -> str:
         open_ = [each.load for each in decision.loads if each.by_cost]
         but = f" ({_listed(failed)} not known: failed)" if failed else ""
         but += f" (at {_listed(open_)} {CANNOT_TELL})" if open_ else ""
-        if decision.highest is None:
-            parts.append(f"{decision.name} {'at none for sure' if open_ else 'never'}{but}")
+        if left := open_text([each for each in decision.open if not each.by_cost]):
+            but = f" (open: {left}){but}"
+        if decision.sure is None:
+            parts.append(f"{decision.name} {'at none for sure' if open_ or left else 'never'}{but}")
             continue
         but = (f" (but not {_listed(decision.missed_below)})" if decision.missed_below else "") + but
-        parts.append(f"{decision.name} {decision.highest:g}{but}")
+        parts.append(f"{decision.name} {decision.sure:g}{but}")
     what = {"mean_rate": "rate", "users": "number of users"}.get(load_name(results), "load")
-    return listed(f"highest {what} tested that meets {objective}:", parts)
+    surely = "surely meets" if num_seeds(results) > 1 else "meets"
+    return listed(f"highest {what} tested that {surely} {objective}:", parts)
 
 
 def _verdict(decision: Decision) -> str:
     """Whether a policy meets the objective at the only load."""
     (only,) = decision.loads
-    return "failed" if only.failed else CANNOT_TELL if only.by_cost else "yes" if only.on_average else "no"
+    if only.failed or only.by_cost:
+        return "failed" if only.failed else CANNOT_TELL
+    return {"met": "yes", "missed": "no", "open": f"open ({open_text([only])})"}.get(only.verdict, "not known")
 
 
 def _listed(loads: Sequence[float]) -> str:

@@ -43,7 +43,7 @@ def test_a_runs_page_opens_with_who_sustains_the_most() -> None:
 def test_no_policy_within_the_slo_is_said_first() -> None:
     """In place of a recommendation."""
     results = sample_results({"static": ("static", "static", 3.4)})
-    assert words(run_sections(results, 4.0)[0].sentences[0]).startswith("No policy meets ttft<1s")
+    assert words(run_sections(results, 4.0)[0].sentences[0]).startswith("No policy surely meets ttft<1s")
 
 
 def test_cells_of_a_runs_page_stand_where_they_say() -> None:

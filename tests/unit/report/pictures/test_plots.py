@@ -17,7 +17,7 @@ from matplotlib.image import imread
 
 from batchsim.report.pictures import closeup, plots
 from batchsim.report.pictures.frontier_picture import draw_throughput_latency, pareto
-from batchsim.report.pictures.palette import policy_styles
+from batchsim.report.pictures.palette import contrast_to_white, policy_styles
 from batchsim.report.pictures.plots import draw_slo_share
 from batchsim.report.pictures.style import (
     figure,
@@ -29,7 +29,7 @@ from batchsim.report.pictures.style import (
     time_ticks,
 )
 from batchsim.report.reading import FREE_DRAFTS, STATED_DRAFTS, log_ends, sweeps, systems_note
-from batchsim.report.slo_shares import slo_shares
+from batchsim.report.slo_shares import LatencyPanel, latency_panels, slo_bounds, slo_shares
 from batchsim.results.knobs import speculation
 from tests.support.report_samples import FOUR, NUM_BLOCKS, SEVEN, sample_results
 
@@ -56,7 +56,7 @@ def color_of(results: Any, policy: str) -> str:
 def test_unstable_points_are_no_points_of_a_curve():
     """The curve has a hole there, and a cross stands at the load from which the queue grows."""
     results, ax = sample_results(), axes()
-    plots.draw_latency(ax, results, "ttft_p99_s")
+    plots.draw_latency(ax, results, LatencyPanel("ttft"), "p99")
     x, y = curve(ax, color_of(results, "dynamic"))
     assert [load for load, value in zip(x, y, strict=True) if np.isfinite(value)] == [1.0, 2.0, 4.0]
     expected = {"static": 4.0, "dynamic": 8.0, "continuous": 20.0}
@@ -66,7 +66,7 @@ def test_unstable_points_are_no_points_of_a_curve():
 def test_policy_without_the_metric_is_named_not_drawn():
     """Static has no TPOT: neither curve nor cross in its colour, but its name above the panel."""
     results, ax = sample_results(), axes()
-    plots.draw_latency(ax, results, "tpot_p99_s")
+    plots.draw_latency(ax, results, LatencyPanel("tpot"), "p99")
     assert color_of(results, "static") not in {to_hex(line.get_color()).upper() for line in ax.lines}
     assert ax.get_title(loc="right") == "no value: static (bs 16)"
 
@@ -74,7 +74,7 @@ def test_policy_without_the_metric_is_named_not_drawn():
 def test_percentiles_of_few_observations_have_open_markers():
     """At load 1 the marker is white, at load 2 it is filled."""
     results, ax = sample_results(), axes()
-    plots.draw_latency(ax, results, "ttft_p99_s")
+    plots.draw_latency(ax, results, LatencyPanel("ttft"), "p99")
     color = color_of(results, "preemptive")
     faces = {
         float(x): to_hex(line.get_markerfacecolor()).upper()
@@ -100,7 +100,8 @@ def test_percentiles_of_few_observations_have_open_markers():
 def test_slo_is_drawn_where_it_applies(slo: str, metric: str, lines: list[str]):
     """A bound that most requests must keep is one on the tail, not on the median; one on a percentile stands there."""
     ax = axes()
-    plots.draw_latency(ax, sample_results(slo=slo), metric)
+    latency, _, percentile = metric.removesuffix("_s").rpartition("_")
+    plots.draw_latency(ax, sample_results(slo=slo), LatencyPanel(latency), percentile)
     assert [text.get_text() for text in ax.texts] == lines
 
 
@@ -139,7 +140,7 @@ def test_a_band_wider_than_its_value_stays_above_zero():
     low, high = log_ends(values, np.where(values < 0.5, 0.0, 1e-18))
     assert (low == values).all() and (high == values).all(), "matplotlib refuses a bar that ends beyond its value"
     results, ax = sample_results(noise=3.0), axes()
-    plots.draw_latency(ax, results, "ttft_p99_s")
+    plots.draw_latency(ax, results, LatencyPanel("ttft"), "p99")
     bottoms = [np.nanmin(path.vertices[:, 1]) for band in ax.collections for path in band.get_paths()]
     assert bottoms and min(bottoms) > 0.05 * np.nanmin(results.summary["ttft_p99_s"])
 
@@ -168,6 +169,34 @@ def test_only_objectives_of_single_requests_have_a_share():
     assert found == [("chat", 0.9), ("rest", 0.99)]
 
 
+def test_classes_with_objectives_of_their_own_have_panels_of_their_own():
+    """Each class its TTFT and TPOT, its E2E where an objective bounds that, and its own bounds; no line is of all."""
+    results = sample_results()
+    results.manifest["objective"] = "chat: ttft<1s @ 90%; batch: e2e<30s @ 99%"
+    results.scenario["workload"]["classes"] = {"chat": {"slo": "ttft<1s @ 90%"}, "batch": {"slo": "e2e<30s @ 99%"}}
+    panels = latency_panels(results)
+    assert [panel.metric("p99") for panel in panels] == [
+        "ttft_p99_s[chat]", "tpot_p99_s[chat]", "ttft_p99_s[batch]", "tpot_p99_s[batch]", "e2e_p99_s[batch]",
+    ]  # fmt: skip
+    assert [slo_bounds(results, panel, "p99") for panel in panels] == [[1.0], [], [], [], [30.0]]
+    assert slo_bounds(results, LatencyPanel("ttft")) == []
+
+
+def test_no_line_leads_to_a_cross_and_crosses_at_one_load_stand_apart():
+    """Where queues grow there is no latency: each cross is alone in the strip at the panel's top."""
+    ax = axes()
+    twins = {"a": ("continuous", "continuous", 8.0), "b": ("preemptive", "preemptive", 8.0)}
+    plots.draw_latency(ax, sample_results(twins), LatencyPanel("ttft"), "p99")
+    marks = [line for line in ax.lines if line.get_marker() == "x"]
+    assert len({float(mark.get_ydata()[0]) for mark in marks}) == len(marks) == 2
+    assert all(len(mark.get_xdata()) == 1 for mark in marks)
+    assert not any(
+        line.get_linestyle() == ":" or len(line.get_xdata()) == 2
+        for line in ax.lines
+        if line not in marks and line.get_color() != "black"
+    )
+
+
 def test_colours_are_fixed_by_kind_and_lines_tell_members_apart():
     """The same kind has the same colour in any run; two policies of a kind differ in tone and line."""
     few, many = policy_styles(sweeps(sample_results())), policy_styles(sweeps(sample_results(SEVEN)))
@@ -175,6 +204,22 @@ def test_colours_are_fixed_by_kind_and_lines_tell_members_apart():
     assert many["small"].color != many["continuous"].color
     assert many["small"].linestyle != many["continuous"].linestyle
     assert len({(style.color, str(style.linestyle)) for style in many.values()}) == len(SEVEN)
+
+
+@pytest.mark.parametrize("count", [2, 5, 9])
+def test_policies_of_one_kind_are_told_apart_with_and_without_colour(count: int):
+    """Each has a colour of at least 3:1 on white and another marker, up to the markers there are."""
+    kinds = {f"vllm {i}": (f"vllm {i}", "vllm", 9.0) for i in range(count)}
+    styles = list(policy_styles(sweeps(sample_results(kinds))).values())
+    assert min(contrast_to_white(style.color) for style in styles) >= 3
+    assert len({style.color for style in styles[:7]}) == len({style.marker for style in styles[:7]}) == min(count, 7)
+    assert len({(style.color, style.marker, str(style.linestyle)) for style in styles}) == count
+
+
+def test_every_kind_can_be_seen_on_white():
+    kinds = {f"{kind} {i}": (f"{kind} {i}", kind, 9.0) for kind in (*FOUR, *SYSTEMS) for i in range(5)}
+    styles = policy_styles(sweeps(sample_results(kinds)))
+    assert min(contrast_to_white(style.color) for style in styles.values()) >= 3
 
 
 SYSTEMS = (
@@ -292,7 +337,7 @@ def test_curve_under_an_equal_one_is_wider():
     """Two policies with the same results are both seen: the first is drawn wider than the one on top of it."""
     twins = {"a": ("continuous", "continuous", 17.0), "b": ("preemptive", "preemptive", 17.0)}
     ax = axes()
-    plots.draw_latency(ax, sample_results(twins), "ttft_p99_s")
+    plots.draw_latency(ax, sample_results(twins), LatencyPanel("ttft"), "p99")
     widths = [line.get_linewidth() for line in ax.lines if line.get_linestyle() == "-"]
     assert widths[0] > widths[1]
 

@@ -191,7 +191,7 @@ def test_highest_loads_name_every_policy_and_the_holes():
     set_value(results, "dynamic", 20.0, slo_margin=0.0)
     line = highest_loads(results)
     assert line.startswith(
-        "highest rate tested that meets ttft<1s & tpot<50ms @ 99%:  static (bs 16) never   dynamic 4"
+        "highest rate tested that surely meets ttft<1s & tpot<50ms @ 99%:  static (bs 16) never   dynamic 4"
     )
     assert "preemptive 16 (but not 4)" in line
 
