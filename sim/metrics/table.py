@@ -196,7 +196,7 @@ _ENGINE = (
         )
     ),
     Metric("swapped_blocks", "blocks", "lower", "KV blocks moved to and from host memory, both ways"),
-    Metric("engine_busy_share", "share", "", "share of the window in which an engine runs a step", short="busy"),
+    Metric("engine_busy_share", "share", "", "share of the window in which an engine runs a step", short="in steps"),
     Metric(
         "host_bound_share",
         "share",

@@ -130,9 +130,15 @@ def _lines(groups: list[tuple[int, list[Row]]], column: str, *, interval: bool =
         known = [row for row in rows if row[column] is not None]
         if not known:
             continue
-        low, high = ([row[f"{column}_{end}"] for row in known] if interval else [] for end in ("low", "high"))
         name = "1 replica" if replicas == 1 else f"{replicas} replicas"
-        x, y = ([row[key] for row in known] for key in ("offered_rps", column))
-        hollow = [one_seed_alone(row) for row in known]
-        series.append(Series(name, OKABE_ITO[i % len(OKABE_ITO)], x, y, low, high, hollow=hollow))
+        # A line joins means over the same seeds: what one seed alone gave lies beside it.
+        for alone in (False, True):
+            rows_ = [row for row in known if one_seed_alone(row) == alone]
+            if not rows_:
+                continue
+            low, high = ([row[f"{column}_{end}"] for row in rows_] if interval else [] for end in ("low", "high"))
+            x, y = ([row[key] for row in rows_] for key in ("offered_rps", column))
+            label, color = name + ", one seed" * alone, OKABE_ITO[i % len(OKABE_ITO)]
+            hollow = [alone] * len(rows_)
+            series.append(Series(label, color, x, y, low, high, joined=not alone, hollow=hollow))
     return series

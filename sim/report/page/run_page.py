@@ -138,12 +138,13 @@ def _highest(results: Results, sweep: PolicyCurve, most: Mapping[str, float]) ->
 def _what_requests_get(results: Results, sweep: PolicyCurve, i: int) -> Sentence:
     """The second sentence: latencies and the share within the SLO of a policy at its `i`-th load."""
     where = at_load(load_name(results), float(sweep.loads[i]))
-    said: Sentence = [f"{where[0].upper()}{where[1:]}, {sweep.name} has a "]
+    said: Sentence = [f"{where[0].upper()}{where[1:]}, {sweep.name} has"]
     shown = [panel for panel in latency_panels(results) if panel.latency in ("ttft", "tpot")]
-    for number, panel in enumerate(shown):
-        of = f" of {panel.request_class}" if panel.request_class else ""
-        said += [" and a " * bool(number), f"{panel.latency.upper()} p99{of} of "]
-        said.append(metric_cell(results, sweep, i, panel.metric("p99")))
+    for ttft, tpot in zip(shown[::2], shown[1::2], strict=True):
+        said.append("; of" if len(said) > 1 else " of" if ttft.request_class else "")
+        said.append(f" {ttft.request_class}" if ttft.request_class else "")
+        said += [" a TTFT p99 of ", metric_cell(results, sweep, i, ttft.metric("p99"))]
+        said += [" and a TPOT p99 of ", metric_cell(results, sweep, i, tpot.metric("p99"))]
     for each in slo_shares(results):
         of = f" of {each.request_class}" if each.request_class else ""
         said += ["; ", metric_cell(results, sweep, i, each.metric), f"{of} are within the SLO"]

@@ -199,7 +199,8 @@ def write_pictures(results: Results, load: float | None = None) -> list[Path]:
 
 
 def _slo_mark(results: Results) -> str:
-    return f"dashed: the SLO {results.manifest['objective']}"
+    objective, slo = results.manifest["objective"], results.manifest["slo"]
+    return f"dashed: the SLO {slo}" if objective == slo else f"dashed: {objective}"
 
 
 _PANEL_INCH = 3.6

@@ -15,6 +15,22 @@
   };
   const OTHER = { number: "log", seconds: "log", share: "nines", points: "signed" };
 
+  // The page's colours, which follow its light or dark scheme; a page is printed on white.
+  let printing = false;
+  const css = (name, light) => (!printing && getComputedStyle(document.documentElement).getPropertyValue(name).trim()) || light;
+  const DARK = matchMedia("(prefers-color-scheme: dark)");
+  const brightness = (parts) => {
+    const [r, g, b] = parts.map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const DIMMEST = 0.13; // of a line on the dark page: a contrast of 3
+  // A line's colour, lighter where the page is dark and it would not be seen.
+  function seen(color) {
+    let parts = [1, 3, 5].map((i) => parseInt(color.slice(i, i + 2), 16) / 255);
+    while (DARK.matches && !printing && brightness(parts) < DIMMEST) parts = parts.map((v) => v + 0.1 * (1 - v));
+    return `#${parts.map((v) => Math.round(255 * v).toString(16).padStart(2, "0")).join("")}`;
+  }
+
   const digits = (v, n) => String(Number(v.toPrecision(n)));
   const UNITS = [[3600, "h"], [60, "min"], [1, "s"], [1e-3, "ms"], [1e-6, "µs"]];
   const WRITE = {
@@ -55,9 +71,9 @@
     const write = (v) => (axis.names.length ? axis.names[v] || "" : tick(SCALES[scale].from(v)));
     const made = {
       label: axis.label,
-      stroke: "#333",
-      grid: { stroke: "#e3e3e3", width: 1 },
-      ticks: { stroke: "#ccc", width: 1 },
+      stroke: css("--ink", "#333"),
+      grid: { stroke: css("--grid", "#e3e3e3"), width: 1 },
+      ticks: { stroke: css("--line", "#ccc"), width: 1 },
       font: "12px system-ui, sans-serif",
       labelFont: "12px system-ui, sans-serif",
       size: across ? 44 : scale === "nines" ? 78 : 66,
@@ -85,7 +101,7 @@
     const series = [{ label: chart.x.label, value: (u, v) => (v == null ? "" : writeX(v)) }];
     const writeX = (v) => (chart.x.names.length ? chart.x.names[v] : WRITE[chart.x.kind](SCALES[scales.x].from(v)));
     const bands = [], parts = new Map(), marks = [], open = [];
-    for (const s of chart.series) {
+    for (const s of chart.series.map((each) => ({ ...each, color: seen(each.color) }))) {
       const at = data.length, raw = new Map(s.x.map((v, i) => [v, s.y[i]]));
       data.push(column(s, s.y));
       series.push({
@@ -128,7 +144,7 @@
       ctx.save();
       if (chart.target !== null) {
         const y = u.valToPos(place.y(chart.target), "y", true);
-        ctx.strokeStyle = ctx.fillStyle = "#000";
+        ctx.strokeStyle = ctx.fillStyle = css("--ink", "#000");
         ctx.lineWidth = 1.2 * dot;
         ctx.setLineDash([7 * dot, 4 * dot]);
         ctx.beginPath();
@@ -140,7 +156,7 @@
         ctx.textAlign = "right";
         ctx.textBaseline = "bottom";
         const said = [`${chart.asked}: ${WRITE[chart.y.kind](chart.target)}`, bbox.left + bbox.width, y - 3 * dot];
-        ctx.strokeStyle = "#fff"; // a halo, where lines cross it
+        ctx.strokeStyle = css("--back", "#fff"); // a halo, where lines cross it
         ctx.lineWidth = 3 * dot;
         ctx.strokeText(...said);
         ctx.fillText(...said);
@@ -148,7 +164,7 @@
       for (const { at, s } of open) {
         if (!u.series[at].show) continue;
         ctx.strokeStyle = s.color;
-        ctx.fillStyle = "#fff";
+        ctx.fillStyle = css("--back", "#fff");
         ctx.lineWidth = 1.6 * dot;
         s.x.forEach((v, i) => {
           if (!s.hollow[i] || place.x(v) === null || s.y[i] == null || place.y(s.y[i]) === null) return;
@@ -190,7 +206,7 @@
       scales: { x: { time: false, range: range("x") }, y: { range: range("y") } },
       axes: [axisOf(chart.x, scales.x, true), axisOf(chart.y, scales.y, false)],
       cursor: { dataIdx: nearest, drag: { x: false, y: false } },
-      legend: { live: true },
+      legend: { live: true, markers: { fill: (u, i) => u.series[i].points.fill(u, i) } },
       hooks: {
         drawClear: [under], draw: [over],
         setSeries: [(u, i, how) => {
@@ -238,11 +254,13 @@
     const fit = () => { const width = widthOf(figure); if (width !== drawn) redraw(width); };
     fit();
     new ResizeObserver(fit).observe(figure);
-    redraws.push({ fit, print: () => redraw(330) });
+    redraws.push({ fit, print: () => redraw(330), again: () => redraw(widthOf(figure)) });
   }
   addEventListener("beforeprint", () => {
+    printing = true;
     for (const fold of document.querySelectorAll("details")) fold.open = true;
     for (const each of redraws) each.print();
   });
-  addEventListener("afterprint", () => { for (const each of redraws) each.fit(); });
+  addEventListener("afterprint", () => { printing = false; for (const each of redraws) each.fit(); });
+  DARK.addEventListener("change", () => { for (const each of redraws) each.again(); });
 })();
