@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import wraps
 from importlib import resources
 from pathlib import Path
-from typing import ParamSpec
+from typing import TYPE_CHECKING
 
 from batchsim.base.errors import ScenarioError, bounded, nearest
 from batchsim.base.files import read_text, reason_text
 from batchsim.base.plain import texts_in
-from batchsim.scenario.check_values import check_values
-from batchsim.scenario.config import Scenario, ScenarioFile
-from batchsim.scenario.document import Document, read_document
-from batchsim.scenario.fitted_config import take_fits
-from batchsim.scenario.long_forms import costs, lengthen, name_policy, override, place_files, read_logs
-from batchsim.scenario.own_code import own_configs, stand_ins, with_own
 from batchsim.scenario.replaced import check_replaced
 
-P = ParamSpec("P")
+if TYPE_CHECKING:
+    from batchsim.scenario.config import Scenario
+    from batchsim.scenario.document import Document
 
 SHIPPED = "batchsim.scenarios"
 _NAME_SHOWN = 200  # letters of a name in an error
@@ -60,23 +54,6 @@ def changed(scenario: Scenario, overrides: Sequence[str]) -> Scenario:
     return parse_scenario(scenario.text, scenario.source, folder, every, scenario.trace_folders, scenario.allow_code)
 
 
-def _echo_bounded(read: Callable[P, Scenario]) -> Callable[P, Scenario]:
-    """`read`, whose first argument is a scenario's text: its errors repeat little of any long text that was written."""
-
-    @wraps(read)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> Scenario:
-        try:
-            return read(*args, **kwargs)
-        except ScenarioError as error:
-            written: list[object] = [*args[1:], *kwargs.values()]
-            with suppress(ScenarioError):
-                written.append(read_document(str(args[0]), "").value)
-            raise type(error)(bounded(str(error), texts_in(written))) from None
-
-    return wrapped
-
-
-@_echo_bounded
 def parse_scenario(
     text: str,
     source: str,
@@ -86,25 +63,22 @@ def parse_scenario(
     allow_code: bool = False,
 ) -> Scenario:
     """The scenario that a file `source` in `folder` with this text would hold. Raises as `load_scenario` does."""
-    document = read_document(text, source)
-    if not isinstance(document.value, dict):
-        raise ScenarioError(f"{source}: holds no keys. Write at least model, deployment, workload and slo.")
-    for each in overrides:
-        lengthen(document)
-        override(document, each)
-    lengthen(document)
-    name_policy(document.value)
-    take_fits(document, folder)
-    read_logs(document, folder)
-    for _, owner in costs(document.value):
-        place_files(owner.get("cost"), folder)
-    own = own_configs(document, allow_code=allow_code)
-    file = with_own(check_values(ScenarioFile, stand_ins(document.value, own), document, ()), own)
-    from batchsim.scenario.build import build  # after the check of the keys, which takes less time than this
+    from batchsim.scenario.document import read_document
 
-    scenario = build(file, document, text, folder, trace_folders, allow_code)
-    scenario = replace(scenario, overrides=overrides, trace_folders=trace_folders, allow_code=allow_code)
-    return replace(scenario, variants=_variants(scenario, document)) if scenario.vary_key else scenario
+    written = [source, *overrides]
+    try:
+        document = read_document(text, source)
+        written += texts_in(document.value)
+        from batchsim.scenario.check_keys import check_keys  # each module once it is needed: what is refused costs less
+
+        file = check_keys(document, folder, overrides, allow_code=allow_code)
+        from batchsim.scenario.build import build
+
+        scenario = build(file, document, text, folder, trace_folders, allow_code)
+        scenario = replace(scenario, overrides=overrides, trace_folders=trace_folders, allow_code=allow_code)
+        return replace(scenario, variants=_variants(scenario, document)) if scenario.vary_key else scenario
+    except ScenarioError as error:  # which repeats little of any long text that was written
+        raise type(error)(bounded(str(error), written)) from None
 
 
 def _variants(scenario: Scenario, document: Document) -> tuple[Scenario, ...]:
