@@ -2,10 +2,11 @@
 
 from typing import TYPE_CHECKING, Any
 
-from batchsim.scenario.load import changed, load_scenario
+from batchsim.scenario.load import load_scenario
 
 if TYPE_CHECKING:
     from batchsim.scenario.config import KvConfig, LoadConfig, Point, PolicySpec, Scenario
+    from batchsim.scenario.parse import changed
 
 __all__ = [
     "KvConfig",
@@ -19,9 +20,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The classes, imported when one is read first: a scenario that is not there is refused without them."""
+    """The others, imported when one is read first: a scenario that is not there is refused without them."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from batchsim.scenario import config
+    from batchsim.scenario import config, parse
 
-    return getattr(config, name)
+    return getattr(parse if name == "changed" else config, name)

@@ -15,7 +15,8 @@ from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.scenario.config import Keep, LoadConfig, Scenario
 from batchsim.scenario.deployment_config import DeploymentConfig
 from batchsim.scenario.kv_config import KvConfig
-from batchsim.scenario.load import load_scenario, parse_scenario
+from batchsim.scenario.load import load_scenario
+from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.plan_config import PlanConfig
 from batchsim.scenario.replaced import check_replaced
 from batchsim.scenario.replicas_config import ReplicasConfig

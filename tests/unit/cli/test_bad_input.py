@@ -652,4 +652,4 @@ def test_a_misspelt_key_is_refused_before_what_takes_seconds_is_imported(tmp_pat
     assert status == "2" and "slos is not a field" in process.stderr
     heavy = {"numpy", "pandas", "scipy", "matplotlib", "simpy", "batchsim.policies.registry", "batchsim.workload.build"}
     heavy |= {"batchsim.cost.profile", "batchsim.cli.plan"}
-    assert heavy.isdisjoint(loaded) and "batchsim.scenario.load" in loaded
+    assert heavy.isdisjoint(loaded) and "batchsim.scenario.parse" in loaded

@@ -21,7 +21,7 @@ from batchsim.deployment.deployment import Deployment
 from batchsim.results.heading import heading
 from batchsim.results.provenance import identity, short_hash
 from batchsim.scenario import Point, load_scenario
-from batchsim.scenario.load import parse_scenario
+from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.point import simulate_point
 from batchsim.scenario.setup import Setup
 from tests.support.paths import ROOT

@@ -17,7 +17,7 @@ from batchsim.policies.registry import POLICIES
 from batchsim.results.heading import heading
 from batchsim.scenario import Scenario
 from batchsim.scenario.deployment_config import ENGINES, DeploymentConfig, GpuSheet
-from batchsim.scenario.load import parse_scenario
+from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.schema import scenario_schema
 from batchsim.scenario.setup import Setup
 from batchsim.tables import find

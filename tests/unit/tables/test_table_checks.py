@@ -17,7 +17,7 @@ from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.model import GpuSpec
 from batchsim.report.text.profile_text import table
 from batchsim.results.heading import heading
-from batchsim.scenario.load import parse_scenario
+from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.setup import Setup
 from batchsim.tables import find
 from batchsim.tables.check import SHARE, SIZES, Asked, faults_of, floors, siblings
