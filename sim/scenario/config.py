@@ -6,22 +6,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from batchsim.base.errors import CalibrationError, ScenarioError, bounded, nearest
+from batchsim.base.later import later
 from batchsim.base.plain import texts_in, to_plain
 from batchsim.base.ranges import MAX_CHOICES, Config, PositiveInt, Range, check_ranges
 from batchsim.base.units import Rate
-from batchsim.drive.fleet.admission import AdmissionConfig
-from batchsim.kernel.policy_config import Device
-from batchsim.scenario.fitted_config import ScenarioCost
 from batchsim.scenario.kv_config import KvConfig
-from batchsim.scenario.plan_config import PlanConfig
-from batchsim.scenario.replicas_config import ReplicasConfig
-from batchsim.workload.predictors import OwnPredictor, PredictorConfig
+from batchsim.scenario.scenario_cost import ScenarioCost
 from batchsim.workload.tagged import ByKind, OrWord
 from batchsim.workload.traces.trace_config import Factor
 from batchsim.workload.workload_config import ClosedLoop, Users, WorkloadConfig
+
+if TYPE_CHECKING:
+    from batchsim.drive.fleet.admission import AdmissionConfig
+    from batchsim.kernel.policy_config import Device
+    from batchsim.scenario.plan_config import PlanConfig
+    from batchsim.scenario.replicas_config import ReplicasConfig
+    from batchsim.workload.predictors import OwnPredictor, PredictorConfig
+else:
+    PlanConfig = later("batchsim.scenario.plan_config:PlanConfig")
+    ReplicasConfig = later("batchsim.scenario.replicas_config:ReplicasConfig")
 
 CostFactor = Annotated[float, Range(0.01, 100)]
 """Multiplies every step's time. Beyond these bounds it is another machine: state its cost."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from batchsim.base.errors import CalibrationError, ScenarioError
-from batchsim.cost import Cost, Fitted
+from batchsim.cost.base import Cost
+from batchsim.cost.fitted import Fitted
 from batchsim.deployment.catalog import read_model
 from batchsim.deployment.memory import STEP_REQUESTS, STEP_TOKENS, KvBudget
 from batchsim.deployment.model import GpuSpec, ModelSpec

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from batchsim.base.errors import ScenarioError, nearest, shown
-from batchsim.cost import long_form
-from batchsim.deployment.models import read_model
-from batchsim.deployment.startup_log import read_kv_tokens
+from batchsim.cost.kinds import long_form
 from batchsim.scenario.document import MAX_DEPTH, TEXTS, Document, read_document
 from batchsim.scenario.document import Path as Keys
 
@@ -95,6 +93,8 @@ def read_logs(document: Document, folder: Path) -> None:
         kv = owner.get("kv")
         if not isinstance(kv, dict) or not isinstance(log := kv.get("log"), str) or not log:
             continue
+        from batchsim.deployment.startup_log import read_kv_tokens
+
         try:
             if kv.get("tokens") is not None:
                 raise ScenarioError("kv.tokens is not read beside kv.log, which says it. Write one of them.")
@@ -115,6 +115,8 @@ def _model_of(document: Document, folder: Path) -> str:
     model = document.value.get("model")
     if not isinstance(model, str) or not model:
         return ""
+    from batchsim.deployment.models import read_model
+
     model = str(folder / model) if os.path.exists(folder / model) else model
     try:
         read_model(model)

@@ -12,7 +12,7 @@ from batchsim.base.plain import texts_in
 from batchsim.scenario.check_values import check_values
 from batchsim.scenario.config import Scenario, ScenarioFile
 from batchsim.scenario.document import Document, read_document
-from batchsim.scenario.fitted_config import take_fits
+from batchsim.scenario.fit_file import take_fits
 from batchsim.scenario.long_forms import costs, lengthen, name_policy, override, place_files, read_logs
 from batchsim.scenario.own_code import own_configs, stand_ins, with_own
 

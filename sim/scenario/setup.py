@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from batchsim.base.errors import CalibrationError, ScenarioError
-from batchsim.cost import Cost, CostError, Unknown
+from batchsim.cost.base import Cost
+from batchsim.cost.cost_error import CostError, Unknown
 from batchsim.cost.drafter import with_drafter
 from batchsim.cost.presets import Preset, under_preset
 from batchsim.cost.scaled import Scaled

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from batchsim.base.errors import CalibrationError, ScenarioError
-from batchsim.cost import Roofline
 from batchsim.cost.profile_config import StatedHost
+from batchsim.cost.roofline import Roofline
 from batchsim.deployment.catalog import MODELS
 from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.quantisation import ELEMENT_BYTES

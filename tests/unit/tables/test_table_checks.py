@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from batchsim.cost import CostError, Roofline, Unknown
 from batchsim.cost.calibrated import Calibrated
+from batchsim.cost.cost_error import CostError, Unknown
 from batchsim.cost.profile import Profile, TableFault, load_profile
+from batchsim.cost.roofline import Roofline
 from batchsim.cost.scaled import Scaled
 from batchsim.deployment.catalog import GPUS, MODELS, read_model
 from batchsim.deployment.deployment import Deployment
