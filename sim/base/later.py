@@ -33,16 +33,19 @@ else:
 
 @dataclass(frozen=True)
 class Later:
-    """Marks `Annotated[Any, Later("module:Class")]`: that dataclass, whose module is imported for a value of it.
+    """Marks `Annotated[Any, Later("module:Class")]`: that dataclass, whose module is imported for a value of it; of a
+    class that is there, `Later(Class)`, a validator is made for a value.
 
     Of a union's member `kind` is its kind. The two dunder methods are pydantic's protocol.
     """
 
-    path: str
+    path: str | type
     kind: str = ""
 
     def config(self) -> Any:
         """The dataclass."""
+        if isinstance(self.path, type):
+            return self.path
         module, _, name = self.path.partition(":")
         return getattr(import_module(module), name)
 
@@ -60,8 +63,8 @@ class Later:
         return adapter(self.config()).validate_json(json.dumps(value), context=info.context)
 
 
-def later(path: str, kind: str = "") -> Any:
-    """The type of the dataclass at `module:Class`, as `Later` has it."""
+def later(path: str | type, kind: str = "") -> Any:
+    """The type of the dataclass at `module:Class`, or that is given, as `Later` has it."""
     return Annotated[Any, Later(path, kind)]
 
 

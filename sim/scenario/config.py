@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from batchsim.base.errors import CalibrationError, ScenarioError, bounded, nearest
 from batchsim.base.later import later
 from batchsim.base.plain import texts_in, to_plain
-from batchsim.base.ranges import MAX_CHOICES, Config, PositiveInt, Range, check_ranges
+from batchsim.base.ranges import MAX_CHOICES, Config, Factor, PositiveInt, Range, check_ranges
 from batchsim.base.units import Rate
 from batchsim.scenario.kv_config import KvConfig
 from batchsim.scenario.scenario_cost import ScenarioCost
 from batchsim.workload.tagged import ByKind, OrWord
-from batchsim.workload.traces.trace_config import Factor
 from batchsim.workload.workload_config import ClosedLoop, Users, WorkloadConfig
 
 if TYPE_CHECKING:
