@@ -15,8 +15,8 @@ from typing import Any, get_args
 from pydantic import TypeAdapter
 
 from batchsim.base.units import (
-    NS_PER_S,
     Bandwidth,
+    Duration,
     Flops,
     PricePerHour,
     PricePerKwh,
@@ -79,7 +79,6 @@ EXAMPLES: dict[str, list[Any]] = {
     "DecodingConfig.decoding_type": ["Eagle", "MTP", "NGram"],
 }
 """Examples of keys that no shipped scenario writes and whose types have none, by CLASS.KEY."""
-_UNITS = (("h", 3600 * NS_PER_S), ("min", 60 * NS_PER_S), ("s", NS_PER_S), ("ms", 10**6), ("us", 1000), ("ns", 1))
 
 
 def scenario_schema() -> Node:
@@ -203,19 +202,13 @@ def _as_written(schema: Node, node: Node, value: Any) -> Any:
     return value
 
 
-def _duration(ns: float) -> str:
-    """A time as a scenario writes it, exactly, in the largest unit in which it is whole."""
-    unit, scale = next((each for each in _UNITS if ns and ns % each[1] == 0), ("s", NS_PER_S))
-    return f"{round(ns) // scale}{unit}"
-
-
 def _quantities() -> dict[str, Callable[[float], str]]:
     """How each quantity is written, by the example that its type has."""
     found: dict[str, Callable[[float], str]] = {}
-    for kind in (Rate, Size, Bandwidth, Flops, PricePerHour, PricePerKwh, Share):
+    for kind in (Duration, Rate, Size, Bandwidth, Flops, PricePerHour, PricePerKwh, Share):
         quantity = next(each for each in get_args(kind) if isinstance(each, Quantity))
         found[quantity.example] = _short_number(quantity)
-    return found | {"50ms": _duration}
+    return found
 
 
 def _short_number(quantity: Quantity) -> Callable[[float], str]:
