@@ -295,12 +295,12 @@ class Scenario:
 
     def find(self, policy: str) -> PolicySpec:
         """The policy of that name, or of that label if it has one variant. ScenarioError lists the names."""
-        found = [p for p in self.specs if p.name == policy] or [p for p in self.specs if p.label == policy]
-        if len(found) != 1:
+        specs = [p for p in self.specs if p.name == policy] or [p for p in self.specs if p.label == policy]
+        if len(specs) != 1:
             names = ", ".join(p.name for p in self.specs)
-            what = f"has no policy {policy}" if not found else f"has {len(found)} variants of {policy}"
+            what = f"has no policy {policy}" if not specs else f"has {len(specs)} variants of {policy}"
             raise ScenarioError(f"{self.name}: {what}. Write one of {names}.")
-        return found[0]
+        return specs[0]
 
     def points(self) -> list[Point]:
         """Every simulation of the scenario's own loads, the heaviest first so that parallel runs end together."""

@@ -112,11 +112,11 @@ class DeploymentConfig(Config):
         check_ranges(self)
         if self.version and not _VERSION.fullmatch(self.version):
             raise ValueError(f"version is {cut(self.version)!r}. Write the engine's, like 0.24, or leave it out.")
-        if self.activations and self.activations != (its := _MULTIPLIED.get(self.weights or "", "bfloat16")):
+        if self.activations and self.activations != (type_ := _MULTIPLIED.get(self.weights or "", "bfloat16")):
             weights = f"{self.weights} weights" if self.weights else "weights of which no type is stated"
             raise ValueError(
-                f"activations {self.activations}: kernels multiply {weights} in {its}. Leave activations out, or state"
-                " weights that are multiplied so."
+                f"activations {self.activations}: kernels multiply {weights} in {type_}. Leave activations out, or"
+                " state weights that are multiplied so."
             )
         if not isinstance(self.gpu, str):
             self._check_sheet()

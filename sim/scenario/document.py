@@ -73,10 +73,10 @@ class Document:
 
     def at(self, path: Path) -> Any:
         """The value at a path that is there."""
-        found = self.value
+        value = self.value
         for key in path:
-            found = found[key]
-        return found
+            value = value[key]
+        return value
 
     def written(self, path: Path) -> Path:
         """`path` with the keys that the scenario writes."""

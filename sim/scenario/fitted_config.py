@@ -44,8 +44,9 @@ class FittedConfig(Config):
         if self.kernel is None:
             return Fitted(None, self.terms, self.words, self.tpot_error)
         kernel = self.kernel.build(model, block_size=block_size, max_model_len=max_model_len)
-        if self.kernel_source not in ("", its := kernel.sources()[0]):
+        if self.kernel_source not in ("", source := kernel.sources()[0]):
             raise ScenarioError(
-                f"cost: was fitted with the kernel {shown(self.kernel_source)}, and this is {shown(its)}. {FIT_AGAIN}"
+                f"cost: was fitted with the kernel {shown(self.kernel_source)}, and this is {shown(source)}."
+                f" {FIT_AGAIN}"
             )
         return Fitted(kernel.without_host(), self.terms, self.words, self.tpot_error)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from batchsim.base.errors import ScenarioError, nearest
 from batchsim.base.files import read_text, reason_text
-from batchsim.scenario.replaced import check_replaced
+from batchsim.scenario.unread_keys import check_replaced
 
 if TYPE_CHECKING:
     from batchsim.scenario.config import Scenario

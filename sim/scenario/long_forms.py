@@ -98,12 +98,12 @@ def read_logs(document: Document, folder: Path) -> None:
         try:
             if kv.get("tokens") is not None:
                 raise ScenarioError("kv.tokens is not read beside kv.log, which says it. Write one of them.")
-            found = folder / log if (folder / log).is_file() else Path(log)
-            cost = next((its for key in ("deployment", "cost") if isinstance(its := owner.get(key), dict)), {})
+            path_of_log = folder / log if (folder / log).is_file() else Path(log)
+            cost = next((block for key in ("deployment", "cost") if isinstance(block := owner.get(key), dict)), {})
             engine = cost.get("engine")
             of = (str(engine), cost.get("tp", 1)) if engine else ()
             kv["tokens"] = read_kv_tokens(
-                found, *of, model=_model_of(document, folder), kv=_kv_of(cost) if engine else ""
+                path_of_log, *of, model=_model_of(document, folder), kv=_kv_of(cost) if engine else ""
             )
             del kv["log"]
         except ScenarioError as error:
@@ -164,9 +164,9 @@ def costs(plain: dict[str, Any]) -> Iterator[tuple[Keys, dict[str, Any]]]:
     yield (), plain
     for key, kinds in (("plan", "gpus"), ("replicas", "groups")):
         owner = plain.get(key)
-        found = owner.get(kinds) if isinstance(owner, dict) else None
-        if isinstance(found, dict):
-            for name, entry in found.items():
+        entries = owner.get(kinds) if isinstance(owner, dict) else None
+        if isinstance(entries, dict):
+            for name, entry in entries.items():
                 if isinstance(entry, dict):
                     yield (key, kinds, name), entry
 

@@ -49,14 +49,14 @@ def own_configs(document: Document, *, allow_code: bool) -> dict[Keys, Any]:
 
     ScenarioError unless `allow_code`, and for a class that is no such config.
     """
-    found = {}
+    configs = {}
     for path in (*_PLACES, *((*path, "cost") for path, _ in costs(document.value))):
         entry: Any = document.value
         for key in path:
             entry = entry.get(key) if isinstance(entry, dict) else None
         if (config := _own_config(entry, document, path, allow_code=allow_code)) is not None:
-            found[path] = config
-    return found
+            configs[path] = config
+    return configs
 
 
 def own_predictor(entry: object, document: Document, path: Keys, *, allow_code: bool) -> OwnPredictor | None:
@@ -152,10 +152,10 @@ def own_kinds(file: ScenarioFile) -> Iterator[type]:
     trace = file.workload.trace
     if trace is not None and trace.reader is not None:
         yield reader_class(trace.reader)
-    found: list[Any] = [file.workload.arrivals, file.cost]
+    configs: list[Any] = [file.workload.arrivals, file.cost]
     if file.replicas is not None:
-        found += [file.replicas.router, file.replicas.autoscaler]
-        found += [group.cost for group in (file.replicas.groups or {}).values()]
+        configs += [file.replicas.router, file.replicas.autoscaler]
+        configs += [group.cost for group in (file.replicas.groups or {}).values()]
     if file.plan is not None:
-        found += [file.plan.router, *(offer.cost for offer in file.plan.gpus.values())]
-    yield from (type(config) for config in found if not type(config).__module__.startswith(("batchsim.", "builtins")))
+        configs += [file.plan.router, *(offer.cost for offer in file.plan.gpus.values())]
+    yield from (type(config) for config in configs if not type(config).__module__.startswith(("batchsim.", "builtins")))

@@ -69,19 +69,19 @@ def _checked(document: Document, folder: Path, overrides: tuple[str, ...], *, al
 
 def _variants(scenario: Scenario, document: Document) -> tuple[Scenario, ...]:
     """The scenario with each value of the key that it varies. ScenarioError names the value that does not fit."""
-    key, found = scenario.vary_key, []
+    key, variants = scenario.vary_key, []
     for value in (scenario.file.vary or {})[key]:
         override = f"{key}={json.dumps(value, ensure_ascii=False)}"
         try:
-            found.append(changed(scenario, ["vary=null", override]))
+            variants.append(changed(scenario, ["vary=null", override]))
         except ScenarioError as error:
             where = document.where(("vary", key))
             message = str(error).removeprefix(f"--set {override}: ")
             raise ScenarioError(f"{where}: vary {key}, value {value}: {message}") from None
-        if [*found[-1].file.policies] != [*scenario.file.policies]:
-            own, its = ", ".join(scenario.file.policies), ", ".join(found[-1].file.policies)
+        if [*variants[-1].file.policies] != [*scenario.file.policies]:
+            own, new = ", ".join(scenario.file.policies), ", ".join(variants[-1].file.policies)
             raise ScenarioError(
-                f"{document.where(('vary', key))}: vary {key}, value {value}: the policy would be {its}, not {own},"
-                f" since none is stated. Write policies, like {{{own}: {{}}, {its}: {{}}}}."
+                f"{document.where(('vary', key))}: vary {key}, value {value}: the policy would be {new}, not {own},"
+                f" since none is stated. Write policies, like {{{own}: {{}}, {new}: {{}}}}."
             )
-    return tuple(found)
+    return tuple(variants)

@@ -56,8 +56,8 @@ class Target(Config):
         check_ranges(self)
         given = [name for name in ("rate", "trace", "diurnal") if getattr(self, name) is not None]
         if len(given) != 1:
-            found = f"{' and '.join(given)} are given" if given else "nothing is given"
-            raise ValueError(f"target: {found}. Write one of rate: 60/s, diurnal: {{...}} and trace: {{...}}.")
+            fault = f"{' and '.join(given)} are given" if given else "nothing is given"
+            raise ValueError(f"target: {fault}. Write one of rate: 60/s, diurnal: {{...}} and trace: {{...}}.")
 
 
 @dataclass(frozen=True)
