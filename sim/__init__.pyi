@@ -24,8 +24,8 @@ from batchsim.report.text.causes_text import causes as misses
 from batchsim.report.text.story_text import story as life
 from batchsim.report.text.story_text import story_text as life_text
 from batchsim.scenario import load_scenario
+from batchsim.scenario.constructor import scenario as Scenario  # noqa: N812 - it is called as one calls a class
 from batchsim.scenario.deployment_config import DeploymentConfig as Deployment
-from batchsim.scenario.made import scenario as Scenario  # noqa: N812 - it is called as one calls a class
 from batchsim.study.capacity.find import find_capacities
 from batchsim.study.curves.precision import Precision
 from batchsim.study.curves.run import run_scenario

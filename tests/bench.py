@@ -36,7 +36,8 @@ from typing import Any
 import numpy as np
 import simpy
 
-from batchsim.cost import RooflineConfig, build_cost
+from batchsim.cost.kinds import build_cost
+from batchsim.cost.roofline import RooflineConfig
 from batchsim.deployment.catalog import load_gpu, load_model
 from batchsim.deployment.deployment import Deployment
 from batchsim.drive.simulate import simulate

@@ -20,7 +20,7 @@ VAGUE = re.compile(
 QUOTED = re.compile(r"`[^`]*`")
 EMPTY = frozenset({"found", "mine", "its", "told"})
 """Names that say nothing of a value. The columns of a class may have them: they are what users read."""
-NOT_CLEAN = {"drive", "kernel", "kv", "policies", "scenario"}
+NOT_CLEAN = {"kv"}
 """Rooms in which EMPTY still names values: only to be shortened."""
 
 

@@ -33,7 +33,7 @@ from batchsim.check.validation.replay import replay, simulated_requests
 from batchsim.fit.engine_fit import EngineFit, fit_engine
 from batchsim.results.provenance import provenance
 from batchsim.scenario.config import PolicySpec
-from batchsim.scenario.load import parse_scenario
+from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.setup import Setup
 
 GIVEN = {"vllm": (1, 2, 5), "vllm+chunking_and_prefix_caching": (1, 3, 5)}

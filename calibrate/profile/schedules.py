@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from batchsim.calibrate.profile.point_plan import StepRange, StepShape
-from batchsim.cost import Linear
+from batchsim.cost.constant import Linear
 from batchsim.drive.live import VirtualClock, live
 from batchsim.kernel.batch import Batch, StepResult
 from batchsim.kernel.core import EngineCore

@@ -11,7 +11,7 @@ from batchsim.api.results import Results, with_plots
 from batchsim.base.errors import ScenarioError
 from batchsim.base.units import parse_share
 from batchsim.scenario import Scenario, changed
-from batchsim.scenario.made import scenario as made
+from batchsim.scenario.constructor import scenario as scenario_of
 from batchsim.study.capacity.capacities import CapacityStudy
 from batchsim.study.capacity.find import find_capacities
 from batchsim.study.capacity.search import Effort
@@ -145,7 +145,7 @@ def plan(
 
 
 def _of(scenario: AnyScenario) -> Scenario:
-    return scenario if isinstance(scenario, Scenario) else made(scenario)
+    return scenario if isinstance(scenario, Scenario) else scenario_of(scenario)
 
 
 def _single(scenario: Scenario, what: str) -> Scenario:

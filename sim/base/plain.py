@@ -54,6 +54,14 @@ def from_plain(hint: Any, value: object, where: str = "") -> Any:
 
 
 @cache
+def adapter(kind: Any) -> TypeAdapter[Any]:
+    """The pydantic adapter that validates JSON as the dataclass `kind`, made once."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+@cache
 def _adapter(hint: Any) -> TypeAdapter[list[Any]]:
     """The validator of lists of `hint`, since a dataclass itself would take none of these rules."""
     from pydantic import TypeAdapter

@@ -98,6 +98,8 @@ Levels = Annotated[int, Range(1, 1000)]
 LevelsOrNone = Annotated[int, Range(0, 1000)]
 ShareBelowOne = Annotated[float, Range(0, 1, below=True)]
 """A fraction written as a bare number, not a percentage: a part of the KV pool to keep free, which cannot be all."""
+Factor = Annotated[float, Range(0, 1e6, above=True)]
+"""How many times a rate."""
 NonNegative = Annotated[float, Range(0, 1e6)]
 """A factor that may be 0."""
 

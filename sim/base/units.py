@@ -205,6 +205,16 @@ def _exactly(unit: str, read: Callable[[float], float] = float) -> Callable[[flo
     return write
 
 
+def _duration_text(ns: float) -> str:
+    """The text that `parse_duration_ns` reads as these ns, in the largest unit in which it is short."""
+    for unit in ("h", "min", "s", "ms", "us"):
+        text = f"{ns / _TIME_NS[unit]:.6g}{unit}"
+        is_short = ns % _TIME_NS[unit] == 0 or unit not in ("h", "min")
+        if ns >= _TIME_NS[unit] and is_short and parse_duration_ns(text) == ns:
+            return text
+    return f"{round(ns)}ns" if ns else "0s"
+
+
 def time_text(ns: float) -> str:
     """A time as a scenario writes it, where a range ends."""
     if ns == YEAR_NS:
@@ -222,7 +232,7 @@ def percent(share: float) -> str:
     return f"{number_text(100 * share)}%"
 
 
-Duration = Annotated[int, Quantity(parse_duration_ns, "50ms", _exactly("ns")), Range(0, YEAR_NS, show=time_text)]
+Duration = Annotated[int, Quantity(parse_duration_ns, "50ms", _duration_text), Range(0, YEAR_NS, show=time_text)]
 """Nanoseconds, written `50ms`."""
 PositiveDuration = Annotated[Duration, Range(1, YEAR_NS, show=time_text)]
 """Nanoseconds, at least 1."""

@@ -66,7 +66,7 @@ def fit_inputs(
         raise ScenarioError(
             f"-o {out}: does not end in .json, by which a cost is known as a file. Give a name that does."
         )
-    from batchsim.scenario.fitted_config import KIND
+    from batchsim.scenario.fit_file import KIND
 
     check_output(out, KIND, "Give -o another path.")
     return read_scenario(scenario, set_, None, "calibrate", allow_code=allow_code), out
@@ -79,7 +79,7 @@ def write_fit(engine_fit: EngineFit, text: str, out: Path, judge: str, *, force:
     typer.Exit with REFUSED_EXIT, and nothing written, where it does not, unless `force`.
     """
     from batchsim.results.provenance import provenance
-    from batchsim.scenario.fitted_config import KIND
+    from batchsim.scenario.fit_file import KIND
 
     typer.echo(text)
     for line in engine_fit.violations:

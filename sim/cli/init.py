@@ -131,7 +131,7 @@ def _of_options(engine: str, model: str, tp: int | None) -> Read:
 
 def _check(text: str, folder: Path) -> None:
     """Raises the error of the scenario `text`, if it has one; missing step times are only reported."""
-    from batchsim.scenario.load import parse_scenario
+    from batchsim.scenario.parse import parse_scenario
     from batchsim.scenario.setup import Setup
 
     try:

@@ -194,7 +194,7 @@ def _keeps_slo(text: str, folder: Path, rate: float, known: dict[float, bool]) -
     from batchsim.metrics.slo import parse_slo
     from batchsim.results.keep import measured_point, summary_rows
     from batchsim.results.landmarks import curve
-    from batchsim.scenario.load import parse_scenario
+    from batchsim.scenario.parse import parse_scenario
     from batchsim.scenario.point import simulate_point
     from batchsim.scenario.setup import Setup
 
@@ -244,14 +244,15 @@ def _budgets(model: str, gpu: str) -> list[tuple[int, int]]:
 
 
 def _trace_block(trace: TraceConfig, path: str, timed: bool) -> str:
-    from batchsim.fit.traffic.load_file import flow, written
+    from batchsim.fit.traffic.load_file import flow
+    from batchsim.scenario.written import as_written
 
-    said = written(replace(trace, path=path, rate_scale=None))
+    said = as_written(replace(trace, path=path, rate_scale=None))
     if "columns" in said:
         said["columns"] = {role: said["columns"][role] for role in sorted(said["columns"], key="arrival".__ne__)}
     lines = [f"{name}: {flow(value)}" for name, value in said.items()]
     if timed:
-        scale = {"factor": 1, "by": "compress"} if trace.rate_scale is None else written(trace.rate_scale)
+        scale = {"factor": 1, "by": "compress"} if trace.rate_scale is None else as_written(trace.rate_scale)
         lines.append(f"rate_scale: {flow(scale)}  # how load changes the rate; or overlay, thin")
     return "".join(f"    {line}\n" for line in lines)
 

@@ -71,7 +71,7 @@ def fit(
     from batchsim.fit.traffic.traffic_fit import fit_traffic
     from batchsim.report.pictures.traffic_fit_picture import KIND, traffic_fit_picture
     from batchsim.report.text.traffic_fit_text import engine_lines, heading, traffic_plain, traffic_text
-    from batchsim.scenario.load import parse_scenario
+    from batchsim.scenario.parse import parse_scenario
     from batchsim.scenario.setup import Setup
 
     if output.exists() and not force:
@@ -112,7 +112,7 @@ def fit(
 
 
 def _engine(name: str | None) -> Scenario:
-    from batchsim.scenario.load import parse_scenario
+    from batchsim.scenario.parse import parse_scenario
 
     if name is None:
         return parse_scenario(_ENGINE, "the engine", Path())

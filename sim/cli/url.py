@@ -52,7 +52,7 @@ def calibrate_url(
         ) from None
     from batchsim.fit.server.address import Address
     from batchsim.fit.server.client import Client
-    from batchsim.scenario.fitted_config import KIND
+    from batchsim.scenario.fit_file import KIND
     from batchsim.scenario.setup import Setup
 
     if out is None:

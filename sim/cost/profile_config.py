@@ -9,11 +9,11 @@ from batchsim.base.errors import CalibrationError
 from batchsim.base.ranges import Config
 from batchsim.base.units import HostDuration, PartDuration
 from batchsim.cost.drafter_config import DraftersConfig
-from batchsim.deployment.model import ModelSpec
 
 if TYPE_CHECKING:
     from batchsim.cost.calibrated import Calibrated
     from batchsim.cost.profile import HostTerm
+    from batchsim.deployment.model import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,8 @@ from batchsim.scenario import Point, PolicySpec, Scenario, load_scenario
 from batchsim.scenario.document import read_document
 from batchsim.scenario.load import SHIPPED
 from batchsim.scenario.point import Run, simulate_point
-from batchsim.scenario.replaced import replaced_by
 from batchsim.scenario.setup import Setup
+from batchsim.scenario.unread_keys import replaced_by
 from batchsim.workload.workload_config import Arrivals, ClosedLoop
 
 LIVE = "measured live; both sides here are simulations"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from batchsim.base.errors import BatchsimError, ScenarioError
 from batchsim.base.files import TABLE_BYTES, file_hash, open_file
-from batchsim.cost import Cost
+from batchsim.cost.base import Cost
 from batchsim.cost.work import TIME_TERMS, padded_work, work_columns
 from batchsim.kernel.record import Records
 from batchsim.metrics.host_lane import stage_spans_ns

@@ -19,13 +19,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from batchsim.base.plain import adapter
 from batchsim.explain.causes import OWN_WORK, Objectives, misses_frame, part_sides, unfinished_cause
 from batchsim.kernel.record import FINISHED, PRUNED, Records
 from batchsim.metrics.latencies import TASK_E2E
 from batchsim.metrics.lives import Int
 from batchsim.metrics.slo import Bound
 from batchsim.metrics.tasks import TaskLives, lives_of
-from batchsim.scenario.check_values import adapter
 from batchsim.workload.task_config import Tasks
 
 BETWEEN = "between_requests"

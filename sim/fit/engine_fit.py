@@ -16,9 +16,9 @@ from batchsim.base.units import NS_PER_S
 from batchsim.check.measured.run import LATENCIES, MeasuredRun
 from batchsim.check.validation.impossible import possible
 from batchsim.check.validation.replay import Replay, replay
-from batchsim.cost import Cost, Free, Linear
-from batchsim.cost.constant import Constant
-from batchsim.cost.fitted import TERMS, Fitted, StepTerms
+from batchsim.cost.base import Cost
+from batchsim.cost.constant import Constant, Linear
+from batchsim.cost.fitted import TERMS, Fitted, Free, StepTerms
 from batchsim.cost.own_cost import OwnCost
 from batchsim.cost.scaled import Scaled
 from batchsim.fit.identify import Identified, identify
@@ -35,7 +35,7 @@ from batchsim.fit.measured_loads import (
 from batchsim.fit.solve import Case, Solved, error_of, simulate_all, solve, with_fit
 from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.scenario.config import PolicySpec
-from batchsim.scenario.fitted_config import FORMAT
+from batchsim.scenario.fit_file import FORMAT
 from batchsim.scenario.setup import Setup
 
 FREE = ("base", "sequence", "prompt_token", "context_token", "pair", "frontend")

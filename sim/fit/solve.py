@@ -19,7 +19,7 @@ from scipy.optimize import nnls
 from batchsim.base.units import format_duration
 from batchsim.check.measured.run import MeasuredRun
 from batchsim.check.validation.replay import Replay
-from batchsim.cost import Cost
+from batchsim.cost.base import Cost
 from batchsim.cost.fitted import TERMS, Fitted, StepTerms
 from batchsim.fit.windows import NAMES, Rows, rows_of
 from batchsim.scenario.config import PolicySpec

@@ -13,7 +13,7 @@ from batchsim.base.errors import MeasuredError
 from batchsim.check.steps.recorded import RecordedSteps, StepLog, least_and_most
 from batchsim.check.validation.recorded_steps import OPEN, pairs_of
 from batchsim.check.validation.step_error import RegionError
-from batchsim.cost import Cost
+from batchsim.cost.base import Cost
 from batchsim.cost.fitted import TERMS, Fitted, StepTerms
 from batchsim.fit.engine_fit import BETTER, FREE, MISSED, OVER_KERNEL, STAIRS, EngineFit, check_fits, start_of
 from batchsim.fit.identify import Identified, identified

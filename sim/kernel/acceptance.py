@@ -58,8 +58,8 @@ class DraftLuck(Protocol):
 
 class DrawnLuck:
     """Luck by a law: `positions`, by request class, are the shares of steps in which the first, second, ... draft is
-    accepted, none larger than the one before; "" stands for all other classes. `found`: the share of steps for which
-    the drafter finds any.
+    accepted, none larger than the one before; "" stands for all other classes. `share_found`: the share of steps for
+    which the drafter finds any.
 
     A draw depends on the seed, the request and the number of its tokens at that step alone: one number, below which
     lie the shares of all positions accepted.
@@ -69,23 +69,25 @@ class DrawnLuck:
         self,
         seed: int,
         positions: Mapping[str, tuple[float, ...]],
-        found: float = 1.0,
+        share_found: float = 1.0,
         own: Callable[[Request], float] | None = None,
     ) -> None:
         self._classes = {name: number for number, name in enumerate(positions)}
         self._shares = _threshold(np.array(list(positions.values()))[:, ::-1])  # a row a class, the last position first
         self._right = np.arange(self._shares.shape[1], -1, -1)  # drafts right, by how many of the shares are not above
-        self._found = found
+        self._share_found = share_found
         self._seed = seed
         self._own = own
         self._seen: dict[DraftGroup, _Foresight] = {}
 
     @classmethod
-    def of_requests(cls, seed: int, num_drafts: int, own: Callable[[Request], float], found: float = 1.0) -> DrawnLuck:
+    def of_requests(
+        cls, seed: int, num_drafts: int, own: Callable[[Request], float], share_found: float = 1.0
+    ) -> DrawnLuck:
         """Luck in which `own` maps each request to its acceptance probability: that a draft is right if those before it
         are."""
         levels = [level / LEVELS for level in range(LEVELS + 1)]
-        return cls(seed, {f"{p}": tuple(p**n for n in range(1, num_drafts + 1)) for p in levels}, found, own)
+        return cls(seed, {f"{p}": tuple(p**n for n in range(1, num_drafts + 1)) for p in levels}, share_found, own)
 
     def key(self, seq: Sequence) -> int:
         request = seq.request
@@ -100,7 +102,7 @@ class DrawnLuck:
 
     def accepted(self, group: DraftGroup, drafts: Ints) -> Ints:
         right = self._right_at(group.luck, group.context)
-        if self._found != 1:  # where the engine asked for drafts before it knew that there are none
+        if self._share_found != 1:  # where the engine asked for drafts before it knew that there are none
             right = np.minimum(right, self._proposed(group.luck, group.context + 1))
         return np.minimum(right, drafts, out=right)
 
@@ -130,7 +132,7 @@ class DrawnLuck:
         seen.step, seen.sums = group.step + 1, []
         seen.calls += 1
         width = min(_TABLE_SIZE // max(size, 1), _MAX_WIDTH)
-        if seen.calls <= _STEADY_STEPS or not rows or width < 8 * rows or self._found != 1:
+        if seen.calls <= _STEADY_STEPS or not rows or width < 8 * rows or self._share_found != 1:
             return False
         left = seen.width - int((seen.at - seen.first).max()) if seen.width else 0
         if left < 2 * rows:
@@ -163,14 +165,14 @@ class DrawnLuck:
     def proposed(
         self, group: DraftGroup, gained: Ints, seqs: list[Sequence]
     ) -> tuple[Ints, dict[Sequence, int]] | None:
-        if self._found == 1:
+        if self._share_found == 1:
             return None
         keys = np.array([self.key(seq) for seq in seqs], np.int64)
         first = self._proposed(keys, np.array([seq.num_tokens + 1 for seq in seqs], np.int64))
         return self._proposed(group.luck, group.computed + gained + 1), dict(zip(seqs, first.tolist(), strict=True))
 
     def _proposed(self, luck: Ints, tokens: Ints) -> Ints:
-        some = _draw(luck, tokens + _FOUND) < _threshold(np.array(self._found))
+        some = _draw(luck, tokens + _FOUND) < _threshold(np.array(self._share_found))
         return np.where(some, self._shares.shape[1], 0)
 
 
@@ -193,7 +195,7 @@ class DraftCounts:
 
     def __add__(self, other: DraftCounts) -> DraftCounts:
         """The counts of both."""
-        right = [ours + its for ours, its in zip(self.right, other.right, strict=True)]
+        right = [ours + theirs for ours, theirs in zip(self.right, other.right, strict=True)]
         return DraftCounts(right, self.decodes + other.decodes, self.drafted + other.drafted)
 
     @property

@@ -253,7 +253,7 @@ class StepsInFlight:
 
     def _rows(self, seq: Sequence) -> list[tuple[LaunchedStep, int, int]]:
         """The steps in flight that compute tokens of `seq`, with these tokens and its output tokens in them."""
-        found: list[tuple[LaunchedStep, int, int]] = []
+        rows_of_steps: list[tuple[LaunchedStep, int, int]] = []
         group, last_step = seq.group, seq.left_step
         if group is None:
             group = seq.last_group
@@ -269,15 +269,15 @@ class StepsInFlight:
                 more = drafting.padding.get(seq, 0)
                 if tokens:
                     outputs = int(seq in batch.sampled) + (more if group is not None else 0)
-                    found.append((flight, tokens + more, outputs))
+                    rows_of_steps.append((flight, tokens + more, outputs))
                 elif seq in drafting.sequences:
                     rows = int(drafting.rows[drafting.sequences.index(seq)])
-                    found.append((flight, rows, rows))
+                    rows_of_steps.append((flight, rows, rows))
             elif tokens:
-                found.append((flight, tokens, int(seq in batch.sampled)))
+                rows_of_steps.append((flight, tokens, int(seq in batch.sampled)))
             elif group is not None and batch.decodes is group and seq.joined_step < batch.group_step <= last_step:
-                found.append((flight, 1, 1))
-        return found
+                rows_of_steps.append((flight, 1, 1))
+        return rows_of_steps
 
 
 def _num_rejected(seq: Sequence) -> int:

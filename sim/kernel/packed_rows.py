@@ -22,17 +22,17 @@ def row_format(columns: tuple[tuple[str, str], ...]) -> tuple[struct.Struct, np.
 
 def columns(rows: NDArray[np.void]) -> Chunk:
     """A copy of the rows by column. One piece of memory for all, filled in blocks that a CPU's cache holds."""
-    found: Chunk = {}
+    columns: Chunk = {}
     memory, at, dtype = np.empty(len(rows) * rows.dtype.itemsize, np.uint8), 0, rows.dtype
     for name in sorted(dtype.names or (), key=lambda name: -dtype[name].itemsize):  # so that all are aligned
         size = len(rows) * dtype[name].itemsize
-        found[name] = memory[at : at + size].view(dtype[name])
+        columns[name] = memory[at : at + size].view(dtype[name])
         at += size
     for first in range(0, len(rows), _BLOCK_ROWS):
         block = rows[first : first + _BLOCK_ROWS]
-        for name, column in found.items():
+        for name, column in columns.items():
             column[first : first + _BLOCK_ROWS] = block[name]
-    return {name: found[name] for name in dtype.names or ()}
+    return {name: columns[name] for name in dtype.names or ()}
 
 
 def packed(rows: NDArray[np.void]) -> tuple[int, Chunk]:
@@ -70,16 +70,16 @@ class PackedRows:
         """One column, unpacked. KeyError for one that there is not."""
         if name not in self.names:
             raise KeyError(name)
-        found = np.empty(len(self), self._last.dtype[name])
-        self._fill(name, found)
-        return found
+        values = np.empty(len(self), self._last.dtype[name])
+        self._fill(name, values)
+        return values
 
     def rows(self) -> NDArray[np.void]:
         """The rows themselves, unpacked."""
-        found = np.empty(len(self), self._last.dtype)
+        values = np.empty(len(self), self._last.dtype)
         for name in self.names:
-            self._fill(name, found[name])
-        return found
+            self._fill(name, values[name])
+        return values
 
     def pieces(self, num_rows: int) -> Iterator[tuple[int, PackedRows]]:
         """All rows in pieces of whole chunks, of about `num_rows` and no fewer but in the last: the number of the first
@@ -103,16 +103,16 @@ class PackedRows:
 class LazyColumns(Mapping[str, NDArray[Any]]):
     """The columns of packed rows by name, each unpacked as it is first read, and kept."""
 
-    __slots__ = ("_found", "_rows")
+    __slots__ = ("_columns", "_rows")
 
     def __init__(self, rows: PackedRows) -> None:
         self._rows = rows
-        self._found: Chunk = {}
+        self._columns: Chunk = {}
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        if name not in self._found:
-            self._found[name] = self._rows.column(name)
-        return self._found[name]
+        if name not in self._columns:
+            self._columns[name] = self._rows.column(name)
+        return self._columns[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._rows.names)

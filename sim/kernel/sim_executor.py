@@ -59,12 +59,12 @@ class SimExecutor:
 
     def launch_ns(self, num_decode: int) -> int:
         """Host time in ns before the launch of a step of `num_decode` decodes."""
-        found = self._launch_ns.get(num_decode)
-        if found is None:
+        host_ns = self._launch_ns.get(num_decode)
+        if host_ns is None:
             batch = Batch(None, [], 0)
             batch.num_decode = batch.num_decode_tokens = num_decode
-            found = self._launch_ns[num_decode] = self.host_ns(batch)[0]
-        return found
+            host_ns = self._launch_ns[num_decode] = self.host_ns(batch)[0]
+        return host_ns
 
     def quiet_steps(self, batch: Batch) -> int:
         group = batch.decodes

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsim.cost import CostError
+from batchsim.cost.cost_error import CostError
 from batchsim.kernel.record import FINISHED
 from batchsim.metrics.point_inputs import between
 

@@ -14,10 +14,12 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import is_dataclass
 from types import FrameType
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from batchsim.base.errors import ScenarioError
-from batchsim.kernel.policy_config import PolicyConfig
+
+if TYPE_CHECKING:
+    from batchsim.kernel.policy_config import PolicyConfig
 
 _METHODS = ("add", "cancel", "schedule", "repeat", "complete")
 _LETTERS = 200  # of what an import says
@@ -56,6 +58,8 @@ def check_allowed(kind: str, *, allow_code: bool) -> None:
 
 
 def _policy(kind: str) -> tuple[type[PolicyConfig], Any]:
+    from batchsim.kernel.policy_config import PolicyConfig
+
     module_name, _, name = kind.partition(":")
     module = importlib.import_module(module_name)
     policy = getattr(module, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from batchsim.cost import CostError, Unknown
+from batchsim.cost.cost_error import CostError, Unknown
 from batchsim.report.numbers import DASH, per_token_text, percent_text, time_text
 from batchsim.report.reading import Floats, PolicyCurve, is_auto, load_name, load_text, sweeps
 from batchsim.results.read import Results

@@ -12,7 +12,7 @@ from batchsim.check.measured.run import FIGURES
 from batchsim.check.validation.comparison import Comparison
 from batchsim.check.validation.live_runs import LivePoint, LiveRun
 from batchsim.check.validation.verdicts import Bounds, Verdict, all_steps, verdicts
-from batchsim.cost import CostError
+from batchsim.cost.cost_error import CostError
 from batchsim.kernel.record import FINISHED, Records
 from batchsim.report.cost_words import HOW, off_by
 from batchsim.report.reading import load_text

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from batchsim.cost import CostError
+from batchsim.cost.cost_error import CostError
 from batchsim.metrics.latencies import LATENCIES, TASK_E2E
 from batchsim.metrics.measure import Combined, combine, measured_of
 from batchsim.metrics.stability import is_within_error

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.base.units import NS_PER_S
-from batchsim.cost import Cost
+from batchsim.cost.base import Cost
 from batchsim.cost.work import work_columns
 from batchsim.drive.fleet.fleet_plan import UP
 from batchsim.kernel.policy_config import PolicyConfig

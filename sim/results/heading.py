@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from batchsim.cost import Cost
+from batchsim.cost.base import Cost
 from batchsim.cost.presets import ways_there
 from batchsim.cost.scaled import Scaled
 from batchsim.deployment.catalog import read_model

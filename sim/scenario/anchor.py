@@ -9,8 +9,9 @@ from functools import cache
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.units import format_duration
-from batchsim.cost import Cost, Unknown
+from batchsim.cost.base import Cost
 from batchsim.cost.calibrated import Calibrated
+from batchsim.cost.cost_error import Unknown
 from batchsim.cost.in_engine import in_engine
 from batchsim.cost.presets import Preset
 from batchsim.cost.scaled import Scaled

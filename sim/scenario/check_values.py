@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields, is_dataclass
-from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from batchsim.base.errors import ScenarioError, cut, nearest
-from batchsim.base.plain import kind_of
+from batchsim.base.later import Later, kind_named
+from batchsim.base.plain import adapter
 from batchsim.base.problems import name_of, path_of, range_error, type_wanted
 from batchsim.scenario.config import ScenarioFile
 from batchsim.scenario.deployment_config import DeploymentConfig
@@ -61,12 +61,6 @@ def _blamed(document: Document, path: Keys, item: ErrorDetails) -> Keys:
     named = str(item["msg"]).removeprefix("Value error, ").split(" ")[0].partition("[")[0].split(".")
     longest = (*path, *named) if item["type"] == "value_error" else path
     return longest if longest in document.lines or longest in document.overrides else path
-
-
-@cache
-def adapter(kind: Any) -> TypeAdapter[Any]:
-    """The pydantic adapter that validates JSON as the dataclass `kind`, made once."""
-    return TypeAdapter(kind)
 
 
 def _message(kind: Any, root: Any, full: Keys, keys: Keys, item: ErrorDetails) -> str:
@@ -135,7 +129,8 @@ def _kinds(kind: Any, value: Any, keys: Keys) -> list[Any]:
 def _chosen(kind: Any, value: Any) -> Any:
     """The member of a union that `value` names by its kind; an optional or annotated type without its wrapping."""
     if get_origin(kind) is Annotated:
-        return _chosen(get_args(kind)[0], value)
+        inner, *marks = get_args(kind)
+        return next((mark.config() for mark in marks if isinstance(mark, Later)), None) or _chosen(inner, value)
     given = [member for member in get_args(kind) if member is not NoneType]
     if get_origin(kind) in (Union, UnionType) and len(given) == 1:
         return _chosen(given[0], value)
@@ -145,4 +140,4 @@ def _chosen(kind: Any, value: Any) -> Any:
     if len(members) == 1:
         return _chosen(members[0], value)
     named = value.get("kind") if isinstance(value, dict) else None
-    return next((member for member in members if kind_of(member) == named), members[0])
+    return _chosen(next((member for member in members if kind_named(member) == named), members[0]), value)

@@ -6,22 +6,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from batchsim.base.errors import CalibrationError, ScenarioError, bounded, nearest
+from batchsim.base.later import later
 from batchsim.base.plain import texts_in, to_plain
-from batchsim.base.ranges import MAX_CHOICES, Config, PositiveInt, Range, check_ranges
+from batchsim.base.ranges import MAX_CHOICES, Config, Factor, PositiveInt, Range, check_ranges
 from batchsim.base.units import Rate
-from batchsim.drive.fleet.admission import AdmissionConfig
-from batchsim.kernel.policy_config import Device
-from batchsim.scenario.fitted_config import ScenarioCost
 from batchsim.scenario.kv_config import KvConfig
-from batchsim.scenario.plan_config import PlanConfig
-from batchsim.scenario.replicas_config import ReplicasConfig
-from batchsim.workload.predictors import OwnPredictor, PredictorConfig
+from batchsim.scenario.scenario_cost import ScenarioCost
 from batchsim.workload.tagged import ByKind, OrWord
-from batchsim.workload.traces.trace_config import Factor
 from batchsim.workload.workload_config import ClosedLoop, Users, WorkloadConfig
+
+if TYPE_CHECKING:
+    from batchsim.drive.fleet.admission import AdmissionConfig
+    from batchsim.kernel.policy_config import Device
+    from batchsim.scenario.plan_config import PlanConfig
+    from batchsim.scenario.replicas_config import ReplicasConfig
+    from batchsim.workload.predictors import OwnPredictor, PredictorConfig
+else:
+    PlanConfig = later("batchsim.scenario.plan_config:PlanConfig")
+    ReplicasConfig = later("batchsim.scenario.replicas_config:ReplicasConfig")
 
 CostFactor = Annotated[float, Range(0.01, 100)]
 """Multiplies every step's time. Beyond these bounds it is another machine: state its cost."""
@@ -290,12 +295,12 @@ class Scenario:
 
     def find(self, policy: str) -> PolicySpec:
         """The policy of that name, or of that label if it has one variant. ScenarioError lists the names."""
-        found = [p for p in self.specs if p.name == policy] or [p for p in self.specs if p.label == policy]
-        if len(found) != 1:
+        specs = [p for p in self.specs if p.name == policy] or [p for p in self.specs if p.label == policy]
+        if len(specs) != 1:
             names = ", ".join(p.name for p in self.specs)
-            what = f"has no policy {policy}" if not found else f"has {len(found)} variants of {policy}"
+            what = f"has no policy {policy}" if not specs else f"has {len(specs)} variants of {policy}"
             raise ScenarioError(f"{self.name}: {what}. Write one of {names}.")
-        return found[0]
+        return specs[0]
 
     def points(self) -> list[Point]:
         """Every simulation of the scenario's own loads, the heaviest first so that parallel runs end together."""

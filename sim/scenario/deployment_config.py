@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 from batchsim.base.errors import ScenarioError, cut
 from batchsim.base.ranges import Config, Range, check_ranges
 from batchsim.base.units import Bandwidth, Flops, PositiveDuration, Size, format_duration
-from batchsim.cost import Cost, HostCost, Roofline
 from batchsim.cost.drafter_config import DraftersConfig
 from batchsim.cost.profile_config import StatedHost
-from batchsim.deployment.catalog import load_gpu, sheet_gpu
-from batchsim.deployment.deployment import Deployment
-from batchsim.deployment.model import GpuSpec, ModelSpec
-from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.workload.tagged import OrWord
 
 if TYPE_CHECKING:
+    from batchsim.cost.base import Cost
     from batchsim.cost.presets import Preset
+    from batchsim.cost.roofline import Roofline
+    from batchsim.deployment.deployment import Deployment
+    from batchsim.deployment.model import GpuSpec, ModelSpec
+    from batchsim.kernel.policy_config import PolicyConfig
 
 Engine = Literal["vllm", "sglang", "tensorrt_llm"]
 """The engines that deployments can have. Each is the name of its policy too."""
@@ -53,6 +53,8 @@ class GpuSheet(Config):
 
     def spec(self) -> GpuSpec:
         """The GPU as costs and memory read it."""
+        from batchsim.deployment.catalog import sheet_gpu
+
         return sheet_gpu(
             self.name,
             memory_bytes=self.memory,
@@ -110,11 +112,11 @@ class DeploymentConfig(Config):
         check_ranges(self)
         if self.version and not _VERSION.fullmatch(self.version):
             raise ValueError(f"version is {cut(self.version)!r}. Write the engine's, like 0.24, or leave it out.")
-        if self.activations and self.activations != (its := _MULTIPLIED.get(self.weights or "", "bfloat16")):
+        if self.activations and self.activations != (type_ := _MULTIPLIED.get(self.weights or "", "bfloat16")):
             weights = f"{self.weights} weights" if self.weights else "weights of which no type is stated"
             raise ValueError(
-                f"activations {self.activations}: kernels multiply {weights} in {its}. Leave activations out, or state"
-                " weights that are multiplied so."
+                f"activations {self.activations}: kernels multiply {weights} in {type_}. Leave activations out, or"
+                " state weights that are multiplied so."
             )
         if not isinstance(self.gpu, str):
             self._check_sheet()
@@ -150,12 +152,16 @@ class DeploymentConfig(Config):
 
     def gpu_spec(self) -> GpuSpec:
         """The GPU. ScenarioError if no GPU of the catalog has that name."""
+        from batchsim.deployment.catalog import load_gpu
+
         return load_gpu(self.gpu) if isinstance(self.gpu, str) else self.gpu.spec()
 
     def deployment(self, model: ModelSpec) -> Deployment:
         """`model` as this engine runs it. ScenarioError if it cannot be split so, or the GPU is not known."""
         if self.moe is not None and not any(kind.mlp.kind == "experts" for kind in model.kinds):
             raise ScenarioError(f"moe: {model.name} has no experts of type {self.moe}. Leave moe out.")
+        from batchsim.deployment.deployment import Deployment
+
         return Deployment(
             model,
             self.gpu_spec(),
@@ -199,6 +205,8 @@ class DeploymentConfig(Config):
         return preset_of(self.engine, policy.traits.loop.over(self.pp).is_ahead)
 
     def _roofline(self, deployment: Deployment, block_size: int) -> Roofline:
+        from batchsim.cost.roofline import HostCost, Roofline
+
         assert deployment.gpu is not None, "a sheet is a GPU"
         stated = self.host
         if stated is not None and stated.mode != "serial":

@@ -26,20 +26,20 @@ class Described(GenerateJsonSchema):
     def dataclass_schema(self, schema: Any) -> dict[str, Any]:
         node = super().dataclass_schema(schema)
         for field in fields(schema["cls"]):
-            its = node["properties"].get(field.name)
-            if its is None:
+            key = node["properties"].get(field.name)
+            if key is None:
                 continue
-            its["description"] = "; ".join(filter(None, (words_for(schema["cls"], field.name), its.get("description"))))
-            if "default" not in its and field.default_factory is not MISSING:
-                made = field.default_factory()
-                its["default"] = {} if isinstance(made, dict) or made == _bare(made) else to_plain(made)
+            key["description"] = "; ".join(filter(None, (words_for(schema["cls"], field.name), key.get("description"))))
+            if "default" not in key and field.default_factory is not MISSING:
+                default = field.default_factory()
+                key["default"] = {} if isinstance(default, dict) or default == _bare(default) else to_plain(default)
         return node
 
 
-def _bare(made: Any) -> Any:
+def _bare(default: Any) -> Any:
     """Such a config as `{}` gives; None where some of its fields are required."""
     try:
-        return type(made)()
+        return type(default)()
     except TypeError:
         return None
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from batchsim.base.errors import CalibrationError, ScenarioError
-from batchsim.cost import Cost, Fitted
+from batchsim.cost.base import Cost
+from batchsim.cost.fitted import Fitted
 from batchsim.deployment.catalog import read_model
 from batchsim.deployment.memory import STEP_REQUESTS, STEP_TOKENS, KvBudget
 from batchsim.deployment.model import GpuSpec, ModelSpec
@@ -38,10 +39,10 @@ def check_same_defaults(scenario: Scenario, file: ScenarioFile) -> None:
     """ScenarioError if a policy of `scenario` has other defaults on the GPU of `file`, that of a group of replicas."""
     device = device_of(file, scenario.model_path)
     for spec in scenario.specs:
-        its = {} if device is None else spec.config.device_defaults(device, spec.knobs)
-        config = replace(spec.config, **its)
+        defaults = {} if device is None else spec.config.device_defaults(device, spec.knobs)
+        config = replace(spec.config, **defaults)
         if device is not None and config != spec.config:
-            knobs = [name for name in its if getattr(config, name) != getattr(spec.config, name)]
+            knobs = [name for name in defaults if getattr(config, name) != getattr(spec.config, name)]
             differ = [f"{name} {getattr(config, name)}, not {getattr(spec.config, name)}" for name in knobs]
             raise ScenarioError(
                 f"{spec.name} has by default on {device.name} {', and '.join(differ)} as by the scenario's own cost."
@@ -76,21 +77,21 @@ def kv_budget(scenario: Scenario, model: ModelSpec, cost: Cost) -> KvBudget:
     if isinstance(scenario.cost, DeploymentConfig) and scenario.cost.version:
         own = replace(own, version=scenario.cost.version)  # the tables may be of another, by whose rule no memory goes
     traits = [spec.config.traits for spec in scenario.specs]
-    found = own.derive_kv(
+    budget = own.derive_kv(
         utilisation=kv.utilisation,
         block_size=kv.block_size,
-        step_tokens=max((its.max_num_batched_tokens or 0 for its in traits), default=0) or STEP_TOKENS,
-        step_requests=max((its.max_num_seqs or 0 for its in traits), default=0) or STEP_REQUESTS,
+        step_tokens=max((each.max_num_batched_tokens or 0 for each in traits), default=0) or STEP_TOKENS,
+        step_requests=max((each.max_num_seqs or 0 for each in traits), default=0) or STEP_REQUESTS,
     )
     most = scenario.file.max_model_len
     if (
         own.engine == "vllm"
         and isinstance(scenario.cost, DeploymentConfig)
         and most is not None
-        and found.tokens < most
+        and budget.tokens < most
     ):
         raise ScenarioError(
-            f"{scenario.source}: vLLM does not start with KV memory of {found.tokens:,} tokens ({found.terms}), fewer"
+            f"{scenario.source}: vLLM does not start with KV memory of {budget.tokens:,} tokens ({budget.terms}), fewer"
             f" than max_model_len {most:,}. Lower max_model_len, raise kv.utilisation, or use more GPUs."
         )
-    return found
+    return budget

@@ -7,6 +7,7 @@ are refused: a scenario needs none, and they are how a short file becomes a larg
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,10 @@ _KINDS = ("map", "seq", "str", "int", "float", "bool", "null", "timestamp", "mer
 _CORE = "tag:yaml.org,2002:"
 _HALF = re.compile("[\ud800-\udfff]")
 _TAGS = {_CORE + kind for kind in _KINDS}
+_FAST = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_UNLIKE = re.compile(r"^(?! *#).*[?!|>]|[^\n -~\xa1-\u1fff]", re.MULTILINE)
+"""What libyaml may read otherwise than PyYAML: tabs, rare letters, and what these four begin but in comments."""
+_MOST_NESTED = 1000  # of which no more than so many are within each other: libyaml's loader knows no limit
 _WORDS = {"true": True, "True": True, "false": False, "False": False, "null": None, "~": None, "": None}
 
 
@@ -68,10 +73,10 @@ class Document:
 
     def at(self, path: Path) -> Any:
         """The value at a path that is there."""
-        found = self.value
+        value = self.value
         for key in path:
-            found = found[key]
-        return found
+            value = value[key]
+        return value
 
     def written(self, path: Path) -> Path:
         """`path` with the keys that the scenario writes."""
@@ -82,8 +87,15 @@ def read_document(text: str, source: str) -> Document:
     """The one YAML document in `text`; ScenarioError names the line that cannot be read."""
     if len(text) > MAX_BYTES:
         raise ScenarioError(f"{source}: {len(text)} characters. A scenario has at most {MAX_BYTES}.")
+    if not _UNLIKE.search(text) and sum(map(text.count, ("[", "{", "- "))) <= _MOST_NESTED:
+        with suppress(yaml.YAMLError, ScenarioError):  # in the words of the other loader
+            return _document(text, source, _FAST)
+    return _document(text, source, yaml.SafeLoader)
+
+
+def _document(text: str, source: str, loader: Any) -> Document:
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = yaml.compose(text, Loader=loader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         hint = " Write {best_of: [4, 8]} with the braces." if "best_of [" in text else ""
@@ -113,7 +125,7 @@ def _plain(node: yaml.Node, path: Path, document: Document, seen: set[int]) -> A
     if isinstance(node, yaml.SequenceNode):
         return [_plain(item, (*path, i), document, seen) for i, item in enumerate(node.value)]
     _check_text(node.value, where)
-    quoted = isinstance(node, yaml.ScalarNode) and node.style is not None
+    quoted = isinstance(node, yaml.ScalarNode) and bool(node.style)
     return node.value if quoted else scalar(node.value)
 
 

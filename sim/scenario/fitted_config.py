@@ -1,31 +1,21 @@
-"""`cost: mine.json`: step times that were fitted to measured runs, over the kernel that they were fitted with.
-
-At load the file's numbers take the place of its name, as a cost of kind `fitted`, and its way from the client that of
-`workload.frontend`, where the scenario states none; where it states another, the heading says so.
-"""
+"""Step times that were fitted to measured runs, over the kernel that they were fitted with: a cost of kind `fitted`,
+which the numbers of a fit's file become (`fit_file`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from batchsim.base.errors import ScenarioError, shown
-from batchsim.base.files import Kind, parse_json, read_text, reason_text
 from batchsim.base.ranges import Config, Range
-from batchsim.base.units import format_duration, parse_duration_ns
-from batchsim.cost import CostConfig, ProfileConfig, RooflineConfig
 from batchsim.cost.drafter_config import DraftersConfig
 from batchsim.cost.fitted import Fitted, StepTerms
+from batchsim.cost.profile_config import ProfileConfig
+from batchsim.cost.roofline import RooflineConfig
 from batchsim.deployment.model import ModelSpec
 from batchsim.scenario.deployment_config import DeploymentConfig
-from batchsim.scenario.document import Document
-from batchsim.scenario.long_forms import costs, place_files
+from batchsim.scenario.fit_file import FIT_AGAIN
 from batchsim.workload.tagged import ByKind
-
-FORMAT = "batchsim fit 1"
-KIND = Kind("fit", rb'\{\s*"format": "batchsim fit ')
-_AGAIN = "Write it anew with batchsim calibrate --bench, or --steps."
 
 Kernel = Annotated[RooflineConfig | ProfileConfig | DeploymentConfig, ByKind()]
 
@@ -54,78 +44,9 @@ class FittedConfig(Config):
         if self.kernel is None:
             return Fitted(None, self.terms, self.words, self.tpot_error)
         kernel = self.kernel.build(model, block_size=block_size, max_model_len=max_model_len)
-        if self.kernel_source not in ("", its := kernel.sources()[0]):
+        if self.kernel_source not in ("", source := kernel.sources()[0]):
             raise ScenarioError(
-                f"cost: was fitted with the kernel {shown(self.kernel_source)}, and this is {shown(its)}. {_AGAIN}"
+                f"cost: was fitted with the kernel {shown(self.kernel_source)}, and this is {shown(source)}."
+                f" {FIT_AGAIN}"
             )
         return Fitted(kernel.without_host(), self.terms, self.words, self.tpot_error)
-
-
-ScenarioCost = CostConfig | DeploymentConfig | FittedConfig
-"""What a scenario's `cost` may be once it is read: a deployment too, which is written `deployment:`, and a fit's."""
-
-
-def take_fits(document: Document, folder: Path) -> None:
-    """Writes the numbers of every `cost: mine.json` that is a fit's file, beside the scenario or from the current
-    folder, in its place. ScenarioError for a fit's file that is none any more."""
-    for path, owner in costs(document.value):
-        cost = owner.get("cost")
-        if not isinstance(cost, dict) or cost.get("kind") != "profile":
-            continue
-        name = cost.get("profile")
-        if not isinstance(name, str) or not name.endswith(".json"):
-            continue
-        file = folder / name if (folder / name).is_file() else Path(name)
-        found = _read(file)
-        if found is None:
-            continue
-        try:
-            owner["cost"] = _cost(found, cost, file)
-            if unused := _take_way(document.value, found, is_own=not path):
-                owner["cost"]["words"] += f", with {unused} from the client, which workload.frontend does not have"
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            where = document.where((*path, "cost"))
-            raise ScenarioError(f"{where}: {file}: is no whole fit: {reason_text(error)}. {_AGAIN}") from None
-
-
-def _read(file: Path) -> dict[str, Any] | None:
-    """What the file of a fit holds; None for any other file, whose error is left to the reader of profiles."""
-    try:
-        found = parse_json(read_text(file))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) and str(found.get("format", "")).startswith("batchsim fit ") else None
-
-
-def _cost(found: dict[str, Any], written: dict[str, Any], file: Path) -> dict[str, Any]:
-    """The cost that a fit's file stands for; what was `written` beside its name stays, and is checked like any key."""
-    if found["format"] != FORMAT:
-        raise ScenarioError(f"{file}: its format is {shown(found['format'])}, this batchsim reads {FORMAT!r}. {_AGAIN}")
-    kernel, claims = found["kernel"], found["claims"]
-    place_files(kernel, file.parent)
-    beside = {key: value for key, value in written.items() if key not in ("kind", "profile")}
-    words, terms = f"{found['words']} ({file.name})", dict(found["terms"])
-    if terms.pop("further_pass", 0.0):  # of a version whose `base` was of steps
-        raise ScenarioError(f"{file}: terms.further_pass: a pass beyond a step's first costs the base now. {_AGAIN}")
-    its = {"terms": terms, "kernel": kernel, "kernel_source": found["kernel_source"], "words": words}
-    return {"kind": "fitted", **its, "tpot_error": claims.get("tpot_mean_s", claims.get("step_time")), **beside}
-
-
-def _take_way(scenario: dict[str, Any], found: dict[str, Any], *, is_own: bool) -> str:
-    """Writes the fit's way from the client where the scenario, whose cost it `is_own`, states none. In words the way of
-    a fit to whole runs where the scenario's is another, else ""."""
-    workload = scenario.get("workload")
-    its = {name: ns for name, part in found["frontend"].items() if (ns := round(part))}
-    if not isinstance(workload, dict):
-        return ""
-    stated = workload.get("frontend")
-    if is_own and stated is None:
-        workload["frontend"] = {name: f"{ns}ns" for name, ns in its.items()}
-        return ""
-    try:
-        there = {name: ns for name, text in (stated or {}).items() if (ns := parse_duration_ns(text))}
-    except (AttributeError, ValueError):  # no frontend: refused where it is read
-        return ""
-    if there == its or "step_time" in found["claims"]:
-        return ""
-    return " and ".join(f"{name} {format_duration(ns)}" for name, ns in its.items()) or "no time"

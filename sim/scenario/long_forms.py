@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from batchsim.base.errors import ScenarioError, nearest, shown
-from batchsim.cost import long_form
-from batchsim.deployment.models import read_model
-from batchsim.deployment.startup_log import read_kv_tokens
+from batchsim.cost.kinds import long_form
 from batchsim.scenario.document import MAX_DEPTH, TEXTS, Document, read_document
 from batchsim.scenario.document import Path as Keys
 
@@ -95,15 +93,17 @@ def read_logs(document: Document, folder: Path) -> None:
         kv = owner.get("kv")
         if not isinstance(kv, dict) or not isinstance(log := kv.get("log"), str) or not log:
             continue
+        from batchsim.deployment.startup_log import read_kv_tokens
+
         try:
             if kv.get("tokens") is not None:
                 raise ScenarioError("kv.tokens is not read beside kv.log, which says it. Write one of them.")
-            found = folder / log if (folder / log).is_file() else Path(log)
-            cost = next((its for key in ("deployment", "cost") if isinstance(its := owner.get(key), dict)), {})
+            path_of_log = folder / log if (folder / log).is_file() else Path(log)
+            cost = next((block for key in ("deployment", "cost") if isinstance(block := owner.get(key), dict)), {})
             engine = cost.get("engine")
             of = (str(engine), cost.get("tp", 1)) if engine else ()
             kv["tokens"] = read_kv_tokens(
-                found, *of, model=_model_of(document, folder), kv=_kv_of(cost) if engine else ""
+                path_of_log, *of, model=_model_of(document, folder), kv=_kv_of(cost) if engine else ""
             )
             del kv["log"]
         except ScenarioError as error:
@@ -115,6 +115,8 @@ def _model_of(document: Document, folder: Path) -> str:
     model = document.value.get("model")
     if not isinstance(model, str) or not model:
         return ""
+    from batchsim.deployment.models import read_model
+
     model = str(folder / model) if os.path.exists(folder / model) else model
     try:
         read_model(model)
@@ -162,9 +164,9 @@ def costs(plain: dict[str, Any]) -> Iterator[tuple[Keys, dict[str, Any]]]:
     yield (), plain
     for key, kinds in (("plan", "gpus"), ("replicas", "groups")):
         owner = plain.get(key)
-        found = owner.get(kinds) if isinstance(owner, dict) else None
-        if isinstance(found, dict):
-            for name, entry in found.items():
+        entries = owner.get(kinds) if isinstance(owner, dict) else None
+        if isinstance(entries, dict):
+            for name, entry in entries.items():
                 if isinstance(entry, dict):
                     yield (key, kinds, name), entry
 

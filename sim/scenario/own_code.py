@@ -7,30 +7,37 @@ import copy
 import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from batchsim.base.errors import ScenarioError, TraceError
-from batchsim.base.ranges import Config
-from batchsim.cost.own_cost import OwnCost
-from batchsim.drive.fleet.scaling.autoscaler import AutoscalerConfig
+from batchsim.base.later import Later
 from batchsim.policies.named_policy import check_allowed, own_code
 from batchsim.scenario.check_values import check_values
 from batchsim.scenario.config import ScenarioFile
 from batchsim.scenario.document import Document
 from batchsim.scenario.document import Path as Keys
 from batchsim.scenario.long_forms import costs
-from batchsim.workload.predictors import OwnPredictor
-from batchsim.workload.processes import OwnArrivals
 from batchsim.workload.traces.own_reader import reader_class
-from batchsim.workload.traces.trace_config import TraceConfig
 
-_PLACES: dict[Keys, type] = {
-    ("replicas", "router"): Config,
-    ("replicas", "autoscaler"): AutoscalerConfig,
-    ("plan", "router"): Config,
-    ("workload", "arrivals"): OwnArrivals,
+if TYPE_CHECKING:
+    from batchsim.workload.predictors import OwnPredictor
+    from batchsim.workload.traces.trace_config import TraceConfig
+
+_BASES = {
+    "router": Later("batchsim.base.ranges:Config"),
+    "autoscaler": Later("batchsim.drive.fleet.scaling.autoscaler:AutoscalerConfig"),
+    "arrivals": Later("batchsim.workload.processes:OwnArrivals"),
+    "cost": Later("batchsim.cost.own_cost:OwnCost"),
+    "predictor": Later("batchsim.workload.predictors:OwnPredictor"),
 }
-"""Where a scenario may name a class of the user's, and what that derives from; wherever it has a cost, an OwnCost."""
+"""By the key whose kind may be a class of the user's, the class that it derives from."""
+_PLACES: tuple[Keys, ...] = (
+    ("replicas", "router"),
+    ("replicas", "autoscaler"),
+    ("plan", "router"),
+    ("workload", "arrivals"),
+)
+"""Where a scenario has such keys; it has a cost in several places, and predictors in its policies."""
 _METHODS = {"router": ("build", "(self, seed)"), "arrivals": ("times_s", "(self, random)")}
 _METHODS["cost"] = ("step_ns", "(self, step)")
 _METHODS["predictor"] = ("predicted_tokens", "(self, request, true_tokens, random)")
@@ -42,23 +49,22 @@ def own_configs(document: Document, *, allow_code: bool) -> dict[Keys, Any]:
 
     ScenarioError unless `allow_code`, and for a class that is no such config.
     """
-    found = {}
-    places = {(*path, "cost"): OwnCost for path, _ in costs(document.value)}
-    for path, base in (_PLACES | places).items():
+    configs = {}
+    for path in (*_PLACES, *((*path, "cost") for path, _ in costs(document.value))):
         entry: Any = document.value
         for key in path:
             entry = entry.get(key) if isinstance(entry, dict) else None
-        if (config := _own_config(entry, document, path, base, allow_code=allow_code)) is not None:
-            found[path] = config
-    return found
+        if (config := _own_config(entry, document, path, allow_code=allow_code)) is not None:
+            configs[path] = config
+    return configs
 
 
 def own_predictor(entry: object, document: Document, path: Keys, *, allow_code: bool) -> OwnPredictor | None:
     """The predictor of the user's own that `entry`, at `path`, names; None for one of ours. Errors of `own_configs`."""
-    return _own_config(entry, document, path, OwnPredictor, allow_code=allow_code)
+    return _own_config(entry, document, path, allow_code=allow_code)
 
 
-def _own_config(entry: object, document: Document, path: Keys, base: type, *, allow_code: bool) -> Any:
+def _own_config(entry: object, document: Document, path: Keys, *, allow_code: bool) -> Any:
     kind = entry.get("kind") if isinstance(entry, dict) else None
     if not isinstance(entry, dict) or not isinstance(kind, str) or ":" not in kind:
         return None
@@ -66,7 +72,7 @@ def _own_config(entry: object, document: Document, path: Keys, base: type, *, al
     try:
         check_allowed(kind, allow_code=allow_code)
         with own_code(what, kind):
-            config = _config_class(kind, what, base)
+            config = _config_class(kind, what)
     except ScenarioError as error:
         raise ScenarioError(f"{document.where((*path, 'kind'))}: {error}") from None
     return check_values(config, {key: entry[key] for key in entry if key != "kind"}, document, path)
@@ -84,7 +90,8 @@ def check_reader(document: Document, trace: TraceConfig | None, *, allow_code: b
         raise ScenarioError(f"{document.where(('workload', 'trace', 'reader'))}: {error}") from None
 
 
-def _config_class(kind: str, what: str, base: type) -> type:
+def _config_class(kind: str, what: str) -> type:
+    base = _BASES[what].config()
     module, _, name = kind.partition(":")
     config = getattr(importlib.import_module(module), name)
     if not (isinstance(config, type) and is_dataclass(config) and issubclass(config, base)):
@@ -107,17 +114,17 @@ def stand_ins(plain: dict[str, Any], own: Mapping[Keys, Any]) -> dict[str, Any]:
         owner: Any = plain
         for each in above:
             owner = owner[each]
-        owner[key] = _stand_in(config)
+        owner[key] = _stand_in(str(key), config)
     return plain
 
 
-def _stand_in(config: Any) -> dict[str, Any]:
-    """What a scenario could write for a kind of ours in the place of a user's own `config`."""
-    if isinstance(config, OwnCost):
+def _stand_in(key: str, config: Any) -> dict[str, Any]:
+    """What a scenario could write for a kind of ours in the place of a user's own `config` of `key`."""
+    if key == "cost":
         return {"kind": "constant", "step": "1ms"}
-    if isinstance(config, OwnArrivals):
+    if key == "arrivals":
         return {"kind": "poisson", "mean_rate": f"{config.mean_rate!r}/s"}
-    if isinstance(config, AutoscalerConfig):
+    if key == "autoscaler":
         ends = {"min": config.min, "max": config.max, "surge": config.surge}
         times = {"every": f"{config.every}ns", "cold_start": f"{config.cold_start}ns", "scale_down_delay": "0s"}
         return {"kind": "queue_per_replica", "above": 1, "below": 0, **ends, **times}
@@ -145,10 +152,10 @@ def own_kinds(file: ScenarioFile) -> Iterator[type]:
     trace = file.workload.trace
     if trace is not None and trace.reader is not None:
         yield reader_class(trace.reader)
-    found: list[Any] = [file.workload.arrivals, file.cost]
+    configs: list[Any] = [file.workload.arrivals, file.cost]
     if file.replicas is not None:
-        found += [file.replicas.router, file.replicas.autoscaler]
-        found += [group.cost for group in (file.replicas.groups or {}).values()]
+        configs += [file.replicas.router, file.replicas.autoscaler]
+        configs += [group.cost for group in (file.replicas.groups or {}).values()]
     if file.plan is not None:
-        found += [file.plan.router, *(offer.cost for offer in file.plan.gpus.values())]
-    yield from (type(config) for config in found if not type(config).__module__.startswith(("batchsim.", "builtins")))
+        configs += [file.plan.router, *(offer.cost for offer in file.plan.gpus.values())]
+    yield from (type(config) for config in configs if not type(config).__module__.startswith(("batchsim.", "builtins")))

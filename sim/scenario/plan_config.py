@@ -10,7 +10,7 @@ from batchsim.base.ranges import MAX_CHOICES, Config, PositiveInt, Range, check_
 from batchsim.base.units import NS_PER_S, YEAR_NS, Duration, PricePerHour, PricePerKwh, Rate, Share, time_text
 from batchsim.drive.fleet.routing import RouterConfig
 from batchsim.drive.fleet.scaling.autoscaler import Replicas
-from batchsim.scenario.fitted_config import ScenarioCost
+from batchsim.scenario.scenario_cost import ScenarioCost
 from batchsim.workload.tagged import ByKind
 from batchsim.workload.workload_config import AllAtOnce, ClosedLoop, TraceArrivals, WorkloadConfig
 
@@ -56,8 +56,8 @@ class Target(Config):
         check_ranges(self)
         given = [name for name in ("rate", "trace", "diurnal") if getattr(self, name) is not None]
         if len(given) != 1:
-            found = f"{' and '.join(given)} are given" if given else "nothing is given"
-            raise ValueError(f"target: {found}. Write one of rate: 60/s, diurnal: {{...}} and trace: {{...}}.")
+            fault = f"{' and '.join(given)} are given" if given else "nothing is given"
+            raise ValueError(f"target: {fault}. Write one of rate: 60/s, diurnal: {{...}} and trace: {{...}}.")
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from batchsim.drive.fleet.fleet_plan import Failure, FleetPlan, Lost
 from batchsim.drive.fleet.routing import ROUTERS, RoundRobinConfig, RouterConfig
 from batchsim.drive.fleet.scaling.autoscaler import Replicas
 from batchsim.drive.fleet.scaling.kinds import Scaler
-from batchsim.scenario.fitted_config import ScenarioCost
 from batchsim.scenario.kv_config import KvConfig
+from batchsim.scenario.scenario_cost import ScenarioCost
 from batchsim.workload.tagged import ByKind
 
 SOONEST_LOOK_NS = 1_000_000  # between an autoscaler's looks: shorter than nearly every step

@@ -15,8 +15,8 @@ from typing import Any, get_args
 from pydantic import TypeAdapter
 
 from batchsim.base.units import (
-    NS_PER_S,
     Bandwidth,
+    Duration,
     Flops,
     PricePerHour,
     PricePerKwh,
@@ -79,7 +79,6 @@ EXAMPLES: dict[str, list[Any]] = {
     "DecodingConfig.decoding_type": ["Eagle", "MTP", "NGram"],
 }
 """Examples of keys that no shipped scenario writes and whose types have none, by CLASS.KEY."""
-_UNITS = (("h", 3600 * NS_PER_S), ("min", 60 * NS_PER_S), ("s", NS_PER_S), ("ms", 10**6), ("us", 1000), ("ns", 1))
 
 
 def scenario_schema() -> Node:
@@ -127,19 +126,19 @@ def _add_deployment(owner: Node) -> None:
 def _add_short_forms(schema: Node) -> None:
     """What is written in short, and is written out before the configs see it (`long_forms`)."""
     for owner in mappings(schema):
-        for name, its in owner["properties"].items():
-            if name in _SHORT and its.get("type") != "string":
-                kept = {key: its.pop(key) for key in ("description", "default", "title") if key in its}
-                long = dict(its)
-                its.clear()
-                its |= {"anyOf": [{"type": "string", "description": _SHORT[name]}, long], **kept}
+        for name, node in owner["properties"].items():
+            if name in _SHORT and node.get("type") != "string":
+                kept = {key: node.pop(key) for key in ("description", "default", "title") if key in node}
+                long = dict(node)
+                node.clear()
+                node |= {"anyOf": [{"type": "string", "description": _SHORT[name]}, long], **kept}
             if (owner.get("title"), name) in _OWN:
-                kept = {key: its.pop(key) for key in ("description", "default", "title") if key in its}
-                known = dict(its)
-                its.clear()
-                its |= {"anyOf": [known, {"$ref": "#/$defs/own"}], **kept}
-            if name in TEXTS and its.get("type") == "string":
-                its["type"] = ["string", "number"]
+                kept = {key: node.pop(key) for key in ("description", "default", "title") if key in node}
+                known = dict(node)
+                node.clear()
+                node |= {"anyOf": [known, {"$ref": "#/$defs/own"}], **kept}
+            if name in TEXTS and node.get("type") == "string":
+                node["type"] = ["string", "number"]
     schema["$defs"]["own"] = {
         "type": "object",
         "title": "Own",
@@ -153,8 +152,8 @@ def _add_short_forms(schema: Node) -> None:
 
 def _add_policies(schema: Node) -> None:
     """The knobs of a policy whose label is its kind; each may be a list of values, of which the best is kept."""
-    its = schema["properties"]["policies"]
-    its["properties"] = {}
+    policies = schema["properties"]["policies"]
+    policies["properties"] = {}
     for kind in POLICIES:
         policy = schema["$defs"][f"policy_{kind}"]
         for name, knob in policy["properties"].items():
@@ -165,7 +164,7 @@ def _add_policies(schema: Node) -> None:
             knob |= {"anyOf": [one, best], **kept} if name != "kind" else {**one, **kept}
         own = {"$ref": f"#/$defs/policy_{kind}", "not": {"required": ["kind"]}}
         other = {"type": "object", "required": ["kind"]}
-        its["properties"][kind] = {
+        policies["properties"][kind] = {
             "anyOf": [own, other, {"type": "null"}],
             "description": f"The policy {kind}, or by `kind` another under this label",
             "default": None,
@@ -185,9 +184,9 @@ def _add_policies(schema: Node) -> None:
 def _write_defaults(schema: Node) -> None:
     """Writes the defaults of all keys as a scenario has them."""
     for owner in mappings(schema):
-        for its in owner["properties"].values():
-            if its.get("default") is not None:
-                its["default"] = _as_written(schema, its, its["default"])
+        for node in owner["properties"].values():
+            if node.get("default") is not None:
+                node["default"] = _as_written(schema, node, node["default"])
 
 
 def _as_written(schema: Node, node: Node, value: Any) -> Any:
@@ -203,19 +202,13 @@ def _as_written(schema: Node, node: Node, value: Any) -> Any:
     return value
 
 
-def _duration(ns: float) -> str:
-    """A time as a scenario writes it, exactly, in the largest unit in which it is whole."""
-    unit, scale = next((each for each in _UNITS if ns and ns % each[1] == 0), ("s", NS_PER_S))
-    return f"{round(ns) // scale}{unit}"
-
-
 def _quantities() -> dict[str, Callable[[float], str]]:
     """How each quantity is written, by the example that its type has."""
-    found: dict[str, Callable[[float], str]] = {}
-    for kind in (Rate, Size, Bandwidth, Flops, PricePerHour, PricePerKwh, Share):
+    writers: dict[str, Callable[[float], str]] = {}
+    for kind in (Duration, Rate, Size, Bandwidth, Flops, PricePerHour, PricePerKwh, Share):
         quantity = next(each for each in get_args(kind) if isinstance(each, Quantity))
-        found[quantity.example] = _short_number(quantity)
-    return found | {"50ms": _duration}
+        writers[quantity.example] = _short_number(quantity)
+    return writers
 
 
 def _short_number(quantity: Quantity) -> Callable[[float], str]:
@@ -232,21 +225,21 @@ _WRITERS = _quantities()
 
 def _add_examples(schema: Node) -> None:
     """Gives each key up to three examples, short ones if there are. KeyError for a key that has none."""
-    found: dict[int, list[Any]] = {}
+    examples: dict[int, list[Any]] = {}
     for document in shipped_documents():
-        _collect(schema, schema, document, found)
+        _collect(schema, schema, document, examples)
     owners = [(str(owner.get("title")), owner["properties"].items()) for owner in mappings(schema)]
-    keys = [(f"{owner}.{name}", its) for owner, own in owners for name, its in own]
-    for title, its in keys:
-        seen = found.get(id(its), [])
+    keys = [(f"{owner}.{name}", node) for owner, own in owners for name, node in own]
+    for title, node in keys:
+        seen = examples.get(id(node), [])
         short = [value for value in seen if len(json.dumps(value)) <= _MOST_LETTERS]
-        default = [] if its.get("default") in (None, {}, [], 0, "0s", "0B", True, False, "") else [its["default"]]
+        default = [] if node.get("default") in (None, {}, [], 0, "0s", "0B", True, False, "") else [node["default"]]
         known = short[:_MOST_EXAMPLES] or seen[:1] or EXAMPLES.get(title)
-        if known := known or _words(schema, its, of="enum") or default or _words(schema, its):
-            its["examples"] = known
-    for title, its in keys:
-        if "examples" not in its:
-            its["examples"] = [_of_type(schema, its, title)]
+        if known := known or _words(schema, node, of="enum") or default or _words(schema, node):
+            node["examples"] = known
+    for title, node in keys:
+        if "examples" not in node:
+            node["examples"] = [_of_type(schema, node, title)]
 
 
 def shipped_documents() -> Iterator[Any]:
@@ -256,13 +249,13 @@ def shipped_documents() -> Iterator[Any]:
             yield read_document(item.read_text(encoding="utf-8"), item.name).value
 
 
-def _collect(schema: Node, node: Node, value: Any, found: dict[int, list[Any]]) -> None:
-    """Notes in `found`, by the identity of a key's schema, its values in `value`, which `node` describes."""
+def _collect(schema: Node, node: Node, value: Any, examples: dict[int, list[Any]]) -> None:
+    """Notes in `examples`, by the identity of a key's schema, its values in `value`, which `node` describes."""
     if isinstance(value, list):
         for part in value:
             for each in _branches(schema, node):
                 if isinstance(each.get("items"), dict):
-                    _collect(schema, each["items"], part, found)
+                    _collect(schema, each["items"], part, examples)
         return
     if not isinstance(value, dict):
         return
@@ -275,14 +268,14 @@ def _collect(schema: Node, node: Node, value: Any, found: dict[int, list[Any]]) 
         if own and more is False and not set(value) <= set(own):
             continue
         for key, part in value.items():
-            its = own.get(key)
-            if its is not None:
-                values = found.setdefault(id(its), [])
+            child = own.get(key)
+            if child is not None:
+                values = examples.setdefault(id(child), [])
                 if part is not None and part not in values:
                     values.append(part)
-                _collect(schema, its, part, found)
+                _collect(schema, child, part, examples)
             elif isinstance(more, dict):
-                _collect(schema, more, part, found)
+                _collect(schema, more, part, examples)
 
 
 def _branches(schema: Node, node: Node) -> Iterator[Node]:
@@ -296,9 +289,9 @@ def _branches(schema: Node, node: Node) -> Iterator[Node]:
             yield from _branches(schema, each)
 
 
-def _words(schema: Node, its: Node, of: str = "") -> list[Any]:
+def _words(schema: Node, node: Node, of: str = "") -> list[Any]:
     """The examples that the type of a key states, or its first words; or only those `of` one of both."""
-    for each in _branches(schema, its):
+    for each in _branches(schema, node):
         for key in (of,) if of else ("examples", "enum"):
             if each.get(key):
                 return list(each[key][:_MOST_EXAMPLES])

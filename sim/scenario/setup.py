@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from batchsim.base.errors import CalibrationError, ScenarioError
-from batchsim.cost import Cost, CostError, Unknown
+from batchsim.cost.base import Cost
+from batchsim.cost.cost_error import CostError, Unknown
 from batchsim.cost.drafter import with_drafter
 from batchsim.cost.presets import Preset, under_preset
 from batchsim.cost.scaled import Scaled
@@ -166,10 +167,9 @@ class Setup:
             return ""
         if profile is None or profile.setup is None:
             return str(setup_of(deployment, deployment.version))
-        asked, its = self.scenario.cost.version, profile.setup.version
-        return (
-            "" if f"{its}.".startswith(f"{asked}.") or not asked else f"{its} is the nearest to {asked}, as asked for"
-        )
+        asked, nearest = self.scenario.cost.version, profile.setup.version
+        is_asked = not asked or f"{nearest}.".startswith(f"{asked}.")
+        return "" if is_asked else f"{nearest} is the nearest to {asked}, as asked for"
 
     def check_can_be_real(self) -> None:
         """ScenarioError if only a simulation could run the scenario: it stretches steps, has replicas or many GPUs."""
@@ -354,7 +354,7 @@ def _groups(setup: Setup, replicas: ReplicasConfig) -> tuple[Group, ...]:
     alone = replace(setup.scenario, file=replace(setup.scenario.file, replicas=None))
     if replicas.groups is None:
         return (Group("", replicas.total, replace(setup, scenario=alone)),)
-    found = []
+    groups = []
     for name, group in replicas.groups.items():
         file = replace(
             alone.file,
@@ -368,11 +368,11 @@ def _groups(setup: Setup, replicas: ReplicasConfig) -> tuple[Group, ...]:
             )
         try:
             check_same_defaults(alone, file)
-            found.append(Group(name, group.count, Setup.of(replace(alone, file=file, places={}))))
+            groups.append(Group(name, group.count, Setup.of(replace(alone, file=file, places={}))))
         except (ScenarioError, CalibrationError) as error:
             where = setup.scenario.places["replicas"]
             raise type(error)(f"{where}: replicas.groups.{name}: {error}") from None
-    return tuple(found)
+    return tuple(groups)
 
 
 class _Trace(dict[int, TraceRows]):

@@ -53,8 +53,8 @@ def _kind(config: Any, where: str) -> dict[str, Any]:
     """The `kind` of a config; of a policy's, which has none in itself, its name in the registry."""
     if not isinstance(config, PolicyConfig):
         return {"kind": config.kind} if any(field.name == "kind" for field in fields(config)) else {}
-    for name, (its, _) in POLICIES.items():
-        if its is type(config):
+    for name, (registered, _) in POLICIES.items():
+        if registered is type(config):
             return {"kind": name}
     raise ValueError(f"{where} is a {type(config).__name__}, of no policy of batchsim's. Write kind: 'module:Class'.")
 

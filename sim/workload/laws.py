@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from batchsim.base.later import np
 from batchsim.base.ranges import INT32_MAX, Config, PositiveInt, Range, check_ranges
 from batchsim.workload.tagged import ByKind
-from batchsim.workload.traces.trace_rows import Ints
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from batchsim.workload.traces.trace_rows import Ints
 
 Cv = Annotated[float, Range(1e-3, 100)]
 """Coefficient of variation. Recorded traffic has 0.3 to 13; far outside, gamma draws lose all digits."""

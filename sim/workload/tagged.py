@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from batchsim.base.plain import kind_of
+from batchsim.base.later import kind_named, later
 from batchsim.base.problems import OTHER
 
 
@@ -24,7 +24,8 @@ class ByKind:
         discriminator: str | Callable[[object], object] = "kind"
         if self.default is not None:
             discriminator = self._kind
-        choices = {kind_of(cls): handler.generate_schema(cls) for cls in get_args(source)}
+        kinds = {kind_named(cls): later(cls) if isinstance(cls, type) else cls for cls in get_args(source)}
+        choices = {kind: handler.generate_schema(cls) for kind, cls in kinds.items()}
         return {"type": "tagged-union", "choices": choices, "discriminator": discriminator}
 
     def _kind(self, value: object) -> object:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from batchsim.base.later import np
+from batchsim.base.later import later, np
 from batchsim.base.plain import LEFT_OUT
 from batchsim.base.ranges import Config, PositiveInt, Priority, Range, check_ranges
 from batchsim.base.units import Duration, PartDuration, PositiveDuration, Share, format_duration
@@ -24,8 +24,13 @@ from batchsim.workload.processes import (
 )
 from batchsim.workload.sharing import Sessions, SharedPrefix
 from batchsim.workload.tagged import ByKind
-from batchsim.workload.task_config import Tasks
-from batchsim.workload.traces.trace_config import TraceConfig
+
+if TYPE_CHECKING:
+    from batchsim.workload.task_config import Tasks
+    from batchsim.workload.traces.trace_config import TraceConfig
+else:
+    Tasks = later("batchsim.workload.task_config:Tasks")
+    TraceConfig = later("batchsim.workload.traces.trace_config:TraceConfig")
 
 SHARE_TOLERANCE = 1e-9  # shares are decimal percentages: their sum misses 1 by rounding only
 Users = Annotated[int, Range(1, 1_000_000)]

@@ -28,7 +28,7 @@ from batchsim.kernel.record import FINISHED
 from batchsim.scenario import Point as Simulated
 from batchsim.scenario.anchor import Form, first_met, forms_of
 from batchsim.scenario.deployment_config import Anchor
-from batchsim.scenario.load import parse_scenario
+from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.point import simulate_point
 from batchsim.scenario.setup import Setup
 from tests.silicon.own import own_estimate

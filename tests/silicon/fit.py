@@ -22,7 +22,7 @@ from batchsim.base.errors import BatchsimError
 from batchsim.cost.calibrated import Calibrated
 from batchsim.cost.in_engine import Measured, in_engine
 from batchsim.cost.presets import Preset, preset_of
-from batchsim.scenario.load import parse_scenario
+from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.setup import Setup
 from tests.silicon.__main__ import simulated
 from tests.silicon.rows import CHECKPOINTS, Row, given_rows, scenario_text

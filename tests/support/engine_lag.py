@@ -28,7 +28,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from batchsim.kernel.record import Records
-from batchsim.scenario.load import parse_scenario
+from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.point import simulate_point
 from batchsim.scenario.setup import Setup
 

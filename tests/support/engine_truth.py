@@ -10,7 +10,7 @@ from pathlib import Path
 from batchsim.check.measured.run import MeasuredRequests
 from batchsim.check.validation.replay import simulated_requests
 from batchsim.scenario import Point
-from batchsim.scenario.load import parse_scenario
+from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.point import simulate_point
 from batchsim.scenario.setup import Setup
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from batchsim.calibrate.engine.session import LiveResult
-from batchsim.cost import Cost
+from batchsim.cost.base import Cost
 from batchsim.drive.live import VirtualClock, live
 from batchsim.scenario import PolicySpec
 from batchsim.scenario.setup import Setup

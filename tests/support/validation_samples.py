@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from batchsim.base.plain import to_plain
 from batchsim.check.validation.live_runs import LivePoint, ValidationSetup, judge
 from batchsim.check.validation.verdicts import BOUNDS
-from batchsim.cost import Cost, Linear
+from batchsim.cost.base import Cost
+from batchsim.cost.constant import Linear
 from batchsim.drive.live import VirtualClock, live
 from batchsim.kernel.batch import Batch
 from batchsim.kernel.record import Records

@@ -26,7 +26,8 @@ from batchsim.check.validation.against import compare
 from batchsim.check.validation.comparison import SPREADS, Comparison, MetricError
 from batchsim.check.validation.verdicts import Verdict
 from batchsim.results.provenance import provenance
-from batchsim.scenario.load import changed, load_scenario
+from batchsim.scenario.load import load_scenario
+from batchsim.scenario.parse import changed
 from batchsim.scenario.setup import Setup
 from tools.real_engines.engines import Engine, serving, version
 from tools.real_engines.experiment import IDLE, STALLED, Asker, calibrate

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from batchsim.check.measured.run import MeasuredRequests, MeasuredRun
-from batchsim.cost import CostError, Unknown
+from batchsim.cost.cost_error import CostError, Unknown
 
 SPREADS = 2
 _ROUNDING = 1e-9  # relative rounding error of a mean of equal values

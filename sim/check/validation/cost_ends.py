@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from batchsim.cost import CostError, Unknown
+from batchsim.cost.cost_error import CostError, Unknown
 from batchsim.metrics.latencies import LATENCIES
 from batchsim.metrics.stability import is_within_error
 

@@ -29,7 +29,7 @@ from batchsim.check.validation.divergence import Divergence, first_divergence
 from batchsim.check.validation.load_shift import load_shifts
 from batchsim.check.validation.replay import Ran, simulated_requests
 from batchsim.check.validation.step_error import RegionError, StepPairs
-from batchsim.cost import Cost
+from batchsim.cost.base import Cost
 from batchsim.cost.periods import periods_ns
 from batchsim.cost.scaled import Scaled
 from batchsim.drive.live import lag_verdict

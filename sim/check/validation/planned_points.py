@@ -9,7 +9,7 @@ from typing import Any
 from batchsim.base.errors import ScenarioError
 from batchsim.base.plain import to_plain
 from batchsim.check.validation.live_runs import Played, ValidationSetup, served
-from batchsim.cost import Cost
+from batchsim.cost.base import Cost
 from batchsim.deployment.memory import KvBudget
 from batchsim.scenario.config import PolicySpec
 

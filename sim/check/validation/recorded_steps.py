@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from batchsim.base.errors import MeasuredError
 from batchsim.check.steps.recorded import RecordedSteps, least_and_most
 from batchsim.check.validation.step_error import RegionError, StepPairs
-from batchsim.cost import Cost
-from batchsim.cost.base import HostPart
+from batchsim.cost.base import Cost, HostPart
 from batchsim.cost.periods import regions
 from batchsim.cost.work import TIME_TERMS, Columns
 

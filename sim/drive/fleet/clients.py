@@ -223,8 +223,8 @@ class Clients:
 
     def _output_tokens(self, event: Ended) -> int:
         """Output tokens of a finished request; 0 for any other outcome."""
-        told = self.in_flight[event.request.id].arrival.output_tokens if isinstance(event, Finished) else 0
-        return min(told or 0, event.request.max_output_tokens)
+        output_tokens = self.in_flight[event.request.id].arrival.output_tokens if isinstance(event, Finished) else 0
+        return min(output_tokens or 0, event.request.max_output_tokens)
 
     def _dispatch(self, request_id: int, now_ns: int) -> None:
         """Sends a request to a replica, or lets it wait at the router where none is up."""
@@ -249,8 +249,8 @@ class Clients:
         """Shows a router that wants to know which prompts are computed by now, and what the engines report."""
         if (router := self._told_first_tokens) is not None:
             for engine in self.fleet.engines():
-                told, engine.core.journal.first_tokens = engine.core.journal.first_tokens, []
-                for request_id in told or ():
+                request_ids, engine.core.journal.first_tokens = engine.core.journal.first_tokens, []
+                for request_id in request_ids or ():
                     router.prefilled(request_id, engine.slot.number)
         if self._told_loads is not None:
             self._told_loads.observe(self.fleet.loads())

@@ -125,10 +125,10 @@ def _recoded(rows: NDArray[np.void], texts: tuple[str, ...], codes: dict[str, in
     """`rows` of `table` with the codes of their own `texts` replaced by the codes in `codes`."""
     if not _TEXTS[table] or tuple(codes)[: len(texts)] == texts:
         return rows
-    new, found = np.array([codes[text] for text in texts], np.int32), rows.copy()
+    new, coded = np.array([codes[text] for text in texts], np.int32), rows.copy()
     for column in _TEXTS[table]:
-        found[column] = new[rows[column].astype(np.int32)]
-    return found
+        coded[column] = new[rows[column].astype(np.int32)]
+    return coded
 
 
 class OfEngine(NamedTuple):
@@ -159,11 +159,11 @@ def by_engine(records: Records) -> Iterator[OfEngine]:
     for replica in np.unique(np.concatenate((of_requests, replicas.steps, replicas.states))):
         # A failure that lost nothing divides nothing that could be mistaken.
         cuts = np.unique(failed["end_ns"][failed["replica"] == replica])
-        mine = np.flatnonzero(of_requests == replica)
+        served = np.flatnonzero(of_requests == replica)
         ran = replicas.steps == replica
         steps, lanes, states = records.steps[ran], records.lanes_of(ran), records.states[replicas.states == replica]
         for k in range(len(cuts) + 1):
-            rows = mine[np.searchsorted(cuts, requests["ended_ns"][mine]) == k]
+            rows = served[np.searchsorted(cuts, requests["ended_ns"][served]) == k]
             rows = rows[np.argsort(requests["request_id"][rows], kind="stable")]
             ids = requests["request_id"][rows]
             if (twice := ids[1:][ids[1:] == ids[:-1]]).size:

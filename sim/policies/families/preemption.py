@@ -84,11 +84,11 @@ class WaitingQueue:
     def remove(self, seq: Sequence) -> bool:
         """Takes `seq` out; returns whether it was in the queue. O(queue)."""
         kept = [entry for entry in self._heap if entry[1] is not seq]
-        found = len(kept) < len(self._heap)
-        if found:
+        is_there = len(kept) < len(self._heap)
+        if is_there:
             heapify(kept)
             self._heap = kept
-        return found
+        return is_there
 
     def _key(self, seq: Sequence) -> Key:
         request = seq.request

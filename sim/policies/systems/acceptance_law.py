@@ -27,7 +27,7 @@ def shares_by_class(acceptance: Laws, count: int, counted_by: str) -> dict[str, 
     if acceptance == "trace":
         return {}
     laws = acceptance if isinstance(acceptance, dict) else {"": acceptance}
-    found: dict[str, tuple[float, ...]] = {}
+    by_class: dict[str, tuple[float, ...]] = {}
     for name, law in laws.items():
         shares = law if isinstance(law, tuple) else tuple(law**n for n in range(1, count + 1))
         of_class = f" of class {name}" if name else ""
@@ -41,7 +41,7 @@ def shares_by_class(acceptance: Laws, count: int, counted_by: str) -> dict[str, 
                 f"acceptance{of_class} rises: {', '.join(f'{share:g}' for share in shares)}. A draft is accepted"
                 " only with those before it: write shares that fall"
             )
-        found[name] = shares
-    if not found:
+        by_class[name] = shares
+    if not by_class:
         raise ValueError('acceptance names no class. Write one law, or one by class, "" for all others')
-    return found
+    return by_class

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from batchsim.base.units import format_duration
-from batchsim.cost import CostError, Unknown
+from batchsim.cost.cost_error import CostError, Unknown
 from batchsim.metrics.intervals import Difference
 from batchsim.metrics.slo import parse_slo
 from batchsim.metrics.table import METRICS

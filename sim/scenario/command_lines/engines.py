@@ -33,8 +33,8 @@ def of_checkpoint(read: Read, model: str) -> Read:
     keys, flag = {**read.keys, "model": model}, read.quantised
     if not flag and keys.get("deployment.weights") != "fp8":
         return replace(read, keys=keys)
-    its = read_model(model).quantised
-    types = {its.weights, its.attention, its.experts} - {""}
+    checkpoint = read_model(model).quantised
+    types = {checkpoint.weights, checkpoint.attention, checkpoint.experts} - {""}
     title = SERVERS[read.engine].title
     if flag and not types:
         raise ScenarioError(
@@ -43,7 +43,8 @@ def of_checkpoint(read: Read, model: str) -> Read:
         )
     if not flag and types - {"fp8", "fp8_block"}:
         raise ScenarioError(
-            f"{title}: fp8 is not how {model} is quantised ({its}), and engines refuse another way. Leave it out."
+            f"{title}: fp8 is not how {model} is quantised ({checkpoint}), and engines refuse another way."
+            " Leave it out."
         )
     if not flag and types:
         del keys["deployment.weights"]  # the engine reads the checkpoint's scales, by tensor or by block
@@ -78,17 +79,17 @@ def deployment_of(scenario: Scenario) -> DeploymentConfig:
 def keys_of(scenario: Scenario) -> Keys:
     """The keys of `scenario` that differ from an engine's own choice, flat, for `write_command`."""
     config, file, plain = deployment_of(scenario), scenario.file, scenario.plain
-    found: Keys = {"model": hugging_face_id(file.model)}
+    keys: Keys = {"model": hugging_face_id(file.model)}
     for name in _TOLD:
         if (value := getattr(config, name)) not in (None, 1):
-            found[f"deployment.{name}"] = value
+            keys[f"deployment.{name}"] = value
     for key in ("max_model_len", "max_waiting"):
         if (value := getattr(file, key)) is not None:
-            found[key] = value
-    found |= {f"kv.{name}": value for name, value in (plain.get("kv") or {}).items()}
+            keys[key] = value
+    keys |= {f"kv.{name}": value for name, value in (plain.get("kv") or {}).items()}
     own = _own_policy(scenario)
-    found |= {f"policy.{knob}": value for knob, value in (own.knobs if own else {}).items()}
-    return found
+    keys |= {f"policy.{knob}": value for knob, value in (own.knobs if own else {}).items()}
+    return keys
 
 
 def _own_policy(scenario: Scenario) -> PolicySpec | None:

@@ -40,9 +40,9 @@ def with_suffix(powers: Mapping[str, int]) -> Callable[[str], int]:
     """A reader of whole numbers that may end in one of the suffixes `powers`, as 8k does."""
 
     def read(text: str) -> int:
-        found = _SUFFIXED.match(text)
-        factor = powers.get(found[2]) if found else None
-        value = 0.5 if found is None or factor is None else float(found[1]) * factor
+        number = _SUFFIXED.match(text)
+        factor = powers.get(number[2]) if number else None
+        value = 0.5 if number is None or factor is None else float(number[1]) * factor
         if value != int(value):
             raise ValueError(f"a whole number, like 8192, or with one of {', '.join(filter(None, powers))}")
         return int(value)

@@ -89,15 +89,15 @@ def _example(engine: Engine) -> str:
 def _after_head(line: str, engine: Engine, reader: _Reader) -> list[str]:
     """The words after the program's name; assignments before it go to `reader`."""
     try:
-        found = shlex.split(re.sub(r"\\\s*\n", " ", line), comments=True)
+        words = shlex.split(re.sub(r"\\\s*\n", " ", line), comments=True)
     except ValueError as error:
         raise ScenarioError(f"{engine.title}: the command cannot be read: {str(error).lower()}. Close it.") from None
-    while found and _ASSIGNMENT.match(found[0]):
-        reader.assign(found.pop(0))
+    while words and _ASSIGNMENT.match(words[0]):
+        reader.assign(words.pop(0))
     for head in sorted(engine.heads, key=len, reverse=True):
-        if [word.rpartition("/")[2] if i == 0 else word for i, word in enumerate(found[: len(head)])] == [*head]:
-            return found[len(head) :]
-    begins = cut(" ".join(found[:4])) or "nothing"
+        if [word.rpartition("/")[2] if i == 0 else word for i, word in enumerate(words[: len(head)])] == [*head]:
+            return words[len(head) :]
+    begins = cut(" ".join(words[:4])) or "nothing"
     raise ScenarioError(f"{engine.title}: the command begins with {begins}. Write {_example(engine)} and its flags.")
 
 

@@ -88,7 +88,7 @@ def options_of(path: str) -> Keys:
         raise ScenarioError(
             f"{path}: cannot be read: {reason_text(error)}. It is the file of options that the command names."
         ) from None
-    found: Keys = {}
+    keys: Keys = {}
     if not isinstance(options := {} if document.value is None else document.value, dict):
         raise ScenarioError(f"{path}: holds {shown(options)}, no options by name. Write lines like max_batch_size: 64.")
     flat, same = list(_flat(options, "")), TENSORRT_LLM.others.same_options
@@ -108,8 +108,8 @@ def options_of(path: str) -> Keys:
         except ValueError as error:
             raise ScenarioError(f"{where} is {cut(text)!r}. Write {error}.") from None
         if meant is not None:
-            found[key] = meant
-    return found
+            keys[key] = meant
+    return keys
 
 
 def _flat(options: dict[str, Any], owner: str) -> Iterator[tuple[str, Any]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from batchsim.base.files import write_text
-from batchsim.cost import CostError, Unknown
+from batchsim.cost.cost_error import CostError, Unknown
 from batchsim.metrics.intervals import Difference
 from batchsim.results.provenance import as_json, identity, provenance, short_hash, write_csv
 from batchsim.scenario import Scenario

@@ -12,7 +12,7 @@ from batchsim.metrics.intervals import Difference, paired
 from batchsim.metrics.slo import NOT_ALL, parse_slo
 from batchsim.results.keep import objective_text
 from batchsim.scenario import Scenario
-from batchsim.scenario.reach import check_reach
+from batchsim.scenario.longest_prompt import check_reach
 from batchsim.scenario.setup import Setup
 from batchsim.study.capacity.book import Capacity, capacity, jackknife, probes
 from batchsim.study.capacity.capacities import CapacityStudy, PolicyCapacity

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from batchsim.base.units import format_duration
-from batchsim.cost import Unknown
+from batchsim.cost.cost_error import Unknown
 from batchsim.metrics.slo import parse_slo
 from batchsim.study.capacity.book import probes
 from batchsim.study.capacity.capacities import CapacityStudy, ChangedCapacity, PolicyCapacity

@@ -18,8 +18,7 @@ from math import sqrt
 from typing import Any
 
 from batchsim.base.errors import CalibrationError, ScenarioError
-from batchsim.cost import CostError
-from batchsim.cost.cost_error import STEEP
+from batchsim.cost.cost_error import STEEP, CostError
 from batchsim.metrics.stability import JUDGED
 from batchsim.results.cost_ends import CostEnds, combined, meets
 from batchsim.results.failed import Failed

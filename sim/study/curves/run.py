@@ -15,7 +15,7 @@ from batchsim.results.failed import Failed
 from batchsim.results.keep import keep_run
 from batchsim.results.read import Results
 from batchsim.scenario import Scenario
-from batchsim.scenario.reach import check_reach
+from batchsim.scenario.longest_prompt import check_reach
 from batchsim.scenario.setup import Setup
 from batchsim.study.curves.auto import find_loads
 from batchsim.study.curves.cost_ends import find_ends

@@ -12,9 +12,9 @@ from batchsim.base.units import NS_PER_S
 from batchsim.cost.cost_error import CostError, Unknown
 from batchsim.metrics.slo import NOT_ALL, parse_slo
 from batchsim.scenario import Scenario, changed
-from batchsim.scenario.reach import check_reach
-from batchsim.scenario.replaced import check_planned
+from batchsim.scenario.longest_prompt import check_reach
 from batchsim.scenario.setup import Setup
+from batchsim.scenario.unread_keys import check_planned
 from batchsim.study.planning.demand import Demand, Variation, can_disperse, demand_of, minutes
 from batchsim.study.planning.fleet_search import SmallestGroup, first_guess, headroom, judge, smallest, whole
 from batchsim.study.planning.halving import SAME

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from batchsim.base.units import NS_PER_S
-from batchsim.cost import Unknown
+from batchsim.cost.cost_error import Unknown
 from batchsim.metrics.latencies import LATENCIES, TASK_E2E, holds_queue
 from batchsim.metrics.measure import PERCENTILES
 from batchsim.metrics.slo import parse_slo

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from batchsim.cost import Unknown
+from batchsim.cost.cost_error import Unknown
 from batchsim.results.read import POINTS
 from batchsim.study.planning.batches import BATCHES
 from batchsim.study.planning.choices import choices

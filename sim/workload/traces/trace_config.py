@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
 
 from batchsim.base.plain import LEFT_OUT
-from batchsim.base.ranges import Config, NonNegativeInt, PositiveInt, Range, check_ranges
+from batchsim.base.ranges import Config, Factor, NonNegativeInt, PositiveInt, Range, check_ranges
 from batchsim.base.units import Duration, TraceDuration
 
 TimeUnit = Literal["ns", "us", "ms", "s", "iso"]
@@ -19,8 +19,6 @@ LABELS = ("request_class", "priority", "tenant", *WAITS, "deadline", "status", "
 """What a row of a log may tell beside its arrival and its lengths."""
 DURATIONS = ("delay", "deadline", "ttft", "e2e")
 
-Factor = Annotated[float, Range(0, 1e6, above=True)]
-"""Multiplies the rate of a trace."""
 
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
 

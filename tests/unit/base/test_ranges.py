@@ -10,6 +10,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import pytest
 
 from batchsim.base.errors import ScenarioError
+from batchsim.base.later import Later
 from batchsim.base.ranges import INT32_MAX, PositiveInt, Range
 from batchsim.base.units import YEAR_NS, Duration, Rate, Share
 from batchsim.cost.profile import Profile, SwapCost
@@ -34,7 +35,7 @@ def _inside(hint: Any, seen: set[Any]) -> Iterator[Any]:
         for field in fields(hint):
             yield from _inside(hints[field.name], seen)
     for part in get_args(hint):
-        yield from _inside(part, seen)
+        yield from _inside(part.config() if isinstance(part, Later) else part, seen)
 
 
 def numbers_of(config: Any) -> Iterator[tuple[str, Any, Range | None]]:

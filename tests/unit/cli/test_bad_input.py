@@ -641,7 +641,8 @@ def test_halves_of_letters_are_one_line(tmp_path: Path, change: str) -> None:
 
 
 def test_a_misspelt_key_is_refused_before_what_takes_seconds_is_imported(tmp_path: Path) -> None:
-    """A refusal of a key loads no arrays, tables, plots, profiles, schedulers, workloads or other commands."""
+    """A refusal of a key loads no arrays, tables, plots, profiles, schedulers, workloads or other commands, and of the
+    blocks and kinds that a scenario may have those alone that are in the file."""
     (tmp_path / "s.yaml").write_text(changed(TINY, "slo:", "slos:"))
     code = (
         "import sys\nfrom batchsim.cli import app\n"
@@ -651,5 +652,6 @@ def test_a_misspelt_key_is_refused_before_what_takes_seconds_is_imported(tmp_pat
     status, *loaded = process.stdout.split()
     assert status == "2" and "slos is not a field" in process.stderr
     heavy = {"numpy", "pandas", "scipy", "matplotlib", "simpy", "batchsim.policies.registry", "batchsim.workload.build"}
-    heavy |= {"batchsim.cost.profile", "batchsim.cli.plan"}
-    assert heavy.isdisjoint(loaded) and "batchsim.scenario.load" in loaded
+    heavy |= {"batchsim.cost.profile", "batchsim.cli.plan", "batchsim.cost.roofline", "batchsim.drive.fleet.routing"}
+    heavy |= {"batchsim.scenario.plan_config", "batchsim.scenario.replicas_config", "batchsim.scenario.fitted_config"}
+    assert heavy.isdisjoint(loaded) and "batchsim.scenario.parse" in loaded

@@ -13,8 +13,8 @@ import pytest
 import typer
 
 from batchsim.cli.live import _say
-from batchsim.cost import Linear
 from batchsim.cost.calibrated import Calibrated
+from batchsim.cost.constant import Linear
 from batchsim.drive.live import INTERRUPTED
 from batchsim.kernel.record import UNFINISHED
 from batchsim.report.reading import FREE_DRAFTS

@@ -14,7 +14,7 @@ from batchsim.deployment.catalog import MODELS
 from batchsim.metrics.slo import parse_slo
 from batchsim.results.keep import measured_point, summary_rows
 from batchsim.results.landmarks import curve
-from batchsim.scenario.load import parse_scenario
+from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.point import simulate_point
 from batchsim.scenario.setup import Setup
 from batchsim.workload.traces.inspect import inspect_trace

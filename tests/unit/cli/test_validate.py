@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from batchsim.base.plain import to_plain
-from batchsim.cost import Linear
+from batchsim.cost.constant import Linear
 from batchsim.scenario import load_scenario
 from batchsim.scenario.setup import Setup
 from tests.support.predicted import predict

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.base.errors import BatchsimError, CalibrationError, ExtrapolationError, ScenarioError
-from batchsim.cost import COSTS as KINDS
-from batchsim.cost import ProfileConfig, build_cost
 from batchsim.cost.calibrated import Calibrated
 from batchsim.cost.interpolation import Curve, Grid
+from batchsim.cost.kinds import COSTS as KINDS
+from batchsim.cost.kinds import build_cost
 from batchsim.cost.profile import EngineSetup, HostTerm, load_profile
-from batchsim.cost.profile_config import StatedHost
+from batchsim.cost.profile_config import ProfileConfig, StatedHost
 from batchsim.cost.roofline import HOST_LINK_SHARE
 from batchsim.cost.work import TIME_TERMS, columns_of
 from batchsim.deployment.catalog import GPUS, MODELS

@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 
 from batchsim.base.errors import ScenarioError
+from batchsim.base.later import Later
 from batchsim.base.ranges import Config
-from batchsim.cost import COSTS, Constant, Cost, HostCost, Linear, Roofline, RooflineConfig, build_cost
+from batchsim.cost.base import Cost
+from batchsim.cost.constant import Constant, Linear
 from batchsim.cost.cost_error import Unknown
 from batchsim.cost.fitted import Fitted, StepTerms
+from batchsim.cost.kinds import COSTS, build_cost
 from batchsim.cost.own_cost import OwnCost
-from batchsim.cost.roofline import KernelCosts
+from batchsim.cost.roofline import HostCost, KernelCosts, Roofline, RooflineConfig
 from batchsim.cost.work import TIME_TERMS, StepWork, columns_of, prefill_pairs, work_columns
 from batchsim.deployment.catalog import GPUS, MODELS
 from batchsim.deployment.deployment import Deployment
@@ -315,7 +318,7 @@ def test_a_gpu_name_builds_its_roofline() -> None:
 @pytest.mark.parametrize("kind", COSTS)
 def test_every_kind_says_what_scenarios_ask_of_a_cost(kind: str) -> None:
     """Its name, what drafting costs (nothing said unless it is), the GPUs of an engine, and the cost that it makes."""
-    config = COSTS[kind]
+    config = Later(COSTS[kind]).config()
     assert issubclass(config, Config)
     assert {field.name: field.default for field in fields(config) if field.name in ("kind", "draft")} == {
         "kind": kind,

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from batchsim.base.errors import ScenarioError
-from batchsim.cost import Constant, Roofline, Unknown
 from batchsim.cost.calibrated import Calibrated
-from batchsim.cost.cost_error import error_of
+from batchsim.cost.constant import Constant
+from batchsim.cost.cost_error import Unknown, error_of
 from batchsim.cost.profile import load_profile
 from batchsim.cost.profile_config import StatedHost
+from batchsim.cost.roofline import Roofline
 from batchsim.cost.scaled import Scaled
 from batchsim.cost.work import TIME_TERMS, columns_of
 from batchsim.deployment.catalog import GPUS, MODELS
@@ -21,7 +22,7 @@ from batchsim.deployment.deployment import Deployment
 from batchsim.results.heading import heading
 from batchsim.results.provenance import identity, short_hash
 from batchsim.scenario import Point, load_scenario
-from batchsim.scenario.load import parse_scenario
+from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.point import simulate_point
 from batchsim.scenario.setup import Setup
 from tests.support.paths import ROOT

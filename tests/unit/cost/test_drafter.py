@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from batchsim.base.errors import ScenarioError
-from batchsim.cost import Cost, Linear, ProfileConfig, Roofline, build_cost
+from batchsim.cost.base import Cost
+from batchsim.cost.constant import Linear
 from batchsim.cost.drafter import with_drafter
 from batchsim.cost.drafter_config import DrafterConfig, DraftersConfig
-from batchsim.cost.roofline import HostCost
+from batchsim.cost.kinds import build_cost
+from batchsim.cost.profile_config import ProfileConfig
+from batchsim.cost.roofline import HostCost, Roofline
 from batchsim.cost.scaled import Scaled
 from batchsim.cost.work import TIME_TERMS, columns_of
 from batchsim.deployment.catalog import GPUS, MODELS

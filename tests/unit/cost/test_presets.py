@@ -10,7 +10,7 @@ from batchsim.cost.presets import PRESETS, preset_of, under_preset
 from batchsim.cost.scaled import Scaled
 from batchsim.kernel.batch import Batch
 from batchsim.results.heading import heading, measured_at
-from batchsim.scenario.load import parse_scenario
+from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.setup import Setup
 from batchsim.workload.workload_config import Frontend
 from tests.unit.cost.test_cost import step

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from batchsim.scenario.deployment_config import DeploymentConfig
-from batchsim.scenario.load import parse_scenario
+from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.setup import Setup
 from batchsim.workload.laws import FixedTokens, UniformTokens
 from batchsim.workload.limited_client import LimitedClient

@@ -11,7 +11,7 @@ from batchsim.base.errors import MeasuredError
 from batchsim.check.measured.read import read_measured
 from batchsim.check.measured.run import MeasuredRun
 from batchsim.fit.engine_fit import EngineFit, fit_engine
-from batchsim.scenario.fitted_config import FORMAT
+from batchsim.scenario.fit_file import FORMAT
 from tests.support.engine_truth import LINEAR_ENGINE as LINEAR
 from tests.support.engine_truth import Load, measured, scenario_text, setup_of, tidy, write_runs
 

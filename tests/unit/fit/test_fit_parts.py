@@ -30,7 +30,7 @@ from batchsim.fit.measured_loads import (
 )
 from batchsim.fit.solve import Case, Equations, simulate_all
 from batchsim.fit.windows import NAMES, Rows, rows_of
-from batchsim.scenario.fitted_config import FORMAT
+from batchsim.scenario.fit_file import FORMAT
 from batchsim.scenario.load import load_scenario
 from batchsim.scenario.setup import Setup
 from batchsim.workload.workload_config import Frontend

@@ -13,7 +13,7 @@ from batchsim.base.errors import MeasuredError, ScenarioError
 from batchsim.check.steps.read import read_steps
 from batchsim.check.steps.recorded import Engine, RecordedSteps, StepLog
 from batchsim.check.validation.recorded_steps import compare_steps
-from batchsim.cost import CostError
+from batchsim.cost.cost_error import CostError
 from batchsim.fit.step_fit import StepFit, fit_steps
 from batchsim.scenario.load import load_scenario
 from batchsim.scenario.setup import Setup

@@ -112,7 +112,7 @@ def test_a_class_has_its_law_and_others_theirs() -> None:
 def test_a_drafter_that_finds_nothing_gives_no_drafts() -> None:
     """In its share of steps it gives all, for members and for those whose prompt ends; one that always drafts says
     nothing."""
-    luck = DrawnLuck(0, {"": SHARES}, found=0.25)
+    luck = DrawnLuck(0, {"": SHARES}, share_found=0.25)
     made = group(luck, range(4_000), 9)
     first = [Sequence(Request(i, 0, 9, 5)) for i in range(2_000)]
     proposed = luck.proposed(made, np.ones(4_000, np.int64), first)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from batchsim.base.errors import PolicyError
-from batchsim.cost import Constant
+from batchsim.cost.constant import Constant
 from batchsim.drive.live import VirtualClock, live
 from batchsim.kernel.batch import Batch, Idle
 from batchsim.kernel.core import EngineCore

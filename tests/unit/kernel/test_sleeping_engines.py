@@ -11,7 +11,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from batchsim.cost import RooflineConfig, build_cost
+from batchsim.cost.kinds import build_cost
+from batchsim.cost.roofline import RooflineConfig
 from batchsim.deployment.catalog import load_model
 from batchsim.drive.fleet.fleet_plan import Failure, FleetPlan
 from batchsim.drive.fleet.routing import RoundRobin, RoundRobinConfig, Stage

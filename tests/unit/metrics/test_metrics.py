@@ -17,7 +17,7 @@ from batchsim.metrics.measure import LATENCIES, PERCENTILES, Measured, combine, 
 from batchsim.metrics.slo import parse_slo
 from batchsim.metrics.stability import _time_in_system, is_too_short, is_unstable
 from batchsim.results.keep import point_inputs
-from batchsim.scenario.load import parse_scenario
+from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.point import simulate_point
 from batchsim.scenario.setup import Setup
 from batchsim.workload.build import build_workload, turn_of

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from matplotlib.collections import LineCollection
 
-from batchsim.cost import CostError, Fitted, Unknown
-from batchsim.cost.fitted import StepTerms
+from batchsim.cost.cost_error import CostError, Unknown
+from batchsim.cost.fitted import Fitted, StepTerms
 from batchsim.report.cost_words import at_ends
 from batchsim.report.page.plan_charts import latency_charts
 from batchsim.report.page.plan_sections import recommendation

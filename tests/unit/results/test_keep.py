@@ -20,7 +20,7 @@ from batchsim.results.keep import measured_point
 from batchsim.results.point_files import read_table
 from batchsim.results.read import POINTS, REPLICAS, Results
 from batchsim.scenario import load_scenario
-from batchsim.scenario.load import changed
+from batchsim.scenario.parse import changed
 from batchsim.scenario.point import simulate_point
 from batchsim.scenario.setup import Setup
 from tests.unit.scenario.test_replicas import LIKE, MIXED, SCALER, SCENARIO, ran

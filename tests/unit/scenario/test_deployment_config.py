@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from batchsim.base.errors import CalibrationError, ScenarioError
-from batchsim.cost import Roofline
 from batchsim.cost.profile_config import StatedHost
+from batchsim.cost.roofline import Roofline
 from batchsim.deployment.catalog import MODELS
 from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.quantisation import ELEMENT_BYTES
@@ -17,7 +17,7 @@ from batchsim.policies.registry import POLICIES
 from batchsim.results.heading import heading
 from batchsim.scenario import Scenario
 from batchsim.scenario.deployment_config import ENGINES, DeploymentConfig, GpuSheet
-from batchsim.scenario.load import parse_scenario
+from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.schema import scenario_schema
 from batchsim.scenario.setup import Setup
 from batchsim.tables import find

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from batchsim.base.errors import BatchsimError
-from batchsim.scenario.load import parse_scenario
+from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.setup import Setup
 from batchsim.tables import find
 

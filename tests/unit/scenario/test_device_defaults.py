@@ -15,7 +15,7 @@ from batchsim.policies.systems.sglang.sglang_config import SglangConfig
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 from batchsim.results.heading import heading
 from batchsim.scenario import Scenario
-from batchsim.scenario.load import parse_scenario
+from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.setup import Setup
 
 SCENARIO = """

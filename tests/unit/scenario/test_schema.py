@@ -10,7 +10,7 @@ import pytest
 
 from batchsim.base.errors import ScenarioError
 from batchsim.scenario.document import read_document
-from batchsim.scenario.load import parse_scenario
+from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.schema import scenario_schema, shipped_documents
 from tests.unit.scenario.test_schema_words import keys_of
 

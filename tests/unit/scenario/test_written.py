@@ -13,9 +13,9 @@ from pydantic import TypeAdapter
 from batchsim.base.errors import ScenarioError
 from batchsim.base.units import Duration, Flops, Rate, Share, parse_share
 from batchsim.policies.families.continuous import ContinuousConfig
+from batchsim.scenario.constructor import scenario
 from batchsim.scenario.kv_config import KvConfig
 from batchsim.scenario.load import load_scenario, shipped_scenarios
-from batchsim.scenario.made import scenario
 from batchsim.workload.laws import FixedTokens
 from batchsim.workload.processes import PoissonArrivals
 from batchsim.workload.workload_config import Lengths, WorkloadConfig

@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from batchsim.cost import CostError, Roofline, Unknown
 from batchsim.cost.calibrated import Calibrated
+from batchsim.cost.cost_error import CostError, Unknown
 from batchsim.cost.profile import Profile, TableFault, load_profile
+from batchsim.cost.roofline import Roofline
 from batchsim.cost.scaled import Scaled
 from batchsim.deployment.catalog import GPUS, MODELS, read_model
 from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.model import GpuSpec
 from batchsim.report.text.profile_text import table
 from batchsim.results.heading import heading
-from batchsim.scenario.load import parse_scenario
+from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.setup import Setup
 from batchsim.tables import find
 from batchsim.tables.check import SHARE, SIZES, Asked, faults_of, floors, siblings

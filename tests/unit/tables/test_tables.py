@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from batchsim.base.errors import CalibrationError, ExtrapolationError
-from batchsim.cost import ProfileConfig
 from batchsim.cost.calibrated import Calibrated
 from batchsim.cost.profile import Profile, check_model, load_profile, profile_names, work_of
+from batchsim.cost.profile_config import ProfileConfig
 from batchsim.cost.work import TIME_TERMS, columns_of
 from batchsim.deployment.catalog import GPUS, MODELS, read_model
 from batchsim.deployment.deployment import Deployment

@@ -72,8 +72,8 @@ def hears_answers_only(router: Router) -> bool:
 
 def keeps_apart(router: Router) -> bool:
     """True if `router` declares `looks_at_no_replica` and needs no events of replicas."""
-    told = isinstance(router, ForgetsReplicas) or not hears_answers_only(router)
-    return isinstance(router, LooksAtNoReplica) and router.looks_at_no_replica and not told
+    hears = isinstance(router, ForgetsReplicas) or not hears_answers_only(router)
+    return isinstance(router, LooksAtNoReplica) and router.looks_at_no_replica and not hears
 
 
 @dataclass

@@ -89,8 +89,8 @@ class HpaMetrics(Config):
     @property
     def targets(self) -> dict[str, float]:
         """The targets given, by metric."""
-        found = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {name: target for name, target in found.items() if target is not None}
+        targets = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: target for name, target in targets.items() if target is not None}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,8 +40,8 @@ class KedaTriggers(Config):
     @property
     def thresholds(self) -> dict[str, float]:
         """The thresholds given, by total."""
-        found = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {name: threshold for name, threshold in found.items() if threshold is not None}
+        thresholds = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: threshold for name, threshold in thresholds.items() if threshold is not None}
 
 
 @dataclass(frozen=True, kw_only=True)

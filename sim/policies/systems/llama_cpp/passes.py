@@ -16,7 +16,7 @@ from collections.abc import Iterable
 
 def passes_of(batch: Iterable[tuple[int, int]], n_ubatch: int) -> list[int]:
     """The tokens of each pass over `batch`, which has (slot, tokens) in its order, each slot once."""
-    left, found = [[slot, tokens] for slot, tokens in batch], list[int]()
+    left, passes = [[slot, tokens] for slot, tokens in batch], list[int]()
     while left:
         joined: list[list[int]] = []
         for row in left:
@@ -25,6 +25,6 @@ def passes_of(batch: Iterable[tuple[int, int]], n_ubatch: int) -> list[int]:
         each = min(min(tokens for _, tokens in joined), max(n_ubatch // len(joined), 1))
         for row in joined:
             row[1] -= each
-        found.append(each * len(joined))
+        passes.append(each * len(joined))
         left = [row for row in left if row[1]]
-    return found
+    return passes

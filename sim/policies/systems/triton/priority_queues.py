@@ -79,9 +79,9 @@ class PriorityQueues:
     ) -> tuple[list[Sequence], bool, list[Event]]:
         """(the requests from the first on that join a batch, whether the next one waits but may not join, rejections).
 
-        `accepts(found, seq)` says whether `seq` may join those found before it. O(found and timed-out ones + levels).
+        `accepts(taken, seq)` says whether `seq` may join those taken before it. O(taken and timed-out ones + levels).
         """
-        found: list[Sequence] = []
+        taken: list[Sequence] = []
         rejected: list[Event] = []
         for level in self._levels:
             expired: list[Sequence] = []
@@ -89,20 +89,20 @@ class PriorityQueues:
             for seq, due_ns in level.queue.items():
                 if due_ns is not None and due_ns <= now_ns:
                     expired.append(seq)
-                elif accepts(found, seq):
-                    found.append(seq)
+                elif accepts(taken, seq):
+                    taken.append(seq)
                 else:
                     is_cut = True
                     break
             for seq in expired:
                 rejected += self._time_out(level, seq, now_ns)
             if is_cut:
-                return found, True, rejected
+                return taken, True, rejected
             for seq in level.delayed:
-                if not accepts(found, seq):
-                    return found, True, rejected
-                found.append(seq)
-        return found, False, rejected
+                if not accepts(taken, seq):
+                    return taken, True, rejected
+                taken.append(seq)
+        return taken, False, rejected
 
     def _time_out(self, level: _Level, seq: Sequence, now_ns: int) -> list[Event]:
         del level.queue[seq]

@@ -167,8 +167,8 @@ class Triton(WholeBatches):
             growing = payloads.batches[-1] if payloads.batches and not payloads.batches[-1].is_closed else None
             rows = list(growing.rows) if growing is not None else []
 
-            def joins(found: list[Sequence], seq: Sequence, rows: list[Sequence] = rows) -> bool:
-                return self._joins([*rows[:1], *found[:1]], len(rows) + len(found), seq)
+            def joins(taken: list[Sequence], seq: Sequence, rows: list[Sequence] = rows) -> bool:
+                return self._joins([*rows[:1], *taken[:1]], len(rows) + len(taken), seq)
 
             pending, is_cut, rejected = queues.scan(now_ns, joins)
             self.events += rejected

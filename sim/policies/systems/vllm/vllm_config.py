@@ -86,8 +86,8 @@ class VllmConfig(PolicyConfig):
         if "max_num_batched_tokens" not in stated:
             least = device.max_model_len if stated.get("enable_chunked_prefill") is False else 0
             tokens = min(max(tokens, least), seqs * device.max_model_len)
-        found = {"max_num_batched_tokens": tokens, "max_num_seqs": min(seqs, tokens)}
-        return {name: value for name, value in found.items() if name not in stated}
+        defaults = {"max_num_batched_tokens": tokens, "max_num_seqs": min(seqs, tokens)}
+        return {name: value for name, value in defaults.items() if name not in stated}
 
     @property
     def traits(self) -> Traits:

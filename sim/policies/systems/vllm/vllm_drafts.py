@@ -270,12 +270,12 @@ class VllmWithDrafts(Vllm):
     def _allocate(self, seq: Sequence, num_tokens: int) -> bool:
         room = self._room_for(num_tokens)
         if self.cache is not None:
-            found = self.cache.allocate(seq, room, self._unknown(seq), room - num_tokens)
+            has_room = self.cache.allocate(seq, room, self._unknown(seq), room - num_tokens)
         else:
-            found = self.kv.allocate(seq, room)
-        if found and seq.group is not None:
+            has_room = self.kv.allocate(seq, room)
+        if has_room and seq.group is not None:
             self.group.hold(seq)
-        return found
+        return has_room
 
     def _release(self, seq: Sequence, unknown: int, *, returns: bool) -> None:
         super()._release(seq, unknown, returns=returns)

@@ -21,7 +21,7 @@ from batchsim.check.validation.replay import Replay, replay, simulated_requests
 from batchsim.cost.fitted import Fitted, StepTerms
 from batchsim.report.text.validation_text import markdown, report
 from batchsim.report.validation_report import Validation, to_json
-from batchsim.scenario.load import parse_scenario
+from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.point import simulate_point
 from batchsim.scenario.setup import Setup
 from batchsim.workload.traces.trace_rows import HashIds

@@ -11,7 +11,7 @@ from batchsim.check.measured.read import read_measured
 from batchsim.check.measured.run import Client
 from batchsim.check.validation.against import compare
 from batchsim.check.validation.comparison import Comparison
-from batchsim.scenario.load import parse_scenario
+from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.setup import Setup
 
 WORKLOAD = """

@@ -26,7 +26,7 @@ from batchsim.fit.traffic.load_file import cap_above, scenario_text
 from batchsim.fit.traffic.mmpp_fit import fit_mmpp, log_likelihood
 from batchsim.fit.traffic.traffic_fit import TrafficFit, fit_traffic
 from batchsim.report.text.traffic_fit_text import heading, verdict
-from batchsim.scenario.load import parse_scenario
+from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.setup import Setup
 from batchsim.workload.arrivals import arrival_times_ns
 from batchsim.workload.build import build_workload

@@ -23,7 +23,7 @@ from batchsim.scenario.command_lines.engines import (
 )
 from batchsim.scenario.command_lines.lines import OPTIONS_FILE
 from batchsim.scenario.deployment_config import DeploymentConfig
-from batchsim.scenario.load import parse_scenario
+from batchsim.scenario.parse import parse_scenario
 from tests.unit.scenario.test_deployment_config import SHEET, TEXT
 
 FLAGS_FOLDER = Path(str(resources.files("batchsim.scenario.command_lines")))

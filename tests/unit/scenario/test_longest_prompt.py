@@ -10,7 +10,7 @@ import pytest
 from batchsim.base.errors import ScenarioError
 from batchsim.cost.profile import Hull, load_profile
 from batchsim.scenario import Scenario, load_scenario
-from batchsim.scenario.reach import check_reach
+from batchsim.scenario.longest_prompt import check_reach
 from batchsim.scenario.setup import Setup
 from batchsim.study.capacity.find import find_capacities
 from batchsim.study.curves.run import run_scenario

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from batchsim.base.errors import ExtrapolationError, ScenarioError
-from batchsim.cost import Cost
+from batchsim.cost.base import Cost
 from batchsim.drive.simulate import simulate
 from batchsim.kernel.types import Arrival, Request
 from batchsim.scenario import PolicySpec

@@ -15,10 +15,11 @@ from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.scenario.config import Keep, LoadConfig, Scenario
 from batchsim.scenario.deployment_config import DeploymentConfig
 from batchsim.scenario.kv_config import KvConfig
-from batchsim.scenario.load import load_scenario, parse_scenario
+from batchsim.scenario.load import load_scenario
+from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.plan_config import PlanConfig
-from batchsim.scenario.replaced import check_replaced
 from batchsim.scenario.replicas_config import ReplicasConfig
+from batchsim.scenario.unread_keys import check_replaced
 from batchsim.scenario.written import as_written
 from batchsim.workload.workload_config import WorkloadConfig
 
@@ -132,9 +133,11 @@ def _checked(
     text = json.dumps(plain, indent=1, ensure_ascii=False) + "\n"  # which is YAML whose texts stay texts
     lines = re.compile(rf"(?<![^\s]){re.escape(name)}:\d+(?=:)")
     try:
-        made = parse_scenario(text, name, Path(), overrides, trace_folders, allow_code)
-        made = replace(made, places={key: lines.sub(name, f"{place}:")[:-1] for key, place in made.places.items()})
-        check_replaced(made)
+        checked = parse_scenario(text, name, Path(), overrides, trace_folders, allow_code)
+        checked = replace(
+            checked, places={key: lines.sub(name, f"{place}:")[:-1] for key, place in checked.places.items()}
+        )
+        check_replaced(checked)
     except ScenarioError as error:
         raise type(error)(lines.sub(name, str(error))) from None
-    return made
+    return checked

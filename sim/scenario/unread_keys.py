@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from batchsim.base.errors import ScenarioError
-from batchsim.scenario.config import Scenario
+
+if TYPE_CHECKING:
+    from batchsim.scenario.config import Scenario
 
 LOADED = {
     "mean_rate": "workload.arrivals.mean_rate",
