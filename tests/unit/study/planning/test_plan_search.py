@@ -228,7 +228,11 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Tables:
     """The tables of a search of four configurations."""
     folder = tmp_path_factory.mktemp("four")
     (folder / "s.yaml").write_text(SEARCHED.replace("continuous: {", "vllm: {enable_prefix_caching: false, "))
-    overrides = ["plan.free={gpu: [own], max_num_seqs: [2, 64], router: [least_tokens, round_robin]}", "plan.window=1s", "seeds=2"]
+    overrides = [
+        "plan.free={gpu: [own], max_num_seqs: [2, 64], router: [least_tokens, round_robin]}",
+        "plan.window=1s",
+        "seeds=2",
+    ]
     return plan_tables(load_scenario(str(folder / "s.yaml"), overrides=overrides), out=folder / "results")
 
 
