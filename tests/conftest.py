@@ -1,5 +1,5 @@
-"""How many random cases the tests draw that do not say so themselves: few in `make test`, more in `make test-all`. And
-which slow tests run where only a share of them is to: `--drawn 1/12:SEED`, as `.ci/run` has it for each commit.
+"""How many random cases the tests draw: few in `make test`, more in `make test-all` (tests/support/random_cases.py).
+And which slow tests run where only a share of them is to: `--drawn 1/12:SEED`, as `.ci/run` has it for each commit.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import settings
 
-QUICK, THOROUGH = 3, 12
+from tests.support.random_cases import QUICK, THOROUGH
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -122,6 +122,7 @@ def other_version(made: dict[str, Any]) -> str:
     return ", ".join(f"{name} {str(have)[:_SHOWN]}, here {here[name]}" for name, have in differ.items())
 
 
+@cache
 def packages() -> dict[str, str]:
     """The versions of batchsim and of all that has a part in a result."""
     versions = {}
@@ -133,6 +134,7 @@ def packages() -> dict[str, str]:
     return versions
 
 
+@cache
 def _commit() -> str | None:
     """The commit of a source checkout; None elsewhere."""
     try:

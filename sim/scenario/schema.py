@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib import resources
 from typing import Any, get_args
 
@@ -106,6 +107,7 @@ def scenario_schema() -> Node:
     return {"$schema": _DIALECT, "title": "batchsim scenario"} | {k: v for k, v in schema.items() if k != "title"}
 
 
+@cache
 def schema_text() -> str:
     """The schema as the text of a file."""
     return json.dumps(scenario_schema(), indent=1, ensure_ascii=False) + "\n"

@@ -125,14 +125,14 @@ DRAFTS = {"speculative_config": SpeculativeConfig("eagle", 3, (0.8, 0.6, 0.45))}
     ids=[*POLICIES, "drafts"],
 )
 def test_who_has_ended_is_not_kept(kind: str, knobs: dict[str, Any], below_cap: int) -> None:
-    """Of 400 requests, which end at their cap or so many tokens below it, the engine holds few at the end: those whose
+    """Of 150 requests, which end at their cap or so many tokens below it, the engine holds few at the end: those whose
     cap is looked for yet, say. An engine that serves for days must not grow."""
     arrivals = tuple(
-        Arrival(Request(i, 20 * MS * i, 10 + i % 30, 5 + i % 17 + below_cap), 5 + i % 17) for i in range(400)
+        Arrival(Request(i, 20 * MS * i, 10 + i % 30, 5 + i % 17 + below_cap), 5 + i % 17) for i in range(150)
     )
     case = Case(kind, POLICIES[kind][0](**knobs), 200, 16, 60, Listed(arrivals))
     for core in (case.simulate(), case.live()):
-        assert (core.recorder.records().requests["outcome"] == FINISHED).sum() == 400
+        assert (core.recorder.records().requests["outcome"] == FINISHED).sum() == 150
         assert sum(type(held) is Sequence for held in reachable(core)) < 40
 
 

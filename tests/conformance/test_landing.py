@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from hypothesis import HealthCheck, assume, given, settings
+import pytest
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from batchsim.drive.live import VirtualClock, live
@@ -20,6 +21,9 @@ from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Sequence
 from tests.conformance.ahead import asynchronous, engine_ahead
 from tests.conformance.runs import built, cases
+from tests.conformance.test_conformance import MANY, random_cases
+
+RANDOM = random_cases(12)
 
 TABLES = ("requests", "steps", "states", "lanes")
 
@@ -59,11 +63,22 @@ def equal(one: Records, other: Records) -> None:
         assert np.array_equal(getattr(one, table), getattr(other, table)), table
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@RANDOM
 @given(data=st.data())
 def test_results_known_at_landing_leave_the_records_of_those_known_at_launch(data: st.DataObject) -> None:
     """Random vLLM engines that schedule ahead, with stops, cancels, preemptions, prefix hits and drafts, in both
     drivers."""
+    _alike(data)
+
+
+@pytest.mark.slow
+@MANY
+@given(data=st.data())
+def test_that_is_so_in_many_more_cases(data: st.DataObject) -> None:
+    _alike(data)
+
+
+def _alike(data: st.DataObject) -> None:
     case = data.draw(cases("vllm"))
     assume(built(case) and case is not None and case.stages == 1)
     case = asynchronous(case)

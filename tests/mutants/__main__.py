@@ -63,12 +63,17 @@ def main() -> int:
     parser.add_argument("--least", type=float, default=90, metavar="PERCENT", help="the score below which it fails")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     args = parser.parse_args()
+    chance = random.Random(args.seed)
     os.chdir(ROOT)
     paths = mutated_files()
     check(paths)
     names = [*args.pattern] or ["*"]
     if args.pattern and all(pattern.endswith(".py") for pattern in args.pattern):
         paths = [path for path in paths if any(fnmatch.fnmatch(path, name) for name in names)]
+    drawn = Counter(paths)
+    if args.sample is not None:  # a file by its length: to make all mutants of all files takes longer than to test 25
+        drawn = Counter(chance.choices(paths, [(ROOT / path).stat().st_size for path in paths], k=args.sample))
+        paths = sorted(drawn)
     with multiprocessing.Pool(args.jobs) as pool:
         made = dict(zip(paths, pool.map(mutate, paths, chunksize=1), strict=True))
     mutants = [mutant for _, found in made.values() for mutant in found]
@@ -83,7 +88,8 @@ def main() -> int:
     mutants = [mutant for mutant in mutants if mutant not in known]
     if args.sample is not None:
         counts.clear()
-        mutants = random.Random(args.seed).sample(mutants, min(args.sample, len(mutants)))
+        of_file = {path: [mutant for mutant in mutants if mutant.path == path] for path in paths}
+        mutants = [m for path, left in of_file.items() for m in chance.sample(left, min(drawn[path], len(left)))]
 
     def notify(mutant: Mutant, killed: bool) -> None:
         counts[mutant.path]["killed" if killed else "survived"] += 1
@@ -94,7 +100,12 @@ def main() -> int:
             print('why = ""\n', flush=True)
 
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        test({path: code for path, (code, _) in made.items()}, Tester(mutants, args.jobs, notify), Path(folder))
+        wanted = {mutant.path for mutant in mutants}
+        test(
+            {path: code for path, (code, _) in made.items() if path in wanted},
+            Tester(mutants, args.jobs, notify),
+            Path(folder),
+        )
     return report(counts, args.least) or (bool(stale) and args.sample is None)
 
 

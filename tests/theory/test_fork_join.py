@@ -55,7 +55,8 @@ def replicated(load: float, num_tasks: int) -> Interval:
     return interval(list(map(partial(mean_task_s, load, num_tasks), range(REPLICATIONS))))
 
 
-@pytest.mark.parametrize(("load", "num_tasks"), [(0.3, 3000), pytest.param(0.6, 12_000, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("load", "num_tasks"), [(0.3, 3000), (0.6, 12_000)])
 def test_two_servers_fork_and_join(load: float, num_tasks: int) -> None:
     """The mean is (12 - rho)/8 times that of one M/M/1 queue; not 3/2, as if the two queues were independent.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -67,6 +68,12 @@ class Recording:
     read_when: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
+@cache
+def _adapter(config: type) -> TypeAdapter[Any]:
+    """What validates a policy's knobs, made once: to make it takes longer than to read many a recording."""
+    return TypeAdapter(config)
+
+
 def policy_config(policy: str, knobs: dict[str, Any], where: str) -> Any:
     """The config of batchsim's `policy` with the recorded `knobs`, which are written as in a scenario.
 
@@ -82,7 +89,7 @@ def policy_config(policy: str, knobs: dict[str, Any], where: str) -> Any:
     if missing:
         raise BadRecording(f"{where} has no {missing[0]}, a knob of {policy}. Write down what the engine ran with.")
     try:
-        return TypeAdapter(config).validate_json(json.dumps(knobs))
+        return _adapter(config).validate_json(json.dumps(knobs))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         what, knob = first["msg"].removeprefix("Value error, ").rstrip("."), ".".join(map(str, first["loc"]))

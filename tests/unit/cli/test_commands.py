@@ -243,7 +243,10 @@ def test_inspect_of_lengths_only(here: Path) -> None:
     assert "no arrival times" in done("trace", "inspect", "my.csv", "--columns", "prompt=a,output=b")
 
 
-@pytest.mark.parametrize("args", [[], ["--model", "qwen3-8b", "--gpu", "l40s"], ["--model", "llama-3.1-70b"]])
+OTHERS = pytest.param(["--model", "qwen3-8b", "--gpu", "l40s"], marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("args", [[], OTHERS, ["--model", "llama-3.1-70b"]])
 def test_init_writes_what_runs(here: Path, args: list[str]) -> None:
     """The scenario has its header and is accepted; a model larger than one GPU gets as many as it needs."""
     done("init", "-o", "n.yaml", *args)
@@ -336,7 +339,7 @@ def test_init_replaces_only_when_forced(here: Path) -> None:
     """An existing file stays unless --force is given."""
     assert batchsim("init", "-o", "s.yaml").exit_code == 2
     assert Path("s.yaml").read_text() == TINY
-    done("init", "-o", "s.yaml", "--force")
+    done("init", "-o", "s.yaml", "--engine", "vllm", "--force")
     assert Path("s.yaml").read_text() != TINY
 
 

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
+from typer.testing import CliRunner
+
+from batchsim.cli import app
 
 
 def offered(*words: str) -> list[str]:
     """The lines that bash is given for the last of the words."""
     line = " ".join(("batchsim", *words))
     asked = {"_BATCHSIM_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words))}
-    done = subprocess.run(
-        [sys.executable, "-c", "from batchsim.cli import app; app(prog_name='batchsim')"],
-        env={**os.environ, **asked},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = CliRunner().invoke(app, [], prog_name="batchsim", env=asked)
     assert done.stderr == ""
     return done.stdout.split()
 

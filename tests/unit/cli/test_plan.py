@@ -39,7 +39,7 @@ policies:
   continuous: {max_num_seqs: 4, max_num_batched_tokens: 256}
   slow: {kind: static, batch_size: 64, max_wait: 3s}
 slo: ttft<300ms @ 95%
-seeds: 3
+seeds: 2
 plan:
   target: {diurnal: {peak: 150/s, hours: [HOURS]}}
   growth: {per_month: 10%, months: 2}

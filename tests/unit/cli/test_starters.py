@@ -23,7 +23,6 @@ from batchsim.workload.traces.trace_config import Columns, TraceConfig
 FITS_NONE = {
     ("llama-3.1-70b", gpu): "Use --gpu h200 or h100 or a100, or a smaller --model." for gpu in ("l40s", "rtx4090")
 }
-QUICK = ("llama-3.1-70b", "h100")
 BOARDS = ("h200", "h100", "a100", "l40s", "rtx4090")
 PAIRS = [pair for pair in product(MODELS, BOARDS) if pair not in FITS_NONE]
 
@@ -40,10 +39,8 @@ def kept(text: str, folder: Path) -> dict[str, list[bool]]:
     }
 
 
-@pytest.mark.parametrize(
-    ("model", "gpu"),
-    [pytest.param(*pair, marks=() if pair == QUICK else pytest.mark.slow, id="-".join(pair)) for pair in PAIRS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "gpu"), PAIRS, ids=["-".join(pair) for pair in PAIRS])
 def test_a_starter_shows_what_its_comment_expects(model: str, gpu: str, tmp_path: Path) -> None:
     """On each of some GPUs, for every model of the catalog, on as many GPUs as that takes."""
     text = starter_text(model, gpu, tmp_path, None, None)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.explain.audit import KINDS, audit_events, audit_log
 from batchsim.kernel.record import BLOCKED, CANCELLED, DECODE, MISSING, PREEMPTED, PREFILL, SAT_OUT, SWAPPED
 from tests.support.metrics_helpers import POLICIES, arrival, records_of, run, traffic, vllm
+from tests.support.random_cases import random_cases
 
 TEXTS = ("", "no_slot", "kv_blocks")
 
@@ -98,7 +99,7 @@ def test_first_come_first_served_overtakes_nobody_and_gives_up_is_told():
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=30, deadline=None, derandomize=True)
+@random_cases(30, derandomize=True)
 @given(arrivals=traffic(), num_blocks=st.integers(9, 40))
 def test_every_line_keeps_the_schema(policy, arrivals, num_blocks):
     """A header, then events by time with all fields, about requests that exist and spans that do not run backwards."""

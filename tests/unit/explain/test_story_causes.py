@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.base.errors import ScenarioError
@@ -25,6 +25,7 @@ from batchsim.kernel.record import (
 from batchsim.metrics.measure import measure
 from batchsim.metrics.slo import parse_slo
 from tests.support.metrics_helpers import POLICIES, inputs_of, records_of, run, traffic
+from tests.support.random_cases import random_cases
 
 TEXTS = ("", "no_slot", "kv_blocks", "too_long", "interactive")
 
@@ -161,7 +162,7 @@ def test_objectives_are_read_from_a_scenario():
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=40, deadline=None, derandomize=True)
+@random_cases(40, derandomize=True)
 @given(arrivals=traffic(), num_blocks=st.integers(9, 40), ttft=st.integers(500, 9000), tpot=st.integers(500, 3000))
 def test_the_misses_are_those_of_the_metrics(policy, arrivals, num_blocks, ttft, tpot):
     """As many as `in_slo` leaves out, each with a cause that took some time of the request, or none at all."""

@@ -59,6 +59,7 @@ def test_an_engine_of_other_kernels_for_few_rows_has_steps_in_its_free_form(tmp_
         assert one.errors["tpot_mean_s"] == pytest.approx(0, abs=0.015)
 
 
+@pytest.mark.slow
 def test_each_pass_of_a_step_costs_the_base_and_few_users_of_many_slots_say_nothing(tmp_path: Path) -> None:
     """The base is that of a pass; a closed loop of three users on eight slots, twice as slow here, moves no term."""
     terms = {"base": 8e6, "sequence": 900e3, "prompt_token": 60e3}

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.base.errors import ScenarioError, SchedulerStalled
@@ -29,6 +29,7 @@ from batchsim.kernel.types import Arrival, DecodeGroup, Event, Request, Sequence
 from batchsim.policies.families.static import Static, StaticConfig
 from batchsim.policies.systems.vllm.vllm import Vllm
 from tests.support.engine import DRIVERS, MAX_MODEL_LEN, Constant, Outcome, Requests, arrival, engine, outcomes, vllm
+from tests.support.random_cases import random_cases
 
 Driver = Callable[[EngineCore, Requests], int]
 
@@ -592,7 +593,7 @@ def records_of(
     return core.recorder.records()
 
 
-@settings(max_examples=60, deadline=None)
+@random_cases(60)
 @given(LOADS, st.integers(12, 40))
 def test_drivers_managers_and_leaping_agree(load: list, num_blocks: int) -> None:
     """Both drivers, both KV managers, leaping or not: the same bytes, and every KV block given back."""
@@ -607,7 +608,7 @@ def test_drivers_managers_and_leaping_agree(load: list, num_blocks: int) -> None
             assert np.array_equal(getattr(other, table), getattr(first, table)), table
 
 
-@settings(max_examples=60, deadline=None)
+@random_cases(60)
 @given(LOADS, st.integers(12, 40))
 def test_tokens_are_conserved(load: list, num_blocks: int) -> None:
     """Steps compute each finished request's tokens once, and again only what is counted as recomputed."""

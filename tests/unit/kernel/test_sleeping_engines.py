@@ -159,12 +159,15 @@ def test_a_step_is_not_launched_by_an_engine_that_fails_between_call_and_launch(
         same(leaping, fleet(*STREAM, failures=(failure,), ahead=True, leap=False)[0])
 
 
-@pytest.mark.parametrize("launch_ns", [3, 20])
-def test_nor_the_decodes_that_follow_the_last_prompts(launch_ns: int) -> None:
+EVERY = [pytest.param(launch_ns, 1, marks=pytest.mark.slow) for launch_ns in (3, 20)]
+
+
+@pytest.mark.parametrize(("launch_ns", "stride_ns"), [(3, 3), (20, 3), *EVERY])
+def test_nor_the_decodes_that_follow_the_last_prompts(launch_ns: int, stride_ns: int) -> None:
     """At whatever instant a replica fails, also where somebody's prompt has just ended."""
     lengths = [(0, 40), (0, 3), (95, 20), (96, 3), (120, 12)]
     stream = [arrival(i, at_ns, 4, output) for i, (at_ns, output) in enumerate(lengths)]
-    for at_ns in range(1, 400):
+    for at_ns in range(1, 400, stride_ns):
         failures = (Failure(0, at_ns, 10),)
         leaping, _ = fleet(*stream, failures=failures, ahead=True, launch_ns=launch_ns)
         same(leaping, fleet(*stream, failures=failures, ahead=True, leap=False, launch_ns=launch_ns)[0])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.kernel.tokens import TokenIds, output_stream, prompt_stream
 from batchsim.kernel.types import DecodeGroup, Request, Sequence
 from batchsim.kv.radix_cache import RadixKV
 from batchsim.kv.radix_tokens import common_tokens, head, known_tokens, tail
+from tests.support.random_cases import random_cases
 
 
 def sequence(id_: int, *segments: tuple[int, int], computed: int = 0, output: int = 0) -> Sequence:
@@ -327,7 +328,7 @@ def test_what_is_known_is_the_prompt_and_then_the_output() -> None:
     assert known_tokens(stranger, 5) == ((-4, 0, 5),)
 
 
-@settings(max_examples=60, deadline=None)
+@random_cases(60)
 @given(st.data())
 def test_random_lives_find_what_was_inserted_and_lose_no_page(data: st.DataObject) -> None:
     """While nothing is evicted a lookup finds the longest inserted prefix in whole pages; with eviction, no more."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.kernel.core import EngineCore
@@ -33,6 +33,7 @@ from tests.support.metrics_helpers import (
     traffic,
     vllm,
 )
+from tests.support.random_cases import random_cases
 
 
 def _parts(records, request_id: int = 0, **more: int) -> dict[str, int]:
@@ -42,7 +43,7 @@ def _parts(records, request_id: int = 0, **more: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=40, deadline=None, derandomize=True)
+@random_cases(40, derandomize=True)
 @given(
     arrivals=traffic(),
     num_blocks=st.integers(9, 40),
@@ -62,7 +63,7 @@ def test_parts_sum_to_the_life(policy, arrivals, num_blocks, per_chunk_ns, per_s
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=30, deadline=None, derandomize=True)
+@random_cases(30, derandomize=True)
 @given(arrivals=traffic(), num_blocks=st.integers(9, 40))
 def test_own_steps_equal_a_log_of_every_step(policy, arrivals, num_blocks):
     """Prefill, recompute and both decode parts equal the steps' items added up one by one."""

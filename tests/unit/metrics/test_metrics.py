@@ -25,6 +25,7 @@ from batchsim.workload.traces.trace_config import Columns, TraceConfig
 from batchsim.workload.traces.trace_rows import TraceRows
 from batchsim.workload.workload_config import TraceArrivals, WorkloadConfig
 from tests.support.metrics_helpers import MS, POLICIES, arrival, inputs_of, records_of, run, static, traffic, vllm
+from tests.support.random_cases import random_cases
 
 S = 1_000_000_000
 
@@ -38,7 +39,7 @@ def _answer(sent_ms: float, ttft_ms: float, tpot_ms: float, output: int, **more:
 
 
 @pytest.mark.parametrize("policy", ["vllm", "swapping"])
-@settings(max_examples=50, deadline=None, derandomize=True)
+@random_cases(50, derandomize=True)
 @given(arrivals=traffic(), num_blocks=st.integers(9, 40))
 def test_pooled_gaps_equal_those_token_by_token(policy, arrivals, num_blocks):
     """Pooled ITL with preemption, swap and sat-out steps equals the differences of every token's logged time."""

@@ -75,7 +75,7 @@ def test_a_line_says_what_drafts_bring_and_up_to_which_load() -> None:
     assert draft_lines(results, [(sweep, 1) for sweep in sweeps(results)]) == [f"{said}, faster up to 2 req/s"]
 
 
-def test_the_picture_has_both_latencies_and_their_ratio(tmp_path: Path) -> None:
+def test_the_picture_has_both_latencies_and_their_ratio() -> None:
     """Not of policies that have nothing to do with drafts; a load at which one queue grows is no point."""
     results = with_drafts([4.0, 4.0, 9.0], [2.0, 3.0, 5.0], ("plain",))
     with house_style():
@@ -88,6 +88,10 @@ def test_the_picture_has_both_latencies_and_their_ratio(tmp_path: Path) -> None:
     ]
     assert [values[:2] for values in lines[0]] == [[4.0, 4.0], [2.0, 3.0]]
     assert lines[1][0][:2] == [2.0, 4 / 3] and np.isnan(lines[1][0][2])
+
+
+@pytest.mark.slow
+def test_it_is_among_the_pictures_of_a_run(tmp_path: Path) -> None:
     made = with_drafts([4.0, 4.0, 4.0], [2.0, 3.0, 5.0])
     object.__setattr__(made, "path", tmp_path)
     assert (tmp_path / "drafting.png") in plots.write_pictures(made)

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.kernel.record import FINISHED, Records
 from batchsim.metrics.attribution import attribute
 from batchsim.results.timeline_events import ENGINE, HOST, REQUESTS, STEPS, timeline_events, write_timeline
 from tests.support.metrics_helpers import POLICIES, arrival, records_of, run, traffic
+from tests.support.random_cases import random_cases
 
 BLOCKS = 40
 
@@ -75,7 +76,7 @@ def check_format(events: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=30, deadline=None, derandomize=True)
+@random_cases(30, derandomize=True)
 @given(
     arrivals=traffic(),
     num_blocks=st.integers(9, BLOCKS),
@@ -92,7 +93,7 @@ def test_every_run_and_window_is_a_well_formed_trace(policy, arrivals, num_block
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=30, deadline=None, derandomize=True)
+@random_cases(30, derandomize=True)
 @given(arrivals=traffic(), num_blocks=st.integers(9, BLOCKS))
 def test_slices_are_the_steps_and_lives_of_the_records_to_the_nanosecond(policy, arrivals, num_blocks):
     """A slice a step; a slice a request from its sending to its end, and no two of them at a time in one lane."""
@@ -111,7 +112,7 @@ def test_slices_are_the_steps_and_lives_of_the_records_to_the_nanosecond(policy,
     }
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@random_cases(40, derandomize=True)
 @given(arrivals=traffic(), num_blocks=st.integers(9, BLOCKS))
 def test_prefill_and_preempted_slices_are_as_long_as_the_parts_of_attribution(arrivals, num_blocks):
     """Steps follow each other without a gap here, so that states and parts are the same time."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import linalg, stats
 
@@ -27,6 +27,7 @@ from batchsim.workload.processes import (
     WeibullArrivals,
 )
 from batchsim.workload.traces.arrival_stats import index_of_dispersion
+from tests.support.random_cases import random_cases
 
 HOUR_NS = 3600 * NS_PER_S
 RAMP = RampArrivals(8.0, growth=4.0, over=HOUR_NS)
@@ -160,7 +161,7 @@ def test_after_its_length_a_ramp_goes_on_at_its_last_rate() -> None:
     assert np.count_nonzero(times >= HOUR_NS) / 7200 == pytest.approx(12.8, rel=0.02)
 
 
-@settings(max_examples=30, deadline=None)
+@random_cases(30)
 @given(
     rates=st.lists(st.floats(0, 100), min_size=1, max_size=6).filter(lambda r: r[-1] > 0.01), seed=st.integers(0, 99)
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.base.errors import ScenarioError
@@ -15,6 +15,7 @@ from batchsim.base.units import NS_PER_S
 from batchsim.workload.arrivals import arrival_times_ns
 from batchsim.workload.processes import ConstantArrivals, GammaArrivals, OnOffArrivals, PoissonArrivals
 from batchsim.workload.traces.arrival_stats import describe_arrivals, rate_change
+from tests.support.random_cases import random_cases
 
 HOUR_NS = 3600 * NS_PER_S
 BURSTS = OnOffArrivals(8.0, on=4 * NS_PER_S, off=6 * NS_PER_S)
@@ -73,7 +74,7 @@ def test_bursts_stay_where_they_are_when_the_rate_changes():
     assert len(busy_high) < 0.6 * 36_000
 
 
-@settings(max_examples=30, deadline=None)
+@random_cases(30)
 @given(
     process=st.sampled_from([PoissonArrivals(5.0), GammaArrivals(5.0, 4.0), ConstantArrivals(5.0), BURSTS]),
     seed=st.integers(0, 2**32),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.base.errors import ScenarioError
@@ -14,6 +14,7 @@ from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import BLOCKED, MISSING
 from batchsim.kernel.types import Arrival
 from batchsim.policies.families.continuous import Continuous, ContinuousConfig
+from tests.support.random_cases import random_cases
 from tests.support.stepping import Run, run, run_every_way
 from tests.support.whole_batches import blocked, leap_end_ns, outcomes, times, workloads
 
@@ -160,7 +161,7 @@ def test_a_slot_larger_than_the_pool_is_refused() -> None:
         Continuous(ContinuousConfig(2, None, reserve_tokens=17), PolicyContext(CountingKV(4, 4), 64))
 
 
-@settings(max_examples=60, deadline=None)
+@random_cases(60)
 @given(
     arrivals=workloads(),
     seqs=st.integers(1, 5),

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.policies.families.dynamic import Dynamic, DynamicConfig
+from tests.support.random_cases import random_cases
 from tests.support.whole_batches import (
     assert_all_drivers_agree,
     blocked,
@@ -246,7 +247,7 @@ configs = st.builds(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@random_cases(120)
 @given(config=configs, arrivals=workloads(priorities=(0, 0, 1, 1, 2)), blocks=st.integers(9, 40))
 def test_every_driver_gives_the_same_records(config: DynamicConfig, arrivals: Any, blocks: int) -> None:
     """Leaping, stepping, the wall-clock driver and both KV managers agree; every request ends once."""

@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.base.errors import ScenarioError
@@ -19,6 +19,7 @@ from batchsim.kernel.record import BLOCKED, MISSING
 from batchsim.kernel.types import Arrival, Request, Sequence
 from batchsim.policies.families.preemption import PreemptiveConfig, WaitingQueue, next_victim, remaining_tokens
 from batchsim.policies.families.preemptive import Preemptive
+from tests.support.random_cases import random_cases
 from tests.support.stepping import Estimates, Exact, Run, crowds, run, run_every_way
 from tests.support.whole_batches import blocked, outcomes, times
 
@@ -483,7 +484,7 @@ def configs(draw: st.DrawFn) -> PreemptiveConfig:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@random_cases(200)
 @given(
     arrivals=crowds(),
     chosen=configs(),

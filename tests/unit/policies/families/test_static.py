@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.base.errors import ScenarioError
@@ -14,6 +14,7 @@ from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.types import Sequence
 from batchsim.policies.families.static import Static, StaticConfig
+from tests.support.random_cases import random_cases
 from tests.support.whole_batches import (
     assert_all_drivers_agree,
     blocked,
@@ -319,7 +320,7 @@ configs = st.builds(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@random_cases(120)
 @given(config=configs, arrivals=workloads(), blocks=st.integers(9, 40))
 def test_every_driver_gives_the_same_records(config: StaticConfig, arrivals: Any, blocks: int) -> None:
     """Leaping, stepping, the wall-clock driver and both KV managers agree; every request ends once."""

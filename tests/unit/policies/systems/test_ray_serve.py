@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.kernel.batch import Idle
@@ -14,6 +14,7 @@ from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.types import Request, Sequence
 from batchsim.policies.systems.ray_serve import RayServe, RayServeConfig
 from tests.support.microseconds import blocked_us, busy, ends_us, outcomes, records_of, starts_us, steps, times
+from tests.support.random_cases import random_cases
 
 
 def ray(arrivals: str, blocks: int = 1000, *, wait_us: int = 10, **knobs: Any) -> Any:
@@ -195,7 +196,7 @@ configs = st.builds(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@random_cases(80)
 @given(config=configs, arrivals=busy(), blocks=st.integers(9, 40))
 def test_every_driver_gives_the_same_records(config: RayServeConfig, arrivals: Any, blocks: int) -> None:
     """Leaping, stepping, the wall-clock driver and both KV managers agree; every request ends once."""

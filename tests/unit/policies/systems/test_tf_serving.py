@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.base.errors import ScenarioError
@@ -15,6 +15,7 @@ from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.types import Request, Sequence
 from batchsim.policies.systems.tf_serving import TfServing, TfServingConfig
 from tests.support.microseconds import blocked_us, busy, ends_us, outcomes, records_of, starts_us, steps, times
+from tests.support.random_cases import random_cases
 
 
 def serving(arrivals: str, blocks: int = 1000, **knobs: Any) -> Any:
@@ -203,7 +204,7 @@ configs = st.builds(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@random_cases(80)
 @given(config=configs, arrivals=busy(), blocks=st.integers(9, 40))
 def test_every_driver_gives_the_same_records(config: TfServingConfig, arrivals: Any, blocks: int) -> None:
     """Leaping, stepping, the wall-clock driver and both KV managers agree; every request ends once."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +36,7 @@ from batchsim.study.planning.money import (
 )
 from batchsim.study.planning.plan_tables import plan_tables
 from batchsim.study.planning.probe import Ask, Book, GpuGroup, GroupProbe, Observed, drive
-from batchsim.study.planning.tables import tables_of
+from batchsim.study.planning.tables import Tables, tables_of
 from batchsim.study.sweep.points import Sweep
 from batchsim.tables import find
 from tests.unit.cost.test_profile import PROFILE as PROFILE_OF_LLAMA
@@ -62,14 +63,31 @@ plan:
 """
 
 
-@pytest.fixture
-def replay(tmp_path: Path) -> Scenario:
+def replayed(folder: Path) -> Scenario:
     """20 s of a request every 100 ms, five times as dense between 10 s and 14 s."""
     times = sorted([*range(0, 20_000, 100), *range(10_010, 14_000, 25)])
     rows = [f"{ms},{50 + 7 * i % 60},{2 + i % 9}" for i, ms in enumerate(times)]
-    (tmp_path / "my.csv").write_text("\n".join(["ts,in,out", *rows]) + "\n")
-    (tmp_path / "s.yaml").write_text(REPLAY)
-    return load_scenario(str(tmp_path / "s.yaml"))
+    (folder / "my.csv").write_text("\n".join(["ts,in,out", *rows]) + "\n")
+    (folder / "s.yaml").write_text(REPLAY)
+    return load_scenario(str(folder / "s.yaml"))
+
+
+@pytest.fixture
+def replay(tmp_path: Path) -> Scenario:
+    return replayed(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def planned_once(tmp_path_factory: pytest.TempPathFactory) -> Tables:
+    """The tables of the plan for `replayed`, made once."""
+    folder = tmp_path_factory.mktemp("replay")
+    return plan_tables(replayed(folder), out=folder / "results")
+
+
+@pytest.fixture
+def replay_tables(planned_once: Tables) -> Tables:
+    """Tables of a test's own, which it may change."""
+    return deepcopy(planned_once)
 
 
 def with_plan(scenario: Scenario, *overrides: str) -> Scenario:
@@ -137,9 +155,9 @@ def test_a_plan_of_one_recording_ends(replay: Scenario, tmp_path: Path) -> None:
     assert fails is not None and not fails.met and fails.ask.group.replicas == held.ask.group.replicas - 1
 
 
-def test_without_room_above_the_target_the_report_says_so(replay: Scenario, tmp_path: Path) -> None:
+def test_without_room_above_the_target_the_report_says_so(replay_tables: Tables) -> None:
     """Instead of more traffic by nothing; and what was not tried stands among the assumptions."""
-    tables = plan_tables(replay, out=tmp_path / "results")
+    tables = replay_tables
     (chosen,) = (row for row in tables["configurations"] if row["holds"])
     for room, said in ((0.1, "hold with +10 % of traffic"), (0.0, "there is no room above the target")):
         chosen["headroom"] = room
@@ -149,9 +167,9 @@ def test_without_room_above_the_target_the_report_says_so(replay: Scenario, tmp_
     assert all(said == "its defaults" or said[0] == "{" for what, said in assumed.items() if what.startswith("policy "))
 
 
-def test_the_report_says_what_growth_would_take(replay: Scenario, tmp_path: Path) -> None:
+def test_the_report_says_what_growth_would_take(replay_tables: Tables) -> None:
     """The number of replicas that holds 30 % more, at their price; nothing where no number does."""
-    tables = plan_tables(replay, out=tmp_path / "results")
+    tables = replay_tables
     (grown,) = (row for row in tables["what_if"] if row["change"] == GROWN)
     (chosen,) = (row for row in tables["configurations"] if row["holds"])
     each = chosen["cost_per_month"] / chosen["replicas"]
@@ -194,9 +212,9 @@ def test_of_one_price_the_configuration_with_more_headroom_is_chosen(replay: Sce
     assert [row["grown"] for row in few["choices"]] == [False, False]
 
 
-def test_a_cheaper_configuration_that_holds_the_grown_traffic_is_named(replay: Scenario, tmp_path: Path) -> None:
+def test_a_cheaper_configuration_that_holds_the_grown_traffic_is_named(replay_tables: Tables) -> None:
     """Beside the replicas that growth takes of the recommended one; none that costs as much or does not hold it."""
-    tables = plan_tables(replay, out=tmp_path / "results")
+    tables = replay_tables
     (grown,) = (row for row in tables["what_if"] if row["change"] == GROWN)
     other = tables["configurations"][0] | {"policy": "other", "replicas": 2, "headroom": 0.3, "cost_per_month": 3000.0}
     tables["configurations"].append(other)
@@ -208,9 +226,9 @@ def test_a_cheaper_configuration_that_holds_the_grown_traffic_is_named(replay: S
         assert sentence_text(recommendation(tables, "$")[3]) == f"{said}."
 
 
-def test_the_report_says_what_a_lost_replica_leaves(replay: Scenario, tmp_path: Path) -> None:
+def test_the_report_says_what_a_lost_replica_leaves(replay_tables: Tables) -> None:
     """In the words of one replica less, with the replicas and the price of one to spare; of one none is left."""
-    tables = plan_tables(replay, out=tmp_path / "results")
+    tables = replay_tables
     (chosen,) = (row for row in tables["configurations"] if row["holds"])
     assert chosen["replicas"] == 2 and chosen["one_less_shown"] == "fails"
     tail = " a month: that leaves as many as were shown to hold. The moment of the loss itself was not simulated."
@@ -342,7 +360,7 @@ def test_a_queue_that_grows_with_the_rate_rules_nothing_out(replay: Scenario, tm
     assert book.probe(group).met
 
 
-def patient(folder: Path, limit: int = 8, window_s: int = 60) -> Scenario:
+def patient(folder: Path, limit: int = 4, window_s: int = 30) -> Scenario:
     """22 requests a second in the mean, of which one replica completes 20, with an objective of minutes for a window of
     one."""
     window = f"{window_s}s"
@@ -356,10 +374,10 @@ def patient(folder: Path, limit: int = 8, window_s: int = 60) -> Scenario:
     return load_scenario(str(folder / "s.yaml"))
 
 
-@pytest.mark.parametrize("limit, shown", [(8, None), (1, "complete fewer than come: the queue grows")])
+@pytest.mark.parametrize("limit, shown", [(4, None), (1, "complete fewer than come: the queue grows")])
 def test_what_completes_fewer_than_come_does_not_hold(tmp_path: Path, limit: int, shown: str | None) -> None:
     """Though all requests meet the objective."""
-    planned = make_plan(patient(tmp_path, limit), Sweep(tmp_path / "points"))
+    planned = make_plan(patient(tmp_path, limit, 60), Sweep(tmp_path / "points"))
     (row,) = tables_of(planned)["configurations"]
     assert planned.saturation_rps[0] == pytest.approx(20, rel=0.02)
     if shown is None:
@@ -379,7 +397,7 @@ TASKS = """\
 def test_a_plan_of_tasks_counts_tasks(tmp_path: Path) -> None:
     """A task of 3 requests takes 1 s for its tool and 8 steps of 10 to 25 ms, so that it is in time where nobody waits:
     on two replicas, and not on one, whose engine is as good as full."""
-    patient(tmp_path, window_s=30)
+    patient(tmp_path, window_s=15)
     text = (tmp_path / "s.yaml").read_text()
     text = re.sub(r"  lengths: \{.*\n", TASKS, text).replace("ttft<5min @ 90%", "task_e2e<1200ms @ 90%")
     (tmp_path / "s.yaml").write_text(text)
@@ -388,7 +406,7 @@ def test_a_plan_of_tasks_counts_tasks(tmp_path: Path) -> None:
     (row,), probes = tables["configurations"], tables["probes"]
     held = planned.held(0)
     assert held is not None and held.num_judged == sum(result["values"]["tasks"] for result in held.results)
-    assert all(probe["tasks"] < probe["drawn_rps"] * 30 * probe["seeds"] / 2 for probe in probes)
+    assert all(probe["tasks"] < probe["drawn_rps"] * 15 * probe["seeds"] / 2 for probe in probes)
     assert row["attainment"] == pytest.approx(np.mean([result["values"]["in_slo"] for result in held.results]))
     assert (row["replicas"], row["saturation_rps"], row["goodput_rps"]) == (2, None, None)
     assert row["one_less"] < 0.9
@@ -401,7 +419,7 @@ def test_a_plan_of_tasks_counts_tasks(tmp_path: Path) -> None:
 def test_a_plan_of_tasks_and_requests_counts_no_more_than_the_tasks(tmp_path: Path) -> None:
     """One class bounds its tasks, the other the requests of its own: neither are all requests judged, nor is there a
     rate of requests that meet."""
-    patient(tmp_path, window_s=30)
+    patient(tmp_path, window_s=15)
     classes = '  classes: {a: {share: 90%, slo: "task_e2e<60s @ 90%"}, c: {share: 10%, slo: "ttft<60s @ 90%"}}\n'
     text = re.sub(r"  lengths: \{.*\n", classes + TASKS, (tmp_path / "s.yaml").read_text())
     (tmp_path / "s.yaml").write_text(text)
@@ -424,7 +442,7 @@ RAMP = """\
 
 def test_a_queue_that_grows_while_tasks_ramp_up_is_told_with_what_to_do(tmp_path: Path) -> None:
     """Three stages 20 s apart, from an empty start and on too few replicas: nobody can tell one from the other."""
-    patient(tmp_path, limit=2)
+    patient(tmp_path, limit=2, window_s=60)
     text = (tmp_path / "s.yaml").read_text().replace("ttft<5min", "task_e2e<5min").replace("rate: 22/s", "rate: 12/s")
     (tmp_path / "s.yaml").write_text(re.sub(r"  lengths: \{.*\n", RAMP, text))
     planned = make_plan(load_scenario(str(tmp_path / "s.yaml")), Sweep(tmp_path / "points"))

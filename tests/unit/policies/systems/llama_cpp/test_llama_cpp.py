@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.base.errors import ScenarioError
@@ -14,6 +14,7 @@ from batchsim.kernel.types import Arrival
 from batchsim.policies.systems.llama_cpp.llama_cpp import LlamaCpp
 from batchsim.policies.systems.llama_cpp.llama_cpp_config import LlamaCppConfig
 from batchsim.policies.systems.llama_cpp.passes import passes_of
+from tests.support.random_cases import random_cases
 from tests.support.stepping import Run, crowds, run, run_every_way
 from tests.support.whole_batches import BLOCK_SIZE, blocked, outcomes, times
 
@@ -92,7 +93,7 @@ def test_a_pass_takes_as_many_tokens_of_slots_that_follow_on_each_other(
     assert passes_of(batch, n_ubatch) == passes
 
 
-@settings(max_examples=200, deadline=None)
+@random_cases(200)
 @given(
     decodes=st.sets(st.integers(0, 9)),
     prompts=st.dictionaries(st.integers(0, 9), st.integers(1, 30)),
@@ -132,7 +133,7 @@ def test_steps_say_how_many_passes_they_take() -> None:
     ]
 
 
-@settings(max_examples=30, deadline=None)
+@random_cases(30)
 @given(arrivals=crowds(), n_parallel=st.integers(1, 5), n_batch=st.sampled_from([5, 8, 17]))
 def test_the_steps_are_those_of_a_plain_loop_under_every_driver(
     arrivals: list[Arrival], n_parallel: int, n_batch: int

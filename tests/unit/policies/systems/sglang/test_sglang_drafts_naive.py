@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.kernel.draft_group import DraftGroup, Ints
@@ -20,6 +20,7 @@ from batchsim.policies.systems.sglang.sglang_drafts import SglangWithDrafts
 from batchsim.policies.systems.sglang.speculative_args import EAGLES
 from tests.plain.sglang_drafts import NaiveDrafts, OverlappedDrafts
 from tests.plain.systems import Step
+from tests.support.random_cases import random_cases
 from tests.support.stepping import HostCost, run
 from tests.support.whole_batches import MAX_MODEL_LEN
 from tests.unit.policies.systems.sglang.test_sglang_naive import KNOBS, texts
@@ -99,7 +100,7 @@ def configs(draw: st.DrawFn) -> SglangConfig:
     return SglangConfig(**knobs, **drafts, disable_overlap_schedule=draw(st.booleans()), acceptance=0.6)
 
 
-@settings(max_examples=200, deadline=None)
+@random_cases(200)
 @given(configs(), texts(), POOLS)
 def test_the_steps_with_drafts_are_those_of_the_plain_loops(
     config: SglangConfig, arrivals: list[Arrival], pool: tuple[int, int]
@@ -109,7 +110,7 @@ def test_the_steps_with_drafts_are_those_of_the_plain_loops(
 
 
 @pytest.mark.slow
-@settings(max_examples=1500, deadline=None)
+@random_cases(1500)
 @given(configs(), texts(), POOLS)
 def test_the_steps_with_drafts_are_those_of_the_plain_loops_far_more_often(
     config: SglangConfig, arrivals: list[Arrival], pool: tuple[int, int]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.kernel.kv_blocks import CountingKV
@@ -22,6 +22,7 @@ from batchsim.kv.radix_cache import RadixKV
 from batchsim.policies.systems.sglang.running_batch import RunningBatch
 from batchsim.policies.systems.sglang.sglang import Sglang, SglangConfig
 from batchsim.policies.systems.sglang.token_budget import Completion, NewTokenRatio, RemainingOutput
+from tests.support.random_cases import random_cases
 from tests.support.sglang_runs import ignoring, sharing, steps, timeline
 from tests.support.stepping import crowds, run
 from tests.support.whole_batches import blocked
@@ -416,7 +417,7 @@ class Checked(Sglang):
         return responses
 
 
-@settings(max_examples=60, deadline=None)
+@random_cases(60)
 @given(st.fixed_dictionaries(KNOBS), crowds(), st.lists(st.integers(0, 2), min_size=9, max_size=9), st.data())
 def test_random_runs_are_equal_under_every_driver_and_lose_no_page(
     knobs: dict[str, Any], arrivals: list[Arrival], texts: list[int], data: st.DataObject

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.kernel.kv_blocks import CountingKV
@@ -17,6 +17,7 @@ from batchsim.policies.systems.sglang.sglang import Sglang
 from batchsim.policies.systems.sglang.sglang_config import SglangConfig
 from tests.plain.sglang import Naive
 from tests.plain.systems import Step
+from tests.support.random_cases import random_cases
 from tests.support.stepping import crowds, run
 from tests.support.whole_batches import MAX_MODEL_LEN, requests
 
@@ -80,7 +81,7 @@ def _alike(knobs: dict[str, Any], arrivals: list[Arrival], pool: tuple[int, int]
     compared(config, arrivals, *pool)
 
 
-@settings(max_examples=100, deadline=None)
+@random_cases(100)
 @given(st.fixed_dictionaries(KNOBS), texts(), POOLS)
 def test_the_steps_are_those_of_the_plain_loops(
     knobs: dict[str, Any], arrivals: list[Arrival], pool: tuple[int, int]
@@ -90,7 +91,7 @@ def test_the_steps_are_those_of_the_plain_loops(
 
 
 @pytest.mark.slow
-@settings(max_examples=1000, deadline=None)
+@random_cases(1000)
 @given(st.fixed_dictionaries(KNOBS), texts(), POOLS)
 def test_the_steps_are_those_of_the_plain_loops_far_more_often(
     knobs: dict[str, Any], arrivals: list[Arrival], pool: tuple[int, int]

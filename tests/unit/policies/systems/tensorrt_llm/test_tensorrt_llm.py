@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.base.errors import ScenarioError, SchedulerStalled
@@ -21,6 +21,7 @@ from batchsim.kv.reuse_tree import ReuseTreeKV
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm import TensorrtLlm
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig
 from tests.plain.systems import EngineFailsError, Step, tensorrt_llm
+from tests.support.random_cases import random_cases
 from tests.support.stepping import Run, crowds, run, run_every_way
 from tests.support.whole_batches import BLOCK_SIZE, blocked, outcomes, requests, times, workloads
 
@@ -346,7 +347,7 @@ def test_chunks_need_room_for_a_block() -> None:
         TensorrtLlm(config, PolicyContext(CountingKV(4, 4), 64))
 
 
-@settings(max_examples=80, deadline=None)
+@random_cases(80)
 @given(
     arrivals=st.one_of(workloads(), crowds()),
     capacity=CAPACITY,
@@ -368,7 +369,7 @@ def test_every_driver_agrees_and_the_limits_hold(
         assert capacity == "MAX_UTILIZATION" or not row.preempted
 
 
-@settings(max_examples=200, deadline=None)
+@random_cases(200)
 @given(
     arrivals=crowds(),
     capacity=CAPACITY,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.base.errors import SchedulerStalled
@@ -21,6 +21,7 @@ from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtL
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_drafts import TensorrtLlmWithDrafts
 from tests.plain.systems import EngineFailsError
 from tests.plain.tensorrt_llm_drafts import Drafting
+from tests.support.random_cases import random_cases
 from tests.support.stepping import HostCost, Run, column, crowds, lanes, run, wasted
 from tests.support.whole_batches import BLOCK_SIZE, MAX_MODEL_LEN, requests
 from tests.unit.policies.systems.tensorrt_llm.test_tensorrt_llm_overlap import EVICTING, KNOBS
@@ -91,7 +92,7 @@ def compared(knobs: dict[str, Any], arrivals: list[Arrival], blocks: int) -> Run
     return done
 
 
-@settings(max_examples=50, deadline=None)
+@random_cases(50)
 @given(knobs=RUNS, arrivals=CROWDS, blocks=st.integers(12, 18))
 def test_every_call_with_drafts_is_that_of_the_naive_loop(
     knobs: dict[str, Any], arrivals: list[Arrival], blocks: int
@@ -101,7 +102,7 @@ def test_every_call_with_drafts_is_that_of_the_naive_loop(
 
 
 @pytest.mark.slow
-@settings(max_examples=1000, deadline=None)
+@random_cases(1000)
 @given(knobs=RUNS, arrivals=CROWDS, blocks=st.integers(12, 18))
 def test_far_more_calls_with_drafts_are_those_of_the_naive_loop(
     knobs: dict[str, Any], arrivals: list[Arrival], blocks: int

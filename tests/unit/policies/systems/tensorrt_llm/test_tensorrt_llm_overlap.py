@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.base.errors import SchedulerStalled
@@ -24,6 +24,7 @@ from batchsim.policies.systems.tensorrt_llm.tensorrt_llm import TensorrtLlm
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig
 from tests.plain.systems import EngineFailsError
 from tests.plain.tensorrt_llm_overlap import Overlapping
+from tests.support.random_cases import random_cases
 from tests.support.stepping import HostCost, Run, column, crowds, lanes, run, wasted
 from tests.support.whole_batches import BLOCK_SIZE, MAX_MODEL_LEN, blocked, requests
 from tests.unit.policies.systems.tensorrt_llm.test_tensorrt_llm_reuse import TEXT, alike, sharing, states
@@ -322,7 +323,7 @@ def compared(knobs: dict[str, Any], arrivals: list[Arrival], blocks: int) -> Run
     return done
 
 
-@settings(max_examples=150, deadline=None)
+@random_cases(150)
 @given(knobs=st.fixed_dictionaries(KNOBS), arrivals=CROWDS, blocks=st.integers(9, 16))
 def test_every_call_is_that_of_the_naive_loop(knobs: dict[str, Any], arrivals: list[Arrival], blocks: int) -> None:
     """When each call came, its work in order, pauses, free blocks, waste, and when tokens were out."""
@@ -330,7 +331,7 @@ def test_every_call_is_that_of_the_naive_loop(knobs: dict[str, Any], arrivals: l
 
 
 @pytest.mark.slow
-@settings(max_examples=1000, deadline=None)
+@random_cases(1000)
 @given(knobs=st.fixed_dictionaries(KNOBS), arrivals=CROWDS, blocks=st.integers(9, 16))
 def test_far_more_calls_are_those_of_the_naive_loop(
     knobs: dict[str, Any], arrivals: list[Arrival], blocks: int

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.base.errors import ScenarioError, SchedulerStalled
@@ -25,6 +25,7 @@ from batchsim.policies.systems.tensorrt_llm.tensorrt_llm import TensorrtLlm
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig
 from tests.plain.systems import EngineFailsError, Step
 from tests.plain.tensorrt_llm_reuse import Reusing
+from tests.support.random_cases import random_cases
 from tests.support.stepping import Run, crowds, run
 from tests.support.whole_batches import BLOCK_SIZE, blocked, requests, times
 
@@ -550,7 +551,7 @@ def sharing(draw: st.DrawFn) -> list[Arrival]:
 
 
 @pytest.mark.slow
-@settings(max_examples=400, deadline=None)
+@random_cases(400)
 @given(
     arrivals=sharing(),
     capacity=CAPACITY,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.base.errors import ScenarioError
@@ -21,6 +21,7 @@ from batchsim.kv.radix_cache import RadixKV
 from batchsim.policies.systems.tgi.tgi import Tgi
 from batchsim.policies.systems.tgi.tgi_config import TgiConfig
 from tests.plain.systems import Step, tgi
+from tests.support.random_cases import random_cases
 from tests.support.stepping import Run, crowds, run, run_every_way
 from tests.support.whole_batches import BLOCK_SIZE, blocked, outcomes, steps, times, workloads
 
@@ -391,7 +392,7 @@ def test_a_memory_that_does_not_do_is_refused() -> None:
         Tgi(TgiConfig(), PolicyContext(CountingKV(4, 4), 64))
 
 
-@settings(max_examples=80, deadline=None)
+@random_cases(80)
 @given(
     arrivals=st.one_of(workloads(), crowds()),
     kind=st.sampled_from([(True, False), (False, False), (False, True)]),
@@ -414,7 +415,7 @@ def test_every_driver_agrees_and_the_limits_hold(
         assert not row.preempted
 
 
-@settings(max_examples=200, deadline=None)
+@random_cases(200)
 @given(
     arrivals=crowds(),
     chunking=st.booleans(),

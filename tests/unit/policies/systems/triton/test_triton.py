@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.kernel.batch import Idle
@@ -15,6 +15,7 @@ from batchsim.kernel.types import Request, Sequence
 from batchsim.policies.systems.triton.priority_queues import ModelQueuePolicy, PriorityQueues
 from batchsim.policies.systems.triton.triton import Triton, TritonConfig
 from tests.support.microseconds import blocked_us, busy, ends_us, outcomes, records_of, starts_us, steps, times
+from tests.support.random_cases import random_cases
 
 NO_PREFETCHING = ModelQueuePolicy(max_queue_size=1000)
 
@@ -336,7 +337,7 @@ configs = st.builds(TritonConfig, **common) | st.builds(
 )
 
 
-@settings(max_examples=160, deadline=None)
+@random_cases(160)
 @given(config=configs, arrivals=busy(), blocks=st.integers(9, 40))
 def test_every_driver_gives_the_same_records(config: TritonConfig, arrivals: Any, blocks: int) -> None:
     """Leaping, stepping, the wall-clock driver and both KV managers agree; every request ends once."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 
 from batchsim.policies.systems.vidur.sarathi import Sarathi, SarathiConfig
+from tests.support.random_cases import random_cases
 from tests.support.stepping import Run, crowds, run, run_every_way
 from tests.support.whole_batches import blocked, outcomes, times
 
@@ -122,7 +123,7 @@ def test_a_cancelled_request_frees_its_blocks() -> None:
     assert result.items == [[(0, 8)], [(0, 1)], [(1, 12)]]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@random_cases(60, derandomize=True)
 @given(arrivals=crowds())
 def test_every_driver_gives_the_same_records_under_pressure(arrivals: Any) -> None:
     """Leaping, stepping, the wall-clock driver and both KV managers agree where blocks are short."""

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.kernel.batch import Batch
 from batchsim.kernel.types import Arrival, Request
 from batchsim.policies.systems.vidur.sarathi import Sarathi, SarathiConfig
 from batchsim.policies.systems.vidur.vllm_v0 import VllmV0, VllmV0Config
+from tests.support.random_cases import random_cases
 from tests.support.stepping import run
 
 STEP_NS, BLOCK = 10, 4
@@ -153,7 +154,7 @@ def arrivals(draw: st.DrawFn) -> list[Arrival]:
     [(SarathiModel, Sarathi, SarathiConfig), (VllmV0Model, VllmV0, VllmV0Config)],
     ids=["sarathi", "vllm_v0"],
 )
-@settings(max_examples=150, deadline=None, derandomize=True)
+@random_cases(150, derandomize=True)
 @given(work=arrivals(), blocks=st.integers(12, 24), cap=st.integers(1, 8), share=st.sampled_from([0.0, 0.1, 0.5]))
 @pytest.mark.parametrize("tokens", [20, 64])
 def test_every_step_equals_that_of_the_plain_model(

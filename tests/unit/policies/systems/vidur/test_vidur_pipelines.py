@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.base.errors import ScenarioError
@@ -26,6 +26,7 @@ from batchsim.kernel.types import Arrival, Request
 from batchsim.policies.systems.vidur.orca import Orca, OrcaConfig
 from batchsim.policies.systems.vidur.sarathi import Sarathi, SarathiConfig
 from batchsim.policies.systems.vidur.vllm_v0 import VllmV0, VllmV0Config
+from tests.support.random_cases import random_cases
 from tests.support.stepping import Run, run
 from tests.support.whole_batches import Listed, blocked
 from tests.unit.policies.systems.vllm.test_vllm import arrival
@@ -465,7 +466,7 @@ def crowds(draw: st.DrawFn) -> list[Arrival]:
 @pytest.mark.parametrize(
     ("kind", "model"), [("orca", OrcaReplica), ("sarathi", SarathiReplica), ("vllm_v0", VllmReplica)]
 )
-@settings(max_examples=50, deadline=None, derandomize=True)
+@random_cases(50, derandomize=True)
 @given(
     work=crowds(),
     stages=st.integers(2, 3),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.types import Request, Sequence
 from batchsim.policies.systems.vidur.vllm_v0 import VllmV0, VllmV0Config
+from tests.support.random_cases import random_cases
 from tests.support.stepping import Run, crowds, run, run_every_way
 from tests.support.whole_batches import blocked, outcomes, times
 
@@ -126,7 +127,7 @@ def test_what_could_not_end_alone_is_rejected() -> None:
     assert outcomes(result.records) == [("rejected", "never_fits"), ("finished", "")]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@random_cases(60, derandomize=True)
 @given(arrivals=crowds())
 def test_every_driver_gives_the_same_records_under_pressure(arrivals: Any) -> None:
     """Leaping, stepping, the wall-clock driver and both KV managers agree where blocks are short."""
