@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from batchsim.results.read import Results
     from batchsim.study.curves.precision import Precision
 
+_shown = partial(typer.Option, rich_help_panel=option.OUTPUT)
+_precise = partial(typer.Option, rich_help_panel=option.PRECISION)
+
 
 @one_line_errors
 def run(
@@ -26,36 +30,36 @@ def run(
     address: option.Address = None,
     out: option.Out = Path("results"),
     set_: option.Set = None,
-    load: Annotated[float | None, typer.Option(help="The load that the table shows.")] = None,
+    load: Annotated[float | None, _shown(help="The load that the table shows.")] = None,
     columns: Annotated[
         str | None,
-        typer.Option(
+        _shown(
             metavar="METRIC,...",
             help="What the table shows, like preemptions,makespan,hit: any metric of summary.csv.",
             show_default="latencies, SLO, rates",
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Run points again that are there already.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="A rejected request is an error.")] = False,
-    pictures: Annotated[
-        bool, typer.Option("--pictures/--no-pictures", help="Whether to draw; takes a few seconds.")
-    ] = True,
+    strict: Annotated[
+        bool, typer.Option("--strict", rich_help_panel=option.LIMITS, help="A rejected request is an error.")
+    ] = False,
+    pictures: Annotated[bool, _shown("--pictures/--no-pictures", help="Whether to draw; takes a few seconds.")] = True,
     html: option.Html = False,
-    view: Annotated[bool, typer.Option("--view", help="Then serve a page to look around in, until Ctrl-C.")] = False,
+    view: Annotated[bool, _shown("--view", help="Then serve a page to look around in, until Ctrl-C.")] = False,
     port: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, help="Of --view: the port at 127.0.0.1; 0: any free.", show_default=str(PORT)),
+        _shown(min=0, max=65535, help="Of --view: the port at 127.0.0.1; 0: any free.", show_default=str(PORT)),
     ] = None,
     traces: option.Traces = None,
     precision: Annotated[
         str | None,
-        typer.Option(metavar="SHARE", help="Add seeds until half the interval is this share of the mean, like 5%."),
+        _precise(metavar="SHARE", help="Add seeds until half the interval is this share of the mean, like 5%."),
     ] = None,
     metric: Annotated[
-        str | None, typer.Option(help="Of --precision: a column of summary.csv.", show_default="ttft_p99_s")
+        str | None, _precise(help="Of --precision: a column of summary.csv.", show_default="ttft_p99_s")
     ] = None,
     max_seeds: Annotated[
-        int | None, typer.Option(help="Of --precision: at most so many a point.", show_default="20")
+        int | None, _precise(help="Of --precision: at most so many a point.", show_default="20")
     ] = None,
     allow_code: option.AllowCode = False,
     max_points: option.MaxPoints = MAX_POINTS,

@@ -432,6 +432,24 @@ def test_every_help_has_an_example(path: tuple[str, ...]) -> None:
     assert all(param.help for param in COMMANDS[path].params if param.name != "help")
 
 
+@pytest.mark.parametrize(
+    ("command", "sections"),
+    [
+        ("run", {"Output": "--html", "Precision": "--max-seeds", "Limits": "--max-points", "Ray": "--address"}),
+        (
+            "capacity",
+            {"Options": "--only-rates", "Output": "--json", "Precision": "--max-probes", "Limits": "--max-memory"},
+        ),
+        ("plan", {"Options": "--set", "Output": "--json", "Limits": "--allow-code", "Ray": "--executor"}),
+    ],
+)
+def test_help_lists_options_in_sections(command: str, sections: dict[str, str]) -> None:
+    """Each section of --help has its heading once, and its options below it, before the next one."""
+    parts = {part.partition(":")[0].split()[0]: part for part in done(command, "--help").split("\n\n") if part.strip()}
+    assert {name: option for name, option in sections.items() if f"  {option} " not in parts[name]} == {}
+    assert all(sum(f"  {option} " in part for part in parts.values()) == 1 for option in sections.values())
+
+
 def test_summary_is_plain_csv(ran: Path) -> None:
     """summary.csv has a row a policy and load, readable by anything."""
     (folder,) = [path.parent for path in ran.glob("*/manifest.json")]
