@@ -43,7 +43,7 @@ LINES = {
     "report.page": 1700,
     "report.pictures": 2700,
     "report.text": 2750,
-    "results": 2750,
+    "results": 2800,
     "scenario": 4700,
     "serve": 3900,
     "study": 50,

@@ -11,7 +11,7 @@ import typer
 
 from batchsim.base.ranges import MAX_POINTS
 from batchsim.cli import complete, option
-from batchsim.cli.common import limits_of, one_line_errors, print_json, progress_bar, read_scenario, where_points_run
+from batchsim.cli.common import limits_of, one_line_errors, print_json, progress_lines, read_scenario, where_points_run
 
 _precise = partial(typer.Option, rich_help_panel=option.PRECISION)
 
@@ -66,7 +66,7 @@ def capacity(
 
     effort = capacity_effort(precision, max_seeds, max_probes, "--precision")
     where = where_points_run(jobs, executor, address)
-    with progress_bar() as progress:
+    with progress_lines() as progress:
         sweep = Sweep(out / loaded.name, progress=progress, limits=limits_of(max_points, max_memory), **where)
         sweep.hold()
         study = find_capacities(loaded, sweep, policies=policy or [], effort=effort, extras=not only_rates)

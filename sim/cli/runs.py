@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,11 +12,13 @@ import typer
 from batchsim.base.errors import BatchsimError, ScenarioError
 from batchsim.base.ranges import MAX_POINTS
 from batchsim.cli import option
-from batchsim.cli.common import limits_of, one_line_errors, print_json, progress_bar, where_points_run
+from batchsim.cli.common import limits_of, one_line_errors, print_json, progress_lines, where_points_run
 from batchsim.cli.view import PORT, show
 
 if TYPE_CHECKING:
     from batchsim.results.read import Results
+    from batchsim.scenario.setup import Setup
+    from batchsim.study.curves.lines import Line
     from batchsim.study.curves.precision import Precision
 
 _shown = partial(typer.Option, rich_help_panel=option.OUTPUT)
@@ -98,9 +101,20 @@ def run(
         raise ScenarioError(f"--load {load:g}: is not one of the scenario's loads. Write one of {tested}.")
     shown = [] if columns is None else asked_columns(columns, loaded.file.workload.classes)
     asked = _precision(precision, metric, max_seeds)
-    with progress_bar() as progress:
+    with progress_lines() as progress:
         limits = limits_of(max_points, max_memory)
-        results = run_scenario(loaded, out=out, **where, force=force, progress=progress, precision=asked, limits=limits)
+        results = run_scenario(
+            loaded,
+            out=out,
+            **where,
+            force=force,
+            progress=progress,
+            precision=asked,
+            limits=limits,
+            begin=None if as_json else _open,
+        )
+    if reused := results.manifest["points_reused"]:
+        typer.echo(f"{reused:,} points were there already; --force simulates them again", err=True)
     _check_rejections(results, strict)
     with keeping(results.path.parent):
         drawn = write_pictures(results, load) if pictures else []
@@ -108,7 +122,7 @@ def run(
     if as_json:
         print_json(results.as_json())
     else:
-        typer.echo(report(results, load, shown))
+        typer.echo(report(results, load, shown, opened=True))
         tables = ["summary.csv", *(["replicas.csv"] if results.replicas() is not None else [])]
         typer.echo(fit(f"{results.path}/  {'  '.join([*tables, *(p.name for p in drawn)])}"))
         if pictures and (lacks := lacking(results)):
@@ -119,6 +133,16 @@ def run(
         raise points_failed(failed, manifest["points_run"] + manifest["points_reused"] + len(failed))
     if view:
         show(results, PORT if port is None else port, traces, allow_code=allow_code)
+
+
+def _open(setup: Setup, curves: Sequence[Line]) -> None:
+    """Prints what holds before the first point: the heading and the KV memory."""
+    from batchsim.report.text.summary_text import opening
+    from batchsim.results.heading import heading, kv_text
+
+    typer.echo(
+        opening(heading(setup), kv_text(setup), [str(curve.setup.kv) for curve in curves if setup.scenario.vary_key])
+    )
 
 
 def _check_view(view: bool, port: int | None) -> None:

@@ -17,6 +17,7 @@ import yaml
 
 from batchsim.cli import COMMANDS as REGISTERED
 from batchsim.cli import app, registered
+from batchsim.cli.common import one_line_errors, progress_lines
 from batchsim.results.read import load_results
 from batchsim.scenario import load_scenario
 from batchsim.scenario.setup import Setup
@@ -35,10 +36,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def done(*args: object) -> str:
-    """What a call that must succeed printed; nothing goes to stderr."""
+    """What a call that must succeed printed; nothing goes to stderr but how many points were there already."""
     result = batchsim(*args)
     assert result.exit_code == 0, result.output
-    assert result.stderr == ""
+    assert re.fullmatch(r"(\d+ points were there already; --force simulates them again\n)?", result.stderr)
     return result.stdout
 
 
@@ -97,6 +98,39 @@ def test_set_changes_what_runs(here: Path) -> None:
     assert results.scenario["workload"]["lengths"]["prompt"]["tokens"] == 50
 
 
+def test_the_heading_is_printed_before_the_first_point(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the run is stopped at its first point it is there; where it goes on it is there once, then the table."""
+    whole = table("s.yaml")
+    monkeypatch.setattr("batchsim.study.sweep.points.Sweep.attempt", _stopped)
+    stopped = batchsim("run", "s.yaml", "--jobs", 1)
+    assert (stopped.exit_code, stopped.stderr.count("\n")) == (130, 1)
+    assert stopped.stdout.splitlines() == whole.splitlines()[:2] and whole.startswith("s · cost: constant")
+    assert whole.count("KV 16,000 tokens") == 1
+    assert batchsim("run", "s.yaml", "--jobs", 1, "--json").stdout == ""
+
+
+def _stopped(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_says_how_many_points_are_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    """The last count that was reported; before the first of them, that what was written is kept."""
+
+    def command(*counts: int) -> None:
+        with progress_lines() as progress:
+            for done in counts:
+                progress(done, 2400, "static at 2, seed 0")
+            raise KeyboardInterrupt
+
+    for counts, line in (
+        ((17, 1800), "interrupted. 1,800 of 2,400 points asked for are kept; the same command goes on from there.\n"),
+        ((), "interrupted. What was written by then is kept. Run the same command again.\n"),
+    ):
+        with pytest.raises(typer.Exit) as ended:
+            one_line_errors(command)(*counts)
+        assert (ended.value.exit_code, capsys.readouterr().err) == (130, line)
+
+
 def test_points_are_reused_until_forced(here: Path) -> None:
     """The same run again simulates nothing, another seed only what is new, --force everything."""
 
@@ -108,8 +142,10 @@ def test_points_are_reused_until_forced(here: Path) -> None:
     first = {path.name: path.read_bytes() for path in Path("results/s").glob("*/*.csv")}
     assert counts() == (0, 8)
     assert {path.name: path.read_bytes() for path in Path("results/s").glob("*/*.csv")} == first
+    again = batchsim("run", "s.yaml", "--jobs", 1, "--no-pictures")
+    assert again.stderr == "8 points were there already; --force simulates them again\n"
     assert counts("seeds=3") == (4, 8)
-    table("s.yaml", "--force")
+    assert batchsim("run", "s.yaml", "--jobs", 1, "--no-pictures", "--force").stderr == ""
     manifest = load_results("results/s").manifest
     assert (manifest["points_run"], manifest["points_reused"]) == (8, 0)
 
@@ -148,7 +184,8 @@ def test_some_rejections_are_a_warning_or_with_strict_an_error(here: Path) -> No
     Path("my.csv").write_text("ts,in,out\n0,5,5\n9,15990,50\n20,5,5\n")
     assert "rejected" in table("r.yaml")
     result = batchsim("run", "r.yaml", "--jobs", 1, "--strict")
-    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 2)
+    assert result.stdout.splitlines()[-1].startswith("KV 16,000 tokens"), "the heading alone"
     assert "1 of 3 requests rejected" in result.stderr
 
 
