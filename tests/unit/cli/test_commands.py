@@ -333,6 +333,16 @@ def test_init_from_lengths_only(here: Path) -> None:
     table("n.yaml", "--set", "load.mean_rate=[2/s]", "--set", "seeds=1")
 
 
+def test_show_writes_times_with_their_units(here: Path) -> None:
+    """Knobs are words, none where nothing is set; JSON has nanoseconds. A time of more digits is exact."""
+    shown = " ".join(done("show", "bursty", "--set", "policies.dynamic.max_queue_time=1234567ns").split())
+    assert "max_wait 10 s, " in shown and "max_queue_delay 50 ms, preferred_batch_sizes none, " in shown
+    assert "max_queue_time 1,234,567 ns, " in shown and "reserve_tokens none" in shown and "null" not in shown
+    assert json.loads(done("show", "bursty", "--json"))["policies"]["static"]["max_wait"] == 10_000_000_000
+    nested = done("show", "systems")
+    assert "default_queue_policy {timeout_action REJECT, " in " ".join(nested.split())
+
+
 def test_init_writes_the_deployment_of_a_command_line(here: Path) -> None:
     """Of a model whose profile is shipped: it runs, what was left untold is told, and `show` prints the line back."""
     line = "vllm serve meta-llama/Llama-3.1-70B -tp 4 --quantization fp8 --max-num-seqs 64 --port 80"
