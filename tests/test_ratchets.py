@@ -44,7 +44,7 @@ LINES = {
     "report.pictures": 2700,
     "report.text": 2750,
     "results": 2800,
-    "scenario": 4700,
+    "scenario": 4750,
     "serve": 3900,
     "study": 50,
     "study.capacity": 1200,

@@ -118,7 +118,7 @@ def one_line_errors(command: Callable[P, T]) -> Callable[P, T]:
         except BatchsimError as error:
             for trace in getattr(error, "__notes__", ()):  # the traceback of a bug inside a worker
                 typer.echo(trace, err=True)
-            typer.echo(bounded(str(error), _texts(kwargs)), err=True)
+            typer.echo("\n".join(bounded(line, _texts(kwargs)) for line in error.lines), err=True)
             raise typer.Exit(1 if isinstance(error, PointsFailed) else 2) from None
         except OSError as error:
             if error.errno != errno.ENAMETOOLONG:

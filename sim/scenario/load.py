@@ -71,7 +71,8 @@ def _echo_bounded(read: Callable[P, Scenario]) -> Callable[P, Scenario]:
             written: list[object] = [*args[1:], *kwargs.values()]
             with suppress(ScenarioError):
                 written.append(read_document(str(args[0]), "").value)
-            raise type(error)(bounded(str(error), texts_in(written))) from None
+            texts = list(texts_in(written))
+            raise type(error)(*(bounded(line, texts) for line in error.lines)) from None
 
     return wrapped
 

@@ -101,7 +101,8 @@ def test_a_long_point_says_about_every_minute_how_far_it_is(tmp_path: Path, repl
     )
     made = load_scenario(str(path), overrides=[f"replicas={replicas}", "slo=ttft<1s @ 99%", "seeds=1"])
     run_scenario(made, out=tmp_path, progress=lambda *each: said.append(each))
-    assert [text for *_, text in said[:4]] == ["starting"] + [f"continuous at 4, seed 0, 0:0{n}:00 simulated" for n in (1, 2, 3)]
+    minutes = [f"continuous at 4, seed 0, 0:0{n}:00 simulated" for n in (1, 2, 3)]
+    assert [text for *_, text in said[:4]] == ["starting", *minutes]
     assert {done for done, *_ in said[:-1]} == {0} and said[-1] == (1, 1, "continuous at 4, seed 0")
 
 
