@@ -17,7 +17,7 @@ LINES = {
     "calibrate.engine": 3850,
     "calibrate.profile": 2250,
     "batchsim": 50,
-    "cli": 3850,
+    "cli": 3950,
     "api": 500,
     "base": 1100,
     "check": 50,
