@@ -39,7 +39,7 @@ from batchsim.report.reading import (
     tested_loads,
 )
 from batchsim.report.sheet import Table
-from batchsim.report.text.confidence import paired_parts, precision_lines, warmup_warning
+from batchsim.report.text.confidence import few_warning, paired_parts, precision_lines, warmup_warning
 from batchsim.report.text.run_lines import replica_lines, task_lines
 from batchsim.report.text.run_table import curve_table, policy_table, said_once, usual_columns, vary_line
 from batchsim.results.decision import Decision
@@ -260,6 +260,7 @@ def warnings(results: Results, load: float | None) -> list[str]:
     failed = [Failed(**entry) for entry in results.manifest.get("failed", [])]
     lines = (
         [f"! {which} {reason}" for which, reason in grouped(failed)]
+        + few_warning(results)
         + warmup_warning(results)
         + _busy_share_warning(results)
         + cost_lines(results)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import inspect
 import json
 import os
@@ -187,6 +188,36 @@ def test_some_rejections_are_a_warning_or_with_strict_an_error(here: Path) -> No
     assert (result.exit_code, result.stderr.count("\n")) == (2, 2)
     assert result.stdout.splitlines()[-1].startswith("KV 16,000 tokens"), "the heading alone"
     assert "1 of 3 requests rejected" in result.stderr
+
+
+@pytest.mark.parametrize(("rows", "said"), [(3, ["n = 3"]), (19, ["n = 19"]), (20, [])])
+def test_few_requests_are_a_warning(here: Path, rows: int, said: list[str]) -> None:
+    """A log of three rows has no percentiles, and a run of it says so; one of twenty is not spoken of."""
+    Path("r.yaml").write_text(REPLAY)
+    Path("my.csv").write_text("ts,in,out\n" + "".join(f"{9 * n},50,5\n" for n in range(rows)))
+    out = table("r.yaml", "--no-pictures")
+    assert re.findall(r"^! (n = \d+): a simulation of fewer than 20 requests says little\.", out, re.M) == said
+
+
+def test_the_example_log_can_be_looked_at_and_run(here: Path) -> None:
+    """The same bytes each time, another log of another seed; the commands that are named next take it as it is."""
+    first, second = done("trace", "example", "-o", "log.csv").splitlines()
+    log = Path("log.csv").read_bytes()
+    assert first == "log.csv  1,099 requests in half an hour, all of it invented; next:"
+    assert (hashlib.sha256(log).hexdigest()[:16], log.count(b"\n")) == ("2e6b2531d6858dee", 1100)
+    done("trace", "example", "-o", "log.csv")
+    assert Path("log.csv").read_bytes() == log
+    done("trace", "example", "-o", "other.csv", "--seed", 1)
+    assert Path("other.csv").read_bytes() != log
+    assert second.startswith("batchsim trace inspect log.csv --columns ")
+    inspected = done(*second.split()[1:], "--json")
+    assert set(json.loads(inspected)["classes"]) == {"chat", "batch"}
+    done("init", "--trace", *second.split()[3:], "-o", "n.yaml")
+    text = table("n.yaml", "--no-pictures", "--set", "load={rate_scale: [1]}", "--set", "policies={vllm: {}}")
+    assert "605 of 605 that have one" in " ".join(text.split())
+    Path("log.csv").write_text("mine")
+    refused = batchsim("trace", "example")
+    assert refused.exit_code == 2 and Path("log.csv").read_text() == "mine"
 
 
 def test_unsorted_duplicate_and_zero_rows_are_noted(here: Path) -> None:
