@@ -75,11 +75,22 @@ def _without_middle(text: str) -> str:
 
 
 class BatchsimError(Exception):
-    """Base of every error a user can cause; the command line prints it in one line and exits 2 unless said."""
+    """Base of every error a user can cause; the command line prints its lines, mostly one, and exits 2 unless said."""
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        return (str(self),)
 
 
 class ScenarioError(BatchsimError):
-    """A scenario, a knob or a catalog name is wrong."""
+    """A scenario, a knob or a catalog name is wrong; of several errors each is an argument, and a line."""
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        return tuple(map(str, self.args))
 
 
 class NobodyToMeasure(ScenarioError):  # noqa: N818

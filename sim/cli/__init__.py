@@ -11,6 +11,7 @@ import typer
 
 from batchsim.base.version import VERSION
 from batchsim.cli.common import OneLineGroup
+from batchsim.cli.option import SectionedCommand
 
 COMMANDS = {
     "run": "runs", "plan": "plan", "capacity": "capacity", "explain": "explain", "timeline": "timeline", "view": "view",
@@ -43,7 +44,7 @@ def registered(name: str) -> typer.Typer:
     app = getattr(import_module(f"batchsim.cli.{module}"), there or name)
     if not isinstance(app, typer.Typer):
         command, app = app, typer.Typer(add_completion=False, rich_markup_mode=None)
-        app.command(name)(command)
+        app.command(name, cls=SectionedCommand)(command)
     return app
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,9 @@ import typer
 
 from batchsim.base.ranges import MAX_POINTS
 from batchsim.cli import complete, option
-from batchsim.cli.common import limits_of, one_line_errors, print_json, progress_bar, read_scenario, where_points_run
+from batchsim.cli.common import limits_of, one_line_errors, print_json, progress_lines, read_scenario, where_points_run
+
+_precise = partial(typer.Option, rich_help_panel=option.PRECISION)
 
 
 @one_line_errors
@@ -30,11 +33,9 @@ def capacity(
     address: option.Address = None,
     out: option.Out = Path("results"),
     set_: option.Set = None,
-    precision: Annotated[
-        str, typer.Option(help="Add seeds until half the interval is this share of the capacity.")
-    ] = "3%",
-    max_seeds: Annotated[int, typer.Option(min=3, max=10_000, help="Most seeds of a load.")] = 32,
-    max_probes: Annotated[int, typer.Option(min=5, max=1000, help="Most loads at which a policy is tried.")] = 40,
+    precision: Annotated[str, _precise(help="Add seeds until half the interval is this share of the capacity.")] = "3%",
+    max_seeds: Annotated[int, _precise(min=3, max=10_000, help="Most seeds of a load.")] = 32,
+    max_probes: Annotated[int, _precise(min=5, max=1000, help="Most loads at which a policy is tried.")] = 40,
     only_rates: Annotated[
         bool, typer.Option("--only-rates", help="Only find the loads, not the changes that would raise them.")
     ] = False,
@@ -65,7 +66,7 @@ def capacity(
 
     effort = capacity_effort(precision, max_seeds, max_probes, "--precision")
     where = where_points_run(jobs, executor, address)
-    with progress_bar() as progress:
+    with progress_lines() as progress:
         sweep = Sweep(out / loaded.name, progress=progress, limits=limits_of(max_points, max_memory), **where)
         sweep.hold()
         study = find_capacities(loaded, sweep, policies=policy or [], effort=effort, extras=not only_rates)

@@ -118,7 +118,7 @@ def one_line_errors(command: Callable[P, T]) -> Callable[P, T]:
         except BatchsimError as error:
             for trace in getattr(error, "__notes__", ()):  # the traceback of a bug inside a worker
                 typer.echo(trace, err=True)
-            typer.echo(bounded(str(error), _texts(kwargs)), err=True)
+            typer.echo("\n".join(bounded(line, _texts(kwargs)) for line in error.lines), err=True)
             raise typer.Exit(1 if isinstance(error, PointsFailed) else 2) from None
         except OSError as error:
             if error.errno != errno.ENAMETOOLONG:
@@ -130,8 +130,9 @@ def one_line_errors(command: Callable[P, T]) -> Callable[P, T]:
             line = f"a policy's own code ended the program (SystemExit {shown(error.code)}). Correct it."
             typer.echo(line, err=True)
             raise typer.Exit(2) from None
-        except KeyboardInterrupt:
-            typer.echo("interrupted. What was written by then is kept. Run the same command again.", err=True)
+        except KeyboardInterrupt as error:
+            kept = str(error) or "What was written by then is kept. Run the same command again."
+            typer.echo(f"interrupted. {kept}", err=True)
             raise typer.Exit(130) from None
 
     return wrapped
@@ -144,7 +145,7 @@ def _texts(options: dict[str, Any]) -> list[str]:
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[int, int, str], None]]:
-    """A progress bar on stderr while points run; nothing where stderr is no terminal."""
+    """A progress bar on stderr while points run, nothing where that is no terminal; Ctrl-C says how many are kept."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -152,8 +153,18 @@ def progress_bar() -> Iterator[Callable[[int, int, str], None]]:
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("points, ETA"), TimeRemainingColumn())
     last = TextColumn("{task.description}")
     with Progress(*columns, last, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("starting", total=None)
-        yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
+        task, counts = bar.add_task("starting", total=None), (0, 0)
+
+        def progress(done: int, total: int, what: str) -> None:
+            nonlocal counts
+            counts = done, total
+            bar.update(task, completed=done, total=total, description=what)
+
+        try:
+            yield progress
+        except KeyboardInterrupt:
+            kept = "{:,} of {:,} points asked for are kept; the same command goes on from there.".format(*counts)
+            raise KeyboardInterrupt(kept if counts[1] else "") from None
 
 
 EVERY_S = 30.0
@@ -162,12 +173,16 @@ EVERY_S = 30.0
 
 @contextmanager
 def progress_lines() -> Iterator[Callable[[int, int, str], None]]:
-    """As `progress_bar`; where stderr is no terminal, as in CI, a line every EVERY_S seconds: no search looks dead."""
-    if sys.stderr.isatty():
-        with progress_bar() as progress:
-            yield progress
-    else:
-        yield line_now_and_then(lambda line: typer.echo(line, err=True), time.monotonic)
+    """As `progress_bar`; where stderr is no terminal, as in CI, a line every EVERY_S seconds."""
+    line = line_now_and_then(lambda text: typer.echo(text, err=True), time.monotonic)
+    with progress_bar() as bar:
+
+        def progress(done: int, total: int, what: str) -> None:
+            bar(done, total, what)
+            if not sys.stderr.isatty():
+                line(done, total, what)
+
+        yield progress
 
 
 def line_now_and_then(say: Callable[[str], None], clock_s: Callable[[], float]) -> Callable[[int, int, str], None]:

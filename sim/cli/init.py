@@ -56,6 +56,7 @@ def init(
     from_vllm: _Line = None,
     from_sglang: _Line = None,
     from_trtllm: _Line = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Add a plan, for batchsim plan: how many GPUs?")] = False,
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("scenario.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
     schema: Annotated[
@@ -66,7 +67,7 @@ def init(
 
     Example: batchsim init --from-vllm "vllm serve meta-llama/Llama-3.1-70B -tp 4 --kv-cache-dtype fp8" --gpu h100_sxm
     """
-    from batchsim.cli.starter import deployed_text, starter_text
+    from batchsim.cli.starter import deployed_text, planned_text, starter_text
     from batchsim.scenario.command_lines.engines import of_checkpoint
     from batchsim.workload.traces.inspect import inspect_trace
 
@@ -97,6 +98,10 @@ def init(
             typer.echo(f"! no command names the GPU: {_GPU}. Name yours with --gpu.", err=True)
         if read and (other := read.keys["model"]) != deployed.keys["model"]:
             typer.echo(f"! --model {model} in the place of the command's {other}", err=True)
+    if plan:
+        arrivals = None if figures is None else figures["arrivals"]
+        text = planned_text(text, None if arrivals is None else arrivals["span_s"])
+        _check(text, output.parent)
     with writing(output, "Give another path with -o."):
         write_text(output, f"{_MODELINE}\n{text}" if schema else text, ANY)
     if schema:
@@ -104,7 +109,7 @@ def init(
 
         with writing(beside, "Leave it out with --no-schema."):
             write_text(beside, schema_text(), _SCHEMA)
-    typer.echo(f"{output}   next: batchsim run {output}")
+    typer.echo(f"{output}   next: batchsim {'plan' if plan else 'run'} {output}")
 
 
 def _read_line(lines: dict[str, str], engine: str | None, tp: int | None) -> Read | None:

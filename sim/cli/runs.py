@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,12 +12,17 @@ import typer
 from batchsim.base.errors import BatchsimError, ScenarioError
 from batchsim.base.ranges import MAX_POINTS
 from batchsim.cli import option
-from batchsim.cli.common import limits_of, one_line_errors, print_json, progress_bar, where_points_run
+from batchsim.cli.common import limits_of, one_line_errors, print_json, progress_lines, where_points_run
 from batchsim.cli.view import PORT, show
 
 if TYPE_CHECKING:
     from batchsim.results.read import Results
+    from batchsim.scenario.setup import Setup
+    from batchsim.study.curves.lines import Line
     from batchsim.study.curves.precision import Precision
+
+_shown = partial(typer.Option, rich_help_panel=option.OUTPUT)
+_precise = partial(typer.Option, rich_help_panel=option.PRECISION)
 
 
 @one_line_errors
@@ -26,36 +33,36 @@ def run(
     address: option.Address = None,
     out: option.Out = Path("results"),
     set_: option.Set = None,
-    load: Annotated[float | None, typer.Option(help="The load that the table shows.")] = None,
+    load: Annotated[float | None, _shown(help="The load that the table shows.")] = None,
     columns: Annotated[
         str | None,
-        typer.Option(
+        _shown(
             metavar="METRIC,...",
             help="What the table shows, like preemptions,makespan,hit: any metric of summary.csv.",
             show_default="latencies, SLO, rates",
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Run points again that are there already.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="A rejected request is an error.")] = False,
-    pictures: Annotated[
-        bool, typer.Option("--pictures/--no-pictures", help="Whether to draw; takes a few seconds.")
-    ] = True,
+    strict: Annotated[
+        bool, typer.Option("--strict", rich_help_panel=option.LIMITS, help="A rejected request is an error.")
+    ] = False,
+    pictures: Annotated[bool, _shown("--pictures/--no-pictures", help="Whether to draw; takes a few seconds.")] = True,
     html: option.Html = False,
-    view: Annotated[bool, typer.Option("--view", help="Then serve a page to look around in, until Ctrl-C.")] = False,
+    view: Annotated[bool, _shown("--view", help="Then serve a page to look around in, until Ctrl-C.")] = False,
     port: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, help="Of --view: the port at 127.0.0.1; 0: any free.", show_default=str(PORT)),
+        _shown(min=0, max=65535, help="Of --view: the port at 127.0.0.1; 0: any free.", show_default=str(PORT)),
     ] = None,
     traces: option.Traces = None,
     precision: Annotated[
         str | None,
-        typer.Option(metavar="SHARE", help="Add seeds until half the interval is this share of the mean, like 5%."),
+        _precise(metavar="SHARE", help="Add seeds until half the interval is this share of the mean, like 5%."),
     ] = None,
     metric: Annotated[
-        str | None, typer.Option(help="Of --precision: a column of summary.csv.", show_default="ttft_p99_s")
+        str | None, _precise(help="Of --precision: a column of summary.csv.", show_default="ttft_p99_s")
     ] = None,
     max_seeds: Annotated[
-        int | None, typer.Option(help="Of --precision: at most so many a point.", show_default="20")
+        int | None, _precise(help="Of --precision: at most so many a point.", show_default="20")
     ] = None,
     allow_code: option.AllowCode = False,
     max_points: option.MaxPoints = MAX_POINTS,
@@ -94,9 +101,20 @@ def run(
         raise ScenarioError(f"--load {load:g}: is not one of the scenario's loads. Write one of {tested}.")
     shown = [] if columns is None else asked_columns(columns, loaded.file.workload.classes)
     asked = _precision(precision, metric, max_seeds)
-    with progress_bar() as progress:
+    with progress_lines() as progress:
         limits = limits_of(max_points, max_memory)
-        results = run_scenario(loaded, out=out, **where, force=force, progress=progress, precision=asked, limits=limits)
+        results = run_scenario(
+            loaded,
+            out=out,
+            **where,
+            force=force,
+            progress=progress,
+            precision=asked,
+            limits=limits,
+            begin=None if as_json else _open,
+        )
+    if reused := results.manifest["points_reused"]:
+        typer.echo(f"{reused:,} points were there already; --force simulates them again", err=True)
     _check_rejections(results, strict)
     with keeping(results.path.parent):
         drawn = write_pictures(results, load) if pictures else []
@@ -104,7 +122,7 @@ def run(
     if as_json:
         print_json(results.as_json())
     else:
-        typer.echo(report(results, load, shown))
+        typer.echo(report(results, load, shown, opened=True))
         tables = ["summary.csv", *(["replicas.csv"] if results.replicas() is not None else [])]
         typer.echo(fit(f"{results.path}/  {'  '.join([*tables, *(p.name for p in drawn)])}"))
         if pictures and (lacks := lacking(results)):
@@ -115,6 +133,16 @@ def run(
         raise points_failed(failed, manifest["points_run"] + manifest["points_reused"] + len(failed))
     if view:
         show(results, PORT if port is None else port, traces, allow_code=allow_code)
+
+
+def _open(setup: Setup, curves: Sequence[Line]) -> None:
+    """Prints what holds before the first point: the heading and the KV memory."""
+    from batchsim.report.text.summary_text import opening
+    from batchsim.results.heading import heading, kv_text
+
+    typer.echo(
+        opening(heading(setup), kv_text(setup), [str(curve.setup.kv) for curve in curves if setup.scenario.vary_key])
+    )
 
 
 def _check_view(view: bool, port: int | None) -> None:

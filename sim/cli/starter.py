@@ -51,6 +51,18 @@ workload:
 seeds: {seeds}
 """
 
+_PLAN = """\
+plan:  # batchsim plan: how many replicas of what is listed under gpus, and at what price
+  target: {target}
+  growth: {{per_month: 5%, months: 3}}
+  window: {window}s  # of the traffic, which all replicas are simulated on together
+  currency: $
+  gpus:  # a line for each kind to choose from
+    {gpu}: {{{offer}, price: 2.50/h}}  # an invented price of one GPU: write yours
+  router: least_tokens
+  max_replicas: 16
+"""
+
 _NOT_RUN = "not known before it is run"
 _ASKED = {
     "question": "which of these policies holds the SLO up to which request rate?",
@@ -107,6 +119,25 @@ def deployed_text(
     asked = {"question": "up to which request rate does this deployment hold the SLO?", "expect": _NOT_RUN}
     lengths = _lengths(int(keys.get("max_model_len", _PROMPT + _OUTPUT)))
     return _SYNTHETIC.format(**common, **asked, **lengths, low=1, middle=2, high=4)
+
+
+def planned_text(text: str, span_s: float | None) -> str:
+    """The scenario `text` with a plan for traffic like its own, on its GPU: replayed arrivals last `span_s`."""
+    from batchsim.fit.traffic.load_file import flow
+    from batchsim.scenario.document import read_document
+
+    scenario: dict[str, Any] = read_document(text, "starter").value
+    name = "deployment" if "deployment" in scenario else "cost"
+    cost = scenario[name]
+    gpu = cost if isinstance(cost, str) else cost["gpu"]
+    target, window = "{trace: {factor: 4, shift: 30s}}  # so many times the trace", 1200
+    if scenario["workload"]["arrivals"]["kind"] == "trace":
+        window = min(window, max(int((span_s or 0) / 2), 1))
+    else:
+        highest = float(scenario["load"]["mean_rate"][-1].removesuffix("/s"))
+        target = f"{{rate: {5 * highest:g}/s}}  # at the busiest, or {{diurnal: {{peak: ..., hours: [...]}}}}"
+        window = 120
+    return text + _PLAN.format(target=target, window=window, gpu=gpu, offer=flow({name: cost})[1:-1])
 
 
 def _lengths(most: int = _PROMPT + _OUTPUT) -> dict[str, int]:

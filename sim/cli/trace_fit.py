@@ -13,7 +13,7 @@ from batchsim.base.errors import ScenarioError
 from batchsim.base.files import ANY, write_text, writing
 from batchsim.cli import option
 from batchsim.cli.common import check_output, one_line_errors, print_json, read_scenario
-from batchsim.cli.traces import inspect, rows_of, trace_config
+from batchsim.cli.traces import example, inspect, rows_of, trace_config
 
 if TYPE_CHECKING:
     from batchsim.scenario import Scenario
@@ -137,3 +137,4 @@ trace_app = typer.Typer(
 )
 trace_app.command()(inspect)
 trace_app.command()(fit)
+trace_app.command()(example)

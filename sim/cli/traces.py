@@ -1,4 +1,4 @@
-"""`batchsim trace inspect`: what a trace holds."""
+"""`batchsim trace inspect` and `example`: what a trace holds, and one to look at."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import typer
 
 from batchsim.base.errors import ScenarioError, TraceError
-from batchsim.base.files import writing
+from batchsim.base.files import Kind, write_text, writing
+from batchsim.base.ranges import INT32_MAX
 from batchsim.cli import option
 from batchsim.cli.common import check_output, one_line_errors, print_json
 
@@ -56,6 +57,27 @@ def inspect(
         return
     typer.echo(trace_text(figures))
     typer.echo(out)
+
+
+@one_line_errors
+def example(
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("log.csv"),
+    seed: Annotated[int, typer.Option(min=0, max=INT32_MAX, help="Another seed makes another log.")] = 0,
+) -> None:
+    """Write a made log of half an hour of requests, with classes and conversations, to try the other commands with.
+
+    Example: batchsim trace example -o log.csv
+    """
+    from batchsim.workload.traces.example_log import COLUMNS, HEADER, example_log
+
+    kind = Kind("made log", HEADER.encode())
+    check_output(output, kind)
+    text = example_log(seed)
+    with writing(output, "Give another path with -o."):
+        write_text(output, text, kind)
+    count = text.count("\n") - 1
+    typer.echo(f"{output}  {count:,} requests in half an hour, all of it invented; next:")
+    typer.echo(f"batchsim trace inspect {output} --columns {COLUMNS} --time-unit s")
 
 
 def trace_config(

@@ -41,6 +41,11 @@ def heading(setup: Setup) -> str:
     return " · ".join(filter(None, facts))
 
 
+def kv_text(setup: Setup) -> str:
+    """The KV memory of an engine, of several replicas that of each group, with what it is made of."""
+    return "; ".join(f"{group.name} {group.setup.kv}".strip() for group in setup.groups) or str(setup.kv)
+
+
 def _varied(scenario: Scenario) -> str:
     """That GPUs and costs differ by the value of the key that varies, where they may; those named are of the first."""
     varied = scenario.vary_key.split(".")[0] in ("deployment", "cost", "model")

@@ -26,7 +26,7 @@ from batchsim.results.digests import digest_of
 from batchsim.results.failed import Failed, points_failed
 from batchsim.results.fleet_inputs import cost_terms, fleet_inputs, is_lasting, step_watts
 from batchsim.results.frames import pack_tables
-from batchsim.results.heading import heading, measured_at
+from batchsim.results.heading import heading, kv_text, measured_at
 from batchsim.results.minute_frames import pack_minutes
 from batchsim.results.point_files import PackedPoint, write_point
 from batchsim.results.provenance import as_json, cost_sources, csv_text, provenance, short_hash
@@ -206,7 +206,7 @@ def _manifest(setup: Setup, results: Sequence[dict[str, Any]], failed: Sequence[
         "scenario_name": scenario.name,
         "scenario": scenario.plain,
         "heading": heading(setup),
-        "kv": "; ".join(f"{group.name} {group.setup.kv}".strip() for group in setup.groups) or str(setup.kv),
+        "kv": kv_text(setup),
         "num_blocks": setup.kv.num_blocks,
         "workload": _describe_workload(results),
         "slo": scenario.file.slo,

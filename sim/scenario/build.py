@@ -44,7 +44,7 @@ def build(
     model = folder / file.model
     model_path = str(model) if os.path.exists(model) else file.model
     device = device_of(file, model_path)
-    specs = tuple(spec for label in file.policies for spec in _specs(label, document, allow_code, device))
+    specs = _all_specs(document, list(file.policies), allow_code, device)
     if isinstance(file.workload.arrivals, ClosedLoop):
         listed = file.load.axis[1] if file.load else ()
         users = int(min(listed)) if listed else file.workload.arrivals.users
@@ -126,6 +126,22 @@ def _check_loads(file: ScenarioFile, document: Document) -> None:
 
 
 # ---- policies
+
+
+def _all_specs(
+    document: Document, labels: Sequence[str], allow_code: bool, device: Device | None
+) -> tuple[PolicySpec, ...]:
+    """The policies of `labels`. ScenarioError with the errors of all of them."""
+    specs: list[PolicySpec] = []
+    errors: list[str] = []
+    for label in labels:
+        try:
+            specs += _specs(label, document, allow_code, device)
+        except ScenarioError as error:
+            errors += error.lines
+    if errors:
+        raise ScenarioError(*errors)
+    return tuple(specs)
 
 
 def _specs(label: str, document: Document, allow_code: bool, device: Device | None) -> Iterator[PolicySpec]:

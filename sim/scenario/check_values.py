@@ -1,4 +1,4 @@
-"""A scenario's values against the dataclasses they are to be; the first error is one line, from file:line on."""
+"""A scenario's values against the dataclasses they are to be; each error is one line, from file:line on."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ from batchsim.scenario.deployment_config import DeploymentConfig
 from batchsim.scenario.document import Document
 from batchsim.scenario.document import Path as Keys
 
+MOST_ERRORS = 10
+"""Errors that are shown of one value: what is written for another tool has one in every line."""
+
 _MISSING = ("missing", "missing_argument")
 _GONE = {
     "busy_share": "an engine that batches is busy as soon as one request runs, so that this is full at any load. Write"
@@ -28,7 +31,7 @@ _GONE = {
 
 
 def check_values(kind: Any, value: Any, document: Document, path: Keys) -> Any:
-    """`value` as the dataclass `kind`; the first error in file order as a ScenarioError."""
+    """`value` as the dataclass `kind`; its errors as a ScenarioError, in file order, a line each."""
     try:
         return adapter(kind).validate_json(json.dumps(value))
     except ValidationError as error:
@@ -41,7 +44,10 @@ def check_values(kind: Any, value: Any, document: Document, path: Keys) -> Any:
     odd = {keys[:-1] for keys, item in problems if item["type"] == "unexpected_keyword_argument"}
     telling = [p for p in problems if not (p[1]["type"] in _MISSING and p[0][:-1] in odd)]
 
-    # A missing cost comes first: a deployment in its place names a policy too.
+    # A missing cost comes first, without missing policies: a deployment in its place names one too.
+    if any(keys == ("cost",) and item["type"] in _MISSING for keys, item in telling):
+        telling = [p for p in telling if not (p[0] == ("policies",) and p[1]["type"] in _MISSING)]
+
     def rank(problem: tuple[Keys, ErrorDetails]) -> tuple[bool, int, bool]:
         return (
             problem[0] != ("cost",) or problem[1]["type"] not in _MISSING,
@@ -49,11 +55,15 @@ def check_values(kind: Any, value: Any, document: Document, path: Keys) -> Any:
             range_error(problem[1]) is None,
         )
 
-    keys, item = min(telling, key=rank)
-    message = _message(kind, value, document.written((*path, *keys)), keys, item)
-    others = len({keys for keys, _ in problems}) - 1
-    more = f" ({others} more after this.)" if others else ""
-    raise ScenarioError(f"{document.where(_blamed(document, (*path, *keys), item))}: {message}{more}")
+    first: dict[Keys, ErrorDetails] = {}
+    for keys, item in sorted(telling, key=rank):
+        first.setdefault(keys, item)
+    lines = []
+    for keys, item in first.items():
+        message = _message(kind, value, document.written((*path, *keys)), keys, item)
+        lines.append(f"{document.where(_blamed(document, (*path, *keys), item))}: {message}")
+    more = [f"{len(lines) - MOST_ERRORS:,} more after these."] if len(lines) > MOST_ERRORS else []
+    raise ScenarioError(*lines[:MOST_ERRORS], *more)
 
 
 def _blamed(document: Document, path: Keys, item: ErrorDetails) -> Keys:

@@ -16,6 +16,8 @@ from batchsim.report.reading import column, load_name, num_seeds, sweeps, sweeps
 from batchsim.results.read import Results
 
 METRIC = "ttft_p99_s"
+FEW = 20
+"""Requests below which not even the median of a simulation says much."""
 
 
 def paired_parts(results: Results, load: float) -> tuple[str, Sequence[str]]:
@@ -75,6 +77,16 @@ def precision_lines(results: Results) -> list[str]:
         seeds = max(point["num_seeds"] for point in budget)
         lines.append(f"! not within it with all {seeds} seeds: {', '.join(missed)}. Set --max-seeds, or a longer run")
     return lines
+
+
+def few_warning(results: Results) -> list[str]:
+    """One line where a simulation had fewer than FEW requests, with the least; [] if none had."""
+    least = int(np.nanmin(column(results.points, "submitted")))
+    if least >= FEW:
+        return []
+    return [
+        f"! n = {least}: a simulation of fewer than {FEW} requests says little. Take a longer log, or more requests"
+    ]
 
 
 def warmup_warning(results: Results) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, cast
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import Any, cast, get_args, get_type_hints
 
 from batchsim.base.errors import CalibrationError
 from batchsim.base.plain import to_plain
+from batchsim.base.units import Quantity, format_duration, parse_duration_ns
+from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.report.layout import fit
 from batchsim.results.heading import heading
 from batchsim.scenario import Scenario
@@ -18,23 +20,22 @@ from batchsim.scenario.setup import Setup
 
 @dataclass(frozen=True)
 class ShownDeployment:
-    """A scenario in words: `heading` and `kv` as a run has them, or `missing`, why step times cannot be had here; every
-    knob of each policy; `command`, None where the scenario states a cost instead of a deployment."""
+    """A scenario in words: `heading` and `kv` as a run has them, or `missing`, why step times cannot be had here; the
+    config of each policy; `command`, None where the scenario states a cost instead of a deployment."""
 
     heading: str
     kv: str
     missing: str
-    policies: dict[str, dict[str, Any]]
+    policies: dict[str, PolicyConfig]
     command: Written | None
 
     def plain(self) -> dict[str, Any]:
         """As plain values."""
-        return asdict(self)
+        return asdict(self) | {"policies": {label: to_plain(config) for label, config in self.policies.items()}}
 
     def __str__(self) -> str:
         lines = [self.heading, self.kv, f"! {self.missing}" if self.missing else ""]
-        for label, knobs in self.policies.items():
-            lines.append(f"policy {label}: " + ", ".join(f"{name} {_text(value)}" for name, value in knobs.items()))
+        lines += [f"policy {label}: {_knobs(config)}" for label, config in self.policies.items()]
         text = [fit(line) for line in lines if line]
         if self.command is not None:
             text += ["", self.command.line]  # not broken: it is to be copied
@@ -53,10 +54,32 @@ def shown_deployment(scenario: Scenario) -> ShownDeployment:
         title, kv = heading(setup), str(setup.kv)
     except CalibrationError as error:
         missing = str(error)
-    policies = {spec.name: cast("dict[str, Any]", to_plain(spec.config)) for spec in scenario.specs}
+    policies = {spec.name: spec.config for spec in scenario.specs}
     command = command_of(scenario) if isinstance(scenario.cost, DeploymentConfig) else None
     return ShownDeployment(title, kv, missing, policies, command)
 
 
-def _text(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+def _knobs(config: Any) -> str:
+    """Every knob of a config with its value, as a scenario writes it."""
+    hints = get_type_hints(type(config), include_extras=True)
+    shown = cast("dict[str, Any]", to_plain(config))
+    return ", ".join(f"{name} {_text(getattr(config, name), hints[name])}" for name in shown)
+
+
+def _text(value: Any, hint: Any) -> str:
+    if is_dataclass(value):
+        return f"{{{_knobs(value)}}}"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int) and _is_duration(hint):
+        text = format_duration(value) if value else "0 s"
+        return text if parse_duration_ns(text) == value else f"{value:,} ns"  # three digits are not all there are
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(_text(each, hint) for each in value)}]" if value else "none"
+    return "none" if value is None else str(value)
+
+
+def _is_duration(hint: Any) -> bool:
+    """Whether `hint` is, or holds, the type of a time in ns."""
+    is_time = isinstance(hint, Quantity) and hint.parse is parse_duration_ns
+    return is_time or any(map(_is_duration, get_args(hint)))

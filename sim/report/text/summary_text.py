@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,7 +39,7 @@ from batchsim.report.reading import (
     tested_loads,
 )
 from batchsim.report.sheet import Table
-from batchsim.report.text.confidence import paired_parts, precision_lines, warmup_warning
+from batchsim.report.text.confidence import few_warning, paired_parts, precision_lines, warmup_warning
 from batchsim.report.text.run_lines import replica_lines, task_lines
 from batchsim.report.text.run_table import curve_table, policy_table, said_once, usual_columns, vary_line
 from batchsim.results.decision import Decision
@@ -49,8 +49,17 @@ from batchsim.results.read import Results
 _SPARE = ("throughput_rps", "pad_share", "norm_latency_mean_s")  # left out of a table that is too wide, in turn
 
 
-def report(results: Results, load: float | None = None, columns: Sequence[str] = ()) -> str:
-    """All that a run prints: its heading, the policies at one load, the highest loads within the SLO, warnings.
+def opening(heading: str, kv: str, pools: Iterable[str]) -> str:
+    """The lines of a run that hold before its first point: its heading, and the KV memory, of each curve its own among
+    `pools` where these differ."""
+    pools = dict.fromkeys(pools)
+    kv = kv if len(pools) < 2 else "KV as the value has it: " + "; ".join(pools)
+    return f"{fit(heading)}\n{fit(kv)}"
+
+
+def report(results: Results, load: float | None = None, columns: Sequence[str] = (), *, opened: bool = False) -> str:
+    """All that a run prints: its `opening`, unless it was `opened`, the policies at one load, the highest loads within
+    the SLO, warnings.
 
     By default the table is at the highest load at which some policy meets the SLO; if none does, at the middle one.
     Where each policy has loads of its own, each is shown at the highest of its own that meets the SLO; if none does, at
@@ -80,9 +89,9 @@ def report(results: Results, load: float | None = None, columns: Sequence[str] =
     else:
         axes += f", {_count(runs, 'run')} with best_of"
     drawn = [workload for workload in manifest["workload"] if workload["load"] == load]
-    pools = {policy["kv"]: None for policy in manifest.get("vary", {}).get("policies", {}).values()}
-    kv = manifest["kv"] if len(pools) < 2 else "KV as the value has it: " + "; ".join(pools)
-    head = [manifest["heading"], kv, f"{drawn[0]['text']} · {axes}"]
+    pools = [policy["kv"] for policy in manifest.get("vary", {}).get("policies", {}).values()]
+    head = [] if opened else [opening(manifest["heading"], manifest["kv"], pools)]
+    head += [f"{drawn[0]['text']} · {axes}"]
     head += [vary_line(results)] if "vary" in manifest else []
     head += [note] if (note := systems_note(results)) else []
     notes = [f"- {note}" for note in drawn[0]["notes"]]
@@ -259,6 +268,7 @@ def warnings(results: Results, load: float | None) -> list[str]:
     failed = [Failed(**entry) for entry in results.manifest.get("failed", [])]
     lines = (
         [f"! {which} {reason}" for which, reason in grouped(failed)]
+        + few_warning(results)
         + warmup_warning(results)
         + _busy_share_warning(results)
         + cost_lines(results)

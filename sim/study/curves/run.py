@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,13 @@ def run_scenario(
     progress: Progress | None = None,
     precision: Precision | None = None,
     limits: Limits | None = None,
+    begin: Callable[[Setup, Sequence[Line]], None] | None = None,
 ) -> Results:
     """Runs what is not there yet, writes summary.csv, points.csv and manifest.json, and returns the results.
 
     Points run on `jobs` processes, or on the Ray cluster at the address `ray`. With `precision` they get more seeds
     than the scenario's where they need them. The manifest's `failed` lists failed points; PointsFailed if all failed.
-    ScenarioError, before the first of them, where there would be more than `limits` allows.
+    ScenarioError, where there would be more than `limits` allows, before the first; then `begin` gets setup and curves.
 
     >>> batchsim.run_scenario(scenario, jobs=2).points.groupby("policy").size().to_dict()
     {'static': 4, 'vllm': 4}
@@ -60,6 +61,8 @@ def run_scenario(
     if precision is not None:
         check_metric(lines[0], min(scenario.loads, default=ANY_LOAD), precision.metric)
     sweep.hold()
+    if begin is not None:
+        begin(setup, lines)
     facts: dict[str, Any] = {}
     if scenario.auto:
         results, facts["saturation_rps"] = find_loads(lines, sweep)

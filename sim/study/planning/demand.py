@@ -159,8 +159,8 @@ def demand_of(scenario: Scenario) -> Demand:
     plan = scenario.file.plan
     if plan is None:
         raise ScenarioError(
-            f"{scenario.source}: has no plan. Write plan: {{target: ..., gpus: ..., ...}}; the shipped scenario plan"
-            " has one."
+            f"{scenario.source}: has no plan. Write plan: {{target: ..., gpus: ..., ...}}; batchsim init --plan writes"
+            " a scenario with one, and the shipped scenario plan has one too."
         )
     grown = plan.growth.factor
     with scenario.at("plan"):

@@ -137,6 +137,8 @@ class Sweep:
             done |= {i: kept for i, task in enumerate(tasks) if (kept := read_point(points / task.name))}
         self.reused += len(done)
         todo = [i for i in range(len(tasks)) if i not in done]
+        if self.progress is not None:
+            self.progress(len(done), len(tasks), f"{len(done):,} there already" if done else "starting")
 
         def tell(task: Task, now_ns: int) -> None:
             assert self.progress is not None

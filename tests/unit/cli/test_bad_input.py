@@ -471,6 +471,27 @@ TRACES = {
 }
 
 
+def test_all_errors_of_a_file_are_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line each, in the order of the file; of keys first, and when these are right, of the policies' knobs."""
+    monkeypatch.chdir(tmp_path)
+    text = changed(changed(TINY, SETS_OWN_SHARE + "\n", ""), "mean_rate: 20/s", "mean_rate: 20")
+    Path("s.yaml").write_text(changed(text, "seeds: 2", "seeds: two"))
+    result = batchsim("run", "s.yaml")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert [line[: line.index(" is ")] for line in result.stderr.splitlines()] == [
+        "s.yaml:1: slo", "s.yaml:5: workload.arrivals.mean_rate: 20", "s.yaml:15: seeds",
+    ]  # fmt: skip
+    Path("s.yaml").write_text(changed(changed(TINY, "batch_size: 4", "batch_size: 0"), "max_num_seqs: 8, ", ""))
+    lines = batchsim("run", "s.yaml").stderr.splitlines()
+    assert lines == [
+        "s.yaml:12: policies.static: batch_size is 0. It must be from 1 to 2147483647.",
+        "s.yaml:13: policies.continuous.max_num_seqs is missing. Add it.",
+    ]
+    Path("s.yaml").write_text(TINY + "".join(f"key{n}: 1\n" for n in range(12)))
+    lines = batchsim("run", "s.yaml").stderr.splitlines()
+    assert len(lines) == 11 and lines[9].startswith("s.yaml:26: key9 is not") and lines[10] == "2 more after these."
+
+
 @pytest.mark.parametrize(("content", "change", "expected"), [(c[0], c[1], c[2:]) for c in TRACES.values()], ids=TRACES)
 def test_wrong_trace(
     tmp_path: Path,

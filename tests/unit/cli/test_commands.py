@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import inspect
 import json
 import os
@@ -17,6 +18,7 @@ import yaml
 
 from batchsim.cli import COMMANDS as REGISTERED
 from batchsim.cli import app, registered
+from batchsim.cli.common import one_line_errors, progress_lines
 from batchsim.results.read import load_results
 from batchsim.scenario import load_scenario
 from batchsim.scenario.setup import Setup
@@ -35,10 +37,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def done(*args: object) -> str:
-    """What a call that must succeed printed; nothing goes to stderr."""
+    """What a call that must succeed printed; nothing goes to stderr but how many points were there already."""
     result = batchsim(*args)
     assert result.exit_code == 0, result.output
-    assert result.stderr == ""
+    assert re.fullmatch(r"(\d+ points were there already; --force simulates them again\n)?", result.stderr)
     return result.stdout
 
 
@@ -97,6 +99,39 @@ def test_set_changes_what_runs(here: Path) -> None:
     assert results.scenario["workload"]["lengths"]["prompt"]["tokens"] == 50
 
 
+def test_the_heading_is_printed_before_the_first_point(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the run is stopped at its first point it is there; where it goes on it is there once, then the table."""
+    whole = table("s.yaml")
+    monkeypatch.setattr("batchsim.study.sweep.points.Sweep.attempt", _stopped)
+    stopped = batchsim("run", "s.yaml", "--jobs", 1)
+    assert (stopped.exit_code, stopped.stderr.count("\n")) == (130, 1)
+    assert stopped.stdout.splitlines() == whole.splitlines()[:2] and whole.startswith("s · cost: constant")
+    assert whole.count("KV 16,000 tokens") == 1
+    assert batchsim("run", "s.yaml", "--jobs", 1, "--json").stdout == ""
+
+
+def _stopped(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_says_how_many_points_are_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    """The last count that was reported; before the first of them, that what was written is kept."""
+
+    def command(*counts: int) -> None:
+        with progress_lines() as progress:
+            for done in counts:
+                progress(done, 2400, "static at 2, seed 0")
+            raise KeyboardInterrupt
+
+    for counts, line in (
+        ((17, 1800), "interrupted. 1,800 of 2,400 points asked for are kept; the same command goes on from there.\n"),
+        ((), "interrupted. What was written by then is kept. Run the same command again.\n"),
+    ):
+        with pytest.raises(typer.Exit) as ended:
+            one_line_errors(command)(*counts)
+        assert (ended.value.exit_code, capsys.readouterr().err) == (130, line)
+
+
 def test_points_are_reused_until_forced(here: Path) -> None:
     """The same run again simulates nothing, another seed only what is new, --force everything."""
 
@@ -108,8 +143,10 @@ def test_points_are_reused_until_forced(here: Path) -> None:
     first = {path.name: path.read_bytes() for path in Path("results/s").glob("*/*.csv")}
     assert counts() == (0, 8)
     assert {path.name: path.read_bytes() for path in Path("results/s").glob("*/*.csv")} == first
+    again = batchsim("run", "s.yaml", "--jobs", 1, "--no-pictures")
+    assert again.stderr == "8 points were there already; --force simulates them again\n"
     assert counts("seeds=3") == (4, 8)
-    table("s.yaml", "--force")
+    assert batchsim("run", "s.yaml", "--jobs", 1, "--no-pictures", "--force").stderr == ""
     manifest = load_results("results/s").manifest
     assert (manifest["points_run"], manifest["points_reused"]) == (8, 0)
 
@@ -148,8 +185,39 @@ def test_some_rejections_are_a_warning_or_with_strict_an_error(here: Path) -> No
     Path("my.csv").write_text("ts,in,out\n0,5,5\n9,15990,50\n20,5,5\n")
     assert "rejected" in table("r.yaml")
     result = batchsim("run", "r.yaml", "--jobs", 1, "--strict")
-    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 2)
+    assert result.stdout.splitlines()[-1].startswith("KV 16,000 tokens"), "the heading alone"
     assert "1 of 3 requests rejected" in result.stderr
+
+
+@pytest.mark.parametrize(("rows", "said"), [(3, ["n = 3"]), (19, ["n = 19"]), (20, [])])
+def test_few_requests_are_a_warning(here: Path, rows: int, said: list[str]) -> None:
+    """A log of three rows has no percentiles, and a run of it says so; one of twenty is not spoken of."""
+    Path("r.yaml").write_text(REPLAY)
+    Path("my.csv").write_text("ts,in,out\n" + "".join(f"{9 * n},50,5\n" for n in range(rows)))
+    out = table("r.yaml", "--no-pictures")
+    assert re.findall(r"^! (n = \d+): a simulation of fewer than 20 requests says little\.", out, re.M) == said
+
+
+def test_the_example_log_can_be_looked_at_and_run(here: Path) -> None:
+    """The same bytes each time, another log of another seed; the commands that are named next take it as it is."""
+    first, second = done("trace", "example", "-o", "log.csv").splitlines()
+    log = Path("log.csv").read_bytes()
+    assert first == "log.csv  1,099 requests in half an hour, all of it invented; next:"
+    assert (hashlib.sha256(log).hexdigest()[:16], log.count(b"\n")) == ("2e6b2531d6858dee", 1100)
+    done("trace", "example", "-o", "log.csv")
+    assert Path("log.csv").read_bytes() == log
+    done("trace", "example", "-o", "other.csv", "--seed", 1)
+    assert Path("other.csv").read_bytes() != log
+    assert second.startswith("batchsim trace inspect log.csv --columns ")
+    inspected = done(*second.split()[1:], "--json")
+    assert set(json.loads(inspected)["classes"]) == {"chat", "batch"}
+    done("init", "--trace", *second.split()[3:], "-o", "n.yaml")
+    text = table("n.yaml", "--no-pictures", "--set", "load={rate_scale: [1]}", "--set", "policies={vllm: {}}")
+    assert "605 of 605 that have one" in " ".join(text.split())
+    Path("log.csv").write_text("mine")
+    refused = batchsim("trace", "example")
+    assert refused.exit_code == 2 and Path("log.csv").read_text() == "mine"
 
 
 def test_unsorted_duplicate_and_zero_rows_are_noted(here: Path) -> None:
@@ -299,6 +367,16 @@ def test_init_from_lengths_only(here: Path) -> None:
     table("n.yaml", "--set", "load.mean_rate=[2/s]", "--set", "seeds=1")
 
 
+def test_show_writes_times_with_their_units(here: Path) -> None:
+    """Knobs are words, none where nothing is set; JSON has nanoseconds. A time of more digits is exact."""
+    shown = " ".join(done("show", "bursty", "--set", "policies.dynamic.max_queue_time=1234567ns").split())
+    assert "max_wait 10 s, " in shown and "max_queue_delay 50 ms, preferred_batch_sizes none, " in shown
+    assert "max_queue_time 1,234,567 ns, " in shown and "reserve_tokens none" in shown and "null" not in shown
+    assert json.loads(done("show", "bursty", "--json"))["policies"]["static"]["max_wait"] == 10_000_000_000
+    nested = done("show", "systems")
+    assert "default_queue_policy {timeout_action REJECT, " in " ".join(nested.split())
+
+
 def test_init_writes_the_deployment_of_a_command_line(here: Path) -> None:
     """Of a model whose profile is shipped: it runs, what was left untold is told, and `show` prints the line back."""
     line = "vllm serve meta-llama/Llama-3.1-70B -tp 4 --quantization fp8 --max-num-seqs 64 --port 80"
@@ -433,6 +511,24 @@ def test_every_help_has_an_example(path: tuple[str, ...]) -> None:
     assert "Example" in text
     assert f"batchsim {' '.join(path)}" in text.partition("Example")[2]
     assert all(param.help for param in COMMANDS[path].params if param.name != "help")
+
+
+@pytest.mark.parametrize(
+    ("command", "sections"),
+    [
+        ("run", {"Output": "--html", "Precision": "--max-seeds", "Limits": "--max-points", "Ray": "--address"}),
+        (
+            "capacity",
+            {"Options": "--only-rates", "Output": "--json", "Precision": "--max-probes", "Limits": "--max-memory"},
+        ),
+        ("plan", {"Options": "--set", "Output": "--json", "Limits": "--allow-code", "Ray": "--executor"}),
+    ],
+)
+def test_help_lists_options_in_sections(command: str, sections: dict[str, str]) -> None:
+    """Each section of --help has its heading once, and its options below it, before the next one."""
+    parts = {part.partition(":")[0].split()[0]: part for part in done(command, "--help").split("\n\n") if part.strip()}
+    assert {name: option for name, option in sections.items() if f"  {option} " not in parts[name]} == {}
+    assert all(sum(f"  {option} " in part for part in parts.values()) == 1 for option in sections.values())
 
 
 def test_summary_is_plain_csv(ran: Path) -> None:

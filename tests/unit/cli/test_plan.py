@@ -383,7 +383,7 @@ def test_a_target_that_nothing_holds_says_what_bounds_it(planned: tuple[Path, An
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ("plan=null", "has no plan. Write plan:"),
+        ("plan=null", "batchsim init --plan writes a scenario with one"),
         ("slo=p99(ttft)<1s", "bounds percentiles, and a plan counts who meets it"),
         ("seeds=1", "seeds is 1, and one has no interval"),
         ("replicas={count: 2, router: random}", "replicas and plan are given"),

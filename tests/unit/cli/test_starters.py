@@ -14,11 +14,14 @@ from batchsim.deployment.catalog import MODELS
 from batchsim.metrics.slo import parse_slo
 from batchsim.results.keep import measured_point, summary_rows
 from batchsim.results.landmarks import curve
+from batchsim.scenario.load import load_scenario
 from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.point import simulate_point
 from batchsim.scenario.setup import Setup
+from batchsim.study.planning.demand import demand_of
 from batchsim.workload.traces.inspect import inspect_trace
 from batchsim.workload.traces.trace_config import Columns, TraceConfig
+from tests.support.tiny_scenario import batchsim
 
 FITS_NONE = {
     ("llama-3.1-70b", gpu): "Use --gpu h200 or h100 or a100, or a smaller --model." for gpu in ("l40s", "rtx4090")
@@ -85,3 +88,31 @@ def test_a_trace_whose_longest_request_fits_nowhere_is_refused(tmp_path: Path) -
     trace = TraceConfig(str(tmp_path / "my.csv"), columns=Columns("a", "b"))
     with pytest.raises(ScenarioError, match=r"takes 2,000,005 tokens of KV memory, and up to 8 GPUs have 1,384,960\."):
         starter_text("llama-3.1-70b", "h100", tmp_path, trace, inspect_trace(trace, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("options", "peak"),
+    [
+        ([], 40 * 1.05**3),
+        (["--engine", "vllm", "--gpu", "h100_sxm", "--model", "meta-llama/Llama-3.1-70B", "--tp", "4"], 20 * 1.05**3),
+        (["--trace", "my.csv", "--columns", "arrival=a,prompt=b,output=c", "--time-unit", "s"], 4 * 1.05**3),
+    ],
+    ids=["drawn", "deployed", "replayed"],
+)
+def test_a_starter_with_a_plan_has_one(
+    options: list[str], peak: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On its own GPU, for more than one of these carries, and with a window that is there in a trace's traffic."""
+    monkeypatch.chdir(tmp_path)
+    Path("my.csv").write_text("a,b,c\n" + "".join(f"{2 * n},50,10\n" for n in range(40)))
+    result = batchsim("init", "--plan", *options, "-o", "p.yaml")
+    assert result.stdout == "p.yaml   next: batchsim plan p.yaml\n", result.stderr
+    scenario = load_scenario("p.yaml")
+    demand = demand_of(scenario)
+    assert demand.peak == pytest.approx(peak)
+    assert scenario.file.plan is not None
+    assert {name: offer.cost for name, offer in scenario.file.plan.gpus.items()} == {gpu_of(options): scenario.cost}
+
+
+def gpu_of(options: list[str]) -> str:
+    return options[options.index("--gpu") + 1] if "--gpu" in options else "h200"

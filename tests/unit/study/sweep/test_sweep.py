@@ -88,7 +88,7 @@ def test_only_the_failed_points_are_tried_again(tmp_path: Path) -> None:
     with pytest.raises(PointsFailed, match=r"2 of 8 points failed, the others are kept: mine: 2 points failed at load"):
         again.run(wanted)
     assert again.reused == 6
-    assert said == ["mine at 200, seed 0", "mine at 200, seed 1"]
+    assert said == ["6 there already", "mine at 200, seed 0", "mine at 200, seed 1"]
 
 
 @pytest.mark.parametrize("replicas", ["null", "{count: 2, router: round_robin}"])
@@ -101,7 +101,8 @@ def test_a_long_point_says_about_every_minute_how_far_it_is(tmp_path: Path, repl
     )
     made = load_scenario(str(path), overrides=[f"replicas={replicas}", "slo=ttft<1s @ 99%", "seeds=1"])
     run_scenario(made, out=tmp_path, progress=lambda *each: said.append(each))
-    assert [text for *_, text in said[:3]] == [f"continuous at 4, seed 0, 0:0{n}:00 simulated" for n in (1, 2, 3)]
+    minutes = [f"continuous at 4, seed 0, 0:0{n}:00 simulated" for n in (1, 2, 3)]
+    assert [text for *_, text in said[:4]] == ["starting", *minutes]
     assert {done for done, *_ in said[:-1]} == {0} and said[-1] == (1, 1, "continuous at 4, seed 0")
 
 
