@@ -40,7 +40,7 @@ LINES = {
     "policies.families": 1500,
     "policies.systems": 5750,
     "report": 1300,
-    "report.page": 1700,
+    "report.page": 1750,
     "report.pictures": 2700,
     "report.text": 2850,
     "results": 2800,

@@ -50,11 +50,13 @@ def sentence_text(sentence: Sentence) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns and rows of cells of the file `name`, in the order in which they are shown."""
+    """Columns and rows of cells of the file `name`, in the order in which they are shown. `meanings`: pairs of a term
+    of the headings and what it means, which stand below the table in a file or on a page."""
 
     name: str
     headings: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
+    meanings: tuple[tuple[Cell, Cell], ...] = ()
 
     @property
     def numeric(self) -> tuple[bool, ...]:
@@ -77,8 +79,9 @@ class Table:
         return aligned([list(self.headings), *self.texts], left=left, spare=spare)
 
     def markdown(self) -> str:
-        """The table as Markdown."""
-        return markdown_table(self.headings, self.numeric, self.texts)
+        """The table as Markdown, its meanings as a list below it."""
+        means = [f"- *{escaped(term.text)}*: {escaped(meaning.text)}" for term, meaning in self.meanings]
+        return "\n".join([markdown_table(self.headings, self.numeric, self.texts), *([""] if means else []), *means])
 
 
 def folded(shown: Table) -> Table:

@@ -45,10 +45,16 @@ def plain(value: Any) -> str:
     return str(value)
 
 
+def is_below_all(margin_low: float) -> bool:
+    """Whether the lower end of a margin lies below every share there can be: seeds differ too much for it to say
+    anything."""
+    return margin_low < -1
+
+
 def margin(value: float) -> str:
     """A difference of shares in percentage points, the lower end of an interval; below -1 it says that seeds differ too
     much to say more."""
-    return "below −100 points" if value < -1 else signed(value, "points")
+    return "below −100 points" if is_below_all(value) else signed(value, "points")
 
 
 def signed(value: float, unit: str = "%") -> str:
@@ -99,17 +105,19 @@ COLUMNS: dict[str, Column] = {
         " as long as requests come; not shown to hold, where it meets all and the lower end of its interval does not",
     ),
     "margin_low": Column(
-        "margin, low",
+        "margin, lower end",
         margin,
         "lower end of the interval of what is within the SLO beyond what it asks, in percentage points; of the worst"
         " class",
     ),
     "one_less": Column("with one replica less", share, "the same traffic on one replica less"),
-    "one_less_shown": Column("which", meaning='what that shows of one replica less, in the words of "shown"'),
+    "one_less_shown": Column("one less", meaning='what that shows of one replica less, in the words of "shown"'),
     "one_less_margin_low": Column(
-        "its margin, low", margin, "the same with one replica less; below zero it is not shown to hold"
+        "margin of one less, lower end", margin, "the same with one replica less; below zero it is not shown to hold"
     ),
-    "one_less_class": Column("its worst class", meaning="of one replica less: the class with the least beyond its SLO"),
+    "one_less_class": Column(
+        "worst class of one less", meaning="of one replica less: the class with the least beyond its SLO"
+    ),
     "headroom": Column(
         "headroom", signed, "the most additional traffic of the steps tried that the same replicas were shown to hold"
     ),
@@ -159,7 +167,7 @@ COLUMNS: dict[str, Column] = {
     "share_of_requests": Column("of requests", share),
     "slo": Column("SLO"),
     "replicas_up_to": Column(
-        "replicas up to here",
+        "replicas, with classes above",
         number,
         "fewest replicas found to hold this class and the more important ones, alone or with less important ones too",
     ),
@@ -167,11 +175,12 @@ COLUMNS: dict[str, Column] = {
         "cost a month, tiered", money, "the replicas up to this class less those up to the one before; never below 0"
     ),
     "share_of_use": Column(
-        "of use",
+        "of step time",
         share,
-        "share of the step time: a decoded token at the mean of steps that decode alone, the rest by prompt tokens",
+        "share in the time of all steps: a decoded token at the mean of steps that decode alone, the rest by prompt"
+        " tokens",
     ),
-    "cost_per_month_by_use": Column("cost a month, by use", money, "the bill shared by use"),
+    "cost_per_month_by_use": Column("cost a month, by step time", money, "the bill shared by step time"),
     "error": Column("error"),
     "quantity": Column("of"),
     "low": Column("low", plain),

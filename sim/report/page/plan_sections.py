@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 
-from batchsim.report.cost_words import HOW
+from batchsim.report.page.plan_advice import recommendation, start_sentences
 from batchsim.report.page.plan_charts import day_charts, latency_charts, slo_charts
-from batchsim.report.page.plan_columns import Tables, cell, heading
-from batchsim.report.sheet import NO_BREAK, Cell, Section, Sentence, Table, folded
-from batchsim.study.planning.assumptions import COMMAND
-from batchsim.study.planning.make import GROWN, WHAT_IFS
+from batchsim.report.page.plan_columns import COLUMNS, Tables, cell, heading
+from batchsim.report.sheet import Section, Sentence, Table, folded
 
 CHOICES = ("replicas", "forecast", "grown", "lost", "slow", "cost_per_month", "choice")
 HELD = (
@@ -59,7 +57,12 @@ CLASSES = (
     "share_of_use",
     "cost_per_month_by_use",
 )
-SURENESS = ("gpu", "policy", "error", "quantity", "low", "planned", "high", "source")
+SURENESS = ("gpu", "policy", "quantity", "low", "planned", "high", "note")
+_ENDS = {
+    "sampling": {"low": "interval from", "high": "to"},
+    "cost model": {"low": "with the shortest steps", "high": "with the longest steps"},
+}
+"""What the ends are called of either error."""
 SEARCH = ("rung", "window_s", "seeds", "what", "entered", "looks", "why_left")
 SEARCHED = ("gpu", "policy", "replicas_at_least", "cost_per_month_at_least", "margin_low", "why_lost")
 SENSITIVITY = (
@@ -105,14 +108,20 @@ def view(tables: Tables, name: str, columns: tuple[str, ...], currency: str, row
     chosen = range(len(tables[name])) if rows is None else rows
     kept = tuple(column for column in columns if any(tables[name][i][column] not in (None, "") for i in chosen))
     cells = tuple(tuple(cell(tables, name, i, column) for column in kept) for i in chosen)
-    return Table(name, tuple(heading(column, currency) for column in kept), cells)
+    explained = {COLUMNS[column].heading for column in kept if COLUMNS[column].meaning}
+    meanings = tuple(
+        (cell(tables, "glossary", i, "term"), cell(tables, "glossary", i, "meaning"))
+        for i, row in enumerate(tables.get("glossary", []))
+        if row["term"] in explained
+    )
+    return Table(name, tuple(heading(column, currency) for column in kept), cells, meanings)
 
 
 def sections(tables: Tables, currency: str, pictures: dict[str, str]) -> list[Section]:
     """The report's sections in their order; `pictures` has the caption of every picture that was drawn, by name."""
     first, *reasons = recommendation(tables, currency)
     choices = [view(tables, "choices", CHOICES, currency)] if "choices" in tables else []
-    page = [Section("Recommendation", [first, *_start(tables)], views=choices)]
+    page = [Section("Recommendation", [first, *start_sentences(tables)], views=choices)]
     if reasons:
         page.append(Section("Why", reasons))
     if charts := slo_charts(tables):
@@ -135,14 +144,29 @@ def sections(tables: Tables, currency: str, pictures: dict[str, str]) -> list[Se
     if "what_if" in tables:
         page.append(Section("What if", views=[view(tables, "what_if", WHAT_IF, currency)], folded=True))
     if "sureness" in tables:
-        sentence: Sentence = ["Sampling and cost-model error are apart: no interval here contains both."]
-        page.append(Section("How sure", [sentence], views=[view(tables, "sureness", SURENESS, currency)], folded=True))
+        page.append(_how_sure(tables, currency))
     page += search_sections(tables, currency)
     assumed = [view(tables, "assumptions", ("what", "assumed"), currency)]
     page.append(Section("Assumptions", views=assumed, folded="recommendation" in tables))
-    page.append(_configurations(tables, currency, pictures))
-    page.append(Section("Glossary", views=[view(tables, "glossary", ("term", "meaning"), currency)], folded=True))
-    return page
+    return [*page, _configurations(tables, currency, pictures)]
+
+
+def _how_sure(tables: Tables, currency: str) -> Section:
+    """A table of each error, and where it is from: once for all rows that share it."""
+    said: list[Sentence] = [["Sampling and cost-model error are apart: no interval here contains both."]]
+    views = []
+    for error, names in _ENDS.items():
+        of_error = [(i, row) for i, row in enumerate(tables["sureness"]) if row["error"] == error]
+        once = {(row["source"], row["gpu"], row["policy"]): i for i, row in reversed(of_error)}
+        alike = len({source for source, _, _ in once}) == 1
+        for i in sorted(once.values())[: 1 if alike else None]:
+            gpu, policy, source = (cell(tables, "sureness", i, column) for column in ("gpu", "policy", "source"))
+            said.append([f"The {error} error", *([] if alike else [" of ", gpu, " under ", policy]), ": ", source, "."])
+        if known := [i for i, row in of_error if row["planned"] is not None]:
+            shown = view(tables, "sureness", SURENESS, currency, known)
+            heads = {COLUMNS[end].heading: name for end, name in names.items()}
+            views.append(replace(shown, headings=tuple(heads.get(head, head) for head in shown.headings)))
+    return Section("How sure", said, views=views, folded=True)
 
 
 def search_sections(tables: Tables, currency: str) -> list[Section]:
@@ -177,203 +201,3 @@ def _configurations(tables: Tables, currency: str, pictures: dict[str, str]) -> 
 
 def _of(pictures: dict[str, str], *names: str) -> list[tuple[str, str]]:
     return [(name, pictures[name]) for name in names if name in pictures]
-
-
-# ---- the sentences
-
-
-def recommendation(tables: Tables, currency: str) -> list[Sentence]:
-    """What to buy at which price; what it was shown to hold; how uncertain that is; what growth would take, where that
-    is known; what a lost replica leaves. One sentence if nothing holds."""
-    if "recommendation" not in tables:
-        nothing: Sentence = [
-            "No configuration holds this traffic within the SLO: the table below says what keeps each from it."
-        ]
-        return [nothing, *_if_fast(tables)]
-    chosen = tables["recommendation"][0]
-    index = next(
-        i
-        for i, row in enumerate(tables["configurations"])
-        if (row["gpu"], row["policy"], row["holds"]) == (chosen["gpu"], chosen["policy"], True)
-    )
-
-    def of(column: str, table: str = "configurations") -> Cell:
-        return cell(tables, table, index if table == "configurations" else 0, column)
-
-    row = tables["configurations"][index]
-    engines = "replica" if row["replicas"] == 1 else "replicas"
-    first: Sentence = ["Run ", of("replicas"), f" {engines} on ", of("gpu"), " under ", of("policy")]
-    if "router " not in row["policy"]:  # else a search has chosen it, and its name says so
-        first += [" behind ", of("router", "recommendation")]
-    first += _of_traffic(tables, of)
-    first += [
-        f": {currency}{NO_BREAK}",
-        of("cost_per_month"),
-        f" a month, {currency}{NO_BREAK}",
-    ]
-    first += [of("cost_per_1m_output_tokens"), " per million output tokens"]
-    if chosen["next_cost_per_month"] == chosen["cost_per_month"]:
-        first += _tied(tables, chosen["next_index"], index)
-    elif chosen["next_cost_per_month"] is not None:
-        first += [f" (the next best: {currency}{NO_BREAK}", of("next_cost_per_month", "recommendation"), " a month)"]
-    second: Sentence = ["In the busiest window (", of("window", "recommendation"), ") ", of("attainment")]
-    second += [f" of {chosen['counted']} meet ", of("slo", "recommendation")]
-    holds = "the same replica holds" if row["replicas"] == 1 else "the same replicas hold"
-    if row["headroom"]:
-        second += [f", and {holds} with ", of("headroom"), " of traffic"]
-    else:
-        second += [", and there is no room above the target: no traffic beyond it was shown to hold"]
-    if row["one_less"] is not None:
-        is_ = "" if row["one_less_shown"] == "fails" else "is "
-        second += ["; one replica less gives ", of("one_less"), f" and {is_}", of("one_less_shown")]
-        second += [" (lower end of its margin: ", of("one_less_margin_low")]
-        second += [", of ", of("one_less_class"), ")"] if row["one_less_class"] else [")"]
-    sentences = [[*first, "."], [*second, "."], [*_uncertainty(tables, index), "."], *_grown(tables, index, currency)]
-    return [*sentences, _lost(tables, index, currency)]
-
-
-def _of_traffic(tables: Tables, of: Callable[[str, str], Cell]) -> Sentence:
-    """For which traffic the recommendation is the cheapest, growth apart; of tasks the rate of requests says little."""
-    chosen = tables["recommendation"][0]
-    if chosen["peak_rps"] is None or chosen["counted"] == "tasks":
-        return [", the cheapest that holds this traffic"]
-    said: Sentence = [", the cheapest that holds ", of("peak_rps", "recommendation"), " requests/s at the peak"]
-    if chosen["months"]:
-        said += [" (", of("today_rps", "recommendation"), " today, and ", of("growth_per_month", "recommendation")]
-        said += [" more each month for ", of("months", "recommendation"), " months)"]
-    return said
-
-
-def _tied(tables: Tables, other: int, index: int) -> Sentence:
-    """The configuration that costs as much as the recommended one, and why it is not the one."""
-    rows = tables["configurations"]
-    gpu, policy, replicas, room = (
-        cell(tables, "configurations", other, name) for name in ("gpu", "policy", "replicas", "headroom")
-    )
-    said: Sentence = [" (", gpu, " × ", replicas, " under ", policy, " costs as much, with "]
-    if rows[other]["headroom"] < rows[index]["headroom"]:
-        return [*said, "a headroom of ", room, ")"]
-    return [*said, "no more headroom or margin)"]
-
-
-def _if_fast(tables: Tables) -> list[Sentence]:
-    """Where no configuration holds, which would with steps as short as its cost's error allows; [] where none would."""
-    rows = tables["configurations"]
-    held = [i for i, row in enumerate(rows) if row["replicas_if_fast"] is not None]
-    if not held:
-        return []
-    said: Sentence = ["With steps as short as the error of their costs allows, "]
-    for number, i in enumerate(held):
-        of = [cell(tables, "configurations", i, name) for name in ("replicas_if_fast", "gpu", "policy")]
-        said += [*([" or "] if number else []), of[0], " × ", of[1], " under ", of[2]]
-    return [[*said, f" would hold it: whether any does {HOW}."]]
-
-
-def start_rows(tables: Tables) -> list[int]:
-    """Which rows of the assumptions have the command line that starts a replica of the recommended deployment."""
-    chosen = {f"{COMMAND} {row['gpu']}" for row in tables.get("recommendation", [])}
-    return [i for i, row in enumerate(tables.get("assumptions", [])) if row["what"] in chosen]
-
-
-def _start(tables: Tables) -> list[Sentence]:
-    return [["A replica is started by: ", cell(tables, "assumptions", i, "assumed")] for i in start_rows(tables)]
-
-
-def _grown(tables: Tables, index: int, currency: str) -> list[Sentence]:
-    """What the recommended kind of replica would take of more traffic: a sentence, or none where it was not tried."""
-    chosen = tables["configurations"][index]
-    for i, row in enumerate(tables.get("what_if", [])):
-        is_grown = (row["gpu"], row["policy"], row["change"]) == (chosen["gpu"], chosen["policy"], GROWN)
-        if not is_grown or row["replicas_needed"] is None:
-            continue
-        change, needed, cost = (
-            cell(tables, "what_if", i, name) for name in ("change", "replicas_needed", "cost_per_month_needed")
-        )
-        if row["replicas_needed"] == row["replicas"]:
-            return [["With ", change, " it would take no more."]]
-        engines = "replica" if row["replicas_needed"] == 1 else "replicas"
-        said: Sentence = ["With ", change, " it would take ", needed, f" {engines}, {currency}{NO_BREAK}", cost]
-        return [[*said, " a month", *_cheaper_grown(tables, row["cost_per_month_needed"], currency), "."]]
-    return []
-
-
-def _cheaper_grown(tables: Tables, cost: float, currency: str) -> Sentence:
-    """The cheapest other configuration known to hold the grown traffic, where it costs less than `cost`."""
-    known = [
-        (row["cost_per_month"], "configurations", i)
-        for i, row in enumerate(tables["configurations"])
-        if row["holds"] and row["headroom"] is not None and row["headroom"] >= WHAT_IFS[GROWN].traffic - 1 - 1e-9
-    ]
-    known += [
-        (row["cost_per_month"], "sensitivity", i)
-        for i, row in enumerate(tables.get("sensitivity", []))
-        if row["change"] == GROWN and row["cost_per_month"] is not None
-    ]
-    cheaper = min((each for each in known if each[0] < cost), default=None)
-    if cheaper is None:
-        return []
-    _, table, i = cheaper
-    replicas, gpu, policy, less = (
-        cell(tables, table, i, name) for name in ("replicas", "gpu", "policy", "cost_per_month")
-    )
-    return [", or ", replicas, " on ", gpu, " under ", policy, f", {currency}{NO_BREAK}", less, " a month"]
-
-
-_LEFT = {
-    "fails": "those that are left fail",
-    "overloaded": "those that are left are overloaded",
-    "not shown to hold": "those that are left are not shown to hold",
-    "undecided": "whether those that are left hold was not decided",
-    "not simulated": "what those that are left hold could not be simulated",
-    None: "none is left to serve",
-}
-"""What one replica less was shown to be, as what is left of the group when one is lost."""
-
-
-def _lost(tables: Tables, index: int, currency: str) -> Sentence:
-    """What is left when a replica is lost, and how many hold then too: one more than the smallest group that holds."""
-    spare, cost = (cell(tables, "recommendation", 0, name) for name in ("replicas_spare", "cost_per_month_spare"))
-    row = tables["configurations"][index]
-    held = "one, which was shown to hold" if row["replicas"] == 1 else "as many as were shown to hold"
-    return [
-        f"If a replica is lost, {_LEFT[row['one_less_shown']]}; to lose one and hold, run ",
-        spare,
-        f" replicas, {currency}{NO_BREAK}",
-        cost,
-        f" a month: that leaves {held}. The moment of the loss itself was not simulated.",
-    ]
-
-
-def _uncertainty(tables: Tables, index: int) -> Sentence:
-    chosen = tables["configurations"][index]
-    row_of = {
-        (row["error"], row["quantity"]): i
-        for i, row in enumerate(tables["sureness"])
-        if (row["gpu"], row["policy"]) == (chosen["gpu"], chosen["policy"])
-    }
-
-    def of(error: str, quantity: str, column: str) -> Cell:
-        return cell(tables, "sureness", row_of[error, quantity], column)
-
-    sampling = ("sampling", "attainment")
-    low, high = (of(*sampling, end) for end in ("low", "high"))
-    sentence: Sentence = [
-        "Sampling leaves ",
-        low,
-        *([" to ", high] if low.text != high.text else []),
-        " within the SLO",
-    ]
-    sentence += [" at both ends of the interval"] if low.text == high.text else []
-    if ("cost model", "replicas") not in row_of:
-        unknown: Sentence = ["; the error of the step times is ", of("cost model", "step_time", "source")]
-        return [*sentence, *unknown, f", so how many replicas hold {HOW}"]
-    sentence += ["; apart from that, step times that are off by ", of("cost model", "step_time", "low"), " to "]
-    replicas = tables["sureness"][row_of["cost model", "replicas"]]
-    fewest, most = (
-        "more than max_replicas" if replicas[end] is None else of("cost model", "replicas", end)
-        for end in ("low", "high")
-    )
-    sentence += [of("cost model", "step_time", "high"), " would take "]
-    if replicas["low"] == replicas["high"]:
-        return [*sentence, fewest, " replica" if replicas["low"] == 1 else " replicas", " either way"]
-    return [*sentence, fewest, " to ", most, f" replicas, and which {HOW}"]

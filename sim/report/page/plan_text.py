@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from batchsim.report.cost_words import CANNOT_TELL
 from batchsim.report.layout import fit
-from batchsim.report.page.plan_columns import COLUMNS, Row, Tables, money, one_seed_alone, seconds, signed
-from batchsim.report.page.plan_sections import CHOICES, recommendation, start_rows, view
+from batchsim.report.page.plan_advice import recommendation, start_rows
+from batchsim.report.page.plan_columns import (
+    COLUMNS,
+    Row,
+    Tables,
+    is_below_all,
+    money,
+    one_seed_alone,
+    seconds,
+    signed,
+)
+from batchsim.report.page.plan_sections import CHOICES, view
 from batchsim.report.sheet import sentence_text
 from batchsim.study.planning.assumptions import DOUBT
 
@@ -64,12 +74,13 @@ def _by_cost(tables: Tables) -> list[str]:
 
 def _one_less(row: Row) -> str:
     """A configuration with one replica less: `99.33 % not shown to hold (−0.4 %)`, the requests within the SLO, the
-    verdict, and the lower end of the margin.
+    verdict, and the lower end of the margin, where it says anything.
     """
     if row["one_less"] is None:
         return row["one_less_shown"] or "–"
-    least = "" if row["one_less_margin_low"] is None else f" ({COLUMNS['margin_low'].show(row['one_less_margin_low'])})"
-    return f"{COLUMNS['one_less'].show(row['one_less'])} {row['one_less_shown']}{least}"
+    least = row["one_less_margin_low"]
+    of_margin = "" if least is None or is_below_all(least) else f" ({COLUMNS['margin_low'].show(least)})"
+    return f"{COLUMNS['one_less'].show(row['one_less'])} {row['one_less_shown']}{of_margin}"
 
 
 def search_lines(tables: Tables, currency: str) -> list[str]:

@@ -244,11 +244,12 @@ def _sureness(planned: Planned) -> list[Row]:
                 "planned": sampled[""],
                 "high": sampled["_high"],
                 "source": _sampling(planned, held),
+                "note": None,
             }
         )
         error = planned.cost_error(index)
         if isinstance(error, Unknown):
-            none = dict.fromkeys(("low", "planned", "high"))
+            none = dict.fromkeys(("low", "planned", "high", "note"))
             unknown = {"error": "cost model", "quantity": "step_time", "source": f"unknown: {error.source}"}
             rows.append(head | unknown | none)
             continue
@@ -265,15 +266,15 @@ def _sureness(planned: Planned) -> list[Row]:
         }
         for quantity, (low, middle, high) in quantities.items():
             values = {"quantity": quantity, "low": low, "planned": middle, "high": high}
-            seeds = ends_of_one_seed(at) if quantity == "attainment" else ""
-            rows.append(head | {"error": "cost model"} | values | {"source": f"{error.source}{seeds}"})
+            note = ends_of_one_seed(at) if quantity == "attainment" else None
+            rows.append(head | {"error": "cost model"} | values | {"source": error.source, "note": note})
     return rows
 
 
-def ends_of_one_seed(probes: list[GroupProbe]) -> str:
-    """Which of the two, shorter and longer steps, rest on one seed alone, in words behind the source; "" if neither."""
-    named = [name for name, probe in zip(("low", "high"), probes, strict=True) if probe.is_alone]
-    return f"; {' and '.join(named)}: one seed alone" if named else ""
+def ends_of_one_seed(probes: list[GroupProbe]) -> str | None:
+    """Which of the two, shortest and longest steps, rest on one seed alone, in words; None if neither."""
+    named = [name for name, probe in zip(("shortest", "longest"), probes, strict=True) if probe.is_alone]
+    return f"{' and '.join(named)} steps: one seed alone" if named else None
 
 
 def _sampling(planned: Planned, probe: GroupProbe) -> str:

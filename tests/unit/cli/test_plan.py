@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from batchsim.cli.common import line_now_and_then
+from batchsim.report.markdown import escaped
 from batchsim.report.page.plan_columns import margin
 from batchsim.report.page.plan_sections import sections
 from batchsim.report.page.plan_text import plan_text
@@ -225,14 +226,50 @@ def test_an_interval_that_reaches_below_everything_is_said_in_words() -> None:
     ]
 
 
+def test_how_sure_says_once_where_an_error_is_from(planned: tuple[Path, Any]) -> None:
+    """A sentence for each source, a table for each error, whose ends are named by what they are of."""
+    tables = json.loads(json.dumps(planned[1]["tables"]))
+    sampled = tables["sureness"][0]
+    known = {"error": "cost model", "low": -0.1, "planned": 0.0, "high": 0.1, "source": "a bench", "note": None}
+    tables["sureness"] = [sampled, *(sampled | known | {"quantity": name} for name in ("step_time", "attainment"))]
+    sure = next(section for section in sections(tables, "EUR", {}) if section.title == "How sure")
+    sources = {row["source"] for row in tables["sureness"]}
+    text = Sheet("Capacity plan", "tiny", [sure], []).markdown()
+    assert sources and all(text.count(escaped(source)) == 1 for source in sources)
+    heads = [view.headings for view in sure.views]
+    assert "interval from" in heads[0] and "with the shortest steps" in heads[-1]
+    assert [len(view.rows) for view in sure.views] == [1, 2]
+
+
+def test_columns_are_explained_below_their_table(planned: tuple[Path, Any]) -> None:
+    """Each table has the meanings of its own columns on the page, and as a list in Markdown."""
+    folder = planned[0] / "report"
+    page, text = ((folder / name).read_text(encoding="utf-8") for name in ("report.html", "report.md"))
+    classes = page[page.index("<h2>What each class gets") :]
+    assert classes.index("replicas, with classes above</th>") < classes.index("fewest replicas found to hold")
+    assert classes.index("fewest replicas found to hold") < classes.index("<h2>What if")
+    assert "- *replicas, with classes above*: fewest replicas found to hold" in text
+
+
+def test_a_margin_below_all_is_left_out_of_sentences(planned: tuple[Path, Any]) -> None:
+    """The class that is worst with one replica less stays; the tables keep the margin in words."""
+    tables = json.loads(json.dumps(planned[1]["tables"]))
+    for row in tables["configurations"]:
+        row |= {"one_less": 0.4, "one_less_shown": "fails", "one_less_margin_low": -1.2, "one_less_class": "chat"}
+    text = " ".join(plan_text(tables, "EUR").split())
+    assert "points" not in text.partition("Run ")[0].partition("one less (lower")[2]
+    assert "one replica less gives 40 % and fails (worst: chat)." in text
+    assert "below −100 points" in Sheet("Capacity plan", "tiny", sections(tables, "EUR", {}), []).markdown()
+
+
 def test_a_page_opens_with_the_decision_and_ends_with_closed_appendices(planned: tuple[Path, Any]) -> None:
     """The reasons come second, then the share within the SLO against load; what a decision does not need waits in
     folds."""
     page = (planned[0] / "report" / "report.html").read_text(encoding="utf-8")
     heads = re.findall(r"<h2>(.*)</h2>", page)
     assert heads[:3] == ["Recommendation", "Why", "Within the SLO against load"]
-    folds = ["What if", "How sure", "Assumptions", "All configurations", "Glossary"]
-    assert re.findall(r"<details><summary><h2>(.*)</h2>", page) == heads[-5:] == folds
+    folds = ["What if", "How sure", "Assumptions", "All configurations"]
+    assert re.findall(r"<details><summary><h2>(.*)</h2>", page) == heads[-4:] == folds
     charts = [json.loads(text) for text in re.findall(r'<script type="application/json">(.*?)</script>', page)]
     within = charts[0]
     replicas = planned[1]["tables"]["recommendation"][0]["replicas"]

@@ -14,8 +14,8 @@ from matplotlib.collections import LineCollection
 from batchsim.cost.cost_error import CostError, Unknown
 from batchsim.cost.fitted import Fitted, StepTerms
 from batchsim.report.cost_words import at_ends
+from batchsim.report.page.plan_advice import recommendation
 from batchsim.report.page.plan_charts import latency_charts
-from batchsim.report.page.plan_sections import recommendation
 from batchsim.report.page.plan_text import plan_text
 from batchsim.report.page.run_page import decision, run_sections
 from batchsim.report.pictures.plots import p99_vs_qps_figure

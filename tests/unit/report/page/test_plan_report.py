@@ -106,16 +106,16 @@ def test_margins_have_a_scale_on_which_a_hundred_points_leave_the_rest_legible()
 
 
 def test_ends_of_the_cost_error_that_rest_on_one_seed_are_named() -> None:
-    """Behind where the error is from; one recording has one seed too, and stretches that make an interval."""
+    """In a note; one recording has one seed too, and stretches that make an interval."""
     ask, one = Ask(GpuGroup("one", "fcfs", 2)), Observed(0.9, -0.09, {})
     run = {"values": {"cohort": 100.0}}
     alone = GroupProbe(ask, (run,), (one,), complete=False)
     seeds = GroupProbe(ask, (run,) * 3, (one,) * 3, complete=True)
     stretches = GroupProbe(ask, (run,), (one,) * 10, complete=True)
     assert [probe.is_alone for probe in (alone, seeds, stretches)] == [True, False, False]
-    assert ends_of_one_seed([seeds, alone]) == "; high: one seed alone"
-    assert ends_of_one_seed([alone, alone]) == "; low and high: one seed alone"
-    assert ends_of_one_seed([seeds, stretches]) == ""
+    assert ends_of_one_seed([seeds, alone]) == "longest steps: one seed alone"
+    assert ends_of_one_seed([alone, alone]) == "shortest and longest steps: one seed alone"
+    assert ends_of_one_seed([seeds, stretches]) is None
 
 
 @pytest.mark.slow

@@ -15,7 +15,8 @@ from batchsim.base.errors import ScenarioError
 from batchsim.cost.profile import TableFault
 from batchsim.metrics.intervals import Interval, half_width
 from batchsim.metrics.slo import parse_slo
-from batchsim.report.page.plan_sections import recommendation, sections
+from batchsim.report.page.plan_advice import recommendation
+from batchsim.report.page.plan_sections import sections
 from batchsim.report.page.plan_text import plan_text
 from batchsim.report.sheet import sentence_text
 from batchsim.results.failed import Failed
