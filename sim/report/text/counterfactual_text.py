@@ -9,7 +9,7 @@ import pandas as pd
 from batchsim.base.units import NS_PER_S, format_duration
 from batchsim.explain.counterfactual import Counterfactual
 from batchsim.metrics.table import METRICS
-from batchsim.report.layout import filled
+from batchsim.report.layout import aligned, filled
 from batchsim.report.numbers import DASH
 from batchsim.report.reading import point_text
 from batchsim.results.read import Results
@@ -76,13 +76,12 @@ def counterfactual_text(results: Results, comparison: dict[str, Any]) -> str:
         lines += [_fill(f"  {word}: {_ids(ids)}") for word, ids in (("vanish", vanish), ("appear", appear)) if ids]
     else:
         lines.append(f"{before:,} SLO misses before, {after:,} after; the requests differ, so no two are compared")
-    rows = [("misses by cause", "before", "after")] if comparison["causes"] else []
-    rows += [(row["cause"], *(f"{count:,}" for count in row["misses"])) for row in comparison["causes"]]
-    rows += [("", "", "")] if rows else []
-    rows.append(("", "before", "after"))
-    rows += [(_name(name), *(_shown(name, x) for x in pair)) for name, pair in comparison["metrics"].items()]
-    width = max(len(row[0]) for row in rows)
-    return "\n".join(lines + [f"  {a:<{width}}  {b:>10}  {c:>10}".rstrip() for a, b, c in rows])
+    rows = [["misses by cause", "before", "after"]] if comparison["causes"] else []
+    rows += [[row["cause"], *(f"{count:,}" for count in row["misses"])] for row in comparison["causes"]]
+    rows += [["", "", ""]] if rows else []
+    rows.append(["", "before", "after"])
+    rows += [[_name(name), *(_shown(name, x) for x in pair)] for name, pair in comparison["metrics"].items()]
+    return "\n".join([*lines, *aligned(rows, left=(0,))])
 
 
 def _fill(text: str) -> str:

@@ -6,18 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from batchsim.base.units import NS_PER_S, YEAR_NS, format_duration, two_digits
-from batchsim.report.layout import fit
+from batchsim.report.layout import aligned, fit
 
 
 def trace_text(figures: dict[str, Any]) -> str:
     """The figures that `inspect_trace` returned as text, wrapped to the output's width."""
     lines = [trace_heading(figures), *arrival_lines(figures["arrivals"])]
-    lines.append(f"{'':<14}" + "".join(f"{name:>10}" for name in ("mean", "cv", "min", "p50", "p90", "p99", "max")))
+    grid = [["", "mean", "cv", "min", "p50", "p90", "p99", "max"]]
     for kind in ("prompt", "output"):
         row = figures[f"{kind}_tokens"]
-        cells = [f"{row['mean']:,.0f}", f"{row['cv']:.2f}"]
-        cells += [f"{row[name]:,.0f}" for name in ("min", "p50", "p90", "p99", "max")]
-        lines.append(f"{kind + ' tokens':<14}" + "".join(f"{cell:>10}" for cell in cells))
+        grid.append([f"{kind} tokens", *(f"{row[name]:{'.2f' if name == 'cv' else ',.0f'}}" for name in grid[0][1:])])
+    lines += aligned(grid, left=(0,))
     for name, row in figures.get("classes", {}).items():
         lines.append(
             f"class {name}: {row['rows']:,} rows, on average {row['mean_prompt_tokens']:,.1f} prompt and"

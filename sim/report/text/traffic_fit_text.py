@@ -11,6 +11,7 @@ from batchsim.fit.traffic.arrival_fit import ArrivalFit
 from batchsim.fit.traffic.engine_check import REPLICATIONS, LoadCheck, Played
 from batchsim.fit.traffic.goodness import Compared
 from batchsim.fit.traffic.traffic_fit import TrafficFit
+from batchsim.report.layout import aligned
 from batchsim.report.layout import fit as fitted_to_width
 from batchsim.workload.clocks import ends_rps
 from batchsim.workload.workload_config import StepLengths
@@ -24,7 +25,7 @@ def traffic_text(fit: TrafficFit, figures: Sequence[Compared], checks: Sequence[
     lines = [heading(fit), *(f"- {note}" for note in fit.notes), "", *_arrivals(fit), "", *_figures(figures)]
     if checks:
         lines += ["", *engine_lines(checks)]
-    return "\n".join(fitted_to_width(line) if not line.startswith("  ") else line for line in lines)
+    return "\n".join(map(fitted_to_width, lines))
 
 
 def heading(fit: TrafficFit) -> str:
@@ -58,32 +59,28 @@ def shown_laws(fits: Sequence[ArrivalFit]) -> list[ArrivalFit]:
 
 def _arrivals(fit: TrafficFit) -> list[str]:
     best = fit.arrivals[0].bic
-    return [
-        f"{'law of arrivals, by BIC':<44}{'numbers':>9}{'BIC above the best':>20}",
-        *(f"  {each.name:<42}{each.num_parameters:>9}{each.bic - best:>20,.0f}" for each in shown_laws(fit.arrivals)),
-    ]
+    laws = [[each.name, f"{each.num_parameters}", f"{each.bic - best:,.0f}"] for each in shown_laws(fit.arrivals)]
+    return aligned([["law of arrivals, by BIC", "numbers", "BIC above the best"], *laws], left=(0,))
 
 
 def _figures(figures: Sequence[Compared]) -> list[str]:
-    draws = len(figures[0].draws)
-    lines = [f"{'':<24}{'trace':>11}{'fit':>11}   {f'of {draws} draws, from lowest to highest':<36}"]
+    grid = [["", "trace", "fit", f"of {len(figures[0].draws)} draws, from lowest to highest", ""]]
     for each in figures:
-        band = f"{each.low:.4g} .. {each.high:.4g}"
-        verdict = "" if each.agrees else "differs"
-        lines.append(f"  {each.name:<22}{each.trace:>11.4g}{each.median:>11.4g}   {band:<24}{verdict}")
-    return lines
+        band, agrees = f"{each.low:.4g} .. {each.high:.4g}", "" if each.agrees else "differs"
+        grid.append([each.name, f"{each.trace:.4g}", f"{each.median:.4g}", band, agrees])
+    return aligned(grid, left=(0, 3, 4))
 
 
 def engine_lines(checks: Sequence[LoadCheck]) -> list[str]:
     """The P99 of TTFT under the trace and under the fit, a line a load, and why they differ where they do."""
-    lines = [f"{'P99 TTFT of one engine':<36}{'trace':>10}{'fit':>10}   of draws, from lowest to highest"]
+    grid, lost = [["P99 TTFT of one engine", "trace", "fit", "of draws, from lowest to highest"]], list[str]()
     for check in checks:
-        lines.append(_played(f"at {100 * check.share:g} % of capacity", check.trace, check.fit))
-        for name, draws_of in check.why.items():
-            lines.append(_played(f"  {name}", check.trace, draws_of))
+        load = f"at {100 * check.share:g} % of capacity"
+        grid.append(_played(load, check.trace, check.fit))
+        grid += [_played(f"- {name}", check.trace, draws_of) for name, draws_of in check.why.items()]
         if check.trace.unanswered:
-            lines.append(f"    {check.trace.unanswered:,} requests of the trace are not answered")
-    first = checks[0]
+            lost.append(f"{load} {check.trace.unanswered:,} requests of the trace are not answered")
+    first, lines = checks[0], aligned(grid, left=(0, 3)) + lost
     lines.append(
         f"capacity {first.capacity_rps:.4g} requests/s at the engine's own speed; the traffic stays as it is, steps are"
         f" stretched {', '.join(f'{check.cost_factor:.3g}' for check in checks)} times"
@@ -92,12 +89,12 @@ def engine_lines(checks: Sequence[LoadCheck]) -> list[str]:
     return lines
 
 
-def _played(name: str, trace: Played, draws: Sequence[Played]) -> str:
+def _played(name: str, trace: Played, draws: Sequence[Played]) -> list[str]:
     every = sorted(draw.p99_s for draw in draws)
     low, high, middle = every[0], every[-1], every[len(every) // 2]
     time = [format_duration(value * NS_PER_S) for value in (trace.p99_s, middle, low, high)]
     held = "within" if low <= trace.p99_s <= high else "outside"
-    return f"  {name:<34}{time[0]:>10}{time[1]:>10}   {time[2]} .. {time[3]}: {held} {len(draws)}"
+    return [name, *time[:2], f"{time[2]} .. {time[3]}: {held} {len(draws)}"]
 
 
 def verdict(check: LoadCheck) -> str:

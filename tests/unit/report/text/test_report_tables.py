@@ -13,6 +13,7 @@ from batchsim.report.layout import aligned
 from batchsim.report.reading import load_to_show
 from batchsim.report.text.run_table import asked_columns
 from batchsim.report.text.summary_text import highest_loads, point_table, report, warnings
+from batchsim.report.text.trace_text import trace_text
 from tests.support.report_samples import FOUR, SEVEN, sample_results
 
 
@@ -146,6 +147,18 @@ def test_tables_fit_the_terminal_they_are_written_to(columns: int, monkeypatch: 
     text = report(results, 12.0)
     assert max(map(len, text.splitlines())) <= columns
     assert {"(batch_size", "continuous", "p99", "SLO"} <= set(text.split()) and "…" not in text
+
+
+def test_figures_of_a_trace_keep_their_columns_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns without room go below with the row's name again; no row is broken in its middle."""
+    tokens = dict.fromkeys(("mean", "cv", "min", "p50", "p90", "p99", "max"), 1_234_567.0)
+    figures = {"source": "log.csv", "format": "mapping", "rows": 3, "arrivals": None, "notes": []}
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    text = trace_text(figures | {"prompt_tokens": tokens, "output_tokens": tokens})
+    rows = [line for line in text.splitlines() if "1,234,567" in line or "1234567.00" in line]
+    assert max(map(len, text.splitlines())) <= 60 and len(rows) == 4
+    assert [row[:6] for row in rows] == ["prompt", "output"] * 2
 
 
 def test_a_table_that_is_too_wide_goes_on_below(monkeypatch: pytest.MonkeyPatch) -> None:
