@@ -19,7 +19,7 @@ LINES = {
     "batchsim": 50,
     "cli": 3950,
     "api": 500,
-    "base": 1150,
+    "base": 1200,
     "check": 50,
     "check.conform": 2050,
     "check.measured": 2150,
