@@ -404,8 +404,8 @@ def _column(name: str, texts: list[str]) -> Any:
     if name == "unstable" or (name not in _TEXT and {*texts} <= {"True", "False"}):
         return np.array([text == "True" for text in texts])
     if name == "vary":  # numbers if all are; the policies that the key is not of have none
-        numbers = pd.to_numeric(pd.Series(texts).replace("", np.nan), errors="coerce")
-        return numbers if [text == "" for text in texts] == numbers.isna().tolist() else pd.array(texts, "str")
+        numbers = pd.Series(pd.to_numeric(pd.Series(texts).replace("", np.nan), errors="coerce"))
+        return numbers if [text == "" for text in texts] == numbers.isna().tolist() else pd.array(texts, dtype="str")
     if name in _TEXT:
-        return pd.array(texts, "str")
+        return pd.array(texts, dtype="str")
     return np.array([*map(int, texts)] if all(map(str.isdecimal, texts)) else [float(text or "nan") for text in texts])
