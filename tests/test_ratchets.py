@@ -39,7 +39,7 @@ LINES = {
     "policies": 300,
     "policies.families": 1500,
     "policies.systems": 5750,
-    "report": 1300,
+    "report": 1350,
     "report.page": 1700,
     "report.pictures": 2700,
     "report.text": 2850,
