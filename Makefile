@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest
 NEED_TORCH := tests/live tests/unit/cli/test_live.py tests/unit/cli/test_validate.py
 # a real server in real time: alone, since what runs beside it would be measured
 
-.PHONY: real-engines real-clients help install demo demo-live test test-all test-rest test-wheel accelerated test-accelerated mutants mutants-sample bench docs lint format clean
+.PHONY: real-engines real-clients help install demo demo-live test test-all test-rest test-wheel accelerated test-accelerated mutants mutants-sample bench docs lint style types types-of-the-wheel site format clean
 
 help:
 	@echo "make demo      set up, then simulate scenarios/bursty.yaml"
@@ -76,7 +76,7 @@ test-rest: $(ALL)
 
 WHEEL := build/wheel
 test-wheel:
-	rm -rf build
+	rm -rf build/lib build/bdist.* $(WHEEL)
 	$(PYTHON) -m venv $(WHEEL)
 	$(WHEEL)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt .
 	cd $(WHEEL) && bin/batchsim --version && bin/batchsim run bursty --set 'load={mean_rate: [2/s]}' --set seeds=1 --no-pictures
@@ -124,11 +124,19 @@ real-clients: $(CLIENTS:%=.clients/%.installed)
 bench: $(RUNTIME)
 	$(BIN)/python -m tests.bench
 
-lint: $(TOOLS)
+lint: style types types-of-the-wheel site
+
+style: $(TOOLS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(TOOLS)
 	$(BIN)/pyright
+
+types-of-the-wheel: $(TOOLS)
 	$(BIN)/python tools/accelerated_wheel.py --check
+
+site: $(TOOLS)
 	$(BIN)/mkdocs build --quiet --strict
 
 docs: $(TOOLS)

@@ -68,16 +68,16 @@ class A:
 def empty_names(source: str) -> list[str]:
     """ "line 3: found" for each variable, loop variable, parameter and function of `source` called by a word of EMPTY,
     underscores before it or not."""
-    tree = ast.parse(source)
+    nodes = [*ast.walk(ast.parse(source))]
     columns = {
         statement.target
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.ClassDef)
         for statement in node.body
         if isinstance(statement, ast.AnnAssign)
     }
     names: list[tuple[int, str]] = []
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node not in columns:
             names.append((node.lineno, node.id))
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import Field, fields, is_dataclass
 from functools import cache
 from types import GenericAlias
@@ -73,6 +73,13 @@ def _adapter(hint: Any) -> TypeAdapter[list[Any]]:
 def kind_of(record: Any) -> object:
     """The `kind` that distinguishes this dataclass from others: the default of its field; None if it has none."""
     return next((field.default for field in fields(record) if field.name == "kind"), None)
+
+
+def value_at(plain: object, path: Iterable[object]) -> Any:
+    """What stands at the keys of `path`, each below the one before; None where nothing does."""
+    for key in path:
+        plain = plain.get(key) if isinstance(plain, Mapping) else None
+    return plain
 
 
 def texts_in(value: object) -> Iterator[str]:

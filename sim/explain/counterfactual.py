@@ -24,6 +24,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from batchsim.base.errors import ScenarioError
+from batchsim.base.plain import value_at
 from batchsim.explain.causes import Objectives, slo_misses
 from batchsim.kernel.record import Records
 from batchsim.metrics.measure import measure
@@ -349,11 +350,9 @@ def _change(text: str, plain: Mapping[str, Any], spec: PolicySpec, setup: Setup)
 
 def _before(path: Sequence[str], plain: Mapping[str, Any], spec: PolicySpec, setup: Setup) -> Any:
     """The value of a key in the point: stated, or known though it was not; else None."""
-    at: Any = plain if path[0] != "policies" else {"policies": {spec.label: spec.knobs}}
-    for key in path:
-        at = at.get(key) if isinstance(at, Mapping) else None
-    if at is not None:
-        return at
+    stated = value_at(plain if path[0] != "policies" else {"policies": {spec.label: spec.knobs}}, path)
+    if stated is not None:
+        return stated
     if list(path) == ["kv", "tokens"]:
         return setup.kv.num_blocks * setup.kv.block_size
     if list(path) == ["max_model_len"]:

@@ -127,7 +127,7 @@ class BlockHashKV(Pins):
                 self._publish_to(holding, seq, num_tokens - ahead)
                 seq.num_blocks = need
                 return True
-            self._name_blocks()
+            self.name_blocks()
         if search is not None and search.seq is seq:
             holding.keys = search.keys
             if have:
@@ -142,8 +142,9 @@ class BlockHashKV(Pins):
         seq.num_blocks = len(holding.table)
         return True
 
-    def _name_blocks(self) -> None:
-        """From now on keeps the ids of blocks: one is about to be found."""
+    def name_blocks(self) -> None:
+        """From now on keeps the ids of blocks: one is about to be found, or steps in flight hold some beyond what their
+        sequences have computed."""
         for seq, holding in self._held.items():
             holding.table = self._free.take_never(self.held(seq))
         self._counts = False
@@ -293,7 +294,7 @@ class BlockHashKV(Pins):
                     self.num_free += self.held(seq)
                 seq.num_blocks = 0
                 return
-            self._name_blocks()
+            self.name_blocks()
         self._deal()
         seq.num_blocks = 0
         holding = self._held.pop(seq, None)

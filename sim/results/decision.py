@@ -71,6 +71,6 @@ class Decision:
 
     @property
     def missed_below(self) -> tuple[float, ...]:
-        """The loads below `sure` at which the objective is not met for sure, as far as the interval tells."""
+        """The loads below `sure` at which the objective is not surely met, the error of the costs aside."""
         known = (each for each in self.loads if each.verdict in ("missed", "open") and not each.by_cost)
         return tuple(each.load for each in known if self.sure is not None and each.load < self.sure)

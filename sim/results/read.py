@@ -369,8 +369,7 @@ def _read_csv(folder: Path, name: str, manifest: dict[str, Any]) -> pd.DataFrame
     try:
         if name not in manifest["files"]:
             raise ValueError("the manifest lists no such table")
-        data = read_checked(folder / name, manifest["files"][name])
-        frame = _frame(data)
+        frame = _frame(read_checked(folder / name, manifest["files"][name]))
         if missing := [column for column in _COLUMNS.get(name, _KEYS) if column not in frame]:
             raise ValueError(f"it has no column {', '.join(missing)}, so another version of batchsim wrote it")
         return frame
@@ -393,8 +392,7 @@ def _totals(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _frame(data: bytes) -> pd.DataFrame:
-    """The table that CSV `data` holds. ValueError for anything else. Of a row or two and hundreds of columns, as which
-    pandas takes ten times as long to read it."""
+    """The table in CSV `data`, of few rows and hundreds of columns, which pandas takes ten times as long to read."""
     header, *rows = csv.reader(io.StringIO(data.decode(), newline=""))
     if not rows:
         raise ValueError("it has no rows")
@@ -403,14 +401,11 @@ def _frame(data: bytes) -> pd.DataFrame:
 
 def _column(name: str, texts: list[str]) -> Any:
     """The values of a column: texts, booleans, or numbers with NaN where the file has nothing."""
-    if name == "unstable":
-        return np.array([text == "True" for text in texts])
-    if name not in _TEXT and {*texts} <= {"True", "False"}:
+    if name == "unstable" or (name not in _TEXT and {*texts} <= {"True", "False"}):
         return np.array([text == "True" for text in texts])
     if name == "vary":  # numbers if all are; the policies that the key is not of have none
-        numbers = pd.to_numeric(pd.Series(texts).replace("", np.nan), errors="coerce")
-        return numbers if [text == "" for text in texts] == numbers.isna().tolist() else pd.array(texts, "str")
+        numbers = pd.Series(pd.to_numeric(pd.Series(texts).replace("", np.nan), errors="coerce"))
+        return numbers if [text == "" for text in texts] == numbers.isna().tolist() else pd.array(texts, dtype="str")
     if name in _TEXT:
-        return pd.array(texts, "str")
-    whole = all(text.isdecimal() for text in texts)
-    return np.array([int(text) if whole else float(text or "nan") for text in texts])
+        return pd.array(texts, dtype="str")
+    return np.array([*map(int, texts)] if all(map(str.isdecimal, texts)) else [float(text or "nan") for text in texts])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from batchsim.base.errors import ScenarioError, nearest, shown
+from batchsim.base.plain import value_at
 from batchsim.cost.kinds import long_form
 from batchsim.scenario.document import MAX_DEPTH, TEXTS, Document, read_document
 from batchsim.scenario.document import Path as Keys
@@ -163,8 +164,7 @@ def costs(plain: dict[str, Any]) -> Iterator[tuple[Keys, dict[str, Any]]]:
     """Each mapping that may hold a `cost`, after its keys: the scenario, its plan's GPUs, its replicas' groups."""
     yield (), plain
     for key, kinds in (("plan", "gpus"), ("replicas", "groups")):
-        owner = plain.get(key)
-        entries = owner.get(kinds) if isinstance(owner, dict) else None
+        entries = value_at(plain, (key, kinds))
         if isinstance(entries, dict):
             for name, entry in entries.items():
                 if isinstance(entry, dict):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchsim.base.errors import ScenarioError, TraceError
 from batchsim.base.later import Later
+from batchsim.base.plain import value_at
 from batchsim.policies.named_policy import check_allowed, own_code
 from batchsim.scenario.check_values import check_values
 from batchsim.scenario.config import ScenarioFile
@@ -51,9 +52,7 @@ def own_configs(document: Document, *, allow_code: bool) -> dict[Keys, Any]:
     """
     configs = {}
     for path in (*_PLACES, *((*path, "cost") for path, _ in costs(document.value))):
-        entry: Any = document.value
-        for key in path:
-            entry = entry.get(key) if isinstance(entry, dict) else None
+        entry = value_at(document.value, path)
         if (config := _own_config(entry, document, path, allow_code=allow_code)) is not None:
             configs[path] = config
     return configs

@@ -44,7 +44,8 @@ def parse_scenario(
         scenario = replace(scenario, overrides=overrides, trace_folders=trace_folders, allow_code=allow_code)
         return replace(scenario, variants=_variants(scenario, document)) if scenario.vary_key else scenario
     except ScenarioError as error:  # which repeats little of any long text that was written
-        raise type(error)(bounded(str(error), written)) from None
+        texts = list(written)
+        raise type(error)(*(bounded(line, texts) for line in error.lines)) from None
 
 
 def _checked(document: Document, folder: Path, overrides: tuple[str, ...], *, allow_code: bool) -> ScenarioFile:

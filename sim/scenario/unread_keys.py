@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from batchsim.base.errors import ScenarioError
+from batchsim.base.plain import value_at
 
 if TYPE_CHECKING:
     from batchsim.scenario.config import Scenario
@@ -30,12 +31,12 @@ PLANNED = {
 def replaced_by(key: str, plain: Mapping[str, Any]) -> str:
     """The key of the scenario `plain` that is read in the place of `key`; "" where `key` itself is read."""
     for axis, replaced in LOADED.items():
-        if key == replaced and _at(plain, f"load.{axis}") is not None:
+        if key == replaced and value_at(plain, ("load", axis)) is not None:
             return f"load.{axis}"
     owner, _, name = key.rpartition(".")
     stated = f"{owner}.tokens"
     memory = name == "utilisation" and owner.rpartition(".")[2] == "kv"
-    return stated if memory and _at(plain, stated) is not None else ""
+    return stated if memory and value_at(plain, stated.split(".")) is not None else ""
 
 
 def check_replaced(scenario: Scenario) -> None:
@@ -51,7 +52,7 @@ def check_replaced(scenario: Scenario) -> None:
         raise ScenarioError(f"{where}: vary names {key}, in whose place {other} stands. Drop one of them.")
     for each in (scenario, *scenario.variants):
         for key in _memories(each.plain):
-            if _at(each.plain, key) is not None and (other := replaced_by(key, each.plain)):
+            if value_at(each.plain, key.split(".")) is not None and (other := replaced_by(key, each.plain)):
                 where = scenario.places.get(key.partition(".")[0], scenario.source)
                 raise ScenarioError(f"{where}: {key} is not read beside {other}. Drop one of them.")
 
@@ -71,12 +72,5 @@ def _key(override: str) -> str:
 def _memories(plain: Mapping[str, Any]) -> Iterator[str]:
     """Every key that may say which share of a GPU's memory an engine takes."""
     yield "kv.utilisation"
-    for name in _at(plain, "replicas.groups") or ():
+    for name in value_at(plain, ("replicas", "groups")) or ():
         yield f"replicas.groups.{name}.kv.utilisation"
-
-
-def _at(plain: Any, key: str) -> Any:
-    """The value at a dotted key, None where there is none."""
-    for part in key.split("."):
-        plain = plain.get(part) if isinstance(plain, Mapping) else None
-    return plain

@@ -63,7 +63,7 @@ def test_every_folder_of_tests_is_in_the_table() -> None:
 def test_the_sample_of_mutants_is_as_stated() -> None:
     """As many mutants as CONTRIBUTING.md says are drawn, and the check fails below the share it says."""
     drawn = re.search(r"--sample (\d+) .*--least (\d+)", _text("Makefile"))
-    stated = re.search(r"draws (\d+) by the commit's hash: below (\d+) %", _text("CONTRIBUTING.md"))
+    stated = re.search(r"draws (\d+) by the commit's hash[^:]*: below (\d+) %", _text("CONTRIBUTING.md"))
     assert drawn and stated and drawn.groups() == stated.groups()
 
 

@@ -14,7 +14,7 @@ from tests.golden.planted import not_found
 FOLDER = Path(os.environ.get("BATCHSIM_GOLDEN", "")) / "vllm-v1"
 NO_FOLDER = "BATCHSIM_GOLDEN names no folder with vllm-v1 recordings"
 RECORDINGS = sorted(FOLDER.glob("*.json")) if "BATCHSIM_GOLDEN" in os.environ else []
-NUM_RECORDINGS, WITH_PREFIX_CACHING = 18, "11_prefix_on_pressure"
+NUM_RECORDINGS = 18
 
 
 def test_every_recording_is_there() -> None:
@@ -34,12 +34,8 @@ def test_every_step_equals_the_recorded_one(path: Path | None) -> None:
     assert verdict.num_steps == len(json.loads(path.read_text(encoding="utf-8"))["steps"])
 
 
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, marks=() if path.stem == WITH_PREFIX_CACHING else pytest.mark.slow) for path in RECORDINGS]
-    or [None],
-    ids=lambda path: path.stem if path else "none",
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", RECORDINGS or [None], ids=lambda path: path.stem if path else "none")
 def test_every_planted_error_is_found_at_its_step(path: Path | None, tmp_path: Path) -> None:
     """One wrong number, row, order, step or total anywhere is a difference, named with its step and field."""
     if path is None:

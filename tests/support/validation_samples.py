@@ -81,12 +81,8 @@ class Remembered(ValidationSetup):
 
     def simulate(self, policy: PolicySpec, load: float) -> Simulated:
         key = id(self.setup), id(policy), load
-        if key not in _SIMULATED:
-            _SIMULATED[key] = (
-                self.setup,
-                policy,
-                super().simulate(policy, load),
-            )  # kept, so that no other gets their ids
+        if key not in _SIMULATED:  # kept with what its ids are of, so that nothing else gets them
+            _SIMULATED[key] = self.setup, policy, super().simulate(policy, load)
         return _SIMULATED[key][2]
 
 

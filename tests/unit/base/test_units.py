@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from batchsim.base.units import (
+    Duration,
     Quantity,
     clock_text,
     format_duration,
@@ -114,6 +115,32 @@ def test_whole_nanoseconds_survive(ns: int) -> None:
 def test_a_time_is_written_for_people(ns: int, text: str) -> None:
     """Three significant digits in the unit that suits."""
     assert format_duration(ns) == text
+
+
+DURATIONS = [
+    (0, "0s"),
+    (1, "1ns"),
+    (1_500, "1.5us"),
+    (50_000_000, "50ms"),
+    (12_500_000_000, "12.5s"),
+    (600_000_000_000, "10min"),
+    (630_000_000_000, "630s"),
+    (5_400_000_000_000, "90min"),
+    (86_400_000_000_000, "24h"),
+    (1_000_000_001, "1000000001ns"),
+]
+
+
+@pytest.mark.parametrize(("ns", "text"), DURATIONS)
+def test_a_time_is_written_in_the_largest_unit_in_which_it_is_short(ns: int, text: str) -> None:
+    """Whole minutes and hours as these, others in s, ms or us to six digits, and digit by digit beyond."""
+    assert TypeAdapter(Duration).dump_python(ns, mode="json") == text and parse_duration_ns(text) == ns
+
+
+@given(st.integers(0, 2**53))
+def test_a_written_time_is_read_as_the_same(ns: int) -> None:
+    """To the ns, for months."""
+    assert parse_duration_ns(TypeAdapter(Duration).dump_python(ns, mode="json")) == ns
 
 
 def test_a_validator_gets_parser_writer_and_schema() -> None:

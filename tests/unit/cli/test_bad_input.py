@@ -661,17 +661,31 @@ def test_halves_of_letters_are_one_line(tmp_path: Path, change: str) -> None:
     assert "holds half of a letter" in result.stderr and "Write whole ones." in result.stderr
 
 
+def _refused(name: str, folder: Path) -> tuple[str, list[str]]:
+    """What `run` says of a scenario that it refuses, and the modules that it has loaded by then."""
+    code = (
+        "import sys\nfrom batchsim.cli import app\n"
+        f"try: app(['run', '{name}'])\nexcept SystemExit as end: print(end.code, *sys.modules)"
+    )
+    process = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
+    status, *loaded = process.stdout.split()
+    assert status == "2"
+    return process.stderr, loaded
+
+
+def test_a_missing_scenario_is_refused_before_its_classes_are_imported(tmp_path: Path) -> None:
+    """Neither those, nor the reader of YAML."""
+    stderr, loaded = _refused("nowhere.yaml", tmp_path)
+    assert "nowhere.yaml: no such scenario." in stderr
+    assert {"yaml", "batchsim.scenario.config"}.isdisjoint(loaded) and "batchsim.scenario.load" in loaded
+
+
 def test_a_misspelt_key_is_refused_before_what_takes_seconds_is_imported(tmp_path: Path) -> None:
     """A refusal of a key loads no arrays, tables, plots, profiles, schedulers, workloads or other commands, and of the
     blocks and kinds that a scenario may have those alone that are in the file."""
     (tmp_path / "s.yaml").write_text(changed(TINY, "slo:", "slos:"))
-    code = (
-        "import sys\nfrom batchsim.cli import app\n"
-        "try: app(['run', 's.yaml'])\nexcept SystemExit as end: print(end.code, *sys.modules)"
-    )
-    process = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    status, *loaded = process.stdout.split()
-    assert status == "2" and "slos is not a field" in process.stderr
+    stderr, loaded = _refused("s.yaml", tmp_path)
+    assert "slos is not a field" in stderr
     heavy = {"numpy", "pandas", "scipy", "matplotlib", "simpy", "batchsim.policies.registry", "batchsim.workload.build"}
     heavy |= {"batchsim.cost.profile", "batchsim.cli.plan", "batchsim.cost.roofline", "batchsim.drive.fleet.routing"}
     heavy |= {"batchsim.scenario.plan_config", "batchsim.scenario.replicas_config", "batchsim.scenario.fitted_config"}

