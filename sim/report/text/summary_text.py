@@ -284,7 +284,8 @@ def warnings(results: Results, load: float | None) -> list[str]:
             where = (
                 f"from {load_text(name, grows[0])} on" if for_ever else f"at load {', '.join(f'{x:g}' for x in grows)}"
             )
-            lines.append(f"! {sweep.name}: the queue grows {where if name else 'without end'}; no percentiles there")
+            where = where if name else "without end"
+            lines.append(f"! {sweep.name}: the queue grows {where}; no percentiles of TTFT or E2E there")
         if sweep.policy not in rows:
             continue
         i = rows[sweep.policy]
