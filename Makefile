@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest
 NEED_TORCH := tests/live tests/unit/cli/test_live.py tests/unit/cli/test_validate.py
 # a real server in real time: alone, since what runs beside it would be measured
 
-.PHONY: real-engines real-clients help install demo demo-live test test-all test-rest test-wheel accelerated test-accelerated mutants mutants-sample bench docs lint style types types-of-the-wheel site format clean
+.PHONY: real-engines real-clients help install demo demo-live test test-all test-rest test-wheel accelerated test-accelerated mutants mutants-sample bench bench-rust wheels docs lint style types types-of-the-wheel site format clean
 
 help:
 	@echo "make demo      set up, then simulate scenarios/bursty.yaml"
@@ -25,11 +25,13 @@ help:
 	@echo "make test-rest what of test-all make test has not run, but for what is judged by the clock; of the slow ones a share with DRAWN=1/12:seed, as .ci/run does"
 	@echo "make test-wheel is what pip installs whole? In an empty environment, from another folder"
 	@echo "make accelerated builds the accelerated wheel, compiled by mypyc, into build/: minutes, and a C compiler"
+	@echo "make wheels    the accelerated wheels of a release, by cibuildwheel: on Linux it needs a container engine"
 	@echo "make test-accelerated does what it holds leave the same records, and pass the tests of policies?"
 	@echo "make mutants   plants every small fault in the simulator's core: which ones do the tests notice? An hour or two"
 	@echo "make real-engines installs vLLM for CPUs into .vllm, 2 GB, for python -m tools.real_engines"
 	@echo "make real-clients installs openai, guidellm and aiperf, each into an environment of its own under .clients"
 	@echo "make bench     speed and memory: a table, and results/bench.json"
+	@echo "make bench-rust CPU time beside that of the Rust replay core of ai-dynamo-runtime, by the same requests"
 	@echo "make docs      the documentation site, into build/site"
 	@echo "make lint      ruff, pyright, mypy for the accelerated wheel and the site, as .ci/run does"
 	@echo "make clean     remove the environment and the caches; results/ stays"
@@ -88,18 +90,24 @@ $(MYPYC): $(RUNTIME)
 
 accelerated: $(MYPYC)
 	rm -f build/batchsim-*.whl
-	$(BIN)/python tools/accelerated_wheel.py build
+	$(BIN)/python tools/accelerated_wheel.py build/accelerated
+	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build build/accelerated
 	@echo "pip install $$(ls build/batchsim-*.whl)"
+
+wheels: $(MYPYC)
+	$(PIP) --editable '.[wheels]'
+	$(BIN)/python tools/accelerated_wheel.py build/accelerated
+	$(BIN)/python -m cibuildwheel --output-dir build/wheels build/accelerated
 
 TRIED := build/tried
 test-accelerated: accelerated
 	rm -rf $(TRIED)
 	$(BIN)/python -m zipfile -e build/batchsim-*.whl $(TRIED)
-	cp -r tests scenarios pyproject.toml $(TRIED)
+	cp -r tests scenarios examples tools results pyproject.toml $(TRIED)
 	$(BIN)/python -m tests.record_hashes --seeds 1 bursty systems >build/python.txt
 	cd $(TRIED) && PYTHONPATH=. ../../$(BIN)/python -m batchsim --version | grep compiled
 	cd $(TRIED) && PYTHONPATH=. ../../$(BIN)/python -m tests.record_hashes --seeds 1 bursty systems | diff - ../python.txt
-	cd $(TRIED) && PYTHONPATH=. ../../$(BIN)/python -m pytest tests/unit/policies tests/unit/kernel tests/unit/kv tests/unit/cost/test_cost.py tests/unit/cli/test_own_code.py -m "not slow and not gpu" --numprocesses auto --dist loadfile
+	cd $(TRIED) && PYTHONPATH=. ../../$(BIN)/python -m pytest tests/unit/policies tests/unit/kernel tests/unit/kv tests/unit/cost tests/unit/scenario/test_setup.py tests/unit/cli/test_own_code.py -m "not slow and not gpu" --numprocesses auto --dist loadfile
 
 mutants: $(TOOLS)
 	$(BIN)/python -m tests.mutants
@@ -124,6 +132,10 @@ real-clients: $(CLIENTS:%=.clients/%.installed)
 bench: $(RUNTIME)
 	$(BIN)/python -m tests.bench
 
+RUST := ai-dynamo-runtime==1.6.1
+bench-rust: $(RUNTIME) .clients/$(RUST).installed
+	$(BIN)/python -m tests.bench_rust --rust .clients/$(firstword $(subst ==, ,$(RUST)))/bin/python
+
 lint: style types types-of-the-wheel site
 
 style: $(TOOLS)
@@ -136,11 +148,8 @@ types: $(TOOLS)
 types-of-the-wheel: $(TOOLS)
 	$(BIN)/python tools/accelerated_wheel.py --check
 
-site: $(TOOLS)
-	$(BIN)/mkdocs build --quiet --strict
-
-docs: $(TOOLS)
-	$(BIN)/mkdocs build --strict
+site docs: $(TOOLS)
+	$(BIN)/python -m tools.docs_site build
 
 format: $(TOOLS)
 	$(BIN)/ruff check --fix .

@@ -5,6 +5,7 @@ from batchsim.api.studies import capacity, plan, run
 from batchsim.api.typed import (
     ClosedLoop,
     Constant,
+    Deployment,
     Diurnal,
     Gamma,
     Kv,
@@ -25,7 +26,6 @@ from batchsim.report.text.story_text import story as life
 from batchsim.report.text.story_text import story_text as life_text
 from batchsim.scenario import load_scenario
 from batchsim.scenario.constructor import scenario as Scenario  # noqa: N812 - it is called as one calls a class
-from batchsim.scenario.deployment_config import DeploymentConfig as Deployment
 from batchsim.study.capacity.find import find_capacities
 from batchsim.study.curves.precision import Precision
 from batchsim.study.curves.run import run_scenario
@@ -34,7 +34,8 @@ from batchsim.study.sweep.points import Sweep
 from batchsim.workload.laws import FixedTokens as Fixed
 from batchsim.workload.laws import LognormalTokens as Lognormal
 from batchsim.workload.laws import UniformTokens as Uniform
-from batchsim.workload.workload_config import AllAtOnce, Lengths
+from batchsim.workload.lengths import Lengths
+from batchsim.workload.workload_config import AllAtOnce
 
 __version__: str
 

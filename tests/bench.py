@@ -6,10 +6,12 @@ bare timeout. The medians are printed; the peak of memory is that of the first r
 records are kept; parsing and writing are rows of their own. A block
 operation is a KV block taken by a request, found in a cache or not, or given back; repeats after preemptions are not
 counted. `point-1x` is one point of `azure-conv` as sweeps do them: simulated, measured, written. `serve` is what a
-server spends on a token of many streams, `serving/token_cost.py`. `day` is the shipped scenario of that name, in
+server spends on a token of many streams, `serving/token_cost.py`. `packing` are a million
+examples into rows, in seconds of CPU. `day` is the shipped scenario of that name, in
 seconds of CPU and once. The last line is of a
 whole sweep, points written, on one process and on two: 4 policies × 10 loads × 5 seeds of `chat` with 2,000 requests
-each. It runs on one and on two in turn, beside bare timeouts in one process and in two:
+each. `gym` rows are decisions in environments, `bench_gym.py`. The sweep runs on one and on two processes in turn,
+beside bare timeouts in one process and in two:
 how much more two processes can do is the machine's. The medians of both are printed. Rows that are to do no less than a
 share of what another one does run in turn with that one, `tests/bench_pairs.py`.
 """
@@ -37,7 +39,7 @@ import numpy as np
 import simpy
 
 from batchsim.cost.kinds import build_cost
-from batchsim.cost.roofline import RooflineConfig
+from batchsim.cost.roofline_config import RooflineConfig
 from batchsim.deployment.catalog import load_gpu, load_model
 from batchsim.deployment.deployment import Deployment
 from batchsim.drive.simulate import simulate
@@ -411,6 +413,11 @@ def main() -> None:
         f" {served['share_of_simpy']:.4f} tokens per bare timeout"
     )
     rows.append({"name": "serve", **served})
+    command = [sys.executable, "-m", "tests.bench_gym", "--json"]
+    decided = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    for name, row in decided.items():
+        print(f"gym {name}: {row['decisions']:,.0f} decisions and {row['steps']:,.0f} steps a second of CPU")
+        rows.append({"name": f"gym-{name}", **row})
     command = [sys.executable, "-m", "tests.support.serving.lateness", "--json"]
     late = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     print(
@@ -419,6 +426,15 @@ def main() -> None:
         " more than 5 ms beyond are wanted"
     )
     rows.append({"name": "late", **late})
+    command = [sys.executable, "-m", "tests.support.packing_speed", "--json"]
+    packed = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    decreasing = packed["megatron_bridge.first_fit_decreasing"]
+    print(
+        f"packing, s of CPU: a million examples by first fit decreasing {decreasing:.1f}, in random order"
+        f" {packed['megatron_bridge.first_fit_shuffle']:.1f}, by TRL's best fit {packed['trl.bfd']:.1f}; less than 10"
+        " are wanted of the first"
+    )
+    rows.append({"name": "packing", **packed})
     command = [sys.executable, "-m", "tests.bench", "--row", DAY, "--traces", str(options.traces)]
     day = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     print(

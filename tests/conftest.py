@@ -4,8 +4,13 @@ And which slow tests run where only a share of them is to: `--drawn 1/12:SEED`, 
 
 from __future__ import annotations
 
+import gc
 import hashlib
+import os
+from collections.abc import Generator
 from fractions import Fraction
+
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # threads that wait for small matrices to be split take most of the time
 
 import pytest
 from hypothesis import settings
@@ -17,6 +22,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--drawn", metavar="SHARE:SEED", help="of the slow tests this share alone (1/12), drawn by the seed"
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None]:
+    """What is imported and collected stays: the garbage collector need not look through it again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+        gc.set_threshold(10_000, 20, 20)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

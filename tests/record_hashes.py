@@ -23,7 +23,7 @@ from batchsim.scenario.point import simulate_point
 from batchsim.scenario.setup import Setup
 from batchsim.study.curves.lines import ANY_LOAD, lines_of
 
-ADDED = ("num_passes", "num_wide_passes")
+ADDED = ("num_passes", "num_wide_passes", "window_tokens", "window_pairs")
 """Columns of steps that are left out where they are 0 throughout, so that hashes of before there were any hold."""
 
 

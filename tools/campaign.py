@@ -30,8 +30,9 @@ from typing import Annotated, Any
 
 import typer
 
-from batchsim.base.errors import BatchsimError, CalibrationError
+from batchsim.base.errors import CalibrationError
 from batchsim.base.files import check_folder, read_json, reason_text, write_text
+from batchsim.cli.common import one_line_errors
 
 _FORMAT = "batchsim-campaign 2"
 _MARGIN_S = 10.0  # of a calibration's time, in which its process starts and ends
@@ -86,9 +87,8 @@ def stages(visit: Visit, profile_minutes: float, live_minutes: float) -> list[St
     profile, partial = visit.profile, visit.out / "profile.partial.json"
     calibrate = (*_BATCHSIM, "calibrate", "--model", visit.model, "--device", visit.device, "-o", str(profile))
     found = [Stage("tests", _TESTS, visit.out / "tests.log")] if visit.device == "cuda" else []
-    found.append(
-        Stage("profile", calibrate, profile, lacking=None if _serves(profile) else partial, minutes=profile_minutes)
-    )
+    lacking = None if _serves(profile) else partial
+    found.append(Stage("profile", calibrate, profile, lacking=lacking, minutes=profile_minutes))
     for number, share in enumerate(visit.at):
         name = f"live-{number + 1}-{share.removesuffix('%')}"
         command = visit.validate(name, "--device", visit.device, "--at", share, "--repeats", "1")
@@ -113,8 +113,7 @@ class Campaign:
 
     def __init__(self, visit: Visit, minutes: float) -> None:
         """CalibrationError if files cannot be written in its folder, or the folder is of another campaign."""
-        self._end_s = time.monotonic() + 60 * minutes
-        self._out = visit.out
+        self._end_s, self._out = time.monotonic() + 60 * minutes, visit.out
         self._file = visit.out / "campaign.json"
         asked = {name: list(value) if isinstance(value, tuple) else str(value) for name, value in vars(visit).items()}
         del asked["out"]
@@ -182,12 +181,12 @@ def _earlier(file: Path, asked: dict[str, Any]) -> dict[str, Any]:
         before = dict(state["asked"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CalibrationError(f"{file}: cannot be read: {reason_text(error)}. {advice}") from None
-    for name, value in asked.items():
-        if before.get(name) != value:
-            raise CalibrationError(f"{file}: was begun with {name} {before.get(name)}, now it is {value}. {advice}")
+    for name in (name for name, value in asked.items() if before.get(name) != value):
+        raise CalibrationError(f"{file}: was begun with {name} {before.get(name)}, now it is {asked[name]}. {advice}")
     return state
 
 
+@one_line_errors
 def main(
     out: Annotated[Path, typer.Option(help="Folder for all that is found; the same again goes on there.")],
     minutes: Annotated[float, typer.Option(min=0.5, max=10_000, help="Time for this call.")] = 9.0,
@@ -203,18 +202,12 @@ def main(
     """Calibrate, run live and validate within the minutes given; called again, go on."""
     shares = tuple(share.strip() for share in at.split(","))
     visit = Visit(out, device, scenario, model, tuple(policy or ()), shares, tuple(set_ or ()))
-    try:
-        planned = stages(visit, profile_minutes, live_minutes)
-        why = Campaign(visit, minutes).run(planned)
-    except BatchsimError as error:
-        typer.echo(" ".join(str(error).split()), err=True)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        why = "interrupted."
+    planned = stages(visit, profile_minutes, live_minutes)
+    why = Campaign(visit, minutes).run(planned)
     done = sum(stage.is_done for stage in planned)
     typer.echo(f"{done} of {len(planned)} stages done. {f'{why} The same command goes on.' if why else ''}".rstrip())
     if why:
-        raise typer.Exit(130 if why == "interrupted." else 1)
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
-"""What the documentation site has beside the pages in docs/: pictures of kept results, and reference pages made from
-commands, the scenario schema and docstrings, so that none of it can grow old.
+"""The documentation site, whole: the pages of docs/, and what is made anew for it, so that none of that can grow old:
+reference pages from commands, the scenario's schema and docstrings, and every policy at work.
 
-A hook of MkDocs, named in mkdocs.yml. Pages link to files of the clone as GitHub does, by `../`: pictures come along,
-and other files, which the site does not have, become their names.
+    python -m tools.docs_site build [FOLDER]          (FOLDER is build unless given; the site is FOLDER/site)
+
+FOLDER/docs is made first, and Zensical makes pages of it; then every link of these is followed. Pages link to files of
+the clone as GitHub does, by `../`: pictures come along, and other files, which the site does not have, become their
+names.
 """
 
 from __future__ import annotations
@@ -10,68 +13,73 @@ from __future__ import annotations
 import inspect
 import io
 import re
+import shutil
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import typer.main
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
-from mkdocs.structure.pages import Page
-from mkdocs.utils import get_relative_url
+import yaml
 from typer.cli import get_docs_for_click
 
 import batchsim
 from batchsim.api import typed
+from batchsim.base.files import read_text, write_bytes, write_text
 from batchsim.cli import app
 from batchsim.policies.registry import POLICIES
-from batchsim.scenario.schema import scenario_schema
+from batchsim.scenario.described import field_words
+from tools.scenario_reference import Reference
+from tools.site_check import faults
 
 ROOT = Path(__file__).parents[1]
+CONFIG = "zensical.toml"
 _LINK = re.compile(r"(?P<text>!?\[[^\]]*\])\(\.\./(?P<path>[^)#]+)\)")
-_FETCHED = "https://unpkg.com/iframe-worker/shim"
-_TUTORIALS = "tutorials/"  # whose links by `../` are to pages of docs: they name no files of the clone
+_PART = re.compile(r"\s+(Rule|Source|Simplifies): ")
+_QUOTED = re.compile(r"""(: |-> )(['"])(.*?)\2(?=, | = |\)|$)""")
+_TUTORIALS = "tutorials"  # whose links by `../` are to pages of docs: they name no files of the clone
 
 
-def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pictures that pages show, and the reference."""
-    pictures: set[str] = set()
-    for page in files.documentation_pages():
-        if page.src_uri.startswith(_TUTORIALS):
+def build(folder: Path) -> list[str]:
+    """Makes the site in `folder`/site; what is wrong with it, a line each. `folder` is made if need be."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = read_text(ROOT / CONFIG)
+    write_text(folder / CONFIG, config)
+    pages = prepare(folder / "docs")
+    listed = set(re.findall(r'"([\w/-]+\.md)"', config))
+    wrong = [f"{page}: is not in the nav of {CONFIG}" for page in sorted(pages - listed)]
+    wrong += [f"{CONFIG}: its nav has {page}, and there is no such page" for page in sorted(listed - pages)]
+    command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean", "-f", str(folder / CONFIG)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return [*wrong, *(done.stdout + done.stderr).splitlines()]
+    return wrong + faults(folder / "site")
+
+
+def prepare(docs: Path) -> set[str]:
+    """Lays into `docs`, which is emptied before, all that the site is made of; the names of its pages."""
+    shutil.rmtree(docs, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", docs)
+    for page in docs.rglob("*.md"):
+        if page.parent.name == _TUTORIALS:
             continue
-        found = (match["path"] for match in _LINK.finditer(page.content_string))
-        pictures |= {path for path in found if path.endswith(".png")}
-    for path in sorted(pictures):
-        files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
-    made = {"commands": commands(), "scenario": scenario_keys(), "python": python_names()}
-    made |= {f"policy-{kind}": policy_page(kind) for kind in POLICIES}
+        text = read_text(page)
+        for path in {match["path"] for match in _LINK.finditer(text)}:
+            if path.endswith(".png"):
+                (docs / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(ROOT / path, docs / path)
+        write_text(page, _LINK.sub(_on_site, text))
+    reference = Reference()
+    made = {"commands": commands(), "scenario": reference.page(), "python": python_names()}
+    made |= {f"policy-{kind}": policy_page(kind, reference) for kind in POLICIES}
+    (docs / "reference").mkdir()
     for name, lines in made.items():
-        files.append(File.generated(config, f"reference/{name}.md", content="\n".join(lines) + "\n"))
+        write_text(docs / f"reference/{name}.md", "\n".join(lines) + "\n")
     for kind, picture in pictures_at_work().items():
-        files.append(File.generated(config, f"reference/policy-{kind}.png", content=picture))
-    return files
-
-
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """`markdown` with links to files of the clone as the site has them."""
-    del config, files
-    if page.file.src_uri.startswith(_TUTORIALS):
-        return markdown
-    return _LINK.sub(_on_site, markdown)
-
-
-def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """`output` with our script in the place of one that the offline plugin fetches from elsewhere."""
-    del config
-    return output.replace(_FETCHED, get_relative_url("site.js", page.url))
-
-
-def on_post_template(output_content: str, template_name: str, config: MkDocsConfig) -> str:
-    """The page for addresses that do not exist, which a server shows, alike."""
-    del template_name, config
-    return output_content.replace(_FETCHED, "/site.js")
+        write_bytes(docs / f"reference/policy-{kind}.png", picture)
+    return {page.relative_to(docs).as_posix() for page in docs.rglob("*.md")}
 
 
 def _on_site(match: re.Match[str]) -> str:
@@ -81,9 +89,6 @@ def _on_site(match: re.Match[str]) -> str:
     return f"{text}({path})" if path.endswith(".png") else f"{text[1:-1]} (`{path}`)"
 
 
-# ---- commands
-
-
 def commands() -> Iterator[str]:
     """A page on every command, from its help, as `typer utils docs` makes it."""
     root = typer.main.get_command(app)
@@ -91,113 +96,35 @@ def commands() -> Iterator[str]:
     yield get_docs_for_click(obj=root, ctx=context, name="batchsim", title="Commands")
 
 
-# ---- the scenario's keys
-
-
-def scenario_keys() -> Iterator[str]:
-    """Lines of a page on every key of a scenario, a table a kind of mapping."""
-    schema = scenario_schema()
-    yield "# Scenario keys\n\nMade from the JSON schema, which `batchsim schema` prints.\n"
-    for name, part in {"a scenario": schema, **schema.get("$defs", {})}.items():
-        yield f"## {name}\n"
-        if part.get("description"):
-            yield _cell(part["description"], table=False) + "\n"
-        if properties := part.get("properties"):
-            yield from ("| key | | |", "|---|---|---|")
-            yield from (f"| `{key}` | {_kind(value)} | {_cell(value.get('description', ''))} |"
-                        for key, value in properties.items())  # fmt: skip
-            yield ""
-        elif kind := _kind(part):
-            yield f"One of: {kind}\n"
-
-
-def _kind(value: Mapping[str, Any]) -> str:
-    if "$ref" in value:
-        name = str(value["$ref"]).rpartition("/")[2]
-        return f"[{name}](scenario.md#{re.sub(r'[^a-z0-9_ -]', '', name.lower()).replace(' ', '-')})"
-    for key in ("anyOf", "oneOf"):
-        if key in value:
-            return ", ".join(dict.fromkeys(filter(None, map(_kind, value[key]))))
-    if "enum" in value:
-        return ", ".join(f"`{each}`" for each in value["enum"])
-    if "const" in value:
-        return f"`{value['const']}`"
-    found = value.get("type", "")
-    return _cell(found if isinstance(found, str) else ", ".join(found))
-
-
-def _cell(text: str, *, table: bool = True) -> str:
-    text = re.sub(r"\s+", " ", text)
-    return text.replace("|", "\\|") if table else text
-
-
-# ---- policies
-
-
-def policy_page(kind: str) -> Iterator[str]:
+def policy_page(kind: str, reference: Reference) -> Iterator[str]:
     """Lines of a page on a policy: its rule and source, as the head of its file has them, its knobs, and it at work."""
     _, policy = POLICIES[kind]
     own = {each.__module__: None for each in policy.__mro__ if each.__module__.startswith("batchsim.policies")}
     of_system = [name for name in own if ".systems." in name] or [policy.__module__]
     yield f"# {kind}\n"
     for name in reversed(of_system):
-        yield inspect.cleandoc(sys.modules[name].__doc__ or "") + "\n"
+        text = inspect.cleandoc(sys.modules[name].__doc__ or "")
+        yield _PART.sub(r"\n\n**\1:** ", text) + "\n"
     path = policy.__module__.replace("batchsim.", "sim.").replace(".", "/")
     yield f"Source: `{path}.py`, class `{policy.__name__}`.\n"
     yield f"![Running and waiting sequences, and KV in use, of {kind} over time](policy-{kind}.png)\n"
     yield "*Sixty requests in bursts on an engine with 6,000 tokens of KV memory, steps of 10 ms and more: invented.*\n"
-    properties = scenario_schema()["$defs"][f"policy_{kind}"].get("properties", {})
-    if rows := [(key, value) for key, value in properties.items() if key != "kind"]:
+    if rows := list(reference.knobs(kind)):
         yield "## Knobs\n"
-        yield from ("| knob | | default | |", "|---|---|---|---|")
-        for key, value in rows:
-            default = "" if value.get("default") is None else f"`{value['default']}`"
-            yield f"| `{key}` | {_kind(value)} | {default} | {_cell(value.get('description', ''))} |"
-        yield ""
+        yield from rows
 
 
 def pictures_at_work() -> dict[str, bytes]:
     """A PNG of every policy under the same small load, by the policy's kind."""
     found: dict[str, bytes] = {}
+    work = yaml.safe_load(read_text(Path(__file__).with_name("at_work.yaml")))
     with tempfile.TemporaryDirectory() as folder:
         for kind in POLICIES:
-            results = batchsim.run(_WORK | {"policies": {kind: _NEEDED.get(kind, {})}}, out=folder)
+            results = batchsim.run(work | {"policies": {kind: work["policies"].get(kind, {})}}, out=folder)
             drawn = io.BytesIO()
             results.plot.timeline().savefig(drawn, format="png", metadata={"Software": None})
             found[kind] = drawn.getvalue()
     return found
-
-
-_WORK: dict[str, Any] = {
-    "model": "llama-3.1-8b",
-    "cost": {"kind": "linear", "base": "10ms", "per_token": "30us", "per_sequence": "200us"},
-    "kv": {"tokens": 6000},
-    "max_model_len": 2048,
-    "workload": {
-        "arrivals": {"kind": "on_off", "mean_rate": "12/s", "on": "2s", "off": "3s"},
-        "output_cap": 512,
-        "requests": 60,
-        "lengths": {
-            "prompt": {"kind": "lognormal", "mean": 300, "cv": 0.8, "max": 1000},
-            "output": {"kind": "lognormal", "mean": 80, "cv": 0.8, "max": 400},
-        },
-    },
-    "slo": "ttft<1s @ 95%",
-    "load": {"mean_rate": ["12/s"]},
-    "seeds": 1,
-}
-_SLOTS = {"max_num_seqs": 16, "max_num_batched_tokens": 512}
-_NEEDED: dict[str, dict[str, Any]] = {
-    "static": {"batch_size": 8, "max_wait": "200ms"},
-    "dynamic": {"max_batch_size": 8, "max_queue_delay": "200ms"},
-    "continuous": _SLOTS,
-    "preemptive": _SLOTS,
-    "tf_serving": {"num_batch_threads": 1},
-}
-"""Knobs without which a policy is not one, beside its defaults."""
-
-
-# ---- Python
 
 
 def python_names() -> Iterator[str]:
@@ -211,6 +138,8 @@ def python_names() -> Iterator[str]:
         yield f"```python\n{name}{_signature(getattr(typed, name, thing))}\n```\n"
         yield _with_fences(inspect.getdoc(thing) or "") + "\n"
         if inspect.isclass(thing):
+            words = [(field, text) for field, text in field_words(thing).items() if field != "kind"]
+            yield "".join(f"- `{field}`: {text}.\n" for field, text in words)
             for each, member in vars(thing).items():
                 if not each.startswith("_") and callable(member) and inspect.getdoc(member):
                     yield f"### {name}.{each}\n"
@@ -224,29 +153,24 @@ def _with_fences(text: str) -> str:
     return "\n\n".join(f"```pycon\n{each}\n```" if each.startswith(">>> ") else each for each in paragraphs)
 
 
-class _Words(str):
-    """An annotation that a signature shows without quotes."""
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
 def _signature(thing: Any) -> str:
     """How `thing` is called, an argument a line where it has many."""
     try:
         signature = inspect.signature(thing)
     except (TypeError, ValueError):
         return "(...)"
-    plain = [
-        each.replace(annotation=_Words(each.annotation)) if isinstance(each.annotation, str) else each
-        for each in signature.parameters.values()
-    ]
-    returned = signature.return_annotation
-    made = returned in (inspect.Signature.empty, None, "None") and inspect.isclass(thing)
-    end = inspect.Signature.empty if made else _Words(returned) if isinstance(returned, str) else returned
-    text = str(signature.replace(parameters=plain, return_annotation=end)).replace("= Ellipsis", "= ...")
+    if signature.return_annotation in (None, "None") and inspect.isclass(thing):
+        signature = signature.replace(return_annotation=inspect.Signature.empty)
+    text = _QUOTED.sub(r"\1\3", str(signature)).replace("= Ellipsis", "= ...")
     if len(text) <= 100:
         return text
     inside, closing = text[1:].rsplit(")", 1)
-    names = "|".join(re.escape(each.name) for each in plain)
+    names = "|".join(map(re.escape, signature.parameters))
     return "(\n    " + re.sub(rf", (?=(?:\*|/|{names})(?:,|:|=|$))", ",\n    ", inside) + f",\n){closing}"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] != ["build"] or len(sys.argv) > 3:
+        sys.exit("python -m tools.docs_site build [FOLDER]")
+    if wrong := build(Path(sys.argv[2] if len(sys.argv) == 3 else "build").absolute()):
+        sys.exit("\n".join(wrong))

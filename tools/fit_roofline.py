@@ -11,19 +11,21 @@ attention times each relative to their step (soft L1), so that neither makes up 
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import typer
 from numpy.typing import NDArray
 from scipy.interpolate import RegularGridInterpolator
 from scipy.optimize import least_squares
 
-from batchsim.base.errors import BatchsimError, CalibrationError
+from batchsim.base.errors import CalibrationError
 from batchsim.base.files import open_file, reason_text
+from batchsim.cli.common import one_line_errors
 from batchsim.cost.roofline import Roofline
+from batchsim.cost.work import WORK_COLUMNS
 from batchsim.deployment import catalog
 from batchsim.deployment.catalog import MODELS
 from batchsim.deployment.model import Efficiencies, GpuSpec, ModelSpec
@@ -37,15 +39,7 @@ GPUS = {gpu.name: gpu for gpu in catalog.GPUS.values() if gpu.efficiencies.compa
 FITTED_ON = ("llama-3.1-8b", "qwen3-14b")
 GEMM_FIELDS = ("matmul", "weights", "gemm_ns")
 ATTENTION_FIELDS = ("attention", "kv", "attention_ns", "sequence_ns")
-_START = {
-    "matmul": 0.75,
-    "weights": 0.8,
-    "gemm_ns": 10_000.0,
-    "attention": 0.5,
-    "kv": 0.8,
-    "attention_ns": 13_000.0,
-    "sequence_ns": 150.0,
-}
+_START = dict(zip((*GEMM_FIELDS, *ATTENTION_FIELDS), (0.75, 0.8, 10_000.0, 0.5, 0.8, 13_000.0, 150.0), strict=True))
 _SOFT = 0.05  # relative error from which a point counts linearly, not squared
 
 COMPOSITE = "llm_step_composite.csv"
@@ -116,17 +110,12 @@ def load(folder: Path, gpu: str) -> list[KernelSums]:
         if gpu in COMPOSITE_SYSTEMS:
             return _from_composite(folder / COMPOSITE, COMPOSITE_SYSTEMS[gpu])
         return _from_tables(folder / "kernel_tables", *TABLES[gpu])
-    except FileNotFoundError as error:
-        raise CalibrationError(f"{error.filename}: not found. Give the folder of the AIConfigurator tables.") from None
     except (OSError, ValueError) as error:
-        raise CalibrationError(
-            f"{folder}: a table cannot be read: {reason_text(error)}. Fetch the tables anew."
-        ) from None
+        raise CalibrationError(f"{folder}: {reason_text(error)}. Give that of the AIConfigurator tables.") from None
 
 
 def _from_composite(path: Path, system: str) -> list[KernelSums]:
-    with open_file(path) as file:
-        table = pd.read_csv(file)
+    table = _read(path)
     sums: list[KernelSums] = []
     for key, name in CSV_MODELS.items():
         rows = table[(table.sys == system) & (table.model == key)]
@@ -137,34 +126,28 @@ def _from_composite(path: Path, system: str) -> list[KernelSums]:
 
 
 def _from_tables(folder: Path, system: str, version: str) -> list[KernelSums]:
-    gemms = _gemm_times(_read_parquet(folder / f"{system}_gemm_{version}_gemm_perf.parquet"))
+    gemms = _gemm_times(_read(folder / f"{system}_gemm_{version}_gemm_perf.parquet"))
     attention = {}
     for kind in ("context", "generation"):
         path = folder / f"{system}_attention_{version}_{kind}_attention_perf.parquet"
-        attention[kind] = _read_parquet(path) if path.exists() else None
+        attention[kind] = _read(path) if path.exists() else None
     sums: list[KernelSums] = []
     for name in CSV_MODELS.values():
         model = MODELS[name]
         times = {kind: _attention_times(rows, model, kind) for kind, rows in attention.items() if rows is not None}
         points = _points(times.get("generation"))
         is_decode, batch, context = (np.array(column) for column in zip(*points, strict=True))
-        gemm_ms = [_layers_ms(gemms, model, b if d else b * c) + _head_ms(gemms, model, b) for d, b, c in points]
+        gemm_ms = [_gemm_ms(gemms, model, b if d else b * c, b) for d, b, c in points]
         attention_ms = [_attention_ms(times, d, b, c) * model.num_hidden_layers for d, b, c in points]
-        sums.append(
-            KernelSums(
-                model,
-                _columns(is_decode, batch, context),
-                np.array(gemm_ms) * 1e6,
-                np.array(attention_ms) * 1e6,
-            )
-        )
+        columns = _columns(is_decode, batch, context)
+        sums.append(KernelSums(model, columns, np.array(gemm_ms) * 1e6, np.array(attention_ms) * 1e6))
     return sums
 
 
-def _read_parquet(path: Path) -> pd.DataFrame:
+def _read(path: Path) -> pd.DataFrame:
     """The table at `path`. OSError if it is no regular file."""
     with open_file(path) as file:
-        return pd.read_parquet(file)
+        return pd.read_csv(file) if path.suffix == ".csv" else pd.read_parquet(file)
 
 
 def _gemm_times(table: pd.DataFrame) -> Gemms:
@@ -177,29 +160,20 @@ def _gemm_times(table: pd.DataFrame) -> Gemms:
     return {m: RegularGridInterpolator((grid.index, grid.columns), grid.to_numpy()) for m, grid in grids.items()}
 
 
-def _layers_ms(gemms: Gemms, model: ModelSpec, tokens: int) -> float:
-    """ms of the four matmuls of all layers at `tokens`, a row count m of the table."""
+def _gemm_ms(gemms: Gemms, model: ModelSpec, tokens: int, rows: int) -> float:
+    """ms of the matmuls of all layers at `tokens` and of the output matmul for `rows`, row counts m of the table."""
     hidden, q, kv, mlp = model.hidden_size, model.q_size, model.kv_size, model.intermediate_size
     shapes = ((q + 2 * kv, hidden), (hidden, q), (2 * mlp, hidden), (hidden, mlp))
-    return model.num_hidden_layers * sum(float(gemms[tokens](shape)) for shape in shapes)
-
-
-def _head_ms(gemms: Gemms, model: ModelSpec, rows: int) -> float:
-    """ms of the output matmul for `rows`, a row count m of the table."""
-    return float(gemms[rows]((_LARGEST_N, model.hidden_size))) * model.vocab_size / _LARGEST_N
+    head = float(gemms[rows]((_LARGEST_N, hidden))) * model.vocab_size / _LARGEST_N
+    return model.num_hidden_layers * sum(float(gemms[tokens](shape)) for shape in shapes) + head
 
 
 def _attention_times(table: pd.DataFrame, model: ModelSpec, kind: str) -> Times:
     """Median ms of one layer by (batch, tokens), from rows with `model`'s heads in bf16 and without a window."""
-    rows = table.loc[
-        (table.num_heads == model.num_attention_heads)
-        & (table.num_key_value_heads == model.num_key_value_heads)
-        & (table.head_dim == model.head_dim)
-        & (table.attn_dtype == "bfloat16")
-        & (table.kv_cache_dtype == "bfloat16")
-    ]
-    if "window_size" in rows:
-        rows = rows.loc[rows.window_size == 0]
+    heads = {"num_heads": model.num_attention_heads, "num_key_value_heads": model.num_key_value_heads}
+    asked = heads | {"head_dim": model.head_dim, "attn_dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}
+    asked |= {"window_size": 0} if "window_size" in table else {}
+    rows = table.loc[(table[[*asked]] == pd.Series(asked)).all(axis=1)]
     return rows.groupby(["batch_size", "isl" if kind == "context" else "step"]).latency.median().to_dict()
 
 
@@ -222,32 +196,20 @@ def _attention_ms(times: dict[str, Times], is_decode: bool, batch: int, context:
 
 def _columns(is_decode: NDArray[np.bool_], batch: NDArray[np.int64], context: NDArray[np.int64]) -> dict[str, NDArray]:
     """The steps as work columns: `batch` decodes at `context`, or as many whole prompts of that length."""
-    zeros = np.zeros(len(batch), dtype=np.int64)
-    return {
+    return dict.fromkeys(WORK_COLUMNS, np.zeros(len(batch), dtype=np.int64)) | {
         "num_decode": np.where(is_decode, batch, 0),
         "num_decode_tokens": np.where(is_decode, batch, 0),
         "num_prefill_tokens": np.where(is_decode, 0, batch * context),
         "num_chunks": np.where(is_decode, 0, batch),
         "context_tokens": np.where(is_decode, batch * context, 0),
         "prefill_pairs": np.where(is_decode, 0, batch * (context * (context + 1) // 2)),
-        "pad_prefill_tokens": zeros,
-        "pad_prefill_rows": zeros,
-        "pad_decode_rows": zeros,
-        "pad_context_tokens": zeros,
-        "swap_blocks": zeros,
     }
 
 
-def main() -> int:
-    """Prints fitted numbers and the error table of every GPU in the tables; 2 if the files are missing."""
-    if len(sys.argv) != 2:
-        print("usage: python -m tools.fit_roofline FOLDER", file=sys.stderr)
-        return 2
-    try:
-        data = {name: load(Path(sys.argv[1]), name) for name in GPUS}
-    except BatchsimError as error:
-        print(error, file=sys.stderr)
-        return 2
+@one_line_errors
+def main(folder: Path) -> None:
+    """Prints fitted numbers and the error table of every GPU in the tables."""
+    data = {name: load(folder, name) for name in GPUS}
     for name, sums in data.items():
         fitted = fit(GPUS[name], sums)
         numbers = "  ".join(f"{field} {getattr(fitted, field):.4g}" for field in GEMM_FIELDS + ATTENTION_FIELDS)
@@ -257,8 +219,7 @@ def main() -> int:
             row = [np.median(np.abs(off)), np.quantile(np.abs(off), 0.95), np.abs(off).max(), off.mean()]
             cells = "".join(f"{100 * value:>7.1f} %" for value in row)
             print(f"{'':6}{s.model.name:<14}{len(off):>6}{cells}{'' if s.model.name in FITTED_ON else '  held out'}")
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    typer.run(main)

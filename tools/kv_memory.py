@@ -1,7 +1,11 @@
 """Prints how far derived KV memory is from what engines said at their start, and from AIConfigurator's own estimates.
 
-    python -m tools.kv_memory             # start-ups, of results/reference/kv/startups.csv
-    python -m tools.kv_memory --estimates # `estimate_kv_cache` of aiconfigurator-core, which must be installed
+    python -m tools.kv_memory                 # start-ups, of results/reference/kv/startups.csv
+    python -m tools.kv_memory --logged FILE   # start-ups of vLLM with every term of their logs, a row each, as CSV
+    python -m tools.kv_memory --estimates     # `estimate_kv_cache` of aiconfigurator-core, which must be installed
+
+The rows of `--logged` have the columns of results/reference/kv/vllm-0.19.csv. A model is read from `--models`, a folder
+of config.json files by their ids with -- for /, else from the catalog.
 
 Both are of one GPU, in bytes of weights and of KV. An estimate keeps other reserves than batchsim does, 3.5 GiB for the
 engine among them, so that its KV is compared twice: as either derives it, and with the estimate's reserves in both.
@@ -14,15 +18,18 @@ import csv
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 from batchsim.base.files import read_bytes, read_json, read_text, write_bytes
-from batchsim.deployment.catalog import GPUS, MODELS, read_model
-from batchsim.deployment.deployment import Deployment
+from batchsim.deployment.catalog import GPUS, MODELS, checkpoint_names, read_model
+from batchsim.deployment.config_json import SIZED
+from batchsim.deployment.deployment import Deployment, Stage
 from batchsim.deployment.memory import Reserve
 from batchsim.deployment.model import GpuSpec, ModelSpec
+from batchsim.report.markdown import markdown_table
 
 REFERENCE = Path(__file__).resolve().parent.parent / "results" / "reference" / "kv"
 GIB = 2**30
@@ -30,28 +37,32 @@ SYSTEMS = {"h100_sxm": 80 * GIB, "h200_sxm": 141 * GIB, "b200_sxm": 180 * GIB, "
 """Memory of the systems of aiconfigurator-core 0.12.0 by their names, as it counts it."""
 RELEASES = {"vllm": "0.24.0", "sglang": "0.5.14", "tensorrt_llm": "1.3.0rc20"}
 BACKENDS = {"vllm": "vllm", "sglang": "sglang", "tensorrt_llm": "trtllm"}
-_QUANTS = {"bfloat16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
-_MOE = {"bfloat16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4", "mxfp4": "w4a16_mxfp4"}
+_MOE = {"mxfp4": "w4a16_mxfp4"}
+"""Types that AIConfigurator calls otherwise."""
 STEP = {"step_tokens": 8192, "step_requests": 256}
 
 
 def gpu_of(name: str, memory_bytes: int) -> GpuSpec:
     """A GPU of so much memory; nothing else of it counts here."""
-    return replace(GPUS["h100"], name=name, memory_bytes=memory_bytes)
+    return replace(GPUS["h100"], name=name, memory_bytes=memory_bytes, cuda_bytes=None)
 
 
-def room_of(deployment: Deployment, share: float | None, *, kept: int | None = None, **step: int) -> int:
-    """Bytes for KV on one GPU, negative where none are left; `kept` in the place of the derived reserves."""
+def room_of(
+    deployment: Deployment, share: float | None, *, kept: int | None = None, weights: int | None = None, **step: int
+) -> int:
+    """Bytes for KV on one GPU, negative where none are left; `kept` in the place of the derived reserves, `weights`
+    of the derived ones."""
     gpu, rule = deployment.gpu, deployment.rule
     assert gpu is not None
-    reserve = rule.reserve(deployment.version, deployment.model, deployment.split, *step.values())
-    if kept is not None:
-        reserve = Reserve.stated(kept)
-    used = rule.default_share(deployment.version, gpu.memory_bytes, deployment.num_gpus) if share is None else share
-    return rule.room(gpu.memory_bytes, used, deployment.weight_bytes, reserve)
+    memory_bytes, version = rule.memory_bytes(gpu, deployment.version), deployment.version
+    used = rule.default_share(version, memory_bytes, deployment.num_gpus) if share is None else share
 
+    def room(stage: Stage) -> int:
+        reserve = deployment.reserve(stage, *step.values()) if kept is None else Reserve.stated(kept)
+        own = rule.loaded_bytes(stage.weight_bytes, deployment.model, version) if weights is None else weights
+        return rule.room(memory_bytes, used, own, reserve)
 
-# ---- start-ups
+    return min(room(stage) for stage in deployment.stages())
 
 
 def startups() -> Iterator[tuple[str, ...]]:
@@ -77,7 +88,64 @@ def _compared(row: Mapping[str, str], its: Deployment) -> tuple[str, ...]:
     return (*texts, f"{kv / GIB:.2f}", f"{room / GIB:.2f}", error)
 
 
-# ---- estimates
+class Logged(NamedTuple):
+    """One start-up: KV bytes of a GPU that its log says, and those derived from its logged weights and from the
+    model's; None where the model's weights are not known in full, or its config.json lacks."""
+
+    row: Mapping[str, str]
+    said: float
+    from_logged: float | None
+    from_model: float | None
+
+
+def logged_startups(path: Path, models: Path) -> Iterator[Logged]:
+    """What is derived of each start-up of vLLM in the CSV file at `path`."""
+    for row in csv.DictReader(read_text(path).splitlines()):
+        said, spec = float(row["kv_GiB"]) * GIB, _known_model(row["model"], models)
+        if spec is None:
+            yield Logged(row, said, None, None)
+            continue
+        gpu = replace(GPUS["h100"], cuda_bytes=int(float(row["physical_GiB"]) * GIB))
+        stated = {"fp8": "fp8", "compressed-tensors": "int8" if "w8a8" in row["model"].lower() else "fp8"}
+        own = "" if spec.quantised.weights else stated.get(row["quantization"], "")
+        its = Deployment(spec, gpu, "vllm", row["version"], tp=int(row["tp"]), pp=int(row["pp"]), weight_dtype=own)
+        its = replace(its, kv_dtype="fp8" if row["kv_dtype"] == "fp8" else "")
+        step = {"step_tokens": int(row["max_num_batched_tokens"]), "step_requests": int(row["max_num_seqs"])}
+        share, weights = float(row["utilisation"]), int(float(row["weights_GiB"]) * GIB)
+        derived = room_of(its, share, **step) if spec.model_type in SIZED else None
+        yield Logged(row, said, room_of(its, share, weights=weights, **step), derived)
+
+
+def _known_model(name: str, models: Path) -> ModelSpec | None:
+    path = models / f"{name.replace('/', '--')}.json"
+    if path.is_file():
+        return read_model(str(path))
+    return read_model(name) if name in checkpoint_names() else None
+
+
+def _print_logged(path: Path, models: Path) -> None:
+    """A table of the start-ups at `path`, and the median and largest error."""
+    found = list(logged_startups(path, models))
+    rows = [
+        (
+            each.row["model"],
+            f"{each.row['tp']} × {each.row['pp']}",
+            f"{each.said / GIB:.2f}",
+            *("–" if it is None else _percent(it, each.said, 3) for it in (each.from_logged, each.from_model)),
+        )
+        for each in found
+    ]
+    head = ("model", "tp × pp", "KV said, GiB", "from logged weights", "from the model's")
+    print(markdown_table(head, (False,) * len(head), rows))
+    columns = {
+        "logged weights": [(each.from_logged, each.said) for each in found],
+        "the model's weights": [(each.from_model, each.said) for each in found],
+    }
+    for what, pairs in columns.items():
+        errors = sorted(abs(value / said - 1) for value, said in pairs if value is not None)
+        if errors:
+            shares = f"median {statistics.median(errors):.3%}, largest {errors[-1]:.3%}"
+            print(f"from {what}: {shares}, of {len(errors)} start-ups")
 
 
 @dataclass(frozen=True)
@@ -90,7 +158,6 @@ class Estimate:
     token_bytes: int
     room: int
     kept: int
-    tokens: int
 
 
 def estimates(scratch: str) -> Iterator[Estimate | str]:
@@ -99,20 +166,9 @@ def estimates(scratch: str) -> Iterator[Estimate | str]:
         estimate_kv_cache,  # pyright: ignore[reportUnknownVariableType]
     )
 
-    for engine, system, name, tp, ep, types in _deployments():
-        title = f"{engine} {system} {name} tp {tp}" + (f" ep {ep}" if ep > 1 else "")
-        weights, experts, kv = types
-        its = Deployment(
-            _model(name),
-            gpu_of(system, SYSTEMS[system]),
-            engine,
-            RELEASES[engine],
-            tp=tp,
-            ep=ep,
-            weight_dtype=weights,
-            moe_dtype=experts,
-            kv_dtype=kv,
-        )
+    for system, name, rest in _deployments():
+        its = Deployment(_model(name), gpu_of(system, SYSTEMS[system]), **rest)
+        title = f"{its.engine} {system} {name} tp {its.tp}" + (f" ep {its.ep}" if its.ep > 1 else "")
         used, folder = its.types, Path(scratch) / name.replace("/", "--")
         folder.mkdir(exist_ok=True)
         write_bytes(folder / "config.json", read_bytes(_config_of(name)))
@@ -120,63 +176,37 @@ def estimates(scratch: str) -> Iterator[Estimate | str]:
             found: dict[str, Any] = estimate_kv_cache(
                 str(folder),
                 system,
-                BACKENDS[engine],
-                RELEASES[engine],
+                BACKENDS[its.engine],
+                its.version,
                 max_num_tokens=STEP["step_tokens"],
                 max_batch_size=STEP["step_requests"],
                 memory_fraction_kind="of_free" if its.rule.of_free else "of_total",
                 memory_fraction_value=0.9,
-                tp_size=tp,
+                tp_size=its.tp,
                 moe_tp_size=its.split.moe_tp,
-                moe_ep_size=ep,
-                gemm_quant_mode=_QUANTS[used.mlp],
-                moe_quant_mode=_MOE[used.experts],
-                kvcache_quant_mode=_QUANTS[used.kv],
+                moe_ep_size=its.ep,
+                gemm_quant_mode=used.mlp,
+                moe_quant_mode=_MOE.get(used.experts, used.experts),
+                kvcache_quant_mode=used.kv,
             )
         except Exception as error:  # whatever it lacks is a row of the table
             yield f"{title}: {str(error).splitlines()[0][-160:]}"
             continue
         parts = found["memory_breakdown"]
         kept = sum(size for part, size in parts.items() if part != "weights_bytes")
-        yield Estimate(
-            title,
-            its,
-            parts["weights_bytes"],
-            found["kv_size_per_token_bytes"],
-            found["total_kv_size_bytes"],
-            kept,
-            found["total_kv_size_tokens"],
-        )
+        sizes = parts["weights_bytes"], found["kv_size_per_token_bytes"], found["total_kv_size_bytes"]
+        yield Estimate(title, its, *sizes, kept)
 
 
-def _deployments() -> Iterator[tuple[str, str, str, int, int, tuple[str, str, str]]]:
-    """(engine, system, model, tp, ep, types of weights, experts and KV, "" for the checkpoint's)."""
-    own = ("", "", "")
-    rows = [
-        ("meta-llama/Meta-Llama-3.1-8B", (1, 2), (1,), (own, ("fp8", "", "fp8")), ("h100_sxm", "l40s")),
-        ("meta-llama/Meta-Llama-3.1-70B", (4, 8), (1,), (own, ("fp8", "", "fp8")), ("h100_sxm", "h200_sxm")),
-        ("meta-llama/Meta-Llama-3.1-405B", (8,), (1,), (("fp8", "", "fp8"),), ("h200_sxm", "b200_sxm")),
-        ("Qwen/Qwen3-32B", (2, 4), (1,), (own,), ("h100_sxm", "l40s", "b200_sxm")),
-        ("Qwen/Qwen3-32B-FP8", (1, 2), (1,), (own,), ("h100_sxm",)),
-        ("mistralai/Mixtral-8x7B-v0.1", (2, 4), (1,), (own,), ("h100_sxm", "h200_sxm")),
-        ("openai/gpt-oss-120b", (1, 2, 4), (1,), (own,), ("h100_sxm", "b200_sxm")),
-        ("Qwen/Qwen3-235B-A22B-FP8", (4,), (1, 4), (own,), ("h100_sxm", "h200_sxm")),
-        ("Qwen/Qwen3-235B-A22B-FP8", (8,), (4, 8), (own,), ("h200_sxm",)),
-        ("Qwen/Qwen3-30B-A3B", (1, 2), (1,), (own,), ("h100_sxm",)),
-        ("deepseek-ai/DeepSeek-V3", (8,), (1, 8), (own,), ("h200_sxm", "b200_sxm")),
-        ("deepseek-ai/DeepSeek-V3.2", (8,), (8,), (own,), ("h200_sxm", "b200_sxm")),
-        ("zai-org/GLM-5-FP8", (8,), (8,), (own,), ("h200_sxm",)),
-        ("MiniMaxAI/MiniMax-M2.5", (4,), (1,), (own,), ("h200_sxm",)),
-        ("moonshotai/Kimi-K2-Instruct", (8,), (8,), (own,), ("b200_sxm",)),
-    ]
-    for engine in RELEASES:
-        for name, tps, eps, types, systems in rows:
-            for system in systems:
-                for tp in tps:
-                    for ep in eps:
-                        for each in types:
-                            if ep <= tp:
-                                yield engine, system, name, tp, ep, each
+def _deployments() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """(system, model, what else a Deployment is made with) of deployments.csv, for every engine."""
+    rows = list(csv.DictReader(read_text(REFERENCE / "deployments.csv").splitlines()))
+    for engine, row in product(RELEASES, rows):
+        types = {"weight_dtype": row["weights"], "kv_dtype": row["kv"]}
+        for system, tp, ep in product(*(row[name].split() for name in ("systems", "tp", "ep"))):
+            if int(ep) <= int(tp):
+                degrees = {"tp": int(tp), "ep": int(ep)}
+                yield system, row["model"], {"engine": engine, "version": RELEASES[engine]} | degrees | types
 
 
 def _config_of(name: str) -> Path:
@@ -191,54 +221,40 @@ def _model(name: str) -> ModelSpec:
     return ModelSpec.from_config(read_json(_config_of(name)), name)
 
 
-# ---- tables
-
-
-def _percent(value: float, against: float) -> str:
-    return f"{100 * (value / against - 1):+.1f} %" if against else "–"
-
-
-def _print(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    for row in (head, tuple("-" * width for width in widths), *rows):
-        print("| " + " | ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) + " |")
+def _percent(value: float, against: float, digits: int = 1) -> str:
+    return f"{100 * (value / against - 1):+.{digits}f} %" if against else "–"
 
 
 def main() -> None:
     """Prints one of the two tables."""
     parser = argparse.ArgumentParser(prog="python -m tools.kv_memory", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--estimates", action="store_true", help="against aiconfigurator-core's estimates")
-    if not parser.parse_args().estimates:
+    parser.add_argument("--logged", type=Path, help="a CSV file of start-ups of vLLM")
+    parser.add_argument("--models", type=Path, default=REFERENCE / "models", help="a folder of config.json files")
+    arguments = parser.parse_args()
+    if arguments.logged is not None:
+        _print_logged(arguments.logged, arguments.models)
+        return
+    if not arguments.estimates:
         head = ("engine", "model", "GPUs", "weights said, GiB", "derived", "off", "KV said, GiB", "derived", "off")
-        _print(head, list(startups()))
+        print(markdown_table(head, (False,) * len(head), list(startups())))
         return
     with TemporaryDirectory() as scratch:
         found = list(estimates(scratch))
-    known = [each for each in found if isinstance(each, Estimate)]
-    rows: list[tuple[str, ...]] = []
-    errors: dict[str, list[float]] = {"weights": [], "token": [], "KV": [], "KV, same reserves": []}
-    for each in known:
+    rows, errors = list[tuple[str, ...]](), list[tuple[float, ...]]()
+    for each in (one for one in found if isinstance(one, Estimate)):
         its = each.deployment
-        same = room_of(its, 0.9, kept=each.kept, **STEP)
-        pairs = (
-            (its.weight_bytes, each.weight_bytes),
-            (its.kv_bytes_per_token, each.token_bytes),
-            (room_of(its, 0.9, **STEP), each.room),
-            (same, each.room),
-        )
-        for name, (mine, other) in zip(errors, pairs, strict=True):
-            errors[name].append(mine / other - 1)
+        ours = (its.weight_bytes, its.kv_bytes_per_token, room_of(its, 0.9, **STEP))
+        ours, theirs = (*ours, room_of(its, 0.9, kept=each.kept, **STEP)), (each.weight_bytes, each.token_bytes)
+        errors.append(tuple(a / b - 1 for a, b in zip(ours, (*theirs, each.room, each.room), strict=True)))
         types = "/".join(dict.fromkeys((its.types.mlp, its.types.experts, its.types.kv)))
-        rows.append((each.name, types, f"{each.weight_bytes / 1e9:.1f}", *(_percent(*pair) for pair in pairs)))
-    _print(("deployment", "types", "weights, GB", *errors), rows)
-    print()
-    for name, shares in errors.items():
-        sizes = sorted(abs(share) for share in shares)
-        high = sizes[int(0.95 * (len(sizes) - 1))]
-        print(
-            f"{name}: median |error| {100 * statistics.median(sizes):.2f} %, p95 {100 * high:.2f} %, mean"
-            f" {100 * statistics.fmean(shares):+.2f} %, of {len(shares)} deployments"
-        )
+        rows.append((each.name, types, f"{each.weight_bytes / 1e9:.1f}", *(f"{100 * x:+.1f} %" for x in errors[-1])))
+    names = ("weights", "token", "KV", "KV, same reserves")
+    print(markdown_table(("deployment", "types", "weights, GB", *names), (False,) * 7, rows) + "\n")
+    for name, shares in zip(names, zip(*errors, strict=True), strict=True):
+        sizes = sorted(map(abs, shares))
+        p50, high, mean = statistics.median(sizes), sizes[int(0.95 * (len(sizes) - 1))], statistics.fmean(shares)
+        print(f"{name}: median |error| {p50:.2%}, p95 {high:.2%}, mean {mean:+.2%}, of {len(shares)} deployments")
     for each in found:
         if isinstance(each, str):
             print(f"no estimate: {each}")

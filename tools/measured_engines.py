@@ -19,69 +19,34 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 
-from batchsim.base.errors import BatchsimError, CalibrationError
 from batchsim.base.files import write_text
 from batchsim.check.measured.read import read_measured
-from batchsim.check.measured.run import MISSING, MeasuredRun
+from batchsim.check.measured.run import MISSING
 from batchsim.check.validation.against import compare
 from batchsim.check.validation.replay import replay, simulated_requests
+from batchsim.cli.common import one_line_errors
 from batchsim.fit.engine_fit import EngineFit, fit_engine
+from batchsim.report.markdown import markdown_table
 from batchsim.results.provenance import provenance
-from batchsim.scenario.config import PolicySpec
-from batchsim.scenario.parse import parse_scenario
+from batchsim.scenario import Scenario, load_scenario
 from batchsim.scenario.setup import Setup
 
 GIVEN = {"vllm": (1, 2, 5), "vllm+chunking_and_prefix_caching": (1, 3, 5)}
 """Stages that are fitted, by configuration: below, near and above saturation."""
-_WORKLOAD = """
-workload:
-  arrivals: {kind: poisson, mean_rate: 1/s}
-  lengths: {prompt: {kind: fixed, tokens: 1}, output: {kind: fixed, tokens: 1}}
-  output_cap: exact
-  requests: 1
-"""
-H100 = f"""
-model: llama-3.1-8b
-cost: {{kind: profile, profile: llama-3.1-8b-h100-vllm-0.24.0}}
-max_model_len: 512
-policies:
-  vllm: {{kind: vllm, max_num_seqs: 128, max_num_batched_tokens: 8192, enable_chunked_prefill: false,
-         enable_prefix_caching: false, async_scheduling: false}}
-  vllm+batch_size: {{kind: vllm, max_num_seqs: 192, max_num_batched_tokens: 8192, enable_chunked_prefill: false,
-         enable_prefix_caching: false, async_scheduling: false}}
-  vllm+chunking_and_prefix_caching: {{kind: vllm, max_num_seqs: 128, max_num_batched_tokens: 8192,
-         async_scheduling: false}}
-{_WORKLOAD}
-  shared_prefix: {{groups: 100, added_tokens: 192}}
-load: {{mean_rate: [1/s]}}
-slo: ttft<1s @ 99%
-seeds: 1
-"""
-"""100 prompts are sent again and again: of each all but the last block of 16 is found where prefixes are cached."""
-RTX4090 = f"""
-model: llama-3.1-8b
-cost: rtx4090
-kv: {{tokens: 41408}}
-max_model_len: 32768
-policies:
-  vllm: {{max_num_seqs: 256, max_num_batched_tokens: 2048, enable_prefix_caching: true, async_scheduling: true}}
-{_WORKLOAD}
-load: {{mean_rate: [1/s]}}
-slo: ttft<1s @ 99%
-seeds: 1
-"""
 MEANS = ("ttft_mean_s", "tpot_mean_s", "e2e_mean_s", "throughput_rps")
 
 
 def fit_h100(folder: Path) -> tuple[EngineFit, list[dict[str, Any]]]:
     """The fit, and a row for each of the 21 points: configuration, stage, whether it was given, whether its load lies
     within the fit's error of saturation (`knee`), errors of means, of which TTFT and E2E have two ends there."""
-    setup = Setup.of(parse_scenario(H100, "h100.yaml", Path()))
+    setup = Setup.of(_scenario("h100"))
     specs = {spec.label: spec for spec in setup.scenario.specs}
     runs = {
         (config, int(stage)): run
@@ -90,15 +55,11 @@ def fit_h100(folder: Path) -> tuple[EngineFit, list[dict[str, Any]]]:
         if config in specs
     }
     given = [runs[config, stage] for config, stages in GIVEN.items() for stage in stages]
-
-    def spec_of(run: MeasuredRun) -> PolicySpec:
-        return specs[run.part.partition(",")[0]]
-
-    found = fit_engine(setup, spec_of, given, [], _say)
+    found = fit_engine(setup, lambda run: specs[run.part.partition(",")[0]], given, [], _say)
     rows: list[dict[str, Any]] = []
     for (config, stage), run in runs.items():
         _say(f"{config}, stage {stage}")
-        its = compare(found.fitted, spec_of(run), [run], shift=False)
+        its = compare(found.fitted, specs[config], [run], shift=False)
         errors = {name: its.error(name).error_ends or its.error(name).error for name in MEANS}
         given_ = stage in GIVEN.get(config, ())
         rows.append({"config": config, "stage": stage, "given": given_, "knee": its.is_within_error} | errors)
@@ -109,7 +70,7 @@ def fit_rtx4090(folder: Path) -> tuple[EngineFit, list[dict[str, Any]]]:
     """The fit to the first third, and the errors of the means of that third and of the rest."""
     (run,) = read_measured(folder / "rtx4090_llama-3.1-8b" / "requests.csv")
     assert run.requests is not None, "its requests are known"
-    setup = Setup.of(parse_scenario(RTX4090, "rtx4090.yaml", Path()))
+    setup = Setup.of(_scenario("rtx4090"))
     (spec,) = setup.scenario.specs
     shown = np.arange(len(run.requests)) < len(run.requests) // 3
     times = {name: np.where(shown, getattr(run.requests, name), MISSING) for name in ("ttft_ns", "e2e_ns")}
@@ -122,6 +83,10 @@ def fit_rtx4090(folder: Path) -> tuple[EngineFit, list[dict[str, Any]]]:
         for name, which in (("given", shown), ("held out", ~shown))
     ]
     return found, rows
+
+
+def _scenario(name: str) -> Scenario:
+    return load_scenario(str(Path(__file__).with_name(f"measured_{name}.yaml")))
 
 
 def _errors(mine: Any, theirs: Any, which: Any) -> dict[str, float]:
@@ -138,8 +103,7 @@ def medians(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {name: float(np.median(errors)) for name, errors in kept.items()}
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+_say = partial(print, file=sys.stderr)
 
 
 def table(name: str, found: EngineFit, rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -147,7 +111,7 @@ def table(name: str, found: EngineFit, rows: Sequence[Mapping[str, Any]]) -> lis
     head = [*rows[0]]
     cells = [[_cell(x) for x in row.values()] for row in rows]
     lines = [f"## {name}", "", f"{found.terms}; way from the client {found.frontend_ns / 1e6:.2f} ms", ""]
-    lines += [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *cells)]
+    lines += [markdown_table(head, [False] * len(head), cells)]
     if name == "h100":
         its = ", ".join(f"{key} {100 * x:.1f} %" for key, x in medians(rows).items())
         at = [f"{row['config']} stage {row['stage']}" for row in rows if row["knee"]]
@@ -156,7 +120,10 @@ def table(name: str, found: EngineFit, rows: Sequence[Mapping[str, Any]]) -> lis
             "Left out of TTFT and E2E, since there the load lies within the fit's error of saturation"
             f" ({found.fitted.cost.error} in step time), whose ends make an interval of them: {', '.join(at) or 'none'}"
         ]
-    return [*lines, ""]
+    return lines
+
+
+_FITS = {"h100": fit_h100, "rtx4090": fit_rtx4090}
 
 
 def _cell(value: Any) -> str:
@@ -166,34 +133,25 @@ def _cell(value: Any) -> str:
     return f"{100 * value:+.1f}" if isinstance(value, float) else str(value)
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Prints both fits and their errors in percent, and with -o writes them."""
-    words = list(arguments)
-    out = Path(words.pop(words.index("-o") + 1)) if "-o" in words[:-1] else None
-    folder, *which = [word for word in words if word != "-o"] or [""]
-    if not Path(folder).is_dir():
-        raise CalibrationError(f"{folder or 'FOLDER'}: no such folder. Give that of the measured engines.")
+@one_line_errors
+def main(
+    folder: Path, which: Annotated[list[str] | None, typer.Argument()] = None,
+    out: Annotated[Path | None, typer.Option("-o")] = None,
+) -> None:  # fmt: skip
+    """Prints the fits and their errors in percent, and with -o writes them."""
     made = provenance()
     wholes: dict[str, Any] = {"made": made}
     lines = [f"# vLLM as others measured it, fitted and predicted (commit {made['commit']})", ""]
-    lines += [
-        "Errors of means in percent, simulated / measured − 1. `python -m tools.measured_engines` says the rest.",
-        "",
-    ]
-    for name, fit in (("h100", fit_h100), ("rtx4090", fit_rtx4090)):
-        if which and name not in which:
-            continue
-        found, rows = fit(Path(folder))
-        lines += table(name, found, rows)
+    lines += ["Errors of means in percent, simulated / measured − 1. `python -m tools.measured_engines` says the rest."]
+    for name in which or _FITS:
+        found, rows = _FITS[name](folder)
+        lines += ["", *table(name, found, rows)]
         wholes[name] = {"terms": asdict(found.terms), "frontend_ns": found.frontend_ns, "points": rows}
     print("\n".join(lines))
     if out is not None:
         write_text(out.with_suffix(".json"), json.dumps(wholes, indent=1) + "\n")
-        write_text(out.with_suffix(".md"), "\n".join(lines))
+        write_text(out.with_suffix(".md"), "\n".join([*lines, ""]))
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except BatchsimError as error:
-        sys.exit(str(error))
+    typer.run(main)

@@ -17,7 +17,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from batchsim.base.errors import BatchsimError, CalibrationError
+from batchsim.base.errors import CalibrationError
 from batchsim.base.files import read_json, reason_text, write_text, writing
 from batchsim.base.plain import from_plain, to_plain
 from batchsim.calibrate.engine.graphs import buckets_for
@@ -28,6 +28,7 @@ from batchsim.calibrate.profile.engine_runs import EngineSteps, RunSpec, steps_o
 from batchsim.calibrate.profile.job import job_of
 from batchsim.calibrate.profile.options import LEAST_MINUTES, Options, limits_of
 from batchsim.calibrate.profile.raw import Raw, check_key
+from batchsim.cli.common import one_line_errors
 from batchsim.deployment.catalog import load_model
 from batchsim.deployment.model import ModelSpec
 
@@ -89,17 +90,14 @@ def _run_of(file: Path, key: dict[str, Any], model: ModelSpec, options: Options)
     return steps_of(spec, live.records, live.rested, live.kernel_ns)
 
 
+@one_line_errors
 def main(
     measurements: Annotated[Path, typer.Argument(help="The file *.partial.json beside an unfinished profile.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the profile goes.")],
     also: Annotated[list[Path], typer.Option(help="A live run to fit on as well; may be given again.")] = [],  # noqa: B006
 ) -> None:
     """Fit a profile anew to the measurements of an unfinished one."""
-    try:
-        refit(measurements, out, also)
-    except BatchsimError as error:
-        typer.echo(" ".join(str(error).split()), err=True)
-        raise typer.Exit(2) from None
+    refit(measurements, out, also)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from batchsim.base.errors import BatchsimError
+from batchsim.cli.common import one_line_errors
 from batchsim.scenario import Scenario, load_scenario
 from batchsim.study.planning.demand import demand_of
 from batchsim.study.planning.fleet_search import judge
@@ -37,32 +36,19 @@ SIXTY = (
 AGREED = 0.9
 _SAME = 1e-9  # relative: two costs that differ by less are the same
 
-app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
-
-
-@dataclass(frozen=True)
-class Winner:
-    """The cheapest group that holds, its price an hour, how many points were simulated to find it, and for how
-    many seconds. `group` "" where none holds."""
-
-    group: str
-    price: float
-    points: int
-    seconds: float
+Winner = tuple[Any, float]
+"""The cheapest group that holds, None where none does, and its price an hour."""
 
 
 def searched(book: Book, space: Space) -> Winner:
     """The winner of the plan's own search."""
-    begun = time.monotonic()
     found = search(book, space)
     group = None if found.best is None else found.group(found.best)
-    price = 0.0 if group is None else cost_per_hour(book.offer(group), group.replicas)
-    return Winner(_name(group), price, _points(book), time.monotonic() - begun)
+    return group, 0.0 if group is None else cost_per_hour(book.offer(group), group.replicas)
 
 
 def exhaustive(book: Book, space: Space) -> Winner:
     """The winner where every configuration is decided by all seeds on the whole window."""
-    begun = time.monotonic()
     price = {group: cost_per_hour(book.offer(group), 1) for group in space.groups}
     holding: list[GroupProbe] = []
     ceiling = float("inf")
@@ -76,16 +62,7 @@ def exhaustive(book: Book, space: Space) -> Winner:
         ceiling = min(costs, default=ceiling)
     cheapest = [probe for probe, cost in zip(holding, costs, strict=True) if cost <= ceiling * (1 + _SAME)]
     best = max(cheapest, key=lambda probe: probe.margin.low or 0.0, default=None)
-    group = None if best is None else best.ask.group
-    return Winner(_name(group), 0.0 if group is None else ceiling, _points(book), time.monotonic() - begun)
-
-
-def _name(group: object) -> str:
-    return "" if group is None else str(group)
-
-
-def _points(book: Book) -> int:
-    return sum(len(by_seed) for by_seed in book.results.values())
+    return (None, 0.0) if best is None else (best.ask.group, ceiling)
 
 
 def check(scenario: Scenario, draws: int, jobs: int, first: int = 0) -> int:
@@ -96,24 +73,25 @@ def check(scenario: Scenario, draws: int, jobs: int, first: int = 0) -> int:
         f"{len(space.groups)} configurations, {scenario.file.seeds} seeds a draw, window {demand.plan.window / 1e9:g} s"
     )
     for draw in range(first, first + draws):
-        winners: list[Winner] = []
+        winners, took = list[Winner](), list[str]()
         for find in (searched, exhaustive):
+            begun = time.monotonic()
             with tempfile.TemporaryDirectory() as folder:  # the two share nothing
                 book = Book(demand, Sweep(Path(folder) / "r", jobs=jobs), first_seed=draw * scenario.file.seeds)
                 winners.append(find(book, space))
-        ours, all_ = winners
-        same = abs(ours.price - all_.price) <= _SAME * max(all_.price, 1)
+            points = sum(map(len, book.results.values()))
+            took.append(f"{points} points in {time.monotonic() - begun:.0f} s")
+        (ours, price), (other, least) = winners
+        same = abs(price - least) <= _SAME * max(least, 1)
         agreed += same
-        group = ours.group if ours.group == all_.group else f"{ours.group} beside {all_.group}"
-        typer.echo(
-            f"draw {draw}: {'same' if same else 'OTHER'} price {ours.price:.2f} beside {all_.price:.2f}: {group};"
-            f" {ours.points} beside {all_.points} points, {ours.seconds:.0f} beside {all_.seconds:.0f} s"
-        )
+        group = f"{ours}" if ours == other else f"{ours} beside {other}"
+        word = "same" if same else "OTHER"
+        typer.echo(f"draw {draw}: {word} price {price:.2f} beside {least:.2f}: {group}; {' beside '.join(took)}")
     typer.echo(f"{agreed} of {draws} draws agree")
     return agreed
 
 
-@app.command()
+@one_line_errors
 def main(
     scenario: Annotated[str, typer.Argument(help="A scenario whose plan searches.")] = "search",
     set_: Annotated[list[str] | None, typer.Option("--set", help="Changes a key.")] = None,
@@ -129,8 +107,4 @@ def main(
 
 
 if __name__ == "__main__":
-    try:
-        app(standalone_mode=True)
-    except BatchsimError as error:
-        typer.echo(" ".join(str(error).split()), err=True)
-        raise SystemExit(2) from None
+    typer.run(main)

@@ -18,10 +18,10 @@ from batchsim.calibrate.profile.job import Job
 from batchsim.calibrate.profile.point_plan import BLOCKS, StepShape, columns
 from batchsim.calibrate.profile.raw import Raw
 from batchsim.cost.calibrated import Calibrated
+from batchsim.cost.host_config import HostCost
 from batchsim.cost.interpolation import Curve
 from batchsim.cost.periods import REGIONS, regions
 from batchsim.cost.profile import HostTerm, Hull, Profile, StepCosts
-from batchsim.cost.roofline import HostCost
 from batchsim.cost.work import WORK_COLUMNS, chunk_rows
 
 Floats = NDArray[np.float64]

@@ -27,7 +27,7 @@ from batchsim.drive.live import WallClock, live
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.engine_loop import SYNC
 from batchsim.kernel.kv_blocks import TableKV
-from batchsim.kernel.record import Recorder, Records
+from batchsim.kernel.record import LATER_COLUMNS, Recorder, Records
 from batchsim.policies.systems.vllm.vllm_config import ASYNCHRONOUS
 
 _MANY = 64  # slots of a run ahead, of which some requests end in every few steps
@@ -93,8 +93,9 @@ class EngineSteps:
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> EngineSteps:
-        """The steps that `to_row` wrote."""
-        columns = {name: np.array(row["columns"][name], dtype=np.int64) for name in WORK_COLUMNS}
+        """The steps that `to_row` wrote; `LATER_COLUMNS` are 0 in steps written before there were any."""
+        none = dict.fromkeys(LATER_COLUMNS, [0] * len(row["columns"]["num_decode"]))
+        columns = {name: np.array((none | row["columns"])[name], dtype=np.int64) for name in WORK_COLUMNS}
         kernel, host, period = (np.array(row[name], dtype=np.float64) for name in _TIMES)
         return cls(RunSpec(*row["run"]), columns, kernel, host, period)
 

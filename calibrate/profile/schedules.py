@@ -29,8 +29,9 @@ from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 from batchsim.workload.build import BuiltWorkload, build_workload
 from batchsim.workload.laws import LognormalTokens
+from batchsim.workload.lengths import Lengths
 from batchsim.workload.processes import PoissonArrivals
-from batchsim.workload.workload_config import AllAtOnce, Lengths, WorkloadConfig
+from batchsim.workload.workload_config import AllAtOnce, WorkloadConfig
 
 _ROUGH = Linear(base=1_000_000, per_token=20_000, per_sequence=20_000, per_context_token=50)
 _LOADS = (0.5, 1.0, 2.0)  # loads as shares of what the rough costs sustain, about

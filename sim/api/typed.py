@@ -10,14 +10,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from batchsim.base.kv_groups import KvGroup
+from batchsim.cost.drafter_config import DraftersConfig
+from batchsim.cost.encoder_config import EncoderConfig
+from batchsim.cost.host_config import StatedHost
+from batchsim.cost.shapes.config import ShapesConfig
 from batchsim.drive.fleet.admission import AdmissionConfig
 from batchsim.drive.fleet.fleet_plan import Failure, Lost
 from batchsim.drive.fleet.routing import RouterConfig
 from batchsim.drive.fleet.scaling.kinds import Scaler
+from batchsim.drive.fleet.transfer import TransferConfig
 from batchsim.scenario.config import LoadConfig
+from batchsim.scenario.deployment_config import Anchor, DeploymentConfig, Engine, GpuSheet, KvType, WeightType
 from batchsim.scenario.kv_config import KvConfig
 from batchsim.scenario.replicas_config import ReplicaGroup, ReplicasConfig
 from batchsim.workload import processes, workload_config
+from batchsim.workload.items import Items
+from batchsim.workload.lengths import AnyLengths
+from batchsim.workload.loras import Loras
 from batchsim.workload.sharing import Sessions, SharedPrefix
 from batchsim.workload.task_config import Tasks
 from batchsim.workload.traces.trace_config import TraceConfig
@@ -79,7 +89,7 @@ class Workload(workload_config.WorkloadConfig):
         self,
         arrivals: workload_config.Arrivals,
         output_cap: int | Literal["max_model_len", "exact"],
-        lengths: workload_config.AnyLengths | None = None,
+        lengths: AnyLengths | None = None,
         trace: TraceConfig | None = None,
         duration: Time | None = None,
         requests: int | None = None,
@@ -91,11 +101,13 @@ class Workload(workload_config.WorkloadConfig):
         frontend: workload_config.Frontend = ...,
         shared_prefix: SharedPrefix | None = None,
         sessions: Sessions | None = None,
+        items: Items | None = None,
         prompt_scale: float = 1.0,
         stop: workload_config.Stop | None = None,
         max_concurrency: int | None = None,
         assign: Literal["by_row", "at_random"] | None = None,
         tasks: Tasks | None = None,
+        loras: Loras | None = None,
     ) -> None: ...
 
 
@@ -109,6 +121,30 @@ class Load(LoadConfig):
     ) -> None: ...
 
 
+class Deployment(DeploymentConfig):
+    def __init__(
+        self,
+        engine: Engine,
+        gpu: GpuSheet | str,
+        version: str = "",
+        tp: int = 1,
+        pp: int = 1,
+        ep: int = 1,
+        dp_attention: int = 1,
+        weights: WeightType | None = None,
+        moe: WeightType | None = None,
+        kv: KvType | None = None,
+        activations: Literal["bfloat16", "float16", "fp8", "int8", "nvfp4"] | None = None,
+        host: StatedHost | None = None,
+        anchor: Anchor | None = None,
+        draft: DraftersConfig | None = None,
+        encoder: EncoderConfig | None = None,
+        shapes: ShapesConfig | None = None,
+        extrapolate: bool = False,
+        power_cap: float | str | None = None,
+    ) -> None: ...
+
+
 class Kv(KvConfig):
     def __init__(
         self,
@@ -117,6 +153,13 @@ class Kv(KvConfig):
         block_size: int = 16,
         utilisation: Share | None = None,
         swap_space: int | str = 0,
+        memory: int | str | None = None,
+        per_token: int | str | None = None,
+        per_request: int | str = 0,
+        source: str = "",
+        groups: Sequence[KvGroup] = (),
+        num_blocks: int | None = None,
+        block_bytes: int | None = None,
     ) -> None: ...
 
 
@@ -131,4 +174,5 @@ class Replicas(ReplicasConfig):
         autoscaler: Scaler | None = None,
         price: float | str | None = None,
         admission: AdmissionConfig | None = None,
+        transfer: TransferConfig | None = None,
     ) -> None: ...

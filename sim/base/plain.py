@@ -54,25 +54,12 @@ def from_plain(hint: Any, value: object, where: str = "") -> Any:
 
 
 @cache
-def adapter(kind: Any) -> TypeAdapter[Any]:
-    """The pydantic adapter that validates JSON as the dataclass `kind`, made once."""
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(kind)
-
-
-@cache
 def _adapter(hint: Any) -> TypeAdapter[list[Any]]:
     """The validator of lists of `hint`, since a dataclass itself would take none of these rules."""
     from pydantic import TypeAdapter
 
     listed: Any = GenericAlias(list, (hint,))
     return TypeAdapter(listed, config={"strict": True, "extra": "forbid", "allow_inf_nan": False})
-
-
-def kind_of(record: Any) -> object:
-    """The `kind` that distinguishes this dataclass from others: the default of its field; None if it has none."""
-    return next((field.default for field in fields(record) if field.name == "kind"), None)
 
 
 def value_at(plain: object, path: Iterable[object]) -> Any:

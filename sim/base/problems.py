@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 OTHER = "other"
 """What a validator calls, in the places of its errors, all that `OrWord` marks but the word."""
+UNKNOWN = "unexpected_keyword_argument"
+"""What a validator calls a key that is no field."""
 _WORDS = {  # what a validator calls them, and how a scenario writes them
     "a valid integer": "a whole number",
     "a valid number": "a number",
@@ -25,7 +27,9 @@ _WORDS = {  # what a validator calls them, and how a scenario writes them
 
 
 class RangeError(ValueError):
-    """A number outside its range. Its text follows the name of what the number is of."""
+    """A number outside its range, at `keys` of its dataclass. Its text follows the name of what the number is of."""
+
+    keys: tuple[int | str, ...] = ()
 
 
 def path_of(loc: tuple[int | str, ...], value: Any) -> tuple[int | str, ...]:
@@ -77,7 +81,7 @@ def first_problem(error: ValidationError, value: Any, where: str, skip: int = 0)
             return f"{name}: {said['error']}"
         case "missing" | "missing_argument":
             return f"{name} is missing."
-        case "unexpected_keyword_argument":
+        case _ if problem["type"] == UNKNOWN:
             owner = name.rpartition(".")[0]
             return f"{name} is not a field of {owner}." if owner else f"{name} is not a field."
         case "union_tag_invalid":

@@ -14,6 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast, get_args, get_origin, get_type_hints
 
 from batchsim.base.problems import RangeError, first_problem
+from batchsim.base.reading import later
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -113,6 +114,11 @@ class Config:
 
     __slots__ = ()
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: object, handler: Any) -> Any:
+        """pydantic's schema of the config; of a field of another config, that of its own reader, made for a value."""
+        return handler.generate_schema(later(cls)) if handler.field_name else handler(source)
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -41,6 +41,7 @@ _SIZE_BYTES = {
     "GiB": 2**30,
 }
 _FLOPS = {"GFLOP/s": 10**9, "TFLOP/s": 10**12, "PFLOP/s": 10**15}
+_WATTS = {"W": 1, "kW": 1000}
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z%/]*)\s*\Z", re.ASCII)
 
 
@@ -101,6 +102,11 @@ def parse_flops(text: object) -> float:
     return _scaled(text, "speed of arithmetic", "989TFLOP/s", _FLOPS)
 
 
+def parse_watts(text: object) -> float:
+    """`"500W"` as 500 W; also `1.2kW`. ValueError on anything else."""
+    return _scaled(text, "power", "500W", _WATTS)
+
+
 def parse_share(text: object) -> float:
     """`"99%"` as 0.99, and a fraction below 1, number or text, as it is. ValueError on anything else: without % a 1 may
     be all or a hundredth, and more is no fraction."""
@@ -141,6 +147,11 @@ def format_duration(ns: float) -> str:
         if abs(ns) >= scale:
             return f"{ns / scale:.3g} {unit}" if abs(ns) < 1000 * scale else f"{ns / scale:,.0f} {unit}"
     return f"{ns:.0f} ns"
+
+
+def counted(number: int, noun: str, nouns: str = "") -> str:
+    """A number of things in words: `1 step`, `1,200 steps`. `nouns` is the plural, where it is not `noun` and an s."""
+    return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
 
 
 def clock_text(ns: int) -> str:
@@ -262,6 +273,8 @@ Flops = Annotated[
     Range(1e9, 1e18, show=_with_unit("FLOP/s")),
 ]
 """Floating-point operations per second, written `989TFLOP/s`."""
+Watts = Annotated[float, Quantity(parse_watts, "500W", _exactly("W")), Range(1, 1e6, show=_with_unit("W"))]
+"""Power in W, written `500W`."""
 PricePerHour = Annotated[
     float, Quantity(parse_price_per_h, "3.50/h", _exactly("/h")), Range(0, 1e6, show=_with_unit("/h"))
 ]

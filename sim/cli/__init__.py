@@ -14,10 +14,11 @@ from batchsim.cli.common import OneLineGroup
 from batchsim.cli.option import SectionedCommand
 
 COMMANDS = {
-    "run": "runs", "plan": "plan", "capacity": "capacity", "explain": "explain", "timeline": "timeline", "view": "view",
-    "init": "init", "show": "init", "live": "live", "serve": "serve", "validate": "validate", "policies": "lists",
-    "catalog": "lists", "schema": "lists", "conform": "conform", "doctor": "doctor", "trace": "trace_fit:trace_app",
-    "calibrate": "calibrate:calibrate_app",
+    "run": "runs", "plan": "plan", "capacity": "capacity", "shapes": "shapes", "explain": "explain",
+    "timeline": "timeline", "view": "view", "init": "init", "show": "init", "live": "live", "serve": "serve",
+    "validate": "validate", "policies": "lists",
+    "catalog": "catalog", "schema": "lists", "conform": "conform", "doctor": "doctor", "trace": "trace_fit:trace_app",
+    "train": "train", "calibrate": "calibrate:calibrate_app",
 }  # fmt: skip
 """By command the module here that has a function of its name, or, where there are commands below it, this Typer."""
 

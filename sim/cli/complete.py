@@ -17,6 +17,13 @@ def scenarios(incomplete: str) -> list[str]:
     return _beginning(shipped_scenarios(), incomplete)
 
 
+def training(incomplete: str) -> list[str]:
+    """Names of shipped training scenarios."""
+    from batchsim.training.load import shipped_training
+
+    return _beginning(shipped_training(), incomplete)
+
+
 def policies(ctx: typer.Context, incomplete: str) -> list[str]:
     """Labels of the policies of the scenario that stands before; none while it cannot be read."""
     from batchsim.base.errors import BatchsimError

@@ -24,14 +24,14 @@ OrderOption = Annotated[
 
 @one_line_errors
 def conform(
-    files: Annotated[list[Path], typer.Argument(help="Recorded schedules, JSON.")],
+    files: Annotated[list[Path], typer.Argument(help="Recorded schedules, bucket lists or results of packers, JSON.")],
     policy: PolicyOption = None,
     order: OrderOption = None,
     as_json: option.Json = False,
 ) -> None:
-    """Compare a policy with schedules recorded from the real engine, step by step.
+    """Compare a policy with schedules recorded from the real engine, step by step, or a packer with its bins.
 
-    Says how many steps were compared, or the first that differs, with both sides and the state around it.
+    Says how many steps or bins were compared, or the first that differs, with both sides and the state around it.
     Exit code 0 if all are equal, 1 if any differs, 2 if any cannot be compared. Example: batchsim conform mine/*.json
     """
     from batchsim.check.conform import conform as compare

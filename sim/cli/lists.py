@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from batchsim.base.units import counted
 from batchsim.cli import option
 from batchsim.cli.common import one_line_errors, print_json
 
@@ -44,7 +45,7 @@ def policies(as_json: option.Json = False) -> None:
     for row in rows:
         lines = filled(row["what"], indent, f"{row['policy']:<18} {row['evidence']:<13} ")
         if "equal_schedules" in row:
-            count = f"{row['equal_schedules']} schedule{'s' if row['equal_schedules'] > 1 else ''}"
+            count = counted(row["equal_schedules"], "schedule")
             text = f"equal in every step to {count} recorded from {row['engine']} {row['engine_version']}"
             text += "".join(f", all with {knob}={value}" for knob, value in row.get("equal_schedules_with", {}).items())
             lines += filled(text, indent, indent)
@@ -60,55 +61,6 @@ def _default(field: Field[Any]) -> Any:
     if field.default_factory is not MISSING:
         return to_plain(field.default_factory())
     return "required" if field.default is MISSING else field.default
-
-
-@one_line_errors
-def catalog(as_json: option.Json = False) -> None:
-    """List the models and GPUs known by name, with their sources. Example: batchsim catalog"""
-    from batchsim.deployment.catalog import GPUS, MODEL_SOURCES, MODELS, checkpoint_names
-
-    models = {
-        name: {
-            "parameters": m.num_parameters,
-            "weight_bytes": m.weight_bytes,
-            "kv_bytes_per_token": m.kv_bytes_per_token,
-            "max_position_embeddings": m.max_position_embeddings,
-            "source": MODEL_SOURCES[name],
-        }
-        for name, m in MODELS.items()
-    }
-    gpus = {
-        g.name: {
-            "names": [name for name, other in GPUS.items() if other is g],
-            "memory_bytes": g.memory_bytes,
-            "memory_bandwidth": g.memory_bandwidth,
-            "peak_flops": g.peak_flops,
-            "source": g.source,
-        }
-        for g in GPUS.values()
-    }
-    if as_json:
-        print_json({"models": models, "gpus": gpus, "checkpoints": sorted(checkpoint_names())})
-        return
-    from batchsim.report.layout import filled
-
-    lines: list[str] = []
-    indent = " " * 15
-    for name, m in models.items():
-        lines += filled(
-            f"{name:<14} {m['parameters'] / 1e9:5.2f} B parameters  {m['weight_bytes'] / 1e9:6.1f} GB weights"
-            f"  {m['kv_bytes_per_token']:>7,} B KV/token  {m['source']}",
-            indent,
-        )
-    for g in gpus.values():
-        lines += filled(
-            f"{', '.join(g['names']):<19} {g['memory_bytes'] / 1e9:5.1f} GB  {g['memory_bandwidth'] / 1e12:.2f} TB/s"
-            f"  {g['peak_flops'] / 1e12:.0f} TFLOP/s bf16  {g['source']}",
-            indent,
-        )
-    ids = ", ".join(sorted(checkpoint_names(), key=str.lower))
-    lines += filled(f"{ids}; source: config.json of each on huggingface.co", indent, f"{'by id':<14} ")
-    typer.echo("\n".join(lines))
 
 
 @one_line_errors

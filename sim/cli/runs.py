@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,10 +18,13 @@ from batchsim.cli.view import PORT, show
 
 if TYPE_CHECKING:
     from batchsim.results.read import Results
+    from batchsim.scenario.config import Scenario
     from batchsim.scenario.setup import Setup
     from batchsim.study.curves.lines import Line
     from batchsim.study.curves.precision import Precision
 
+FEW_REQUESTS = 2_000
+"""Requests of all simulations below which a run takes one process: others need longer for their imports."""
 _shown = partial(typer.Option, rich_help_panel=option.OUTPUT)
 _precise = partial(typer.Option, rich_help_panel=option.PRECISION)
 
@@ -85,11 +89,11 @@ def run(
     loaded = load_scenario(scenario, overrides=set_ or [], trace_folders=folders, allow_code=allow_code)
     from batchsim.study.sweep.pool import start_early  # the rest once the scenario can be read: it takes seconds
 
+    if jobs is None and not allow_code and _drawn_requests(loaded) < FEW_REQUESTS:
+        where["jobs"] = 1
     if where["jobs"] > 1 and not where["ray"]:
         start_early("batchsim.study.sweep.points")  # while this process goes on importing
     from batchsim.report.layout import fit
-    from batchsim.report.page.run_page import write_run_page
-    from batchsim.report.pictures.plots import lacking, write_pictures
     from batchsim.report.text.run_table import asked_columns
     from batchsim.report.text.summary_text import report
     from batchsim.results.failed import Failed, points_failed
@@ -111,21 +115,23 @@ def run(
             progress=progress,
             precision=asked,
             limits=limits,
-            begin=None if as_json else _open,
+            begin=None if as_json else partial(_open, jobs=None if where["ray"] else where["jobs"]),
         )
     if reused := results.manifest["points_reused"]:
-        typer.echo(f"{reused:,} points were there already; --force simulates them again", err=True)
+        points = "1 point was" if reused == 1 else f"{reused:,} points were"
+        typer.echo(f"{points} there already; --force simulates them again", err=True)
     _check_rejections(results, strict)
     with keeping(results.path.parent):
-        drawn = write_pictures(results, load) if pictures else []
-        drawn += [write_run_page(results, drawn, load)] if html else []
+        drawn, lacks = _drawn(results, load, pictures, html)
     if as_json:
         print_json(results.as_json())
     else:
         typer.echo(report(results, load, shown, opened=True))
         tables = ["summary.csv", *(["replicas.csv"] if results.replicas() is not None else [])]
+        tables += ["trainings.csv"] if results.trainings() is not None else []
+        tables += ["adapters.csv"] if results.adapters() is not None else []
         typer.echo(fit(f"{results.path}/  {'  '.join([*tables, *(p.name for p in drawn)])}"))
-        if pictures and (lacks := lacking(results)):
+        if lacks:
             keep = results.scenario["keep"]
             typer.echo(fit(f"not drawn, since keep is {keep}: {', '.join(lacks)}. For these --set keep=all."))
     if results.manifest["failed"]:
@@ -135,14 +141,55 @@ def run(
         show(results, PORT if port is None else port, traces, allow_code=allow_code)
 
 
-def _open(setup: Setup, curves: Sequence[Line]) -> None:
-    """Prints what holds before the first point: the heading and the KV memory."""
+def _drawn_requests(scenario: Scenario) -> float:
+    """How many requests all simulations of the scenario have together; inf where its rates and times do not say so."""
+    workload = scenario.file.workload
+    if scenario.auto or scenario.variants or scenario.load_name != "mean_rate" or workload.tasks is not None:
+        return inf
+    requests = sum(map(workload.requests_at, scenario.loads))
+    return requests * len(scenario.specs) * scenario.file.seeds
+
+
+def _drawn(results: Results, load: float | None, pictures: bool, html: bool) -> tuple[list[Path], list[str]]:
+    """(The files of the pictures and the page asked for, the pictures that cannot be drawn). Matplotlib is imported for
+    these alone."""
+    drawn, lacks = list[Path](), list[str]()
+    if pictures:
+        from batchsim.report.pictures.plots import lacking, write_pictures
+
+        drawn, lacks = write_pictures(results, load), lacking(results)
+    if html:
+        from batchsim.report.page.run_page import write_run_page
+
+        drawn = [*drawn, write_run_page(results, drawn, load)]
+    return drawn, lacks
+
+
+def _open(setup: Setup, curves: Sequence[Line], *, jobs: int | None) -> None:
+    """Prints what holds before the first point: the heading, the KV memory, and how long its points may take on `jobs`
+    processes of this machine, None where they run elsewhere."""
+    from batchsim.report.layout import fit
     from batchsim.report.text.summary_text import opening
     from batchsim.results.heading import heading, kv_text
+    from batchsim.study.sweep.size import estimated_s
 
     typer.echo(
         opening(heading(setup), kv_text(setup), [str(curve.setup.kv) for curve in curves if setup.scenario.vary_key])
     )
+    scenario, seeds = setup.scenario, setup.scenario.file.seeds
+    each = [(curve.setup, load, len(curve.specs) * seeds) for curve in curves for load in scenario.loads]
+    if jobs is None or scenario.auto or (seconds := estimated_s(each, jobs)) is None:
+        return
+    least, most = _roughly(max(seconds[0], 1.0)), _roughly(max(seconds[1], 2.0))
+    count = sum(number for _, _, number in each)
+    many = f"{count:,} point{'s' * (count > 1)}"
+    typer.echo(fit(f"{many} to simulate: some {least} to {most} of an idle machine, less for what is kept already"))
+
+
+def _roughly(seconds: float) -> str:
+    """A time to one digit, `20 s` or `5 min`."""
+    number, unit = (seconds, "s") if seconds < 60 else (seconds / 60, "min")
+    return f"{float(f'{number:.1g}'):,.0f} {unit}"
 
 
 def _check_view(view: bool, port: int | None) -> None:

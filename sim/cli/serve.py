@@ -12,6 +12,7 @@ import typer
 
 from batchsim.base.errors import ScenarioError, shown
 from batchsim.base.ranges import INT32_MAX
+from batchsim.base.units import counted
 from batchsim.cli import complete, option
 from batchsim.cli.common import check_out, one_line_errors, read_scenario, require_torch
 
@@ -129,10 +130,10 @@ def serve(
     )
     typer.echo(report(results))
     if escaped := results.manifest["served"]["escaped"]:
-        typer.echo(f"{len(escaped):,} texts cannot be written and stand as escapes: {', '.join(escaped)[:200]}")
+        typer.echo(f"texts that cannot be written stand as escapes, {len(escaped):,}: {', '.join(escaped)[:200]}")
     if faults.num_errors or faults.num_stalls:
-        typer.echo(f"on demand: {faults.num_errors:,} errors, {faults.num_stalls:,} stalled streams")
-    sent = f"{backend.num_sent:,} request{'s' if backend.num_sent > 1 else ''} came to an engine"
+        typer.echo(f"on demand: {counted(faults.num_errors, 'error')}, {counted(faults.num_stalls, 'stalled stream')}")
+    sent = f"{counted(backend.num_sent, 'request')} came to an engine"
     received = results.path.parent / results.manifest["served"]["received"]
     typer.echo(fit(f"{sent}; {results.path}/  summary.csv; each with its latencies: {received}"))
 

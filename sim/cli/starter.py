@@ -51,6 +51,11 @@ workload:
 seeds: {seeds}
 """
 
+_LORAS = """\
+  loras: {{count: {count}, popularity: {{kind: zipf, alpha: 1}}, rank: {rank}}}  # an example: write your adapters
+lora_cost: {{step: 5%, per_adapter: 1%, disk: 2GB/s}}  # examples: measure yours
+"""
+
 _PLAN = """\
 plan:  # batchsim plan: how many replicas of what is listed under gpus, and at what price
   target: {target}
@@ -112,13 +117,21 @@ def deployed_text(
     common = {
         "model": _model_word(str(keys["model"]), folder),
         "cost": "\n".join(lines),
-        "policies": f"{_KNOBS}\n  {engine}: {flow(blocks['policy'])}\n",
+        "policies": f"{_loras(blocks['policy'])}{_KNOBS}\n  {engine}: {flow(blocks['policy'])}\n",
     }
     if trace is not None and figures is not None:
         return _replayed(common, folder, trace, figures)
     asked = {"question": "up to which request rate does this deployment hold the SLO?", "expect": _NOT_RUN}
     lengths = _lengths(int(keys.get("max_model_len", _PROMPT + _OUTPUT)))
     return _SYNTHETIC.format(**common, **asked, **lengths, low=1, middle=2, high=4)
+
+
+def _loras(knobs: dict[str, Any]) -> str:
+    """The lines of LoRA adapters, with which a workload ends, for an engine that has such `knobs`; "" for others."""
+    if not any("lora" in name for name in knobs):
+        return ""
+    slots = int(knobs.get("max_loras", knobs.get("max_loras_per_batch", 1)))
+    return _LORAS.format(count=4 * slots, rank=knobs.get("max_lora_rank", 16))
 
 
 def planned_text(text: str, span_s: float | None) -> str:

@@ -72,6 +72,11 @@ def validate_steps(asked: Asked, files: Sequence[Path]) -> None:
 
     scenario = asked.load()
     setup = Setup.of(scenario)
+    if setup.shapes is not None:
+        raise ScenarioError(
+            f"{scenario.places['cost']}: shapes: recorded steps say their real sizes, and not the programs that they"
+            " ran in. Leave shapes out."
+        )
     specs = chosen_policies(scenario, asked.policies)
     stem = asked.path("steps", f"{scenario.name}-{files[0].stem}")
     path = asked.json_file or Path(f"{stem}.json")

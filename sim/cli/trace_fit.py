@@ -13,6 +13,7 @@ from batchsim.base.errors import ScenarioError
 from batchsim.base.files import ANY, write_text, writing
 from batchsim.cli import option
 from batchsim.cli.common import check_output, one_line_errors, print_json, read_scenario
+from batchsim.cli.trace_reuse import reuse
 from batchsim.cli.traces import example, inspect, rows_of, trace_config
 
 if TYPE_CHECKING:
@@ -137,4 +138,5 @@ trace_app = typer.Typer(
 )
 trace_app.command()(inspect)
 trace_app.command()(fit)
+trace_app.command()(reuse)
 trace_app.command()(example)

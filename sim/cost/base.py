@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Protocol
 from batchsim.base.later import np
 from batchsim.cost.cost_error import CostError, Unknown
 from batchsim.cost.work import TIME_TERMS, Columns, Terms, padded_work
-from batchsim.deployment.deployment import Deployment
-from batchsim.kernel.batch import Batch
 from batchsim.kernel.protocols import CostModel, DecodeLine, StepEstimator
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from batchsim.cost.profile import Hull, Profile
+    from batchsim.deployment.deployment import Deployment
+    from batchsim.kernel.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,21 @@ class HostPart:
 
     def __mul__(self, factor: float) -> HostPart:
         return HostPart(self.base * factor, self.per_sequence * factor, self.per_token * factor)
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderTime:
+    """ns in which an encoder computes an item (an image, audio or video), and for each of its embeddings."""
+
+    base: float
+    per_token: float
+
+    def item_ns(self, tokens: int) -> int:
+        """ns of an item of `tokens` placeholder tokens, each of which stands for an embedding."""
+        return int(self.base + self.per_token * tokens)
+
+    def __mul__(self, factor: float) -> EncoderTime:
+        return EncoderTime(self.base * factor, self.per_token * factor)
 
 
 class Cost(CostModel, StepEstimator, Protocol):
@@ -84,6 +99,12 @@ class Cost(CostModel, StepEstimator, Protocol):
     def host_part(self) -> HostPart:
         """The host's part of `step_ns`, which an engine that schedules ahead does beside the GPU."""
         return HostPart()
+
+    @property
+    def encoder_time(self) -> EncoderTime | None:
+        """How long encoding takes before a step that encodes images, audios or videos, beside `step_ns`; None: the
+        engine has no encoder."""
+        return None
 
     @property
     def overlap_known(self) -> bool:

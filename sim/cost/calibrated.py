@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
-from math import ceil, inf
-from typing import TYPE_CHECKING, TypeAlias
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from batchsim.base.errors import CalibrationError, ExtrapolationError
+from batchsim.base.errors import CalibrationError
 from batchsim.base.later import np
 from batchsim.base.units import NS_PER_S, format_duration
 from batchsim.cost.base import Cost, HostPart
 from batchsim.cost.cost_error import CostError, Unknown, error_of
 from batchsim.cost.interpolation import GridReader
-from batchsim.cost.profile import HostTerm, Hull, Profile, StepCosts
+from batchsim.cost.profile import HostTerm, Hull, Profile, StepCosts, check_reach
 from batchsim.cost.roofline import HOST_LINK_SHARE
 from batchsim.cost.segments import Rows, Segment, Segments
+from batchsim.cost.windows import Windows
 from batchsim.cost.work import (
     Columns,
     Terms,
@@ -34,6 +36,7 @@ from batchsim.cost.work import (
 from batchsim.deployment.deployment import Deployment
 from batchsim.kernel.batch import Batch
 from batchsim.kernel.protocols import DecodeLine
+from batchsim.kernel.window_sum import keys_in_window
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -56,7 +59,9 @@ class Calibrated(Cost):
         "_latest",
         "_layers",
         "_most",
+        "_recurrence",
         "_segments",
+        "_windows",
         "block_bytes",
         "block_size",
         "deployment",
@@ -88,12 +93,20 @@ class Calibrated(Cost):
         self._head: dict[int, float] = {}
         grid = profile.costs.chunk_grid
         self._chunk_grid = None if grid is None else GridReader(grid)
+        windowed, self._recurrence = profile.costs.windowed, profile.costs.recurrence
+        self._windows = None if windowed is None else Windows(windowed, profile.costs.in_situ)
         longest = max_model_len or int(profile.hull.max_context) + 1
         self._most = max(longest - 1, 1) if profile.origin == "measured" else None
         most_context = inf if extrapolate else profile.hull.max_context
         on_cpu = profile.hardware.get("device") == "cpu"
-        self._segments = Segments(profile.costs, self.host, most_context, self._matmuls, on_cpu=on_cpu)
+        self._segments = Segments(profile.costs, self.host, most_context, self._launched, on_cpu=on_cpu)
         self._latest = self._segments.latest
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """How it is pickled: to be made anew, without what it has looked up so far. Bound methods that compiled code
+        holds cannot be pickled."""
+        stated = {name: getattr(self, name) for name in ("extrapolate", "host", "block_size", "max_model_len")}
+        return partial(type(self), self.profile, **stated), ()
 
     # ---- one step
 
@@ -107,13 +120,17 @@ class Calibrated(Cost):
             segment = self._latest.get(key)
             if segment is None or context > segment[1] or context < segment[0]:
                 segment = self._find(key, context)
-            added = segment[3] * context
+            _, _, alone, per_token, _, attention = segment
+            if self._windows is not None:
+                within = self._windows.line(batch, key if isinstance(key, int) else key[1])
+                alone, attention, per_token = alone + within[0], attention + within[0], per_token + within[1]
+            added = per_token * context
             verified = self._drafts_ns(batch) if drafts else 0.0
             if batch.chunks:
-                beside = (segment[5] + added) * self.profile.costs.beside
+                beside = (attention + added) * self.profile.costs.beside
                 ns = self._chunks_ns(batch, rows, beside + verified)
             else:
-                ns = segment[2] + (added + verified)
+                ns = alone + (added + verified)
                 if ns < segment[4]:
                     ns = segment[4]
         elif batch.chunks:
@@ -132,6 +149,11 @@ class Calibrated(Cost):
                 return None
             segment = self._find(rows, context)
         _, last, alone, per_token, least, _ = segment
+        if self._windows is not None:
+            within = self._windows.lasting_line(batch)
+            if within is None:
+                return None
+            alone, per_token, last = alone + within[0], per_token + within[1], min(last, within[2])
         ns = alone + per_token * context
         if ns < 1 or per_token < 0 or last < context:
             return None
@@ -145,11 +167,15 @@ class Calibrated(Cost):
         at most the tokens measured in one, and with warm caches."""
         hull, costs = self.profile.hull, self.profile.costs
         if not self.extrapolate:
-            self._check(num_tokens, hull.max_chunk_context, *_CHUNK)
+            check_reach(self.profile, num_tokens, hull.max_chunk_context, "chunk")
         ns, done = 0.0, 0
         while done < num_tokens:
             n = num_tokens - done if self.extrapolate else min(hull.max_tokens, num_tokens - done)
             kernel = costs.in_situ * self._chunk_attention(1, n, n * done + n * (n + 1) // 2) + self._matmuls(n, 1)
+            if self._windows is not None:
+                kernel += self._windows.prompts_ns(n, keys_in_window(n, done, self._windows.window))
+            if self._recurrence is not None:
+                kernel += costs.in_situ * self._recurrence.ns(1, n, 0)
             ns += self.host.with_kernels(max(kernel, costs.launch_ns), 1, n)
             done += n
         return int(ns)
@@ -181,20 +207,27 @@ class Calibrated(Cost):
                 or rows + tokens > hull.max_tokens
                 or longest > hull.max_chunk_context
             ):
-                self._check(rows + chunks, hull.max_sequences, *_SEQUENCES)
-                self._check(rows + tokens, hull.max_tokens, *_TOKENS)
-                self._check(longest, hull.max_chunk_context, *_CHUNK)
+                check_reach(self.profile, rows + chunks, hull.max_sequences, "sequences")
+                check_reach(self.profile, rows + tokens, hull.max_tokens, "tokens")
+                check_reach(self.profile, longest, hull.max_chunk_context, "chunk")
         chunk = self._chunk_attention(chunks, tokens, padded_pairs(pairs, chunks, prefill, pad))
         kernel = costs.in_situ * chunk + attention + self._matmuls(rows + tokens, rows + chunks)
+        if self._windows is not None:
+            kernel += self._windows.chunks_ns(batch)
+        if self._recurrence is not None:
+            kernel += costs.in_situ * self._recurrence.ns(chunks, tokens, rows)
         alone = 0.0 if rows else costs.prefill_ns
         sequences = rows + batch.num_decode - batch.num_decode_tokens + chunks
         return self.host.with_kernels(max(kernel, costs.launch_ns) + alone, sequences, prefill)
 
     def _chunk_attention(self, chunks: int, tokens: int, pairs: int) -> float:
         """ns of the attention of `chunks` with `tokens` and `pairs` in all, back to back: as `StepCosts.chunks_ns`."""
+        costs = self.profile.costs
+        if costs.more_chunks:
+            return float(costs.chunks_ns(np.array([chunks]), np.array([tokens]), np.array([pairs]))[0])
         if self._chunk_grid is not None:
             return self._chunk_grid.at(tokens, pairs / tokens) if tokens else 0.0
-        return float(self.profile.costs.chunk_attention.ns(chunks, tokens, pairs))
+        return float(costs.chunk_attention.ns(chunks, tokens, pairs))
 
     def _drafts_ns(self, batch: Batch) -> float:
         """ns that the attention of draft tokens adds to that of the decodes they belong to."""
@@ -211,6 +244,11 @@ class Calibrated(Cost):
             self._head[rows] = costs.in_situ * costs.head.at_one(rows)
         return self._layers[tokens] + self._head[rows]
 
+    def _launched(self, rows: int) -> float:
+        """ns of a step of `rows` decodes launched op by op, but for what grows with contexts."""
+        update = 0.0 if self._recurrence is None else self.profile.costs.in_situ * self._recurrence.ns(1, 0, rows)
+        return self._matmuls(rows, rows) + update
+
     def _with_reads(self, batch: Batch, rows: int) -> Rows:
         """`rows`; with the rows of attention, where padding reads more context than its own rows could."""
         pad, most = batch.pad_context_tokens, self._most
@@ -226,26 +264,10 @@ class Calibrated(Cost):
         if not self.extrapolate:
             hull = self.profile.hull
             if rows > hull.max_sequences or rows > hull.max_tokens or context > hull.max_context * reads:
-                self._check(rows, hull.max_sequences, *_DECODES)
-                self._check(rows, hull.max_tokens, *_TOKENS)
-                self._check(context / reads, hull.max_context, *_CONTEXT)
+                check_reach(self.profile, rows, hull.max_sequences, "decodes")
+                check_reach(self.profile, rows, hull.max_tokens, "tokens")
+                check_reach(self.profile, context / reads, hull.max_context, "context")
         return self._segments.find(key, context)
-
-    def _check(self, asked: float, limit: float, what: str, option: str) -> None:
-        if asked <= limit:
-            return
-        profile, needed = self.profile, ceil(asked)
-        if profile.setup is not None:
-            raise ExtrapolationError(
-                f"{needed} {what} asked; the kernel tables of {profile.name} were asked up to {limit:.0f}. Let policy"
-                " or workload ask for no more",
-                "pass --set deployment.extrapolate=true",
-            )
-        raise ExtrapolationError(
-            f"{needed} {what} asked; profile {profile.name} was measured up to {limit:.0f}. Recalibrate with {option}"
-            f" {needed}",
-            "pass --set cost.extrapolate=true",
-        )
 
     def _swap_parts(self) -> tuple[float, float]:
         """(ns of a step that swaps at all, ns of each block that it moves)."""
@@ -340,6 +362,9 @@ class Calibrated(Cost):
         one, graph = np.array([1]), np.zeros(len(decodes), dtype=bool)
         weights = costs.layers.at(one) + costs.head.at(one)
         matmul = costs.layers.at(work.tokens) + costs.head.at(work.rows)
+        prefill = columns["num_prefill_tokens"] + columns["pad_prefill_tokens"]
+        if costs.recurrence is not None:
+            matmul = matmul + costs.recurrence.of(chunks, prefill, decodes)
         if costs.decode is not None:
             graph = (chunks == 0) & (decodes > 0) & (held <= costs.decode.x[-1])
             matmul[graph] = costs.decode.holding(held[graph])
@@ -347,7 +372,6 @@ class Calibrated(Cost):
         busy = costs.in_situ * (work.tokens > 0)
         weights = np.minimum(weights, matmul)
         mean = work.context / np.maximum(reads, 1)
-        prefill = columns["num_prefill_tokens"] + columns["pad_prefill_tokens"]
         drafts = draft_pairs(columns["num_decode"], columns["num_decode_tokens"], columns["context_tokens"])
         attention = costs.chunks_ns(chunks, prefill, work.pairs - drafts) + costs.chunk_attention.per_pair * drafts
         beside = np.where(chunks > 0, costs.beside, 1.0)
@@ -357,6 +381,9 @@ class Calibrated(Cost):
             "matmul": (matmul - weights) * busy,
             "attention": attention * costs.in_situ,
         }
+        if self._windows is not None:
+            terms["kv_reads"] = terms["kv_reads"] + self._windows.decodes_of(columns) * beside
+            terms["attention"] = terms["attention"] + self._windows.chunks_of(columns)
         wait = costs.launch_ns - sum(terms.values(), np.zeros(1))
         other = np.where((work.tokens > 0) & ~graph, np.maximum(wait, 0.0), 0.0)
         return terms | {"other": other + costs.prefill_ns * ((chunks > 0) & (decodes == 0))}
@@ -419,11 +446,3 @@ class Calibrated(Cost):
 
 def _part(host: HostTerm) -> HostPart:
     return HostPart(host.base, host.per_sequence, host.per_token)
-
-
-_DECODES = ("decode sequences", "--max-seqs")
-_SEQUENCES = ("sequences in a step", "--max-seqs")
-_TOKENS = ("tokens in a step", "--max-batched-tokens")
-_CONTEXT = ("mean context tokens of the decodes", "--max-model-len")
-_CHUNK = ("tokens of one prompt", "--max-model-len")
-"""Of each limit of the hull: what it limits, and the option of `batchsim calibrate` that raises it."""

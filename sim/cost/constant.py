@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from batchsim.base.later import np
 from batchsim.base.ranges import Config
@@ -12,24 +12,31 @@ from batchsim.base.units import PartDuration, StepDuration, format_duration
 from batchsim.cost.base import Cost
 from batchsim.cost.cost_error import Unknown
 from batchsim.cost.drafter_config import DraftersConfig
+from batchsim.cost.encoder_config import EncoderConfig
+from batchsim.cost.shapes.config import ShapesConfig
 from batchsim.cost.work import Columns, Terms, all_terms, padded_work, swap_blocks
-from batchsim.deployment.model import ModelSpec
-from batchsim.kernel.batch import Batch
-from batchsim.kernel.protocols import DecodeLine
+
+if TYPE_CHECKING:
+    from batchsim.deployment.model import ModelSpec
+    from batchsim.kernel.batch import Batch
+    from batchsim.kernel.protocols import DecodeLine
 
 STATED = Unknown("step times are stated")
 
 
 @dataclass(frozen=True, slots=True)
 class Constant(Cost, Config):
-    """Every step takes `step` ns, whatever is in it. Swaps are free, so `auto` preemption always swaps.
-
-    `draft`: what drafting costs beside, if anything is said of it.
-    """
+    """Every step takes the same time, whatever is in it. Swaps are free, so `auto` preemption always swaps."""
 
     step: StepDuration
+    """Time of each step."""
     kind: Literal["constant"] = "constant"
     draft: DraftersConfig | None = None
+    """What drafting costs beside, by method."""
+    encoder: EncoderConfig | None = None
+    """What encoding images, audios and videos takes, beside the steps."""
+    shapes: ShapesConfig | None = None
+    """Compiled shapes, to which steps are padded; without it no step is."""
 
     num_gpus: ClassVar[int] = 1
 
@@ -69,16 +76,26 @@ class Constant(Cost, Config):
 class Linear(Cost, Config):
     """A step takes `base` + a part for each token computed, sequence, context token that a decode reads, block swapped.
 
-    Padding counts as work. All are whole nanoseconds. `draft`: what drafting costs beside, if anything is said of it.
+    Padding counts as work. All are whole nanoseconds.
     """
 
     base: StepDuration
+    """Time of each step, whatever is in it."""
     per_token: PartDuration = 0
+    """Time for each token of a step."""
     per_sequence: PartDuration = 0
+    """Time for each sequence of a step."""
     per_context_token: PartDuration = 0
+    """Time for each token of context that decodes read."""
     per_swapped_block: PartDuration = 0
+    """Time for each KV block moved to or from host memory."""
     kind: Literal["linear"] = "linear"
     draft: DraftersConfig | None = None
+    """What drafting costs beside, by method."""
+    encoder: EncoderConfig | None = None
+    """What encoding images, audios and videos takes, beside the steps."""
+    shapes: ShapesConfig | None = None
+    """Compiled shapes, to which steps are padded; without it no step is."""
 
     num_gpus: ClassVar[int] = 1
 

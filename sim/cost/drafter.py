@@ -7,7 +7,7 @@ others over one token of every sequence, or of each of its branches. A model's p
 engine's GPU.
 
 Simplified: it drafts for every sequence of a step, for prompts in parts and rows of padding too; later passes read the
-context of decodes and this step's part of prompts; its weights and KV take none of the GPU's memory.
+context of decodes and this step's part of prompts.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from typing import TYPE_CHECKING
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.later import np
-from batchsim.cost.base import Cost, HostPart
-from batchsim.cost.cost_error import CostError, Unknown
+from batchsim.cost.base import Cost
 from batchsim.cost.drafter_config import DrafterConfig, DraftersConfig
-from batchsim.cost.profile import Hull, Profile
-from batchsim.cost.roofline import HostCost, Roofline
+from batchsim.cost.host_config import HostCost
+from batchsim.cost.profile import Profile
+from batchsim.cost.roofline import Roofline
 from batchsim.cost.scaled import Scaled
 from batchsim.cost.work import Columns, Terms, draft_pairs, prefill_pairs
+from batchsim.cost.wrapped import Wrapped
 from batchsim.deployment.catalog import read_model
-from batchsim.deployment.deployment import Deployment
+from batchsim.deployment.deployment import Deployment, DraftMemory
+from batchsim.deployment.draft_memory import draft_memory
 from batchsim.deployment.model import ModelSpec
 from batchsim.kernel.batch import Batch
 from batchsim.kernel.policy_config import Speculation
@@ -82,7 +84,7 @@ class Drafter:
 
 
 @dataclass(frozen=True, slots=True)
-class Drafted(Cost):
+class Drafted(Wrapped):
     """The cost model `cost` with a drafter after each step."""
 
     cost: Cost
@@ -91,52 +93,16 @@ class Drafted(Cost):
     def step_ns(self, batch: Batch) -> int:
         return self.cost.step_ns(batch) + self.drafter.step_ns(batch)
 
-    def recompute_ns(self, num_tokens: int) -> int:
-        return self.cost.recompute_ns(num_tokens)
-
-    def swap_ns(self, num_blocks: int) -> int:
-        return self.cost.swap_ns(num_blocks)
-
     def explain(self, columns: Columns) -> Terms:
         """The terms of `cost`, and the drafter's time under `draft`."""
         return self.cost.explain(columns) | {"draft": self.drafter.ns(columns)}
-
-    def describe(self) -> str:
-        return self.cost.describe()
-
-    def sources(self) -> list[str]:
-        return self.cost.sources()
-
-    @property
-    def stages(self) -> int:
-        return self.cost.stages
-
-    @property
-    def host_part(self) -> HostPart:
-        return self.cost.host_part
-
-    @property
-    def overlap_known(self) -> bool:
-        return self.cost.overlap_known
 
     def without_host(self) -> Drafted:
         return Drafted(self.cost.without_host(), self.drafter)
 
     @property
-    def deployment(self) -> Deployment | None:
-        return self.cost.deployment
-
-    @property
     def profile(self) -> Profile | None:
         return self.cost.profile
-
-    @property
-    def reach(self) -> Hull | None:
-        return self.cost.reach
-
-    @property
-    def error(self) -> CostError | Unknown:
-        return self.cost.error
 
 
 def with_drafter(cost: Cost, config: DraftersConfig | None, speculation: Speculation | None) -> Cost:
@@ -152,6 +118,26 @@ def with_drafter(cost: Cost, config: DraftersConfig | None, speculation: Specula
     passes = 1 if speculation.method == "ngram" else speculation.num_drafts
     model = _model(own, cost.deployment, speculation.method)
     return Drafted(cost, Drafter(own, passes, model, branches=speculation.branches))
+
+
+def memory_of_drafter(
+    engine: Deployment, config: DraftersConfig | None, speculation: Speculation
+) -> tuple[DraftMemory | None, str]:
+    """(What the drafter of `speculation` takes of each GPU of `engine`, None where it has no model or none is named;
+    in the latter case what to say of it, else "").
+
+    ScenarioError where a draft model is not known, or cannot be split so.
+    """
+    method, own = speculation.method, None if config is None else config.by_method.get(speculation.method)
+    try:
+        model = read_model(own.model) if own is not None and own.model is not None else None
+        layers = own.layers if own is not None and own.layers is not None else 1
+        words = own.draft_vocab_size if own is not None else None
+        memory = draft_memory(engine, method, own=model, layers=layers, words=words)
+    except ScenarioError as error:
+        raise ScenarioError(f"cost: draft.{method}: {error}") from None
+    unnamed = memory is None and method != "ngram"
+    return memory, "a draft model, which cost.draft does not name, not counted" if unnamed else ""
 
 
 def draft_sources(config: DraftersConfig | None) -> list[str]:

@@ -11,16 +11,21 @@ from batchsim.base.units import HostDuration, PartDuration, format_duration
 
 @dataclass(frozen=True)
 class DrafterConfig(Config):
-    """The parts of a drafter's time, at least one of: `base` and `per_sequence`, of each of its passes; `per_token`, of
-    each token of the step; the passes of a draft model, which is `model`, a name of the catalog or a config.json, or
-    `layers` layers of the engine's own and its output matrix, of `draft_vocab_size` tokens where those are fewer."""
+    """The parts of a drafter's time: at least `base`, or a draft model by `model` or `layers`, whose passes take what
+    their roofline says."""
 
     base: HostDuration | None = None
+    """Time of each of the drafter's passes."""
     per_sequence: PartDuration = 0
+    """Time for each sequence of a pass."""
     per_token: PartDuration = 0
+    """Time for each token of the step."""
     model: str | None = None
+    """The draft model: a name of `batchsim catalog`, or the path of a config.json."""
     layers: PositiveInt | None = None
+    """Layers of the engine's own model, with its output matrix, in the place of `model`."""
     draft_vocab_size: PositiveInt | None = None
+    """Tokens of the output matrix beside `layers`, where these are fewer."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -46,10 +51,15 @@ class DraftersConfig(Config):
     """What drafting costs by method; a method that is not named takes no time, and reports say so."""
 
     ngram: DrafterConfig | None = None
+    """The cost of finding drafts in the text."""
     eagle: DrafterConfig | None = None
+    """The cost of an EAGLE drafter."""
     eagle3: DrafterConfig | None = None
+    """The cost of an EAGLE-3 drafter."""
     mtp: DrafterConfig | None = None
+    """The cost of the model's own multi-token prediction."""
     draft_model: DrafterConfig | None = None
+    """The cost of a drafter that is a model of its own."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

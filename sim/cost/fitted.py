@@ -24,6 +24,7 @@ from batchsim.base.units import format_duration, two_digits
 from batchsim.cost.base import Cost
 from batchsim.cost.cost_error import CostError, Unknown, symmetric
 from batchsim.cost.drafter_config import DraftersConfig
+from batchsim.cost.encoder_config import EncoderConfig
 from batchsim.cost.work import TIME_TERMS, Columns, Terms, columns_of, padded_work
 from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.model import ModelSpec
@@ -42,20 +43,28 @@ Nanoseconds = Annotated[float, Range(0, 1e15)]
 
 @dataclass(frozen=True, slots=True)
 class StepTerms(Config):
-    """The factor on the kernel's time, and ns: of each pass of a step, of each of its sequences, prompt tokens, context
-    tokens that decodes read, context tokens read beside a chunk, query-key pairs of chunks; of each step of at least 2,
-    4 or 8 tokens computed. Padding counts."""
+    """The factor on the kernel's time, and times in ns. Padding counts."""
 
     kernel: Annotated[float, Range(0, 1e3)] = 0.0
+    """Factor on the kernel's time."""
     base: Nanoseconds = 0.0
+    """ns for each pass of a step."""
     sequence: Nanoseconds = 0.0
+    """ns for each sequence of a step."""
     prompt_token: Nanoseconds = 0.0
+    """ns for each prompt token computed."""
     context_token: Nanoseconds = 0.0
+    """ns for each context token that decodes read."""
     beside_token: Nanoseconds = 0.0
+    """ns more for each context token read beside a chunk."""
     pair: Nanoseconds = 0.0
+    """ns for each query-key pair of chunks."""
     rows_2: Nanoseconds = 0.0
+    """ns for each step, or pass, of two tokens or more."""
     rows_4: Nanoseconds = 0.0
+    """ns more for each step of four tokens or more."""
     rows_8: Nanoseconds = 0.0
+    """ns more for each step of eight tokens or more."""
 
     def __str__(self) -> str:
         units = {"base": "", "sequence": " a sequence", "prompt_token": " a prompt token"}
@@ -183,12 +192,16 @@ class Fitted(Cost):
 class Free(Cost, Config):
     """`cost: {kind: free}`: step times of hardware without tables, which are yet to be fitted.
 
-    Config and cost in one; ScenarioError when asked for a time. `draft`: what drafting costs, if given.
+    Config and cost in one; ScenarioError when asked for a time.
     """
 
     kind: Literal["free"] = "free"
     draft: DraftersConfig | None = None
+    """What drafting costs, by method."""
+    encoder: EncoderConfig | None = None
+    """What encoding images, audios and videos takes, beside the steps."""
     num_gpus: Annotated[int, Range(1, 1024)] = 1
+    """GPUs that the cost stands for: prices count them."""
 
     def build(self, model: ModelSpec, *, block_size: int = 16, max_model_len: int | None = None) -> Free:
         """Itself, whatever the model: it is config and cost in one."""

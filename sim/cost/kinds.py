@@ -10,21 +10,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from batchsim.base.errors import ScenarioError, nearest
-from batchsim.base.later import Later
+from batchsim.base.reading import Later
 
 if TYPE_CHECKING:
     from batchsim.cost.base import Cost
     from batchsim.cost.constant import Constant, Linear
     from batchsim.cost.fitted import Free
     from batchsim.cost.profile_config import ProfileConfig
-    from batchsim.cost.roofline import RooflineConfig
+    from batchsim.cost.roofline_config import RooflineConfig
     from batchsim.deployment.model import ModelSpec
 
     CostConfig = RooflineConfig | ProfileConfig | Constant | Linear | Free
     """What a scenario's `cost` may be. Constant, Linear and Free are their own configs."""
 
 COSTS = {
-    "roofline": "batchsim.cost.roofline:RooflineConfig",
+    "roofline": "batchsim.cost.roofline_config:RooflineConfig",
     "profile": "batchsim.cost.profile_config:ProfileConfig",
     "constant": "batchsim.cost.constant:Constant",
     "linear": "batchsim.cost.constant:Linear",

@@ -11,6 +11,8 @@ from batchsim.base.ranges import Config, Range
 from batchsim.base.units import MAX_STEP_NS
 from batchsim.cost.base import Cost
 from batchsim.cost.drafter_config import DraftersConfig
+from batchsim.cost.encoder_config import EncoderConfig
+from batchsim.cost.shapes.config import ShapesConfig
 from batchsim.cost.work import Columns, StepWork, Terms, all_terms, work_of_step
 from batchsim.deployment.model import ModelSpec
 from batchsim.kernel.batch import Batch
@@ -20,11 +22,14 @@ from batchsim.kernel.batch import Batch
 class OwnCost(Config):
     """What a cost of a user's own derives from: `kind: "module:Class"` names the dataclass.
 
-    `num_gpus`: GPUs that it stands for, which prices count. `draft`: what drafting costs beside.
+    `num_gpus`: GPUs that it stands for, which prices count. `draft`: what drafting costs beside, and `encoder`
+    encoding images, audios, videos. `shapes`: the compiled shapes to which steps are padded before they are timed.
     """
 
     num_gpus: Annotated[int, Range(1, 1024)] = 1
     draft: DraftersConfig | None = None
+    encoder: EncoderConfig | None = None
+    shapes: ShapesConfig | None = None
 
     @property
     def kind(self) -> str:

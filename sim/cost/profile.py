@@ -7,7 +7,8 @@ A step's kernels cost, with the padded work of `batchsim.cost.work`,
 where `decode(B)` replaces layers and head in a decode-only step that replays a graph, and a step of chunks alone takes
 `prefill_ns` more. Host and swap times come on top. Where there is a `chunk_grid`, all chunks together cost what it says
 at their tokens and the mean number of keys that each of these reads, and decode attention beside them `beside` times
-its own.
+its own. Layers with a sliding window have grids of their own, over means of min(keys, window): `windowed`. Layers that
+keep a state of fixed size cost a scan over the tokens of prompts and an update for each decode beside: `recurrence`.
 All times are floats of ns. Reading is strict: whatever is not exactly a profile of this version is refused in one line.
 """
 
@@ -19,31 +20,39 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
-from batchsim.base.errors import CalibrationError, nearest
+from batchsim.base.errors import CalibrationError, ExtrapolationError, nearest
 from batchsim.base.files import json_kind, parse_json, read_text, reason_text
-from batchsim.base.later import np
 from batchsim.base.plain import LEFT_OUT, from_plain, to_plain
 from batchsim.base.ranges import INT32_MAX, PositiveInt, Range, check_ranges
-from batchsim.cost.interpolation import Curve, Grid, Ns
+from batchsim.cost.interpolation import Curve, Grid
+from batchsim.cost.step_costs import (
+    ChunkCost,
+    ChunkGrid,
+    HostTerm,
+    Recurrence,
+    StepCosts,
+    SwapCost,
+    WindowedAttention,
+)
 from batchsim.deployment.catalog import GPUS
 from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.model import DTYPE_BYTES, ModelSpec
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 __all__ = [
     "ChunkCost",
+    "ChunkGrid",
     "Curve",
     "EngineSetup",
     "Grid",
     "HostTerm",
     "Hull",
     "Profile",
+    "Recurrence",
     "StepCosts",
     "SwapCost",
+    "WindowedAttention",
     "load_profile",
     "profile_names",
 ]
@@ -55,99 +64,6 @@ SHIPPED = "batchsim.tables"  # the package whose folder `profiles` holds the shi
 _ERRORS = {"n": Range(0, INT32_MAX), "p50": Range(0, 100), "p95": Range(0, 100), "bias": Range(-1, 100, above=True)}
 """What a row of errors holds: how many steps, quantiles of absolute relative errors, predicted / measured − 1."""
 _LINE = 200  # letters from which a JSON value is broken into its items
-
-
-@dataclass(frozen=True)
-class ChunkCost:
-    """ns of the attention of prefill chunks: for each chunk, for each of its tokens, and for each query-key pair."""
-
-    per_chunk: Ns
-    per_token: Ns
-    per_pair: Ns
-
-    __post_init__ = check_ranges
-
-    def ns(self, chunks: Any, tokens: Any, pairs: Any) -> Any:
-        """ns of `chunks` with `tokens` and query-key `pairs` in total; of numbers, or of arrays of one a step."""
-        return self.per_chunk * chunks + self.per_token * tokens + self.per_pair * pairs
-
-
-@dataclass(frozen=True)
-class HostTerm:
-    """ns that a step spends on the host, outside its kernels; `per_token` is for each prefill token.
-
-    `serial`: after the kernels. `overlapped`: beside them, so that the longer of the two counts. `assumed`: not
-    measured.
-    """
-
-    base: Ns
-    per_sequence: Ns
-    per_token: Ns
-    mode: Literal["serial", "overlapped"]
-    assumed: bool
-
-    __post_init__ = check_ranges
-
-    def with_kernels(self, kernel_ns: float, sequences: int, prefill_tokens: int) -> float:
-        """ns of a step of `sequences` whose kernels take `kernel_ns`, with the host's time."""
-        host = self.base + self.per_sequence * sequences + self.per_token * prefill_tokens
-        return kernel_ns + host if self.mode == "serial" else max(kernel_ns, host)
-
-
-@dataclass(frozen=True)
-class SwapCost:
-    """ns that swapping adds to a step: once, and for every block that crosses the host link, either way."""
-
-    base: Ns
-    per_block: Ns
-    assumed: bool
-
-    __post_init__ = check_ranges
-
-
-@dataclass(frozen=True)
-class StepCosts:
-    """The parts of a step's time, in ns.
-
-    `layers` is over the tokens of the step, `head` over its rows of logits. `decode`, if any, holds layers and head of
-    decode-only steps by size of the captured graph: a step takes the time of the smallest that holds its rows, and one
-    with more rows than the largest is launched op by op. `decode_attention` comes on top of these. `launch_ns` is the
-    least that the kernels of a step launched op by op take. `prefill_ns` is what a step of chunks alone takes besides:
-    as a rule such a step follows a rest, with cold caches, the host's too. `in_situ` is the time of kernels inside an
-    engine over their time back to back.
-
-    `chunk_grid`, if any, is the attention of all chunks of a step, over their tokens and the mean number of keys that a
-    token reads; `chunk_attention` then counts for draft tokens alone. `beside` is the attention of decodes beside
-    chunks over the same attention in a step of decodes alone. `transfer`, if any, is the time of the hidden states from
-    one stage of a pipeline to the next, over tokens.
-    """
-
-    layers: Curve
-    head: Curve
-    decode: Curve | None
-    decode_attention: Grid
-    chunk_attention: ChunkCost
-    launch_ns: Ns
-    prefill_ns: Ns
-    in_situ: Annotated[float, Range(0.01, 100)]
-    host: HostTerm
-    swap: SwapCost | None
-    chunk_grid: Grid | None = field(default=None, metadata=LEFT_OUT)
-    beside: Annotated[float, Range(0.01, 100)] = field(default=1.0, metadata=LEFT_OUT)
-    transfer: Curve | None = field(default=None, metadata=LEFT_OUT)
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        self.layers.check_end("layers")
-        self.head.check_end("head")
-        if self.transfer is not None:
-            self.transfer.check_end("transfer")
-
-    def chunks_ns(self, chunks: NDArray[Any], tokens: NDArray[Any], pairs: NDArray[Any]) -> NDArray[np.float64]:
-        """ns of the attention of a step's chunks, of arrays of one a step."""
-        if self.chunk_grid is None:
-            return np.asarray(self.chunk_attention.ns(chunks, tokens, pairs), float)
-        return self.chunk_grid.at(tokens, pairs / np.maximum(tokens, 1)) * (tokens > 0)
 
 
 @dataclass(frozen=True)
@@ -410,3 +326,34 @@ def work_of(model: ModelSpec) -> dict[str, Any]:
 
 def _sizes(part: Any) -> dict[str, Any]:
     return {one.name: getattr(part, one.name) for one in fields(part) if one.name != "vectors"}
+
+
+# ---- reach
+
+_REACH = {
+    "decodes": ("decode sequences", "--max-seqs"),
+    "sequences": ("sequences in a step", "--max-seqs"),
+    "tokens": ("tokens in a step", "--max-batched-tokens"),
+    "context": ("mean context tokens of the decodes", "--max-model-len"),
+    "chunk": ("tokens of one prompt", "--max-model-len"),
+}
+"""Of each limit of the hull: what it limits, and the option of `batchsim calibrate` that raises it."""
+
+
+def check_reach(profile: Profile, asked: float, limit: float, of: str) -> None:
+    """ExtrapolationError if a step asks for more than the `limit` of `profile`: `of` decodes, sequences, tokens, mean
+    context or a chunk."""
+    if asked <= limit:
+        return
+    needed, (what, option) = math.ceil(asked), _REACH[of]
+    if profile.setup is not None:
+        raise ExtrapolationError(
+            f"{needed} {what} asked; the kernel tables of {profile.name} were asked up to {limit:.0f}. Let policy"
+            " or workload ask for no more",
+            "pass --set deployment.extrapolate=true",
+        )
+    raise ExtrapolationError(
+        f"{needed} {what} asked; profile {profile.name} was measured up to {limit:.0f}. Recalibrate with {option}"
+        f" {needed}",
+        "pass --set cost.extrapolate=true",
+    )

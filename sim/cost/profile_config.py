@@ -7,42 +7,30 @@ from typing import TYPE_CHECKING, Literal
 
 from batchsim.base.errors import CalibrationError
 from batchsim.base.ranges import Config
-from batchsim.base.units import HostDuration, PartDuration
 from batchsim.cost.drafter_config import DraftersConfig
+from batchsim.cost.encoder_config import EncoderConfig
+from batchsim.cost.host_config import StatedHost
 
 if TYPE_CHECKING:
     from batchsim.cost.calibrated import Calibrated
-    from batchsim.cost.profile import HostTerm
     from batchsim.deployment.model import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
-class StatedHost(Config):
-    """Host time as a scenario states it, in place of the profile's."""
-
-    base: HostDuration
-    per_sequence: PartDuration = 0
-    per_token: PartDuration = 0
-    mode: Literal["serial", "overlapped"] = "serial"
-
-    def term(self) -> HostTerm:
-        """The same as a profile has it."""
-        from batchsim.cost.profile import HostTerm
-
-        return HostTerm(self.base, self.per_sequence, self.per_token, self.mode, assumed=False)
-
-
-@dataclass(frozen=True, slots=True)
 class ProfileConfig(Config):
-    """`cost:` as the path of a profile, or the long form, which takes the name of a shipped one too. `extrapolate`
-    continues the curves beyond what was measured; `host` replaces the profile's host time; `draft`: what drafting
-    costs, if anything is said of it."""
+    """`cost:` as the path of a profile, or the long form, which takes the name of a shipped one too."""
 
     profile: str
+    """The profile's name, or its path."""
     kind: Literal["profile"] = "profile"
     extrapolate: bool = False
+    """Whether the curves are continued beyond what was measured."""
     host: StatedHost | None = None
+    """The host's time of each step, stated, in place of the profile's."""
     draft: DraftersConfig | None = None
+    """What drafting costs, by method."""
+    encoder: EncoderConfig | None = None
+    """What encoding images, audios and videos takes, beside the steps."""
 
     @property
     def num_gpus(self) -> int:

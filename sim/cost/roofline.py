@@ -20,17 +20,16 @@ Simplified: no tile steps in T; L2 hits are not modelled; a decode's and a chunk
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, replace
+from dataclasses import replace
 from math import inf, sqrt
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.later import np
-from batchsim.base.ranges import Config, Range
-from batchsim.base.units import NS_PER_S, Bandwidth, HostDuration, PartDuration, format_duration
+from batchsim.base.units import NS_PER_S
 from batchsim.cost.base import Cost, HostPart
 from batchsim.cost.cost_error import CostError, Unknown, symmetric
-from batchsim.cost.drafter_config import DraftersConfig
+from batchsim.cost.host_config import HostCost
 from batchsim.cost.work import (
     Columns,
     Terms,
@@ -42,7 +41,6 @@ from batchsim.cost.work import (
     swap_blocks,
     useful_flops_bytes,
 )
-from batchsim.deployment.catalog import load_gpu
 from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.model import GpuSpec, ModelSpec
 from batchsim.deployment.quantisation import ELEMENT_BYTES, Quantisation
@@ -54,60 +52,6 @@ if TYPE_CHECKING:
 KERNELS = "kernel part"  # what was compared where both matmuls and attention were
 HOST_LINK_SHARE = 0.85
 """Share of the host link's sheet that pinned copies reach. Assumed: 55 of 64 GB/s on PCIe 5.0 x16."""
-
-
-@dataclass(frozen=True, slots=True)
-class HostCost(Config):
-    """ns that a step spends outside large kernels, serial with them: base + per sequence + per prompt token.
-
-    The defaults are assumed, not measured: launches, small kernels and sampling are expected to add 0.4-0.8 ms to the
-    sum of a step's large kernels, and bookkeeping some microseconds a sequence. A calibrated profile replaces them.
-    """
-
-    base: HostDuration = 600_000
-    per_sequence: PartDuration = 2_000
-    per_token: PartDuration = 0
-
-    @property
-    def is_assumed(self) -> bool:
-        """Whether these are the defaults, which are not measured."""
-        return astuple(self) == astuple(HostCost())
-
-    def __str__(self) -> str:
-        parts = f"{format_duration(self.base)} + {format_duration(self.per_sequence)} a sequence"
-        return parts + (f" + {format_duration(self.per_token)} a prompt token" if self.per_token else "")
-
-
-@dataclass(frozen=True, slots=True)
-class RooflineConfig(Config):
-    """`cost: h200`, or the long form of that. `swap_bandwidth` is one way; without it, the host link's sheet × 0.85.
-    `draft`: what drafting costs, if anything is said of it."""
-
-    gpu: str
-    kind: Literal["roofline"] = "roofline"
-    tp: Annotated[int, Range(1, 1024)] = 1
-    pp: Annotated[int, Range(1, 1024)] = 1
-    host: HostCost = HostCost()
-    swap_bandwidth: Bandwidth | None = None
-    draft: DraftersConfig | None = None
-
-    @property
-    def num_gpus(self) -> int:
-        """GPUs of one engine."""
-        return self.tp * self.pp
-
-    def build(self, model: ModelSpec, *, block_size: int = 16, max_model_len: int | None = None) -> Roofline:
-        """The cost model of `model` on the GPU. ScenarioError if the GPU is not known, or the model cannot be split."""
-        bandwidth = self.swap_bandwidth
-        return Roofline(
-            model,
-            load_gpu(self.gpu),
-            tp=self.tp,
-            pp=self.pp,
-            host=self.host,
-            swap_bandwidth=bandwidth,
-            block_size=block_size,
-        )
 
 
 class KernelCosts(NamedTuple):

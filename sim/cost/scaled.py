@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from batchsim.cost.base import Cost, HostPart
-from batchsim.cost.cost_error import CostError, Unknown
-from batchsim.cost.profile import Hull
+from batchsim.cost.base import Cost, EncoderTime, HostPart
 from batchsim.cost.work import TIME_TERMS, Columns, Terms
-from batchsim.deployment.deployment import Deployment
+from batchsim.cost.wrapped import Wrapped
 from batchsim.kernel.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)
-class Scaled(Cost):
+class Scaled(Wrapped):
     """The cost model `cost` with all its times, swaps and estimates too, multiplied by `factor`.
 
     `anchor`: the measured point that the factor was fitted to; "": it is stated in the scenario, or `is_end` of the
@@ -52,16 +50,13 @@ class Scaled(Cost):
         return [*self.cost.sources(), why if self.anchor else stated]
 
     @property
-    def stages(self) -> int:
-        return self.cost.stages
-
-    @property
     def host_part(self) -> HostPart:
         return self.cost.host_part * self.factor
 
     @property
-    def overlap_known(self) -> bool:
-        return self.cost.overlap_known
+    def encoder_time(self) -> EncoderTime | None:
+        own = self.cost.encoder_time
+        return None if own is None else own * self.factor
 
     def without_host(self) -> Cost:
         return replace(self, cost=self.cost.without_host())
@@ -71,16 +66,3 @@ class Scaled(Cost):
 
     def transfer_ns(self, tokens: int) -> float:
         return self.factor * self.cost.transfer_ns(tokens)
-
-    @property
-    def deployment(self) -> Deployment | None:
-        return self.cost.deployment
-
-    @property
-    def reach(self) -> Hull | None:
-        return self.cost.reach
-
-    @property
-    def error(self) -> CostError | Unknown:
-        """The error of `cost`: a stretched step time is neither better nor worse known."""
-        return self.cost.error

@@ -23,26 +23,26 @@ Rows = int | tuple[int, int]
 class Segments:
     """The segments of `costs` and `host` by numbers of rows, made when first asked for.
 
-    `most_context` is the largest mean context, beyond which there are none. `matmuls` gives the ns of layers by tokens
-    and of the head by rows, launched op by op. `on_cpu`: without graphs, rows of padding that attention alone sees cost
-    attention alone.
+    `most_context` is the largest mean context, beyond which there are none. `launched` gives the ns of a step of so
+    many rows launched op by op, but for what grows with contexts. `on_cpu`: without graphs, rows of padding that
+    attention alone sees cost attention alone.
     """
 
-    __slots__ = ("_costs", "_host", "_matmuls", "_most_context", "_of_rows", "_on_cpu", "latest")
+    __slots__ = ("_costs", "_host", "_launched", "_most_context", "_of_rows", "_on_cpu", "latest")
 
     def __init__(
         self,
         costs: StepCosts,
         host: HostTerm,
         most_context: float,
-        matmuls: Callable[[int, int], float],
+        launched: Callable[[int], float],
         *,
         on_cpu: bool,
     ) -> None:
         self._costs = costs
         self._host = host
         self._most_context = most_context
-        self._matmuls = matmuls
+        self._launched = launched
         self._on_cpu = on_cpu
         self._of_rows: dict[Rows, list[Segment]] = {}
         self.latest: dict[Rows, Segment] = {}
@@ -80,7 +80,7 @@ class Segments:
             matmuls = costs.in_situ * costs.decode.holding_one(held)
             least = host.with_kernels(0.0, sequences, 0)
         else:
-            matmuls = self._matmuls(rows, rows)
+            matmuls = self._launched(rows)
             least = host.with_kernels(costs.launch_ns, sequences, 0)
         serial = host.base + host.per_sequence * sequences if host.mode == "serial" else 0.0
         segments: list[Segment] = []

@@ -7,12 +7,12 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from batchsim.base.later import np
-from batchsim.deployment.deployment import Deployment
-from batchsim.deployment.quantisation import ELEMENT_BYTES
-from batchsim.kernel.batch import Batch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from batchsim.deployment.deployment import Deployment
+    from batchsim.kernel.batch import Batch
 
 Columns: TypeAlias = "Mapping[str, NDArray[Any]]"
 Terms: TypeAlias = "dict[str, NDArray[np.float64]]"
@@ -21,7 +21,8 @@ Terms: TypeAlias = "dict[str, NDArray[np.float64]]"
 class StepWork(NamedTuple):
     """The work of one step, as its record has it: decoding sequences and their tokens, drafts included; tokens of
     prompts and how many sequences they are of; context tokens that decodes read; query-key pairs of prompts; padding;
-    blocks swapped; passes, where a step is split into several, and those of them that are wide."""
+    blocks swapped; passes, where a step is split into several, and those of them that are wide; of context tokens and
+    pairs what layers with a sliding window read, 0 where that was not counted."""
 
     num_decode: int = 0
     num_decode_tokens: int = 0
@@ -36,6 +37,8 @@ class StepWork(NamedTuple):
     swap_blocks: int = 0
     num_passes: int = 0
     num_wide_passes: int = 0
+    window_tokens: int = 0
+    window_pairs: int = 0
 
 
 WORK_COLUMNS = StepWork._fields
@@ -131,6 +134,8 @@ def work_of_step(batch: Batch) -> StepWork:
         swap_blocks=swap_blocks(batch),
         num_passes=batch.num_passes,
         num_wide_passes=batch.num_wide_passes,
+        window_tokens=batch.window_tokens,
+        window_pairs=batch.window_pairs,
     )
 
 
@@ -184,6 +189,8 @@ def useful_flops_bytes(deployment: Deployment, columns: Columns) -> tuple[NDArra
     A step of padding alone reads the weights too. Of routed experts those are read that its tokens go through if each
     token's are drawn alike, and KV as if no layer had a window.
     """
+    from batchsim.deployment.quantisation import ELEMENT_BYTES  # no reader of a scenario needs it
+
     model, useful = deployment.model, useful_work(columns)
     busy = useful.tokens + columns["pad_decode_rows"] + columns["pad_prefill_tokens"] > 0
     flops = model.matmul_flops_per_token * useful.tokens + 2 * model.head_parameters * useful.rows

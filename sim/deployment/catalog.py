@@ -1,6 +1,6 @@
 """Models and GPUs known by name, with the source of every figure (`models.py`, `gpus.py`)."""
 
-from batchsim.deployment.gpus import GPUS, load_gpu, sheet_gpu
+from batchsim.deployment.gpus import ACCELERATORS, GPUS, load_gpu, sheet_gpu
 from batchsim.deployment.models import (
     MODEL_SOURCES,
     MODELS,
@@ -11,6 +11,7 @@ from batchsim.deployment.models import (
 )
 
 __all__ = [
+    "ACCELERATORS",
     "GPUS",
     "MODELS",
     "MODEL_SOURCES",

@@ -1,4 +1,4 @@
-"""GPUs known by name, and those of a sheet of the user's own. Every figure has a source."""
+"""GPUs and other accelerators known by name, and those of a sheet of the user's own. Every figure has a source."""
 
 from __future__ import annotations
 
@@ -41,9 +41,14 @@ _FITTED_LIKE = {
     "l4": "l40s",
     "rtx_pro_6000_server": "l40s",
     "b60": "l40s",
+    "trainium2": "h100",
+    "inferentia2": "a100",
+    "tpu_v5e": "a100",
+    "tpu_v6e": "h100",
+    "gaudi3": "h200",
 }
 """Boards that no roofline was fitted to, and the one whose shares it is taken to reach: one of their architecture, or
-the nearest before it."""
+the nearest before it; of accelerators that are no GPUs, a board of about their age, which says nothing of them."""
 _ASSUMED = "matmuls only; attention not fitted, assumed to reach the same shares as on a100"
 _BOARDS: dict[str, tuple[int, float, float, float, float, str]] = {
     # GPU: MiB as its source reports them; bytes/s of memory; FLOP/s in bf16; bytes/s of host and peer link; datasheet
@@ -66,6 +71,28 @@ _BOARDS: dict[str, tuple[int, float, float, float, float, str]] = {
     "rtx_pro_6000_server": (97_887, 1.792e12, 467.8e12, 64e9, 64e9, _SHEET),
     "b60": (24_576, 456e9, 98.3e12, 32e9, 28.4e9, _SHEET),
 }  # fmt: skip
+ACCELERATORS: dict[str, str] = {
+    "trainium2": "AWS Neuron documentation, Trainium2 Architecture (one chip of eight NeuronCores): HBM, NeuronLink-v3"
+    " of 1.28 TB/s both ways; host link not in it, assumed as PCIe 5.0 x16",
+    "inferentia2": "AWS Neuron documentation, Inferentia2 Architecture and Inf2 (one chip of two NeuronCores): HBM,"
+    " NeuronLink-v2 of 192 GB/s both ways; host link not in it, assumed as PCIe 4.0 x16",
+    "tpu_v5e": "Google Cloud documentation, TPU v5e: HBM2, interconnect of 400 GB/s both ways; host link not in it,"
+    " assumed as PCIe 4.0 x16",
+    "tpu_v6e": "Google Cloud documentation, TPU v6e: HBM, interconnect of 800 GB/s both ways, PCIe Gen5",
+    "gaudi3": "Intel, Gaudi 3 AI Accelerator, Hot Chips 2024: HBM2e, 24 ports of 200 GbE, PCIe 5.0 x16",
+}
+"""Accelerators that are no GPUs, with the sources of their figures. They run compiled shapes, and have no kernel
+tables."""
+_BOARDS |= {
+    name: (*figures, ACCELERATORS[name])
+    for name, figures in {
+        "trainium2": (98_304, 2.9e12, 667e12, 64e9, 640e9),
+        "inferentia2": (32_768, 820e9, 190e12, 32e9, 96e9),
+        "tpu_v5e": (15_258, 819e9, 197e12, 32e9, 200e9),
+        "tpu_v6e": (30_517, 1.638e12, 918e12, 64e9, 400e9),
+        "gaudi3": (122_070, 3.67e12, 1835e12, 64e9, 600e9),
+    }.items()
+}
 _FP8_FLOPS = {
     "h200": 1979e12,
     "h100": 1979e12,
@@ -78,6 +105,9 @@ _FP8_FLOPS = {
     "gb300": 5e15,
     "l4": 242e12,
     "rtx_pro_6000_server": 935.6e12,
+    "trainium2": 1299e12,
+    "inferentia2": 190e12,
+    "gaudi3": 1835e12,
 }
 """FLOP/s in FP8, dense, of the boards that multiply it, from the same sheets."""
 _FP4_FLOPS = {"b200_sxm": 9e15, "b300_sxm": 14e15, "gb200": 10e15, "gb300": 15e15, "rtx_pro_6000_server": 1871.2e12}
@@ -98,8 +128,19 @@ _LINKS = {
     "l4": "PCIe 4.0 x16",
     "rtx_pro_6000_server": "PCIe 5.0 x16",
     "b60": "PCIe 5.0 x8",
+    "trainium2": "NeuronLink-v3",
+    "inferentia2": "NeuronLink-v2",
+    "tpu_v5e": "ICI",
+    "tpu_v6e": "ICI",
+    "gaudi3": "RoCE 24 x 200 GbE",
 }
 """The link between GPUs of one machine whose bytes/s `_BOARDS` has, by the same sheets."""
+_CUDA_MIB = {"h200": 143_156, "h100": 81_091, "a100": 81_050, "l40s": 45_589, "rtx4090": 24_080, "b200_sxm": 182_630}
+"""MiB that CUDA gives a program, as PyTorch reports them: less than the board has. Sources: H100 79.19 GiB, start-ups
+of vLLM (github.com/llm-d-incubation/llm-d-planner pull request 205); B200 178.35, github.com/pytorch/ao pull request
+4002; the others, published lines of `torch.cuda.get_device_properties` and of out-of-memory errors."""
+_MULTIPROCESSORS = {"a100": 108, "a100_pcie": 108, "l40s": 142, "rtx4090": 128, "b200_sxm": 148, "h100_pcie": 114}
+"""Multiprocessors of boards that have others than the 132 of H100 SXM and H200, where that is known."""
 _SECOND_NAMES = {"h100_sxm": "h100", "h200_sxm": "h200", "a100_sxm": "a100"}  # as the kernel tables call them
 
 
@@ -116,7 +157,7 @@ def _efficiencies(gpu: str) -> Efficiencies:
 
 
 def _unfitted(gpu: str, like: str) -> Efficiencies:
-    """The shares of the board `like`, of which nothing was compared on `gpu`."""
+    """The shares of the board `like`; no step of `gpu` was compared with them."""
     unmeasured = f"nothing of {gpu}, assumed to reach the same shares as {like}"
     assumed = replace(_efficiencies(like), fitted_on=unmeasured, compared="", held_out="", models=())
     return replace(assumed, error_p50=None, error_p95=None)
@@ -125,12 +166,14 @@ def _unfitted(gpu: str, like: str) -> Efficiencies:
 def _gpu(name: str) -> GpuSpec:
     mebibytes, bandwidth, flops, host, peer, sheet = _BOARDS[name]
     source = sheet
-    if sheet is not _SHEET:
+    if sheet is not _SHEET and name not in ACCELERATORS:
         source = f"NVIDIA {sheet}; {_TORCH_MEMORY if name == 'rtx4090' else _MEMORY}"
     memory = mebibytes * 2**20
     links = (host, peer, _PEER_LATENCY_NS)
     rates = (_FP8_FLOPS.get(name), _FP4_FLOPS.get(name))
-    return GpuSpec(name, memory, bandwidth, flops, *links, _efficiencies(name), source, *rates, _LINKS[name])
+    cuda = _CUDA_MIB[name] * 2**20 if name in _CUDA_MIB else None
+    figures = (name, memory, bandwidth, flops, *links, _efficiencies(name), source, *rates, _LINKS[name])
+    return GpuSpec(*figures, cuda_bytes=cuda, multiprocessors=_MULTIPROCESSORS.get(name, 132))
 
 
 GPUS: dict[str, GpuSpec] = {name: _gpu(name) for name in _BOARDS}

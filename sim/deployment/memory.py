@@ -6,13 +6,14 @@ from a start-up log is better and takes the place of all this. Errors: `python -
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from batchsim.base.kv_groups import KvLayout
 from batchsim.deployment.layers import Experts, Split
-from batchsim.deployment.model import ModelSpec
+from batchsim.deployment.model import GpuSpec, ModelSpec
+from batchsim.deployment.vllm_memory import Start, needs, release, rotary_bytes
 
 RESERVE_BYTES = 2_600_000_000
 """Bytes of each GPU that an unnamed engine needs besides weights and KV: CUDA context, workspaces, the activations and
@@ -23,23 +24,23 @@ STEP_TOKENS = 8192
 STEP_REQUESTS = 256
 """Tokens and requests of the largest step of an engine, unless stated."""
 
-SAMPLER_BYTES = (47, 28)
-"""Bytes that vLLM's sampler, up to 0.11 and later, needs at once for each request and word of the vocabulary when it is
-tried at the start: logits in 16 and 32 bits, sorted, their indices, probabilities and sums. Fitted to the start-ups of
-results/reference/kv: 47 to three of 0.8 to 0.11, 28 to one of 0.19; where between these it changed is not known."""
+SAMPLER_BYTES = 47
+"""Bytes that the sampler of vLLM up to 0.11 needs at once for each request and word of the vocabulary when it is tried
+at the start: logits in 16 and 32 bits, sorted, their indices, probabilities and sums. Fitted to three start-ups of 0.8
+to 0.11 of results/reference/kv."""
 
 CONTEXT_BYTES = {"vllm": 300_000_000, "sglang": 800_000_000, "tensorrt_llm": 800_000_000}
 """Bytes that CUDA's context and libraries take on a GPU. SGLang: 0.75 GiB of 49,140 MiB were gone before any weight
-(github.com/xorbitsai/inference issue 3481); TensorRT-LLM assumed alike. vLLM counts most of it to what its share leaves
-over; the rest is assumed."""
+(github.com/xorbitsai/inference issue 3481); TensorRT-LLM assumed alike. vLLM, up to 0.11, counts most of it to what its
+share leaves over; the rest is assumed."""
 
 COMMUNICATION_BYTES = 2_200_000_000
 """Bytes of buffers with which GPUs talk to each other. From two start-ups, of vLLM and SGLang, with Qwen3-235B-A22B-FP8
-on four H100 (github.com/vllm-project/vllm issue 21348): what is missing there, 2 to 3 GiB, after all else."""
+on four H100 (github.com/vllm-project/vllm issue 21348): what is missing there, 2 to 3 GiB, after all else. vLLM from
+0.12 on has constants of its own (`vllm_memory`)."""
 
-GRAPH_BYTES = 600_000_000
-"""Bytes of CUDA graphs, which vLLM counts to its share from 0.21 on (github.com/noonghunna/club-3090 issue 104).
-Assumed."""
+PROFILED = (0, 12)
+"""The release of vLLM from which on `vllm_memory` has its rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +50,27 @@ class KvBudget:
     num_blocks: int
     block_size: int
     terms: str
+    layout: KvLayout | None = None
+    """Groups of layers that share the blocks, of which `num_blocks` can be given out; None: one of full attention."""
 
     @property
     def tokens(self) -> int:
-        return self.num_blocks * self.block_size
+        """Tokens for which there is room; with several groups those of one request alone."""
+        layout = self.layout
+        if layout is None or not layout.blocks_per_token:
+            return self.num_blocks * self.block_size
+        return max(int((self.num_blocks - layout.fixed_blocks) / layout.blocks_per_token), 0)
+
+    @property
+    def alignment(self) -> int:
+        """Tokens at whose multiples a prefix can be found again."""
+        return self.block_size if self.layout is None else self.layout.alignment
 
     def __str__(self) -> str:
+        if (layout := self.layout) is not None:
+            count = len(layout.groups)
+            of = f"{count} group{'s'[: count != 1]} of layers ({layout}; {self.terms})"
+            return f"KV {self.num_blocks:,} blocks for {of}: {layout.per_request}"
         return f"KV {self.tokens:,} tokens ({self.num_blocks:,} blocks of {self.block_size}: {self.terms})"
 
 
@@ -93,40 +109,35 @@ def _parted(split: Split) -> tuple[tuple[str, int], ...]:
     return (("communication", COMMUNICATION_BYTES),) if split.tp * split.ep * split.moe_tp > 1 else ()
 
 
-def _vllm_reserve(version: str, model: ModelSpec, split: Split, step_tokens: int, step_requests: int) -> Reserve:
+def _vllm_reserve(start: Start) -> Reserve:
     """vLLM runs its largest step and sampler once when it starts, and counts what they leave in use."""
-    sampler = step_requests * model.vocab_size * SAMPLER_BYTES[_release(version) >= (0, 12)]
-    activations = max(activation_bytes(model, split, step_tokens), sampler)
-    graphs = (("graphs", GRAPH_BYTES),) if _release(version) >= (0, 21) else ()
-    engine = ("engine", CONTEXT_BYTES["vllm"])
-    return Reserve(after=(("activations", activations), *graphs, *_parted(split), engine))
+    if start.release >= PROFILED:
+        return Reserve(after=needs(start))
+    sampler = start.step_requests * start.model.vocab_size * SAMPLER_BYTES
+    activations = max(activation_bytes(start.model, start.split, start.step_tokens), sampler)
+    return Reserve(
+        after=(("activations", activations), *_parted(start.split), ("engine", CONTEXT_BYTES["vllm"])),
+    )
 
 
-def _sglang_reserve(version: str, model: ModelSpec, split: Split, step_tokens: int, step_requests: int) -> Reserve:
+def _sglang_reserve(start: Start) -> Reserve:
     """SGLang reads how much is free once its GPUs are connected; activations and graphs go beside its share."""
-    return Reserve(before=(*_parted(split), ("engine", CONTEXT_BYTES["sglang"])))
+    return Reserve(before=(*_parted(start.split), ("engine", CONTEXT_BYTES["sglang"])))
 
 
-def _tensorrt_llm_reserve(
-    version: str, model: ModelSpec, split: Split, step_tokens: int, step_requests: int
-) -> Reserve:
+def _tensorrt_llm_reserve(start: Start) -> Reserve:
     """TensorRT-LLM runs its largest step when it starts and takes a share of what is free then."""
-    activations = ("activations", activation_bytes(model, split, step_tokens))
-    return Reserve(before=(activations, *_parted(split), ("engine", CONTEXT_BYTES["tensorrt_llm"])))
+    activations = ("activations", activation_bytes(start.model, start.split, start.step_tokens))
+    return Reserve(before=(activations, *_parted(start.split), ("engine", CONTEXT_BYTES["tensorrt_llm"])))
 
 
-def _any_reserve(version: str, model: ModelSpec, split: Split, step_tokens: int, step_requests: int) -> Reserve:
+def _any_reserve(start: Start) -> Reserve:
     return Reserve.stated(RESERVE_BYTES)
-
-
-def _release(version: str) -> tuple[int, ...]:
-    """`0.21.1rc0` and `0.21rc1` as (0, 21); the newest there can be for "", so that what engines do today is taken."""
-    return tuple(int(n) for n in re.findall(r"\d+", version)[:2]) if version else (10**6,)
 
 
 def _vllm_share(version: str, memory_bytes: int, num_gpus: int) -> float:
     """`gpu_memory_utilization`: 0.92 from 0.22 on. Source: vllm/config/cache.py of 0.14 to 0.25."""
-    return 0.92 if _release(version) >= (0, 22) else 0.90
+    return 0.92 if release(version) >= (0, 22) else 0.90
 
 
 def _sglang_share(version: str, memory_bytes: int, num_gpus: int) -> float:
@@ -151,8 +162,19 @@ class EngineRule(NamedTuple):
     knob: str
     of_free: bool
     default_share: Callable[[str, int, int], float]
-    reserve: Callable[[str, ModelSpec, Split, int, int], Reserve]
+    reserve: Callable[[Start], Reserve]
     keeps_windows: bool = False
+
+    def memory_bytes(self, gpu: GpuSpec, version: str) -> int:
+        """The bytes of `gpu` that the engine's share is of: vLLM from 0.12 on by what CUDA gives a program, which was
+        measured; the others by the board's memory, to which their reserves were fitted."""
+        profiled = self.knob == "gpu_memory_utilization" and release(version) >= PROFILED
+        return gpu.program_bytes if profiled else gpu.memory_bytes
+
+    def loaded_bytes(self, weight_bytes: int, model: ModelSpec, version: str) -> int:
+        """`weight_bytes` with what the engine counts to them: vLLM from 0.12 on its table of rotations."""
+        profiled = self.knob == "gpu_memory_utilization" and release(version) >= PROFILED
+        return weight_bytes + (rotary_bytes(model) if profiled else 0)
 
     def room(self, memory_bytes: int, share: float, weight_bytes: int, reserve: Reserve) -> int:
         """Bytes for KV on one GPU; negative where there are none."""

@@ -7,15 +7,25 @@ known and profiles can time them; what the roofline cannot time says why.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from math import ceil
-from typing import cast
+from typing import Any
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.plain import LEFT_OUT
-from batchsim.base.ranges import PositiveInt, check_ranges
-from batchsim.deployment.config_json import SIZED, attention_vectors, count_at, read_layers, window_told
+from batchsim.base.ranges import NonNegativeInt, PositiveInt, check_ranges
+from batchsim.deployment.config_families import FAMILIES, rotary_dim
+from batchsim.deployment.config_json import (
+    attention_vectors,
+    check_flags,
+    check_kinds,
+    largest_image,
+    read_layers,
+    window_told,
+)
+from batchsim.deployment.config_values import count_at, flag_at, object_at
 from batchsim.deployment.layers import DenseMlp, GroupedAttention, Layers
 from batchsim.deployment.quantisation import Quantisation, read_quantisation
 
@@ -52,9 +62,12 @@ _STATED_INSTEAD = _STATED.replace("state them", "Or state step times and KV memo
 class ModelSpec:
     """A decoder, with the field names of its config.json. Of a model that sees or hears, the part that writes.
 
+    Where layers differ, heads and sizes are those of the first that has them, 0 where none has.
     `dtype` is the type of its computations and of all that `quantised`, the types of a quantised checkpoint, leaves.
     `layers`: the layers in order, where they differ or are not dense with full attention; () where the fields before
-    say all. `untimed`: why a roofline cannot time a step, with the ways out; "" where it can.
+    say all. `untimed`: why a roofline cannot time a step, with the ways out; "" where it can. `image`: tokens and
+    pixels, in three colours, of the largest image of a model that sees, where known; (0, 0) without. `rotary_dim`: how
+    many elements of a head are rotated by the position, 0: none; None: all of the first layer's.
     """
 
     name: str
@@ -63,8 +76,8 @@ class ModelSpec:
     num_hidden_layers: PositiveInt
     num_attention_heads: PositiveInt
     num_key_value_heads: PositiveInt
-    head_dim: PositiveInt
-    intermediate_size: PositiveInt
+    head_dim: NonNegativeInt
+    intermediate_size: NonNegativeInt
     vocab_size: PositiveInt
     max_position_embeddings: PositiveInt
     tie_word_embeddings: bool = False
@@ -72,6 +85,8 @@ class ModelSpec:
     layers: tuple[Layers, ...] = field(default=(), metadata=LEFT_OUT)
     untimed: str = field(default="", metadata=LEFT_OUT)
     quantised: Quantisation = field(default=Quantisation(), metadata=LEFT_OUT)
+    image: tuple[NonNegativeInt, NonNegativeInt] = field(default=(0, 0), compare=False, metadata=LEFT_OUT)
+    rotary_dim: NonNegativeInt | None = field(default=None, compare=False, metadata=LEFT_OUT)
 
     __post_init__ = check_ranges
 
@@ -81,30 +96,68 @@ class ModelSpec:
 
         What a roofline cannot time is understood as far as its layers are; `untimed` says why.
         """
-        text = config.get("text_config")  # where a model that reads more than text keeps its decoder
-        keys = {**cast("dict[str, object]", text), **config} if isinstance(text, dict) else config
-        quantised = read_quantisation(keys, name)
-        if not (untimed := _untimed(keys, name)):
-            return replace(cls._read(keys, name), quantised=quantised)
+        # where a model that reads more than text keeps its decoder
+        keys = dict(config)
+        if config.get("text_config") is not None:
+            keys = {**object_at(config, "text_config", name), **keys}
+        check_kinds(keys.get("model_type"), name, _STATED_INSTEAD.replace("Or s", "S"))
+        check_flags(keys, name)
         try:
-            spec = cls._read(keys, name)
-            layers = read_layers(keys, name, spec.kinds[0])
+            return cls._understand(keys, name)
+        except ValueError as error:  # of a size that is a product of several numbers
+            raise ScenarioError(f"{name}: {error} Correct the sizes that it is made of.") from None
+
+    @classmethod
+    def _understand(cls, keys: Mapping[str, object], name: str) -> ModelSpec:
+        """The shape in `keys`, those of the decoder among them; ValueError where a product of sizes is out of range."""
+        if not (untimed := _untimed(keys, name)):
+            spec = replace(cls._read(keys, name), quantised=read_quantisation(keys, name))
+            _ = spec.kinds  # which are refused here, where their sizes are out of range
+            return spec
+        try:
+            if (family := FAMILIES.get(str(keys.get("model_type")))) is not None:
+                spec = cls._read_family(keys, name, family(keys, name))
+            else:
+                spec = cls._read(keys, name)
+                spec = replace(spec, layers=read_layers(keys, name, spec.kinds[0]))
         except ScenarioError as error:
-            reason, kind = str(error).removeprefix(f"{name}: "), keys.get("model_type")
-            known = "" if kind in SIZED else f"model_type {kind!r} is none whose layers are known: "
-            raise ScenarioError(f"{name}: {known}{reason} {_STATED_INSTEAD}") from None
-        return replace(spec, layers=layers, untimed=untimed, quantised=quantised)
+            raise ScenarioError(f"{name}: {str(error).removeprefix(f'{name}: ')} {_STATED_INSTEAD}") from None
+        quantised = read_quantisation(keys, name, spec.kinds)
+        return replace(spec, untimed=untimed, quantised=quantised, image=largest_image(keys, name))
+
+    @classmethod
+    def _read_family(cls, config: Mapping[str, object], name: str, layers: Sequence[Layers]) -> ModelSpec:
+        """The shape in `config` of a family whose layers, each by itself, are read already: what they do not have alike
+        is 0, or that of the first that has it."""
+        if not any(each.attention.kv_elements() for each in layers):
+            raise ScenarioError(f"{name}: no layer keeps keys and values of tokens; known are models of which some do.")
+        heads = [each.attention for each in layers if isinstance(each.attention, GroupedAttention)]
+        shape = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 0, "intermediate_size": 0}
+        if heads:
+            first = heads[0]
+            shape |= {"num_attention_heads": first.num_heads, "num_key_value_heads": first.num_kv_heads}
+            shape |= {"head_dim": first.head_dim}
+        numbers = {
+            key: count_at(config, key, name, default=unsaid) if config.get(key) else unsaid
+            for key, unsaid in shape.items()
+        }
+        runs = tuple(replace(kind, count=len(list(same))) for kind, same in groupby(layers))
+        return cls(
+            name=name,
+            model_type=str(config.get("model_type")),
+            hidden_size=count_at(config, "hidden_size", name),
+            num_hidden_layers=len(layers),
+            vocab_size=count_at(config, "vocab_size", name),
+            max_position_embeddings=count_at(config, "max_position_embeddings", name),
+            **numbers,
+            **_types(config, name),
+            layers=runs,
+            rotary_dim=rotary_dim(config, name),
+        )
 
     @classmethod
     def _read(cls, config: Mapping[str, object], name: str) -> ModelSpec:
         """The shape in `config` without `layers` and `untimed`."""
-        unsaid = "bfloat16" if config.get("quantization_config") else None  # of gpt-oss and MiniMax, which have none
-        dtype = config.get("torch_dtype", config.get("dtype", unsaid))
-        if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
-            raise ScenarioError(f"{name}: torch_dtype is {dtype!r}. Write one of {', '.join(DTYPE_BYTES)}.")
-        tied = config.get("tie_word_embeddings", False)
-        if not isinstance(tied, bool):
-            raise ScenarioError(f"{name}: tie_word_embeddings is {tied!r}. Write true or false.")
         heads = count_at(config, "num_attention_heads", name)
         kv_heads = count_at(config, "num_key_value_heads", name, default=heads)
         hidden = count_at(config, "hidden_size", name)
@@ -127,8 +180,7 @@ class ModelSpec:
             intermediate_size=count_at(config, "intermediate_size", name),
             vocab_size=count_at(config, "vocab_size", name),
             max_position_embeddings=count_at(config, "max_position_embeddings", name),
-            tie_word_embeddings=tied,
-            dtype=dtype,
+            **_types(config, name),
         )
 
     @property
@@ -220,6 +272,17 @@ class ModelSpec:
         return replace(self, name=other.name, max_position_embeddings=other.max_position_embeddings) == other
 
 
+def _types(config: Mapping[str, object], name: str) -> dict[str, Any]:
+    """The type of a config.json's unquantised weights, and whether its embedding is the output matrix too."""
+    unsaid = "bfloat16" if config.get("quantization_config") else None  # of gpt-oss and MiniMax, which have none
+    dtype = config.get("torch_dtype", config.get("dtype", unsaid))
+    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
+        raise ScenarioError(f"{name}: torch_dtype is {dtype!r}. Write one of {', '.join(DTYPE_BYTES)}.")
+    # Gemma's own default, which its files may leave out. Source: its configuration classes in transformers.
+    tied = flag_at(config, "tie_word_embeddings", name, default=str(config.get("model_type")).startswith("gemma"))
+    return {"dtype": dtype, "tie_word_embeddings": tied}
+
+
 def _untimed(config: Mapping[str, object], name: str) -> str:
     """Why the steps of a config.json's model cannot be timed, with the ways out; "" if they can."""
     model_type = config.get("model_type")
@@ -273,7 +336,8 @@ class Efficiencies:
 class GpuSpec:
     """One GPU. Bandwidths are bytes/s in one direction; `peak_flops` is dense 16-bit with 32-bit accumulation,
     `fp8_flops` and `fp4_flops` dense FP8 and FP4; None: not known, or it has none. `link`: how GPUs of one machine
-    reach each other, in words; "": not known, but for its figures."""
+    reach each other, in words; "": not known, but for its figures. `cuda_bytes`: the memory that CUDA gives a program,
+    as PyTorch reports it; None: not known, and taken as `memory_bytes`."""
 
     name: str
     memory_bytes: int
@@ -287,6 +351,13 @@ class GpuSpec:
     fp8_flops: float | None = None
     fp4_flops: float | None = None
     link: str = ""
+    cuda_bytes: int | None = field(default=None, metadata=LEFT_OUT)
+    multiprocessors: int = field(default=132, metadata=LEFT_OUT)
+
+    @property
+    def program_bytes(self) -> int:
+        """Bytes of memory that a program is given."""
+        return self.memory_bytes if self.cuda_bytes is None else self.cuda_bytes
 
     @property
     def over_pcie(self) -> bool:

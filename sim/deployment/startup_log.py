@@ -1,50 +1,59 @@
-"""Reads from an engine's own start-up log how many tokens of KV it has room for."""
+"""Reads from an engine's own start-up log how much room for KV it has, and whether the log can be of the scenario.
+
+What vLLM prints (vllm/v1/core/kv_cache_utils.py): up to 0.20 `GPU KV cache size` is whole blocks over the groups of
+layers that share a pool, and `Maximum concurrency` blocks over those of a longest request; from 0.21 on the former is
+the latter times that length. Of a model whose layers all keep everything both are the pool. Of one with windows or
+states they are not: `logged_groups` finds how many blocks they are of.
+"""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
+from dataclasses import replace
+from math import ceil
 from pathlib import Path
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.files import read_text, reason_text
+from batchsim.deployment.kv_groups import has_layout, has_states
+from batchsim.deployment.log_lines import (
+    ALIKE,
+    BLOCK,
+    DEGREES,
+    DRAFTER,
+    DRAFTS,
+    FAILED,
+    FP8,
+    FULL,
+    LINES,
+    MODEL,
+    SERVES,
+    STATES,
+    TWO_POOLS,
+    VERSION,
+    Logged,
+    Wanted,
+)
+from batchsim.deployment.logged_groups import block_bytes, check_states, groups_in
+from batchsim.deployment.model import ModelSpec
 from batchsim.deployment.models import checkpoint_names, read_model
-
-_LINES = {
-    "vllm": re.compile(r"GPU KV cache size: (\d[\d,]{0,20}) tokens"),
-    "sglang": re.compile(r"\bmax_total_num_tokens=(\d{1,18})\b"),
-    "tensorrt_llm": re.compile(r"Allocated [\d.]+ GiB for max tokens in paged KV cache \((\d{1,18})\)"),
-}
-"""The line of each engine: of vLLM one from each worker or engine core, of SGLang one from each scheduler, of
-TensorRT-LLM one for each cache that it makes, of which the last stays."""
-
-ALIKE = 0.05
-"""Workers of one engine differ by what else is on their GPUs; by more than this share they are of several."""
+from batchsim.deployment.vllm_memory import release
 
 
-HYBRID = 0.02
-"""The share by which full contexts that fit, times their length, differ from the tokens where every layer keeps all:
-blocks are whole. (vLLM prints both.)"""
-_FULL = re.compile(r"Maximum concurrency for (\d[\d,]{0,15}) tokens per request: (\d{1,12}(?:\.\d{1,6})?)x")
-_MODEL = re.compile(r"\b(?:model|model_path)='([^']{1,300})'")
-_FP8 = re.compile(r"\bkv_cache_dtype='?fp8")
-_TP = re.compile(r"\btensor_parallel_size=(\d+)")  # in what vLLM says of its configuration
-
-
-def read_kv_tokens(path: Path, engine: str = "", tp: object = None, *, model: str = "", kv: str = "") -> int:
-    """The tokens that the engine whose start-up log is at `path` has room for: the least of its workers'.
+def read_kv_log(path: Path, wanted: Wanted) -> Logged:
+    """The room for KV of the engine whose start-up log is at `path`: of several workers that of the least.
 
     ScenarioError, in one line, where there is no such file, no line of a known engine, or those of several; where the
-    log is of another engine than `engine`, another model than `model`, another type of KV than `kv`, or vLLM's of
-    another number of GPUs than `tp`, where these are known; and where it says that layers keep unlike numbers of
-    tokens.
+    start failed; where the log is of another engine, version, model, number of GPUs, type of KV, size of blocks, or way
+    of drafting than is `wanted`; and where its numbers are not those of one pool that can be.
     """
     try:
         text = read_text(path)
     except (OSError, ValueError) as error:
         raise ScenarioError(f"kv.log: {path} cannot be read: {reason_text(error)}. Give a start-up log.") from None
-    by_engine = {engine: [int(n.replace(",", "")) for n in line.findall(text)] for engine, line in _LINES.items()}
+    by_engine = {engine: [int(n.replace(",", "")) for n in line.findall(text)] for engine, line in LINES.items()}
     engines = [engine for engine, tokens in by_engine.items() if tokens]
+    _check_start(text, path)
     if not engines:
         raise ScenarioError(
             f"kv.log: {path} has no line that says how many tokens of KV fit: of vLLM 'GPU KV cache size: N tokens', of"
@@ -53,53 +62,161 @@ def read_kv_tokens(path: Path, engine: str = "", tp: object = None, *, model: st
         )
     if len(engines) > 1:
         raise ScenarioError(f"kv.log: {path} has lines of {' and '.join(engines)}. Keep those of one engine.")
-    if engine in _LINES and engines[0] != engine:
-        raise ScenarioError(f"kv.log: {path} is of {engines[0]}, and the deployment is of {engine}. Give its own log.")
-    others = [n for n in _TP.findall(text) if tp is not None and n != str(tp)]
-    if others:
-        raise ScenarioError(f"kv.log: {path} is of tp {others[0]}, and the deployment has tp {tp}. Give its own log.")
-    _check_model(text, path, model)
-    if kv and (fp8 := bool(_FP8.search(text))) != kv.startswith("fp8"):
-        logged, ours = ("fp8", kv) if fp8 else ("another type", kv)
+    engine, tokens = engines[0], by_engine[engines[0]]
+    version = next(iter(VERSION.findall(text)), "")
+    _check_deployment(text, path, wanted, engine, version)
+    of_engine = DRAFTER.sub("", text)  # without the name of a draft model
+    model = _check_model(of_engine, path, wanted.model)
+    names = dict.fromkeys(MODEL.findall(of_engine))
+    source = " ".join(("from the log", path.name + ":", ", ".join([f"{engine} {version}".strip(), *names])))
+    least = tokens[-1] if engine == "tensorrt_llm" else _least(tokens, path)
+    if model is not None:
+        _check_known(path, model)
+    if model is not None and engine == "vllm" and _keeps_unlike(model):
+        grouped, num_blocks = groups_in(text, path, model, wanted, version, least)
+        layout = replace(grouped.layout, block_bytes=block_bytes(grouped, model, wanted))
+        if has_layout(model):
+            return Logged(None, None, f"{source}, {num_blocks:,} blocks with the null block", layout, num_blocks)
+        return Logged(None, num_blocks * (layout.block_bytes or 0), source)
+    if model is not None and has_states(model):
+        check_states(text, path, model, wanted, engine)
+    if pools := TWO_POOLS.search(text):
+        raise ScenarioError(
+            f"kv.log: {path} says {int(pools[1]):,} tokens of layers that keep all, and {int(pools[2]):,} of layers"
+            " with a window: two pools, of which one is simulated. Where all windows fit, write kv: {tokens:"
+            f" {pools[1]}}}."
+        )
+    if engine == "vllm":
+        _check_pool(text, tokens, path, wanted.block_size, version)
+    return Logged(least, None, source)
+
+
+def _check_start(text: str, path: Path) -> None:
+    """ScenarioError where the start failed after all, or several are in one log of which the last one did."""
+    failures = list(FAILED.finditer(text))
+    if failures and not SERVES.search(text, failures[-1].end()):
+        begin = text.rfind("\n", 0, failures[-1].start()) + 1
+        line = text[begin : text.find("\n", failures[-1].end()) if "\n" in text[failures[-1].end() :] else None]
+        shown = " ".join("".join(filter(str.isprintable, line.expandtabs())).split())
+        shown = shown if len(shown) <= 100 else failures[-1].group()
+        raise ScenarioError(
+            f"kv.log: {path} is of a start that failed: '{shown}'. Give the log of one that served, or write kv:"
+            " {tokens: N}."
+        )
+
+
+def _check_deployment(text: str, path: Path, wanted: Wanted, engine: str, version: str) -> None:
+    """ScenarioError where the log is of another deployment than is `wanted`."""
+    if wanted.engine in LINES and engine != wanted.engine:
+        raise ScenarioError(
+            f"kv.log: {path} is of {engine}, and the deployment is of {wanted.engine}. Give its own log."
+        )
+    if wanted.version and version and release(version)[:2] != release(wanted.version)[:2]:
+        raise ScenarioError(
+            f"kv.log: {path} is of {engine} {version}, and the deployment asks for {wanted.version}. Give its own log,"
+            f" or write version: {version}."
+        )
+    for name, pattern in DEGREES.items():
+        asked = getattr(wanted, name)
+        others = [n for n in pattern.findall(text) if asked is not None and n != str(asked)]
+        if others:
+            raise ScenarioError(
+                f"kv.log: {path} is of {name} {others[0]}, and the deployment has {name} {asked}. Give its own log."
+            )
+    if wanted.kv and (fp8 := bool(FP8.search(text))) != wanted.kv.startswith("fp8"):
+        logged, ours = ("fp8", wanted.kv) if fp8 else ("another type", wanted.kv)
         raise ScenarioError(
             f"kv.log: {path} is of KV in {logged}, and the deployment's is {ours}. Correct deployment.kv."
         )
-    tokens = by_engine[engines[0]]
-    _check_whole(text, tokens, path)
-    return tokens[-1] if engines[0] == "tensorrt_llm" else _least(tokens, path)
+    blocks = [n for n in BLOCK.findall(text) if int(n) != wanted.block_size]
+    if blocks:
+        raise ScenarioError(
+            f"kv.log: {path} is of blocks of {blocks[0]}, and kv.block_size is {wanted.block_size}. Write block_size:"
+            f" {blocks[0]}."
+        )
+    lengths = [length for length, _ in FULL.findall(text)]
+    if wanted.max_model_len is not None and lengths and int(lengths[0].replace(",", "")) != wanted.max_model_len:
+        raise ScenarioError(
+            f"kv.log: {path} is of a longest request of {lengths[0]} tokens, and max_model_len is"
+            f" {wanted.max_model_len:,}. Write max_model_len: {lengths[0].replace(',', '')}, or give its own log."
+        )
+    drafts = {said != "None" for said in DRAFTS.findall(text)}
+    if wanted.drafts is not None and drafts and drafts != {wanted.drafts}:
+        theirs, ours = ("drafts", "no policy does") if not wanted.drafts else ("does not draft", "a policy does")
+        raise ScenarioError(
+            f"kv.log: {path} is of an engine that {theirs}, and {ours}: a drafter's weights and layers are a part of"
+            " the memory. Give its own log."
+        )
 
 
-def _check_model(text: str, path: Path, model: str) -> None:
-    """ScenarioError where the log names a known model whose layers keep other KV than those of `model`."""
+def _check_model(text: str, path: Path, model: str) -> ModelSpec | None:
+    """The scenario's model, None where it is not known. ScenarioError where the log names a known model whose layers
+    keep other KV, or where it is of layers that keep more than KV."""
+    ours = read_model(model) if model else None
+    kept = ours is not None and has_states(ours)
+    if (states := STATES.search(text)) and not kept:
+        raise ScenarioError(
+            f"kv.log: {path} has {states.group().rstrip(chr(39))!r}: of a model whose layers keep states or compressed"
+            " KV beside tokens, so that its numbers are of no single pool. Give the log of a model that has one."
+        )
     known = {name.lower(): name for name in checkpoint_names()}
     by_end = {name.lower().rpartition("/")[2]: name for name in checkpoint_names()}
-    for written in dict.fromkeys(_MODEL.findall(text)):
+    for written in dict.fromkeys(MODEL.findall(text)):
         name = written.lower().rstrip("/")
-        if (config := known.get(name, by_end.get(name.rpartition("/")[2]))) is None or not model:
+        if (config := known.get(name, by_end.get(name.rpartition("/")[2]))) is None or ours is None:
             continue
-        theirs, ours = read_model(config), read_model(model)
-        if [(each.count, each.attention) for each in theirs.kinds] != [
-            (each.count, each.attention) for each in ours.kinds
-        ]:
+        try:
+            theirs = [(each.count, each.attention) for each in read_model(config).kinds]
+        except ScenarioError:
+            theirs = []  # of layers that are not known, which those of a scenario are
+        if theirs != [(each.count, each.attention) for each in ours.kinds]:
             raise ScenarioError(f"kv.log: {path} is of {written}, and the model is {ours.name}. Give its own log.")
+    return ours
 
 
-def _check_whole(text: str, tokens: Sequence[int], path: Path) -> None:
-    """ScenarioError where other numbers of full contexts fit than `tokens` hold, since layers keep unlike numbers of
-    their tokens: one pool of `tokens` is then wrong for long requests."""
-    for at, (length, count) in enumerate(_FULL.findall(text)):
-        own, full = tokens[min(at, len(tokens) - 1)], int(length.replace(",", "")) * float(count)
-        if abs(full - own) > HYBRID * own:
+def _keeps_unlike(model: ModelSpec) -> bool:
+    """Whether any layer keeps less than all tokens."""
+    return has_states(model) or any(each.attention.window for each in model.kinds)
+
+
+def _check_known(path: Path, model: ModelSpec) -> None:
+    """ScenarioError where what the model keeps of a request is not known."""
+    if any(each.attention.kind == "compressed" for each in model.kinds):
+        raise ScenarioError(
+            f"kv.log: {path} is of {model.name}, whose compressed attention keeps states in blocks that no number of a"
+            " log says. Write kv: {memory: ..., per_token: ..., per_request: ...}."
+        )
+
+
+def _check_pool(text: str, tokens: Sequence[int], path: Path, block_size: int, version: str) -> None:
+    """ScenarioError where `tokens` of vLLM's lines are no whole number of blocks, or other numbers of longest requests
+    fit than these blocks hold: they are then of several groups of layers."""
+    said = [(int(length.replace(",", "")), float(count)) for length, count in FULL.findall(text)]
+    for at, own in enumerate(tokens):
+        length, count = said[min(at, len(said) - 1)] if said else (0, 0.0)
+        blocks = own // block_size if not own % block_size else None
+        if length and release(version) >= (0, 21) and (version or blocks is None):
+            most = ceil(length / block_size)  # blocks of a longest request
+            whole = ceil(own * most / length)
+            blocks = whole if int(whole * length / most) == own else None
+        if blocks is None:
             raise ScenarioError(
-                f"kv.log: {path} says {own:,} tokens, and that {count} requests of {length} fit, which are"
-                f" {full:,.0f}: of a model whose layers keep unlike numbers of tokens. Write kv: {{tokens: N}}, {own:,}"
-                f" for short requests, {full:,.0f} for such long ones."
+                f"kv.log: {path} says {own:,} tokens, no whole number of blocks of {block_size}: of other blocks, or"
+                " of a model whose layers keep unlike numbers of tokens. Write kv.block_size, or kv: {tokens: N}."
+            )
+        if length and abs(blocks / ceil(length / block_size) - count) > 0.0051:
+            raise ScenarioError(
+                f"kv.log: {path} says {own:,} tokens, and that {count:g} requests of {length:,} fit, which are"
+                f" {length * count:,.0f}: of a model whose layers keep unlike numbers of tokens, so that neither is one"
+                " pool. Give the log of your model, or write kv: {tokens: N}."
             )
 
 
 def _least(tokens: Sequence[int], path: Path) -> int:
     least, most = min(tokens), max(tokens)
-    if least < (1 - ALIKE) * most or not least:
+    if not most:
+        raise ScenarioError(f"kv.log: {path} says that 0 tokens of KV fit. Give the log of an engine that came up.")
+    if least < (1 - ALIKE) * most:
         raise ScenarioError(
             f"kv.log: {path} says {len(tokens)} times how many tokens of KV fit, from {least:,} to {most:,}: these are"
             " several engines or starts. Keep the lines of one, or write kv: {tokens: N}."

@@ -152,7 +152,7 @@ def _ask(core: EngineCore, driver: Driver, drains: Callable[[], bool], now_ns: i
     return work
 
 
-def _has_left(events: Iterable[EngineEvent]) -> bool:
+def has_left(events: Iterable[EngineEvent]) -> bool:
     """Whether any request that had entered has ended."""
     return any(isinstance(event, Finished | Cancelled) for event in events)
 
@@ -171,7 +171,7 @@ def _batch_queue(core: EngineCore, driver: Driver, drains: Callable[[], bool], s
     Source: vllm/v1/engine/core.py of the 0.33.0 wheel, `step_with_batch_queue` and `_process_engine_step`.
     """
     executor, depth, nap_ns = core.executor, core.loop.depth, core.loop.nap_ns
-    queue = core.in_flight.calls
+    queue, connected = core.in_flight.calls, core.connected
     launch, processing, napping = Launch(), Busy("process"), Busy("nap")
     untold = False  # whether someone has ended since the scheduler was last asked, which asks it once more
     while True:
@@ -184,13 +184,17 @@ def _batch_queue(core: EngineCore, driver: Driver, drains: Callable[[], bool], s
             yield SETTLE
             events = _enter(core, driver, now_ns)
         if events:
-            untold = untold or _has_left(events)
+            untold = untold or has_left(events)
             continue
         if not (core.has_entered or untold or queue):
             yield IDLE
             continue
+        paused = now_ns < core.paused_until_ns
+        if paused and not queue:
+            yield _until_a_timer(Idle(core.paused_until_ns), core.next_timer_ns)
+            continue
         ran = False
-        if core.has_entered or untold:
+        if not paused and (core.has_entered or untold):
             work = _ask(core, driver, drains, now_ns)
             untold = False
             batch = work if type(work) is Batch and (work.chunks or work.num_decode) else None
@@ -199,22 +203,32 @@ def _batch_queue(core: EngineCore, driver: Driver, drains: Callable[[], bool], s
             if batch is not None:
                 batch.host_ns = host_ns
             launch.until_ns, launch.batch = now_ns + host_ns[0], batch
+            if connected is not None:
+                computed_ns = core.in_flight.steps[-1].end_ns if core.in_flight.steps else 0
+                launch.until_ns = connected.connector.before_launch(launch.until_ns, computed_ns)
             now_ns = yield launch
+            if connected is not None:
+                computed_ns = core.in_flight.steps[-1].end_ns if core.in_flight.steps else 0
+                connected.connector.launched(now_ns, computed_ns)
             queue.append(ran)
             if ran and len(core.in_flight.steps) < sum(queue):  # a leap has landed the oldest
                 queue.popleft()
                 continue
-        if len(queue) >= depth or not (ran or core.has_entered):
+        if len(queue) >= depth or paused or not (ran or core.has_entered):
             if queue.popleft():
                 now_ns = yield LAND
                 events = core.complete(now_ns)
                 if events:
-                    untold = untold or _has_left(events)
+                    untold = untold or has_left(events)
                     driver.tell(events, now_ns)
             else:
                 processing.until_ns = now_ns + executor.host_ns(None)[1]
+                if connected is not None and (events := core.notice(connected, processing.until_ns)):
+                    driver.tell(events, processing.until_ns)
                 now_ns = yield processing
-        if not ran and nap_ns and (core.has_entered or untold):
+            if connected is not None and connected.connector.noticed.failed:
+                untold = True
+        if not ran and nap_ns and not paused and (core.has_entered or untold):
             napping.until_ns = now_ns + nap_ns
             yield napping
 

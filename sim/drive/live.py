@@ -18,7 +18,7 @@ from batchsim.drive.instant import ENTER, LAND, THROUGH, Busy, Launch, crank
 from batchsim.drive.source import Clock, Cut, Inline, LoadThread, Source, Traffic, VirtualClock, WallClock
 from batchsim.kernel.batch import Batch, Idle
 from batchsim.kernel.core import EngineCore
-from batchsim.kernel.protocols import Workload
+from batchsim.kernel.events import AnyWorkload
 from batchsim.kernel.record import FINISHED, Records
 
 __all__ = ["INTERRUPTED", "Clock", "LiveRun", "Traffic", "VirtualClock", "WallClock", "lag_verdict", "live"]
@@ -95,7 +95,7 @@ class _CtrlC:
         return self._asked
 
 
-def live(core: EngineCore, workload: Workload, clock: Clock) -> LiveRun:
+def live(core: EngineCore, workload: AnyWorkload, clock: Clock) -> LiveRun:
     """Runs `workload` to its end in the time of `clock`. With a WallClock a thread sends the requests.
 
     Where the device fails, or Ctrl-C comes, the run is cut: what has not ended, and what has not been sent, ends

@@ -16,8 +16,7 @@ from simpy.events import EventPriority
 from batchsim.drive.stepping import Stepping
 from batchsim.kernel.batch import Idle
 from batchsim.kernel.core import EngineCore
-from batchsim.kernel.events import Ended, EngineEvent, each_arrival, pruned_by
-from batchsim.kernel.protocols import Workload
+from batchsim.kernel.events import AnyWorkload, Ended, EngineEvent, Reaction, at_start, called, reaction
 from batchsim.kernel.types import Arrival
 
 _AFTER_ALL_OTHERS = 2  # SimPy's own are 0 (urgent) and 1 (normal)
@@ -36,7 +35,7 @@ Pulse = Callable[[int], None]
 """Called with the time in ns of every arrival, to report a simulation's progress."""
 
 
-def simulate(core: EngineCore, workload: Workload, *, leap: bool = True, pulse: Pulse | None = None) -> int:
+def simulate(core: EngineCore, workload: AnyWorkload, *, leap: bool = True, pulse: Pulse | None = None) -> int:
     """Runs `workload` through `core`, whose executor is a SimExecutor, to its end; returns that time in ns.
 
     `leap=False` makes every step a SimPy event of its own; the records are the same.
@@ -44,6 +43,7 @@ def simulate(core: EngineCore, workload: Workload, *, leap: bool = True, pulse: 
     env = simpy.Environment()
     run = _EngineRun(env, core, workload, leap, pulse)
     run.send(workload.arrivals())
+    run.react(at_start(workload), 0)
     env.run(until=env.process(run.process()))
     return run.end_ns
 
@@ -52,7 +52,7 @@ class _EngineRun(Stepping):
     """The processes of one engine's simulation and what they share."""
 
     def __init__(
-        self, env: simpy.Environment, core: EngineCore, workload: Workload, leaps: bool, pulse: Pulse | None
+        self, env: simpy.Environment, core: EngineCore, workload: AnyWorkload, leaps: bool, pulse: Pulse | None
     ) -> None:
         super().__init__(core, leaps)
         self.env = env
@@ -75,10 +75,32 @@ class _EngineRun(Stepping):
             self.core.submit(arrival)
             if self.pulse is not None:
                 self.pulse(arrival.request.arrival_ns)
-            if self.wake is not None:
-                wake, self.wake = self.wake, None
-                wake.succeed()
+            self._rouse()
         self.streams -= 1
+
+    def _rouse(self) -> None:
+        if self.wake is not None:
+            wake, self.wake = self.wake, None
+            wake.succeed()
+
+    def _call(self, at_ns: int) -> Generator[simpy.Event, Any, None]:
+        if at_ns > self.env.now:
+            yield self.env.timeout(at_ns - self.env.now)
+        self.react(called(self.workload, at_ns), at_ns)
+        self._rouse()
+        self.streams -= 1
+
+    def react(self, reaction: Reaction, now_ns: int) -> None:
+        """Does what the clients want done at `now_ns`."""
+        for request_id in reaction.given_up:
+            self.core.prune(request_id, now_ns)
+        for following in reaction.arrivals:
+            self.send((following,))
+        if reaction.pause_until_ns is not None:
+            self.core.paused_until_ns = reaction.pause_until_ns
+        if reaction.call_ns is not None:
+            self.streams += 1
+            self.env.process(self._call(reaction.call_ns))
 
     def is_over(self) -> bool:
         """Whether no arrival will come unless something is answered."""
@@ -87,12 +109,8 @@ class _EngineRun(Stepping):
     def tell(self, events: Iterable[EngineEvent], now_ns: int) -> None:
         """Passes ended requests to the clients, which may answer with their next requests."""
         for event in events:
-            if not isinstance(event, Ended):
-                continue
-            for request_id in pruned_by(self.workload, event):
-                self.core.prune(request_id, now_ns)
-            for following in each_arrival(self.workload.responded(event.request, now_ns)):
-                self.send((following,))
+            if isinstance(event, Ended):
+                self.react(reaction(self.workload, event, now_ns), now_ns)
 
     def alone_until_ns(self) -> float:
         """When something next happens besides what this engine does, in ns."""

@@ -16,8 +16,7 @@ from math import inf
 from typing import Protocol
 
 from batchsim.kernel.core import EngineCore
-from batchsim.kernel.events import Ended, EngineEvent, each_arrival, pruned_by
-from batchsim.kernel.protocols import Workload
+from batchsim.kernel.events import AnyWorkload, Ended, EngineEvent, Reaction, at_start, called, reaction
 from batchsim.kernel.types import Arrival
 
 SWITCH_S = 1e-4
@@ -118,13 +117,16 @@ class Traffic:
     be submitted.
     """
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: AnyWorkload) -> None:
         self._workload = workload
         self._known = workload.arrivals()
         self._ahead: list[tuple[int, int, Arrival]] = []
         self.failure: Exception | None = None
         self.pruned: list[int] = []  # ids of requests that clients have given up for others, to be pruned at the engine
+        self._calls: list[int] = []  # when the workload wants to be called
+        self._pause_ns: int | None = None  # until when the engine is to pause, which it does not know yet
         self._pull()
+        self._react(at_start(workload))
 
     def _pull(self) -> None:
         """Keeps the next arrival known in advance among those ahead."""
@@ -143,7 +145,8 @@ class Traffic:
     @property
     def next_ns(self) -> int | None:
         """The time in ns of the next arrival; None when no more will come unless something is answered."""
-        return self._ahead[0][0] if self._ahead else None
+        times = [*(self._calls[:1]), *([self._ahead[0][0]] if self._ahead else [])]
+        return min(times, default=None)
 
     def tell(self, events: Iterable[EngineEvent], now_ns: int) -> None:
         """Passes ended requests to the clients; their next requests join the arrivals ahead."""
@@ -151,19 +154,31 @@ class Traffic:
             if not isinstance(event, Ended):
                 continue
             try:
-                self.pruned += pruned_by(self._workload, event)
-                following = each_arrival(self._workload.responded(event.request, now_ns))
+                self._react(reaction(self._workload, event, now_ns))
             except Exception as error:
                 self.failure = error
                 raise
-            for arrival in following:
-                self._push(arrival)
 
-    def prune(self, core: EngineCore, now_ns: int) -> None:
-        """Prunes at `core` the requests that clients have given up since others of their tasks succeeded."""
+    def _react(self, reaction: Reaction) -> None:
+        self.pruned += reaction.given_up
+        for arrival in reaction.arrivals:
+            self._push(arrival)
+        if reaction.call_ns is not None:
+            heappush(self._calls, reaction.call_ns)
+        if reaction.pause_until_ns is not None:
+            self._pause_ns = reaction.pause_until_ns
+
+    def act(self, core: EngineCore, now_ns: int) -> None:
+        """Makes the calls that the workload asked for by now; prunes at `core` the requests that clients have given up
+        since others of their tasks succeeded, and pauses it."""
+        while self._calls and self._calls[0] <= now_ns:
+            self._react(called(self._workload, heappop(self._calls)))
         for request_id in self.pruned:
             core.prune(request_id, now_ns)
         self.pruned.clear()
+        if self._pause_ns is not None:
+            core.paused_until_ns = self._pause_ns
+            self._pause_ns = None
 
     def submit_rest(self, inbox: Inbox) -> None:
         """Submits every arrival that can still be had."""
@@ -186,7 +201,7 @@ class Traffic:
 class Inline:
     """Arrivals submitted by the engine's own loop, at the very times that the clock shows: for virtual time."""
 
-    def __init__(self, workload: Workload, clock: Clock) -> None:
+    def __init__(self, workload: AnyWorkload, clock: Clock) -> None:
         self._traffic = Traffic(workload)
         self._clock = clock
         self.tell = self._traffic.tell
@@ -194,7 +209,7 @@ class Inline:
     def hand_over(self, core: EngineCore) -> int:
         """Submits what is due and returns the time in ns."""
         now_ns = self._clock.now_ns()
-        self._traffic.prune(core, now_ns)
+        self._traffic.act(core, now_ns)
         self._traffic.submit_due(core, now_ns)
         return now_ns
 
@@ -226,7 +241,7 @@ class LoadThread:
     One lock guards the workload and what was sent and is not yet handed over; a sending ends the engine's wait.
     """
 
-    def __init__(self, workload: Workload, clock: Clock) -> None:
+    def __init__(self, workload: AnyWorkload, clock: Clock) -> None:
         self._traffic = Traffic(workload)
         self._clock = clock
         self._sent: list[Arrival] = []
@@ -269,7 +284,7 @@ class LoadThread:
             if self._failure is not None:
                 raise self._failure
             sent, self._sent = self._sent, []
-            self._traffic.prune(core, self._clock.now_ns())
+            self._traffic.act(core, self._clock.now_ns())
         for arrival in sent:
             core.submit(arrival)
         return self._clock.now_ns()

@@ -29,7 +29,7 @@ from batchsim.base.errors import ScenarioError
 from batchsim.base.units import parse_duration_ns
 from batchsim.kernel.record import FINISHED, OUTCOME_NAMES, PRUNED, REJECTED, REPLICA_FAILED, Records
 from batchsim.metrics.attribution import PARTS, part_times
-from batchsim.metrics.latencies import LATENCIES, TASK_E2E, judged_ns, values_ns
+from batchsim.metrics.latencies import LATENCIES, MAKESPAN, TASK_E2E, judged_ns, values_ns
 from batchsim.metrics.lives import Int
 from batchsim.metrics.point_inputs import of_class
 from batchsim.metrics.slo import Bound, Slo, keeps_all, parse_slo
@@ -167,7 +167,7 @@ def misses_frame(rows: Sequence[tuple[Any, ...]]) -> pd.DataFrame:
 
 
 def _of_requests(slo: Slo) -> tuple[Bound, ...]:
-    return tuple(bound for bound in slo.bounds if bound.metric not in ("itl", TASK_E2E))
+    return tuple(bound for bound in slo.bounds if bound.metric not in ("itl", TASK_E2E, MAKESPAN))
 
 
 def _is_whole(requests: NDArray[np.void]) -> Flags:

@@ -135,7 +135,8 @@ def counterfactual(
     parsed = tuple(_change(text, plain, spec, setup) for text in changes)
     pinned = plain | {"policies": {policy: _pinned(plain["policies"][policy], spec)}}
     if any(change.key == "kv.tokens" for change in parsed):  # the memory is then stated, and no share of the GPU's
-        pinned["kv"] = {key: value for key, value in (plain.get("kv") or {}).items() if key != "utilisation"}
+        derived = ("utilisation", "memory", "source")
+        pinned["kv"] = {key: value for key, value in (plain.get("kv") or {}).items() if key not in derived}
     altered = _scenario(results, pinned, parsed, folders, allow_code)
     if len(altered.specs) != 1:
         raise ScenarioError(

@@ -12,17 +12,22 @@ from numpy.typing import NDArray
 from batchsim.base.errors import BatchsimError, ScenarioError
 from batchsim.base.files import TABLE_BYTES, file_hash, open_file
 from batchsim.cost.base import Cost
+from batchsim.cost.shapes.shaped import explain_apart
 from batchsim.cost.work import TIME_TERMS, padded_work, work_columns
+from batchsim.explain.shape_use import shapes_of
 from batchsim.kernel.record import Records
+from batchsim.metrics.encoding import step_encode_ns
 from batchsim.metrics.host_lane import stage_spans_ns
-from batchsim.results.knobs import speculation
-from batchsim.results.read import SCENARIO, Results
+from batchsim.results.knobs import asks_for_no_tokens, speculation
+from batchsim.results.read import SCENARIO, Results, scenario_of
 from batchsim.scenario import load_scenario
 from batchsim.scenario.setup import Setup
 
 _ANY_POLICY = ("kv.swap_space=0GB", "vary=null")
 """Overrides beside one that replaces the scenario's policies, whose code may be a user's own: the cost alone matters
 here, and who drafts. A pipeline is refused to a policy that runs one batch at a time."""
+_ANY_SHAPES = json.dumps({"preset": "lists", "mix": True, "tokens": [2**31 - 1]})
+"""Compiled shapes that go with any policy, where only the cost matters: what they pad stands in the records."""
 _ROUNDING_NS = len(TIME_TERMS)
 _STAGE_NS = 4  # of a step in its stages
 
@@ -35,8 +40,8 @@ def step_terms(
 
     For a live run: `kernel` and `host`, as measured; a server measures none. For a simulated one the terms of its cost
     model, without the host's part where the engine was ahead, and only if they sum to every recorded duration: after a
-    change of profile or catalog they would explain nothing. What a step of a pipeline waits between stages and on links
-    is `other`.
+    change of profile or catalog they would explain nothing. What a step of a pipeline waits between stages and on
+    links, and what LoRA adapters cost, is `other`.
     """
     live = results.manifest.get("live")
     if live is not None:
@@ -44,15 +49,18 @@ def step_terms(
             return {}
         return _measured(results.path.parent / live["raw"], live["raw_sha256"], records.num_steps)
     try:
-        cost = _cost(results, records, policy, replica)
-        if len(records.lanes):
-            cost = cost.without_host()
-        columns = work_columns(records.step_columns)
-        terms = cost.explain(columns)
+        cost, by_term, rest_ns = _explained(results, records, policy, replica)
     except (BatchsimError, KeyError, ValueError):
         return {}
-    by_term = {name: np.asarray(terms[name], dtype=np.float64) for name in TIME_TERMS}
-    rest_ns = records.steps["duration_ns"] - sum(by_term.values(), np.zeros(records.num_steps))
+    columns = work_columns(records.step_columns)
+    if scenario_of(results, policy).get("lora_cost"):
+        by_term["other"] = by_term["other"] + rest_ns  # what adapters cost
+        rest_ns = np.minimum(rest_ns, 0)
+    if len(encode_ns := step_encode_ns(records)):
+        by_term["other"], rest_ns = by_term["other"] + encode_ns, rest_ns - encode_ns
+    if shapes_of(scenario_of(results, policy)) is not None:
+        by_term["other"] = by_term["other"] + rest_ns
+        rest_ns = np.minimum(rest_ns, 0) * (rest_ns < -_ROUNDING_NS * np.maximum(columns["num_passes"], 1))
     if cost.stages > 1 and len(rest_ns):
         by_term["other"] = by_term["other"] + rest_ns
         # The first step finds all stages free: it waits for none, and is in them as long as the cost says.
@@ -84,11 +92,45 @@ def device_rows(
     return {f"stage {number}": spans for number, spans in enumerate(rows, 1)}
 
 
+def unexplained_ns(results: Results, records: Records, policy: str) -> NDArray[np.float64] | None:
+    """The ns by which each simulated step in compiled shapes was longer than its work explains; None where the cost
+    model is not known any more."""
+    try:
+        return _explained(results, records, policy, None)[2]
+    except (BatchsimError, KeyError, ValueError):
+        return None
+
+
+def _explained(
+    results: Results, records: Records, policy: str, replica: int | None
+) -> tuple[Cost, dict[str, NDArray[np.float64]], NDArray[np.float64]]:
+    """(The cost model, the ns of its terms, those of each step beyond them). As `explain` raises."""
+    cost, columns = _cost(results, records, policy, replica), work_columns(records.step_columns)
+    if len(records.lanes):
+        cost = cost.without_host()
+    apart = (shapes_of(scenario_of(results, policy)) or {}).get("preset") == "gaudi"
+    terms = explain_apart(cost, columns) if apart else cost.explain(columns)
+    by_term = {name: np.asarray(terms[name], dtype=np.float64) for name in TIME_TERMS}
+    return cost, by_term, records.steps["duration_ns"] - sum(by_term.values(), np.zeros(records.num_steps))
+
+
 def _cost(results: Results, records: Records, policy: str, replica: int | None) -> Cost:
-    """The cost model of the steps of `policy` in a run, or of those of one of its replicas."""
+    """The cost model of the steps of `policy` in a run, or of those of one of its replicas. What compiled shapes padded
+    stands in the records, so that it needs none."""
     drafts = speculation(results, policy)
+    scenario = scenario_of(results, policy)
     stand_in = {"vllm": {"speculative_config": drafts or None}} if len(records.lanes) or drafts else {"gated": {}}
+    pools = asks_for_no_tokens(scenario)
+    if pools or (scenario.get("cost") or {}).get("encoder") is not None:
+        runner = "pooling" if pools else "generate"
+        stand_in = {"vllm": {"async_scheduling": len(records.lanes) > 0, "runner": runner}}
     overrides = (f"policies={json.dumps(stand_in)}", *_ANY_POLICY)
+    if shapes_of(scenario) is not None:
+        is_deployment = results.scenario["cost"].get("kind") == "deployment"  # which is written under its own key
+        key = "deployment" if is_deployment else "cost"
+        overrides = (*overrides, f"{key}.shapes={_ANY_SHAPES}")
+    if replica is not None:  # of which there may be others than the file says, by an option
+        overrides = (*overrides, f"replicas={json.dumps(results.scenario['replicas'])}")
     setup = Setup.of(load_scenario(str(results.path / SCENARIO), overrides=overrides))
     one = setup if replica is None else setup.group_of(replica).setup
     return one.cost_under(setup.scenario.specs[0].config)

@@ -6,7 +6,7 @@ stood first in the queue meanwhile, and how many steps it took.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 
 import numpy as np
@@ -23,7 +23,19 @@ from batchsim.kernel.record import (
     Records,
 )
 from batchsim.metrics.attribution import NO_REPLICA, UNSTATED, named
-from batchsim.metrics.lives import Holds, Int, Intervals, queue_holds, queueing, state_intervals, step_kinds, step_spans
+from batchsim.metrics.encoding import OTHERS, OWN, own_encoding, step_encode_ns
+from batchsim.metrics.lives import (
+    Holds,
+    Int,
+    Intervals,
+    held_back,
+    queue_holds,
+    queueing,
+    state_intervals,
+    step_kinds,
+    step_loads_ns,
+    step_spans,
+)
 
 
 @dataclass(frozen=True)
@@ -107,7 +119,10 @@ class _OfEngine:
         self._intervals = state_intervals(records)
         self._queueing = queueing(records, self._intervals)
         self._holds: Holds = queue_holds(records, self._intervals)
+        self._held_back = held_back(records, self._queueing)
+        self._loads_ns = step_loads_ns(records)
         self._kinds = step_kinds(records)
+        self._encode_ns, self._own_encoding = step_encode_ns(records), own_encoding(records)
         self._spans = step_spans(records)
 
     def tell(self, request_id: int) -> list[Chapter]:
@@ -158,7 +173,25 @@ class _OfEngine:
                 )
             )
             now_ns = end_ns
-        return [*chapters, _plain(free, now_ns, until_ns)]
+        return self._without_held_back(i, [*chapters, _plain(free, now_ns, until_ns)])
+
+    def _without_held_back(self, i: int, chapters: list[Chapter]) -> list[Chapter]:
+        """The `chapters` in the queue with those in which the request itself was passed over in their place."""
+        for k in np.flatnonzero(self._held_back.request == i):
+            start_ns, end_ns = int(self._held_back.start_ns[k]), int(self._held_back.end_ns[k])
+            cut = [
+                replace(each, start_ns=low, end_ns=high, parts=dict.fromkeys(each.parts, high - low))
+                for each in chapters
+                for low, high in (
+                    (each.start_ns, min(each.end_ns, start_ns)),
+                    (max(each.start_ns, end_ns), each.end_ns),
+                )
+                if low < high
+            ]
+            reason = self.records.texts[self._held_back.reason[k]]
+            held = Chapter("queued", start_ns, end_ns, {named("queued", reason): end_ns - start_ns}, reason)
+            chapters = sorted([*cut, held], key=lambda each: each.start_ns)
+        return chapters
 
     def _states(self, i: int) -> list[Chapter]:
         intervals: Intervals = self._intervals
@@ -181,13 +214,33 @@ class _OfEngine:
         among = slice(np.searchsorted(ends, start_ns, "right"), high)  # one that ran as the state began, too
         length_ns: Int = np.minimum(ends[among], end_ns) - np.maximum(starts[among], start_ns)
         length_ns = np.maximum(length_ns, 0)
+        loaded_ns = 0
+        if len(self._loads_ns):
+            loads_end_ns = np.minimum(starts[among] + self._loads_ns[among], end_ns)
+            loads_ns = np.maximum(loads_end_ns - np.maximum(starts[among], start_ns), 0)
+            length_ns, loaded_ns = length_ns - loads_ns, int(loads_ns.sum())
+        encoding: dict[str, int] = {}
+        if len(self._encode_ns):
+            length_ns, encoding = self._encoding(k, among, length_ns)
         if state == DECODE:
             parts = {part: int(length_ns[kind[among]].sum()) for part, kind in self._kinds.items()}
             taken = self._count(("decode_alone", "decode_beside_prefill"), low, high)
         else:
             parts, taken = {name: int(length_ns.sum())}, int(high - low)
+        parts["adapter_load"] = loaded_ns
+        parts |= encoding
         parts["host_gap"] = end_ns - start_ns - sum(parts.values())
         return Chapter(name, start_ns, end_ns, {part: ns for part, ns in parts.items() if ns}, steps=taken)
+
+    def _encoding(self, k: int, among: slice, length_ns: Int) -> tuple[Int, dict[str, int]]:
+        """The ns of the steps `among` in the state `k` without those of encoding, and the parts that are encoding."""
+        intervals, own = self._intervals, self._own_encoding
+        start_ns, end_ns, starts = int(intervals.start_ns[k]), int(intervals.end_ns[k]), self._spans[0][among]
+        encode_ns = np.minimum(starts + self._encode_ns[among], end_ns) - np.maximum(starts, start_ns)
+        encode_ns = np.clip(encode_ns, 0, length_ns)
+        mine_at = (own.request == intervals.request[k]) & (start_ns <= own.start_ns) & (own.start_ns < end_ns)
+        own_ns = int(own.ns[mine_at].sum())
+        return length_ns - encode_ns, {OWN: own_ns, OTHERS: int(encode_ns.sum()) - own_ns}
 
     def _count(self, parts: tuple[str, ...], low: int, high: int) -> int:
         return sum(int(self._kinds[part][low:high].sum()) for part in parts)

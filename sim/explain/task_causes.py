@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from batchsim.base.plain import adapter
+from batchsim.base.reading import adapter
 from batchsim.explain.causes import OWN_WORK, Objectives, misses_frame, part_sides, unfinished_cause
 from batchsim.kernel.record import FINISHED, PRUNED, Records
 from batchsim.metrics.latencies import TASK_E2E

@@ -246,6 +246,16 @@ def check_fits(setup: Setup) -> None:
             f"{scenario.places['cost']}: cost {scenario.cost.kind} is code of its own, which no fit's file could hold."
             " Name a kernel of batchsim's, or {kind: free}."
         )
+    if setup.shapes is not None:
+        raise ScenarioError(
+            f"{scenario.places['cost']}: shapes: a fit of step costs in compiled shapes is not made. Leave shapes out,"
+            " or state what a program takes."
+        )
+    if setup.power_cap is not None:
+        raise ScenarioError(
+            f"{scenario.places['cost']}: power_cap slows steps, and measured ones ran under a cap of their own. Leave"
+            " it out."
+        )
     if scenario.cost.draft is not None:
         raise ScenarioError(f"{scenario.places['cost']}: cost.draft: drafting is not fitted. Leave it out.")
 

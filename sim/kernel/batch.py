@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.units import MAX_TIME_NS, format_duration
@@ -34,11 +34,14 @@ class Batch:
     step runs, lists the sequences whose chunk reached their last known token: they got a token and may decode.
     `num_passes`: how many passes through the model the step is made of, where the engine splits it, of which
     `num_wide_passes` of more than one token; both 0 where it is computed in one.
+    `window_tokens` and `window_pairs`: of `context_tokens` and of the chunks' query-key pairs what layers with a
+    sliding window read, filled in by a cost that times such layers apart; else 0.
     `layout` is the batch order of the real system: `by_order`, `decodes_first` or `chunks_first`, the chunks as listed.
     `apart`: where steps overlap, it is launched only once the results of the one before are processed.
     `num_steps` counts the steps it stands for: 1, and one more for each by which a leap repeated it. `group_step` is
     the group's count of steps with this one, filled in as the step is launched. `host_ns`: the executor's host times
-    for it, cached; None before they are computed.
+    for it, cached; None before they are computed. `encoded` lists the sequences of which the encoder computes images,
+    audios or videos before the step's forward, each with the places of these in `Request.items`.
     """
 
     __slots__ = (
@@ -48,6 +51,7 @@ class Batch:
         "context_tokens",
         "decodes",
         "drafting",
+        "encoded",
         "group_step",
         "host_ns",
         "joined",
@@ -68,6 +72,8 @@ class Batch:
         "sampled",
         "swap_in",
         "swap_out",
+        "window_pairs",
+        "window_tokens",
     )
 
     def __init__(
@@ -100,10 +106,11 @@ class Batch:
         self.layout = layout
         self.apart = False
         self.num_steps = 1
-        self.num_passes = self.num_wide_passes = 0
+        self.num_passes = self.num_wide_passes = self.window_tokens = self.window_pairs = 0
         self.host_ns: tuple[int, int] | None = None
         self.group_step = self.num_accepted_tokens = 0
         self.drafting: DraftRows | None = None
+        self.encoded: list[tuple[Sequence, tuple[int, ...]]] | tuple[()] = ()
         self.sampled: list[Sequence] | tuple[()] = ()
         self.joined: list[Sequence] | tuple[()] = ()
         self.left: list[Sequence] | tuple[()] = ()
@@ -198,13 +205,24 @@ class Idle:
 IDLE = Idle()
 
 
+class AdapterLoad(NamedTuple):
+    """What the LoRA adapter of `seq` took to be ready for a step: `ns` to come from `disk`, or to be copied from `host`
+    memory; source "": it was on the GPU."""
+
+    seq: Sequence
+    source: Literal["disk", "host", ""]
+    ns: int
+
+
 @dataclass(slots=True)  # not frozen, which would take several times as long to make, once a step
 class StepResult:
     """What a step took and which sequences produced their last token in it, in batch order.
 
     `verified`: where the decode group verifies drafts, what became of them. `stages_ns`: the duration of each stage of
     a pipeline, which sum to `duration_ns`; None where there is one stage. `landing`: where the step runs on behind the
-    host, waits for its end and says what only then is known; `finished` is empty and `verified` None then.
+    host, waits for its end and says what only then is known; `finished` is empty and `verified` None then. `loads`:
+    what LoRA adapters took to be ready, one after another as the step began. `encode_ns`: of the duration, the time of
+    each sequence's part of `Batch.encoded`, which comes first; None where nothing is.
     """
 
     duration_ns: int
@@ -212,6 +230,8 @@ class StepResult:
     verified: Verified | None = None
     stages_ns: tuple[int, ...] | None = None
     landing: Callable[[], Landed] | None = None
+    loads: list[AdapterLoad] | tuple[()] = ()
+    encode_ns: list[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

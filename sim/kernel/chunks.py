@@ -31,11 +31,11 @@ def advance_chunks(
         done = computed + n
         if n < 1 or done > known or seq.group is not None:
             raise error(f"schedules {n} tokens of {seq!r}")
-        if kv.held(seq) * kv.block_size < done:
+        if kv.room(seq) < done:
             raise error(f"schedules up to token {done} in {kv.held(seq)} KV blocks: {seq!r}")
         journal.computed(seq, done)
         seq.settled_computed_tokens = done
-        if done == known:
+        if done == known and seq.max_output_tokens:
             seq.settled_output_tokens += 1
             sampled.append(seq)
     if tokens != batch.num_prefill_tokens:

@@ -7,12 +7,11 @@ it and, at its head, the order of an instant.
 
 from __future__ import annotations
 
-import struct
+from collections.abc import Callable
 from dataclasses import replace
 from heapq import heappop, heappush
-from typing import cast
 
-from batchsim.base.errors import PolicyError, ScenarioError, SchedulerStalled
+from batchsim.base.errors import PolicyError, SchedulerStalled
 from batchsim.kernel.batch import IDLE, Batch, Idle, StepResult, check_end
 from batchsim.kernel.chunks import advance_chunks
 from batchsim.kernel.draft_group import DraftGroup, Verified
@@ -20,8 +19,9 @@ from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.events import Cancelled, Ended, EngineEvent, Finished, HandedOver, Pruned, Rejected, Unfinished
 from batchsim.kernel.in_flight import LaunchedStep, StepsInFlight
 from batchsim.kernel.journal import ENDED, Journal, Reasons
-from batchsim.kernel.protocols import Executor, Scheduler, Steady, foreseeing, foresees_ends, turning
-from batchsim.kernel.record import CAP_CUT, OUTCOME_NAMES, Recorder
+from batchsim.kernel.kv_transfer import Connected, connected, keeps_kv
+from batchsim.kernel.protocols import Executor, Scheduler, foreseeing, foresees_ends, steady, turning
+from batchsim.kernel.record import OUTCOME_NAMES, Recorder
 from batchsim.kernel.types import Arrival, Handover, Sequence
 
 MAX_FRUITLESS_PREEMPTIONS = 10_000
@@ -31,11 +31,10 @@ MAX_FRUITLESS_PREEMPTIONS = 10_000
 class EngineCore:
     """The engine without a clock. See the module's text for the order of one instant.
 
-    `per_chunk_ns` is the front end's time to deliver each piece of a response, `per_stream_ns` what it takes longer for
-    the first one, for each answer that is being streamed. `max_waiting` bounds the queue: arrivals
-    beyond it are rejected, those of one instant counting against each other. At the first step boundary at or after
-    `stop_ns` all that is open ends unfinished. `tells_tokens`: `complete` also returns token events, which costs a step
-    O(batch). `loop`: how host and GPU wait for each other.
+    `per_chunk_ns` is the front end's time to deliver each piece of a response, `per_stream_ns` what the first one takes
+    longer for each answer being streamed. `max_waiting` bounds the queue: arrivals beyond it are rejected, those of one
+    instant counting against each other. At the first step boundary from `stop_ns` on all that is open ends unfinished.
+    `tells_tokens`: `complete` also returns token events, at O(batch) a step. `loop`: how host and GPU wait for another.
     """
 
     def __init__(
@@ -55,16 +54,16 @@ class EngineCore:
         self.scheduler = scheduler
         self.executor = executor
         self.recorder = recorder
-        self.max_model_len = max_model_len
-        self.max_waiting = max_waiting
+        self.max_model_len, self.max_waiting = max_model_len, max_waiting
         self.stop_ns = stop_ns
         self.tells_tokens = tells_tokens
         self.loop = loop
         self._ahead = loop.is_ahead
-        self.steady: Steady | None = cast(Steady, scheduler) if hasattr(scheduler, "is_steady") else None
+        self.steady = steady(scheduler)
         self.turning = turning(scheduler)
         self.foreseeing = foreseeing(scheduler)
         self.foresees_ends = foresees_ends(scheduler)
+        self.connected = connected(scheduler)
         self.events: list[EngineEvent] = []  # what happened and was not returned yet
         self._inbox: list[tuple[int, int, Arrival]] = []
         self._timers: list[tuple[int, int, Sequence, str]] = []
@@ -76,6 +75,7 @@ class EngineCore:
         self._untold: list[Sequence] = []  # preempted by calls that had nothing to run, in no step yet
         self._stopped = False
         self._pruned: set[int] = set()  # ids of requests that were given up for another, of those yet to come too
+        self.paused_until_ns = 0  # before which no step begins, though all KV is kept: other weights are loaded
 
     # ---- what a driver calls
 
@@ -128,13 +128,13 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether any submitted request has not been answered yet."""
-        return bool(self.journal.lives or self._inbox)
+        """Whether any submitted request has not been answered yet, or its blocks are kept for transfers."""
+        return bool(self.journal.lives or self._inbox or (keeps_kv(self.connected) and not self._stopped))
 
     @property
     def has_entered(self) -> bool:
-        """Whether any request that has entered has not been answered yet."""
-        return bool(self.journal.lives)
+        """Whether any request that has entered has not been answered yet, or its blocks are kept for transfers."""
+        return bool(self.journal.lives or (keeps_kv(self.connected) and not self._stopped))
 
     @property
     def has_arrivals(self) -> bool:
@@ -174,8 +174,11 @@ class EngineCore:
             self.events = self.enter_due(now_ns)
             if self._stopped:
                 return IDLE
+        if now_ns < self.paused_until_ns:
+            return Idle(self.paused_until_ns)
         self.in_flight.called_ns = now_ns
-        work = self.scheduler.schedule(now_ns, drain)
+        call: Callable[[int, bool], object] = self.scheduler.schedule  # a user's own may return anything
+        work = call(now_ns, drain)
         reasons = self._drain_events(now_ns) if self.scheduler.events else None
         if isinstance(work, Idle):
             self._check_idle(work, now_ns, drain)
@@ -225,7 +228,7 @@ class EngineCore:
             else:
                 self._verify(batch, result.verified)
             batch.group_step = group.step
-        if sampled or batch.num_decode:
+        if sampled or batch.num_decode or result.finished:
             self._fruitless = 0
         start_ns, duration_ns = now_ns, result.duration_ns
         if self._ahead:
@@ -235,16 +238,13 @@ class EngineCore:
             self.recorder.lanes.launched(self.in_flight.called_ns, now_ns)
         else:
             self.in_flight.steps.append(LaunchedStep(batch, result.finished, end_ns))
+        if result.encode_ns is not None:
+            self.journal.encoded(batch, result.encode_ns, start_ns)
         if self.tells_tokens and group is not None:
             self.in_flight.steps[-1].decodes = list(group.members)
-        try:
-            self.journal.step(self.scheduler, batch, start_ns, duration_ns, pairs, sampled)
-        except struct.error:
-            raise ScenarioError(
-                f"{type(self.scheduler).__name__}: a step of {batch.num_prefill_tokens:,} tokens of prompts and"
-                f" {batch.pad_prefill_tokens:,} of padding is more than a column of the records holds. Lower the batch"
-                " sizes of the policy."
-            ) from None
+        if result.loads:
+            self.journal.loaded(result.loads, start_ns)
+        self.journal.step(self.scheduler, batch, start_ns, duration_ns, pairs, sampled)
         return end_ns
 
     def complete(self, now_ns: int) -> list[EngineEvent]:
@@ -256,6 +256,12 @@ class EngineCore:
         if self._ahead:
             self.recorder.lanes.processed(now_ns, step.wasted_tokens)
         return self.deliver(step, now_ns)
+
+    def notice(self, connected: Connected, now_ns: int) -> list[EngineEvent]:
+        """`complete` of a call that had nothing to run, at whose launch transfers of KV may have been over."""
+        connected.notice()
+        self._drain_events(now_ns)
+        return self.take_events()
 
     def land(self) -> LaunchedStep:
         """Takes out the oldest step in flight, which is over, for `deliver`."""
@@ -351,7 +357,8 @@ class EngineCore:
         self._end(seq, now_ns, Rejected, reason)
 
     def _check_idle(self, idle: Idle, now_ns: int, drain: bool) -> None:
-        nothing_comes = drain and self.journal.lives and not (self.in_flight.steps or self._sending)
+        is_awaited = self.in_flight.steps or self._sending or self.connected is not None
+        nothing_comes = drain and self.journal.lives and not is_awaited
         if idle.until_ns is not None:
             if idle.until_ns <= now_ns:
                 raise SchedulerStalled(f"asks at {now_ns} ns to wait until {idle.until_ns} ns. {self._dump()}")
@@ -390,8 +397,8 @@ class EngineCore:
         events, self.scheduler.events = self.scheduler.events, []
         reasons: Reasons = {}
         for event in events:
-            if event.kind == "blocked":
-                self.journal.blocked(event, now_ns)
+            if event.kind in ("blocked", "held_back"):
+                self.journal.waits(event, now_ns)
             elif event.kind == "rejected":
                 self._reject(event.seq, now_ns, event.reason, event.detail)
             elif event.kind in ("preempted", "sat_out"):
@@ -422,15 +429,7 @@ class EngineCore:
         """Finishes the requests whose responses the policy sends, but for those whose clients have given up."""
         for seq in responses:
             if seq in self.journal.lives:
-                self._end(seq, now_ns, Finished, self._cut(seq))
-
-    def _cut(self, seq: Sequence) -> str:
-        """CAP_CUT if `seq` ended where the policy had lowered its cap to, else ""."""
-        asked, cap = seq.request.max_output_tokens, seq.max_output_tokens
-        if cap == asked or seq.num_output_tokens - seq.num_wasted_tokens < cap:
-            return ""
-        self.recorder.details.setdefault(CAP_CUT, f"{asked} output tokens asked for, {cap} allowed")
-        return CAP_CUT
+                self._end(seq, now_ns, Finished, self.journal.cap_cut(seq))
 
     def _end(self, seq: Sequence, now_ns: int, ended: type[Ended | HandedOver], reason: str) -> None:
         """Ends the request of `seq` at this engine and adds the event, an `ended`."""
@@ -439,6 +438,7 @@ class EngineCore:
         # For finished sequences `in_flight.land` has noted what is computed in vain.
         if in_flight.steps and ended is not Finished and not seq.num_wasted_tokens:
             undelivered = in_flight.waste(seq)
-        self.journal.end(seq, now_ns, ended.outcome, reason, streams=self.scheduler.streams, undelivered=undelivered)
+        streams = self.scheduler.streams
+        made = self.journal.end(seq, now_ns, ended.outcome, reason, streams=streams, undelivered=undelivered)
         self.executor.end(seq)
-        self.events.append(ended(seq.request, reason))
+        self.events.append(ended(seq.request, reason, made))

@@ -166,6 +166,10 @@ class DraftGroup(DecodeGroup):
         self.left.append(seq)
         self._resize()
 
+    def in_window(self, window: int) -> int:
+        """As `DecodeGroup.in_window`, in O(members)."""
+        return int(np.minimum(self.computed - self.rejected, window).sum())
+
     def gained(self, seq: Sequence) -> int:
         return int(self._columns[0, seq.phase]) - seq.settled_computed_tokens
 

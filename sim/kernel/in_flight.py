@@ -19,7 +19,7 @@ With one step in flight nothing can happen between its launch and its end. The r
    (`Landed.verified`): until then all count as accepted, and rows written since are corrected (`_learn`). Steps that
    verify drafts have a group with counters in columns (`kernel/draft_group.py`), as members gain different numbers.
 
-Leaps, which repeat steps that change nothing, are in `kernel/leaps.py`, `leaps_ahead.py` and `pipeline_leaps.py`.
+Leaps over steps alike are behind `kernel/leaping.py`: `leaps.py`, `leaps_ahead.py` and `pipeline_leaps.py`.
 """
 
 from __future__ import annotations
@@ -127,6 +127,10 @@ class StepsInFlight:
             self.note_last(result.finished)
         step.landing = result.landing
         return start_ns, end_ns
+
+    def occupy(self, until_ns: int) -> None:
+        """Keeps the device from the next step before `until_ns`: it waits for other ranks' devices."""
+        self._free_ns[0] = max(self._free_ns[0], until_ns)
 
     def through_stages(self, now_ns: int, stages_ns: tuple[int, ...]) -> tuple[int, int]:
         """Sends a step launched at `now_ns` through the pipeline's stages, which take `stages_ns`; returns its start

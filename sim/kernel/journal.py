@@ -22,16 +22,30 @@ each batch changes. A sequence begins in state 0 (queued). In the order in which
 2. With `explicit_sat_out` only with a reason: without one a chunk of the prompt is in flight.
 
 BLOCKED is the state of the queue, not of a sequence: a row each time that its head, or what blocks it, changes.
+HELD_BACK is a remark on a sequence in the queue: others overtake it, for a reason of its own, until a row without one
+or its next state. ADAPTER names the LoRA adapter that a request asks for; LOADING and LOADED, of the request for which
+that is done, are a load from disk or host memory; LOADED alone: it was there as the request ran for the first time.
+ENCODED is none either: a row for each request of a step that encodes items of it, with the step's start and, in the
+place of the blocker, the ns that they take.
 """
 
 from __future__ import annotations
 
-from batchsim.kernel.batch import Batch
+import struct
+
+from batchsim.base.errors import ScenarioError
+from batchsim.kernel.batch import AdapterLoad, Batch
 from batchsim.kernel.protocols import Scheduler
 from batchsim.kernel.record import (
+    ADAPTER,
     BLOCKED,
+    CAP_CUT,
     DECODE,
+    ENCODED,
     FINISHED,
+    HELD_BACK,
+    LOADED,
+    LOADING,
     MISSING,
     PACK_BYTES,
     PREEMPTED,
@@ -89,8 +103,8 @@ class _Life:
 class Journal:
     """The open requests of one engine and the rows they leave. `lives` holds them in order of entering.
 
-    `explicit_sat_out`: only sequences that the policy reports as `sat_out` sit out; otherwise any prompt without a
-    chunk in a step does.
+    `adapter_names`: those of LoRA adapters by number, where they have names. `explicit_sat_out`: only sequences that
+    the policy reports as `sat_out` sit out; otherwise any prompt without a chunk in a step does.
     """
 
     def __init__(
@@ -109,6 +123,7 @@ class Journal:
         self.streams_told = 0  # the same with the latest tokens, before any of them ended
         self._ahead = ahead
         self._explicit_sat_out = explicit_sat_out
+        self.adapter_names: tuple[str, ...] = ()
         self.lives: dict[Sequence, _Life] = {}
         self.first_tokens: list[int] | None = None  # ids of requests whose first token is out; None: not collected
         self.prefilling: dict[Sequence, None] = {}  # had a chunk in the last step, and are not done
@@ -116,6 +131,20 @@ class Journal:
     def begin(self, seq: Sequence, arrival: Arrival) -> None:
         life = self.lives[seq] = _Life(arrival)
         self.num_streams += life.first_token_ns != MISSING
+        request = seq.request
+        if request.adapter != MISSING:
+            names = self.adapter_names
+            name = names[request.adapter] if names else str(request.adapter)
+            self.recorder.state(request.arrival_ns, request.id, ADAPTER, name)
+
+    def loaded(self, loads: list[AdapterLoad] | tuple[()], start_ns: int) -> None:
+        """Notes what LoRA adapters took to be ready, one after another from the start of a step on."""
+        at_ns, row = start_ns, self.recorder.state
+        for seq, source, ns in loads:
+            if source:
+                row(at_ns, seq.request.id, LOADING, source)
+                at_ns += ns
+            row(at_ns, seq.request.id, LOADED)
 
     @property
     def waiting_prompt_tokens(self) -> int:
@@ -144,17 +173,33 @@ class Journal:
         recorder = self.recorder
         if len(recorder.step_rows) > PACK_BYTES:
             recorder.pack_steps()
-        recorder.step_rows += pack_step(
-            start_ns, duration_ns, batch.context_tokens, pairs, batch.pad_context_tokens, batch.num_decode,
-            batch.num_decode_tokens, batch.num_accepted_tokens, batch.num_prefill_tokens, len(batch.chunks), sampled,
-            batch.pad_prefill_tokens, batch.pad_prefill_rows, batch.pad_decode_rows, swap_blocks,
-            len(batch.preempted), scheduler.kv.num_free, scheduler.num_waiting, scheduler.num_running, cached,
-            batch.num_passes, batch.num_wide_passes,
-        )  # fmt: skip
+        try:
+            recorder.step_rows += pack_step(
+                start_ns, duration_ns, batch.context_tokens, pairs, batch.pad_context_tokens, batch.num_decode,
+                batch.num_decode_tokens, batch.num_accepted_tokens, batch.num_prefill_tokens, len(batch.chunks),
+                sampled, batch.pad_prefill_tokens, batch.pad_prefill_rows, batch.pad_decode_rows, swap_blocks,
+                len(batch.preempted), scheduler.kv.num_free, scheduler.num_waiting, scheduler.num_running, cached,
+                batch.num_passes, batch.num_wide_passes, batch.window_tokens, batch.window_pairs,
+            )  # fmt: skip
+        except struct.error:
+            raise ScenarioError(
+                f"{type(scheduler).__name__}: a step of {batch.num_prefill_tokens:,} tokens of prompts and"
+                f" {batch.pad_prefill_tokens:,} of padding is more than a column of the records holds. Lower the batch"
+                " sizes of the policy."
+            ) from None
 
-    def blocked(self, event: Event, now_ns: int) -> None:
-        """Notes that the head of the queue, or what blocks it, changed."""
-        self.recorder.state(now_ns, event.seq.request.id, BLOCKED, event.reason, event.blocker)
+    def waits(self, event: Event, now_ns: int) -> None:
+        """Notes that the head of the queue, or what blocks it, changed; or that a request in the queue is held back for
+        a reason of its own from now on; without one, that it no longer is."""
+        state = BLOCKED if event.kind == "blocked" else HELD_BACK
+        self.recorder.state(now_ns, event.seq.request.id, state, event.reason, event.blocker)
+
+    def encoded(self, batch: Batch, encode_ns: list[int], start_ns: int) -> None:
+        """Notes how long the encoder takes for the items of each request, before the forward of the step that begins at
+        `start_ns`."""
+        for (seq, _), ns in zip(batch.encoded, encode_ns, strict=True):
+            if ns:
+                self.recorder.state(start_ns, seq.request.id, ENCODED, "", ns)
 
     def scheduled(self, batch: Batch, now_ns: int, reasons: Reasons) -> None:
         """Writes the state changes that the batch, about to run at `now_ns`, brings."""
@@ -255,10 +300,17 @@ class Journal:
             life.cached_all,
         )
 
-    def end(
-        self, seq: Sequence, now_ns: int, outcome: int, reason: str, *, streams: bool, undelivered: int = 0
-    ) -> None:
-        """Writes the row of the request of `seq`, of whose tokens `undelivered` are in flight, and forgets it.
+    def cap_cut(self, seq: Sequence) -> str:
+        """CAP_CUT if `seq` ended where the policy had lowered its cap to, else ""."""
+        asked, cap = seq.request.max_output_tokens, seq.max_output_tokens
+        if cap == asked or seq.num_output_tokens - seq.num_wasted_tokens < cap:
+            return ""
+        self.recorder.details.setdefault(CAP_CUT, f"{asked} output tokens asked for, {cap} allowed")
+        return CAP_CUT
+
+    def end(self, seq: Sequence, now_ns: int, outcome: int, reason: str, *, streams: bool, undelivered: int = 0) -> int:
+        """Writes the row of the request of `seq`, of whose tokens `undelivered` are in flight, forgets it, and returns
+        its output tokens.
 
         A finished request is delivered now, or where the policy `streams` was with its last token.
         """
@@ -274,7 +326,8 @@ class Journal:
         if finished:
             delivered = (life.last_token_ns if streams else now_ns) + self.per_chunk_ns
             first_delivery = life.first_token_ns + self.per_chunk_ns + self.per_stream_ns * life.streams
-            first_delivery = min(first_delivery, delivered) if streams else delivered
+            has_token = life.first_token_ns != MISSING
+            first_delivery = min(first_delivery, delivered) if streams and has_token else delivered
         self.recorder.request(
             request.id,
             self.recorder.text(request.request_class),
@@ -303,3 +356,4 @@ class Journal:
             life.arrival.failover_ns,
             life.arrival.num_retries,
         )
+        return output_tokens

@@ -7,7 +7,7 @@ A sequence in the decode group holds ceil(computed / block_size) blocks, or more
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import Protocol
 
 from batchsim.kernel.types import DecodeGroup, Event, Sequence
@@ -30,8 +30,16 @@ class KVBlockManager(Protocol):
         """Blocks that hold `num_tokens`."""
         ...
 
+    def needs_at_most(self, num_tokens: int) -> int:
+        """Blocks without which a sequence could not get to `num_tokens` tokens, even alone."""
+        ...
+
     def held(self, seq: Sequence) -> int:
         """Blocks `seq` holds on the GPU."""
+        ...
+
+    def room(self, seq: Sequence) -> int:
+        """Tokens for which `seq` has blocks on the GPU."""
         ...
 
     def allocate(self, seq: Sequence, num_tokens: int) -> bool:
@@ -87,10 +95,11 @@ class BlockTables(KVBlockManager, Protocol):
         ...
 
 
-class Pins(ABC):
+class Pins:  # no ABC: where compiled, all classes below one would share what it remembers of isinstance
     """What all managers have in common: sequences whose blocks another engine has yet to read."""
 
     __slots__ = ("_pinned",)
+    block_size: int
 
     def __init__(self) -> None:
         self._pinned: dict[Sequence, bool] = {}  # whether `free` was asked for since
@@ -111,7 +120,18 @@ class Pins(ABC):
         return True
 
     @abstractmethod
+    def blocks_for(self, num_tokens: int) -> int: ...
+
+    def needs_at_most(self, num_tokens: int) -> int:
+        """Blocks without which a sequence could not get to `num_tokens` tokens, even alone."""
+        return self.blocks_for(num_tokens)
+
+    @abstractmethod
     def held(self, seq: Sequence) -> int: ...
+
+    def room(self, seq: Sequence) -> int:
+        """Tokens for which `seq` has blocks on the GPU."""
+        return self.held(seq) * self.block_size
 
     def end(self, seq: Sequence) -> None:
         """As `free`, for a sequence that will not come back."""
@@ -299,7 +319,7 @@ def never_fits(kv: KVBlockManager, seq: Sequence, max_model_len: int, drafts: in
     """
     request = seq.request
     tokens = min(request.prompt_tokens + request.max_output_tokens + drafts, max_model_len) - (not drafts)
-    need = kv.blocks_for(tokens)
+    need = kv.needs_at_most(tokens)
     if need <= kv.num_blocks:
         return None
     what = f"{tokens} tokens" + (" with drafts" if drafts else "")

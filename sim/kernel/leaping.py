@@ -33,6 +33,11 @@ class Leaps:
             raise TypeError(f"a simulation needs a SimExecutor, not {type(core.executor).__name__}")
         self._core, self._executor = core, core.executor
         self._is_ahead = core.loop.is_ahead
+        # Steps in compiled shapes are padded one by one, which leaps ahead of results and over calls do not.
+        padded = core.executor.pads is not None and core.loop.is_ahead
+        leaps = leaps and core.executor.adapters is None  # whose steps depend on who decodes
+        # Each launch of a step is a look at the transfers that are over.
+        leaps = leaps and not padded and core.connected is None
         self.follow_steps = leaps and core.loop.stages == 1
         self.precede_calls = leaps and core.loop.stages > 1
 

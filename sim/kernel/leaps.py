@@ -21,7 +21,8 @@ from batchsim.kernel.core import EngineCore
 from batchsim.kernel.draft_group import DraftGroup
 from batchsim.kernel.events import EngineEvent
 from batchsim.kernel.in_flight import LaunchedStep
-from batchsim.kernel.record import PACK_BYTES, STEP_DTYPE, pack_decodes, pack_step, pack_two
+from batchsim.kernel.protocols import Pads
+from batchsim.kernel.record import PACK_BYTES, STEP_DTYPE, pack_decodes, pack_step, pack_two, put_windows
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import DecodeGroup
 
@@ -64,6 +65,7 @@ def leap(
         return _leap_drafts(core, executor, batch, group, end_ns, horizon_ns)
     else:
         _, end_ns = _leap_along(core, executor, step, group, end_ns, horizon_ns, to_ends=tell is not None)
+    end_ns = _leap_on(core, executor, step, group, end_ns, horizon_ns, to_ends=tell is not None)
     while step.finished:
         if tell is None or end_ns >= horizon_ns or not _leaves_decodes(core, step):
             return end_ns
@@ -79,7 +81,10 @@ def leap(
         if not count:
             return end_ns
         core.in_flight.steps.append(step)
+        end_ns = _leap_on(core, executor, step, group, end_ns, horizon_ns, to_ends=True)
     if end_ns < horizon_ns:
+        if executor.pads is not None:
+            return _leap_padded(core, executor, executor.pads, batch, group, end_ns, horizon_ns)
         return _leap_one_by_one(core, executor, batch, group, end_ns, horizon_ns)
     return end_ns
 
@@ -134,6 +139,7 @@ def _leap_along(
     if foreseeing is None or line is None or (due := foreseeing.foreseen(batch)) is None:
         return 0, end_ns
     alone_ns, token_ns, last = line
+    windowed = None if group.windowed is None else (group.windowed.tokens, group.windowed.below)
     num_decode, context, free = batch.num_decode, batch.context_tokens, scheduler.kv.num_free
     turns: Iterator[int] = cycle(due)
     if is_next:
@@ -154,6 +160,8 @@ def _leap_along(
         rows += pack_decodes(begun_ns, duration_ns, context, decodes, free, queues)
         end_ns = begun_ns + duration_ns
     count = (len(rows) - begun) // ROW_BYTES
+    if windowed is not None and count:
+        put_windows(rows, begun, *windowed)
     repeats = count - is_next
     foreseeing.repeat_by(batch, repeats, group.members_due_over(repeats, int(is_next)) if free < free_before else [])
     group.advance_by(count)
@@ -163,6 +171,23 @@ def _leap_along(
         check_end(end_ns, end_ns - begun_ns)
         step.finished = executor.finish(batch)
     return count, end_ns
+
+
+def _leap_on(
+    core: EngineCore,
+    executor: SimExecutor,
+    step: LaunchedStep,
+    group: DecodeGroup,
+    end_ns: int,
+    horizon_ns: float,
+    *,
+    to_ends: bool,
+) -> int:
+    """As `_leap_along`, from one line to the next where members fill the window of the cost's layers one by one."""
+    count = int(group.windowed is not None)
+    while count and not step.finished and end_ns < horizon_ns:
+        count, end_ns = _leap_along(core, executor, step, group, end_ns, horizon_ns, to_ends=to_ends)
+    return end_ns
 
 
 def _leap_one_by_one(
@@ -176,19 +201,50 @@ def _leap_one_by_one(
     passes, wide = batch.num_passes, batch.num_wide_passes
     waiting, running = scheduler.num_waiting, scheduler.num_running
     decodes, queues = pack_two(num_decode, num_decode), pack_two(waiting, running)
-    is_padded = pad_rows or passes or batch.pad_context_tokens
+    is_plain = group.windowed is None and not (pad_rows or passes or batch.pad_context_tokens)
     while quiet and end_ns < horizon_ns and repeat(batch, end_ns):
         quiet -= 1
         duration_ns = step_ns(batch)
         advance()
         # Unrolled here, without the columns that are 0, because a leap is little else than these lines.
-        if is_padded:
+        if is_plain:
+            rows += pack_decodes(end_ns, duration_ns, batch.context_tokens, decodes, kv.num_free, queues)
+        else:
             rows += pack(
                 end_ns, duration_ns, batch.context_tokens, 0, batch.pad_context_tokens, num_decode,
                 num_decode, 0, 0, 0, 0, 0, 0, pad_rows, 0, 0, kv.num_free, waiting, running, 0, passes, wide,
+                batch.window_tokens, 0,
             )  # fmt: skip
-        else:
-            rows += pack_decodes(end_ns, duration_ns, batch.context_tokens, decodes, kv.num_free, queues)
+        end_ns += duration_ns
+    return end_ns
+
+
+def _leap_padded(
+    core: EngineCore,
+    executor: SimExecutor,
+    pads: Pads,
+    batch: Batch,
+    group: DecodeGroup,
+    end_ns: int,
+    horizon_ns: float,
+) -> int:
+    """`_leap_one_by_one` of steps in compiled shapes, each padded to its own program."""
+    quiet, scheduler = executor.quiet_steps(batch), core.scheduler
+    kv, num_decode = scheduler.kv, batch.num_decode
+    waiting, running = scheduler.num_waiting, scheduler.num_running
+    while quiet and end_ns < horizon_ns:
+        pads.unpad(batch)
+        if not scheduler.repeat(batch, end_ns):
+            break
+        quiet -= 1
+        duration_ns = pads.pad(batch)
+        duration_ns += executor.duration_ns(batch)
+        group.advance()
+        core.recorder.step_rows += pack_step(
+            end_ns, duration_ns, batch.context_tokens, 0, batch.pad_context_tokens, num_decode,
+            num_decode, 0, 0, 0, 0, 0, 0, batch.pad_decode_rows, 0, 0, kv.num_free, waiting, running, 0,
+            batch.num_passes, batch.num_wide_passes, batch.window_tokens, 0,
+        )  # fmt: skip
         end_ns += duration_ns
     return end_ns
 
@@ -219,6 +275,7 @@ def _leap_drafts(
         rows += pack(
             end_ns, duration_ns, batch.context_tokens, 0, batch.pad_context_tokens, num_decode, num_rows,
             verified.num_accepted, 0, 0, 0, 0, 0, 0, 0, 0, kv.num_free, waiting, running, 0, passes, wide,
+            batch.window_tokens, 0,
         )  # fmt: skip
         end_ns += duration_ns
     batch.group_step = group.step

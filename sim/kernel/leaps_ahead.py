@@ -26,7 +26,7 @@ from batchsim.kernel.core import EngineCore
 from batchsim.kernel.lane_rows import pack_lane
 from batchsim.kernel.leaps import ROW_BYTES, Tell
 from batchsim.kernel.protocols import DecodeLine
-from batchsim.kernel.record import pack_decodes, pack_step, pack_two, unpack_starts
+from batchsim.kernel.record import pack_decodes, pack_step, pack_two, put_windows, unpack_starts
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Sequence
 
@@ -151,13 +151,15 @@ def _launch_on(
 ) -> int:
     """Relaunches `batch` from `called_ns`, when the oldest of two steps landed, until the oldest step finishes a
     sequence, the scheduler has to be called or `horizon_ns` is reached. Returns the time of the last launch in ns."""
-    steady, quiet = core.steady, executor.quiet_steps(batch)
-    if quiet and steady is not None and not core.in_flight.steps[1].finished and steady.is_steady(batch):
-        line = executor.decode_line(batch)
-        if line is not None:
-            now_ns, called_ns = _launch_along(core, executor, batch, line, quiet, called_ns, host_ns, horizon_ns)
-            if called_ns >= horizon_ns or not core.scheduler.repeat(batch, called_ns):
-                return now_ns
+    steady, group, goes_on = core.steady, batch.decodes, True
+    while goes_on and (quiet := executor.quiet_steps(batch)) and not core.in_flight.steps[1].finished:
+        line = executor.decode_line(batch) if steady is not None and steady.is_steady(batch) else None
+        if line is None:
+            break
+        now_ns, called_ns = _launch_along(core, executor, batch, line, quiet, called_ns, host_ns, horizon_ns)
+        if called_ns >= horizon_ns or not core.scheduler.repeat(batch, called_ns):
+            return now_ns
+        goes_on = group is not None and group.windowed is not None  # a line ends where a context fills the window
     return _launch_one_by_one(core, executor, batch, called_ns, host_ns, horizon_ns)
 
 
@@ -177,6 +179,7 @@ def _launch_along(
     steady = core.steady
     assert group is not None and steady is not None
     alone_ns, token_ns, last = line
+    windowed = None if group.windowed is None else (group.windowed.tokens, group.windowed.below)
     launch_ns, process_ns = host_ns
     num_decode, rows, pack = batch.num_decode, recorder.step_rows, pack_decodes
     decodes, queues = pack_two(num_decode, num_decode), pack_two(scheduler.num_waiting, scheduler.num_running)
@@ -236,6 +239,8 @@ def _launch_along(
         if is_over or count == most or not executor.quiet_steps(batch):
             break
         steps = islice(turns, 1)  # the one behind it
+    if windowed is not None:
+        put_windows(rows, first, *windowed)
     steady.repeat_by(batch, count - 1, group.members_due_over(count - 1, 1 - count))
     before_ns = now_ns = first_called_ns
     if count > 1:
@@ -294,10 +299,11 @@ def _launch_one_by_one(
             advance()
             core.in_flight.note_last(ended)
             quiet = executor.quiet_steps(batch)
-        # Columns in the order of STEP_COLUMNS; unrolled here as in `leap`.
+        # Columns in the order of STEP_COLUMNS; unrolled here as in `leaps._leap_one_by_one`.
         rows += pack(
             start_ns, duration_ns, batch.context_tokens, 0, batch.pad_context_tokens, num_decode,
             num_decode, 0, 0, 0, 0, 0, 0, pad_rows, 0, 0, kv.num_free, waiting, running, 0, 0, 0,
+            batch.window_tokens, 0,
         )  # fmt: skip
         oldest_ns, latest_ns = latest_ns, start_ns + duration_ns
         if ends or (ended and _ends_by_length(core, ended)):

@@ -90,6 +90,8 @@ def leap_calls(core: EngineCore, executor: SimExecutor, now_ns: int, horizon_ns:
             recorder.step_rows += pack_decodes(
                 start_ns, ns, context, pack_two(num_decode, num_decode), kv.num_free, queues
             )
+            if batch.window_tokens:
+                recorder.amend(1, "window_tokens", batch.window_tokens)
         if lands and calls.popleft():
             if steps:
                 events = core.complete(through_ns)

@@ -43,6 +43,25 @@ class Speculation:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterMemory:
+    """Where an engine keeps LoRA adapters: `slots` of GPU memory, and as many as `in_host` in host memory; None: all.
+
+    `max_rank`: the largest that it takes; None: any, and slots are of that of the workload. `most`: how many adapters
+    it takes at all; None: any number. `eviction`: of adapters on the GPU the one used longest ago goes, or the one that
+    has been there longest. `pooled`: the base model has a slot too, which is given up last, and no step takes one that
+    it needs itself. `overlaps`: adapters are copied beside steps, by the scheduler's word.
+    """
+
+    slots: int
+    in_host: int | None = None
+    max_rank: int | None = None
+    most: int | None = None
+    eviction: Literal["lru", "fifo"] = "lru"
+    pooled: bool = False
+    overlaps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Traits:
     """What drivers, KV memory and reports ask of any policy; the defaults hold for a policy that does not say.
 
@@ -55,7 +74,9 @@ class Traits:
     `splits_steps`: a step may take several passes through the model (`Batch.num_passes`).
     `loop`: how the engine's host and one GPU wait for each other; its depth grows by the stages beyond the first of a
     pipeline where the policy `pipelines`, that is, can have a batch in each. `speculation`: of its drafts; None: it has
-    none.
+    none. `adapters`: of LoRA adapters; None: it serves none. `takes_items`: its requests may have images, audios and
+    videos. `pooling`: its model is one of embeddings, reranking or classification, which ends each request with its
+    prompt. `kv_groups`: it can run on a model whose layers keep KV in several groups.
     """
 
     max_num_seqs: int | None = None
@@ -69,15 +90,22 @@ class Traits:
     loop: EngineLoop = SYNC
     pipelines: bool = False
     speculation: Speculation | None = None
+    adapters: AdapterMemory | None = None
+    takes_items: bool = False
+    pooling: bool = False
+    kv_groups: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What the defaults of an engine's knobs may depend on: the GPU by its name and memory, the longest sequence."""
+    """What the defaults of an engine's knobs may depend on: the GPU by its name and memory, the longest sequence, and
+    of a deployment its engine and the version asked for; "" without."""
 
     name: str
     memory_bytes: int
     max_model_len: int
+    engine: str = ""
+    version: str = ""
 
 
 class PolicyConfig(Config):
@@ -90,6 +118,11 @@ class PolicyConfig(Config):
     def traits(self) -> Traits:
         """What others ask of the policy under these knobs."""
         return Traits()
+
+    @classmethod
+    def stated_defaults(cls, stated: Mapping[str, Any]) -> dict[str, Any]:
+        """The knobs whose default depends on the `stated` ones (raw, not validated yet), without these."""
+        return {}
 
     @classmethod
     def device_defaults(cls, device: Device, stated: Mapping[str, Any]) -> dict[str, Any]:

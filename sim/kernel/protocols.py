@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
-from batchsim.kernel.batch import Batch, Idle, StepResult
+from batchsim.kernel.batch import AdapterLoad, Batch, Idle, StepResult
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.types import Arrival, Event, Request, Sequence
 
 if TYPE_CHECKING:
     from batchsim.kernel.kv_blocks import KVBlockManager
+    from batchsim.kernel.kv_transfer import KvConnector
     from batchsim.kernel.types import DecodeGroup
 
 
@@ -28,6 +29,10 @@ class LengthPredictor(Protocol):
 class StepEstimator(Protocol):
     """What a policy may ask about costs before it decides."""
 
+    def step_ns(self, batch: Batch) -> int:
+        """ns that a step of the work of `batch`, made for the question and without a group, is expected to take."""
+        ...
+
     def recompute_ns(self, num_tokens: int) -> int:
         """ns of computing `num_tokens` of one sequence anew."""
         ...
@@ -38,11 +43,22 @@ class StepEstimator(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ItemsContext:
+    """What a policy may know of the items (images, audios, videos) that requests bring: the tokens of the `largest` and
+    the bytes of one embedding."""
+
+    largest: int
+    embedding_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyContext:
     """Everything a policy is built with besides its config.
 
     A predictor is there only for a config whose traits have `needs_predictor`; swap blocks likewise `needs_swap_space`.
-    `loop` is the engine's.
+    `loop` is the engine's. `adapter_copy_ns` is the time in which a LoRA adapter is copied onto the GPU. `items`: what
+    requests with images, audios or videos bring; None: none comes. `connector`: what passes KV between the engine and
+    others; None: nothing does.
     """
 
     kv: KVBlockManager
@@ -50,6 +66,9 @@ class PolicyContext:
     predictor: LengthPredictor | None = None
     estimator: StepEstimator | None = None
     loop: EngineLoop = SYNC
+    adapter_copy_ns: int = 0
+    items: ItemsContext | None = None
+    connector: KvConnector | None = None
 
 
 class Scheduler(Protocol):
@@ -176,6 +195,12 @@ def foresees_ends(scheduler: Scheduler) -> bool:
     return _holds(scheduler, "foreseen", "repeat", "schedule", "complete")
 
 
+def steady(scheduler: Scheduler) -> Steady | None:
+    """`scheduler` if it says which of its steps are steady: not by a class of whose rules its own class has replaced
+    any."""
+    return cast(Steady, scheduler) if _holds(scheduler, "is_steady", "repeat", "schedule", "complete") else None
+
+
 def turning(scheduler: Scheduler) -> Turning | None:
     """`scheduler` if it offers its turns: not by a class whose `schedule` or `complete` its own class has replaced."""
     return cast(Turning, scheduler) if _holds(scheduler, "is_turning", "schedule", "complete") else None
@@ -228,6 +253,38 @@ class CostModel(Protocol):
 
     def step_ns(self, batch: Batch) -> int:
         """The duration of the step `batch` in ns, at least 1: GPU, host and swap terms together."""
+        ...
+
+
+class Pads(Protocol):
+    """A cost model that pads steps to compiled shapes, before they are timed."""
+
+    def pad(self, batch: Batch) -> int:
+        """Writes the padding of its program into `batch`; returns the ns by which the step is longer beside it."""
+        ...
+
+    def unpad(self, batch: Batch) -> None:
+        """Takes back what `pad` wrote into `batch`, if that was the latest."""
+        ...
+
+
+class Adapters(Protocol):
+    """What LoRA adapters cost the steps of one engine, whose executor asks for each of them in turn."""
+
+    def step(self, batch: Batch, duration_ns: int) -> tuple[int, list[AdapterLoad]]:
+        """ns of the step `batch`, which takes `duration_ns` without adapters, and what it loads."""
+        ...
+
+    def forget(self, seq: Sequence) -> None:
+        """Takes note that `seq` has ended."""
+        ...
+
+
+class Encodes(Protocol):
+    """How long an encoder takes for an image, audio or video."""
+
+    def item_ns(self, tokens: int) -> int:
+        """ns of one of `tokens` placeholder tokens."""
         ...
 
 

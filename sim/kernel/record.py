@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from batchsim.kernel.types import Arrival
 
 # Request states, as the rows of the `states` table name them.
-PREFILL, RECOMPUTE, DECODE, SAT_OUT, PREEMPTED, SWAPPED, BLOCKED = range(1, 8)
+PREFILL, RECOMPUTE, DECODE, SAT_OUT, PREEMPTED, SWAPPED, BLOCKED, HELD_BACK, ADAPTER, LOADING, LOADED = range(1, 12)
+ENCODED, WAITING = 12, 13
 STATE_NAMES = {
     PREFILL: "prefill",
     RECOMPUTE: "recompute",
@@ -33,7 +34,16 @@ STATE_NAMES = {
     PREEMPTED: "preempted",
     SWAPPED: "swapped",
     BLOCKED: "blocked",
+    WAITING: "queued",  # for something of the request's own, whatever holds the queue
 }
+REMARK_NAMES = {
+    HELD_BACK: "held_back",
+    ADAPTER: "adapter",
+    LOADING: "adapter_load",
+    LOADED: "adapter_ready",
+    ENCODED: "encoded",
+}
+"""Rows of the `states` table that change no request's state."""
 
 STEP_COLUMNS = (
     ("start_ns", "q"),
@@ -58,6 +68,8 @@ STEP_COLUMNS = (
     ("cached_tokens", "q"),  # found in the prefix cache by those admitted in this step
     ("num_passes", "i"),  # through the model, where the engine splits a step; 0: it was computed in one
     ("num_wide_passes", "i"),  # of these passes, those of more than one token
+    ("window_tokens", "q"),  # of context_tokens, what layers with a sliding window read; 0: not timed apart
+    ("window_pairs", "q"),  # of prefill_pairs, likewise
 )
 STATE_COLUMNS = (("time_ns", "q"), ("request_id", "q"), ("state", "i"), ("reason", "i"), ("blocker", "q"))
 REQUEST_COLUMNS = (
@@ -131,7 +143,7 @@ _STEP_PLACES = {
     for i, (name, kind) in enumerate(STEP_COLUMNS)
 }
 # A step of decodes, without padding: what is not 0; the columns of decodes, and those of queues, by `pack_two`.
-pack_decodes = struct.Struct("<3q16x8s36xi8s16x").pack
+pack_decodes = struct.Struct("<3q16x8s36xi8s32x").pack
 pack_two = struct.Struct("<2i").pack
 unpack_starts = struct.Struct(f"<q{_STEP.size - 8}xq").unpack_from  # of two packed steps, one after the other
 PACK_BYTES = 1 << 23
@@ -217,9 +229,9 @@ class Records:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Records:
-        """The reverse of `arrays`. ValueError or KeyError where a table is missing or has other columns; `lanes` may be
-        missing, as older files of synchronous engines have none."""
-        read = {name: arrays[name] for name in _TABLES if name != "lanes"}
+        """The reverse of `arrays`. ValueError or KeyError where a table is missing or has other columns. Of older files
+        `lanes` may be missing, which synchronous engines have none of, and `LATER_COLUMNS`, which are 0 then."""
+        read = {name: _with_later(arrays[name], _TABLES[name]) for name in _TABLES if name != "lanes"}
         read["lanes"] = arrays["lanes"] if "lanes" in arrays else np.empty(0, LANE_DTYPE)
         for name, table in read.items():
             if table.dtype != _TABLES[name]:
@@ -227,6 +239,21 @@ class Records:
         words = json.loads(str(arrays["words"]))
         texts, details = tuple(words["texts"]), words["details"]
         return cls(read["requests"], read["steps"], read["states"], texts, details, lanes=read["lanes"])
+
+
+LATER_COLUMNS = frozenset({"window_tokens", "window_pairs"})
+"""Columns of steps that files written before there were any do not have."""
+
+
+def _with_later(table: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """`table` with zeros in those of LATER_COLUMNS that `dtype` has and it lacks, if nothing else is missing."""
+    there, wanted = table.dtype.names or (), dtype.names or ()
+    if tuple(name for name in wanted if name in there or name not in LATER_COLUMNS) != there or there == wanted:
+        return table
+    whole = np.zeros(len(table), dtype)
+    for name in there:
+        whole[name] = table[name]
+    return whole
 
 
 class Spool(Protocol):
@@ -239,6 +266,13 @@ class Spool(Protocol):
     def rows(self, table: str, first_byte: int = 0) -> bytearray:
         """The rows of `table` that are there, from `first_byte` on."""
         ...
+
+
+def put_windows(rows: bytearray, begin: int, first: int, step: int) -> None:
+    """Fills in `window_tokens` of the packed steps from byte `begin` on: `first` of the first one, `step` more in each
+    that follows."""
+    steps = np.frombuffer(rows, STEP_DTYPE, offset=begin)
+    steps["window_tokens"] = first + step * np.arange(len(steps))
 
 
 class Recorder:

@@ -10,7 +10,7 @@ from batchsim.kernel.acceptance import DraftLuck, outcome
 from batchsim.kernel.batch import Batch, StepResult
 from batchsim.kernel.draft_group import MAX_GAIN, DraftGroup, Verified
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
-from batchsim.kernel.protocols import CostModel, DecodeLine, HasLanes, LaneCosts
+from batchsim.kernel.protocols import Adapters, CostModel, DecodeLine, Encodes, HasLanes, LaneCosts, Pads
 from batchsim.kernel.types import DecodeGroup, Sequence
 
 Line = Callable[[Batch], DecodeLine | None]
@@ -29,7 +29,8 @@ class SimExecutor:
     """Runs batches on a cost model. Knows the true output lengths; a step is O(sequences that end or join).
 
     Where the `loop` schedules ahead, `cost` must have lanes, and durations are the GPU's alone. `luck` says what
-    drafts are worth, where a policy has any; such a step is O(batch), in a few operations on whole columns.
+    drafts are worth, where a policy has any; such a step is O(batch), in a few operations on whole columns. `adapters`:
+    what LoRA adapters cost, for requests that ask for some; such a step is O(batch), and none is leapt over.
     """
 
     def __init__(
@@ -43,6 +44,11 @@ class SimExecutor:
         self.duration_ns = cost.step_ns if self._lanes is None else self._lanes.device_ns
         self.host_ns: HostNs = _no_host if self._lanes is None else self._lanes.host_ns
         self._decode_line: Line | None = getattr(cost if self._lanes is None else self._lanes, "decode_line", None)
+        self.pads: Pads | None = cast(Pads, cost) if hasattr(cost, "pad") else None
+        """The cost where its steps run in compiled shapes: what pads them, and takes that back."""
+        self.adapters: Adapters | None = None
+        self.encoder: Encodes | None = getattr(cost, "encoder_time", None)
+        """How long encoding takes before a step's forward; None: the engine has no encoder."""
         self._launch_ns: dict[int, int] = {}  # by rows of a step of decodes
         self._targets: dict[Sequence, int] = {}
         self._ends: dict[DecodeGroup, list[tuple[int, int, int, Sequence]]] = {}  # (group step, order, epoch, sequence)
@@ -56,6 +62,8 @@ class SimExecutor:
 
     def end(self, seq: Sequence) -> None:
         self._targets.pop(seq, None)
+        if self.adapters is not None:
+            self.adapters.forget(seq)
 
     def launch_ns(self, num_decode: int) -> int:
         """Host time in ns before the launch of a step of `num_decode` decodes."""
@@ -83,7 +91,7 @@ class SimExecutor:
     def decode_line(self, batch: Batch) -> DecodeLine | None:
         """On which line the steps lie for which the decode-only `batch` occupies the device when it is repeated; None
         where that is not known."""
-        if self._decode_line is None or not batch.num_decode:
+        if self._decode_line is None or not batch.num_decode or self.adapters is not None:
             return None
         if batch.pad_decode_rows or batch.pad_context_tokens or batch.num_passes:
             return None
@@ -113,12 +121,19 @@ class SimExecutor:
                 finished.append(seq)
         if len(finished) > 1:
             finished = batch.in_order(finished)
-        if self._lanes is None:
-            return StepResult(self.duration_ns(batch), finished, verified)
-        for seq in finished:
-            self._targets[seq] += _ENDED
-        if self.loop.stages == 1:
-            return StepResult(self.duration_ns(batch), finished, verified)
+        extra_ns = 0 if self.pads is None else self.pads.pad(batch)
+        encode_ns = encoded_ns(batch, self.encoder) if batch.encoded else None
+        if encode_ns is not None:
+            extra_ns += sum(encode_ns)
+        if self._lanes is not None:
+            for seq in finished:
+                self._targets[seq] += _ENDED
+        if self.loop.stages == 1 or self._lanes is None:
+            duration_ns = self.duration_ns(batch) + extra_ns
+            if self.adapters is None:
+                return StepResult(duration_ns, finished, verified, encode_ns=encode_ns)
+            duration_ns, loads = self.adapters.step(batch, duration_ns)
+            return StepResult(duration_ns, finished, verified, loads=loads, encode_ns=encode_ns)
         stages_ns = self.stages_ns(batch)
         return StepResult(sum(stages_ns), finished, verified, stages_ns)
 
@@ -184,6 +199,13 @@ class SimExecutor:
         if proposed is not None:
             verified.drafts, verified.first_drafts = proposed
         return verified
+
+
+def encoded_ns(batch: Batch, encoder: Encodes | None) -> list[int]:
+    """ns that the items of each sequence of `batch.encoded` take to encode. ValueError without an `encoder`."""
+    if encoder is None:
+        raise ValueError("a simulation of images, audios or videos needs a cost model with an encoder_time")
+    return [sum(encoder.item_ns(seq.request.items[i].tokens) for i in places) for seq, places in batch.encoded]
 
 
 def _no_host(batch: Batch | None) -> tuple[int, int]:

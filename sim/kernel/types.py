@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from batchsim.kernel.window_sum import WindowSum
+
 if TYPE_CHECKING:
     from batchsim.kernel.tokens import TokenIds
 
@@ -23,12 +25,26 @@ MISSING = -1
 
 
 @dataclass(frozen=True, slots=True)
+class Item:
+    """An image, audio or video in a prompt: `tokens` placeholder tokens from token `start` on, each of which stands for
+    one embedding of the encoder. Items of one content have one `identifier`, which is also the stream of their tokens.
+    """
+
+    identifier: int
+    start: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """What a client sent, as far as a scheduler may know it. Times in ns since the start of the run.
 
     `request_class` is the name of the request's class, `tenant` that of its customer; "": none. `tokens` says which
     tokens the prompt shares with other prompts; None: shares none. `ignore_eos`: the client asked for all of
-    `max_output_tokens`, whether or not an end-of-sequence token comes before.
+    `max_output_tokens`, whether or not an end-of-sequence token comes before. `adapter` is the number of the LoRA
+    adapter that answers it, MISSING: the base model alone. `items` are the images, audios and videos in the prompt, by
+    their places. With `max_output_tokens` 0 it is one of a pooling model (embedding, reranking, classification): it
+    ends with its prompt, without a token.
     """
 
     id: int
@@ -41,17 +57,34 @@ class Request:
     deadline_ns: int | None = None
     tokens: TokenIds | None = None
     ignore_eos: bool = False
+    adapter: int = MISSING
+    items: tuple[Item, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.prompt_tokens < 1 or self.max_output_tokens < 1 or self.arrival_ns < 0:
+        if self.prompt_tokens < 1 or self.max_output_tokens < 0 or self.arrival_ns < 0:
             raise ValueError(
-                f"request {self.id}: prompt_tokens {self.prompt_tokens} and max_output_tokens {self.max_output_tokens}"
-                f" must be at least 1, arrival_ns {self.arrival_ns} at least 0"
+                f"request {self.id}: prompt_tokens {self.prompt_tokens} must be at least 1, max_output_tokens"
+                f" {self.max_output_tokens} and arrival_ns {self.arrival_ns} at least 0"
             )
+        if self.items:
+            self._check_items()
         if self.tokens is not None and self.tokens.num_tokens != self.prompt_tokens:
             raise ValueError(
                 f"request {self.id}: {self.tokens.num_tokens} token ids, prompt_tokens {self.prompt_tokens}"
             )
+
+    def _check_items(self) -> None:
+        """ValueError where items overlap, are out of order, or lie beyond the prompt."""
+        end = 0
+        for item in self.items:
+            if item.start < end or item.tokens < 1:
+                raise ValueError(
+                    f"request {self.id}: an item of {item.tokens} tokens from token {item.start} on, where the one"
+                    f" before ends at {end}. Items have at least 1 token, and do not overlap"
+                )
+            end = item.start + item.tokens
+        if end > self.prompt_tokens:
+            raise ValueError(f"request {self.id}: an item ends at token {end}, prompt_tokens {self.prompt_tokens}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,10 +267,13 @@ class DecodeGroup:
     `step` counts the decode steps the group has made. `total_context_tokens` is the sum of `num_computed_tokens`
     over the members, the KV tokens the next decode step reads. Join and leave are O(1); only EngineCore advances. When
     a member joined is the group's own affair: others ask what it has `gained`.
+    `windowed` holds what the members read in layers with a sliding window, once `in_window` was asked; None before.
     `joined` and `left` hold what changed since the last batch took them; a sequence that left again at once is in both.
     """
 
-    __slots__ = ("_by_phase", "_due", "block_size", "joined", "left", "members", "step", "total_context_tokens")
+    __slots__ = (
+        "_by_phase", "_due", "block_size", "joined", "left", "members", "step", "total_context_tokens", "windowed",
+    )  # fmt: skip
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
@@ -248,6 +284,7 @@ class DecodeGroup:
         self.left: list[Sequence] = []
         self._by_phase: list[dict[Sequence, None]] = [{} for _ in range(block_size)]
         self._due = [0] * block_size  # members by phase
+        self.windowed: WindowSum | None = None
 
     def __len__(self) -> int:
         return len(self.members)
@@ -264,6 +301,8 @@ class DecodeGroup:
         self._by_phase[phase][seq] = None
         self._due[phase] += 1
         self.total_context_tokens += computed
+        if self.windowed is not None:
+            self.windowed.add(computed, self.step)
         self.joined[seq] = None
 
     def leave(self, seq: Sequence) -> None:
@@ -278,6 +317,8 @@ class DecodeGroup:
         del self._by_phase[seq.phase][seq]
         self._due[seq.phase] -= 1
         self.total_context_tokens -= seq.settled_computed_tokens
+        if self.windowed is not None:
+            self.windowed.remove(seq.settled_computed_tokens, self.step)
         self.left.append(seq)
 
     def blocks_due(self) -> int:
@@ -311,6 +352,17 @@ class DecodeGroup:
         """KV blocks that the member `seq` holds where no manager keeps their ids."""
         return max(seq.num_blocks, -(-seq.num_computed_tokens // self.block_size))
 
+    def in_window(self, window: int) -> int:
+        """KV tokens that the next decode step reads in a layer with that sliding window: the sum over the members of
+        their computed tokens, each at most `window`. O(members) the first time, then O(what changed)."""
+        windowed = self.windowed
+        if windowed is None or windowed.window != window:
+            windowed = self.windowed = WindowSum(window, self.step)
+            for seq in self.members:
+                windowed.add(seq.num_computed_tokens, self.step)
+        windowed.move_to(self.step)
+        return windowed.tokens
+
     def advance(self) -> None:
         """One decode step done: every member has one more computed and one more output token. O(1). EngineCore only."""
         self.step += 1
@@ -329,8 +381,9 @@ def by_order(seq: Sequence) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A reason, for the records: kind `blocked`, `sat_out`, `preempted` or `rejected`.
+    """A reason, for the records: kind `blocked`, `held_back`, `sat_out`, `preempted` or `rejected`.
 
+    `held_back`: a request in the queue is passed over for a reason of its own, "" once it no longer is.
     `blocked` is emitted for the head of the queue when the head or its reason changes; those behind inherit it.
     `reason` is one of few short names, to be counted by; `detail` has the numbers of a rejection. `blocker` is the id
     of the request that stands in the way, where one does.

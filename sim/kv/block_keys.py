@@ -21,7 +21,8 @@ _MOST_BLOCKS = 1 << 31
 class BlockKeys:
     """The keys of a request's KV blocks, those of its prompt and then of its output.
 
-    With `lookahead` a block's key also covers that many tokens after it.
+    With `lookahead` a block's key also covers that many tokens after it. Requests of different LoRA adapters have no
+    key in common: an adapter's KV is its own.
     """
 
     __slots__ = ("_block_size", "_firsts", "_numbers", "_request", "_segments")
@@ -61,13 +62,18 @@ class BlockKeys:
         if not self._segments:
             return self._firsts[0] + _MOST_BLOCKS + num_tokens
         full = num_tokens // self._block_size
-        before = self.key(full - 1) if full else 0
+        before = self.key(full - 1) if full else self._root
         at, end = 0, 0
         for number, (_, _, length) in enumerate(self._segments):
             at, end = end, end + length
             if end > full * self._block_size:
                 return hash((before, *self._parts(number, at, full * self._block_size, num_tokens)))
         raise AssertionError(f"{num_tokens} tokens are more than any request has")
+
+    @property
+    def _root(self) -> int:
+        """What stands before the first block: the adapter; 0 for the base model."""
+        return self._request.adapter + 1
 
     def _runs(self, window: int) -> tuple[list[int], list[int]]:
         """The number and the key of the first block of each run; a key covers `window` tokens from its block's first.
@@ -77,7 +83,7 @@ class BlockKeys:
         size, segments = self._block_size, self._segments
         numbers: list[int] = []
         firsts: list[int] = []
-        next_, before, at = 0, 0, 0
+        next_, before, at = 0, self._root, 0
         for number, (stream, start, length) in enumerate(segments):
             end = at + length
             inside = (end - window) // size + 1  # blocks whose windows are over by the segment's end

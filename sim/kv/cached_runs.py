@@ -1,34 +1,50 @@
-"""Runs of cached KV blocks: found by their first key, and free ones in the order in which vLLM reuses them.
+"""Runs of KV blocks that can be found again, the blocks that a sequence holds, and free runs in order of reuse.
 
 1. A run is blocks one after the other in a chain, with as many users each. It is cut where these begin to differ.
 2. The runs of a span hold equal tokens and are equally long; the one published first is found. A span is cut with all
    its runs, so that whoever shares the tokens of a chain up to some block has spans that end there.
 3. Of each chain the blocks that can be found are the first ones: a block leaves no later than those behind it, since a
    sequence has a copy of each and gives them back together, the last one first.
+4. Blocks are counted. Where their ids are kept, lists of these are moved along; elsewhere all such lists are empty.
 """
 
 from __future__ import annotations
 
-from batchsim.kernel.types import Sequence
 from batchsim.kv.block_keys import BlockKeys
 
 
 class Run:
-    """The cached `blocks`, of which the first is block `number` of its chain, and the `users` of each.
+    """`length` blocks, with `ids`, of which the first is block `number` of its chain, and the `users` of each.
 
     `span`: None if they can no longer be found. `behind`: what was cut off its end last. `older`, `newer`: its
     neighbours in the queue of free blocks, while it has no users.
     """
 
-    __slots__ = ("behind", "blocks", "newer", "number", "older", "span", "users")
+    __slots__ = ("behind", "ids", "length", "newer", "number", "older", "span", "users")
 
-    def __init__(self, blocks: list[int], number: int = 0, users: int = 0, span: Span | None = None) -> None:
-        self.blocks = blocks
+    def __init__(self, length: int, ids: list[int], number: int = 0, users: int = 0, span: Span | None = None) -> None:
+        self.length = length
+        self.ids = ids
         self.number = number
         self.users = users
         self.span = span
         self.behind: Run | None = None
         self.older = self.newer = self
+
+    def shorten(self, count: int) -> list[int]:
+        """Takes off the last `count` blocks and returns their ids, the last one first."""
+        ids = self.ids[: -count - 1 : -1]
+        del self.ids[-count:]
+        self.length -= count
+        return ids
+
+    def cut(self, at: int, span: Span) -> Run:
+        """Takes off all but the first `at` blocks, and adds them to `span` as a run."""
+        rest = span.add(self.length - at, self.ids[at:], self.number + at, self.users)
+        rest.behind, self.behind = self.behind, rest
+        del self.ids[at:]
+        self.length = at
+        return rest
 
 
 class Span:
@@ -40,16 +56,21 @@ class Span:
         self.key = key
         self.runs: list[Run] = []
 
-    def add(self, blocks: list[int], number: int, users: int) -> Run:
-        """A new run of `blocks`, published after the others."""
-        run = Run(blocks, number, users, self)
+    @property
+    def length(self) -> int:
+        """The blocks of each run."""
+        return self.runs[0].length
+
+    def add(self, length: int, ids: list[int], number: int, users: int) -> Run:
+        """A new run, published after the others."""
+        run = Run(length, ids, number, users, self)
         self.runs.append(run)
         return run
 
 
 class Holding:
-    """The block table of one sequence. The first `published` of its blocks are those of `runs` and of what was cut off
-    these since.
+    """What one sequence holds. `table`: the ids of its blocks. The first `published` of them are those of `runs` and of
+    what was cut off these since. `sharing`: whether its tokens can be those of others.
 
     A sequence that shares no tokens has at least its first `full` blocks published when it gives them up.
     """
@@ -63,35 +84,35 @@ class Holding:
         self.sharing = sharing
         self.keys: BlockKeys | None = None
 
-    def note(self, run: Run) -> None:
-        """Appends the blocks of `run`, which were found."""
-        self.table += run.blocks
+    def append(self, run: Run) -> None:
+        """Appends the published blocks of `run`."""
         self.runs.append(run)
-        self.published = self.full = len(self.table)
+        self.published += run.length
 
     def extend(self, key: int, count: int) -> bool:
-        """Whether the next `count` blocks of the table, of which the first has `key`, now belong to the last run."""
+        """Whether the next `count` blocks, of which the first has `key`, now belong to the last run."""
         if not self.runs:
             return False
-        run = self.runs[-1]
-        span, stop = run.span, self.published + count
-        if span is None or len(span.runs) > 1 or run.users > 1 or run.number + len(run.blocks) != self.published:
+        run, at = self.runs[-1], self.published
+        span = run.span
+        if span is None or len(span.runs) > 1 or run.users > 1 or run.number + run.length != at:
             return False
-        if span.key + len(run.blocks) != key:
+        if span.key + run.length != key:
             return False
-        run.blocks += self.table[self.published : stop]
-        self.published = stop
+        run.length += count
+        run.ids += self.table[at : at + count]
+        self.published += count
         return True
 
     def published_runs(self) -> list[Run]:
-        """The runs of the published blocks, in the order of the table."""
+        """The runs of the published blocks, in the order of the sequence's tokens."""
         runs: list[Run] = []
         at = 0
         for run in self.runs:
             while at < run.number:
                 at = self._append_behind(runs, at)
             runs.append(run)
-            at += len(run.blocks)
+            at += run.length
         while at < self.published:
             at = self._append_behind(runs, at)
         return runs
@@ -100,73 +121,16 @@ class Holding:
         behind = runs[-1].behind
         assert behind is not None and behind.number == at, "a run that was cut has lost its end"
         runs.append(behind)
-        return at + len(behind.blocks)
-
-
-class Search:
-    """The runs that the last lookup hit, and whether a walk would hit the same again."""
-
-    __slots__ = (
-        "counted",
-        "counts",
-        "echoes",
-        "hits",
-        "keys",
-        "limit",
-        "missing",
-        "num_hits",
-        "seq",
-        "settled",
-        "unused",
-    )
-
-    def __init__(self, seq: Sequence, keys: BlockKeys, limit: int) -> None:
-        self.seq = seq
-        self.keys = keys
-        self.limit = limit  # blocks that may be hit
-        self.hits: list[Run] = []
-        self.counts: list[int] = []  # blocks of each that were hit, the first ones
-        self.num_hits = 0
-        self.missing: int | None = None  # the key at which the walk stopped
-        self.settled = False  # whether a walk would find the same
-        self.counted: tuple[int, int] | None = None  # moves, hits: when `unused` was counted, and of how many
-        self.unused = 0
-        tokens = seq.request.tokens
-        self.echoes = tokens is not None and any(stream % 2 for stream, _, _ in tokens.segments)
-
-    def walk(self, spans: dict[int, Span]) -> None:
-        """Looks up runs of blocks up to the first block missing or the limit."""
-        hits: list[Run] = []
-        counts: list[int] = []
-        number, missing, keys, limit = 0, None, self.keys, self.limit
-        while number < limit:
-            key, length = keys.run(number, limit)
-            span = spans.get(key)
-            if span is None:
-                missing = key
-                break
-            run = span.runs[0]
-            count = min(len(run.blocks), length)
-            hits.append(run)
-            counts.append(count)
-            number += count
-        self.hits, self.counts, self.num_hits, self.missing = hits, counts, number, missing
-        self.counted = None
-        self.settled = True
+        return at + behind.length
 
 
 class FreeRuns:
-    """Free blocks in order of reuse: a stack of those never published, then runs, oldest first, each from its end."""
+    """Free runs in order of reuse: the oldest first, each from its end."""
 
-    __slots__ = ("_ends", "_never")
+    __slots__ = ("_ends",)
 
-    def __init__(self, num_blocks: int) -> None:
-        self._never = list(range(num_blocks - 1, -1, -1))  # taken from the end
-        self._ends = Run([])  # newer than the newest, older than the oldest
-
-    def put_first(self, blocks: list[int]) -> None:
-        """Puts blocks never published at the head, so that the last of `blocks` is the next one taken."""
-        self._never += blocks
+    def __init__(self) -> None:
+        self._ends = Run(0, [])  # newer than the newest, older than the oldest
 
     def put_last(self, run: Run) -> None:
         """Puts `run` at the tail."""
@@ -183,15 +147,6 @@ class FreeRuns:
         older, newer = run.older, run.newer
         older.newer, newer.older = newer, older
 
-    def take_never(self, count: int) -> list[int]:
-        """Takes up to `count` blocks that were never published."""
-        never = self._never
-        at = max(len(never) - count, 0)
-        taken = never[at:]
-        taken.reverse()
-        del never[at:]
-        return taken
-
     def oldest(self) -> Run:
         """The run whose end is reused next. There must be one."""
         run = self._ends.newer
@@ -206,7 +161,3 @@ class FreeRuns:
             runs.append(run)
             run = run.newer
         return runs
-
-    def blocks(self) -> list[int]:
-        """All free blocks, in order of reuse."""
-        return [*reversed(self._never), *(block for run in self.runs() for block in reversed(run.blocks))]

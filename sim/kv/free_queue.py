@@ -24,14 +24,14 @@ class FreeQueue:
         self._last += blocks
 
     def remove(self, block: int) -> None:
-        """Takes a published block out of its place, since it was found again. Amortised O(1)."""
+        """Takes a block that was given back out of its place, since it was found again. Amortised O(1)."""
         self._gone[block] = self._gone.get(block, 0) + 1
         self._num_gone += 1
         if self._num_gone > 1000 + len(self._last) // 2:
             self._last, self._head = self._drop_void(self._last[self._head :]), 0
 
     def take(self, count: int) -> tuple[list[int], list[int]]:
-        """Takes `count` blocks, which must be there, from the head: (those never published, those published)."""
+        """Takes `count` blocks, which must be there, from the head: (those never used, those given back)."""
         first = self._first
         if not first and not self._gone:
             head, self._head = self._head, self._head + count

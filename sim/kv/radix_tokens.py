@@ -6,21 +6,31 @@ All functions are O(segments). A run has no two neighbours that continue each ot
 from __future__ import annotations
 
 from batchsim.kernel.tokens import Segment, output_stream
-from batchsim.kernel.types import Sequence
+from batchsim.kernel.types import MISSING, Sequence
 
 TokenRun = tuple[Segment, ...]
+
+_OF_AN_ADAPTER = 1 << 48
+"""Streams of one LoRA adapter: more than a workload has."""
 
 
 def known_tokens(seq: Sequence, num_tokens: int) -> TokenRun:
     """The first `num_tokens` known tokens of `seq`: its prompt, then its output.
 
     A prompt that shares no tokens is a stream of its own, numbered below 0, so that only its own sequence finds it.
+    With a LoRA adapter the streams are that adapter's own.
     """
     request = seq.request
     if request.tokens is None:
         prompt: TokenRun = ((-1 - request.id, 0, request.prompt_tokens),)
     else:
         prompt = request.tokens.segments
+        if request.adapter != MISSING:
+            first = (request.adapter + 1) * _OF_AN_ADAPTER
+            prompt = tuple([(first + stream, start, length) for stream, start, length in prompt])
+            if num_tokens > request.prompt_tokens:
+                output = first + output_stream(request.id), 0, num_tokens - request.prompt_tokens
+                return (*prompt, output)
     if num_tokens > request.prompt_tokens:
         return (*prompt, (output_stream(request.id), 0, num_tokens - request.prompt_tokens))
     return head(prompt, num_tokens)

@@ -224,11 +224,11 @@ class ReuseTreeKV(Pins):
             known = self._known[seq] = _Known(seq, self.block_size)
         limit = seq.num_tokens // self.block_size
         if known.seen != (self._version, limit):
-            hits, index = 0, self._index
-            for key in known.keys.up_to(limit):
-                if key not in index:
-                    break
-                hits += 1
+            hits, missing, index = 0, False, self._index
+            while hits < limit and not missing:
+                key, count = known.keys.run(hits, limit)  # most often the first key of all is missing
+                run = next((number for number in range(count) if key + number not in index), count)
+                hits, missing = hits + run, run < count
             known.hits, known.seen = hits, (self._version, limit)
         return known.hits
 
@@ -248,16 +248,16 @@ class ReuseTreeKV(Pins):
             keys.append(known.keys.begun(num_tokens))
         index, parent = self._index, _ROOT
         for key, block in zip(keys, table, strict=False):
-            found = index.get(key)
-            if found is None:
-                found = index[key] = block
+            stored = index.get(key)
+            if stored is None:
+                stored = index[key] = block
                 self._key[block] = key
                 self._parent[block] = parent
                 self._users[block] = 1
                 if parent != _ROOT:
                     self._children.setdefault(parent, {})[block] = None
                 self._version += 1
-            parent = found
+            parent = stored
 
     def _drop(self, block: int) -> None:
         """Takes `block` and all below it out of the tree."""

@@ -7,15 +7,23 @@ A life runs from `sent_ns` to `delivered_ns`, or to `ended_ns` where nothing was
     failover                lived on replicas that failed, until it could be sent to another
     waiting_step            arrived while a step ran, until that step ended
     queued:REASON           in the queue; REASON is what held its head at the time, until that head left. `no_replica`:
-                            at the router, while no replica was up or its gate was closed
+                            at the router, while no replica was up or its gate was closed. `adapter`: others overtook
+                            the request itself, since its LoRA adapter would have been one too many. Where prefill and
+                            decode are apart, at a decode engine: `waiting_decode_blocks`, until it has blocks for the
+                            prompt; `launch`, until it launches its next step; `transfer_queue`, until the link is
+                            free; `transfer`, until the KV is there; `pulled`, until it has noticed and goes on
     prefill, recompute      steps with a chunk of its own, for the first time or again after a preemption
     decode_alone decode steps without prefill chunks
     decode_beside_prefill   decode steps that also ran prefill chunks
+    adapter_load            in a step that first loaded LoRA adapters, of its own requests or of others
+    encoding                in a step that first encoded images, audios or videos of its own
+    encoding_of_others      in a step that first encoded those of others
     sat_out:REASON          running, but left out of the step. `prefill_first`: the step ran prefills only;
                             `empty_step`: it only preempted or swapped
     preempted:REASON        lost its place and KV; `blocker` is the request that took them
     swapped:REASON          lost its place, KV kept in host memory
-    host_gap                running, or about to and held by nothing, while no step ran
+    host_gap                running, or about to and held by nothing, while no step ran: host work between steps, and
+                            in rollouts the pause of engines that load weights with answers under way
     response_held           last token made, response kept until its batch ended
 """
 
@@ -39,17 +47,21 @@ from batchsim.kernel.record import (
     SAT_OUT,
     STATE_NAMES,
     SWAPPED,
+    WAITING,
     Records,
 )
+from batchsim.metrics.encoding import OTHERS, OWN, encoding_times
 from batchsim.metrics.lives import (
     Coverage,
     Int,
     Intervals,
     given_up,
+    held_back,
     queue_holds,
     queueing,
     state_intervals,
     step_kinds,
+    step_loads_ns,
     step_spans,
 )
 
@@ -62,6 +74,9 @@ PARTS = (
     "recompute",
     "decode_alone",
     "decode_beside_prefill",
+    "adapter_load",
+    OWN,
+    OTHERS,
     "sat_out",
     "preempted",
     "swapped",
@@ -111,7 +126,9 @@ def _part_times(records: Records, per_chunk_ns: int) -> Iterator[PartTimes]:
     yield from _ends(records, per_chunk_ns)
     yield from _queue(records, intervals)
     yield from _running(records, intervals)
-    for state in (SAT_OUT, PREEMPTED, SWAPPED):
+    for part, request, ns, after_first in encoding_times(records, intervals, _is_after_first_token):
+        yield _times(part, request, ns, after_first)
+    for state in (WAITING, SAT_OUT, PREEMPTED, SWAPPED):
         here = intervals.state == state
         for code in np.unique(intervals.reason[here]):
             at = here & (intervals.reason == code)
@@ -119,7 +136,11 @@ def _part_times(records: Records, per_chunk_ns: int) -> Iterator[PartTimes]:
             request = intervals.request[at]
             after_first = _is_after_first_token(records, request, intervals.start_ns[at])
             yield PartTimes(
-                named(STATE_NAMES[state], records.texts[code]), request, length, intervals.blocker[at], after_first
+                named(STATE_NAMES[state], records.texts[code]),
+                request,
+                length,
+                intervals.blocker[at],
+                after_first,
             )
 
 
@@ -209,14 +230,25 @@ def _queue(records: Records, intervals: Intervals) -> Iterator[PartTimes]:
     Time that nothing held the queue is `host_gap` where the very next step took the request; else `queued:unstated`.
     """
     everyone = np.arange(len(records.requests))
-    arrival, entered, until, soon = queueing(records, intervals)
+    queue = queueing(records, intervals)
+    arrival, entered, until, soon = queue
+    held = held_back(records, queue)
     after_first = _is_after_first_token(records, everyone, arrival)
     yield _times("waiting_step", everyone, entered - arrival, after_first)
     holds = queue_holds(records, intervals)
     length, left = holds.end_ns - holds.start_ns, until - entered
+    for code in np.unique(held.reason):
+        at = held.reason == code
+        ns = np.zeros(len(everyone), np.int64)
+        np.add.at(ns, held.request[at], held.end_ns[at] - held.start_ns[at])
+        left = left - ns
+        yield _times(named("queued", records.texts[code]), everyone, ns, after_first)
     for code in np.unique(holds.reason):
         at = holds.reason == code
-        ns = Coverage(holds.start_ns[at], length[at]).between(entered, until)
+        cover = Coverage(holds.start_ns[at], length[at])
+        ns = cover.between(entered, until)
+        if len(held.request):
+            np.subtract.at(ns, held.request, cover.between(held.start_ns, held.end_ns))
         left = left - ns
         yield _times(named("queued", records.texts[code]), everyone, ns, after_first)
     yield _times("host_gap", everyone, np.where(soon, left, 0), after_first)
@@ -226,20 +258,32 @@ def _queue(records: Records, intervals: Intervals) -> Iterator[PartTimes]:
 def _running(records: Records, intervals: Intervals) -> Iterator[PartTimes]:
     """The times in steps: own prefill and recompute, decode by what ran beside it; and the gaps between steps."""
     starts, lengths = step_spans(records)
-    covers = {part: Coverage(starts[kind], lengths[kind]) for part, kind in step_kinds(records).items()}
+    kinds = step_kinds(records)
+    covers = {part: Coverage(starts[kind], lengths[kind]) for part, kind in kinds.items()}
     any_step = Coverage(starts, lengths)
+    loads_ns = step_loads_ns(records)
+    loads = [Coverage(starts, loads_ns)] if len(loads_ns) else []  # one cover, or none
     for state, name in ((PREFILL, "prefill"), (RECOMPUTE, "recompute")):
         at = intervals.state == state
         start, end, request = intervals.start_ns[at], intervals.end_ns[at], intervals.request[at]
         ns = any_step.between(start, end)
         after_first = _is_after_first_token(records, request, start)
-        yield _times(name, request, ns, after_first)
         yield _times("host_gap", request, end - start - ns, after_first)
+        for load in loads:
+            loaded_ns = load.between(start, end)
+            ns = ns - loaded_ns
+            yield _times("adapter_load", request, loaded_ns, after_first)
+        yield _times(name, request, ns, after_first)
     at = intervals.state == DECODE
     start, end, request = intervals.start_ns[at], intervals.end_ns[at], intervals.request[at]
     left, after_first = end - start, np.ones(len(start), bool)
     for part, cover in covers.items():
         ns = cover.between(start, end)
         left = left - ns
+        if loads:
+            kind = kinds[part]
+            loaded_ns = Coverage(starts[kind], loads_ns[kind]).between(start, end)
+            ns = ns - loaded_ns
+            yield _times("adapter_load", request, loaded_ns, after_first)
         yield _times(part, request, ns, after_first)
     yield _times("host_gap", request, left, after_first)

@@ -13,6 +13,7 @@ from batchsim.drive.fleet.fleet_plan import HELD
 from batchsim.kernel.record import FINISHED, MISSING
 from batchsim.metrics.point_inputs import FleetInputs, PointInputs, between
 from batchsim.metrics.step_totals import StepFacts, StepTotals, step_totals
+from batchsim.workload.offline import OfflineLog
 
 PAD_BOUND_SHARE = 1 / 3
 """From this share of padded token rows on, `padding` is named instead of a kernel term: our choice, half of the useful
@@ -39,6 +40,7 @@ _QUEUE_BOUNDS = {
     "in_flight": "KV",  # preempted
     "swap_in_first": "KV",
     "token_budget": "token budget",
+    "prefill_interval": "prefill interval",
     "batch_window": "batch window",
 }
 
@@ -53,6 +55,7 @@ def totals_of(inputs: PointInputs, span_ns: tuple[int, int]) -> StepTotals:
         max_num_seqs=inputs.max_num_seqs,
         terms=inputs.cost_terms,
         watts=inputs.step_watts,
+        idle_watts=inputs.peak_of_steps("idle_watts"),
         peak_flops=inputs.peak_of_steps("peak_flops"),
         memory_bandwidth=inputs.peak_of_steps("memory_bandwidth"),
     )
@@ -97,14 +100,20 @@ def engine_kpis(
 
 
 def _energy_kpis(inputs: PointInputs, steps: StepTotals, span_ns: tuple[int, int]) -> dict[str, float | None]:
-    """The metrics of energy while steps run, by name; None where their power is not known."""
-    if steps.joules is None:
-        return {"power_w": None, "energy_j_per_output_token": None}
-    requests = inputs.records.requests
+    """The metrics of energy, by name: while steps run, and of the whole span with what GPUs draw between steps; None
+    where that power is not known."""
+    requests, joules = inputs.records.requests, steps.joules
     done = (requests["outcome"] == FINISHED) & between(requests["delivered_ns"], span_ns)
+    tokens, resting = int(requests["output_tokens"][done].sum()), inputs.idle_joules(span_ns)
+    whole = None
+    if joules is not None and resting is not None and steps.idle_joules is not None:
+        whole = resting - steps.idle_joules + joules
     return {
-        "power_w": _ratio(steps.joules, float(steps.busy_ns) / NS_PER_S),
-        "energy_j_per_output_token": _ratio(steps.joules, int(requests["output_tokens"][done].sum())),
+        "power_w": None if joules is None else _ratio(joules, float(steps.busy_ns) / NS_PER_S),
+        "energy_j_per_output_token": None if joules is None else _ratio(joules, tokens),
+        "energy_j": whole,
+        "mean_power_w": None if whole is None else _ratio(whole, (span_ns[1] - span_ns[0]) / NS_PER_S),
+        "energy_with_idle_j_per_output_token": None if whole is None else _ratio(whole, tokens),
     }
 
 
@@ -202,3 +211,21 @@ def _use(steps: StepTotals, name: str) -> float | None:
     if steps.work is None or name not in steps.work or could is None or not steps.num_steps:
         return None
     return steps.work[name] / could
+
+
+def offline_kpis(log: OfflineLog) -> dict[str, float | None]:
+    """The metrics of offline jobs by name; times are None where no request was done."""
+    pieces = log.pieces
+    done = [piece for piece in pieces if piece.outcome == "done"]
+    expired = sum(piece.outcome == "expired" for piece in pieces)
+    start_ns = min((job.config.at for job in log.jobs), default=0)
+    seconds = (max(piece.done_ns for piece in done) - start_ns) / NS_PER_S if done else None
+    return {
+        "offline_requests": float(len(pieces)),
+        "offline_done_share": len(done) / len(pieces) if pieces else None,
+        "offline_expired_share": expired / len(pieces) if pieces else None,
+        "offline_makespan_s": seconds,
+        "offline_tokens_per_s": sum(piece.made for piece in done) / seconds if seconds else None,
+        "offline_aborts": float(sum(piece.aborts for piece in pieces)),
+        "offline_prefilled_again_tokens": float(log.prefilled_again_tokens),
+    }

@@ -43,7 +43,7 @@ class Latency:
 
 
 def _ttft(r: Requests) -> Ns:
-    return (r["first_delivery_ns"] - r["sent_ns"]) * 1.0
+    return np.where(r["output_tokens"] > 0, (r["first_delivery_ns"] - r["sent_ns"]) * 1.0, np.nan)
 
 
 def _tpot(r: Requests) -> Ns:
@@ -60,7 +60,8 @@ def _queue_time(r: Requests) -> Ns:
 
 
 def _norm_latency(r: Requests) -> Ns:
-    return (r["delivered_ns"] - r["sent_ns"]) / np.maximum(r["output_tokens"], 1)
+    per_token = (r["delivered_ns"] - r["sent_ns"]) / np.maximum(r["output_tokens"], 1)
+    return np.where(r["output_tokens"] > 0, per_token, np.nan)
 
 
 LATENCIES = {
@@ -76,7 +77,10 @@ LATENCIES = {
     ),
     "norm_latency": Latency("normalised latency", "e2e / output tokens", _norm_latency, "whole"),
 }
-"""The latencies by name. One token, or a response delivered whole, has no tpot and no itl; all have a norm_latency."""
+"""The latencies by name. One token, or a response delivered whole, has no tpot and no itl; all have a norm_latency but
+requests of pooling models, which get no token and have an e2e and a queue_time alone."""
+OF_TOKENS = ("ttft", "tpot", "itl", "norm_latency")
+"""The latencies that a request without a token does not have."""
 
 TASK_E2E, TASK_TITLE, TASK_DOC = (
     "task_e2e",
@@ -84,6 +88,9 @@ TASK_E2E, TASK_TITLE, TASK_DOC = (
     "from sending a task's first request to the last token of its last one",
 )
 """The latency of a task, which has several requests: no row of theirs has it (`batchsim.metrics.tasks`)."""
+
+MAKESPAN = "makespan"
+"""How long the work of a run takes, which objectives may bound: one number of it, and no latency of a request."""
 
 STREAMED = tuple(name for name, latency in LATENCIES.items() if latency.streamed and latency.of is not None)
 """The latencies that a response delivered whole does not have, without those of which a request has many."""

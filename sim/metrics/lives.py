@@ -7,10 +7,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsim.kernel.record import BLOCKED, FINISHED, MISSING, Records
+from batchsim.kernel.record import BLOCKED, FINISHED, HELD_BACK, LOADED, LOADING, MISSING, STATE_NAMES, Records
 from batchsim.metrics.host_lane import ends_before_ns
 
 Int = NDArray[np.int64]
+_OF_LIVES = [state for state in STATE_NAMES if state != BLOCKED]  # the others are remarks on a life or on the queue
 
 
 class Intervals(NamedTuple):
@@ -83,7 +84,7 @@ def state_intervals(records: Records) -> Intervals:
     One that goes on beyond the request's first token, as of a request preempted with that in flight, is two.
     """
     requests = records.requests
-    states = records.states[records.states["state"] != BLOCKED]
+    states = records.states[np.isin(records.states["state"], _OF_LIVES)]
     row = np.searchsorted(requests["request_id"], states["request_id"])
     known = row < len(requests)
     if not known.all() or (requests["request_id"][row] != states["request_id"]).any():
@@ -130,6 +131,45 @@ def queueing(records: Records, intervals: Intervals) -> Queueing:
         followed = at + 1 < records.num_steps
         next_start[followed] = steps["start_ns"][at[followed] + 1]
     return Queueing(arrival, entered, np.maximum(entered, until), until <= next_start)
+
+
+class HeldBack(NamedTuple):
+    """When requests in the queue were passed over for a reason of their own, which indexes `records.texts`: parallel
+    arrays, by request, a row of `records.requests`, and time."""
+
+    request: Int
+    reason: NDArray[np.int32]
+    start_ns: Int
+    end_ns: Int
+
+
+def held_back(records: Records, queue: Queueing) -> HeldBack:
+    """The spans in which requests were passed over, within their time in the `queue` before they first ran."""
+    rows = records.states[records.states["state"] == HELD_BACK]
+    request = np.searchsorted(records.requests["request_id"], rows["request_id"])
+    order = np.argsort(request, kind="stable")
+    rows, request = rows[order], request[order]
+    end_ns = queue.until_ns[request]
+    goes_on = np.append(request[1:] == request[:-1], False) if len(request) else np.zeros(0, bool)
+    end_ns[goes_on] = np.minimum(end_ns[goes_on], rows["time_ns"][1:][goes_on[:-1]])
+    start_ns = np.maximum(rows["time_ns"], queue.entered_ns[request])
+    held = (rows["reason"] != 0) & (start_ns < end_ns)
+    return HeldBack(request[held], rows["reason"][held], start_ns[held], end_ns[held])
+
+
+def step_loads_ns(records: Records) -> Int:
+    """How long each step, from its start on, waited for the weights of LoRA adapters, in ns; empty where none did."""
+    rows = records.states[(records.states["state"] == LOADING) | (records.states["state"] == LOADED)]
+    rows = rows[np.argsort(rows["request_id"], kind="stable")]
+    loading = np.flatnonzero(rows["state"] == LOADING)
+    if not len(loading):
+        return np.empty(0, np.int64)
+    ends_ns = np.append(rows["time_ns"], rows["time_ns"][-1])[loading + 1]
+    lengths_ns = np.maximum(ends_ns - rows["time_ns"][loading], 0)
+    starts_ns, spans_ns = step_spans(records)
+    loads_ns = np.zeros(len(starts_ns), np.int64)
+    np.add.at(loads_ns, np.searchsorted(starts_ns, rows["time_ns"][loading], "right") - 1, lengths_ns)
+    return np.minimum(loads_ns, spans_ns)
 
 
 def queue_holds(records: Records, intervals: Intervals) -> Holds:

@@ -18,12 +18,14 @@ from numpy.typing import NDArray
 
 from batchsim.base.units import NS_PER_S
 from batchsim.kernel.record import FINISHED, HANDED_OVER, OUTCOME_NAMES, PRUNED, UNFINISHED, Records
+from batchsim.metrics.adapters import adapter_kpis
 from batchsim.metrics.attribution import PARTS, part_times
 from batchsim.metrics.gaps import token_gaps
 from batchsim.metrics.intervals import half_width
-from batchsim.metrics.kpis import bound_by, engine_kpis, totals_of
-from batchsim.metrics.latencies import LATENCIES, TASK_E2E, judged_ns, values_ns
+from batchsim.metrics.kpis import bound_by, engine_kpis, offline_kpis, totals_of
+from batchsim.metrics.latencies import LATENCIES, MAKESPAN, TASK_E2E, judged_ns, values_ns
 from batchsim.metrics.point_inputs import PointInputs, between, makespan, of_class, span_of
+from batchsim.metrics.rollouts import makespan_ns, rollout_kpis
 from batchsim.metrics.slo import Sample, Slo, rank
 from batchsim.metrics.stability import is_too_short, is_unstable
 from batchsim.metrics.tasks import TaskLives, task_lives
@@ -101,8 +103,17 @@ def measure(inputs: PointInputs) -> Measured:
         values["tasks"] = float(len(e2e_ns))
         values["pruned"] = float((requests["outcome"] == PRUNED).sum())
         values["tasks_undone_share"] = float(undone.mean()) if len(e2e_ns) else None
+    if inputs.rollout is not None:
+        values |= rollout_kpis(inputs, inputs.rollout)
+    if inputs.offline is not None:
+        values |= offline_kpis(inputs.offline)
+    if inputs.adapters is not None:
+        values |= adapter_kpis(inputs.adapters, cohort)
     part_ns = _time_by_part(inputs, done)
-    values |= _shares(part_ns)
+    shares = _shares(part_ns)
+    if inputs.adapters is None:
+        del shares["attr_adapter_load_share"]
+    values |= shares
     judged = not (inputs.all_at_once or inputs.closed_loop)
     unstable = judged and is_unstable(*inputs.demand)
     too_short = judged and is_too_short(*inputs.demand)
@@ -257,7 +268,7 @@ def judged_requests(inputs: PointInputs, latencies: Mapping[str, Ns]) -> tuple[N
     """Which requests an objective of the per-request form judges, and which of these meet it; not those of tasks."""
     judged, passes = np.zeros((2, len(inputs.records.requests)), dtype=bool)
     values = _judged_values(inputs, latencies)
-    for slo, members in _slo_groups(inputs):
+    for slo, members, _ in _slo_groups(inputs):
         if slo.per_request and not slo.of_tasks:
             judged |= members
             passes |= members & slo.passes(values)
@@ -292,18 +303,23 @@ def _objectives(
     begun, considered = between(requests["sent_ns"], inputs.window_ns), cohort.copy()
     counted, passes = judged_requests(inputs, latencies)
     groups = list(_slo_groups(inputs))
-    missing = inputs.num_missing
-    lost = np.full(missing, np.inf)  # of unknown class, so that every class may have lost them
-    for slo, members in groups:
+    missing, expired = inputs.num_missing, _expired(inputs)
+    for slo, members, num_expired in groups:
+        lost = np.full(
+            missing + num_expired, np.inf
+        )  # the missing are of unknown class: every class may have lost them
         sampled = members & cohort
         samples = {name: Sample(np.concatenate((values[sampled], lost))) for name, values in judged.items()}
         samples["itl"] = samples["tpot"]
+        samples[MAKESPAN] = Sample(np.array([makespan_ns(inputs, sampled, makespan(records, sampled))]))
         if tasks is not None:
             samples[TASK_E2E] = Sample(tasks.e2e_ns[(members & begun)[tasks.first]])
         if inputs.streams and any(bound.metric == "itl" for bound in slo.bounds):
             offered = int(sampled.sum()) + missing
             uncompleted = 1 - int((sampled & finished).sum()) / offered if offered else 0.0
-            samples["itl"] = Sample(*_gaps(inputs, sampled & finished), uncompleted)
+            gaps, counts = _gaps(inputs, sampled & finished)
+            lacking = not len(gaps) and bool((requests["output_tokens"][sampled & finished] > 1).any())
+            samples["itl"] = Sample(gaps, counts, 0.0 if lacking else uncompleted)  # none are known: no verdict
         margins.append(slo.margin(samples))
         if slo.per_request and slo.of_tasks:
             assert tasks is not None, "checked by the inputs"
@@ -320,11 +336,13 @@ def _objectives(
     }
     for name in inputs.class_names:
         own, in_class = inputs.class_slos.get(name, inputs.slo), considered & counted & of_class(records, name)
-        apart = own is not None and own.per_request and bool(in_class.any())
-        values[f"in_slo[{name}]"] = float((passes & in_class).sum()) / int(in_class.sum()) if apart else None
-    judging = [slo for slo, members in groups if (members & begun).any()] or [slo for slo, _ in groups]
+        offered = int(in_class.sum()) + expired[name]
+        apart = own is not None and own.per_request and offered
+        values[f"in_slo[{name}]"] = float((passes & in_class).sum()) / offered if apart else None
+    judging = [slo for slo, members, lacking in groups if lacking or (members & begun).any()]
+    judging = judging or [slo for slo, *_ in groups]
     if judging and all(slo.per_request for slo in judging):
-        offered = int((counted & considered).sum()) + missing
+        offered = int((counted & considered).sum()) + missing + sum(lacking for *_, lacking in groups)
         values["in_slo"] = float((passes & considered).sum()) / offered if offered else None
         good = passes & finished & between(requests["delivered_ns"], span_ns)
         if span_ns[1] > span_ns[0] and not any(slo.of_tasks for slo in judging):
@@ -332,16 +350,24 @@ def _objectives(
     return values
 
 
-def _slo_groups(inputs: PointInputs) -> Iterable[tuple[Slo, NDArray[np.bool_]]]:
-    """The objectives and which requests each judges: those of its class, or all of the other classes."""
-    records = inputs.records
+def _expired(inputs: PointInputs) -> Counter[str]:
+    """By class, requests of offline jobs that were not done by their deadline: they meet no objective, though no row
+    says so: it was never sent, or its rows are of parts that were given up."""
+    pieces = [] if inputs.offline is None else inputs.offline.pieces
+    return Counter(piece.job.name for piece in pieces if piece.outcome == "expired")
+
+
+def _slo_groups(inputs: PointInputs) -> Iterable[tuple[Slo, NDArray[np.bool_], int]]:
+    """The objectives, which requests each judges: those of its class, or all of the other classes, and how many more
+    expired."""
+    records, expired = inputs.records, _expired(inputs)
     others = np.ones(len(records.requests), dtype=bool)
     for name, slo in inputs.class_slos.items():
         members = of_class(records, name)
         others &= ~members
-        yield slo, members
+        yield slo, members, expired.pop(name, 0)
     if inputs.slo is not None:
-        yield inputs.slo, others
+        yield inputs.slo, others, expired.total()
 
 
 def _warmup_needed_s(requests: NDArray[np.void], ttft: Ns) -> float | None:

@@ -9,10 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.base.errors import ScenarioError
+from batchsim.base.units import NS_PER_S
 from batchsim.drive.fleet.fleet_plan import DRAINING, HELD, UP, ReplicaSpan
 from batchsim.kernel.record import UNFINISHED, Records, Replicas
+from batchsim.metrics.adapters import AdapterUse
 from batchsim.metrics.digest import Digest
 from batchsim.metrics.slo import Slo
+from batchsim.workload.offline import OfflineLog
+from batchsim.workload.rollout_log import RolloutLog
 
 NO_TASKS = (
     "slo: task_e2e is of tasks, and this workload has none. Write workload.tasks, or replay a trace whose rows name"
@@ -25,8 +29,8 @@ NO_TASKS = (
 class FleetInputs:
     """The replicas that wrote a run's records: arrays by replica number, and what each was doing when.
 
-    `group` is the name of each replica's kind, "" where all are alike. Peaks are of all GPUs of a replica; None unless
-    all are known.
+    `group` is the name of each replica's kind, "" where all are alike. Peaks, and W between steps, are of all GPUs of a
+    replica; None unless all are known.
     """
 
     group: tuple[str, ...]
@@ -34,6 +38,7 @@ class FleetInputs:
     num_gpus: NDArray[np.int64]
     peak_flops: NDArray[np.float64] | None
     memory_bandwidth: NDArray[np.float64] | None
+    idle_watts: NDArray[np.float64] | None
     spans: tuple[ReplicaSpan, ...]
 
     def replica_ns(self, span_ns: tuple[int, int], states: tuple[str, ...]) -> NDArray[np.int64]:
@@ -56,13 +61,17 @@ class PointInputs:
     `streams`: tokens are delivered as they are made, each piece `per_chunk_ns` later. A request is judged by the
     objective of its class where `class_slos` has one, else by `slo`. Classes in `class_names` are measured apart too.
     `cost_terms` is what `explain` of the cost model says of the steps; the peaks are of all GPUs together.
-    `step_watts` is the power of the GPUs in each step, None where it is not known.
+    `step_watts` is the power of the GPUs in each step and `idle_watts` that of one engine's GPUs between steps, None
+    where it is not known.
     `fleet` is there for several replicas; their blocks, GPUs and peaks are then those it names. `intended_ns`: when
     each request offered, by its id, was to be sent, where its client may have kept it back. `task_of`: the number of
     the task of each request, by its id, sent or not, -1 of one that is of none; None without tasks. `prunable`: which
     of these may be given up, or never sent, since others succeed. `digest` is what the steps and states came to where
     they were not kept: `records` has none then. `turn` counts, from 0, the turns before
-    each row of the requests in its session; None without sessions.
+    each row of the requests in its session; None without sessions. `rollout` is what became of the groups of a rollout,
+    `rollout_bounds_ns` the least time that the generation of each training could take, None where that is not known;
+    `offline` is what became of the requests of offline jobs, `adapters` the use of LoRA adapters; None where the
+    workload has none.
     """
 
     records: Records
@@ -83,6 +92,7 @@ class PointInputs:
     has_prefix_cache: bool = False
     cost_terms: Mapping[str, NDArray[np.float64]] | None = None
     step_watts: NDArray[np.float64] | None = None
+    idle_watts: float | None = None
     peak_flops: float | None = None
     memory_bandwidth: float | None = None
     fleet: FleetInputs | None = None
@@ -91,6 +101,10 @@ class PointInputs:
     prunable: NDArray[np.bool_] | None = None
     digest: Digest | None = None
     turn: NDArray[np.int64] | None = None
+    rollout: RolloutLog | None = None
+    rollout_bounds_ns: NDArray[np.float64] | None = None
+    offline: OfflineLog | None = None
+    adapters: AdapterUse | None = None
 
     def __post_init__(self) -> None:
         start, end = self.window_ns
@@ -109,7 +123,8 @@ class PointInputs:
         return self.num_blocks if self.fleet is None else self.fleet.num_blocks[self._replicas.steps]
 
     def peak_of_steps(self, peak: str) -> float | NDArray[np.float64] | None:
-        """`peak_flops` or `memory_bandwidth` of the engine of each step; one number for one engine; None if unknown."""
+        """`peak_flops`, `memory_bandwidth` or `idle_watts` of the engine of each step; one number for one engine; None
+        if unknown."""
         if self.fleet is None:
             return getattr(self, peak)
         by_replica = getattr(self.fleet, peak)
@@ -127,6 +142,13 @@ class PointInputs:
             return self.num_gpus
         held_ns = self.fleet.replica_ns(span_ns, HELD)
         return float(held_ns @ self.fleet.num_gpus) / (span_ns[1] - span_ns[0])
+
+    def idle_joules(self, span_ns: tuple[int, int]) -> float | None:
+        """J that the GPUs held would draw within the span if no step ran; None where that is not known."""
+        if self.fleet is None:
+            return None if self.idle_watts is None else self.idle_watts * (span_ns[1] - span_ns[0]) / NS_PER_S
+        idle_watts = self.fleet.idle_watts
+        return None if idle_watts is None else float(self.fleet.replica_ns(span_ns, HELD) @ idle_watts) / NS_PER_S
 
     @property
     def _replicas(self) -> Replicas:

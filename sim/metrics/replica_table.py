@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from batchsim.base.units import NS_PER_S
-from batchsim.drive.fleet.fleet_plan import DRAINING, HELD, UP
+from batchsim.drive.fleet.fleet_plan import DRAINING, HELD, STARTING, UP
 from batchsim.kernel.record import FINISHED, PRUNED, REPLICA_FAILED, Replicas
 from batchsim.metrics.kpis import engine_kpis, totals_of
 from batchsim.metrics.measure import latencies_ns, percentile
 from batchsim.metrics.point_inputs import PointInputs, between, span_of
 
-COLUMNS = ("replica", "group", "requests", "finished", "lost", "held_s", "up_s", "num_blocks", "engine_busy_share")
-COLUMNS += ("kv_utilisation_mean", "kv_utilisation_peak", "prefix_hit_rate", "num_steps")
+COLUMNS = ("replica", "group", "requests", "finished", "lost", "held_s", "starting_s", "up_s", "num_blocks")
+COLUMNS += ("engine_busy_share", "kv_utilisation_mean", "kv_utilisation_peak", "prefix_hit_rate", "num_steps")
 COLUMNS += ("ttft_p99_s", "tpot_p99_s", "e2e_p99_s")
 
 
@@ -23,7 +23,8 @@ def replica_table(inputs: PointInputs) -> list[dict[str, Any]]:
     """A row of COLUMNS for each replica; [] for one engine without a router.
 
     `requests` are those of the cohort that ended there, `lost` the lives that the whole run lost there and that began
-    again elsewhere; `held_s` and `up_s` are within the span that rates are taken over. The rest is as in
+    again elsewhere; `held_s`, of it `starting_s`, as a replica loads its weights and takes no requests yet, and `up_s`
+    are within the span that rates are taken over. `engine_busy_share` is of `up_s`. The rest is as in
     `batchsim.metrics`.
     """
     fleet = inputs.fleet
@@ -31,6 +32,7 @@ def replica_table(inputs: PointInputs) -> list[dict[str, Any]]:
         return []
     span_ns = span_of(inputs, between(inputs.records.requests["sent_ns"], inputs.window_ns))
     held_ns, up_ns = fleet.replica_ns(span_ns, HELD), fleet.replica_ns(span_ns, (UP, DRAINING))
+    starting_ns = fleet.replica_ns(span_ns, (STARTING,))
     rows, digest = [], inputs.digest
     for replica, group in enumerate(fleet.group):
         replica_inputs = _of_replica(inputs, replica)
@@ -46,6 +48,7 @@ def replica_table(inputs: PointInputs) -> list[dict[str, Any]]:
             "finished": int(done.sum()),
             "lost": len(replica_inputs.records.stays(REPLICA_FAILED)),
             "held_s": int(held_ns[replica]) / NS_PER_S,
+            "starting_s": int(starting_ns[replica]) / NS_PER_S,
             "up_s": int(up_ns[replica]) / NS_PER_S,
             "num_blocks": int(fleet.num_blocks[replica]),
         }

@@ -12,6 +12,9 @@ no tpot, so that a tpot bound does not apply to it. A mean with a miss in it is 
 
 Where requests are parts of tasks, `task_e2e` bounds tasks, of which every one counts likewise: p99(task_e2e)<1min, or
 by itself task_e2e<30s @ 95%, of the tasks.
+
+`makespan<2h` bounds the run: how long its work takes, from the first request to the last answer, or of a rollout to the
+end of its last training. It stands alone or beside bounds on the population.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from numpy.typing import NDArray
 from batchsim.base.errors import ScenarioError, nearest
 from batchsim.base.ranges import number_text
 from batchsim.base.units import format_duration, parse_duration_ns, parse_share
-from batchsim.metrics.latencies import LATENCIES, TASK_E2E
+from batchsim.metrics.latencies import LATENCIES, MAKESPAN, TASK_E2E
 
 _TERM = re.compile(
     r"(?:(?P<of>p[0-9.]+|mean)\(\s*(?P<inner>\w+)\s*\)|(?P<bare>\w+))\s*(?P<op><=|<)\s*(?P<limit>[^<>=]+)\Z"
@@ -99,9 +102,18 @@ class Bound:
         return _signed(met, good / count * (1 - uncompleted) - self.share)
 
     def __str__(self) -> str:
-        of = "mean" if self.mean else "" if self.share is None else f"p{100 * self.share:g}"
+        of = (
+            ""
+            if self.metric == MAKESPAN
+            else "mean"
+            if self.mean
+            else ""
+            if self.share is None
+            else f"p{100 * self.share:g}"
+        )
         name = f"{of}({self.metric})" if of else self.metric
-        return f"{name}{'<=' if self.inclusive else '<'}{format_duration(self.limit_ns).replace(' ', '')}"
+        limit = format_duration(self.limit_ns).replace(" ", "").replace(",", "")  # which parts bounds
+        return f"{name}{'<=' if self.inclusive else '<'}{limit}"
 
 
 def keeps_all(bounds: Sequence[Bound], values_ns: Mapping[str, NDArray[np.float64]]) -> NDArray[np.bool_]:
@@ -173,7 +185,8 @@ def parse_slo(text: str) -> Slo:
     a mix of the forms."""
     body, at, share_text = text.partition("@")
     terms = [_term(match, text) for match in re.finditer(r"(?:^|[,&])([^,&]*)", body)]
-    population = [term.of is not None for term in terms]
+    _check_makespan(terms, "&" in body or bool(at), text)
+    population = [term.of is not None or term.metric == MAKESPAN for term in terms]
     if all(population) and not at and "&" not in body:
         return Slo(tuple(_bound(term, text) for term in terms))
     if any(population) or "," in body:
@@ -194,6 +207,18 @@ def parse_slo(text: str) -> Slo:
     if share == 0:
         _refuse(text, column, "0 % of the requests asks for nothing. Write a share above 0%.")
     return Slo(tuple(_bound(term, text) for term in terms), share)
+
+
+def _check_makespan(terms: list[_Term], per_request: bool, text: str) -> None:
+    """ScenarioError where the makespan, one number of the run, is asked of requests."""
+    for term in terms:
+        if term.metric == MAKESPAN and (per_request or term.of is not None):
+            limit = f"makespan{term.op}{_with_unit(term, text)}"
+            _refuse(
+                text,
+                term.column,
+                f"makespan is one number of the whole run. Write '{limit}', alone or as in 'p99(ttft)<1s, {limit}'.",
+            )
 
 
 class _Term(NamedTuple):
@@ -219,7 +244,7 @@ def _term(match: re.Match[str], text: str) -> _Term:
     if bound is None:
         _refuse(text, column, f"'{part}' is not a bound. {_FORMS}")
     name = "inner" if bound["inner"] else "bare"
-    known = (*LATENCIES, TASK_E2E)
+    known = (*LATENCIES, TASK_E2E, MAKESPAN)
     if bound[name] not in known:
         hint = nearest(bound[name], known, f"Known: {', '.join(known)}.")
         _refuse(text, column + bound.start(name), f"{bound[name]} is not a latency with an objective. {hint} {_FORMS}")
@@ -234,6 +259,8 @@ def _bound(term: _Term, text: str) -> Bound:
     if limit_ns == 0:
         _refuse(text, term.limit_column, "no latency is below 0. Write a time above 0.")
     inclusive = term.op == "<="
+    if term.metric == MAKESPAN:
+        return Bound(term.metric, limit_ns, inclusive, mean=True)
     if term.of is None:
         if term.metric == "itl":
             _refuse(
@@ -295,7 +322,9 @@ def _refuse_mix(terms: list[_Term], share_text: str, text: str) -> NoReturn:
     with suppress(ValueError):
         percents[0] = number_text(100 * parse_share(share_text))
     percent = next((p for p in percents if _PERCENT.match(p) and _percentile(f"p{p}")), _DEFAULT_PERCENT)
-    population = [f"{t.of or f'p{percent}'}({t.metric}){t.op}{_with_unit(t, text)}" for t in terms]
+    of = {t.column: "" if t.metric == MAKESPAN else t.of or f"p{percent}" for t in terms}
+    named = {t.column: f"{of[t.column]}({t.metric})" if of[t.column] else t.metric for t in terms}
+    population = [f"{named[t.column]}{t.op}{_with_unit(t, text)}" for t in terms]
     columns = [t.column for t in terms if (t.of is None) != (terms[0].of is None)]
     columns += [separator.start() for separator in re.finditer("[,@]" if terms[0].of is None else "[&@]", text)]
     _refuse(

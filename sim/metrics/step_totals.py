@@ -37,6 +37,7 @@ class StepFacts:
     max_num_seqs: int | None = None
     terms: Mapping[str, NDArray[np.float64]] | None = None
     watts: NDArray[np.float64] | None = None
+    idle_watts: float | NDArray[np.float64] | None = None
     peak_flops: float | NDArray[np.float64] | None = None
     memory_bandwidth: float | NDArray[np.float64] | None = None
 
@@ -47,7 +48,8 @@ class StepTotals:
 
     `counts` are sums of columns. `slots_ns` and `utilisation_ns` are shares of the slots and of the KV blocks in use,
     times busy ns; `utilisation` the shares themselves; `fragmentation_ns` and `known_ns` are of the steps that say how
-    full their blocks are. `work` is that of the cost model's terms, `could` the most that the time had allowed.
+    full their blocks are. `joules` is the energy of the time of steps, `idle_joules` what the GPUs at rest would have
+    drawn in it. `work` is that of the cost model's terms, `could` the most that the time had allowed.
     `host_ns` is how long no step ran for the host's sake before these steps, `waited_ns` the same within the span.
     """
 
@@ -62,6 +64,7 @@ class StepTotals:
     known_ns: int = 0
     is_cached: bool = False
     joules: float | None = None
+    idle_joules: float | None = None
     work: Mapping[str, float] | None = None
     could: Mapping[str, float | None] = field(default_factory=dict)
     is_ahead: bool = False
@@ -113,6 +116,7 @@ def step_totals(records: Records, facts: StepFacts, span_ns: tuple[int, int], be
         known_ns=int(busy_ns[known].sum()),
         is_cached=bool(steps["cached_tokens"].any()),
         joules=None if facts.watts is None else float(facts.watts[own_steps] @ busy_ns) / NS_PER_S,
+        idle_joules=_idle_joules(facts, own_steps, busy_ns),
         work=None if terms is None else {name: float(np.sum(values[inside])) for name, values in terms.items()},
         could=_could(facts, inside, np.maximum(ends - alone_ns, 0)[inside]),
         is_ahead=ahead,
@@ -134,6 +138,14 @@ def _weighted(
     return (values + least) / blocks, held_ns[values].astype(np.int64)
 
 
+def _idle_joules(facts: StepFacts, own_steps: slice, busy_ns: NDArray[np.int64]) -> float | None:
+    """J that the GPUs of the steps would draw in the time of these steps if they rested."""
+    watts = facts.idle_watts
+    if isinstance(watts, np.ndarray):
+        return float(watts[own_steps] @ busy_ns) / NS_PER_S
+    return None if watts is None else watts * (int(busy_ns.sum()) / NS_PER_S)
+
+
 def _could(facts: StepFacts, inside: NDArray[np.bool_], duration_ns: NDArray[np.int64]) -> dict[str, float | None]:
     """The most work that the steps inside had time for, by term; None where a peak is not known."""
     most: dict[str, float | None] = {}
@@ -152,7 +164,6 @@ def summed(parts: Iterable[StepTotals]) -> StepTotals:
     works = [part.work for part in each]
     known = [work for work in works if work is not None]
     names = [name for name in (known[0] if known else {}) if all(name in work for work in known)]
-    joules = [part.joules for part in each]
     peaks = [part.utilisation_peak for part in each if part.utilisation_peak is not None]
     return StepTotals(
         num_steps=sum(part.num_steps for part in each),
@@ -168,7 +179,8 @@ def summed(parts: Iterable[StepTotals]) -> StepTotals:
         fragmentation_ns=sum(part.fragmentation_ns for part in each),
         known_ns=sum(part.known_ns for part in each),
         is_cached=any(part.is_cached for part in each),
-        joules=None if None in joules else sum(each for each in joules if each is not None),
+        joules=_sum_known([part.joules for part in each], of_none=0.0),
+        idle_joules=_sum_known([part.idle_joules for part in each], of_none=0.0),
         work=None if len(known) < len(works) else {name: sum(work[name] for work in known) for name in names},
         could={term: _sum_known([part.could.get(term) for part in each]) for term in _PEAKS},
         is_ahead=any(part.is_ahead for part in each),
@@ -178,6 +190,6 @@ def summed(parts: Iterable[StepTotals]) -> StepTotals:
     )
 
 
-def _sum_known(values: list[float | None]) -> float | None:
+def _sum_known(values: list[float | None], of_none: float | None = None) -> float | None:
     known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) and known else None
+    return (sum(known) if known else of_none) if len(known) == len(values) else None

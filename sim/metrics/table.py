@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from batchsim.metrics.adapters import ADAPTER_METRICS
 from batchsim.metrics.attribution import PARTS
 from batchsim.metrics.latencies import LATENCIES, TASK_DOC, TASK_E2E
 
@@ -42,7 +43,13 @@ Unit = Literal[
     "steps",
     "replicas",
     "tasks",
+    "trainings",
+    "versions",
+    "answers/s",
+    "hours",
     "preemptions",
+    "adapters",
+    "loads",
     "W",
     "J",
     "yes or no",
@@ -59,18 +66,22 @@ Needs = Literal[
     "draft tokens",
     "an engine ahead",
     "a GPU of the catalog",
-    "measured power",
+    "known power",
+    "idle power",
     "replicas",
     "a steady run",
     "tasks",
     "sessions",
+    "rollouts",
+    "offline",
+    "adapters",
 ]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One number of a run. Without what it `needs` it is None; without replicas, tasks or sessions theirs are not there
-    at all.
+    """One number of a run. Without what it `needs` it is None; without replicas, tasks, sessions, rollouts, offline
+    jobs or adapters theirs are not there at all.
 
     `better`: which of two values is the better one, "" where that depends. `heading` stands above it in tables.
     """
@@ -221,13 +232,37 @@ _ENGINE = (
         "a GPU of the catalog",
     ),
     Metric("mbu", "share", "higher", "bytes that the steps read / (bandwidth × their time)", "a GPU of the catalog"),
-    Metric("power_w", "W", "", "mean power of a replica's GPUs over busy time; idle is left out", "measured power"),
+    Metric(
+        "power_w",
+        "W",
+        "",
+        "mean power of a replica's GPUs over busy time, as its profile measured it or else by the power law of its GPU,"
+        " an estimate; idle is left out",
+        "known power",
+    ),
     Metric(
         "energy_j_per_output_token",
         "J",
         "lower",
         "energy of busy time / output tokens of the requests completed in the span; idle is left out",
-        "measured power",
+        "known power",
+        "J/token",
+    ),
+    Metric(
+        "energy_j",
+        "J",
+        "lower",
+        "energy of all GPUs held over the span: of steps, and of the time between them at the power of an idle GPU",
+        "idle power",
+    ),
+    Metric("mean_power_w", "W", "lower", "energy_j / span: mean power of all GPUs held, idle included", "idle power"),
+    Metric(
+        "energy_with_idle_j_per_output_token",
+        "J",
+        "lower",
+        "energy_j / output tokens of the requests completed in the span",
+        "idle power",
+        "J/token with idle",
     ),
     Metric("mean_batch", "requests", "", "sequences in a step: decodes + chunks, mean over the steps"),
     Metric(
@@ -269,10 +304,128 @@ _TASKS = (
     ),
     Metric("tasks_undone_share", "share", "lower", "of these, those of which a request did not finish", "tasks"),
 )
-_PARTS = (
-    Metric(f"attr_{part}_share", "share", "", f"{part} of the summed E2E of the cohort's finished requests")
-    for part in PARTS
+_ROLLOUT_ROWS: tuple[tuple[str, Unit, Better, str, str], ...] = (
+    ("trainings", "trainings", "", "trainings of the trainer", ""),
+    ("training_cycle_mean_s", "s", "lower", "time of the whole run / trainings", "cycle"),
+    ("trainer_wait_mean_s", "s", "lower", "how long the trainer waits for groups, mean over trainings", "waits"),
+    (
+        "trainer_idle_share",
+        "share",
+        "lower",
+        "share of the run that the trainer waits for groups, or for engines to be ready for other weights",
+        "trainer idle",
+    ),
+    (
+        "generation_mean_s",
+        "s",
+        "lower",
+        "from when the first group of a training was sent to its last answer, mean over trainings",
+        "generation",
+    ),
+    (
+        "generation_bound_share",
+        "share",
+        "higher",
+        "lower bounds of the trainings' generations / these: the longest answer alone, or all tokens at the best"
+        " rate, whichever takes longer",
+        "of bound",
+    ),
+    (
+        "tail_mean_s",
+        "s",
+        "lower",
+        "the part of a generation after 90 % of its answers are done, mean over trainings",
+        "tail",
+    ),
+    ("drain_mean_s", "s", "lower", "from the end of a training until engines are ready for other weights", ""),
+    ("loading_mean_s", "s", "lower", "how long weights are loaded then", ""),
+    ("loading_share", "share", "lower", "share of the run in which weights are loaded, and no engine runs a step", ""),
+    ("generated_tokens", "tokens", "", "tokens of answers that were made, useful or not", ""),
+    ("used_tokens", "tokens", "higher", "of these, those that were trained on", ""),
+    ("waste_share", "share", "lower", "of these, the share that was not", "waste"),
+    ("aborted_share", "share", "lower", "of these, the share of answers aborted", ""),
+    ("filtered_share", "share", "lower", "of these, the share of groups without a difference", ""),
+    ("stale_share", "share", "lower", "of these, the share of groups dropped for their age", ""),
+    ("left_share", "share", "lower", "of these, the share of groups that were there when the run ended", ""),
+    ("failed_share", "share", "lower", "of these, the share of groups of which an answer was rejected or lost", ""),
+    (
+        "prefilled_again_tokens",
+        "tokens",
+        "lower",
+        "tokens of prompts and partial answers that were computed again after an abort",
+        "",
+    ),
+    ("useful_answers_per_s", "answers/s", "higher", "answers that were trained on / time of the run", "useful/s"),
+    (
+        "gpu_hours_per_1000_answers",
+        "hours",
+        "lower",
+        "hours of the engines' GPUs for 1,000 answers that were trained on",
+        "",
+    ),
+    ("prompts_per_used_group", "requests", "lower", "prompts sent / prompts trained on", ""),
+    ("answers_at_cap_share", "share", "", "of the answers that were trained on, those cut at their cap", ""),
+    ("group_spread_mean_s", "s", "", "from the first to the last answer of a group that was trained on", ""),
+    (
+        "staleness_mean",
+        "versions",
+        "lower",
+        "versions of the weights between an answer's first token and its use, mean",
+        "staleness",
+    ),
+    ("staleness_p99", "versions", "lower", "the same, 99th percentile", ""),
+    ("staleness_max", "versions", "lower", "the same, the most", "most"),
+    ("beyond_limit_share", "share", "lower", "share of answers staler than the scheme's own limit", ""),
+    (
+        "mixed_version_share",
+        "share",
+        "",
+        "share of answers that were trained on with tokens by several versions",
+        "mixed",
+    ),
+    (
+        "slowest_has_longest_share",
+        "share",
+        "",
+        "share of trainings whose last answer came from the replica with the longest one",
+        "",
+    ),
+    (
+        "slowest_has_most_share",
+        "share",
+        "",
+        "share of trainings whose last answer came from the replica with most tokens",
+        "",
+    ),
 )
+_ROLLOUTS = tuple(
+    Metric(name, unit, better, doc, "rollouts", short) for name, unit, better, doc, short in _ROLLOUT_ROWS
+)
+_OFFLINE = (
+    Metric("offline_requests", "requests", "", "requests of offline jobs", "offline"),
+    Metric("offline_done_share", "share", "higher", "of these, the share done by their deadline", "offline"),
+    Metric("offline_expired_share", "share", "lower", "of these, the share not done by then", "offline"),
+    Metric("offline_makespan_s", "s", "lower", "from the start of the first job to the last answer", "offline"),
+    Metric(
+        "offline_tokens_per_s",
+        "tokens/s",
+        "higher",
+        "output tokens of offline requests that were done / that time",
+        "offline",
+    ),
+    Metric("offline_aborts", "requests", "lower", "aborts of offline requests for others", "offline"),
+    Metric(
+        "offline_prefilled_again_tokens",
+        "tokens",
+        "lower",
+        "tokens of their prompts and partial answers that were sent again after an abort",
+        "offline",
+    ),
+)
+_ADAPTERS = tuple(Metric(*row, needs="adapters") for row in ADAPTER_METRICS)
+_E2E = "of the summed E2E of the cohort's finished requests"
+_NEEDS: dict[str, Needs] = {"adapter_load": "adapters"}
+_PARTS = (Metric(f"attr_{part}_share", "share", "", f"{part} {_E2E}", _NEEDS.get(part, "")) for part in PARTS)
 _JUDGED = (
     Metric("too_short", "yes or no", "lower", "1 where the median request runs for over a quarter of the window"),
     Metric(
@@ -285,7 +438,10 @@ _JUDGED = (
 )
 METRICS = {
     row.name: row
-    for rows in (_latencies(), _COUNTED, _RATES, _OBJECTIVES, _ENGINE, _REPLICAS, _TASKS, _PARTS, _JUDGED)
+    for rows in (
+        *(_latencies(), _COUNTED, _RATES, _OBJECTIVES, _ENGINE, _REPLICAS),
+        *(_TASKS, _ROLLOUTS, _OFFLINE, _ADAPTERS, _PARTS, _JUDGED),
+    )
     for row in rows
 }
 """All metrics of a run by name, in the order of the summary's columns."""

@@ -36,7 +36,7 @@ class Followed:
 
 
 FOLLOWED = {
-    "vllm": Followed("vLLM", "0.33.0", 34, lockstep=("async_scheduling", False, "synchronous")),
+    "vllm": Followed("vLLM", "0.33.0", 62, lockstep=("async_scheduling", False, "synchronous")),
     "sglang": Followed("SGLang", "0.5.23", 24, lockstep=("disable_overlap_schedule", True, "without overlap")),
     "tensorrt_llm": Followed(
         "TensorRT-LLM",
@@ -46,6 +46,7 @@ FOLLOWED = {
         ("disable_overlap_scheduler", True, "without overlap or partial block reuse"),
         recorded_with=("backend", "tensorrt"),
     ),
+    "vllm_neuron": Followed("vLLM Neuron", "a3247f5b"),
     "orca": Followed("Vidur", "7d47513a", 1),
     "sarathi": Followed("Vidur", "7d47513a", 1),
     "vllm_v0": Followed("Vidur", "7d47513a", 1),
@@ -54,6 +55,9 @@ FOLLOWED = {
     "llama_cpp": Followed("llama.cpp", "001d906a", differs="without its prompt cache"),
     "triton": Followed("Triton", "73aad7c3"),
     "tf_serving": Followed("TensorFlow Serving", "9d981c5c"),
+    "adaptive_shared_batch": Followed("TensorFlow", "version not recorded"),
+    "serial_device_batch": Followed("TensorFlow", "version not recorded"),
+    "clipper": Followed("Clipper", "9f25e3fc"),
     "ray_serve": Followed("Ray", "2.60.0"),
     "hf_static": Followed("Transformers", "5.23.0"),
 }

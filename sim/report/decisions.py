@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
 
 import numpy as np
 
 from batchsim.report.numbers import percent_text
-from batchsim.report.reading import PolicyCurve, load_name, load_text, num_seeds, sweeps
+from batchsim.report.reading import PolicyCurve, load_name, load_text, num_seeds, short_load, sweeps
 from batchsim.report.slo_shares import slo_shares
 from batchsim.results.decision import Decision, JudgedLoad
 from batchsim.results.read import Results
@@ -16,25 +18,16 @@ from batchsim.results.read import Results
 _LONGEST_OBJECTIVE, _MOST_NAMES = 45, 3
 """Letters of an objective, and names of policies, that a line over a picture has room for."""
 
+BY_COST = "the error of the step costs decides"
+
 
 def decided(results: Results, curve: PolicyCurve) -> Decision:
     """The decision on a policy of a run, judged by the intervals over its seeds."""
-    margins, halves = curve.values("slo_margin"), curve.half_width("slo_margin")
-    shares = {each.request_class: each.metric for each in slo_shares(results)}
-    loads = []
-    for i, load in enumerate(curve.loads.tolist()):
-        ends = (margins[i] - halves[i], margins[i] + halves[i]) if np.isfinite(halves[i]) else (None, None)
-        loads.append(
-            JudgedLoad(
-                load,
-                float(margins[i]),
-                *ends,
-                grows=bool(curve.unstable[i]),
-                failed=bool(curve.failed[i]),
-                by_cost=bool(curve.untold[i]),
-                shares={name: _ends(curve, i, metric) for name, metric in shares.items()},
-            )
-        )
+    metrics = {each.request_class: each.metric for each in slo_shares(results)}
+    loads = [
+        replace(judged, shares={name: _ends(curve, i, metric) for name, metric in metrics.items()})
+        for i, judged in enumerate(curve.judged)
+    ]
     return Decision(curve.name, tuple(loads))
 
 
@@ -56,26 +49,25 @@ def headline(results: Results) -> str:
     (most, best), *others = held.items()
     verb = surely if len(best) == 1 else surely.removesuffix("s")
     if not name:
-        return f"{_names(best)} {verb} {asked}"
-    said = f"{_names(best)} {verb} {asked} up to {load_text(name, most)}"
+        return f"{names_text(best)} {verb} {asked}"
+    said = f"{names_text(best)} {verb} {asked} up to {load_text(name, most)}"
     if others:
-        return f"{said}; next {_names(others[0][1])}, up to {load_text(name, others[0][0])}"
+        return f"{said}; next {names_text(others[0][1])}, up to {load_text(name, others[0][0])}"
     return f"{said}; no other policy does" if len(best) < len(every) else said
 
 
-def _names(names: list[str]) -> str:
+def names_text(names: Sequence[str]) -> str:
+    """`a, b and c`, or how many policies they are where a line has no room for all."""
     if len(names) > _MOST_NAMES:
-        return f"each of {len(names)} policies"
+        return f"{len(names)} policies"
     return " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
 
 
 def decision_text(decision: Decision, load_name: str) -> str:
-    """What is sure, and what is open, with the interval of the share within the objective of each class."""
-    sure = f"sure {_at(load_name, decision.sure)}" if decision.sure is not None else "sure at no load"
-    if not decision.open:
-        return sure
-    said = [_at(load_name, each.load) + _why(each) for each in decision.open]
-    return f"{sure}; open {', '.join(said)}"
+    """What is sure, and what is open, with each class's interval of the share within the objective."""
+    sure = f"sure {at_loads(load_name, decision.sure)}" if decision.sure is not None else "sure at no load"
+    said = [at_loads(load_name, *(each.load for each in alike)) + why for why, alike in groupby(decision.open, _why)]
+    return f"{sure}; open {', '.join(said)}" if said else sure
 
 
 def open_text(loads: Sequence[JudgedLoad]) -> str:
@@ -84,13 +76,15 @@ def open_text(loads: Sequence[JudgedLoad]) -> str:
     return "; ".join(", ".join(filter(None, parts)) for parts in each)
 
 
-def _at(name: str, load: float) -> str:
-    return f"{'with' if name == 'users' else 'at'} {load_text(name, load)}"
+def at_loads(name: str, *loads: float) -> str:
+    """One or several loads as an adverbial: `at 4, 5 req/s`, `with 64 users`."""
+    numbers = [*(short_load(name, load) for load in loads[:-1]), load_text(name, loads[-1])]
+    return f"{'with' if name == 'users' else 'at'} {', '.join(numbers)}"
 
 
 def _why(judged: JudgedLoad) -> str:
     if judged.by_cost:
-        return " (the error of the step costs decides)"
+        return f" ({BY_COST})"
     shares = [f"{name} {share_ends(*ends)}".strip() for name, ends in judged.shares.items() if not math.isnan(ends[0])]
     return f" ({', '.join(shares)})" if shares else ""
 

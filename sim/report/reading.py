@@ -11,9 +11,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from batchsim.base.errors import ScenarioError
+from batchsim.base.units import counted
 from batchsim.metrics.latencies import holds_queue
 from batchsim.policies.evidence import FOLLOWED
 from batchsim.policies.registry import POLICIES
+from batchsim.results.decision import JudgedLoad
 from batchsim.results.knobs import knobs, speculation
 from batchsim.results.read import Results, check_number, scenario_of, varied
 
@@ -101,13 +103,36 @@ class PolicyCurve:
         """For each load, whether the SLO is met at one end of the cost's error alone."""
         return self._end("meets_slo_fast") + self._end("meets_slo_slow") == 1
 
+    @property
+    def judged(self) -> list[JudgedLoad]:
+        """Each load, judged by the interval of the SLO's margin over seeds."""
+        margins, halves = self.values("slo_margin"), self.half_width("slo_margin")
+        loads = []
+        for i, load in enumerate(self.loads.tolist()):
+            ends = (margins[i] - halves[i], margins[i] + halves[i]) if np.isfinite(halves[i]) else (None, None)
+            grows, failed, by_cost = bool(self.unstable[i]), bool(self.failed[i]), bool(self.untold[i])
+            loads.append(JudgedLoad(load, float(margins[i]), *ends, grows=grows, failed=failed, by_cost=by_cost))
+        return loads
+
+    @property
+    def shown_at(self) -> int:
+        """Index of the load that a table shows where each policy has loads of its own: the highest that surely meets
+        the SLO, else the highest that does on average, else the lowest."""
+        sure = [i for i, each in enumerate(self.judged) if each.verdict == "met"]
+        return (sure or [0, *np.flatnonzero(self.meets_slo).tolist()])[-1]
+
     def _end(self, name: str) -> Floats:
         return column(self.rows, name) if name in self.rows else np.full(len(self.loads), np.nan)
 
     @property
+    def grows(self) -> Flags:
+        """For each load, whether the queue grows without end whatever the cost's error."""
+        return self.unstable & ~self.within_error
+
+    @property
     def unstable_from(self) -> float | None:
-        """The lowest load at which the queue grows without end; None if there is none."""
-        return float(self.loads[self.unstable][0]) if self.unstable.any() else None
+        """The lowest load at which the queue `grows`; None if there is none."""
+        return float(self.loads[self.grows][0]) if self.grows.any() else None
 
 
 def sweeps(results: Results) -> list[PolicyCurve]:
@@ -198,7 +223,7 @@ def seeds_text(results: Results, load: float | None = None) -> str:
     counts = counts if load is None else counts[column(results.summary, "load") == load]
     counts = counts[counts > 0] if counts.any() else counts  # a point that failed has 0 seeds
     fewest, most = int(counts.min()), int(counts.max())
-    return f"{fewest}–{most} seeds" if fewest < most else f"{most} seed{'s' if most != 1 else ''}"
+    return f"{fewest}–{most} seeds" if fewest < most else counted(most, "seed")
 
 
 def tested_loads(results: Results) -> Floats:
@@ -212,7 +237,8 @@ def sweeps_at(results: Results, load: float) -> list[PolicyCurve]:
 
 
 def load_to_show(results: Results, policy: str | None = None) -> float:
-    """The highest load at which at least one policy meets the SLO; if none does, the middle load (the lower of two).
+    """The highest load at which at least one policy surely meets the SLO, if none does one that meets it on average; if
+    none does, the middle load (the lower of two).
 
     Where each policy has loads of its own, only loads count that at least half of the policies have, or as many as
     possible; if `policy` lacks the chosen load, the rule is applied to that policy alone. Loads at which every policy
@@ -225,7 +251,8 @@ def load_to_show(results: Results, policy: str | None = None) -> float:
             return everyones
     else:
         chosen = sweeps(results)
-    met = {float(load) for sweep in chosen for load in sweep.loads[sweep.meets_slo]}
+    met = {each.load for sweep in chosen for each in sweep.judged if each.verdict == "met"}
+    met = met or {float(load) for sweep in chosen for load in sweep.loads[sweep.meets_slo]}
     known = {float(load) for sweep in chosen for load in sweep.loads[sweep.failed == 0]}
     loads = met or known or {float(load) for load in tested_loads(results)}
     shared = {load: sum(sweep.tested(load) for sweep in chosen) for load in loads}

@@ -31,13 +31,15 @@ def digest_of(setup: Setup, run: Run, inputs: PointInputs) -> Digest:
         one = setup.group_of(life.replica).setup
         config = run.point.spec.config
         peaks = fleet.peak_flops, fleet.memory_bandwidth
+        terms = cost_terms(one, life.records, config)
         flops, bandwidth = (None if peak is None else float(peak[life.replica]) for peak in peaks)
         return StepFacts(
             num_blocks=int(fleet.num_blocks[life.replica]),
             block_size=inputs.block_size,
             max_num_seqs=inputs.max_num_seqs,
-            terms=cost_terms(one, life.records, config),
-            watts=step_watts(one, life.records),
+            terms=terms,
+            watts=step_watts(one, life.records, terms),
+            idle_watts=None if fleet.idle_watts is None else float(fleet.idle_watts[life.replica]),
             peak_flops=flops,
             memory_bandwidth=bandwidth,
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from batchsim.base.errors import PointsFailed
+from batchsim.base.units import counted
 from batchsim.scenario import Point
 
 
@@ -59,6 +60,5 @@ def grouped(failed: Iterable[Failed]) -> list[tuple[str, str]]:
     said = []
     for (name, _), members in groups.items():
         loads = ", ".join(f"{load:g}" for load in sorted({each.load for each in members}))
-        points = f"{len(members)} point{'s' if len(members) > 1 else ''}"
-        said.append((f"{name}: {points} failed at load {loads}:", members[0].reason))
+        said.append((f"{name}: {counted(len(members), 'point')} failed at load {loads}:", members[0].reason))
     return said

@@ -10,11 +10,13 @@ from numpy.typing import NDArray
 
 from batchsim.base.units import NS_PER_S
 from batchsim.cost.base import Cost
+from batchsim.cost.power import power_law, step_power_w
 from batchsim.cost.work import work_columns
 from batchsim.drive.fleet.fleet_plan import UP
 from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.kernel.record import Records, Replicas
 from batchsim.metrics.point_inputs import FleetInputs
+from batchsim.policies.systems.vllm.connector_config import VllmConnectorConfig
 from batchsim.scenario.point import Run
 from batchsim.scenario.setup import Setup
 
@@ -26,12 +28,12 @@ def cost_terms(setup: Setup, records: Records, config: PolicyConfig) -> dict[str
     """
     if records.replicas is None or len(setup.groups) == 1:
         one = setup.groups[0].setup if setup.groups else setup
-        return _of_steps(one, config).explain(work_columns(records.step_columns))
+        return cost_of_steps(one, config).explain(work_columns(records.step_columns))
     of_step = _groups_of_steps(setup, records.replicas)
     parts = []
     for number, group in enumerate(setup.groups):
         steps = np.flatnonzero(of_step == number)
-        parts.append((steps, _of_steps(group.setup, config).explain(work_columns(records.steps[steps]))))
+        parts.append((steps, cost_of_steps(group.setup, config).explain(work_columns(records.steps[steps]))))
     terms = {}
     for name in parts[0][1]:
         if all(name in explained for _, explained in parts):
@@ -62,27 +64,76 @@ def watts(energy: Mapping[str, Any] | None, samples: Iterable[Mapping[str, Any]]
     return by_name
 
 
-def step_watts(setup: Setup, records: Records) -> NDArray[np.float64] | None:
-    """The power in W of the GPUs in every step, by the profile of the replica that ran it; None unless all are known.
+def step_watts(setup: Setup, records: Records, terms: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64] | None:
+    """The power in W of the GPUs in every step, by the replica that ran it; None unless all are known.
 
-    A step of decodes alone takes the power of the measured decode step, any other that of the measured prefill step.
+    Where the replica's profile measured energy, a step of decodes alone takes the power of the measured decode step,
+    any other that of the measured prefill step. Else it is estimated by the power law of its GPUs from the `flops` and
+    `bytes` in `terms`, those of the steps.
     """
-    known: list[dict[str, float]] = []
-    for one in [group.setup for group in setup.groups] or [setup]:
-        profile = one.cost.profile
-        power = None if profile is None else watts(profile.energy, profile.samples)
+    setups = [group.setup for group in setup.groups] or [setup]
+    of_step = np.zeros(records.num_steps, np.int64)
+    if records.replicas is not None and len(setups) > 1:
+        of_step = _groups_of_steps(setup, records.replicas)
+    power_w = np.empty(records.num_steps)
+    for number, one in enumerate(setups):
+        steps = np.flatnonzero(of_step == number)
+        columns = {name: records.step_columns[name][steps] for name in _STEP_COLUMNS}
+        power = _watts_of(one, columns, {name: terms[name][steps] for name in ("flops", "bytes") if name in terms})
         if power is None:
             return None
-        known.append(power)
-    of_step = 0 if records.replicas is None or len(known) == 1 else _groups_of_steps(setup, records.replicas)
-    prompts = (records.step_columns["num_prefill_tokens"] > 0).astype(np.int64)
-    return np.array([[power["decode"], power["prefill"]] for power in known])[of_step, prompts]
+        power_w[steps] = power
+    return power_w
 
 
-def _of_steps(setup: Setup, config: PolicyConfig) -> Cost:
+_STEP_COLUMNS = ("num_prefill_tokens", "num_decode_tokens", "duration_ns")
+
+
+def _watts_of(
+    one: Setup, columns: Mapping[str, NDArray[np.int64]], work: Mapping[str, NDArray[np.float64]]
+) -> NDArray[np.float64] | None:
+    """The power in W of one engine's GPUs in steps with these columns and this work; None where it is not known."""
+    cost = one.cost
+    measured = None if cost.profile is None else watts(cost.profile.energy, cost.profile.samples)
+    if measured is not None:
+        prompts = columns["num_prefill_tokens"] > 0
+        return np.where(prompts, measured["prefill"], measured["decode"])
+    law, deployment = power_law(cost.deployment), cost.deployment
+    if law is None or deployment is None or len(work) < 2:
+        return None
+    computes = columns["num_prefill_tokens"] + columns["num_decode_tokens"] > 0
+    if not work["bytes"][computes].all():
+        return None  # a cost that does not count the work of its steps
+    power = step_power_w(law, deployment, work["flops"], work["bytes"], columns["duration_ns"])
+    cap = one.power_cap
+    return power if cap is None else np.minimum(power, cap * deployment.num_gpus)
+
+
+def idle_watts(setup: Setup) -> float | None:
+    """The power in W of all GPUs of one engine between steps, by the law of its GPUs; None where it is not known."""
+    law = power_law(setup.cost.deployment)
+    return None if law is None else law.idle_w * setup.num_gpus
+
+
+def energy_words(setup: Setup) -> str:
+    """Where the power of one engine's steps comes from, in words; that it is unknown, and why, where it is."""
+    cost = setup.cost
+    if cost.profile is not None and watts(cost.profile.energy, cost.profile.samples):
+        return f"power of {cost.profile.name}: measured by its profile, in a step of decodes and in one of prompts"
+    deployment, law = cost.deployment, power_law(cost.deployment)
+    if deployment is None or deployment.gpu is None:
+        return "power: unknown, no GPU of the catalog is meant"
+    if law is None:
+        why = "steps of a pipeline overlap" if deployment.pp > 1 else "no power law"
+        return f"power of {deployment.gpu.name}: unknown, {why}"
+    return law.words(deployment.gpu)
+
+
+def cost_of_steps(setup: Setup, config: PolicyConfig) -> Cost:
     """The cost of one engine's steps under a policy: without the host's part where it is beside the device."""
     cost = setup.cost_under(config)
-    return cost.without_host() if config.traits.loop.over(cost.stages).is_ahead else cost
+    is_pooled = isinstance(setup.scenario.specs[0].config, VllmConnectorConfig)  # whose loop is always ahead
+    return cost.without_host() if is_pooled or config.traits.loop.over(cost.stages).is_ahead else cost
 
 
 def num_blocks(setup: Setup) -> list[int]:
@@ -101,6 +152,7 @@ def fleet_inputs(setup: Setup, run: Run) -> FleetInputs:
     setups = [group.setup for group in groups]
     gpus = [s.gpu for s in setups]
     known = [gpu for gpu in gpus if gpu is not None]
+    idle = [idle_watts(each) for each in setups]
     num_gpus = np.array([s.num_gpus for s in setups])
 
     def peaks(values: list[float]) -> NDArray[np.float64] | None:
@@ -112,5 +164,6 @@ def fleet_inputs(setup: Setup, run: Run) -> FleetInputs:
         num_gpus=num_gpus,
         peak_flops=peaks([gpu.peak_flops for gpu in known]),
         memory_bandwidth=peaks([gpu.memory_bandwidth for gpu in known]),
+        idle_watts=None if None in idle else np.array(idle, np.float64),
         spans=run.spans,
     )

@@ -18,6 +18,7 @@ from batchsim.kernel.lane_rows import LANE_DTYPE
 from batchsim.kernel.record import (
     MISSING,
     OUTCOME_NAMES,
+    REMARK_NAMES,
     REQUEST_DTYPE,
     STATE_DTYPE,
     STATE_NAMES,
@@ -97,13 +98,16 @@ COLUMN_DOCS: dict[str, dict[str, str]] = {
         "cached_tokens": "tokens that the admissions of the step found in the prefix cache",
         "num_passes": "passes through the model, where the engine splits a step; 0: it was computed in one",
         "num_wide_passes": "of these passes, those of more than one token",
+        "window_tokens": "of context_tokens, what layers with a sliding window read; 0: not timed apart",
+        "window_pairs": "of prefill_pairs, what layers with a sliding window read; 0: not timed apart",
     },
     "states": _REPLICA
     | {
         "time_ns": "ns; rows are in the order in which things happened",
         "request_id": "as in requests",
-        "state": "prefill, recompute, decode, sat_out, preempted, swapped; blocked: it heads the queue and waits",
-        "reason": "why, where the policy gave a reason; else empty",
+        "state": "prefill, recompute, decode, sat_out, preempted, swapped; blocked: it heads the queue and waits;"
+        " held_back: others overtake it there; adapter, adapter_load, adapter_ready: of its LoRA adapter",
+        "reason": "why, where the policy gave a reason; else empty; of an adapter its name, or whence it comes",
         "blocker": "the request that stands in the way; null where none does",
     },
 }
@@ -145,7 +149,7 @@ def _steps(records: Records, replica: int = 0) -> _Columns:
 
 
 def _states(records: Records, replica: int = 0) -> _Columns:
-    codes = {"state": STATE_NAMES, "reason": records.texts}
+    codes = {"state": STATE_NAMES | REMARK_NAMES, "reason": records.texts}
     return _decoded(columns(records.states), replica if records.replicas is None else records.replicas.states, codes)
 
 
@@ -304,7 +308,7 @@ _CODES = ("request_class", "tenant", "reason", "why")
 
 def _rows(frame: pd.DataFrame, dtype: np.dtype, texts: dict[str, int]) -> NDArray[np.void]:
     """The records that `_decoded` made `frame` of; `texts` gives each text its code."""
-    named = {"outcome": OUTCOME_NAMES, "state": STATE_NAMES}
+    named = {"outcome": OUTCOME_NAMES, "state": STATE_NAMES | REMARK_NAMES}
     rows = np.empty(len(frame), dtype)
     for name in dtype.names or ():
         column = frame[name]

@@ -14,33 +14,50 @@ from batchsim.base.errors import NobodyToMeasure
 from batchsim.base.files import write_text
 from batchsim.base.units import format_duration
 from batchsim.drive.fleet.fleet_plan import UP, ReplicaSpan
-from batchsim.drive.fleet.fleet_records import EngineLife, merged
+from batchsim.drive.fleet.fleet_records import EngineLife, by_engine, merged
 from batchsim.kernel.record import CAP_CUT, FINISHED, Recorder
+from batchsim.metrics.adapter_table import adapter_table
+from batchsim.metrics.adapters import AdapterUse, adapter_use
 from batchsim.metrics.measure import Measured, combine, measure, measured_of
 from batchsim.metrics.point_inputs import PointInputs
 from batchsim.metrics.replica_table import replica_table
+from batchsim.metrics.rollouts import training_rows
 from batchsim.metrics.slo import Slo, parse_slo
 from batchsim.results.checksums import file_facts, sealed
 from batchsim.results.cost_ends import CostEnds, add_ends
 from batchsim.results.digests import digest_of
 from batchsim.results.failed import Failed, points_failed
-from batchsim.results.fleet_inputs import cost_terms, fleet_inputs, is_lasting, step_watts
+from batchsim.results.fleet_inputs import cost_terms, fleet_inputs, idle_watts, is_lasting, step_watts
 from batchsim.results.frames import pack_tables
 from batchsim.results.heading import heading, kv_text, measured_at
 from batchsim.results.minute_frames import pack_minutes
 from batchsim.results.point_files import PackedPoint, write_point
 from batchsim.results.provenance import as_json, cost_sources, csv_text, provenance, short_hash
-from batchsim.results.read import MANIFEST, POINTS_TABLE, REPLICAS, SCENARIO, SUMMARY, Results, load_results
+from batchsim.results.read import (
+    ADAPTERS,
+    MANIFEST,
+    POINTS_TABLE,
+    REPLICAS,
+    SCENARIO,
+    SUMMARY,
+    TRAININGS,
+    Results,
+    load_results,
+)
+from batchsim.results.rollout_bounds import rollout_bounds_ns
 from batchsim.scenario import Point, Scenario
 from batchsim.scenario.point import Run
 from batchsim.scenario.setup import Setup
 from batchsim.workload.build import intended_ns, task_of, turn_of
 from batchsim.workload.closed_loop import ClosedLoopWorkload
+from batchsim.workload.offline import OfflineWorkload
 from batchsim.workload.processes import ProfiledArrivals
+from batchsim.workload.rollout import RolloutWorkload
+from batchsim.workload.rollout_config import Rollout
 from batchsim.workload.tasks import TaskWorkload
 from batchsim.workload.workload_config import AllAtOnce, ClosedLoop, TraceArrivals
 
-_CHANGING = (ClosedLoop, TraceArrivals, AllAtOnce, ProfiledArrivals)
+_CHANGING = (ClosedLoop, Rollout, TraceArrivals, AllAtOnce, ProfiledArrivals)
 """Arrivals without a steady state: caused by answers, recorded, all at once, or of a changing rate."""
 
 # ---- one point
@@ -51,6 +68,7 @@ def point_inputs(setup: Setup, run: Run) -> PointInputs:
     file, workload, deployment = setup.scenario.file, run.workload, setup.cost.deployment
     traits = run.point.spec.config.traits
     class_slos = {name: parse_slo(c.slo) for name, c in file.workload.classes.items() if c.slo is not None}
+    terms = None if run.lives else cost_terms(setup, run.records, run.point.spec.config)
     inputs = PointInputs(
         records=run.records,
         window_ns=run.window_ns,
@@ -60,7 +78,7 @@ def point_inputs(setup: Setup, run: Run) -> PointInputs:
         num_gpus=setup.num_gpus,
         num_offered=workload.num_offered,
         all_at_once=workload.all_at_once,
-        closed_loop=isinstance(file.workload.arrivals, ClosedLoop),
+        closed_loop=isinstance(file.workload.arrivals, ClosedLoop | Rollout),
         stationary=not isinstance(file.workload.arrivals, _CHANGING) and is_lasting(run),
         max_num_seqs=traits.max_num_seqs,
         per_chunk_ns=workload.frontend.per_chunk,
@@ -68,8 +86,9 @@ def point_inputs(setup: Setup, run: Run) -> PointInputs:
         class_slos=class_slos,
         class_names=tuple(file.workload.classes),
         has_prefix_cache=bool(traits.prefix_cache),
-        cost_terms=None if run.lives else cost_terms(setup, run.records, run.point.spec.config),
-        step_watts=None if run.lives else step_watts(setup, run.records),
+        cost_terms=terms,
+        step_watts=None if terms is None else step_watts(setup, run.records, terms),
+        idle_watts=idle_watts(setup),
         peak_flops=None if deployment is None else deployment.peak_flops,
         memory_bandwidth=None if deployment is None else deployment.memory_bandwidth,
         fleet=fleet_inputs(setup, run) if setup.groups else None,
@@ -77,8 +96,27 @@ def point_inputs(setup: Setup, run: Run) -> PointInputs:
         task_of=task_of(workload),
         turn=turn_of(workload, run.records.requests["request_id"]),
         prunable=workload.prunable if isinstance(workload, TaskWorkload) else None,
+        adapters=_adapters(run) if setup.traffic.lora_rank is not None else None,
+        **_logs(setup, run),
     )
     return replace(inputs, digest=digest_of(setup, run, inputs)) if run.lives else inputs
+
+
+def _adapters(run: Run) -> AdapterUse:
+    """The use of LoRA adapters by the requests of a run."""
+    engines = [life.records for life in run.lives] or [engine for _, _, engine in by_engine(run.records)]
+    return adapter_use(run.records.requests, engines)
+
+
+def _logs(setup: Setup, run: Run) -> dict[str, Any]:
+    """What became of offline jobs, or of the groups of a rollout, with bounds on what they could take; nothing of other
+    workloads."""
+    if isinstance(run.workload, OfflineWorkload):
+        return {"offline": run.workload.log}
+    if not isinstance(run.workload, RolloutWorkload):
+        return {}
+    log = run.workload.log
+    return {"rollout": log, "rollout_bounds_ns": rollout_bounds_ns(setup, run.point.spec.config, log)}
 
 
 def metric_names(setup: Setup, point: Point) -> list[str]:
@@ -95,7 +133,8 @@ def measured_point(setup: Setup, run: Run, name: str) -> PackedPoint:
     check_cohort(run)
     inputs = point_inputs(setup, run)
     tables = pack_minutes(inputs, run.lives or (EngineLife(0, run.records),)) if run.keep == "minutes" else None
-    return pack_point(run, measure(inputs), name, replica_table(inputs), tables)
+    rows = {"replicas": replica_table(inputs), "trainings": training_rows(inputs), "adapters": adapter_table(inputs)}
+    return pack_point(run, measure(inputs), name, tables=tables, **rows)
 
 
 def keep_measured(run: Run, measured: Measured, folder: Path) -> dict[str, Any]:
@@ -111,8 +150,11 @@ def pack_point(
     name: str,
     replicas: Sequence[dict[str, Any]] = (),
     tables: dict[str, bytes] | None = None,
+    trainings: Sequence[dict[str, Any]] = (),
+    adapters: Sequence[dict[str, Any]] = (),
 ) -> PackedPoint:
-    """A point with its metrics and those of each of its `replicas`, to be written to a folder of this name.
+    """A point with its metrics and those of each of its `replicas`, `trainings` and LoRA `adapters`, to be written to a
+    folder of this name.
 
     `tables` are the bytes of its tables by file name, by default those of its records that are to be kept.
     """
@@ -138,6 +180,10 @@ def pack_point(
     if replicas:
         result["replicas"] = list(replicas)
         result["replica_spans"] = [asdict(span) for span in run.spans]
+    if trainings:
+        result["trainings"] = list(trainings)
+    if adapters:
+        result["adapters"] = list(adapters)
     if tables is None:
         tables = pack_tables(run.records, intended_ns=intended_ns(run.workload), requests_only=run.keep == "requests")
     return PackedPoint.of(result, tables)
@@ -189,8 +235,9 @@ def keep_run(
     folder = home / short_hash([each.point if isinstance(each, Failed) else each["point"] for each in outcomes])
     folder.mkdir(parents=True, exist_ok=True)
     files = {SUMMARY: csv_text(summary), POINTS_TABLE: csv_text(points), SCENARIO: scenario.text}
-    if rows := _replica_rows(results):
-        files[REPLICAS] = csv_text(rows)
+    for name, of in ((REPLICAS, "replicas"), (TRAININGS, "trainings"), (ADAPTERS, "adapters")):
+        if rows := _rows_of(results, of):
+            files[name] = csv_text(rows)
     for name, text in files.items():
         write_text(folder / name, text)
     facts = facts | {"files": {name: file_facts(text.encode()) for name, text in files.items()}}
@@ -226,11 +273,11 @@ def _manifest(setup: Setup, results: Sequence[dict[str, Any]], failed: Sequence[
 # ---- tables
 
 
-def _replica_rows(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of replicas.csv, by policy (and variant), load, seed and replica."""
+def _rows_of(results: Sequence[dict[str, Any]], of: str) -> list[dict[str, Any]]:
+    """Rows of replicas.csv, trainings.csv or adapters.csv, by policy (and variant), load, seed and what they are of."""
     head = ("policy", "variant", "load", "seed", "point")
     ordered = sorted(results, key=lambda result: [result[name] for name in head])
-    return [{name: result[name] for name in head} | row for result in ordered for row in result.get("replicas", [])]
+    return [{name: result[name] for name in head} | row for result in ordered for row in result.get(of, [])]
 
 
 def summary_rows(scenario: Scenario, outcomes: Sequence[dict[str, Any] | Failed]) -> list[dict[str, Any]]:

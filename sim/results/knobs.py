@@ -17,6 +17,15 @@ def knobs(results: Results, policy: str) -> Mapping[str, Any]:
     return scenario_of(results, policy)["policies"][label] or {}
 
 
+def asks_for_no_tokens(scenario: Mapping[str, Any]) -> bool:
+    """Whether requests of a scenario, as plain values, are of a pooling model."""
+    workload = scenario.get("workload") or {}
+    owners = [workload, *((workload.get("classes") or {}).values())]
+    lengths = [owner.get("lengths") for owner in owners if isinstance(owner, Mapping)]
+    outputs = [each.get("output") for each in lengths if isinstance(each, Mapping)]
+    return any(isinstance(output, Mapping) and output.get("kind") == "none" for output in outputs)
+
+
 def speculation(results: Results, policy: str) -> Mapping[str, Any]:
     """How `policy` drafts tokens, as its scenario states it: a `speculative_config` of vLLM, or a choice of several; of
     SGLang the `method` alone; empty if it does not."""

@@ -24,10 +24,12 @@ from batchsim.metrics.slo import Slo
 
 @dataclass(frozen=True)
 class Tested:
-    """A tested load of a policy. `excess` is above 0 where the SLO is missed, larger the further; None: unknown."""
+    """A tested load of a policy. `excess` is above 0 where the SLO is missed, larger the further; None: unknown.
+    `grows`: the queue grows whatever the cost's error; `unstable`: as simulated."""
 
     load: float
     unstable: bool
+    grows: bool
     meets_slo: bool
     throughput_rps: float
     e2e_mean_s: float | None
@@ -95,6 +97,7 @@ def curve(rows: Iterable[Mapping[str, Any]], slo: Slo | None) -> list[Tested]:
             Tested(
                 load=float(row["load"]),
                 unstable=unstable,
+                grows=unstable and _number(row, "within_cost_error") != 1,
                 meets_slo=meets,
                 throughput_rps=_number(row, "throughput_rps") or 0.0,
                 e2e_mean_s=_number(row, "e2e_mean_s"),
@@ -134,8 +137,8 @@ def crossing(tested: list[Tested]) -> Crossing:
 
 
 def unstable_from(tested: list[Tested]) -> float | None:
-    """The lowest load at which the queue grows; None if there is none."""
-    return next((point.load for point in tested if point.unstable), None)
+    """The lowest load at which the queue grows whatever the cost's error; None if there is none."""
+    return next((point.load for point in tested if point.grows), None)
 
 
 def _excess(row: Mapping[str, Any], slo: Slo | None) -> float | None:

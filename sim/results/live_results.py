@@ -109,7 +109,7 @@ def real_inputs(setup: Setup, run: Run) -> PointInputs:
     inputs = point_inputs(setup, run)
     if setup.cost.profile is not None and setup.cost.profile.origin == "measured":
         return inputs
-    return replace(inputs, cost_terms=None, step_watts=None, peak_flops=None, memory_bandwidth=None)
+    return replace(inputs, cost_terms=None, step_watts=None, idle_watts=None, peak_flops=None, memory_bandwidth=None)
 
 
 def real_source(made: dict[str, Any]) -> str:

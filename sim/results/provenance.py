@@ -25,6 +25,7 @@ import numpy as np
 from batchsim.base.files import file_hash, write_text
 from batchsim.base.plain import to_plain
 from batchsim.cost.drafter import draft_sources
+from batchsim.results.fleet_inputs import energy_words
 from batchsim.scenario import Point, PolicySpec
 from batchsim.scenario.own_code import own_kinds
 from batchsim.scenario.setup import Setup
@@ -55,7 +56,11 @@ def identity(setup: Setup) -> dict[str, Any]:
 def cost_sources(setup: Setup) -> list[str]:
     """Where the cost of steps comes from, of every group of replicas."""
     setups = [group.setup for group in setup.groups] or [setup]
-    sources = [source for one in setups for source in (*one.cost.sources(), *draft_sources(one.scenario.cost.draft))]
+    sources = [
+        source
+        for one in setups
+        for source in (*one.cost.sources(), energy_words(one), *draft_sources(one.scenario.cost.draft))
+    ]
     return list(dict.fromkeys(sources))
 
 

@@ -39,7 +39,8 @@ from batchsim.results.provenance import other_version
 
 POINTS = "points"
 MANIFEST, SCENARIO = "manifest.json", "scenario.yaml"
-SUMMARY, POINTS_TABLE, REPLICAS = "summary.csv", "points.csv", "replicas.csv"
+SUMMARY, POINTS_TABLE, REPLICAS, TRAININGS = "summary.csv", "points.csv", "replicas.csv", "trainings.csv"
+ADAPTERS = "adapters.csv"
 COMPARED = ("ttft_p99_s", "tpot_p99_s", "norm_latency_mean_s", "in_slo")
 """The metrics whose differences between policies are in the JSON of a run."""
 _HEAD = ("scenario_name", "heading", "kv", "workload", "slo", "objective", "measured_at")
@@ -53,7 +54,7 @@ _COLUMNS = {
 }
 """What is read of the tables that every run has, whatever metrics its version knew."""
 _MAY_BE = ("vary", "precision")
-_TEXT = {"policy", "kind", "label", "variant", "few", "load_name", "point", "bound_by", "vary_key", "group"}
+_TEXT = {"policy", "kind", "label", "variant", "few", "load_name", "point", "bound_by", "vary_key", "group", "adapter"}
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,19 @@ class Results:
         if not self.scenario.get("replicas"):
             return None
         return _read_csv(self.path, REPLICAS, self.manifest)
+
+    def trainings(self) -> pd.DataFrame | None:
+        """A row a policy, load, seed and training of a rollout; see `batchsim.metrics.rollouts`. None without one."""
+        if "trainings" not in self.summary:
+            return None
+        return _read_csv(self.path, TRAININGS, self.manifest)
+
+    def adapters(self) -> pd.DataFrame | None:
+        """A row a policy, load, seed and LoRA adapter; see `batchsim.metrics.adapter_table`. None without any asked
+        for."""
+        if ADAPTERS not in self.manifest["files"]:
+            return None
+        return _read_csv(self.path, ADAPTERS, self.manifest)
 
     def spans(self, policy: str, load: float, seed: int) -> tuple[ReplicaSpan, ...]:
         """What each replica was doing when, by replica and time; () for runs of one engine."""
@@ -330,6 +344,7 @@ def load_results(path: Path | str) -> Results:
         if not runs:
             raise ScenarioError(f"{folder}: holds no results. Give the folder that `batchsim run` printed.")
         folder = runs[-1].parent
+    folder = folder.resolve() if folder.is_symlink() else folder  # its points lie beside where it really is
     manifest = _manifest(folder)
     if other := other_version(manifest):
         warnings.warn(

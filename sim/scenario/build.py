@@ -174,6 +174,7 @@ def _specs(label: str, document: Document, allow_code: bool, device: Device | No
     for picked in itertools.product(*choices.values()):
         chosen = dict(zip(choices, picked, strict=True))
         knobs = entry | chosen
+        knobs |= config_type.stated_defaults(knobs)
         by_device = {} if device is None else config_type.device_defaults(device, knobs)
         config = check_values(config_type, knobs | by_device, document, path)
         if predictor is not None and not config.traits.needs_predictor:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, is_dataclass
-from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from batchsim.base.errors import ScenarioError, cut, nearest
-from batchsim.base.later import Later, kind_named
-from batchsim.base.plain import adapter
-from batchsim.base.problems import name_of, path_of, range_error, type_wanted
+from batchsim.base.problems import UNKNOWN, name_of, path_of, range_error, type_wanted
+from batchsim.base.reading import read
 from batchsim.scenario.config import ScenarioFile
-from batchsim.scenario.deployment_config import DeploymentConfig
 from batchsim.scenario.document import Document
 from batchsim.scenario.document import Path as Keys
 
@@ -30,10 +28,11 @@ _GONE = {
 """Kinds of earlier versions, and what to write instead."""
 
 
-def check_values(kind: Any, value: Any, document: Document, path: Keys) -> Any:
-    """`value` as the dataclass `kind`; its errors as a ScenarioError, in file order, a line each."""
+def check_values(kind: Any, value: Any, document: Document, path: Keys, own: Mapping[str, Any] | None = None) -> Any:
+    """`value` as the dataclass `kind`; its errors as a ScenarioError, in file order, a line each. `own` are configs of
+    the user's own kinds, by the JSON of their values."""
     try:
-        return adapter(kind).validate_json(json.dumps(value))
+        return read(kind, value, {"own": own})
     except ValidationError as error:
         problems = [(path_of(item["loc"], value), item) for item in error.errors(include_url=False)]
 
@@ -41,7 +40,7 @@ def check_values(kind: Any, value: Any, document: Document, path: Keys) -> Any:
         return document.line((*path, *keys))
 
     # Beside an unknown key a missing one is most often the same key misspelt: the unknown one says more.
-    odd = {keys[:-1] for keys, item in problems if item["type"] == "unexpected_keyword_argument"}
+    odd = {keys[:-1] for keys, item in problems if item["type"] == UNKNOWN}
     telling = [p for p in problems if not (p[1]["type"] in _MISSING and p[0][:-1] in odd)]
 
     # A missing cost comes first, without missing policies: a deployment in its place names one too.
@@ -60,7 +59,7 @@ def check_values(kind: Any, value: Any, document: Document, path: Keys) -> Any:
         first.setdefault(keys, item)
     lines = []
     for keys, item in first.items():
-        message = _message(kind, value, document.written((*path, *keys)), keys, item)
+        message = _message(kind, document.written((*path, *keys)), item)
         lines.append(f"{document.where(_blamed(document, (*path, *keys), item))}: {message}")
     more = [f"{len(lines) - MOST_ERRORS:,} more after these."] if len(lines) > MOST_ERRORS else []
     raise ScenarioError(*lines[:MOST_ERRORS], *more)
@@ -73,15 +72,15 @@ def _blamed(document: Document, path: Keys, item: ErrorDetails) -> Keys:
     return longest if longest in document.lines or longest in document.overrides else path
 
 
-def _message(kind: Any, root: Any, full: Keys, keys: Keys, item: ErrorDetails) -> str:
+def _message(kind: Any, full: Keys, item: ErrorDetails) -> str:
     name = ".".join(str(part) for part in full) or "the scenario"
     match item["type"]:
         case "unexpected_keyword_argument":
             owner = ".".join(str(part) for part in full[:-1]) or "a scenario"
-            known = _field_names(kind, root, keys[:-1])
-            return f"{name} is not a field of {owner}. {nearest(str(keys[-1]), known)}"
+            known = _field_names(item.get("ctx", {})["owner"])
+            return f"{name} is not a field of {owner}. {nearest(str(full[-1]), known)}"
         case "missing" | "missing_argument":
-            if keys[-1] == "cost":
+            if full[-1] == "cost":
                 return f"{name} is missing. Add deployment: {{engine: vllm, gpu: h100_sxm}}, or cost: a GPU or profile."
             return f"{name} is missing. Add it."
         case "union_tag_invalid":
@@ -94,9 +93,8 @@ def _message(kind: Any, root: Any, full: Keys, keys: Keys, item: ErrorDetails) -
         case "union_tag_not_found":
             return f"{name} has no kind. Add kind: with the name of one."
         case "value_error" if error := range_error(item):
-            within = len(full) - len(keys) + _owner(kind, root, keys)
-            owner = ".".join(str(part) for part in full[:within])
-            return (f"{owner}: " if owner else "") + f"{name_of(full[within:])} {error}"
+            owner = ".".join(str(part) for part in full[: -len(error.keys)])
+            return (f"{owner}: " if owner else "") + f"{name_of(full[-len(error.keys) :])} {error}"
         case "value_error":
             reason = str(item["msg"]).removeprefix("Value error, ")
             return (f"{name}: " if full else "") + reason + ("" if reason.endswith((".", "?")) else ".")
@@ -107,47 +105,8 @@ def _message(kind: Any, root: Any, full: Keys, keys: Keys, item: ErrorDetails) -
             return f"{name} is {shown}. Write {named}{type_wanted(item)}{or_auto}."
 
 
-def _field_names(kind: Any, value: Any, keys: Keys) -> list[str]:
-    """The fields of the dataclass that stands at `keys` below `kind`."""
-    kind = _kinds(kind, value, keys)[-1]
-    names = [field.name for field in fields(kind)] if is_dataclass(kind) else []
-    if kind is DeploymentConfig:
-        names.remove("kind")  # which no scenario writes
+def _field_names(kind: type) -> list[str]:
+    """The keys that a scenario may write where the dataclass `kind` stands."""
+    no_scenario_has = ("kind", "deployment")
+    names = [field.name for field in fields(kind) if (field.name, field.default) != no_scenario_has]
     return ["deployment", *names] if "cost" in names else names
-
-
-def _owner(kind: Any, value: Any, keys: Keys) -> int:
-    """How many of `keys` lead to the innermost dataclass that has the others."""
-    return max(i for i, each in enumerate(_kinds(kind, value, keys[:-1])) if is_dataclass(each))
-
-
-def _kinds(kind: Any, value: Any, keys: Keys) -> list[Any]:
-    """The types of `value`, itself of `kind`, and of what stands at each of `keys` below it."""
-    kinds = [_chosen(kind, value)]
-    for key in keys:
-        kind = kinds[-1]
-        if is_dataclass(kind):
-            kind = get_type_hints(kind, include_extras=True).get(str(key))
-        else:
-            arguments = get_args(kind)
-            kind = arguments[-1] if get_origin(kind) is dict else arguments[0] if arguments else None
-        value = value.get(key) if isinstance(value, dict) else None
-        kinds.append(_chosen(kind, value))
-    return kinds
-
-
-def _chosen(kind: Any, value: Any) -> Any:
-    """The member of a union that `value` names by its kind; an optional or annotated type without its wrapping."""
-    if get_origin(kind) is Annotated:
-        inner, *marks = get_args(kind)
-        return next((mark.config() for mark in marks if isinstance(mark, Later)), None) or _chosen(inner, value)
-    given = [member for member in get_args(kind) if member is not NoneType]
-    if get_origin(kind) in (Union, UnionType) and len(given) == 1:
-        return _chosen(given[0], value)
-    members = [member for member in get_args(kind) if is_dataclass(member) or get_origin(member) is Annotated]
-    if is_dataclass(kind) or not members or get_origin(kind) in (dict, tuple, list):
-        return kind
-    if len(members) == 1:
-        return _chosen(members[0], value)
-    named = value.get("kind") if isinstance(value, dict) else None
-    return _chosen(next((member for member in members if kind_named(member) == named), members[0]), value)

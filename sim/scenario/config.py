@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from batchsim.base.errors import CalibrationError, ScenarioError, bounded, nearest
-from batchsim.base.later import later
-from batchsim.base.plain import texts_in, to_plain
+from batchsim.base.plain import LEFT_OUT, texts_in, to_plain
 from batchsim.base.ranges import MAX_CHOICES, Config, Factor, PositiveInt, Range, check_ranges
+from batchsim.base.reading import later
 from batchsim.base.units import Rate
+from batchsim.cost.lora_cost import LoraCost
 from batchsim.scenario.kv_config import KvConfig
 from batchsim.scenario.scenario_cost import ScenarioCost
+from batchsim.workload.offline_config import Users
 from batchsim.workload.tagged import ByKind, OrWord
-from batchsim.workload.workload_config import ClosedLoop, Users, WorkloadConfig
+from batchsim.workload.workload_config import ClosedLoop, WorkloadConfig
 
 if TYPE_CHECKING:
     from batchsim.drive.fleet.admission import AdmissionConfig
@@ -46,17 +48,21 @@ AutoPoints = Annotated[int, Range(4, 100)]
 class LoadConfig(Config):
     """The load axis: one of mean rates, numbers of users, or factors on a trace's rate.
 
-    `auto` in the place of the list finds `points` loads a policy: from far below its saturation to above it, most of
-    them around the knee and where the SLO is crossed.
+    `auto` in the place of the list finds loads: from far below a policy's saturation to above it, most of them around
+    the knee and where the SLO is crossed.
 
     >>> batchsim.Load(mean_rate=["4/s", "8/s"]).mean_rate
     (4.0, 8.0)
     """
 
     mean_rate: Annotated[tuple[Rate, ...] | Literal["auto"], OrWord(AUTO)] | None = None
+    """Mean rates of the arrivals, in requests a second, or auto."""
     users: Annotated[tuple[Users, ...] | Literal["auto"], OrWord(AUTO)] | None = None
+    """Numbers of users of a closed loop, or auto."""
     rate_scale: Annotated[tuple[Factor, ...] | Literal["auto"], OrWord(AUTO)] | None = None
+    """Factors on the trace's rate, or auto."""
     points: AutoPoints | None = None
+    """Loads a policy that `auto` finds."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -91,31 +97,41 @@ class LoadConfig(Config):
 
 @dataclass(frozen=True)
 class ScenarioFile(Config):
-    """A scenario file key by key. `policies` maps a label to its knobs; the kind is the label unless given.
-
-    `slo` is one requirement, as in `ttft<1s & tpot<50ms @ 99%`. `max_model_len` is the model's own unless given.
-    `max_waiting` bounds every engine's queue: arrivals beyond it are rejected. `seeds` counts repetitions. With
-    `cost_factor` every step takes that many times as long. `replicas`: several engines behind a router; else one.
-    `plan` is for `batchsim plan` alone. `vary` names one key, dotted as for --set, and its values: all is run once
-    with each. `keep` is what is kept of each point, at the same figures: `all` steps, states and requests; `requests`
-    alone; or `minutes`, histograms and series by minute, for runs of many requests.
-    """
+    """A scenario file key by key."""
 
     model: str
+    """The model: a name of `batchsim catalog`, a Hugging Face id listed there, or the path of a config.json."""
     cost: Annotated[ScenarioCost, ByKind()]
+    """What steps cost: a profile, a fit, a GPU for its roofline, or a mapping with a `kind`."""
     workload: WorkloadConfig
+    """Which requests come, when, and how patient their clients are."""
     policies: dict[str, dict[str, Any] | None]
+    """The policies by label, each with its knobs; its kind is the label unless given."""
     slo: str
+    """One requirement, as in `ttft<1s & tpot<50ms @ 99%`."""
     load: LoadConfig | None = None
+    """The loads to simulate: the axis of every curve."""
     seeds: Seeds = 3
+    """Repetitions of every point, each with random draws of its own."""
     kv: KvConfig = field(default_factory=KvConfig)
+    """The KV memory: its blocks, and how many tokens it holds."""
     replicas: ReplicasConfig | None = None
+    """Several engines behind a router; else one."""
     max_model_len: PositiveInt | None = None
+    """The most tokens of a request, prompt and answer together; the model's own unless given."""
     max_waiting: PositiveInt | None = None
+    """Requests in every engine's queue at most: arrivals beyond it are rejected."""
     cost_factor: CostFactor = 1.0
+    """How many times as long every step takes."""
+    lora_cost: LoraCost | None = field(default=None, metadata=LEFT_OUT)
+    """What LoRA adapters cost; needed where the workload has some."""
     plan: PlanConfig | None = None
+    """What `batchsim plan` is to buy GPUs for; for that command alone."""
     vary: dict[str, list[Any]] | None = None
+    """One key, dotted as for --set, and its values: all is run once with each."""
     keep: Keep = "all"
+    """What is kept of each point, at the same figures: `all` steps, states and requests; `requests` alone; or
+    `minutes`, histograms and series by minute, for runs of many requests."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -123,6 +139,13 @@ class ScenarioFile(Config):
             raise ValueError("policies is empty. Name at least one; `batchsim policies` lists them.")
         if self.load is not None:
             self._check_load(self.load.axis[0])
+        if self.lora_cost is None and self.workload.lora_rank is not None:
+            raise ValueError(
+                "lora_cost is missing: the workload has LoRA adapters. Write lora_cost: {step: 5%, per_adapter: 1%,"
+                " load_gpu: 10ms, load_disk: 200ms}, say."
+            )
+        if self.lora_cost is not None and self.workload.lora_rank is None:
+            raise ValueError("lora_cost: the workload has no LoRA adapters. Write workload.loras, or drop lora_cost.")
         if self.vary is not None:
             self._check_vary(self.vary)
         if self.plan is not None:
@@ -138,10 +161,13 @@ class ScenarioFile(Config):
 
     def _check_plan(self, plan: PlanConfig) -> None:
         plan.check(self.workload)
-        if self.kv.tokens is not None and any(offer.kv_tokens is None for offer in plan.gpus.values()):
+        if self.replicas is not None and self.replicas.transfer is not None:
+            raise ValueError("plan: GPUs are not planned for prefill and decode apart. Leave out plan, or pools.")
+        stated = next((name for name in ("tokens", "memory") if getattr(self.kv, name) is not None), "")
+        if stated and any(offer.kv_tokens is None for offer in plan.gpus.values()):
             raise ValueError(
-                f"plan: kv.tokens {self.kv.tokens} is the memory of one kind of GPU. Write plan.gpus.NAME.kv_tokens for"
-                " each instead."
+                f"plan: kv.{stated} {getattr(self.kv, stated)} is the memory of one kind of GPU. Write"
+                " plan.gpus.NAME.kv_tokens for each instead."
             )
 
     def _check_load(self, axis: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from batchsim.base.errors import ScenarioError
 from batchsim.cost.base import Cost
+from batchsim.cost.lora_cost import LoraCost
 from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.scenario.config import Keep, LoadConfig, Scenario
 from batchsim.scenario.deployment_config import DeploymentConfig
@@ -18,7 +19,7 @@ from batchsim.scenario.kv_config import KvConfig
 from batchsim.scenario.load import load_scenario
 from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.plan_config import PlanConfig
-from batchsim.scenario.replicas_config import ReplicasConfig
+from batchsim.scenario.replicas_config import PoolsConfig, ReplicasConfig
 from batchsim.scenario.unread_keys import check_replaced
 from batchsim.scenario.written import as_written
 from batchsim.workload.workload_config import WorkloadConfig
@@ -42,9 +43,11 @@ def scenario(
     seeds: int | None = None,
     kv: KvConfig | Plain | None = None,
     replicas: ReplicasConfig | Plain | None = None,
+    pools: PoolsConfig | Plain | None = None,
     max_model_len: int | None = None,
     max_waiting: int | None = None,
     cost_factor: float | None = None,
+    lora_cost: LoraCost | Plain | None = None,
     plan: PlanConfig | Plain | None = None,
     vary: Mapping[str, Sequence[Any]] | None = None,
     keep: Keep | None = None,
@@ -90,9 +93,11 @@ def scenario(
         "seeds": seeds,
         "kv": kv,
         "replicas": replicas,
+        "pools": pools,
         "max_model_len": max_model_len,
         "max_waiting": max_waiting,
         "cost_factor": cost_factor,
+        "lora_cost": lora_cost,
         "plan": plan,
         "vary": vary,
         "keep": keep,

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from batchsim.base.errors import ScenarioError, cut
 from batchsim.base.ranges import Config, Range, check_ranges
-from batchsim.base.units import Bandwidth, Flops, PositiveDuration, Size, format_duration
+from batchsim.base.units import Bandwidth, Flops, PositiveDuration, Size, Watts, format_duration
 from batchsim.cost.drafter_config import DraftersConfig
-from batchsim.cost.profile_config import StatedHost
+from batchsim.cost.encoder_config import EncoderConfig
+from batchsim.cost.host_config import StatedHost
+from batchsim.cost.shapes.config import ShapesConfig
 from batchsim.workload.tagged import OrWord
 
 if TYPE_CHECKING:
@@ -38,18 +40,23 @@ _MULTIPLIED = {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "nvfp4", "int8": "int8
 
 @dataclass(frozen=True, slots=True)
 class GpuSheet(Config):
-    """A GPU by the user's own figures, for which there are no tables: bytes of memory, bytes/s of memory and of the
-    links to the host and to its peers, which several GPUs need stated, dense FLOP/s in bf16, and in FP8 where it
-    multiplies that. Step times are those of its roofline."""
+    """A GPU by the user's own figures, for which there are no tables: step times are those of its roofline."""
 
     memory: Size
+    """GPU memory, like 80GB."""
     bandwidth: Bandwidth
+    """Bandwidth of the GPU's memory, like 3350GB/s."""
     bf16: Flops
+    """Dense bf16 operations a second, like 989TFLOP/s."""
     fp8: Flops | None = None
+    """Dense FP8 operations a second; none: it computes in bf16."""
     kind: Literal["sheet"] = "sheet"
     name: str = "own-gpu"
+    """What the sheet's GPU is called in reports."""
     host_link: Bandwidth = 32e9
+    """Bandwidth between GPU and host memory, like 64GB/s."""
     peer_link: Bandwidth | None = None
+    """Bandwidth between GPUs, one way, like 450GB/s; several GPUs need it."""
 
     def spec(self) -> GpuSpec:
         """The GPU as costs and memory read it."""
@@ -71,7 +78,9 @@ class Anchor(Config):
     """One measured point: the mean time per output token at a concurrency."""
 
     concurrency: Annotated[int, Range(1, 16_384)]  # simulated several times; no engine runs more at a time
+    """Requests at a time in the measured point."""
     tpot: PositiveDuration
+    """Its measured mean time per output token."""
 
     def __str__(self) -> str:
         return f"tpot {format_duration(self.tpot)} at concurrency {self.concurrency}"
@@ -79,34 +88,50 @@ class Anchor(Config):
 
 @dataclass(frozen=True, slots=True)
 class DeploymentConfig(Config):
-    """An engine on GPUs. `gpu`: a name of the catalog, or a sheet. `version`: of the engine whose kernel tables are
-    meant; "": the newest there are.
-
-    `tp`, `pp`, `ep`, `dp_attention` are as in `Deployment`. `weights`, `moe`, `kv`: types of weights, of experts' and
-    of the KV cache; None is the checkpoint's. `activations`: the type in which matrices are multiplied; None is the one
-    that goes with the weights. `host` replaces the host's time, `anchor` fits step times to a measured point, `draft`
-    says what drafting costs, and `extrapolate` continues the curves beyond what the profile covers.
+    """An engine on GPUs, whose step costs come from measured kernel tables.
 
     >>> batchsim.Deployment("vllm", "h100", tp=2).kind
     'deployment'
     """
 
     engine: Engine
+    """The engine whose kernel tables are meant: vllm, sglang or tensorrt_llm."""
     gpu: Annotated[GpuSheet | str, OrWord()]
+    """The GPU: a name of `batchsim catalog`, or a sheet of its numbers."""
     kind: Literal["deployment"] = "deployment"
     version: str = ""
+    """Version of the engine, by which its memory and defaults go; step costs are of the nearest version with kernel
+    tables. The newest with tables unless given."""
     tp: Degree = 1
+    """GPUs that share each layer (tensor parallel)."""
     pp: Degree = 1
+    """Stages of a pipeline, each with as many layers."""
     ep: Degree = 1
+    """GPUs among which whole experts are divided (expert parallel), a divisor of tp × dp_attention."""
     dp_attention: Degree = 1
+    """Groups of `tp` GPUs that each run the attention of their own sequences, while all share the experts."""
     weights: WeightType | None = None
+    """Type of the weights; the checkpoint's unless given."""
     moe: WeightType | None = None
+    """Type of the experts' weights; the checkpoint's unless given."""
     kv: KvType | None = None
+    """Type of the KV cache; the checkpoint's unless given."""
     activations: Literal["bfloat16", "float16", "fp8", "int8", "nvfp4"] | None = None
+    """Type in which matrices are multiplied; the one that goes with the weights unless given."""
     host: StatedHost | None = None
+    """The host's time of each step, stated, in place of the profile's."""
     anchor: Anchor | None = None
+    """A measured point to which step times are fitted."""
     draft: DraftersConfig | None = None
+    """What drafting costs, by method."""
+    encoder: EncoderConfig | None = None
+    """What encoding images, audios and videos takes, beside the steps."""
+    shapes: ShapesConfig | None = None
+    """Compiled shapes, to which steps are padded; without it no step is."""
     extrapolate: bool = False
+    """Whether the curves are continued beyond what the profile covers."""
+    power_cap: Watts | None = None
+    """The most W that each GPU may draw: steps that would draw more run at a lower clock."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -118,7 +143,7 @@ class DeploymentConfig(Config):
                 f"activations {self.activations}: kernels multiply {weights} in {type_}. Leave activations out, or"
                 " state weights that are multiplied so."
             )
-        if not isinstance(self.gpu, str):
+        if not self.has_tables:
             self._check_sheet()
 
     def _check_sheet(self) -> None:
@@ -144,6 +169,13 @@ class DeploymentConfig(Config):
             raise ValueError(
                 f"version {self.version} means kernel tables, and a GPU of a sheet has none. Leave it out."
             )
+
+    @property
+    def has_tables(self) -> bool:
+        """Whether kernel tables may know the GPU: it has a name, and is no other accelerator."""
+        from batchsim.deployment.catalog import ACCELERATORS
+
+        return isinstance(self.gpu, str) and self.gpu not in ACCELERATORS
 
     @property
     def num_gpus(self) -> int:
@@ -177,12 +209,13 @@ class DeploymentConfig(Config):
         )
 
     def build(self, model: ModelSpec, *, block_size: int = 16, max_model_len: int | None = None) -> Cost:
-        """The step times of `model`: from a profile of the kernel tables; on a GPU of a sheet, from its roofline.
+        """The step times of `model`: from a profile of the kernel tables; on a GPU of a sheet, or another
+        accelerator, from its roofline.
 
         ScenarioError or CalibrationError, in one line with the ways out, where there are none.
         """
         deployment = self.deployment(model)
-        if isinstance(self.gpu, str):
+        if self.has_tables:
             from batchsim.cost.calibrated import Calibrated  # readers of a deployment's keys do not need the tables
             from batchsim.tables.find import profile_of
 
@@ -198,7 +231,7 @@ class DeploymentConfig(Config):
 
     def preset(self, policy: PolicyConfig) -> Preset | None:
         """The host, and how slow kernels are in the engine, under a policy; None where that is stated or not known."""
-        if self.host is not None or not isinstance(self.gpu, str):
+        if self.host is not None or not self.has_tables:
             return None
         from batchsim.cost.presets import preset_of
 

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from batchsim.base.errors import CalibrationError, ScenarioError
+from batchsim.base.kv_groups import KvGroup, KvLayout
+from batchsim.cost.adapters import adapter_bytes
 from batchsim.cost.base import Cost
+from batchsim.cost.drafter import memory_of_drafter
 from batchsim.cost.fitted import Fitted
+from batchsim.cost.shapes.config import EngineSizes, ShapesConfig
+from batchsim.cost.shapes.engine import less_programs
 from batchsim.deployment.catalog import read_model
+from batchsim.deployment.deployment import Deployment, DraftMemory
+from batchsim.deployment.kv_groups import batches_in_flight, request_blocks
 from batchsim.deployment.memory import STEP_REQUESTS, STEP_TOKENS, KvBudget
 from batchsim.deployment.model import GpuSpec, ModelSpec
 from batchsim.kernel.policy_config import Device
@@ -25,7 +33,9 @@ def device_of(file: ScenarioFile, model_path: str) -> Device | None:
         return None
     if gpu is None:
         return None
-    return Device(gpu.name, gpu.memory_bytes, file.max_model_len or model.max_position_embeddings)
+    stated = file.cost if isinstance(file.cost, DeploymentConfig) else None
+    of = ("", "") if stated is None else (stated.engine, stated.version)
+    return Device(gpu.name, gpu.memory_bytes, file.max_model_len or model.max_position_embeddings, *of)
 
 
 def _gpu_of(file: ScenarioFile, model: ModelSpec) -> GpuSpec | None:
@@ -57,8 +67,24 @@ def kv_budget(scenario: Scenario, model: ModelSpec, cost: Cost) -> KvBudget:
     """
     kernel = cost.kernel if isinstance(cost, Fitted) else None
     kv, deployment, profile = scenario.file.kv, cost.deployment, (kernel or cost).profile
+    shapes = getattr(scenario.cost, "shapes", None)
+    if kv.groups:
+        _check_shapes_keep_nothing(shapes, "kv.groups")
+        layout = KvLayout(kv.groups, kv.block_bytes)
+        return KvBudget(kv.pool_blocks, layout.unit, kv.source or "stated in the scenario", layout)
     if kv.tokens is not None:
-        return KvBudget(kv.tokens // kv.block_size, kv.block_size, "stated in the scenario")
+        _check_shapes_keep_nothing(shapes, "kv.tokens")
+        return KvBudget(kv.tokens // kv.block_size, kv.block_size, kv.source or "stated in the scenario")
+    traits = [spec.config.traits for spec in scenario.specs]
+    largest_step = _LargestStep(
+        max((each.max_num_batched_tokens or 0 for each in traits), default=0) or STEP_TOKENS,
+        max((each.max_num_seqs or 0 for each in traits), default=0) or STEP_REQUESTS,
+        any(each.prefix_cache for each in traits),
+        max((each.speculation.num_drafts for each in traits if each.speculation is not None), default=0),
+    )
+    if kv.memory is not None:
+        _check_shapes_keep_nothing(shapes, "kv.memory")
+        return _in_memory(scenario, replace(deployment or Deployment(model), model=model), kv.memory, largest_step)
     if deployment is None:
         raise ScenarioError(f"cost {scenario.cost.kind} has no GPU to derive KV memory from. Add kv: tokens.")
     if profile is not None and profile.num_blocks is not None and profile.block_size == kv.block_size:
@@ -76,22 +102,134 @@ def kv_budget(scenario: Scenario, model: ModelSpec, cost: Cost) -> KvBudget:
     own = replace(deployment, model=model)  # of the same shape, under the name that the scenario has for it
     if isinstance(scenario.cost, DeploymentConfig) and scenario.cost.version:
         own = replace(own, version=scenario.cost.version)  # the tables may be of another, by whose rule no memory goes
-    traits = [spec.config.traits for spec in scenario.specs]
+    draft, unsaid = _drafter(scenario, own)
     budget = own.derive_kv(
         utilisation=kv.utilisation,
         block_size=kv.block_size,
-        step_tokens=max((each.max_num_batched_tokens or 0 for each in traits), default=0) or STEP_TOKENS,
-        step_requests=max((each.max_num_seqs or 0 for each in traits), default=0) or STEP_REQUESTS,
+        draft=draft,
+        adapter_bytes=_slots_bytes(scenario, own),
+        **largest_step._asdict(),
     )
-    most = scenario.file.max_model_len
-    if (
-        own.engine == "vllm"
-        and isinstance(scenario.cost, DeploymentConfig)
-        and most is not None
-        and budget.tokens < most
-    ):
+    if shapes is not None:
+        longest = scenario.file.max_model_len or model.max_position_embeddings
+        budgets: list[KvBudget] = []
+        for each in traits:
+            limits = each.max_num_seqs, each.max_num_batched_tokens
+            sizes = EngineSizes(*limits, longest, budget.block_size, budget.num_blocks)
+            block_bytes = budget.block_size * own.kv_bytes_per_token
+            if budget.layout is not None:
+                block_bytes = budget.layout.block_bytes or block_bytes
+            budgets.append(less_programs(budget, shapes, sizes, block_bytes))
+        budget = min(budgets, key=lambda each: each.num_blocks)
+    if unsaid:
+        budget = replace(budget, terms=f"{budget.terms}; {unsaid}")
+    if budget.layout is not None and kv.swap_space:
+        raise ScenarioError(
+            f"{scenario.source}: kv.swap_space is not read where {model.name} keeps KV in groups of layers, of which"
+            " none is swapped. Leave it out."
+        )
+    if own.engine == "vllm" and isinstance(scenario.cost, DeploymentConfig):
+        _check_starts(scenario, budget, own, largest_step.step_tokens)
+    return budget
+
+
+def _check_starts(scenario: Scenario, budget: KvBudget, engine: Deployment, step_tokens: int) -> None:
+    """ScenarioError where vLLM would not start, since a longest request does not fit."""
+    most, layout = scenario.file.max_model_len, budget.layout
+    if most is None:
+        return
+    advice = "Lower max_model_len, raise kv.utilisation, or use more GPUs."
+    if layout is not None:
+        in_flight = step_tokens * batches_in_flight(engine.version, engine.pp)
+        needed = request_blocks(layout, most, in_flight)
+        if budget.num_blocks < needed:
+            raise ScenarioError(
+                f"{scenario.source}: vLLM does not start with {budget.num_blocks:,} blocks ({budget.terms}), fewer than"
+                f" the {needed:,} of a request of max_model_len {most:,}. {advice}"
+            )
+    elif budget.tokens < most:
         raise ScenarioError(
             f"{scenario.source}: vLLM does not start with KV memory of {budget.tokens:,} tokens ({budget.terms}), fewer"
-            f" than max_model_len {most:,}. Lower max_model_len, raise kv.utilisation, or use more GPUs."
+            f" than max_model_len {most:,}. {advice}"
         )
-    return budget
+
+
+def _check_shapes_keep_nothing(shapes: ShapesConfig | None, key: str) -> None:
+    """ScenarioError where the memory of compiled programs is stated beside that for KV, from which it is gone."""
+    for name in () if shapes is None else ("memory_per_program", "graph_memory"):
+        if getattr(shapes, name):
+            raise ScenarioError(f"shapes: {name} is not read: {key} states what is left for KV. Drop one of the two.")
+
+
+class _LargestStep(NamedTuple):
+    """What the policies of a scenario do at most, as `Deployment.derive_kv` takes it."""
+
+    step_tokens: int
+    step_requests: int
+    prefix_cache: bool
+    draft_tokens: int
+
+
+def _in_memory(scenario: Scenario, engine: Deployment, size: int, step: _LargestStep) -> KvBudget:
+    """The blocks that fit into `size` bytes of each GPU, as stated or as a log says."""
+    kv = scenario.file.kv
+    if kv.per_token is not None:
+        budget = _of_two_numbers(size, kv.per_token, kv.per_request, kv.block_size, step.draft_tokens)
+    else:
+        draft = _drafter(scenario, engine)[0]
+        budget = engine.derive_kv(block_size=kv.block_size, draft=draft, room_bytes=size, **step._asdict())
+    if budget.num_blocks < 1:
+        raise ScenarioError(
+            f"kv.memory: {size / 1e9:.3g} GB are less than one block of {engine.model.name}. State more."
+        )
+    return replace(budget, terms=f"{budget.terms}, {kv.source or 'stated in the scenario'}")
+
+
+def _slots_bytes(scenario: Scenario, engine: Deployment) -> int:
+    """Bytes on each GPU of a stage-less `engine` that its slots for LoRA adapters take, at most over the policies; 0
+    without adapters."""
+    rank = scenario.file.workload.lora_rank
+    if rank is None:
+        return 0
+    memories = [spec.config.traits.adapters for spec in scenario.specs]
+    return max(
+        (
+            memory.slots * adapter_bytes(engine.model, memory.max_rank or rank, engine.tp)
+            for memory in memories
+            if memory is not None
+        ),
+        default=0,
+    )
+
+
+MAX_FIXED_BLOCKS = 10_000
+"""Blocks that a request may hold beside those of its tokens, by `kv.per_request`: each is a group of its own."""
+
+
+def _of_two_numbers(size: int, per_token: int, per_request: int, block_size: int, drafts: int) -> KvBudget:
+    """The blocks of `size` bytes of a GPU where a token has `per_token` bytes and a request `per_request` beside, which
+    are given as blocks for as long as it runs."""
+    block_bytes, states = per_token * block_size, 1 + drafts
+    terms, blocks = f"{size / 1e9:.1f} GB of each GPU", size // block_bytes
+    if not per_request:
+        return KvBudget(blocks, block_size, terms)
+    fixed = -(-per_request // (block_bytes * states))
+    if fixed > (most := min(MAX_FIXED_BLOCKS, blocks // states - 1)):
+        raise ScenarioError(
+            f"kv.per_request: {per_request:,} B are {fixed * states:,} blocks of {block_size} tokens, {per_token:,} B"
+            f" each, beside a request's tokens, and at most {max(most, 0) * states:,} are possible here. State less, or"
+            " more memory."
+        )
+    groups = (KvGroup("full", block_size), *[KvGroup("state", block_size, states=states)] * fixed)
+    return KvBudget(blocks, block_size, terms, KvLayout(groups, block_bytes))
+
+
+def _drafter(scenario: Scenario, engine: Deployment) -> tuple[DraftMemory | None, str]:
+    """What the drafters of the scenario's policies take at most on each GPU, and what to say of one that is not known;
+    (None, "") where none drafts."""
+    most, unsaid = None, ""
+    for spec in scenario.specs:
+        if (speculation := spec.config.traits.speculation) is not None:
+            own, said = memory_of_drafter(engine, scenario.cost.draft, speculation)
+            most, unsaid = max(most, own, key=lambda each: each or (0, 0)), unsaid or said
+    return most, unsaid

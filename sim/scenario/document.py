@@ -67,9 +67,13 @@ class Document:
         """Moves what stands at `path`, with its lines, to `key` beside it."""
         value, new = self.at(path[:-1]), (*path[:-1], key)
         value[key] = value.pop(path[-1])
+        self.moved(path, new)
+        self.renamed[new] = str(path[-1])
+
+    def moved(self, path: Path, new: Path) -> None:
+        """Takes note that what stood at `path` stands at `new`."""
         self.lines |= {(*new, *at[len(path) :]): line for at, line in self.lines.items() if at[: len(path)] == path}
         self.overrides |= {(*new, *at[len(path) :]): by for at, by in self.overrides.items() if at[: len(path)] == path}
-        self.renamed[new] = str(path[-1])
 
     def at(self, path: Path) -> Any:
         """The value at a path that is there."""

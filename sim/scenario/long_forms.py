@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from batchsim.base.errors import ScenarioError, nearest, shown
 from batchsim.base.plain import value_at
 from batchsim.cost.kinds import long_form
 from batchsim.scenario.document import MAX_DEPTH, TEXTS, Document, read_document
 from batchsim.scenario.document import Path as Keys
+from batchsim.scenario.pools_forms import decode_is_the_scenarios, rewritten, take_pools
+
+if TYPE_CHECKING:
+    from batchsim.deployment.log_lines import Logged
 
 _DEPLOYMENT = "{engine: vllm, gpu: h100_sxm, tp: 4}"  # as an example
 
@@ -27,7 +32,8 @@ def override(document: Document, text: str) -> None:
     parsed = read_document(value, f"--set {text}").value
     if path[-1] in TEXTS and isinstance(parsed, int | float):
         parsed = value.strip()
-    path = _unwritten(document, path)
+    path = _unwritten(document, rewritten(document.value, path))
+    keep_alike = decode_is_the_scenarios(document.value)
     at = document.value
     for i, key in enumerate(path[:-1]):
         if at.get(key) is None:
@@ -36,6 +42,8 @@ def override(document: Document, text: str) -> None:
         if not isinstance(at, dict):
             raise ScenarioError(f"--set {text}: {'.'.join(path[: i + 1])} has no keys. Set it as a whole.")
     at[path[-1]] = parsed
+    if keep_alike:
+        keep_alike()
     document.overrides[path] = f"--set {text}"
     for renamed in [each for each in document.renamed if each[: len(path)] == path]:
         del document.renamed[renamed]
@@ -56,6 +64,7 @@ def _unwritten(document: Document, path: tuple[str, ...]) -> tuple[str, ...]:
 def lengthen(document: Document) -> None:
     """Writes every `deployment` as a cost of that kind, and every `cost: NAME` and `router: NAME` out, so that --set
     can change a part of it."""
+    take_pools(document)
     for path, owner in costs(document.value):
         _take_deployment(document, path, owner)
         cost = owner.get("cost")
@@ -69,6 +78,17 @@ def lengthen(document: Document) -> None:
         if isinstance(block, dict) and isinstance(block.get("router"), str):
             block["router"] = {"kind": block["router"]}
     _take_frontend(document)
+    _take_no_output(document)
+
+
+def _take_no_output(document: Document) -> None:
+    """Writes `output: 0`, of pooling models, out as a law of lengths."""
+    workload = document.value.get("workload")
+    classes = workload.get("classes") if isinstance(workload, dict) else None
+    for owner in (workload, *(classes.values() if isinstance(classes, dict) else ())):
+        lengths = owner.get("lengths") if isinstance(owner, dict) else None
+        if isinstance(lengths, dict) and lengths.get("output") == 0 and not isinstance(lengths["output"], bool):
+            lengths["output"] = {"kind": "none"}
 
 
 def _take_frontend(document: Document) -> None:
@@ -89,26 +109,69 @@ def _take_frontend(document: Document) -> None:
 
 
 def read_logs(document: Document, folder: Path) -> None:
-    """Writes `tokens` in the place of every `kv.log`, a path from the scenario's folder or from the current one."""
+    """Writes `tokens`, or `memory`, in the place of every `kv.log`, a path from the scenario's folder or from the
+    current one, and `source`, which names it."""
     for path, owner in costs(document.value):
         kv = owner.get("kv")
         if not isinstance(kv, dict) or not isinstance(log := kv.get("log"), str) or not log:
             continue
-        from batchsim.deployment.startup_log import read_kv_tokens
+        from batchsim.deployment.startup_log import Wanted, read_kv_log
 
         try:
-            if kv.get("tokens") is not None:
-                raise ScenarioError("kv.tokens is not read beside kv.log, which says it. Write one of them.")
+            for key in ("tokens", "memory", "utilisation"):
+                if kv.get(key) is not None:
+                    raise ScenarioError(f"kv.{key} is not read beside kv.log, which says it. Write one of them.")
             path_of_log = folder / log if (folder / log).is_file() else Path(log)
             cost = next((block for key in ("deployment", "cost") if isinstance(block := owner.get(key), dict)), {})
-            engine = cost.get("engine")
-            of = (str(engine), cost.get("tp", 1)) if engine else ()
-            kv["tokens"] = read_kv_tokens(
-                path_of_log, *of, model=_model_of(document, folder), kv=_kv_of(cost) if engine else ""
+            size = kv.get("block_size")
+            wanted = Wanted(
+                model=_model_of(document, folder),
+                block_size=size if isinstance(size, int) and size > 0 else 16,
+                drafts=_drafts(document),
+                max_model_len=most if type(most := document.value.get("max_model_len")) is int else None,
+                max_num_seqs=_max_num_seqs(document),
             )
+            if engine := cost.get("engine"):
+                degrees = {name: cost.get(name, 1) for name in ("tp", "pp")}
+                version = cost.get("version")
+                of = {"engine": str(engine), "kv": _kv_of(cost), **degrees}
+                wanted = replace(wanted, **of, version=str(version) if version else "")
+            logged = read_kv_log(path_of_log, wanted)
+            kv |= {**_room_of(logged), "source": logged.source}
             del kv["log"]
         except ScenarioError as error:
             raise ScenarioError(f"{document.where((*path, 'kv'))}: {error}") from None
+
+
+def _room_of(logged: Logged) -> dict[str, Any]:
+    """The keys of `kv` that say what a log does."""
+    if logged.layout is not None:
+        groups = [{key: value for key, value in asdict(group).items() if value} for group in logged.layout.groups]
+        return {"groups": groups, "num_blocks": logged.num_blocks, "block_bytes": logged.layout.block_bytes}
+    return {"tokens": logged.tokens} if logged.tokens is not None else {"memory": f"{logged.memory_bytes}B"}
+
+
+def _max_num_seqs(document: Document) -> int | None:
+    """The most requests that a policy runs at once; None where any of them does not state it."""
+    policies = document.value.get("policies")
+    if not isinstance(policies, dict) or not policies:
+        return None
+    stated = [
+        next((policy[key] for key in ("max_running_requests", "max_num_seqs") if type(policy.get(key)) is int), None)
+        for policy in policies.values()
+        if isinstance(policy, dict)
+    ]
+    known = [number for number in stated if number is not None]
+    return max(known) if len(known) == len(policies) else None
+
+
+def _drafts(document: Document) -> bool | None:
+    """Whether a policy drafts with a model; None where policies are not written out."""
+    policies = document.value.get("policies")
+    if not isinstance(policies, dict):
+        return None
+    configs = [policy.get("speculative_config") for policy in policies.values() if isinstance(policy, dict)]
+    return any(isinstance(config, dict) and config.get("method") != "ngram" for config in configs)
 
 
 def _model_of(document: Document, folder: Path) -> str:

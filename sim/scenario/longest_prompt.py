@@ -33,7 +33,7 @@ def check_reach(setup: Setup, specs: Sequence[PolicySpec], load: float, seeds: I
 
 def _longest(setup: Setup, workload: BuiltWorkload) -> Request | None:
     """The request with the longest prompt that model and KV memory have room for."""
-    room, most = setup.kv.num_blocks * setup.kv.block_size, setup.max_model_len
+    room, most = setup.kv.tokens, setup.max_model_len
     requests = (arrival.request for arrival in workload.arrivals())
     fitting = (
         r for r in requests if r.prompt_tokens < most and min(r.prompt_tokens + r.max_output_tokens, most) <= room

@@ -3,15 +3,15 @@ config that builds it; and trace reader."""
 
 from __future__ import annotations
 
-import copy
 import importlib
-from collections.abc import Iterator, Mapping
-from dataclasses import is_dataclass, replace
+import json
+from collections.abc import Iterator
+from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from batchsim.base.errors import ScenarioError, TraceError
-from batchsim.base.later import Later
 from batchsim.base.plain import value_at
+from batchsim.base.reading import Later
 from batchsim.policies.named_policy import check_allowed, own_code
 from batchsim.scenario.check_values import check_values
 from batchsim.scenario.config import ScenarioFile
@@ -45,8 +45,9 @@ _METHODS["predictor"] = ("predicted_tokens", "(self, request, true_tokens, rando
 """What such a class must define, with its signature; `build(self)` unless said here."""
 
 
-def own_configs(document: Document, *, allow_code: bool) -> dict[Keys, Any]:
-    """The configs of the user's own classes that a scenario names, by place; importing them runs their modules.
+def own_configs(document: Document, *, allow_code: bool) -> dict[str, Any]:
+    """The configs of the user's own classes that a scenario names, each by the JSON of what the scenario writes for it;
+    importing them runs their modules.
 
     ScenarioError unless `allow_code`, and for a class that is no such config.
     """
@@ -54,7 +55,7 @@ def own_configs(document: Document, *, allow_code: bool) -> dict[Keys, Any]:
     for path in (*_PLACES, *((*path, "cost") for path, _ in costs(document.value))):
         entry = value_at(document.value, path)
         if (config := _own_config(entry, document, path, allow_code=allow_code)) is not None:
-            configs[path] = config
+            configs[json.dumps(entry)] = config
     return configs
 
 
@@ -102,47 +103,6 @@ def _config_class(kind: str, what: str) -> type:
     if getattr(config, method, None) is getattr(base, method, None):
         raise ScenarioError(f"{kind} has no {method}. Write def {method}{signature} for it.")
     return config
-
-
-def stand_ins(plain: dict[str, Any], own: Mapping[Keys, Any]) -> dict[str, Any]:
-    """`plain` with kinds of ours in the places of `own` ones, which no validator of ours knows."""
-    if not own:
-        return plain
-    plain = copy.deepcopy(plain)
-    for (*above, key), config in own.items():
-        owner: Any = plain
-        for each in above:
-            owner = owner[each]
-        owner[key] = _stand_in(str(key), config)
-    return plain
-
-
-def _stand_in(key: str, config: Any) -> dict[str, Any]:
-    """What a scenario could write for a kind of ours in the place of a user's own `config` of `key`."""
-    if key == "cost":
-        return {"kind": "constant", "step": "1ms"}
-    if key == "arrivals":
-        return {"kind": "poisson", "mean_rate": f"{config.mean_rate!r}/s"}
-    if key == "autoscaler":
-        ends = {"min": config.min, "max": config.max, "surge": config.surge}
-        times = {"every": f"{config.every}ns", "cold_start": f"{config.cold_start}ns", "scale_down_delay": "0s"}
-        return {"kind": "queue_per_replica", "above": 1, "below": 0, **ends, **times}
-    return {"kind": "round_robin"}
-
-
-def with_own(file: ScenarioFile, own: Mapping[Keys, Any]) -> ScenarioFile:
-    """`file` with the user's own configs in their places."""
-    for path, config in own.items():
-        file = _placed(file, path, config)
-    return file
-
-
-def _placed(owner: Any, path: Keys, config: Any) -> Any:
-    """`owner`, a dataclass or a mapping, with `config` at `path` below it."""
-    key = str(path[0])
-    if isinstance(owner, dict):
-        return owner | {key: _placed(owner[key], path[1:], config) if path[1:] else config}
-    return replace(owner, **{key: _placed(getattr(owner, key), path[1:], config) if path[1:] else config})
 
 
 def own_kinds(file: ScenarioFile) -> Iterator[type]:

@@ -14,7 +14,7 @@ from batchsim.scenario.config import Scenario, ScenarioFile
 from batchsim.scenario.document import Document, read_document
 from batchsim.scenario.fit_file import take_fits
 from batchsim.scenario.long_forms import costs, lengthen, name_policy, override, place_files, read_logs
-from batchsim.scenario.own_code import own_configs, stand_ins, with_own
+from batchsim.scenario.own_code import own_configs
 
 
 def changed(scenario: Scenario, overrides: Sequence[str]) -> Scenario:
@@ -55,6 +55,8 @@ def _checked(document: Document, folder: Path, overrides: tuple[str, ...], *, al
     """
     if not isinstance(document.value, dict):
         raise ScenarioError(f"{document.source}: holds no keys. Write at least model, deployment, workload and slo.")
+    if "training" in document.value:
+        raise ScenarioError(f"{document.where(('training',))}: a training block is for batchsim train. Run it by that.")
     for each in overrides:
         lengthen(document)
         override(document, each)
@@ -65,7 +67,7 @@ def _checked(document: Document, folder: Path, overrides: tuple[str, ...], *, al
     for _, owner in costs(document.value):
         place_files(owner.get("cost"), folder)
     own = own_configs(document, allow_code=allow_code)
-    return with_own(check_values(ScenarioFile, stand_ins(document.value, own), document, ()), own)
+    return check_values(ScenarioFile, document.value, document, (), own)
 
 
 def _variants(scenario: Scenario, document: Document) -> tuple[Scenario, ...]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from batchsim.workload.workload_config import AllAtOnce, ClosedLoop, TraceLengths, WorkloadConfig
+from batchsim.workload.lengths import TraceLengths
+from batchsim.workload.workload_config import AllAtOnce, ClosedLoop, WorkloadConfig
 
 
 def patient(

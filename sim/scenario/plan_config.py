@@ -11,6 +11,7 @@ from batchsim.base.units import NS_PER_S, YEAR_NS, Duration, PricePerHour, Price
 from batchsim.drive.fleet.routing import RouterConfig
 from batchsim.drive.fleet.scaling.autoscaler import Replicas
 from batchsim.scenario.scenario_cost import ScenarioCost
+from batchsim.workload.rollout_config import Rollout
 from batchsim.workload.tagged import ByKind
 from batchsim.workload.workload_config import AllAtOnce, ClosedLoop, TraceArrivals, WorkloadConfig
 
@@ -20,18 +21,22 @@ DEFAULT_WINDOW_NS = 20 * 60 * NS_PER_S
 
 @dataclass(frozen=True)
 class TraceTraffic(Config):
-    """The workload's trace, `factor` times over: copies, each moved by a random time of at most `shift` either way."""
+    """The workload's trace, several times over, as copies."""
 
     factor: Annotated[float, Range(0, 10_000, above=True)]  # times the trace's own traffic
+    """How many times the trace's own traffic."""
     shift: Duration
+    """How far each copy is moved at most, by a random time either way."""
 
 
 @dataclass(frozen=True)
 class DiurnalTraffic(Config):
-    """A day of drawn arrivals: `hours` are the shares of the `peak` rate in the 24 hours from midnight on."""
+    """A day of drawn arrivals."""
 
     peak: Rate
+    """The rate of the busiest hour."""
     hours: tuple[Share, ...]
+    """The shares of the peak rate in the 24 hours from midnight on."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -46,11 +51,14 @@ class DiurnalTraffic(Config):
 
 @dataclass(frozen=True)
 class Target(Config):
-    """The traffic to serve: the same `rate` at all hours, a `diurnal` day of it, or the workload's `trace`."""
+    """The traffic to serve: one of the three."""
 
     rate: Rate | None = None
+    """The same rate at all hours."""
     trace: TraceTraffic | None = None
+    """The workload's trace."""
     diurnal: DiurnalTraffic | None = None
+    """A day with hours of more and of less."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -65,7 +73,9 @@ class Growth(Config):
     """Traffic grows by a share a month, compounded; the plan is for its end."""
 
     per_month: Share
+    """Part by which traffic grows each month, compounded."""
     months: Annotated[int, Range(0, 120)]
+    """Months of growth."""
 
     @property
     def factor(self) -> float:
@@ -75,14 +85,14 @@ class Growth(Config):
 
 @dataclass(frozen=True)
 class GpuOffer(Config):
-    """A kind of GPU to choose from: what a step costs on it, and the price of one GPU for an hour.
-
-    `kv_tokens` is the KV memory of a replica where the engine's log says it; else the scenario's `kv` derives it.
-    """
+    """A kind of GPU to choose from."""
 
     cost: Annotated[ScenarioCost, ByKind()]
+    """What steps cost on this GPU, as the scenario's `cost`."""
     price: PricePerHour
+    """Price of one GPU, like 2.50/h."""
     kv_tokens: PositiveInt | None = None
+    """KV memory of a replica in tokens, where the engine's log says it; else the scenario's `kv` derives it."""
 
     @property
     def gpus(self) -> int:
@@ -92,23 +102,27 @@ class GpuOffer(Config):
 
 @dataclass(frozen=True)
 class PlanConfig(Config):
-    """The whole block. `currency` is what prices are in, `router` one of those of `replicas`.
-
-    `window` is the length of the busiest stretch of the traffic, which all replicas are simulated on together.
-    `energy_price` comes on top of the prices of GPUs, where these do not hold the energy; None: no such column.
-    `free` lists, by name, the values that a search may choose from: `gpu`, `policy`, `router`, keys of the GPUs'
-    deployments such as `tp`, and knobs of the policies. None: every GPU and policy as written, no search.
-    """
+    """The whole block."""
 
     target: Target
+    """The traffic that the group must hold."""
     gpus: dict[str, GpuOffer]
+    """What can be bought, by name: a cost and a price."""
     currency: str
+    """What prices are in."""
     router: Annotated[RouterConfig, ByKind()]
+    """Which replica a request is sent to, as in `replicas`."""
     max_replicas: Replicas
+    """The largest group that is tried."""
     window: Annotated[Duration, Range(NS_PER_S, YEAR_NS, show=time_text)] = DEFAULT_WINDOW_NS
+    """The length of the busiest stretch of the traffic, which all replicas are simulated on together."""
     energy_price: PricePerKwh | None = None
+    """Price of electricity, on top of the prices of GPUs, where these do not hold the energy; null: no such column."""
     growth: Growth = field(default_factory=lambda: Growth(0.0, 0))
+    """Growth of the traffic until the plan's end."""
     free: dict[str, list[Any]] | None = None
+    """The values that a search may choose from, by name: `gpu`, `policy`, `router`, keys of the GPUs' deployments such
+    as `tp`, and knobs of the policies; null: every GPU and policy as written, no search."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -127,7 +141,7 @@ class PlanConfig(Config):
     def check(self, workload: WorkloadConfig) -> None:
         """ValueError where the traffic is not of the workload's kind."""
         kind = workload.arrivals.kind
-        if isinstance(workload.arrivals, ClosedLoop | AllAtOnce):
+        if isinstance(workload.arrivals, ClosedLoop | AllAtOnce | Rollout):
             raise ValueError(
                 f"plan needs requests that come whatever the answers do, and arrivals are {kind}. Write poisson, say,"
                 " or replay a trace."
@@ -136,6 +150,11 @@ class PlanConfig(Config):
             raise ValueError(
                 f"plan needs requests that come whatever the answers do, and the client of workload.max_concurrency"
                 f" {workload.max_concurrency} keeps them back. Drop that."
+            )
+        if name := workload.offline_class:
+            raise ValueError(
+                f"plan needs requests that come whatever the answers do, and the offline job classes.{name} waits for"
+                " room. Drop that class."
             )
         replays = isinstance(workload.arrivals, TraceArrivals)
         if replays != (self.target.trace is not None):

@@ -8,14 +8,19 @@ from batchsim.base.errors import ScenarioError
 from batchsim.base.units import format_duration
 from batchsim.drive.fleet.fleet_plan import ReplicaSpan
 from batchsim.drive.fleet.fleet_records import EngineLife
+from batchsim.drive.fleet.pools import Pools, PrefillCore, simulate_pools
 from batchsim.drive.fleet.simulate_fleet import simulate_fleet
 from batchsim.drive.simulate import Pulse, simulate
 from batchsim.kernel.core import EngineCore
+from batchsim.kernel.kv_transfer import KvConnector
 from batchsim.kernel.record import Records
+from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.scenario.config import Keep, Point
+from batchsim.scenario.pooled import block_bytes
 from batchsim.scenario.setup import Setup
 from batchsim.workload.build import BuiltWorkload
 from batchsim.workload.open_loop import OpenWorkload
+from batchsim.workload.rollout import RolloutWorkload
 
 
 @dataclass(frozen=True)
@@ -39,8 +44,15 @@ class Run:
 def simulate_point(setup: Setup, point: Point, pulse: Pulse | None = None) -> Run:
     """Simulates one point to the end of its last request. `spans` of the run: what each replica was doing when."""
     workload = setup.workload(point.load, point.seed)
-    if setup.groups:
-        return _simulate_fleet(setup, point, workload, pulse)
+    run = (
+        _simulate_fleet(setup, point, workload, pulse) if setup.groups else _simulate_one(setup, point, workload, pulse)
+    )
+    if isinstance(workload, RolloutWorkload):
+        workload.check_done()
+    return run
+
+
+def _simulate_one(setup: Setup, point: Point, workload: BuiltWorkload, pulse: Pulse | None) -> Run:
     core = setup.engine(point.spec, workload)
     end_ns = simulate(core, workload, pulse=pulse)
     core.check_returned()
@@ -58,17 +70,23 @@ def _simulate_fleet(setup: Setup, point: Point, workload: BuiltWorkload, pulse: 
         return cores[-1]
 
     drain_ns, (_, end_ns) = setup.traffic.drain, workload.window_ns
-    fleet = simulate_fleet(
-        new_engine,
-        config.chosen_router.build(point.seed),
-        config.plan,
-        workload,
-        feeds_back=not isinstance(workload, OpenWorkload),
-        stop_ns=None if drain_ns is None else end_ns + drain_ns,
-        until_ns=end_ns,
-        join=(keep := setup.scenario.file.keep) == "all",
-        pulse=pulse,
-    )
+    keep, router = setup.scenario.file.keep, config.chosen_router.build(point.seed)
+    stop_ns = None if drain_ns is None else end_ns + drain_ns
+    options = {"stop_ns": stop_ns, "until_ns": end_ns, "join": keep == "all", "pulse": pulse}
+    if config.transfer is not None:
+        prefill, decode = setup.groups
+        size = block_bytes(setup.model, decode.setup.cost, setup.kv.block_size)
+        pools = Pools(prefill.count, decode.count, config.transfer, size)
+
+        def new_pooled(number: int) -> EngineCore:
+            cores.append(_pooled_engine(setup.group_of(number).setup, point, workload, pools.connector(number)))
+            pools.records(number, cores[-1].recorder)
+            return cores[-1]
+
+        fleet = simulate_pools(new_pooled, router, pools, workload, **options)
+    else:
+        feeds_back = not isinstance(workload, OpenWorkload)
+        fleet = simulate_fleet(new_engine, router, config.plan, workload, feeds_back=feeds_back, **options)
     for core in cores:
         core.check_returned()
     late = [failure for failure in config.failures if failure.at >= max(fleet.end_ns, workload.window_ns[1])]
@@ -82,3 +100,12 @@ def _simulate_fleet(setup: Setup, point: Point, workload: BuiltWorkload, pulse: 
     return Run(
         point, workload, fleet.records, streams, fleet.end_ns, workload.window_ns, fleet.spans, keep, fleet.lives
     )
+
+
+def _pooled_engine(setup: Setup, point: Point, workload: BuiltWorkload, connector: KvConnector) -> EngineCore:
+    """A new engine of one of two pools, which `setup` describes; `connector` passes its KV on."""
+    own = next(spec for spec in setup.scenario.specs if spec.name == point.spec.name)
+    cost = setup.cost_under(own.config)
+    executor = SimExecutor(cost, setup.max_model_len, own.config.traits.loop)
+    kind = PrefillCore if own.config.delivers else EngineCore
+    return setup.engine_on(executor, own, workload, setup.new_kv(own.config), cost, connector=connector, kind=kind)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Any
 
 from batchsim.base.ranges import Config, check_ranges
 from batchsim.base.units import PricePerHour, format_duration
@@ -13,6 +13,7 @@ from batchsim.drive.fleet.fleet_plan import Failure, FleetPlan, Lost
 from batchsim.drive.fleet.routing import ROUTERS, RoundRobinConfig, RouterConfig
 from batchsim.drive.fleet.scaling.autoscaler import Replicas
 from batchsim.drive.fleet.scaling.kinds import Scaler
+from batchsim.drive.fleet.transfer import TransferConfig
 from batchsim.scenario.kv_config import KvConfig
 from batchsim.scenario.scenario_cost import ScenarioCost
 from batchsim.workload.tagged import ByKind
@@ -22,33 +23,56 @@ SOONEST_LOOK_NS = 1_000_000  # between an autoscaler's looks: shorter than nearl
 
 @dataclass(frozen=True)
 class ReplicaGroup(Config):
-    """Replicas of one kind: `cost` and `kv` are the scenario's unless given."""
+    """Replicas of one kind."""
 
     count: Replicas
+    """Number of replicas."""
     cost: Annotated[ScenarioCost, ByKind()] | None = None
+    """What steps cost on them; the scenario's unless given."""
     kv: KvConfig | None = None
+    """Their KV memory; the scenario's unless given."""
+    knobs: dict[str, Any] | None = None
+    """With `transfer`, knobs of the policy that these replicas have; the scenario's unless given."""
+
+
+@dataclass(frozen=True)
+class PoolsConfig(Config):
+    """Prefill and decode on different engines, the KV going from one to the other: a short form of `replicas`."""
+
+    prefill: ReplicaGroup
+    """The engines that compute prompts."""
+    decode: ReplicaGroup
+    """The engines that compute all tokens of the answers."""
+    transfer: TransferConfig
+    """How KV gets from the first to the second."""
 
 
 @dataclass(frozen=True)
 class ReplicasConfig(Config):
-    """`count` replicas like the scenario's one engine, or `groups` of other kinds; numbered from 0, group by group.
-
-    `lost` is the outcome of requests in flight on a replica that fails. With an `autoscaler`, `count` is the number at
-    the start. `price` is that of one replica, all its GPUs, for an hour.
-    `admission` is the gate before the router; without it every request goes to a replica at once.
+    """Replicas like the scenario's one engine, or groups of other kinds; numbered from 0, group by group.
 
     >>> batchsim.Replicas(count=4, router={"kind": "round_robin"}).count
     4
     """
 
     count: Replicas | None = None
+    """Replicas like the scenario's one engine; with an autoscaler, at the start."""
     groups: dict[str, ReplicaGroup] | None = None
+    """Groups of replicas of other kinds, by name, in the place of `count`."""
     router: Annotated[RouterConfig, ByKind()] | None = None
+    """Which replica a request is sent to."""
     failures: tuple[Failure, ...] = ()
+    """Replicas that fail, and when."""
     lost: Lost | None = None
+    """Outcome of requests in flight on a replica that fails: sent anew to another, from the start, or unfinished."""
     autoscaler: Annotated[Scaler, ByKind()] | None = None
+    """When replicas are added and removed; without it their number stays."""
     price: PricePerHour | None = None
+    """Price of one replica, all its GPUs, for an hour."""
     admission: AdmissionConfig | None = None
+    """The gate before the router; without it every request goes to a replica at once."""
+    transfer: TransferConfig | None = None
+    """How KV gets from the replicas of the group prefill, which compute prompts, to those of the group decode."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -70,6 +94,25 @@ class ReplicasConfig(Config):
         if self.autoscaler is not None:
             self._check_autoscaler(self.autoscaler)
         self._check_failures()
+        self._check_transfer()
+
+    def _check_transfer(self) -> None:
+        groups = self.groups or {}
+        if self.transfer is None:
+            if set(groups) == {"prefill", "decode"}:
+                raise ValueError("groups are prefill and decode, and transfer is missing. Add it: {bandwidth: 50GB/s}.")
+            if named := next((name for name, group in groups.items() if group.knobs is not None), ""):
+                raise ValueError(f"groups.{named}.knobs is read with transfer only. State the policy's knobs.")
+            return
+        if list(groups) != ["prefill", "decode"]:
+            raise ValueError(
+                f"transfer is between two groups, prefill and decode in this order, and groups has {', '.join(groups)}"
+            )
+        if not isinstance(self.router, RoundRobinConfig):
+            raise ValueError("transfer goes with the router round_robin alone. Write router: round_robin.")
+        if self.failures or self.admission is not None:
+            what = "failures" if self.failures else "admission"
+            raise ValueError(f"{what} is not simulated where prefill and decode are apart. Leave it out.")
 
     @property
     def total(self) -> int:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from batchsim.base.later import one_of
+from batchsim.base.reading import one_of
 from batchsim.cost.kinds import COSTS
 
 if TYPE_CHECKING:

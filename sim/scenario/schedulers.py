@@ -7,8 +7,9 @@ from collections.abc import Collection
 from batchsim.base.errors import ScenarioError
 from batchsim.kernel.acceptance import DrawnLuck
 from batchsim.kernel.kv_blocks import KVBlockManager
+from batchsim.kernel.kv_transfer import KvConnector
 from batchsim.kernel.policy_config import Speculation
-from batchsim.kernel.protocols import LengthPredictor, PolicyContext, Scheduler, StepEstimator
+from batchsim.kernel.protocols import ItemsContext, LengthPredictor, PolicyContext, Scheduler, StepEstimator
 from batchsim.kernel.types import Request
 from batchsim.scenario.config import PolicySpec
 from batchsim.workload.build import BuiltWorkload
@@ -24,8 +25,12 @@ def new_scheduler(
     workload: BuiltWorkload | None,
     estimator: StepEstimator | None,
     stages: int = 1,
+    adapter_copy_ns: int = 0,
+    items: ItemsContext | None = None,
+    connector: KvConnector | None = None,
 ) -> Scheduler:
-    """A new scheduler of the policy `spec`, for an engine of `stages` pipeline stages.
+    """A new scheduler of the policy `spec`, for an engine of `stages` pipeline stages, which takes `adapter_copy_ns` to
+    copy a LoRA adapter onto the GPU, whose requests bring `items` and whose KV `connector` passes on.
 
     Without a workload one that predicts lengths can be built but not run. ScenarioError where the policy cannot have a
     batch in each stage, or is no scheduler.
@@ -38,9 +43,15 @@ def new_scheduler(
             f"{spec.kind} runs one batch at a time, which leaves {stages - 1} of {stages} stages idle and is not"
             " simulated. Set pp to 1, or use vllm, orca, sarathi or vllm_v0."
         )
+    if items is not None and not spec.config.traits.takes_items:
+        raise ScenarioError(
+            f"{spec.kind}: requests with images, audios or videos are not simulated under it. Drop workload.items, or"
+            " use vllm or sglang."
+        )
     loop = spec.config.traits.loop.over(stages)
+    context = PolicyContext(kv, max_model_len, predictor, estimator, loop, adapter_copy_ns, items, connector)
     try:
-        scheduler: Scheduler = spec.policy(spec.config, PolicyContext(kv, max_model_len, predictor, estimator, loop))
+        scheduler: Scheduler = spec.policy(spec.config, context)
     except SystemExit as error:
         raise ScenarioError(f"{spec.kind} ends the program (SystemExit {error}). Correct it.") from None
     missing = [name for name in _ATTRIBUTES if not hasattr(scheduler, name)]

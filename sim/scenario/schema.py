@@ -1,7 +1,7 @@
 """The JSON schema of a scenario file, as an editor needs it: what each key is, its default, and examples of it.
 
-Descriptions come from the docstrings of the configs (`described`), defaults from their fields, examples from the
-scenarios that come with batchsim; for keys that none of these writes, from the range of the key's type.
+Descriptions are the docstrings under the fields of the configs (`described`), defaults are the fields' own, examples
+are of the scenarios that come with batchsim; of keys that none of these writes, from the range of the key's type.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from batchsim.base.units import (
     Rate,
     Share,
     Size,
+    Watts,
 )
 from batchsim.policies.registry import POLICIES
 from batchsim.scenario.config import ScenarioFile
 from batchsim.scenario.described import Described, mappings
 from batchsim.scenario.document import TEXTS, read_document
+from batchsim.scenario.replicas_config import PoolsConfig
 from batchsim.workload.predictors import PredictorConfig
 
 Node = dict[str, Any]
@@ -71,8 +73,11 @@ EXAMPLES: dict[str, list[Any]] = {
     "Columns.ttft": ["ttft"],
     "Columns.e2e": ["latency"],
     "Columns.task": ["task_id"],
+    "Columns.lora": ["adapter"],
+    "Columns.items": ["num_images"],
     "DrafterConfig.model": ["drafter/config.json"],
     "KvConfig.log": ["startup.log"],
+    "ReplicaGroup.knobs": [{"max_num_batched_tokens": 16384}],
     "Own.kind": ["own_router:Sticky"],
     "TraceConfig.reader": ["own_reader:OwnReader"],
     "TraceConfig.rows": [[0, 10000]],
@@ -84,6 +89,10 @@ EXAMPLES: dict[str, list[Any]] = {
 
 def scenario_schema() -> Node:
     """The JSON schema of a scenario file, with the knobs of every policy under its `$defs`."""
+    return json.loads(schema_text())
+
+
+def _schema() -> Node:
     schema = TypeAdapter(ScenarioFile).json_schema(schema_generator=Described)
     for kind, (config, _) in POLICIES.items():
         policy = TypeAdapter(config).json_schema(schema_generator=Described)
@@ -94,11 +103,22 @@ def scenario_schema() -> Node:
     words = "Who guesses how long answers get, where an order or a victim is chosen by that"
     predictor |= {"description": words, "default": None}
     schema["$defs"]["policy_preemptive"]["properties"]["predictor"] = predictor
+    pools = TypeAdapter(PoolsConfig).json_schema(schema_generator=Described)
+    schema["$defs"] |= pools.pop("$defs", {})
+    schema["$defs"]["PoolsConfig"] = pools
+    words = "Prefill and decode on different engines, in the place of `replicas`; else all engines do both"
+    schema["properties"]["pools"] = {"$ref": "#/$defs/PoolsConfig", "description": words, "default": None}
     _write_defaults(schema)
     for owner in (schema, *schema["$defs"].values()):
         own = {*owner.get("properties", ())}
         if "cost" in own and own & {"kv", "price"}:
             _add_deployment(owner)
+    sides = {"type": "object", "required": ["prefill", "decode", "transfer"], "description": "as of `pools`"}
+    deployment = schema["properties"]["deployment"]
+    schema["properties"]["deployment"] = {
+        "anyOf": [{"$ref": deployment["$ref"]}, sides],
+        "description": deployment["description"],
+    }
     schema["required"].remove("policies")
     del schema["$defs"]["DeploymentConfig"]["properties"]["kind"]
     _add_short_forms(schema)
@@ -110,7 +130,7 @@ def scenario_schema() -> Node:
 @cache
 def schema_text() -> str:
     """The schema as the text of a file."""
-    return json.dumps(scenario_schema(), indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(_schema(), indent=1, ensure_ascii=False) + "\n"
 
 
 # ---- what files may say
@@ -148,8 +168,8 @@ def _add_short_forms(schema: Node) -> None:
         "properties": {"kind": {"type": "string", "pattern": ":", "description": "The kind: `module:Class`"}},
         "required": ["kind"],
     }
-    words = "In the place of `tokens`: an engine's start-up log, from whose lines they are read"
-    schema["$defs"]["KvConfig"]["properties"]["log"] = {"type": "string", "description": words, "default": None}
+    kv = schema["$defs"]["KvConfig"]["properties"]
+    kv["log"] = {"type": "string", "description": kv["log"]["description"], "default": None}
 
 
 def _add_policies(schema: Node) -> None:
@@ -207,7 +227,7 @@ def _as_written(schema: Node, node: Node, value: Any) -> Any:
 def _quantities() -> dict[str, Callable[[float], str]]:
     """How each quantity is written, by the example that its type has."""
     writers: dict[str, Callable[[float], str]] = {}
-    for kind in (Duration, Rate, Size, Bandwidth, Flops, PricePerHour, PricePerKwh, Share):
+    for kind in (Duration, Rate, Size, Watts, Bandwidth, Flops, PricePerHour, PricePerKwh, Share):
         quantity = next(each for each in get_args(kind) if isinstance(each, Quantity))
         writers[quantity.example] = _short_number(quantity)
     return writers

@@ -9,26 +9,35 @@ from pathlib import Path
 
 from batchsim.base.errors import CalibrationError, ScenarioError
 from batchsim.cost.base import Cost
+from batchsim.cost.capped import capped
 from batchsim.cost.cost_error import CostError, Unknown
 from batchsim.cost.drafter import with_drafter
+from batchsim.cost.encoder import with_encoder
 from batchsim.cost.presets import Preset, under_preset
 from batchsim.cost.scaled import Scaled
+from batchsim.cost.shapes.config import EngineSizes, ShapesConfig
+from batchsim.cost.shapes.engine import check_cold_start, check_needs_none, with_shapes
 from batchsim.deployment.catalog import read_model
 from batchsim.deployment.memory import KvBudget
 from batchsim.deployment.model import GpuSpec, ModelSpec
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import KVBlockManager
+from batchsim.kernel.kv_transfer import KvConnector
 from batchsim.kernel.policy_config import PolicyConfig
-from batchsim.kernel.protocols import Executor, StepEstimator
+from batchsim.kernel.protocols import Executor, ItemsContext, StepEstimator
 from batchsim.kernel.record import Recorder
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kv.choice import new_kv
+from batchsim.kv.choice import new_grouped_kv, new_kv
+from batchsim.scenario.adapters import adapter_times_of, check_adapters, take_adapters
 from batchsim.scenario.anchor import REQUESTS, anchored
 from batchsim.scenario.config import PolicySpec, Scenario
 from batchsim.scenario.deployment_config import DeploymentConfig
 from batchsim.scenario.device import check_same_defaults, kv_budget
 from batchsim.scenario.patient import patient
+from batchsim.scenario.pooled import checked_connector, pooled
+from batchsim.scenario.real_engine import check_one_can_be_real
 from batchsim.scenario.replicas_config import ReplicasConfig
+from batchsim.scenario.request_kinds import check_kinds, items_context
 from batchsim.scenario.schedulers import drawn_luck, new_scheduler
 from batchsim.tables.build import setup_of
 from batchsim.workload.build import BuiltWorkload, build_workload, known_requests
@@ -88,9 +97,18 @@ class Setup:
             setup = cls(scenario, model, cost, kv, file.workload, _Trace(scenario), *axis, file.max_waiting)
         for spec in scenario.specs:
             with scenario.at(f"policies.{spec.label}"):
-                new_scheduler(spec, setup.new_kv(spec.config), setup.max_model_len, None, cost, cost.stages)
+                check_adapters(spec, file.workload)
+                check_kinds(setup.traffic, spec.config, spec.knobs)
+                empty, connector = setup.new_kv(spec.config), checked_connector(spec.config)
+                new_scheduler(
+                    spec, empty, setup.max_model_len, None, cost, cost.stages, items=setup.items, connector=connector
+                )
             with scenario.at("cost"):
-                setup.cost_under(spec.config)
+                under = setup.cost_under(spec.config)
+                if file.replicas is not None and file.replicas.autoscaler is not None:
+                    check_cold_start(under, file.replicas.autoscaler.cold_start)
+        with scenario.at("lora_cost"):
+            adapter_times_of(scenario, model, cost)
         with scenario.at("cost"):
             setup = setup._anchored()
         if file.cost_factor != 1:
@@ -146,6 +164,11 @@ class Setup:
         return self.scenario.cost.num_gpus
 
     @property
+    def power_cap(self) -> float | None:
+        """The most W that each GPU may draw, where the scenario states it."""
+        return getattr(self.scenario.cost, "power_cap", None)
+
+    @property
     def num_engines(self) -> int:
         """The most engines that there can be at a time."""
         replicas = self.scenario.file.replicas
@@ -160,7 +183,8 @@ class Setup:
 
     @property
     def deployment_text(self) -> str:
-        """The engine, how it divides the model and its types, in words; "" where `cost_text` says it, or none does."""
+        """The engine, how it divides the model and its types, in words, and which version each is of where the one
+        asked for has no tables; "" where `cost_text` says it, or none does."""
         its_cost = self.cost.cost if isinstance(self.cost, Scaled) else self.cost
         deployment, profile = its_cost.deployment, its_cost.profile
         if not isinstance(self.scenario.cost, DeploymentConfig) or deployment is None:
@@ -169,30 +193,26 @@ class Setup:
             return str(setup_of(deployment, deployment.version))
         asked, nearest = self.scenario.cost.version, profile.setup.version
         is_asked = not asked or f"{nearest}.".startswith(f"{asked}.")
-        return "" if is_asked else f"{nearest} is the nearest to {asked}, as asked for"
+        if is_asked:
+            return ""
+        return f"memory and defaults of {deployment.engine} {asked}, step costs of {nearest}, the nearest with tables"
 
     def check_can_be_real(self) -> None:
         """ScenarioError if only a simulation could run the scenario: it stretches steps, has replicas or many GPUs."""
-        if self.groups:
+        if (replicas := self.scenario.file.replicas) is not None and self.groups:
+            apart = replicas.transfer is not None
+            what, key = ("prefill and decode apart", "pools") if apart else ("replicas", "the key")
             raise ScenarioError(
-                f"{self.scenario.places['replicas']}: replicas can only be simulated. Remove the key to run one engine."
+                f"{self.scenario.places['replicas']}: {what} can only be simulated. Remove {key} to run one engine."
             )
-        with self.scenario.at("cost"):
-            if (stages := self.cost.stages) > 1:
-                raise ScenarioError(
-                    f"pp {stages}: a pipeline can only be simulated, a real run has one stage. Set it to 1."
-                )
-            if (deployment := self.cost.deployment) is not None and deployment.tp > 1:
-                raise ScenarioError(
-                    f"tp {deployment.tp}: several GPUs can only be simulated, a real run has one. Set it to 1."
-                )
-        with self.scenario.at("cost_factor"):
-            if (factor := self.scenario.file.cost_factor) != 1:
-                raise ScenarioError(
-                    f"cost_factor {factor:g} stretches simulated steps, and these would be real. Remove it."
-                )
+        check_one_can_be_real(self.scenario, self.traffic, self.kv, self.cost, self.power_cap, self.shapes)
 
     # ---- step times
+
+    @property
+    def shapes(self) -> ShapesConfig | None:
+        """The compiled shapes that the scenario's cost states; None without."""
+        return getattr(self.scenario.cost, "shapes", None)
 
     def preset(self, config: PolicyConfig) -> Preset | None:
         """What is known of a deployment's engine in the mode of a policy; None for other costs."""
@@ -201,21 +221,35 @@ class Setup:
 
     def cost_under(self, config: PolicyConfig) -> Cost:
         """The step times of an engine under a policy: `cost` with the preset of a deployment's engine in the policy's
-        mode, and with its drafter where that takes time.
+        mode, with its drafter where that takes time, and in its compiled shapes.
 
-        ScenarioError where its draft model cannot be timed.
+        ScenarioError where its draft model cannot be timed, or the shapes do not go with the policy.
         """
-        return with_drafter(self._preset_cost(config), self.scenario.cost.draft, config.traits.speculation)
+        cost = with_drafter(self._preset_cost(config), self.scenario.cost.draft, config.traits.speculation)
+        return with_encoder(self._in_shapes(cost, config), self.scenario.cost.encoder, items=self.items is not None)
+
+    def _in_shapes(self, cost: Cost, config: PolicyConfig) -> Cost:
+        """`cost` with the compiled shapes of the scenario's cost, if it states any."""
+        shapes, traits = self.shapes, config.traits
+        if shapes is None:
+            check_needs_none(cost)
+            return cost
+        limits = traits.max_num_seqs, traits.max_num_batched_tokens
+        sizes = EngineSizes(*limits, self.max_model_len, self.kv.block_size, self.kv.num_blocks)
+        return with_shapes(cost, shapes, sizes, traits)
 
     def _preset_cost(self, config: PolicyConfig) -> Cost:
-        return under_preset(self.cost, self.preset(config))
+        return capped(under_preset(self.cost, self.preset(config)), self.power_cap)
 
     @property
     def cost_text(self) -> str:
-        """The cost in words, with what drafting costs."""
+        """The cost in words, with what drafting and LoRA adapters cost."""
         draft = self.scenario.cost.draft
-        cost = self._preset_cost(self.scenario.specs[0].config)
-        return cost.describe() + ("" if draft is None else f" · drafting: {draft}")
+        config = self.scenario.specs[0].config
+        cost = self._in_shapes(self._preset_cost(config), config)
+        cost = with_encoder(cost, self.scenario.cost.encoder, items=self.items is not None)
+        beside = (("drafting", draft), ("LoRA", self.scenario.file.lora_cost))
+        return cost.describe() + "".join(f" · {name}: {each}" for name, each in beside if each is not None)
 
     @property
     def cost_error(self) -> CostError | Unknown:
@@ -255,6 +289,11 @@ class Setup:
 
     # ---- requests
 
+    @property
+    def items(self) -> ItemsContext | None:
+        """What the requests' images, audios and videos are to an engine; None where no request has any."""
+        return items_context(self.traffic, self.model)
+
     def workload(self, load: float, seed: int) -> BuiltWorkload:
         """The requests of a load and seed: the same for every policy.
 
@@ -276,9 +315,9 @@ class Setup:
 
     def _check_hash_ids(self, block_tokens: int) -> None:
         caching = [spec.name for spec in self.scenario.specs if spec.config.traits.prefix_cache]
-        if caching and block_tokens % self.kv.block_size:
+        if caching and block_tokens % (size := self.kv.alignment):
             raise ScenarioError(
-                f"{self.scenario.name}: kv.block_size {self.kv.block_size} does not divide the {block_tokens} tokens of"
+                f"{self.scenario.name}: kv.block_size {size} does not divide the {block_tokens} tokens of"
                 f" the trace's hash_ids, by which {', '.join(caching)} would share. Set another, or write trace.prefix:"
                 " ignore."
             )
@@ -304,6 +343,8 @@ class Setup:
 
     def new_kv(self, config: PolicyConfig) -> KVBlockManager:
         """A block manager with all KV blocks free, of the kind that a policy's config asks for."""
+        if (layout := self.kv.layout) is not None:
+            return new_grouped_kv(config, layout, self.kv.num_blocks, self.max_model_len, self.cost.stages)
         return new_kv(config, self.kv.num_blocks, self.kv.block_size, self.num_swap_blocks, ids=False)
 
     def engine(self, spec: PolicySpec, workload: BuiltWorkload) -> EngineCore:
@@ -323,8 +364,10 @@ class Setup:
         kv: KVBlockManager,
         estimator: StepEstimator | None,
         stages: int = 1,
+        connector: KvConnector | None = None,
+        kind: type[EngineCore] = EngineCore,
     ) -> EngineCore:
-        """A new engine of `stages` pipeline stages for one run of `workload` on `executor`, whose KV memory is `kv`.
+        """A new engine, a `kind`, of `stages` pipeline stages for one run of `workload` on `executor`, its KV in `kv`.
 
         ScenarioError for drafts that `executor` cannot make, or whose worth is not said.
         """
@@ -335,9 +378,10 @@ class Setup:
             luck = drawn_luck(spec, speculation, workload, self.traffic.classes)
             if isinstance(executor, SimExecutor):
                 executor.luck = luck  # any other finds out
-        drain_ns = self.traffic.drain
-        return EngineCore(
-            new_scheduler(spec, kv, self.max_model_len, workload, estimator, stages),
+        drain_ns, times = self.traffic.drain, adapter_times_of(self.scenario, self.model, self.cost)
+        copy_ns = 0 if times is None else times.load_gpu_ns
+        core = kind(
+            new_scheduler(spec, kv, self.max_model_len, workload, estimator, stages, copy_ns, self.items, connector),
             executor,
             Recorder(),
             max_model_len=self.max_model_len,
@@ -347,6 +391,8 @@ class Setup:
             stop_ns=None if drain_ns is None else workload.window_ns[1] + drain_ns,
             loop=spec.config.traits.loop.over(stages),
         )
+        take_adapters(core, times, spec, workload)
+        return core
 
 
 def _groups(setup: Setup, replicas: ReplicasConfig) -> tuple[Group, ...]:
@@ -367,8 +413,12 @@ def _groups(setup: Setup, replicas: ReplicasConfig) -> tuple[Group, ...]:
                 f" not the scenario's {alone.file.kv.block_size}. Set the same."
             )
         try:
-            check_same_defaults(alone, file)
-            groups.append(Group(name, group.count, Setup.of(replace(alone, file=file, places={}))))
+            if replicas.transfer is None:
+                check_same_defaults(alone, file)
+                own = replace(alone, file=file, places={})
+            else:
+                own = pooled(alone, file, name, group.knobs or {})
+            groups.append(Group(name, group.count, Setup.of(own)))
         except (ScenarioError, CalibrationError) as error:
             where = setup.scenario.places["replicas"]
             raise type(error)(f"{where}: replicas.groups.{name}: {error}") from None

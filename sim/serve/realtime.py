@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import simpy
 
+from batchsim.base.errors import ScenarioError
 from batchsim.base.units import NS_PER_S
 from batchsim.drive.fleet.clients import Clients, InFlight
 from batchsim.drive.fleet.engine import Engine, Steps
@@ -21,8 +22,8 @@ from batchsim.drive.fleet.fleet_records import merged
 from batchsim.drive.fleet.routing import RoundRobinConfig
 from batchsim.drive.fleet.simulate_fleet import Fleet
 from batchsim.kernel.core import EngineCore
-from batchsim.kernel.events import EngineEvent, Tokens
-from batchsim.kernel.record import CANCELLED, UNFINISHED, Records
+from batchsim.kernel.events import Cancelled, Ended, EngineEvent, Tokens
+from batchsim.kernel.record import UNFINISHED, Records
 from batchsim.kernel.types import Arrival, Request
 from batchsim.scenario import PolicySpec
 from batchsim.scenario.setup import Setup
@@ -62,7 +63,7 @@ class _Door(Clients):
         if now_ns > env.now:
             yield env.timeout(now_ns - env.now)
         if request_id in self.held:
-            self._give_up(self.in_flight[request_id], CANCELLED, "client_cancel")
+            self._give_up(self.in_flight[request_id], Cancelled, "client_cancel")
             return
         if request_id not in self._simulation.answers:
             return
@@ -71,11 +72,11 @@ class _Door(Clients):
             engine.core.cancel(request_id, int(env.now))
             engine.rouse()
 
-    def _give_up(self, sent: InFlight, outcome: int, reason: str) -> None:
-        super()._give_up(sent, outcome, reason)
+    def _give_up(self, sent: InFlight, ended: type[Ended], reason: str) -> None:
+        super()._give_up(sent, ended, reason)
         request_id = sent.arrival.request.id
         if request_id not in self.in_flight:
-            self._simulation.ended_at_router(request_id, outcome, reason)
+            self._simulation.ended_at_router(request_id, ended.outcome, reason)
 
     def _dispatch(self, request_id: int, now_ns: int) -> None:
         super()._dispatch(request_id, now_ns)
@@ -114,6 +115,8 @@ class RealtimeSimulation(Answers):
             return core
 
         replicas = setup.scenario.file.replicas
+        if replicas is not None and replicas.transfer is not None:
+            raise ScenarioError(f"{setup.scenario.name}: prefill and decode apart are not served. Drop pools.")
         plan = FleetPlan(1) if replicas is None else replicas.plan
         router = (RoundRobinConfig() if replicas is None else replicas.chosen_router).build(seed)
         self._env = simpy.Environment()

@@ -3,7 +3,8 @@
 A query takes microseconds, so the layers are asked at every number of tokens that can differ, and of these so few knots
 are kept that no time between them is off by more than `TOLERANCE`: kernels cut tokens into tiles, and a tile more may
 cost 60 % at 257 tokens. The attention of decodes is asked on a grid of sequences by contexts, that of chunks on one of
-tokens by mean keys, which a step with several chunks is read at too.
+tokens by mean keys, which a step with several chunks is read at too. Layers with a window have grids of their
+own, which end where it is full.
 """
 
 from __future__ import annotations
@@ -13,13 +14,27 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
-from batchsim.cost.profile import ChunkCost, Curve, EngineSetup, Grid, HostTerm, Hull, Profile, StepCosts
+from batchsim.cost.profile import (
+    ChunkCost,
+    ChunkGrid,
+    Curve,
+    EngineSetup,
+    Grid,
+    HostTerm,
+    Hull,
+    Profile,
+    Recurrence,
+    StepCosts,
+    WindowedAttention,
+)
 from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.quantisation import Quantisation
-from batchsim.tables.handle import Tables, version
+from batchsim.tables.graph import REACHED
+from batchsim.tables.handle import Tables
 from batchsim.tables.modes import PACKAGE, gemm_dtype, has_experts
+from batchsim.tables.versions import version
 
-BUILDER = 2
+BUILDER = 3
 """Of this file: what it makes of the same tables. A higher number makes kept profiles anew."""
 
 TOLERANCE = 0.01
@@ -32,6 +47,14 @@ _TILE = 16
 _SEQUENCES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1_024)
 _CONTEXTS = (64, 256, 1_024, 2_048, 4_096, 8_192, 32_768, 131_072)
 _CHUNK_TOKENS = (1, 16, 64, 128, 256, 512, 1_024, 2_048, 4_096, 8_192, 16_384, 32_768)
+_WINDOW_SEQUENCES = (*_SEQUENCES[:8], 40, 48, 56, 64, 80, *_SEQUENCES[10:])
+_WINDOW_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)  # of a window, which decodes or a chunk's tokens read in it
+_FULL = 2  # windows of context, at which the kernels of a full window are asked
+_SCANNED = (1, 4, 16, 64, 128, 192, 256, 384, 512, 768, 1_024, 1_536, 2_048, 3_072, 4_096, 8_192, 16_384, 32_768)
+_SCANNED_CHUNKS = (1, 2, 4, 8, 16)
+_MORE_CHUNKS = (2, 4)  # numbers of chunks at which blocks are asked too
+_BLOCK_CONTEXTS = (64, 256, 512, 1_024, 1_536, 2_048, 3_072, 4_096, 8_192, 32_768, 131_072)
+_BLOCK_KEYS = (16, 64, 256, 512, 1_024, 1_536, 2_048, 2_560, 4_096, 8_192, 16_384, 131_072)
 _CHUNK_KEYS = (16, 64, 256, 1_024, 4_096, 16_384, 131_072)
 _HOST = HostTerm(600_000.0, 2_000.0, 0.0, "serial", assumed=True)  # the host time that a roofline assumes (HostCost)
 
@@ -81,6 +104,9 @@ def build_profile(tables: Tables) -> Profile:
         transfer=_curve([(n, tables.transfer(n)) for n in (1, 64, 1_024, 8_192, MAX_TOKENS)])
         if deployment.pp > 1
         else None,
+        more_chunks=tuple(ChunkGrid(n, _chunk_grid(tables, longest, n)) for n in _MORE_CHUNKS * tables.compound),
+        windowed=None if tables.window is None else _windowed(tables, tables.window),
+        recurrence=_recurrence(tables) if tables.recurrent else None,
     )
     shares = tables.provenance()
     power = shares.pop("power")
@@ -189,16 +215,43 @@ def _decode(tables: Tables, most: int) -> Curve:
 
 def _decode_grid(tables: Tables, longest: int) -> Grid:
     groups = tables.deployment.dp_attention
-    contexts = _within(_CONTEXTS, longest)
+    contexts = _within(_BLOCK_CONTEXTS if tables.compound else _CONTEXTS, longest)
     rows = [rows * groups for rows in _SEQUENCES]
     return _grid(rows, contexts, [[tables.decode_attention(b, c) for c in contexts] for b in rows])
 
 
-def _chunk_grid(tables: Tables, longest: int) -> Grid:
+def _chunk_grid(tables: Tables, longest: int, chunks: int = 1) -> Grid:
     groups = tables.deployment.dp_attention
-    keys = _within(_CHUNK_KEYS, longest)
+    keys = _within(_BLOCK_KEYS if tables.compound else _CHUNK_KEYS, longest)
     tokens = [n * groups for n in _CHUNK_TOKENS]
-    return _grid(tokens, keys, [[tables.chunk_attention(n, k) for k in keys] for n in tokens])
+    return _grid(tokens, keys, [[tables.chunk_attention(n, k, chunks) for k in keys] for n in tokens])
+
+
+def _windowed(tables: Tables, window: int) -> WindowedAttention:
+    """The attention of layers with a window; knots end where it is full.
+
+    Kernels that mask a window within a longer context take up to 1.7 times as long as those of a context that is as
+    long as the window, so that the last knot is asked at a longer one.
+    """
+    groups = tables.deployment.dp_attention
+    read = sorted({max(1, round(share * window)) for share in _WINDOW_SHARES})
+    rows, tokens = [n * groups for n in _WINDOW_SEQUENCES], [n * groups for n in _CHUNK_TOKENS]
+    contexts = [c if c < window else _FULL * window for c in read]
+    return WindowedAttention(
+        window,
+        _grid(rows, read, [[tables.window_attention(b, c) for c in contexts] for b in rows]),
+        _grid(tokens, read, [[tables.chunk_window_attention(n, k) for k in read] for n in tokens]),
+    )
+
+
+def _recurrence(tables: Tables) -> Recurrence:
+    """The layers that keep a state."""
+    groups = tables.deployment.dp_attention
+    tokens = [n * groups for n in _SCANNED]
+    return Recurrence(
+        _grid(_SCANNED_CHUNKS, tokens, [[tables.scan(n, k) for n in tokens] for k in _SCANNED_CHUNKS]),
+        _curve([(n * groups, tables.update(n * groups)) for n in _SEQUENCES]),
+    )
 
 
 def _within(knots: Sequence[int], longest: int) -> list[int]:
@@ -230,6 +283,9 @@ def _notes(tables: Tables, beside: float) -> tuple[str, ...]:
         notes.append("dp_attention: tokens and sequences of a step are taken as divided evenly among the groups")
     if tables.compound:
         notes.append("attention is timed as one block with its projections: what grows with keys is told apart")
+    if tables.adds_states:
+        share = f"at {REACHED:.0%} of the bandwidth"
+        notes.append(f"recurrence: a roofline without its states; reading and writing them {share} is added")
     if beside != 1:
         notes.append(f"decode attention beside chunks × {beside:g}: others' timings of one model; the tables only sum")
     return tuple(notes)

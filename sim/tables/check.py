@@ -22,8 +22,9 @@ from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.layers import Experts, LatentAttention
 from batchsim.deployment.model import GpuSpec
 from batchsim.deployment.quantisation import ELEMENT_BYTES
-from batchsim.tables.handle import Size, Tables, Times, has_tables
+from batchsim.tables.handle import Size, Tables, Times
 from batchsim.tables.modes import NoTablesError
+from batchsim.tables.versions import has_tables
 
 SHARE = 0.07
 """Of a step's time: what is beyond a bound counts from here on. By so much TPOT is off where all is well, too."""

@@ -14,7 +14,9 @@ from batchsim.base.errors import CalibrationError
 from batchsim.cost.calibrated import Calibrated
 from batchsim.cost.profile import Profile
 from batchsim.cost.work import WORK_COLUMNS, Columns
-from batchsim.tables.handle import Tables, version
+from batchsim.kernel.window_sum import keys_in_window
+from batchsim.tables.handle import Tables
+from batchsim.tables.versions import version
 
 QUERIES = 200
 MEDIAN, P95 = 0.015, 0.08
@@ -25,15 +27,21 @@ _TOKENS = 8_192  # the most of a step: what engines schedule by default
 def held_out(profile: Profile, tables: Tables, *, queries: int = QUERIES, seed: int = 0) -> dict[str, Any]:
     """`Profile.held_out` of kernels in `queries` random steps: a third decodes, a third prompts after a prefix, the
     rest both, without what decodes lose beside chunks. The same steps for the same seed; row by row in `steps`."""
-    cost = Calibrated(replace(profile, costs=replace(profile.costs, beside=1.0)))  # the tables only sum
-    errors: dict[str, list[float]] = {"decodes": [], "prompts": [], "both": []}
-    for kind, columns, ms in _steps(profile, tables, queries, Random(seed)):
-        errors[kind].append(float(cost.kernel_ns(columns)[0]) / (ms * 1e6) - 1)
+    errors = errors_of(profile, tables, queries=queries, seed=seed)
     rows = [_row(kind, of_kind) for kind, of_kind in errors.items()]
     whole = _row("all", [error for of_kind in errors.values() for error in of_kind])
     return (
         {"what": "direct queries of the tables"} | {k: v for k, v in whole.items() if k != "region"} | {"steps": rows}
     )
+
+
+def errors_of(profile: Profile, tables: Tables, *, queries: int, seed: int = 0) -> dict[str, list[float]]:
+    """Predicted / summed − 1 of each of the steps of `held_out`, by their kinds: decodes, prompts, both."""
+    cost = Calibrated(replace(profile, costs=replace(profile.costs, beside=1.0)))  # the tables only sum
+    errors: dict[str, list[float]] = {"decodes": [], "prompts": [], "both": []}
+    for kind, columns, ms in _steps(profile, tables, queries, Random(seed)):
+        errors[kind].append(float(cost.kernel_ns(columns)[0]) / (ms * 1e6) - 1)
+    return errors
 
 
 def compared(profile: Profile) -> Profile:
@@ -77,13 +85,14 @@ def _steps(profile: Profile, tables: Tables, queries: int, random: Random) -> It
         prefix = min(prefix, longest - chunk)
         if kind == "decodes":
             rows = int(graphs.x[bisect_left(graphs.x, rows)])
-            yield kind, _columns(rows, context, 0, 0, 0), tables.decode_step(rows, context)
+            yield kind, _columns(rows, context, 0, 0, 0, tables.window), tables.decode_step(rows, context)
         elif kind == "prompts":
-            yield kind, _columns(0, 0, chunks * groups, chunk, prefix), tables.prefill_step(chunks, chunk, prefix)
+            columns = _columns(0, 0, chunks * groups, chunk, prefix, tables.window)
+            yield kind, columns, tables.prefill_step(chunks, chunk, prefix)
         else:
             context = max(context, chunk + prefix)
             ms = tables.mixed_step(chunks, chunk, prefix, rows, context)
-            yield kind, _columns(rows, context, chunks * groups, chunk, prefix), ms
+            yield kind, _columns(rows, context, chunks * groups, chunk, prefix, tables.window), ms
 
 
 def _even(random: Random, least: int, most: int) -> int:
@@ -91,8 +100,8 @@ def _even(random: Random, least: int, most: int) -> int:
     return min(most, int(least * ((most + 1) / least) ** random.random()))
 
 
-def _columns(rows: int, context: int, chunks: int, chunk: int, prefix: int) -> Columns:
-    """The columns of a recorded step of such decodes and chunks."""
+def _columns(rows: int, context: int, chunks: int, chunk: int, prefix: int, window: int | None = None) -> Columns:
+    """The columns of a recorded step of such decodes and chunks, in layers with that window too."""
     values = {
         "num_decode": rows,
         "num_decode_tokens": rows,
@@ -101,6 +110,9 @@ def _columns(rows: int, context: int, chunks: int, chunk: int, prefix: int) -> C
         "context_tokens": rows * context,
         "prefill_pairs": chunks * (chunk * prefix + chunk * (chunk + 1) // 2),
     }
+    if window is not None:
+        values["window_tokens"] = rows * min(context, window)
+        values["window_pairs"] = chunks * keys_in_window(chunk, prefix, window)
     return {name: np.array([value], np.int64) for name, value in (dict.fromkeys(WORK_COLUMNS, 0) | values).items()}
 
 

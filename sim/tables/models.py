@@ -95,15 +95,18 @@ def spec_of(config: dict[str, Any], name: str) -> ModelSpec:
 @cache
 def _configs() -> dict[str, dict[str, Any]]:
     """The config.json of every model of the tables by its id."""
+    return {name: config for name, config in _files("_config.json").items() if not name.endswith("_hf_quant")}
+
+
+def _files(end: str) -> dict[str, dict[str, Any]]:
+    """The files of the tables' models whose names end so, by the id before that."""
     from importlib import resources
 
     folder = resources.files("aiconfigurator_core") / "model_configs"
-    end = "_config.json"
     files = {item.name: item for item in folder.iterdir() if item.name.endswith(end)}
     return {
         name.removesuffix(end).replace("--", "/", 1): cast("dict[str, Any]", read_json(str(item)))
         for name, item in sorted(files.items())
-        if not name.endswith("_hf_quant_config.json")
     }
 
 
@@ -113,5 +116,7 @@ def models() -> list[str]:
 
 
 def model_spec(model_id: str) -> ModelSpec:
-    """The shape of the tables' model of that id. ScenarioError if it is not understood."""
-    return spec_of(_configs()[model_id], model_id)
+    """The shape of the tables' model of that id, with the types of its checkpoint. ScenarioError if it is not
+    understood."""
+    types = _files("_hf_quant_config.json").get(model_id)
+    return spec_of(_configs()[model_id] | ({"hf_quant_config": types} if types else {}), model_id)

@@ -14,9 +14,9 @@ PACKAGE = "aiconfigurator-core"
 
 _GEMM = {"bfloat16": ("bfloat16",), "float16": ("bfloat16",), "fp8": ("fp8", "fp8_static"), "fp8_block": ("fp8_block",),
          "int8": ("sq", "int8_wo"), "int4": ("int4_wo",), "nvfp4": ("nvfp4", "nvfp4_wo", "w4a16_nvfp4"),
-         "mxfp4": ("bfloat16",)}  # fmt: skip
+         "w4a16_nvfp4": ("w4a16_nvfp4",), "mxfp4": ("bfloat16",)}  # fmt: skip
 _MOE = {"bfloat16": ("bfloat16",), "float16": ("bfloat16",), "fp8": ("fp8",), "fp8_block": ("fp8_block",),
-        "int4": ("int4_wo",), "nvfp4": ("nvfp4", "nvfp4_wo"),
+        "int4": ("int4_wo",), "nvfp4": ("nvfp4", "nvfp4_wo"), "w4a16_nvfp4": ("nvfp4_wo",),
         "mxfp4": ("w4a8_mxfp4_mxfp8", "w4a16_mxfp4", "w4a16_mxfp4_cutlass", "w4a8_mxfp4_mxfp8_trtllm")}  # fmt: skip
 _KV = {"bfloat16": ("bfloat16",), "float16": ("bfloat16",), "fp8": ("fp8",), "int8": ("int8",)}
 """Modes of the tables for a type of weights, of experts and of the KV cache, the likeliest first: the first for which
@@ -27,7 +27,11 @@ reading unless their kernels attend in 8 bits, as SGLang's do; for latent attent
 
 
 class NoTablesError(CalibrationError):
-    """The tables do not answer for this deployment."""
+    """The tables do not answer for this deployment, for a `reason` in a clause."""
+
+    def __init__(self, text: str, reason: str = "") -> None:
+        super().__init__(text)
+        self.reason = reason or text
 
 
 WAYS_OUT = (

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batchsim.base.units import NS_PER_S
-from batchsim.kernel.record import FINISHED, MISSING, STATE_NAMES, Records
+from batchsim.kernel.record import BLOCKED, FINISHED, MISSING, STATE_NAMES, WAITING, Records
 from batchsim.metrics.lives import Int, queueing, state_intervals
 
-QUEUED, HELD = 0, max(STATE_NAMES) + 1
-KINDS = ("queued", *(STATE_NAMES[code] for code in sorted(STATE_NAMES)), "response_held")
+QUEUED, HELD = 0, BLOCKED + 1
+KINDS = ("queued", *(STATE_NAMES[code] for code in range(1, HELD)), "response_held")
 """What a span is of, by its number: states of the records between waiting before them and an answer held back."""
 MOST_LANES = 150
 MOST_SPANS = 12_000
@@ -84,6 +85,11 @@ def _spread(rows: Int, most: int) -> Int:
     return rows if len(rows) <= most else rows[np.linspace(0, len(rows) - 1, most).astype(np.int64)]
 
 
+def _kinds(states: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The kind of each of `states`."""
+    return np.where(states == WAITING, QUEUED, states)
+
+
 def _spans(records: Records, per_chunk_ns: int) -> tuple[Int, Int, Int, Int, Int]:
     """(request, kind, blocker, start, end) of every span of an engine's requests that has a length."""
     requests, states = records.requests, state_intervals(records)
@@ -94,7 +100,7 @@ def _spans(records: Records, per_chunk_ns: int) -> tuple[Int, Int, Int, Int, Int
     held_ns = np.where(last_ns == MISSING, there_ns, last_ns)
     columns = (
         np.concatenate((ids, ids[states.request], ids)),
-        np.concatenate((np.full(len(ids), QUEUED), states.state, np.full(len(ids), HELD))),
+        np.concatenate((np.full(len(ids), QUEUED), _kinds(states.state), np.full(len(ids), HELD))),
         np.concatenate((none, states.blocker, none)),
         np.concatenate((queue.arrival_ns, states.start_ns, held_ns)),
         np.concatenate((queue.until_ns, states.end_ns, there_ns)),

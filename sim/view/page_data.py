@@ -23,7 +23,8 @@ from batchsim.metrics.latencies import LATENCIES
 from batchsim.metrics.table import METRICS
 from batchsim.report.decisions import decided
 from batchsim.report.numbers import percent_text, rate_text, time_text
-from batchsim.report.page.run_page import decision, latency_charts, share_charts
+from batchsim.report.page.run_decision import decision
+from batchsim.report.page.run_page import latency_charts, share_charts
 from batchsim.report.pictures.palette import OKABE_ITO, policy_styles
 from batchsim.report.reading import at_load, load_name, load_to_show, num_seeds, seeds_text, short_load, sweeps
 from batchsim.report.sheet import sentence_text
@@ -91,11 +92,13 @@ class PageData:
             for line in chart["series"]:
                 line["points"] = [number.get((names[line["label"]], load)) for load in line["x"]]
         colors = {policy: style.color for policy, style in policy_styles(sweeps(results)).items()}
+        answer, how_sure = decision(results)
         return {
             "name": results.manifest["scenario_name"],
             "heading": results.manifest["heading"],
             "objective": results.manifest["objective"],
-            "decision": [sentence_text(each) for each in decision(results, points[first].load)],
+            "decision": [sentence_text(each) for each in answer],
+            "sure": [sentence_text(each) for each in how_sure],
             "seeds": seeds_text(results),
             "one_seed": num_seeds(results) == 1,
             "charts": charts,

@@ -13,6 +13,7 @@ import numpy as np
 from batchsim.base.errors import ScenarioError
 from batchsim.base.units import MAX_TIME_NS, NS_PER_S
 from batchsim.workload.clocks import Floats, clock_of
+from batchsim.workload.offline_config import MAX_REQUESTS
 from batchsim.workload.processes import (
     ConstantArrivals,
     GammaArrivals,
@@ -23,7 +24,6 @@ from batchsim.workload.processes import (
 )
 from batchsim.workload.traces.random_stream import random_stream
 from batchsim.workload.traces.trace_rows import Ints
-from batchsim.workload.workload_config import MAX_REQUESTS
 
 
 def arrival_times_ns(process: Process, seed: int, duration_ns: int | None, requests: int | None) -> Ints:

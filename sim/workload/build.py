@@ -12,9 +12,12 @@ from pathlib import Path
 from batchsim.base.errors import ScenarioError
 from batchsim.workload.closed_loop import ClosedLoopWorkload, build_closed
 from batchsim.workload.limited_client import LimitedClient, limited
+from batchsim.workload.offline import OfflineWorkload, with_offline
 from batchsim.workload.open_loop import OpenWorkload, build_open
 from batchsim.workload.replayed_sessions import ReplayedSessions, response_driven
 from batchsim.workload.request_columns import RequestSampler
+from batchsim.workload.rollout import RolloutWorkload, build_rollout
+from batchsim.workload.rollout_config import Rollout
 from batchsim.workload.sessions import OpenSessions, build_sessions
 from batchsim.workload.tasks import TaskWorkload, build_tasks
 from batchsim.workload.traces.read_trace import read_trace
@@ -22,7 +25,15 @@ from batchsim.workload.traces.scale import rescale
 from batchsim.workload.traces.trace_rows import Ints, TraceRows
 from batchsim.workload.workload_config import AllAtOnce, ClosedLoop, TraceArrivals, TrafficClass, WorkloadConfig
 
-BuiltWorkload = OpenWorkload | OpenSessions | ReplayedSessions | ClosedLoopWorkload | LimitedClient
+BuiltWorkload = (
+    OpenWorkload
+    | OpenSessions
+    | ReplayedSessions
+    | ClosedLoopWorkload
+    | LimitedClient
+    | RolloutWorkload
+    | OfflineWorkload
+)
 
 
 def build_workload(
@@ -40,6 +51,8 @@ def build_workload(
     from. `rows` is the trace as `read_trace` returned it for this seed, so that many points read it once.
     """
     config = apply_load(config, load)
+    if isinstance(config.arrivals, Rollout):
+        return build_rollout(config, config.arrivals, seed, max_model_len)
     if config.trace is not None:
         rows = _trace_rows(config, rows, seed, base)
         config = classes_of_rows(config, rows)
@@ -47,24 +60,24 @@ def build_workload(
     if isinstance(config.arrivals, ClosedLoop):
         return build_closed(config, config.arrivals, source, rows, seed)
     if config.tasks is not None:
-        assert not isinstance(config.arrivals, AllAtOnce | TraceArrivals), "checked by the config"
+        assert not isinstance(config.arrivals, AllAtOnce | Rollout | TraceArrivals), "checked by the config"
         return build_tasks(config, config.tasks, config.arrivals, source, seed)
     if config.sessions is not None:
-        assert not isinstance(config.arrivals, AllAtOnce | TraceArrivals), "checked by the config"
+        assert not isinstance(config.arrivals, AllAtOnce | Rollout | TraceArrivals), "checked by the config"
         return build_sessions(config, config.sessions, config.arrivals, source, rows, seed)
     listed = build_open(config, source, rows, seed)
     if isinstance(config.arrivals, TraceArrivals) and rows is not None and rows.linked:
         assert config.trace is not None, "checked by the config"
         if config.trace.replay != "as_recorded":
             return response_driven(config, listed, rows.picked(slice(listed.num_offered), listed.sent_ns))
-    return listed if config.max_concurrency is None else limited(listed, config.max_concurrency)
+    return with_offline(listed) if config.max_concurrency is None else limited(listed, config.max_concurrency)
 
 
 def known_requests(workload: BuiltWorkload) -> OpenWorkload | None:
     """The list of requests of a workload that has all of them in advance; None where answers decide what is asked."""
     if isinstance(workload, TaskWorkload):
         return None
-    listed = workload.listed if isinstance(workload, LimitedClient | ReplayedSessions) else workload
+    listed = workload.listed if isinstance(workload, LimitedClient | OfflineWorkload | ReplayedSessions) else workload
     return listed if isinstance(listed, OpenWorkload) else None
 
 
@@ -107,10 +120,12 @@ def apply_load(config: WorkloadConfig, load: dict[str, float | int]) -> Workload
                 if value != int(value):
                     raise ScenarioError(f"load.users is {value:g}. Users are counted whole.")
                 config = replace(config, arrivals=replace(config.arrivals, users=int(value)))
-            elif axis == "mean_rate" and not isinstance(config.arrivals, ClosedLoop | TraceArrivals | AllAtOnce):
+            elif axis == "mean_rate" and not isinstance(
+                config.arrivals, ClosedLoop | TraceArrivals | AllAtOnce | Rollout
+            ):
                 config = replace(config, arrivals=replace(config.arrivals, mean_rate=float(value)))
             else:
-                axes = {"closed_loop": "users", "trace": "rate_scale", "all_at_once": "none"}
+                axes = {"closed_loop": "users", "trace": "rate_scale", "all_at_once": "none", "rollout": "none"}
                 right = axes.get(kind, "mean_rate")
                 raise ScenarioError(f"load.{axis} does not fit {kind} arrivals. The load axis of these: {right}.")
         except (ValueError, OverflowError) as error:

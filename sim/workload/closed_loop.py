@@ -17,7 +17,7 @@ from batchsim.workload.limited_client import LimitedClient, shared_list
 from batchsim.workload.request_columns import Describe, RequestColumns, RequestSampler, mean_lengths
 from batchsim.workload.sessions import PILOT_SESSIONS, Turns, draw_turns, turn_notes
 from batchsim.workload.sharing import Sessions
-from batchsim.workload.texts import grouped
+from batchsim.workload.texts import grouped, items_of, with_items
 from batchsim.workload.traces.random_stream import random_stream
 from batchsim.workload.traces.trace_rows import UNUSED_HASH_IDS, Ints, TraceRows
 from batchsim.workload.workload_config import ClosedLoop, Frontend, WorkloadConfig
@@ -157,8 +157,21 @@ class Users:
         self.last_sent_ns = max(self.last_sent_ns, sent_ns)
         arrival_ns = sent_ns + self._frontend.request + self._frontend.per_prompt_token * carried[1]
         number = turn * self.loop.users + user
+        if self._source.has_items:
+            return self._with_items(user, turn, number, sent_ns, arrival_ns, carried)
         text = self._text(user, turn)
         return self._source.arrival(number, sent_ns, arrival_ns, *carried, tokens=text)
+
+    def _with_items(
+        self, user: int, turn: int, number: int, sent_ns: int, arrival_ns: int, carried: list[int]
+    ) -> Arrival:
+        """The request with its images, audios and videos."""
+        block = self._block(user, turn)
+        row, requests = turn - block.first, block.drawn.requests
+        assert requests.items is not None, "the source has some"
+        items = items_of(number, requests.items.of(row))
+        text = with_items(number, carried[1], int(requests.group[row]), int(requests.group_tokens[row]), items)
+        return self._source.arrival(number, sent_ns, arrival_ns, *carried, tokens=text, items=items)
 
     def _draw(self, user: int, number: int, first: int) -> _Block:
         if self._sessions is None:

@@ -34,6 +34,7 @@ class FixedTokens(Config):
     """
 
     tokens: PositiveInt
+    """The length of each."""
     kind: Literal["fixed"] = "fixed"
 
     @property
@@ -50,7 +51,9 @@ class UniformTokens(Config):
     """
 
     min: PositiveInt
+    """The least length."""
     max: PositiveInt
+    """The largest length."""
     kind: Literal["uniform"] = "uniform"
 
     def __post_init__(self) -> None:
@@ -65,9 +68,13 @@ class UniformTokens(Config):
 @dataclass(frozen=True)
 class _SpreadTokens(Config):
     mean: MeanTokens
+    """Mean of what is drawn, before it is clipped."""
     cv: Cv
+    """Coefficient of variation of what is drawn: standard deviation over mean."""
     min: PositiveInt = 1
+    """The least that is drawn; what is below it is drawn as it."""
     max: PositiveInt | None = None
+    """The most that is drawn; what is above it is drawn as it."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -101,7 +108,9 @@ class EmpiricalTokens(Config):
     """One of `values`, equally likely or in proportion to `weights`."""
 
     values: tuple[PositiveInt, ...]
+    """The lengths to draw from."""
     weights: tuple[Weight, ...] | None = None
+    """How often each is drawn, in proportion; all alike unless given."""
     kind: Literal["empirical"] = "empirical"
 
     def __post_init__(self) -> None:
@@ -141,6 +150,17 @@ class DrawnTokens:
 
     tokens: Ints
     drawn: NDArray[np.float64] | Ints
+
+    def scaled(self, factor: float) -> DrawnTokens:
+        """These lengths times `factor`, in whole tokens, at least 1."""
+        if factor == 1:
+            return self
+        tokens, drawn = (np.maximum(np.rint(x * factor), 1) for x in (self.tokens, self.drawn))
+        return DrawnTokens(tokens.astype(np.int64), drawn)
+
+    def where(self, chosen: NDArray[np.bool_], other: DrawnTokens) -> DrawnTokens:
+        """These lengths where `chosen`, elsewhere those of `other`."""
+        return DrawnTokens(np.where(chosen, self.tokens, other.tokens), np.where(chosen, self.drawn, other.drawn))
 
 
 def draw_tokens(law: Law, rng: np.random.Generator, size: int) -> DrawnTokens:

@@ -8,14 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from batchsim.base.errors import ScenarioError
-from batchsim.base.units import NS_PER_S, format_duration
+from batchsim.base.units import NS_PER_S, counted, format_duration
 from batchsim.kernel.tokens import TokenIds
-from batchsim.kernel.types import Arrival, Request
+from batchsim.kernel.types import Arrival, Item, Request
 from batchsim.workload.arrivals import arrival_times_ns, check_count
 from batchsim.workload.clocks import ends_rps
+from batchsim.workload.items import unread_hash_ids
 from batchsim.workload.processes import process_name
 from batchsim.workload.request_columns import Describe, RequestColumns, RequestSampler, mean_lengths
-from batchsim.workload.texts import grouped, hashed
+from batchsim.workload.rollout_config import Rollout
+from batchsim.workload.texts import grouped, hashed, items_of, with_items
 from batchsim.workload.traces.arrival_stats import describe_arrivals
 from batchsim.workload.traces.trace_rows import UNUSED_HASH_IDS, HashIds, Ints, TraceRows, cut_tasks
 from batchsim.workload.workload_config import AllAtOnce, ClosedLoop, Frontend, TraceArrivals, WorkloadConfig
@@ -64,6 +66,12 @@ class OpenWorkload:
         make = self.source.arrival
         shares = self.hash_ids is not None or self.source.shares
         order = np.argsort(self.arrival_ns, kind="stable")
+        if self.requests.items is not None:
+            for number in order.tolist():
+                row = (int(column[number]) for column in columns)
+                items = self._items(number)
+                yield make(number, *row, tokens=self._tokens(number, items), items=items)
+            return
         for start in range(0, len(order), SLICE):
             rows = order[start : start + SLICE]
             for number, *row in zip(rows.tolist(), *(column[rows].tolist() for column in columns), strict=True):
@@ -74,16 +82,21 @@ class OpenWorkload:
         requests, frontend = self.requests, self.frontend
         delay_ns = frontend.request + frontend.per_prompt_token * int(requests.prompt_tokens[row])
         carried = (int(column[row]) for column in requests.carried)
-        tokens = self._tokens(row) if self.hash_ids is not None or self.source.shares else None
-        return self.source.arrival(row, sent_ns, sent_ns + delay_ns, *carried, tokens=tokens)
+        items = self._items(row)
+        tokens = self._tokens(row, items) if self.hash_ids is not None or self.source.shares else None
+        return self.source.arrival(row, sent_ns, sent_ns + delay_ns, *carried, tokens=tokens, items=items)
 
-    def _tokens(self, number: int) -> TokenIds | None:
+    def _items(self, number: int) -> tuple[Item, ...]:
+        return () if self.requests.items is None else items_of(number, self.requests.items.of(number))
+
+    def _tokens(self, number: int, items: tuple[Item, ...] = ()) -> TokenIds | None:
         """The prompt's tokens by the texts they are part of, for prefix caches; None where the prompt shares none."""
         requests = self.requests
         prompt = int(requests.prompt_tokens[number])
         if self.hash_ids is not None:
             return hashed(number, prompt, self.hash_ids, number)
-        return grouped(number, prompt, int(requests.group[number]), int(requests.group_tokens[number]))
+        group = int(requests.group[number]), int(requests.group_tokens[number])
+        return with_items(number, prompt, *group, items) if items else grouped(number, prompt, *group)
 
     def responded(self, request: Request, now_ns: int) -> Arrival | None:
         """Always None: no request waits for an answer."""
@@ -124,7 +137,7 @@ def build_open(config: WorkloadConfig, source: RequestSampler, rows: TraceRows |
         check_count(config.requests or 0)
         sent_ns = np.zeros(config.requests or 0, np.int64)
     else:
-        assert not isinstance(config.arrivals, ClosedLoop), "for build_closed"
+        assert not isinstance(config.arrivals, ClosedLoop | Rollout), "for builders of their own"
         sent_ns = arrival_times_ns(config.arrivals, seed, config.duration, config.requests)
     requests = source.draw(
         len(sent_ns), rows=replayed, sent_ns=None if isinstance(config.arrivals, AllAtOnce) else sent_ns
@@ -170,6 +183,8 @@ def _hash_ids(
     """
     if rows is None or rows.hash_ids is None:
         return None, []
+    if source.has_items:
+        raise unread_hash_ids(rows.source)
     if source.shares:
         raise ScenarioError(
             f"{rows.source}: its hash_ids say what prompts share, and so does shared_prefix. Write trace.prefix: ignore"
@@ -215,13 +230,14 @@ def _describe_open(
     kind = config.arrivals.kind
     name = process_name(kind)
     if at_once:
-        text = f"{len(sent_ns):,} request{'s' if len(sent_ns) > 1 else ''} at once"
+        text = f"{counted(len(sent_ns), 'request')} at once"
     else:
-        figures = (("CV", stats.cv), ("IDC(1 s)", stats.idc_1s), ("IDC(60 s)", stats.idc_60s))
+        spread = stats.cv if stats.requests > 2 else None  # one gap alone has none
+        figures = (("CV", spread), ("IDC(1 s)", stats.idc_1s), ("IDC(60 s)", stats.idc_60s))
         if isinstance(config.arrivals, TraceArrivals):
             ends = None if stats.change is None else stats.change.ends_rps
         else:
-            ends = None if isinstance(config.arrivals, AllAtOnce | ClosedLoop) else ends_rps(config.arrivals)
+            ends = None if isinstance(config.arrivals, AllAtOnce | ClosedLoop | Rollout) else ends_rps(config.arrivals)
         rates = () if ends is None else (f"rate from {ends[0]:.3g}/s to {ends[1]:.3g}/s",)
         text = ", ".join([f"{name} arrivals", *rates, *(f"{label} {x:.1f}" for label, x in figures if x is not None)])
     if rows is not None and "task" in rows.labels:

@@ -29,12 +29,10 @@ class OracleConfig(Config):
 
 @dataclass(frozen=True)
 class NoisyConfig(Config):
-    """Predicts the true output times exp(sigma Z), with Z standard normal, keyed by request id: right in the median.
-
-    `sigma` is the standard deviation of the guesses' logarithms.
-    """
+    """Predicts the true output times exp(sigma Z), with Z standard normal, keyed by request id: right in the median."""
 
     sigma: Annotated[float, Range(0, 3, above=True)]  # at 3 a typical guess is off by 20 times
+    """Standard deviation of the guesses' logarithms."""
     kind: Literal["noisy"] = "noisy"
 
 

@@ -32,32 +32,37 @@ class PoissonArrivals(Config):
     """
 
     mean_rate: Rate
+    """Requests a second, like 4/s; on the load axis a list of them, or auto."""
     kind: Literal["poisson"] = "poisson"
 
 
 @dataclass(frozen=True)
 class GammaArrivals(Config):
-    """Independent gamma gaps with coefficient of variation `cv`: above 1 burstier than Poisson, below it smoother.
+    """Independent gamma gaps.
 
     >>> batchsim.Gamma("8/s", cv=2.0).cv
     2.0
     """
 
     mean_rate: Rate
+    """Requests a second, like 4/s; on the load axis a list of them, or auto."""
     cv: Cv
+    """Coefficient of variation of the gaps: above 1 burstier than Poisson, below it smoother."""
     kind: Literal["gamma"] = "gamma"
 
 
 @dataclass(frozen=True)
 class WeibullArrivals(Config):
-    """Independent Weibull gaps of this `shape`: below 1 burstier than Poisson, above it smoother.
+    """Independent Weibull gaps.
 
     >>> round(batchsim.Weibull("8/s", shape=0.5).cv, 2)
     2.24
     """
 
     mean_rate: Rate
+    """Requests a second, like 4/s; on the load axis a list of them, or auto."""
     shape: WeibullShape
+    """Shape of the gaps' law: below 1 burstier than Poisson, above it smoother."""
     kind: Literal["weibull"] = "weibull"
 
     @property
@@ -75,45 +80,52 @@ class ConstantArrivals(Config):
     """
 
     mean_rate: Rate
+    """Requests a second, like 4/s; on the load axis a list of them, or auto."""
     kind: Literal["constant"] = "constant"
 
 
 @dataclass(frozen=True)
 class OnOffArrivals(Config):
-    """Markov-modulated: Poisson while on, silent while off; exponential sojourns with means `on` and `off`.
+    """Markov-modulated: Poisson while on, silent while off; exponential sojourns.
 
-    `mean_rate` is the rate over all time, so the rate while on is mean_rate (on + off) / on. A change of the rate
-    leaves the sojourns as they are.
+    A change of the rate leaves the sojourns as they are.
 
     >>> batchsim.OnOff("8/s", on="2s", off="6s").off  # ns
     6000000000
     """
 
     mean_rate: Rate
+    """The rate over all time; while on it is mean_rate (on + off) / on."""
     on: PositiveDuration
+    """Mean time on."""
     off: PositiveDuration
+    """Mean time off."""
     kind: Literal["on_off"] = "on_off"
 
 
 @dataclass(frozen=True)
 class MmppState(Config):
-    """A state of a Markov-modulated Poisson process: its `rate` in proportion to the other states', its mean `stay`,
-    and the `weight` in proportion to which it is entered from any other."""
+    """A state of a Markov-modulated Poisson process."""
 
     rate: Multiple
+    """Its rate, in proportion to the other states'."""
     stay: PositiveDuration
+    """Its mean stay."""
     weight: Annotated[float, Range(0, 1e6, above=True)] = 1.0
+    """In proportion to it the state is entered from any other."""
 
 
 @dataclass(frozen=True)
 class MmppArrivals(Config):
-    """Markov-modulated Poisson process: in each of `states`, left after an exponential stay, another Poisson rate.
+    """Markov-modulated Poisson process: in each state, left after an exponential stay, another Poisson rate.
 
-    `mean_rate` is the rate over all time; a change of it leaves the stays as they are. Begins in the stationary state.
+    Begins in the stationary state. A change of `mean_rate` leaves the stays as they are.
     """
 
     mean_rate: Rate
+    """The rate over all time."""
     states: tuple[MmppState, ...]
+    """The states, each with its rate and its stay."""
     kind: Literal["mmpp"] = "mmpp"
 
     def __post_init__(self) -> None:
@@ -133,12 +145,15 @@ class MmppArrivals(Config):
 
 @dataclass(frozen=True)
 class ProfiledArrivals(Config):
-    """Arrivals in a time that runs as fast as the rate is: gamma gaps of coefficient of variation `cv` there, so that
-    1 is a Poisson process of varying rate; or those of an MMPP of these `states`, whose stays are at the mean rate."""
+    """Arrivals in a time that runs as fast as the rate is: gamma gaps there, so that a `cv` of 1 is a Poisson process
+    of varying rate; or those of an MMPP, whose stays are at the mean rate."""
 
     mean_rate: Rate
+    """The mean rate: over the ramp, over all steps, over a period."""
     cv: Cv = field(default=1.0, kw_only=True, metadata=LEFT_OUT)
+    """Coefficient of variation of the gaps: standard deviation over mean; 1 for Poisson gaps."""
     states: tuple[MmppState, ...] | None = field(default=None, kw_only=True, metadata=LEFT_OUT)
+    """States of rate between which the arrivals change besides, each with its rate and how long it lasts."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -161,19 +176,23 @@ class RampArrivals(ProfiledArrivals):
     """
 
     growth: Annotated[float, Range(1e-3, 1e3)]
+    """The rate at the end over that at the start; below 1 it falls."""
     over: PositiveDuration
+    """How long the rate changes; it stays after that."""
     kind: Literal["ramp"] = "ramp"
 
 
 @dataclass(frozen=True)
 class StepsArrivals(ProfiledArrivals):
-    """The rate steps from one of `rates` to the next, which are in proportion to each other, after each `every`.
+    """The rate steps from one of `rates` to the next; the last one stays.
 
-    `mean_rate` is the mean over all of them; the last one stays.
+    `mean_rate` is the mean over all of them.
     """
 
     rates: tuple[Multiple, ...]
+    """The rates one after another, in proportion to each other."""
     every: PositiveDuration
+    """How long each rate lasts."""
     kind: Literal["steps"] = "steps"
 
     def __post_init__(self) -> None:
@@ -185,18 +204,21 @@ class StepsArrivals(ProfiledArrivals):
 
 @dataclass(frozen=True)
 class DiurnalArrivals(ProfiledArrivals):
-    """The rate repeats every `period`: `profile` has its values, in proportion to each other, in the middle of as many
-    equal parts of it, with straight lines between them.
+    """The rate repeats every `period`, in the shape of `profile`.
 
-    `mean_rate` is the mean over a period. `start` is how far into the period the arrivals begin.
+    `mean_rate` is the mean over a period.
 
     >>> batchsim.Diurnal("8/s", profile=(1, 3, 2), period="60s").period  # ns
     60000000000
     """
 
     profile: tuple[Multiple, ...]
+    """Rates in the middle of as many equal parts of the period, in proportion to each other, with straight lines
+    between them."""
     period: PositiveDuration = 24 * 3600 * 10**9
+    """After how long the rate repeats."""
     start: Duration = 0
+    """How far into the period the arrivals begin."""
     kind: Literal["diurnal"] = "diurnal"
 
     def __post_init__(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
@@ -13,22 +13,23 @@ from numpy.typing import NDArray
 from batchsim.base.errors import ScenarioError
 from batchsim.base.units import two_digits
 from batchsim.kernel.tokens import TokenIds
-from batchsim.kernel.types import Arrival, Request
+from batchsim.kernel.types import Arrival, Item, Request
+from batchsim.workload.adapter_draws import AdapterDraws
+from batchsim.workload.items import DrawnItems, draw_items
 from batchsim.workload.laws import DrawnTokens, draw_tokens
-from batchsim.workload.traces.random_stream import random_stream
-from batchsim.workload.traces.trace_rows import Ints, TraceRows
-from batchsim.workload.workload_config import (
+from batchsim.workload.lengths import (
     AnyLengths,
     Lengths,
     ListLengths,
     PairLengths,
-    Patience,
     StepLengths,
-    TrafficClass,
-    WorkloadConfig,
+    draw_outputs,
+    draw_pairs,
 )
+from batchsim.workload.traces.random_stream import random_stream
+from batchsim.workload.traces.trace_rows import Ints, TraceRows
+from batchsim.workload.workload_config import Patience, TrafficClass, WorkloadConfig
 
-Bools = NDArray[np.bool_]
 Describe = dict[str, str | int | float | None]
 Stream = partial[np.random.Generator]
 FOR_EVER_NS = np.iinfo(np.int64).max  # the patience of a client that never cancels
@@ -42,7 +43,9 @@ class RequestColumns:
     A prompt begins with `group_tokens` of shared prefix number `group`; -1: with none. `context_tokens` of it are the
     earlier turns of its session. `acceptance` is the probability that a draft token is right where those before it are,
     as its trace has it, NaN without one. `ignore_eos` is 1 where the client asks for just the tokens that come, else 0.
-    `tenant` indexes the tenants of the trace, -1: none; `deadline_ns` counts from the sending, -1: none.
+    `tenant` indexes the tenants of the trace, `adapter` the LoRA adapters of the workload, -1: none; `deadline_ns`
+    counts from the sending, -1: none. `items`: images, audios and videos, with tokens among those of the prompts; None:
+    no request has any.
     """
 
     request_class: Ints
@@ -61,6 +64,8 @@ class RequestColumns:
     priority: Ints
     tenant: Ints
     deadline_ns: Ints
+    adapter: Ints
+    items: DrawnItems | None = None
 
     @property
     def carried(self) -> tuple[Ints, ...]:
@@ -75,19 +80,22 @@ class RequestColumns:
             self.priority,
             self.tenant,
             self.deadline_ns,
+            self.adapter,
         )
 
     @property
     def own_tokens(self) -> Ints:
-        """Tokens of each prompt beyond its shared prefix and the earlier turns of its session."""
-        return self.prompt_tokens - self.group_tokens - self.context_tokens
+        """Tokens of each prompt beyond its shared prefix, the earlier turns of its session and its items."""
+        own = self.prompt_tokens - self.group_tokens - self.context_tokens
+        return own - (0 if self.items is None else self.items.tokens_of)
 
     def __len__(self) -> int:
         return len(self.request_class)
 
     def picked(self, index: Ints) -> RequestColumns:
         """The requests at the rows `index`."""
-        return RequestColumns(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
+        columns = {field.name: getattr(self, field.name)[index] for field in fields(self) if field.name != "items"}
+        return RequestColumns(**columns, items=None if self.items is None else self.items.picked(index))
 
 
 class RequestSampler:
@@ -110,6 +118,8 @@ class RequestSampler:
         self._deadlines_ns = np.array([-1 if each is None else each for each in deadlines_ns], np.int64)
         self._priorities = np.array([c.priority for c in self.classes], np.int64)
         self._tenants = () if rows is None else rows.texts.get("tenant", ())
+        self._adapters = AdapterDraws.of(config, rows)
+        self.adapter_names = self._adapters.names
         self._patience = [c.patience if c.patience is not None else config.patience for c in self.classes]
         self._edges = np.cumsum([c.share or 0.0 for c in self.classes])[:-1]
         self._rows = rows
@@ -119,6 +129,8 @@ class RequestSampler:
         self._prefixes = [(name, c.shared_prefix) for name, c in classes.items()]
         if config.shared_prefix is not None:  # of all classes that have none of their own, and the same text for these
             self._prefixes = [(name, own) if own else ("", config.shared_prefix) for name, own in self._prefixes]
+        self._items = [(name, c.items) if c.items is not None else ("", config.items) for name, c in classes.items()]
+        self.has_items = any(items is not None for _, items in self._items)
 
     def classes_of(self, size: int, *, user: int = 0, block: int = 0) -> Ints:
         """The class indices of `size` requests, or of as many users or sessions, drawn by the classes' shares."""
@@ -151,7 +163,7 @@ class RequestSampler:
             if traffic.lengths is not None:
                 in_class = request_class == index
                 own = self._lengths(traffic.lengths, name, request_class, stream, rows, sent_ns)
-                prompt, output = _chosen(in_class, own[0], prompt), _chosen(in_class, own[1], output)
+                prompt, output = own[0].where(in_class, prompt), own[1].where(in_class, output)
                 labels = {key: np.where(in_class, own[2][key], column) for key, column in labels.items()}
         patience_ns = np.full(size, FOR_EVER_NS)
         for index, patience in enumerate(self._patience):
@@ -161,7 +173,12 @@ class RequestSampler:
             own_ns = rows.labels["patience"]
             patience_ns = np.where(own_ns < 0, patience_ns, own_ns)
         group, group_tokens = self._groups(request_class, stream)
-        prompt_tokens = prompt.tokens + group_tokens
+        prompt_tokens, items = prompt.tokens + group_tokens, None
+        if self.has_items:
+            whole = partial(random_stream, self._seed)
+            counted = None if rows is None else rows.labels.get("items")
+            items = draw_items(self._items, request_class, prompt_tokens, group_tokens, stream, whole, counted)
+            prompt_tokens = prompt_tokens + items.tokens_of
         ignore_eos = np.zeros(size, np.int64)
         if self._by_eos < 1:
             ignore_eos = (stream("stop").random(size) >= self._by_eos).astype(np.int64)
@@ -179,7 +196,8 @@ class RequestSampler:
             group_tokens=group_tokens,
             context_tokens=np.zeros(size, np.int64),
             ignore_eos=ignore_eos,
-            **labels,
+            items=items,
+            **labels | self._adapters.drawn(request_class, stream),
         )
 
     def _classes_of_rows(self, rows: TraceRows) -> Ints:
@@ -200,8 +218,8 @@ class RequestSampler:
 
     @property
     def shares(self) -> bool:
-        """Whether any class has a shared prefix."""
-        return any(prefix is not None for _, prefix in self._prefixes)
+        """Whether prompts of any class share texts or items."""
+        return self.has_items or any(prefix is not None for _, prefix in self._prefixes)
 
     def _groups(self, request_class: Ints, stream: Stream) -> tuple[Ints, Ints]:
         """The number of each prompt's shared prefix, counted over all classes, and its tokens; -1 and 0 without one."""
@@ -235,20 +253,21 @@ class RequestSampler:
             "priority": self._priorities[request_class],
             "tenant": np.full(size, -1),
             "deadline_ns": self._deadlines_ns[request_class],
+            "adapter": np.full(size, -1),
         }
         if isinstance(lengths, Lengths):
             return (
-                self._scaled(draw_tokens(lengths.prompt, stream(f"prompt/{name}"), size)),
-                draw_tokens(lengths.output, stream(f"output/{name}"), size),
+                draw_tokens(lengths.prompt, stream(f"prompt/{name}"), size).scaled(self._prompt_scale),
+                draw_outputs(lengths, partial(stream, f"output/{name}"), size),
                 labels if rows is None else labels | self._labels(rows, labels),
             )
         if isinstance(lengths, PairLengths | StepLengths | ListLengths):
             if isinstance(lengths, ListLengths):
                 prompt, output = self._listed(lengths, name, request_class)
             else:
-                prompt, output = _pairs(lengths, partial(stream, f"pairs/{name}"), size, sent_ns)
+                prompt, output = draw_pairs(lengths, partial(stream, f"pairs/{name}"), size, sent_ns)
             labels = labels if rows is None else labels | self._labels(rows, labels)
-            return self._scaled(DrawnTokens(prompt, prompt)), DrawnTokens(output, output), labels
+            return DrawnTokens(prompt, prompt).scaled(self._prompt_scale), DrawnTokens(output, output), labels
         if lengths is not None:
             assert self._rows is not None, "the config asks for a trace"
             rows = self._rows.picked(self._resampled(stream(f"pairs/{name}").random(size), request_class), None)
@@ -259,7 +278,7 @@ class RequestSampler:
                 labels["acceptance"] = rows.acceptance
         else:
             prompt = output = np.ones(size, np.int64)  # every class has lengths of its own and replaces these
-        return self._scaled(DrawnTokens(prompt, prompt)), DrawnTokens(output, output), labels
+        return DrawnTokens(prompt, prompt).scaled(self._prompt_scale), DrawnTokens(output, output), labels
 
     def _listed(self, lengths: ListLengths, name: str, request_class: Ints) -> tuple[Ints, Ints]:
         """The pairs of a list in order, for the requests that it is of: those of class `name`, or of all classes
@@ -274,7 +293,8 @@ class RequestSampler:
 
     def _labels(self, rows: TraceRows, otherwise: dict[str, Any]) -> dict[str, Any]:
         """Priority, tenant and deadline of `rows` as far as these tell them, else as in `otherwise`."""
-        labels = {key: rows.labels[key] for key in ("priority", "tenant") if key in rows.labels}
+        names = {"priority": "priority", "tenant": "tenant", "lora": "adapter"}
+        labels = {ours: rows.labels[key] for key, ours in names.items() if key in rows.labels}
         if "deadline" in rows.labels:
             own_ns = rows.labels["deadline"]
             labels["deadline_ns"] = np.where(own_ns < 0, otherwise["deadline_ns"], own_ns)
@@ -291,13 +311,6 @@ class RequestSampler:
         start = np.cumsum(counts) - counts
         return order[start[request_class] + (uniform * counts[request_class]).astype(np.int64)]
 
-    def _scaled(self, prompt: DrawnTokens) -> DrawnTokens:
-        """`prompt` times `prompt_scale`, in whole tokens, at least 1."""
-        if self._prompt_scale == 1:
-            return prompt
-        tokens, drawn = (np.maximum(np.rint(x * self._prompt_scale), 1) for x in (prompt.tokens, prompt.drawn))
-        return DrawnTokens(tokens.astype(np.int64), drawn)
-
     def answered(self, asked: Ints) -> Ints:
         """`asked`, output lengths in tokens, cut to a cap in tokens; `max_model_len` cuts none of them."""
         return asked if isinstance(self.output_cap, str) else np.minimum(asked, self.output_cap)
@@ -308,7 +321,8 @@ class RequestSampler:
         return replace(requests, prompt_tokens=prompt, output_tokens=cut, max_output_tokens=cap, **shared)
 
     def _caps(self, prompt: Ints, output: Ints, ignore_eos: Ints) -> tuple[Ints, Ints]:
-        """The output cut to what the client and the model allow, and the cap that the client asks for, at least 1.
+        """The output cut to what the client and the model allow, and the cap that the client asks for, at least 1; both
+        0 of requests that get no token.
 
         These are one number where the client ignores stop tokens. A prompt that leaves no room is kept: the engine
         rejects it and counts it.
@@ -319,7 +333,7 @@ class RequestSampler:
             return cut, cut
         cap = room if self.output_cap == "max_model_len" else np.minimum(room, self.output_cap)
         cut = np.minimum(output, cap)
-        return cut, np.where(ignore_eos > 0, cut, cap)
+        return cut, np.where((ignore_eos > 0) | (output == 0), cut, cap)
 
     def arrival(
         self,
@@ -335,8 +349,10 @@ class RequestSampler:
         priority: int,
         tenant: int,
         deadline_ns: int,
+        adapter: int,
         *,
         tokens: TokenIds | None,
+        items: tuple[Item, ...] = (),
     ) -> Arrival:
         """The request of these values. Deadline and cancel count from the sending."""
         request = Request(
@@ -350,6 +366,8 @@ class RequestSampler:
             deadline_ns=None if deadline_ns < 0 else sent_ns + deadline_ns,
             tokens=tokens,
             ignore_eos=bool(ignore_eos),
+            adapter=adapter,
+            items=items,
         )
         cancel_ns = None if patience_ns == FOR_EVER_NS else sent_ns + patience_ns
         return Arrival(request, output, cancel_ns, None if sent_ns == arrival_ns else sent_ns)
@@ -389,6 +407,8 @@ class RequestSampler:
                 yield f"{left:,} of {len(lengths.prompt):,} listed requests{of_class} are not sent"
         if self._by_eos < 1:
             yield f"{100 * requests.ignore_eos.mean():.3g} % of {of} ignore stop tokens and end by length (stop.by_eos)"
+        if requests.items is not None:
+            yield requests.items.note(requests.prompt_tokens, of)
         if self._prompt_scale != 1:
             yield f"every prompt {self._prompt_scale:g} times as long (prompt_scale)"
         room = self.max_model_len - requests.prompt_tokens
@@ -411,26 +431,6 @@ class RequestSampler:
                 yield f"{count:,} of {of} {what}"
         if cap == "exact":
             yield "reservations know the true length (output_cap: exact)"
-
-
-def _pairs(
-    lengths: PairLengths | StepLengths, stream: Callable[[], np.random.Generator], size: int, sent_ns: Ints | None
-) -> tuple[Ints, Ints]:
-    """Prompts and outputs of `size` pairs, of requests sent at `sent_ns` where that is known."""
-    if isinstance(lengths, StepLengths) and sent_ns is None:
-        lengths = lengths.all_parts()
-    if isinstance(lengths, PairLengths):
-        at = draw_tokens(lengths.index(), stream(), size).tokens - 1
-        return np.array(lengths.prompt)[at], np.array(lengths.output)[at]
-    assert sent_ns is not None, "all parts where it is"
-    part = np.minimum(sent_ns // lengths.every, len(lengths.parts) - 1)
-    drawn = [_pairs(each, stream, size, None) for each in lengths.parts]  # each by the same random numbers
-    prompt, output = (np.choose(part, side) for side in zip(*drawn, strict=True))
-    return prompt, output
-
-
-def _chosen(where: Bools, one: DrawnTokens, other: DrawnTokens) -> DrawnTokens:
-    return DrawnTokens(np.where(where, one.tokens, other.tokens), np.where(where, one.drawn, other.drawn))
 
 
 def _waits(patience: Patience, rng: np.random.Generator, size: int) -> Ints:

@@ -77,7 +77,7 @@ def draw_turns(
 def _grown(source: RequestSampler, requests: RequestColumns, first: Ints) -> tuple[RequestColumns, np.ndarray]:
     """`requests` of turns with the context before each in its prompt, and which turns the model has room for.
 
-    A session's shared prefix is that of its first turn.
+    A session's shared prefix and LoRA adapter are those of its first turn.
     """
     own, output = requests.own_tokens, source.answered(requests.asked_tokens)
     spent = own + output
@@ -86,7 +86,8 @@ def _grown(source: RequestSampler, requests: RequestColumns, first: Ints) -> tup
     group, group_tokens = requests.group[first], requests.group_tokens[first]
     prompt = group_tokens + context + own
     fits = (first == np.arange(len(first))) | (prompt + output <= source.max_model_len)
-    return source.with_prompts(requests, prompt, group=group, group_tokens=group_tokens, context_tokens=context), fits
+    shared = {"group": group, "group_tokens": group_tokens, "adapter": requests.adapter[first]}
+    return source.with_prompts(requests, prompt, context_tokens=context, **shared), fits
 
 
 def turn_notes(turns: Turns) -> Iterator[str]:

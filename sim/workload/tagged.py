@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from batchsim.base.later import kind_named, later
 from batchsim.base.problems import OTHER
+from batchsim.base.reading import kind_named, later
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,13 @@ class ByKind:
             discriminator = self._kind
         kinds = {kind_named(cls): later(cls) if isinstance(cls, type) else cls for cls in get_args(source)}
         choices = {kind: handler.generate_schema(cls) for kind, cls in kinds.items()}
-        return {"type": "tagged-union", "choices": choices, "discriminator": discriminator}
+        union = {"type": "tagged-union", "choices": choices, "discriminator": discriminator}
+        return {"type": "function-wrap", "function": {"type": "with-info", "function": self._own}, "schema": union}
+
+    def _own(self, value: object, handler: Callable[[object], Any], info: Any) -> Any:
+        """The config that the validator's context has for `value` of the user's own kind, else one of the classes."""
+        own = (info.context or {}).get("own")
+        return own[text] if own and (text := json.dumps(value)) in own else handler(value)
 
     def _kind(self, value: object) -> object:
         if isinstance(value, dict):

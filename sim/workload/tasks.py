@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -192,6 +193,7 @@ def build_tasks(
     drawn = source.draw(count * each, request_class=np.repeat(classes, each))
     branches = Branches.of(tasks)
     requests, shared_tokens = _grown(tasks, branches, source, drawn, seed, config.prompt_scale)
+    requests = replace(requests, priority=_values(tasks, branches, requests.priority, seed))
     sent_ns = np.repeat(start_ns, each)
     stats, mean_rate = describe_arrivals(start_ns), process.mean_rate
     listed = OpenWorkload(
@@ -263,6 +265,20 @@ def _luck(tasks: Tasks, branches: Branches, count: int, seed: int) -> NDArray[np
     return succeeds.ravel()
 
 
+def _values(tasks: Tasks, branches: Branches, priority: Ints, seed: int) -> Ints:
+    """`priority` of every row, replaced in stages that say the value of their branches."""
+    values = priority.reshape(-1, tasks.num_requests).copy()
+    for number, (stage, places) in enumerate(zip(tasks.stages, branches.ranges, strict=True)):
+        if stage.priorities is not None:
+            rng = random_stream(seed, f"tasks/{number}/priority")
+            drawn = rng.integers(len(stage.priorities), size=(len(values), stage.fan_out))
+            first = slice(places.start, places.start + stage.fan_out)
+            values[:, first] = np.array(stage.priorities)[drawn]
+            for place in places[stage.fan_out :]:
+                values[:, place] = values[:, branches.above[place]]
+    return values.ravel()
+
+
 def _grown(
     tasks: Tasks, branches: Branches, source: RequestSampler, drawn: RequestColumns, seed: int, scale: float
 ) -> tuple[RequestColumns, Ints]:
@@ -270,6 +286,7 @@ def _grown(
     each = tasks.num_requests
     count = len(drawn) // each
     first = np.repeat(np.arange(count) * each, each)
+    drawn = replace(drawn, adapter=drawn.adapter[first])
     group, group_tokens = drawn.group[first], drawn.group_tokens[first]
     held = np.zeros((count, 1), np.int64)  # tokens of the stages before
     spent = np.zeros((count, each), np.int64)  # of the prompts and answers of a tree, down to each of its requests
@@ -322,8 +339,9 @@ def _prompts(
 
 
 def _joined(parts: list[RequestColumns]) -> RequestColumns:
-    names = vars(parts[0])
-    return RequestColumns(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+    names = vars(parts[0]).keys() - {"items"}  # which no task has
+    columns: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    return RequestColumns(**columns)
 
 
 def _drawn(law: Law | None, seed: int, purpose: str, shape: tuple[int, int], scale: float) -> Ints:

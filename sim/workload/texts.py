@@ -8,7 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from batchsim.kernel.tokens import Segment, TokenIds, output_stream, prompt_stream
+from batchsim.kernel.types import Item
 from batchsim.workload.traces.trace_rows import HashIds
+
+_ITEMS, _OWN = 1 << 40, 1 << 32
+"""The numbers of items' contents come after those of shared texts; of items like no other, after all contents."""
+_MANY = 10  # bits that tell the items of a request apart
 
 
 def own_text(request_id: int, tokens: int) -> Segment:
@@ -40,6 +45,38 @@ def grouped(request_id: int, prompt_tokens: int, group: int, group_tokens: int) 
     if group < 0:
         return None
     return TokenIds.of([shared_text(group, group_tokens), own_text(request_id, prompt_tokens - group_tokens)])
+
+
+def items_of(request_id: int, drawn: list[tuple[int, int, int]]) -> tuple[Item, ...]:
+    """The items of a request, drawn as (content, first token, tokens); content below 0: like no other."""
+    return tuple(
+        Item(_item_stream(content if content >= 0 else _OWN + (request_id << _MANY) + place), start, tokens)
+        for place, (content, start, tokens) in enumerate(drawn)
+    )
+
+
+def _item_stream(number: int) -> int:
+    """The stream of placeholder tokens of an item by the number of its content."""
+    return prompt_stream(2 * (_ITEMS + number) + 1)
+
+
+def with_items(
+    request_id: int, prompt_tokens: int, group: int, group_tokens: int, items: tuple[Item, ...]
+) -> TokenIds | None:
+    """As `grouped` of a prompt with `items`, of which each is made of tokens of its own stream."""
+    if not items:
+        return grouped(request_id, prompt_tokens, group, group_tokens)
+    segments = [shared_text(group, group_tokens)] if group >= 0 else []
+    at, own = (group_tokens if group >= 0 else 0), 0
+    for item in items:
+        if item.start > at:
+            segments.append((own_text(request_id, 1)[0], own, item.start - at))
+            own += item.start - at
+        segments.append((item.identifier, 0, item.tokens))
+        at = item.start + item.tokens
+    if prompt_tokens > at:
+        segments.append((own_text(request_id, 1)[0], own, prompt_tokens - at))
+    return TokenIds.of(segments)
 
 
 def conversation(group: int, group_tokens: int, turns: list[Turn]) -> TokenIds:

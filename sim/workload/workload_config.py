@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from batchsim.base.later import later, np
 from batchsim.base.plain import LEFT_OUT
 from batchsim.base.ranges import Config, PositiveInt, Priority, Range, check_ranges
-from batchsim.base.units import Duration, PartDuration, PositiveDuration, Share, format_duration
-from batchsim.workload.laws import EmpiricalTokens, Law, Weight
+from batchsim.base.reading import later
+from batchsim.base.units import NS_PER_S, Duration, PartDuration, PositiveDuration, Share, format_duration
+from batchsim.workload.items import Items, check_items
+from batchsim.workload.lengths import (
+    AnyLengths,
+    ListLengths,
+    PairLengths,
+    TraceLengths,
+    asks_for_none,
+    check_no_tokens,
+    check_rows_of_classes,
+)
+from batchsim.workload.loras import Loras, check_loras
+from batchsim.workload.offline_config import Offline, Requests, Users, check_beside
 from batchsim.workload.processes import (
     ConstantArrivals,
     DiurnalArrivals,
@@ -22,7 +33,8 @@ from batchsim.workload.processes import (
     StepsArrivals,
     WeibullArrivals,
 )
-from batchsim.workload.sharing import Sessions, SharedPrefix
+from batchsim.workload.rollout_config import Rollout
+from batchsim.workload.sharing import Sessions, SharedPrefix, check_sessions
 from batchsim.workload.tagged import ByKind
 
 if TYPE_CHECKING:
@@ -33,11 +45,6 @@ else:
     TraceConfig = later("batchsim.workload.traces.trace_config:TraceConfig")
 
 SHARE_TOLERANCE = 1e-9  # shares are decimal percentages: their sum misses 1 by rounding only
-Users = Annotated[int, Range(1, 1_000_000)]
-"""Users of a closed loop: each is an object while the loop runs. Requests in flight of a client likewise."""
-MAX_REQUESTS = 20_000_000
-"""Requests of a run: about 1 GB of columns; more is a slip of a unit."""
-Requests = Annotated[int, Range(1, MAX_REQUESTS)]
 
 
 @dataclass(frozen=True)
@@ -55,19 +62,23 @@ class AllAtOnce(Config):
 class ClosedLoop(Config):
     """Users who each send a request, wait for its end, think, and send the next.
 
-    They are met amid a think time; with `ramp` they begin one after another within that time, with 0 s all at once.
-    Each has requests of its own, or with `shared_list` takes the next of one list when it was answered, as benchmark
-    clients with a number of workers do.
+    They are met amid a think time, or begin one after another (`ramp`).
 
     >>> batchsim.ClosedLoop(users=16, think_time="1s").think_time  # ns
     1000000000
     """
 
     users: Users
+    """Users, each with one request at a time; `load.users` lists others."""
     think_time: Duration
+    """Mean time between an answer and the user's next request."""
     think_kind: Literal["constant", "exponential"] = "constant"
+    """How times to think are drawn: all alike, or exponential."""
     shared_list: bool = field(default=False, metadata=LEFT_OUT)
+    """Whether a user takes the next request of one list when answered, as workers of benchmark clients do; else each
+    has requests of its own."""
     ramp: Duration | None = field(default=None, metadata=LEFT_OUT)
+    """Users begin one after another within this time; with 0 s all at once."""
     kind: Literal["closed_loop"] = "closed_loop"
 
 
@@ -90,105 +101,10 @@ Arrivals = Annotated[
     | DiurnalArrivals
     | AllAtOnce
     | ClosedLoop
+    | Rollout
     | TraceArrivals,
     ByKind(),
 ]
-
-
-@dataclass(frozen=True)
-class Lengths(Config):
-    """Prompt and output lengths drawn independently.
-
-    >>> batchsim.Lengths(batchsim.Fixed(100), batchsim.Uniform(2, 12)).output.mean_tokens
-    7.0
-    """
-
-    prompt: Law
-    output: Law
-    kind: Literal["laws"] = "laws"
-
-
-@dataclass(frozen=True)
-class PairLengths(Config):
-    """One of the pairs of `prompt[i]` and `output[i]`, equally likely or in proportion to `weights[i]`, so that the two
-    keep what they have to do with each other."""
-
-    prompt: tuple[PositiveInt, ...]
-    output: tuple[PositiveInt, ...]
-    weights: tuple[Weight, ...] | None = None
-    kind: Literal["pairs"] = "pairs"
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        if len(self.prompt) != len(self.output):
-            raise ValueError(f"{len(self.output)} outputs for {len(self.prompt)} prompts. Write one a prompt.")
-        self.index()
-
-    def index(self) -> EmpiricalTokens:
-        """The law of the pair drawn, counted from 1."""
-        return EmpiricalTokens(tuple(range(1, len(self.prompt) + 1)), self.weights)
-
-    @property
-    def mean_output_tokens(self) -> float:
-        return float(np.average(self.output, weights=self.weights))
-
-
-@dataclass(frozen=True)
-class StepLengths(Config):
-    """Pairs that change as time goes by: after each `every` those of the next of `parts`, of which the last one stays.
-
-    Where requests are not sent at times known in advance, in sessions, closed loops and all at once, every pair of
-    every part is drawn in proportion to its weight.
-    """
-
-    parts: tuple[PairLengths, ...]
-    every: PositiveDuration
-    kind: Literal["steps"] = "steps"
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        if not self.parts:
-            raise ValueError("parts is empty. List the lengths of each step.")
-
-    def all_parts(self) -> PairLengths:
-        """The pairs of all parts."""
-        weights = (each.weights or (1.0,) * len(each.prompt) for each in self.parts)
-        return PairLengths(
-            tuple(chain.from_iterable(each.prompt for each in self.parts)),
-            tuple(chain.from_iterable(each.output for each in self.parts)),
-            tuple(chain.from_iterable(weights)),
-        )
-
-    @property
-    def mean_output_tokens(self) -> float:
-        return self.all_parts().mean_output_tokens
-
-
-@dataclass(frozen=True)
-class ListLengths(Config):
-    """Request i has `prompt[i]` and `output[i]`, each used once, in the order of sending: of a class its own i-th."""
-
-    prompt: tuple[PositiveInt, ...]
-    output: tuple[PositiveInt, ...]
-    kind: Literal["list"] = "list"
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        PairLengths(self.prompt, self.output)
-
-    @property
-    def mean_output_tokens(self) -> float:
-        return float(np.mean(self.output))
-
-
-@dataclass(frozen=True)
-class TraceLengths(Config):
-    """Prompt and output of the same trace row, rows drawn with replacement."""
-
-    kind: Literal["trace"] = "trace"
-
-
-AnyLengths = Annotated[Lengths | PairLengths | StepLengths | ListLengths | TraceLengths, ByKind(default="laws")]
 
 
 @dataclass(frozen=True)
@@ -196,48 +112,63 @@ class Patience(Config):
     """How long after sending a client cancels a request that has not ended; without one, never."""
 
     mean: PositiveDuration
+    """The mean time after sending."""
     kind: Literal["constant", "exponential"] = "constant"
 
 
 @dataclass(frozen=True)
 class Stop(Config):
-    """How answers end: the share `by_eos` by a stop token, which an engine sees when it comes, the others by length.
+    """How answers end: by a stop token, which an engine sees when it comes, or by length.
 
-    A client of the others asks for as many tokens as come, and to ignore stop tokens, as benchmarks do.
+    A client of the latter asks for as many tokens as come, and to ignore stop tokens, as benchmarks do.
     """
 
     by_eos: Share
+    """Part of the answers that end by a stop token; the others end by length."""
 
 
 @dataclass(frozen=True)
 class TrafficClass(Config):
-    """A share of the requests, or the rows of a trace that are of this class. What it leaves out is the workload's.
-
-    `slo` is read by the metrics.
-    """
+    """A share of the requests, or the rows of a trace that are of this class. What it leaves out is the workload's."""
 
     share: Share | None = None
+    """Part of the requests that are of this class; all together 100 %."""
     priority: Priority = 0
+    """Priority of its requests; lower goes first, for policies that look at it."""
     lengths: AnyLengths | None = None
+    """Tokens of prompts and outputs."""
     slo: str | None = None
+    """The requirement that the metrics hold its requests to."""
     deadline: PositiveDuration | None = None
+    """Counted from sending: a request that has not ended by then is given up."""
     patience: Patience | None = None
+    """After how long the client gives up."""
     shared_prefix: SharedPrefix | None = None
+    """Which prompts begin with the same tokens."""
+    items: Items | None = field(default=None, metadata=LEFT_OUT)
+    """Images, audios and videos of its requests."""
+    offline: Offline | None = field(default=None, metadata=LEFT_OUT)
+    """A job beside the requests that arrive, in the place of a share of these."""
+    loras: Loras | None = field(default=None, metadata=LEFT_OUT)
+    """LoRA adapters of its own that its requests ask for."""
 
 
 @dataclass(frozen=True)
 class Frontend(Config):
     """Time outside the engine: a request reaches it `request` + `per_prompt_token` * prompt after it was sent.
 
-    Every piece of the response takes `per_chunk` back to the client. The first one takes `per_stream` besides for each
-    answer that is being streamed by then, its own included, and comes no later than the last: a server that writes all
-    streams from one loop is at a new one the later the more there are. Pure delays: requests do not wait for another.
+    The first piece of a response comes no later than the last: a server that writes all streams from one loop is at a
+    new one the later the more there are. Pure delays: requests do not wait for another.
     """
 
     request: Duration = 0
+    """Time from client to engine for each request."""
     per_prompt_token: PartDuration = 0
+    """Time from client to engine for each token of the prompt, beside `request`."""
     per_chunk: Duration = 0
+    """Time of each piece of the response back to the client."""
     per_stream: PartDuration = 0
+    """Time of the first piece besides, for each answer that is being streamed by then, its own included."""
 
     @property
     def is_immediate(self) -> bool:
@@ -249,17 +180,9 @@ class Frontend(Config):
 class WorkloadConfig(Config):
     """The whole block.
 
-    Arrivals end with `duration` or after `requests`; a trace may also end by itself. The first `warmup` is left out of
-    the measured cohort. After the last arrival the run drains to its end; with `drain`, at most that long: what is open
-    then ends as unfinished and misses every objective. `output_cap` is what clients ask for at most: a number of
-    tokens, all that `max_model_len` leaves, or `exact`, the true length. `deadline` and `patience` count from the
-    sending. `shared_prefix` and `sessions` say which prompts begin alike, for policies with a prefix cache; a trace may
-    say it itself. `prompt_scale` makes every prompt that many times as long, the text of `shared_prefix` aside. `stop`
-    says how answers end: by a stop token unless given, as far as the output cap lets them. Of arrivals over time or
-    all at once the client has at most `max_concurrency` in flight: others wait at the client, in order, and latencies,
-    `deadline` and `patience` count from their sending. Classes are those of the trace's rows where `trace.columns`
-    names a request_class (`by_row`, which needs no word); with `assign: at_random` they are drawn by their shares
-    beside the rows, so that each has the lengths of all. `tasks` makes requests parts of tasks, in stages.
+    After the last arrival the run drains to its end. Prompts begin alike by `shared_prefix`, `sessions`, `tasks` or the
+    trace. Classes are those of the trace's rows where `trace.columns` names a request_class (`by_row`, which needs no
+    word); with `assign: at_random` they are drawn beside the rows, so that each has the lengths of all.
 
     >>> lengths = batchsim.Lengths(batchsim.Fixed(100), batchsim.Fixed(20))
     >>> batchsim.Workload(batchsim.Poisson("8/s"), output_cap=32, lengths=lengths, duration="60s").duration  # ns
@@ -267,24 +190,59 @@ class WorkloadConfig(Config):
     """
 
     arrivals: Arrivals
+    """When requests come."""
     output_cap: PositiveInt | Literal["max_model_len", "exact"]
+    """What clients ask for at most: tokens, all that `max_model_len` leaves, or `exact`, the true length."""
     lengths: AnyLengths | None = None
+    """Tokens of prompts and outputs."""
     trace: TraceConfig | None = None
+    """The log whose requests are replayed."""
     duration: PositiveDuration | None = None
+    """When arrivals end, unless `requests` or a trace end them."""
     requests: Requests | None = None
+    """Requests after which arrivals end, unless `duration` or a trace end them."""
     warmup: Duration = 0
+    """Time at the start whose requests are left out of the measured cohort."""
     drain: Duration | None = None
+    """How long the run drains at most after the last arrival; what is open then misses every objective."""
     classes: dict[str, TrafficClass] = field(default_factory=dict)
+    """Classes of requests by name, each with what differs from the workload's own."""
     deadline: PositiveDuration | None = None
+    """Counted from sending: a request that has not ended by then is given up."""
     patience: Patience | None = None
+    """After how long the client gives up, counted from sending."""
     frontend: Frontend = field(default_factory=Frontend)
+    """Time between client and engine, outside of both; `vllm` is that of vLLM's server."""
     shared_prefix: SharedPrefix | None = None
+    """Which prompts begin with the same tokens, for policies with a prefix cache."""
     sessions: Sessions | None = None
+    """Requests that follow on each other, each prompt beginning with the talk so far."""
+    items: Items | None = field(default=None, metadata=LEFT_OUT)
+    """Images, audios and videos of the requests, beside the text that lengths say; needs `encoder` of the cost."""
     prompt_scale: Annotated[float, Range(1e-3, 1e3)] = 1.0
+    """How many times as long every prompt is, the text of `shared_prefix` aside."""
     stop: Stop | None = field(default=None, metadata=LEFT_OUT)
+    """How answers end: by a stop token unless given, as far as the output cap lets them."""
     max_concurrency: Users | None = field(default=None, metadata=LEFT_OUT)
+    """Requests in flight at most, of arrivals over time or all at once; others wait at the client, in order, and
+    latencies, `deadline` and `patience` count from their sending."""
     assign: Literal["by_row", "at_random"] | None = field(default=None, metadata=LEFT_OUT)
+    """How requests of a trace come by their classes; at_random: by their shares."""
     tasks: Tasks | None = field(default=None, metadata=LEFT_OUT)
+    """Requests are parts of tasks, in stages."""
+    loras: Loras | None = field(default=None, metadata=LEFT_OUT)
+    """LoRA adapters that requests ask for; a session and a task ask for one."""
+
+    @property
+    def rows_tell_loras(self) -> bool:
+        """Whether the rows of the trace say which LoRA adapter each request asks for."""
+        return self.trace is not None and self.trace.columns is not None and self.trace.columns.lora is not None
+
+    @property
+    def lora_rank(self) -> int | None:
+        """The largest rank of the LoRA adapters that requests ask for; None: none asks for one."""
+        own = [each.loras.rank for each in (self, *self.classes.values()) if each.loras is not None]
+        return max(own) if own else Loras().rank if self.rows_tell_loras else None
 
     @property
     def by_row(self) -> bool:
@@ -292,21 +250,78 @@ class WorkloadConfig(Config):
         named = self.trace is not None and self.trace.columns is not None and self.trace.columns.request_class
         return bool(named) and self.assign != "at_random"
 
+    def requests_at(self, mean_rate: float) -> float:
+        """The number of requests, in the mean, at `mean_rate` of them a second."""
+        return self.requests or mean_rate * (self.duration or math.inf) / NS_PER_S
+
+    @property
+    def offline_class(self) -> str | None:
+        """The name of the first class that is an offline job; None where there is none."""
+        return next((name for name, traffic in self.classes.items() if traffic.offline is not None), None)
+
     def __post_init__(self) -> None:
         check_ranges(self)
         if self.stop is not None and self.output_cap == "exact":
             raise ValueError("stop: with output_cap exact all answers end by length. Drop one of them.")
+        self._check_items()
+        if self.makes_no_tokens:
+            said = {"sessions": self.sessions, "tasks": self.tasks, "stop": self.stop}
+            check_no_tokens(self._stated_lengths, self.arrivals.kind, self.output_cap, said)
+        if isinstance(self.arrivals, Rollout):
+            self._check_rollout()
+            return
         self._check_end()
         self._check_lengths()
         if self.sessions is not None:
-            self._check_sessions(self.sessions)
+            of_list = self.arrivals.shared_list if isinstance(self.arrivals, ClosedLoop) else None
+            check_sessions(self.sessions, self.arrivals.kind, self.requests, shared_list=of_list)
         if self.tasks is not None:
             self._check_tasks()
         if self.max_concurrency is not None:
             self._check_max_concurrency(self.max_concurrency)
         if "" in self.classes:
             raise ValueError("a class has no name. Name it.")
+        self._check_offline()
         self._check_classes()
+        own = {f"classes.{name}.loras": traffic.loras for name, traffic in self.classes.items()}
+        check_loras({"loras": self.loras, **own}, by_rows=self.rows_tell_loras)
+
+    def _check_items(self) -> None:
+        """ValueError where requests with items are ones whose prompts hold others, or jobs' or a trainer's."""
+        beside = {"a rollout": isinstance(self.arrivals, Rollout), "an offline job": self.offline_class is not None}
+        beside |= {"sessions": self.sessions is not None, "tasks": self.tasks is not None}
+        named = None if self.trace is None or self.trace.columns is None else self.trace.columns.items
+        check_items(self.all_items, beside, column=named, replays=self.arrivals.kind == "trace")
+
+    @property
+    def all_items(self) -> list[Items]:
+        """What is said of items, of the workload and of its classes."""
+        return [each for each in (self.items, *(c.items for c in self.classes.values())) if each is not None]
+
+    @property
+    def makes_no_tokens(self) -> bool:
+        """Whether requests ask for no token, as those of pooling models do."""
+        return any(map(asks_for_none, self._stated_lengths))
+
+    @property
+    def _stated_lengths(self) -> list[AnyLengths | None]:
+        own = [traffic.lengths for traffic in self.classes.values()]
+        return own if own and None not in own else [self.lengths, *(each for each in own if each is not None)]
+
+    def _check_offline(self) -> None:
+        """ValueError where an offline job cannot be beside the arrivals, or has what its client decides."""
+        jobs = {name: traffic for name, traffic in self.classes.items() if traffic.offline is not None}
+        if not jobs:
+            return
+        besides = ("sessions", "tasks", "max_concurrency", "deadline", "patience")
+        given = [key for key in besides if getattr(self, key) is not None]
+        check_beside(next(iter(jobs)), self.arrivals.kind, given, alone=len(jobs) == len(self.classes))
+        for name, traffic in jobs.items():
+            for key in ("share", "deadline", "patience"):
+                if getattr(traffic, key) is not None:
+                    raise ValueError(f"classes.{name}.{key}: an offline job has requests and a window. Drop {key}.")
+            if isinstance(traffic.lengths or self.lengths, ListLengths | TraceLengths):
+                raise ValueError(f"classes.{name}.lengths: an offline job draws its lengths. Write laws or pairs.")
 
     def _check_classes(self) -> None:
         if self.by_row and self.assign is None:
@@ -323,7 +338,7 @@ class WorkloadConfig(Config):
         if self.assign == "at_random" and (self.trace is None or not self.classes):
             raise ValueError("assign at_random is for classes beside the rows of a trace. Drop it.")
         for name, traffic in self.classes.items():
-            if traffic.share is None:
+            if traffic.share is None and traffic.offline is None:
                 raise ValueError(
                     f"classes.{name} has no share. Write one, like share: 30%, or name the column of a trace that tells"
                     " classes: trace.columns.request_class."
@@ -333,7 +348,10 @@ class WorkloadConfig(Config):
             if abs(total - 1) > SHARE_TOLERANCE:
                 raise ValueError(f"the shares of the classes add up to {100 * total:.6g}%. They must make 100%.")
             if self.assign is None:
-                self._check_rows_of_classes()
+                drawn = {
+                    name: traffic.lengths or self.lengths for name, traffic in self.classes.items() if traffic.share
+                }
+                check_rows_of_classes(drawn, replays=self.arrivals.kind == "trace")
 
     def _check_end(self) -> None:
         kind, requests, duration = self.arrivals.kind, self.requests, self.duration
@@ -364,6 +382,24 @@ class WorkloadConfig(Config):
             )
         if self.sessions is not None:
             raise ValueError(f"max_concurrency {most}: the turns of sessions wait for answers. Drop one of the two.")
+
+    def _check_rollout(self) -> None:
+        """ValueError for what the trainer decides, and what answers of its groups cannot have."""
+        for name in ("duration", "requests", "warmup", "drain"):
+            if getattr(self, name):
+                raise ValueError(f"{name}: a rollout ends with its last training. Write arrivals.updates and drop it.")
+        refused = ("trace", "sessions", "tasks", "max_concurrency", "deadline", "patience", "shared_prefix", "loras")
+        for name in refused:
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name}: the trainer of a rollout says which requests come, and when. Drop it.")
+        if self.classes:
+            raise ValueError("classes: all answers of a rollout are of one class. Drop them.")
+        if self.frontend != Frontend():
+            raise ValueError("frontend: the trainer of a rollout is beside its engines. Drop it.")
+        if self.prompt_scale != 1:
+            raise ValueError("prompt_scale: write the lengths of a rollout's prompts as they are. Drop it.")
+        if self.lengths is None:
+            raise ValueError("lengths are missing. Write lengths: {prompt: ..., output: ...}.")
 
     def _check_tasks(self) -> None:
         kind = self.arrivals.kind
@@ -408,31 +444,3 @@ class WorkloadConfig(Config):
 
         classes = {name: replace(traffic, lengths=drawn(traffic.lengths)) for name, traffic in self.classes.items()}
         return replace(self, lengths=drawn(self.lengths), classes=classes)
-
-    def _check_rows_of_classes(self) -> None:
-        """ValueError where classes would be drawn beside a trace's rows: each would get the lengths of all rows."""
-        replay = self.arrivals.kind == "trace"
-        drawn = {name: traffic.lengths or self.lengths for name, traffic in self.classes.items() if traffic.share}
-        of_rows = [name for name, own in drawn.items() if isinstance(own, TraceLengths) or (replay and own is None)]
-        if len(drawn) > 1 and len(of_rows) > (0 if replay else 1):
-            which = "every class" if replay else "all of them but one"
-            raise ValueError(
-                f"classes: {', '.join(of_rows)} would be drawn at random beside the rows of the trace, so that each had"
-                " the lengths of all rows. Name the column that says which row is whose, trace.columns.request_class,"
-                f" or give {which} lengths: {{prompt: ..., output: ...}} of its own, or write assign: at_random."
-            )
-
-    def _check_sessions(self, sessions: Sessions) -> None:
-        kind = self.arrivals.kind
-        if kind in ("trace", "all_at_once"):
-            raise ValueError(f"sessions need arrivals over time that are drawn, not {kind}. Write poisson, say.")
-        if isinstance(self.arrivals, ClosedLoop):
-            if self.arrivals.shared_list:
-                raise ValueError("arrivals.shared_list: turns of a session belong to one user. Drop one of the two.")
-            if sessions.think_time is not None or sessions.think_kind is not None:
-                raise ValueError("sessions.think_time is for open arrivals. Users think as arrivals.think_time says.")
-            return
-        if sessions.think_time is None:
-            raise ValueError(f"sessions with {kind} arrivals need think_time, from an answer to the next turn.")
-        if self.requests is not None:
-            raise ValueError(f"sessions with {kind} arrivals end with a duration, not with a number of requests.")

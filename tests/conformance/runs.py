@@ -24,6 +24,7 @@ from batchsim.kernel.types import Arrival, Request
 from batchsim.kv.choice import new_kv
 from batchsim.policies.registry import POLICIES
 from batchsim.policies.systems.tensorrt_llm.decoding_config import DecodingConfig
+from batchsim.policies.systems.vidur.sarathi import ChunkSchedule
 from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
 
 MAX_MODEL_LEN = 400
@@ -176,6 +177,8 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
             return values(inner)
         if unit.example == "50ms":
             return st.integers(0, 60 * MS)
+        if unit.example == "500W":
+            return st.sampled_from([50.0, 100.0, 200.0, 400.0])
         return st.floats(0.0, 0.5) if inner is float else st.integers(0, 1000)
     if origin is Literal:
         return st.sampled_from(get_args(hint))
@@ -187,6 +190,10 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
         return st.dictionaries(*(values(part) for part in get_args(hint)), max_size=2)
     if hint is SpeculativeConfig:
         return drafts()
+    if hint is ChunkSchedule:
+        sizes = st.tuples(st.sampled_from([32, 64]), st.sampled_from([64, 96]))
+        rest = st.tuples(st.sampled_from([100, MAX_MODEL_LEN]), st.integers(1, 4))
+        return st.tuples(sizes, rest).map(lambda drawn: ChunkSchedule(*drawn[0], *drawn[1]))
     if hint is DecodingConfig:
         return drafts_of_tensorrt_llm()
     if is_dataclass(hint):

@@ -23,11 +23,11 @@ from batchsim.kernel.events import EngineEvent, Tokens
 from batchsim.kernel.journal import ENDED
 from batchsim.kernel.record import CANCELLED, CAP_CUT, FINISHED, MISSING, REJECTED, Records
 from batchsim.kernel.types import Arrival, Request, Sequence
-from batchsim.metrics.attribution import attribute
 from batchsim.metrics.measure import token_gaps
 from batchsim.policies.registry import POLICIES
 from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
 from tests.conformance.runs import MS, Case, Listed, built, cases
+from tests.support.life_sums import check_lives
 
 
 def random_cases(examples: int | None = None) -> settings:
@@ -41,6 +41,7 @@ def random_cases(examples: int | None = None) -> settings:
 
 
 RANDOM, MANY = random_cases(), random_cases(60)
+TWICE = random_cases(2 * settings.default.max_examples)
 every_policy = pytest.mark.parametrize("kind", POLICIES)
 
 
@@ -52,11 +53,22 @@ def same(one: Records, other: Records) -> None:
 
 
 @every_policy
-@RANDOM
+@TWICE
 @given(data=st.data())
-def test_both_drivers_leaping_or_not_and_both_kv_managers_leave_equal_records(kind: str, data: st.DataObject) -> None:
-    """simulate with and without leaping equals live without and with block ids, bit for bit."""
-    _all_alike(kind, data)
+def test_a_random_engine_keeps_what_every_policy_must(kind: str, data: st.DataObject) -> None:
+    """Each of the properties below, of one case after the other."""
+    case = data.draw(cases(kind))
+    assume(built(case))
+    records = case.simulate().recorder.records()
+    with_ids = case.live(ids=True)
+    same(records, with_ids.recorder.records())
+    _drivers_alike(case, records)
+    _every_request_ends_once_and_all_memory_comes_back(case, with_ids)
+    _budgets_are_kept_in_every_step(case)
+    check_lives(records)
+    _pooled_gaps_equal_those_counted_token_by_token(case)
+    if not case.config.traits.needs_predictor:
+        _no_policy_sees_a_true_output_length(case)
 
 
 @pytest.mark.slow
@@ -64,27 +76,22 @@ def test_both_drivers_leaping_or_not_and_both_kv_managers_leave_equal_records(ki
 @MANY
 @given(data=st.data())
 def test_records_are_equal_in_many_more_cases(kind: str, data: st.DataObject) -> None:
-    """The same far more often; the first cases are those of the test above."""
-    _all_alike(kind, data)
-
-
-def _all_alike(kind: str, data: st.DataObject) -> None:
+    """The records of both drivers and both KV managers, far more often."""
     case = data.draw(cases(kind))
     assume(built(case))
     records = case.simulate().recorder.records()
-    same(records, case.simulate(leap=False).recorder.records())
-    same(records, case.live().recorder.records())
+    _drivers_alike(case, records)
     same(records, case.live(ids=True).recorder.records())
 
 
-@every_policy
-@RANDOM
-@given(data=st.data())
-def test_every_request_ends_once_and_all_memory_comes_back(kind: str, data: st.DataObject) -> None:
+def _drivers_alike(case: Case, records: Records) -> None:
+    """simulate with leaping, whose `records` these are, equals that without and live, bit for bit."""
+    same(records, case.simulate(leap=False).recorder.records())
+    same(records, case.live().recorder.records())
+
+
+def _every_request_ends_once_and_all_memory_comes_back(case: Case, core: EngineCore) -> None:
     """Each request has exactly one row with its right length, and no block or swap slot is lost."""
-    case = data.draw(cases(kind))
-    assume(built(case))
-    core = case.live(ids=True)
     records = core.recorder.records()
     requests = records.requests
     lengths = {a.request.id: a.output_tokens for a in case.workload.known}
@@ -113,26 +120,33 @@ NEEDED: dict[str, dict[str, Any]] = {
     "dynamic": {"max_batch_size": 4},
     "continuous": {"max_num_seqs": 8, "max_num_batched_tokens": 64},
     "preemptive": {"max_num_seqs": 8, "max_num_batched_tokens": 64},
+    "clipper": {"slo_micros": 10_000_000},
+    "aimd": {"latency_objective": 1000 * MS},
+    "adaptive_shared_batch": {"num_batch_threads": 4},
+    "serial_device_batch": {"num_batch_threads": 4},
+    "tbt_model": {"max_num_seqs": 8, "max_num_batched_tokens": 64},
+    "tbt_feedback": {"max_num_seqs": 8, "max_num_batched_tokens": 64},
+    "memory_seqs": {"max_num_seqs": 8, "max_num_batched_tokens": 64},
+    "exclusive": {"max_num_seqs": 8, "max_num_batched_tokens": 64},
     "tf_serving": {"num_batch_threads": 1, "pad_variable_length_inputs": True},
 }
 DRAFTS = {"speculative_config": SpeculativeConfig("eagle", 3, (0.8, 0.6, 0.45))}
 
 
-@pytest.mark.parametrize("below_cap", [0, 300])
 @pytest.mark.parametrize(
     ("kind", "knobs"),
     [*((kind, NEEDED.get(kind, {})) for kind in POLICIES), ("vllm", DRAFTS)],
     ids=[*POLICIES, "drafts"],
 )
-def test_who_has_ended_is_not_kept(kind: str, knobs: dict[str, Any], below_cap: int) -> None:
-    """Of 150 requests, which end at their cap or so many tokens below it, the engine holds few at the end: those whose
+def test_who_has_ended_is_not_kept(kind: str, knobs: dict[str, Any]) -> None:
+    """Of 70 requests, which end at their cap or 300 tokens below it, the engine holds few at the end: those whose
     cap is looked for yet, say. An engine that serves for days must not grow."""
-    arrivals = tuple(
-        Arrival(Request(i, 20 * MS * i, 10 + i % 30, 5 + i % 17 + below_cap), 5 + i % 17) for i in range(150)
-    )
-    case = Case(kind, POLICIES[kind][0](**knobs), 200, 16, 60, Listed(arrivals))
-    for core in (case.simulate(), case.live()):
-        assert (core.recorder.records().requests["outcome"] == FINISHED).sum() == 150
+    for below_cap, drive in ((0, Case.simulate), (300, Case.simulate), (0, Case.live), (300, Case.live)):
+        arrivals = tuple(
+            Arrival(Request(i, 20 * MS * i, 10 + i % 30, 5 + i % 17 + below_cap), 5 + i % 17) for i in range(70)
+        )
+        core = drive(Case(kind, POLICIES[kind][0](**knobs), 200, 16, 60, Listed(arrivals)))
+        assert (core.recorder.records().requests["outcome"] == FINISHED).sum() == 70
         assert sum(type(held) is Sequence for held in reachable(core)) < 40
 
 
@@ -148,13 +162,8 @@ def reachable(root: object) -> Iterator[object]:
                 unread.append(other)
 
 
-@every_policy
-@RANDOM
-@given(data=st.data())
-def test_budgets_are_kept_in_every_step(kind: str, data: st.DataObject) -> None:
+def _budgets_are_kept_in_every_step(case: Case) -> None:
     """Slots, token budget and blocks are never exceeded, and no sequence is scheduled twice in a step."""
-    case = data.draw(cases(kind))
-    assume(built(case))
     core = case.engine()
     config = case.config
     slots = getattr(config, "max_num_seqs", None)
@@ -179,27 +188,8 @@ def test_budgets_are_kept_in_every_step(kind: str, data: st.DataObject) -> None:
         assert work.context_tokens == sum(computed)
 
 
-@every_policy
-@RANDOM
-@given(data=st.data())
-def test_the_parts_of_every_life_sum_to_its_end_to_end_time(kind: str, data: st.DataObject) -> None:
-    """Attribution sums to E2E, or to when it was given up, to the nanosecond for every request."""
-    case = data.draw(cases(kind))
-    assume(built(case))
-    records = case.simulate().recorder.records()
-    parts = attribute(records).groupby("request_id", observed=True)["ns"].sum()
-    for row in records.requests:
-        end_ns = row["delivered_ns"] if row["outcome"] == FINISHED else row["ended_ns"]
-        assert parts.get(row["request_id"], 0) == end_ns - row["sent_ns"]
-
-
-@every_policy
-@RANDOM
-@given(data=st.data())
-def test_pooled_gaps_equal_those_counted_token_by_token(kind: str, data: st.DataObject) -> None:
+def _pooled_gaps_equal_those_counted_token_by_token(case: Case) -> None:
     """The pooled ITL equals brute force over every token's time; with drafts or in pipelines it may be unknown."""
-    case = data.draw(cases(kind))
-    assume(built(case))
     core = case.engine()
     times: dict[int, list[int]] = {}
     for _ in _steps(case, core, times):
@@ -215,13 +205,8 @@ def test_pooled_gaps_equal_those_counted_token_by_token(kind: str, data: st.Data
     assert pooled.tolist() == brute
 
 
-@every_policy
-@RANDOM
-@given(data=st.data())
-def test_no_policy_sees_a_true_output_length(kind: str, data: st.DataObject) -> None:
+def _no_policy_sees_a_true_output_length(case: Case) -> None:
     """Until the first request ends, a workload whose outputs are all as long as their caps is scheduled alike."""
-    case = data.draw(cases(kind))
-    assume(built(case) and not case.config.traits.needs_predictor)
     longest = tuple(replace(a, output_tokens=a.request.max_output_tokens) for a in case.workload.known)
     twin = replace(case, workload=Listed(longest))
     short, long = (_until_an_end(c) for c in (replace(case, workload=Listed(case.workload.known)), twin))

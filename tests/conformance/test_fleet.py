@@ -74,13 +74,8 @@ def equal(one: FleetRun, other: FleetRun) -> None:
     assert (one.end_ns, one.spans) == (other.end_ns, other.spans)
 
 
-@every_policy
-@RANDOM
-@given(data=st.data())
-def test_one_replica_is_the_single_engine_bit_for_bit(kind: str, data: st.DataObject) -> None:
+def _one_replica_is_the_single_engine_bit_for_bit(case: Case, data: st.DataObject) -> None:
     """Under any router the records of one replica are those of `simulate`, with and without leaping."""
-    case = data.draw(cases(kind))
-    assume(built(case))
     router = data.draw(st.sampled_from(sorted(ROUTERS)))
     alone = case.simulate().recorder.records()
     for leap in (True, False):
@@ -134,21 +129,12 @@ def failing(draw: st.DrawFn) -> FleetPlan:
     return FleetPlan(count, tuple(failures), draw(st.sampled_from(["retry", "retry", "fail"])), None, draw(gates()))
 
 
-PLANS = pytest.mark.parametrize("plans", [scaling(), failing()], ids=["scaling", "failing"])
-
-
-@every_policy
-@PLANS
-@RANDOM
-@given(data=st.data())
-def test_failures_and_scaling_lose_no_request_and_leaping_changes_nothing(
-    kind: str, plans: st.SearchStrategy[FleetPlan], data: st.DataObject
+def _failures_and_scaling_lose_no_request_and_leaping_changes_nothing(
+    case: Case, plan: FleetPlan, data: st.DataObject
 ) -> None:
     """Each request ends once, its parts sum to its life, engines that stay give all memory back; leaping or not, and
     run again, the records are equal."""
-    case = data.draw(cases(kind))
-    assume(built(case))
-    fleet = Fleet(case, data.draw(plans), data.draw(st.sampled_from(sorted(ROUTERS))))
+    fleet = Fleet(case, plan, data.draw(st.sampled_from(sorted(ROUTERS))))
     run = fleet.run()
     cores = fleet.cores
     equal(run, fleet.run(leap=False))
@@ -159,28 +145,16 @@ def test_failures_and_scaling_lose_no_request_and_leaping_changes_nothing(
         core.check_returned()
 
 
-@every_policy
-@RANDOM
-@given(data=st.data())
-def test_replicas_that_do_not_interact_may_leap_past_each_other(kind: str, data: st.DataObject) -> None:
+def _replicas_that_do_not_interact_may_leap_past_each_other(case: Case, data: st.DataObject) -> None:
     """Where answers cause no arrivals, leaping up to the next arrival leaves the records of stepping."""
-    case = data.draw(cases(kind))
-    assume(built(case))
-    case = replace(case, workload=replace(case.workload, following=()))
     plan = data.draw(st.one_of(failing(), scaling()))
     fleet = Fleet(case, plan, data.draw(st.sampled_from(sorted(ROUTERS))), feeds_back=False)
     run = fleet.run()
     equal(run, fleet.run(leap=False))
 
 
-@every_policy
-@RANDOM
-@given(data=st.data())
-def test_replicas_of_a_router_that_hears_answers_only_run_apart(kind: str, data: st.DataObject) -> None:
+def _replicas_of_a_router_that_hears_answers_only_run_apart(case: Case, data: st.DataObject) -> None:
     """Each simulated by itself, in turns of any length, leaves the records of all in one environment, and its end."""
-    case = data.draw(cases(kind))
-    assume(built(case))
-    case = replace(case, workload=replace(case.workload, following=()))
     plan = FleetPlan(data.draw(st.integers(1, 4)))
     router = data.draw(st.sampled_from(APART))
     together = Fleet(case, plan, router, feeds_back=False).run(leap=False)
@@ -219,3 +193,18 @@ def _parts_sum(run: FleetRun) -> None:
     for row in requests:
         end_ns = row["delivered_ns"] if row["outcome"] == FINISHED else row["ended_ns"]
         assert lives.get(row["request_id"], 0) == end_ns - row["sent_ns"]
+
+
+@every_policy
+@RANDOM
+@given(data=st.data())
+def test_replicas_of_a_random_engine_keep_what_all_must(kind: str, data: st.DataObject) -> None:
+    """Each of the properties above, of one case after the other."""
+    case = data.draw(cases(kind))
+    assume(built(case))
+    _one_replica_is_the_single_engine_bit_for_bit(case, data)
+    for plans in (scaling(), failing()):
+        _failures_and_scaling_lose_no_request_and_leaping_changes_nothing(case, data.draw(plans), data)
+    unanswered = replace(case, workload=replace(case.workload, following=()))
+    _replicas_that_do_not_interact_may_leap_past_each_other(unanswered, data)
+    _replicas_of_a_router_that_hears_answers_only_run_apart(unanswered, data)

@@ -91,12 +91,16 @@ def test_every_public_name_is_there() -> None:
 
 @pytest.mark.slow
 def test_p99_vs_qps_draws_the_picture_of_a_results_folder(tmp_path: Path) -> None:
-    """With the folder of a scenario that was just run, the picture and the table come out."""
-    (tmp_path / "small.yaml").write_text(SMALL)
-    batchsim.run_scenario(batchsim.load_scenario(str(tmp_path / "small.yaml")), out=tmp_path / "results")
+    """With the folder of a scenario that was just run, the picture and the table come out; where the queue grows the
+    table has no latency with time in it."""
+    (tmp_path / "small.yaml").write_text(SMALL.replace("4/s]", "400/s]"))
+    ran = batchsim.run_scenario(batchsim.load_scenario(str(tmp_path / "small.yaml")), out=tmp_path / "results")
     outputs = run("p99_vs_qps", tmp_path, results_folder=str(tmp_path / "results" / "small"))
     assert len(shown(outputs, "image/png")) == 1
-    assert "continuous" in shown(outputs, "text/html")[0]
+    rows = re.findall(r"<tr>\s*<th>\d+</th>(.*?)</tr>", shown(outputs, "text/html")[0], re.DOTALL)
+    cells = [re.findall(r"<td>(.*?)</td>", row) for row in rows]  # label, load, unstable, TTFT and its interval, ...
+    grows = [bool(each) for each in ran.summary["unstable"]]
+    assert True in grows and False in grows and [row[3] == row[4] == row[7] == "NaN" for row in cells] == grows
 
 
 @pytest.mark.slow
@@ -113,9 +117,11 @@ def test_policy_anatomy_shows_a_minute_under_every_policy(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_capacity_planning_finds_what_one_replica_carries_and_tries_several(tmp_path: Path) -> None:
-    """The search's table with its interval, two pictures, and of 3 and 4 replicas only the 4 hold the target."""
+    """The search's table with its interval, two pictures, and of 3 and 4 replicas only the 4 hold the target; which
+    surely do is what the intervals say."""
     outputs = run("capacity_planning", tmp_path, out=str(tmp_path / "results"))
-    (printed,) = (output.text for output in outputs if output.get("name") == "stdout")
+    printed, decided = (output.text for output in outputs if output.get("name") == "stdout")
+    assert decided == "surely holds: continuous, replicas.count=4\nopen: continuous, replicas.count=3\n"
     assert re.search(r"^continuous +\d+\.\d+ \[\d+\.\d+, \d+\.\d+\]", printed, re.MULTILINE)
     assert "not decided" not in printed
     assert len(shown(outputs, "image/png")) == 2

@@ -20,7 +20,7 @@ import re
 import shlex
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -32,7 +32,7 @@ README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 PAGES = [
     README,
-    *(DOCS / name for name in re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))),
+    *(DOCS / name for name in re.findall(r"[\w/-]+\.md", (ROOT / "zensical.toml").read_text(encoding="utf-8"))),
 ]
 PAGES = [page for page in PAGES if "reference" not in page.parts and page.exists()]
 LIMIT_S = 300
@@ -92,26 +92,44 @@ def _plain(output: str) -> list[str]:
     return [line.rstrip() for line in text.strip().splitlines()]
 
 
+def _tried(page: Path) -> list[Block]:
+    """The blocks of a page that tests run, in order."""
+    return [block for block in blocks(page.read_text(encoding="utf-8")) if not block.mark.startswith("not run")]
+
+
 def _parameters() -> list[object]:
     return [
         pytest.param(
+            page,
             block,
             id=f"{page.stem}-line{block.line}",
             marks=[pytest.mark.slow] if block.mark.startswith("slow") else [],
         )
         for page in PAGES
-        for block in blocks(page.read_text(encoding="utf-8"))
-        if not block.mark.startswith("not run")
+        for block in _tried(page)
     ]
 
 
+@dataclass
+class Clone:
+    """A folder that looks like the clone, and the blocks that ran in it."""
+
+    folder: Path
+    ran: set[tuple[Path, int]] = field(default_factory=set)
+
+    def before(self, page: Path, block: Block) -> list[Block]:
+        """Quick blocks above a block on its page that did not run here: where slow tests alone run, they did not."""
+        above = (other for other in _tried(page) if other.line < block.line and not other.mark.startswith("slow"))
+        return [other for other in above if (page, other.line) not in self.ran]
+
+
 @pytest.fixture(scope="module")
-def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Clone:
     folder = tmp_path_factory.mktemp("clone")
     for entry in ROOT.iterdir():
         if entry.name not in OWN:
             (folder / entry.name).symlink_to(entry)
-    return folder
+    return Clone(folder)
 
 
 def _run(command: str) -> tuple[int, str, str]:
@@ -132,17 +150,19 @@ def _run(command: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("block", _parameters())
-def test_a_block_runs(block: Block, clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("page", "block"), _parameters())
+def test_a_block_runs(page: Path, block: Block, clone: Clone, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each command of a marked block succeeds, and prints what it is shown to print where the mark says so."""
     monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.chdir(clone)
-    for command, shown in zip(block.commands, block.outputs, strict=True):
-        code, output, errors = _run(command)
-        assert code == 0, f"{command}\n{output}{errors}"
-        if block.mark.endswith("output"):
-            assert _plain(output) == _plain(shown), command
+    monkeypatch.chdir(clone.folder)
+    for tried in [*clone.before(page, block), block]:
+        clone.ran.add((page, tried.line))
+        for command, shown in zip(tried.commands, tried.outputs, strict=True):
+            code, output, errors = _run(command)
+            assert code == 0, f"{command}\n{output}{errors}"
+            if tried.mark.endswith("output"):
+                assert _plain(output) == _plain(shown), command
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -152,7 +172,7 @@ def test_every_block_says_how_it_is_tested(page: Path) -> None:
 
 
 def test_every_page_is_in_the_site() -> None:
-    """Pages of docs are those that mkdocs.yml names, so that no command escapes; the README is short."""
+    """Pages of docs are those that zensical.toml names, so that no command escapes; the README is short."""
     assert set(DOCS.rglob("*.md")) == set(PAGES) - {README}
     assert README.read_text(encoding="utf-8").count("\n") <= 200
 

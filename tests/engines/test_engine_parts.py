@@ -8,21 +8,25 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
-from batchsim.base.errors import CalibrationError
+from batchsim.base.errors import CalibrationError, MeasuredError
 from batchsim.check.measured.read import read_measured
 from batchsim.check.measured.run import Client
-from tools.real_engines.client import Answer, Load, asks, send, tidy
+from batchsim.fit.server.loads import Load
 from tools.real_engines.engines import engine_of
+from tools.real_engines.experiment import Asker
 from tools.real_engines.models import Shape
-from tools.real_engines.server import free_port, running
+from tools.real_engines.server import Server, free_port, running
 
-WORDS = Shape().words
-LOAD = Load("three", 3, (4, 9), (2, 5), rate_rps=200.0)
+ENGINE = engine_of("llama_cpp")
+LOAD = Load("three", (4, 9), (2, 5), 60.0, rate_rps=200.0, most=3)
+USERS = Load("users", (4, 9), (2, 5), 4.0, users=2, most=5)
 
 
 class _Completions(BaseHTTPRequestHandler):
@@ -40,6 +44,7 @@ class _Completions(BaseHTTPRequestHandler):
         usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": count}
         lines = [f"data: {json.dumps(piece)}\n\n" for piece in (*pieces, {"choices": [], "usage": usage})]
         self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         text = "".join([*lines, "data: [DONE]\n\n"]).encode()
@@ -65,50 +70,27 @@ def _endpoint(short: int = 0) -> Iterator[tuple[int, list[dict[str, object]]]]:
         thread.join()
 
 
-def test_a_load_is_the_same_requests_for_the_same_seed_within_its_lengths() -> None:
-    """Lengths reach both ends and go no further; times begin at 0; another seed draws others."""
-    load = Load("many", 400, (4, 9), (2, 5), rate_rps=2.0)
-    found = asks(load, WORDS)
-    assert {len(one.prompt) for one in found} == set(range(4, 10))
-    assert {one.output_tokens for one in found} == set(range(2, 6))
-    assert min(min(one.prompt) for one in found) >= WORDS.start
-    assert found == asks(load, WORDS)
-    assert found != asks(Load("many", 400, (4, 9), (2, 5), rate_rps=2.0, seed=1), WORDS)
-    times = [one.at_s for one in found if one.at_s is not None]
-    assert times[0] == 0.0
-    assert times[-1] == pytest.approx(400 / 2.0, rel=0.15)
-
-
-@pytest.mark.parametrize("load", [LOAD, Load("users", 5, (4, 9), (2, 5), users=2)], ids=lambda load: load.name)
+@pytest.mark.parametrize("load", [LOAD, USERS], ids=lambda load: load.name)
 def test_what_was_asked_for_is_what_the_file_has(load: Load, tmp_path: Path) -> None:
-    """Prompts go out as the ids drawn; the file of the answers is read with their lengths and numbers of chunks."""
+    """Prompts go out as ids of words; the file of the answers is read with their lengths and numbers of chunks."""
     with _endpoint() as (port, asked):
-        answers = send(port, "tiny", load, WORDS).answers
-    drawn = asks(load, WORDS)
-    assert sorted(body["prompt"] for body in asked) == sorted(one.prompt for one in drawn)
+        ask = Asker(ENGINE, Server(port, 0, tmp_path / "log"), tmp_path / "measured")
+        (run,) = read_measured(ask.measure(load, "-1"))
+    asked = asked[-5 if load is USERS else -3 :]  # of the last try: a machine that is busy has more
     assert all(body["ignore_eos"] and body["model"] == "tiny" for body in asked)
-    (tmp_path / "three.csv").write_text(tidy(load, answers))
-    (run,) = read_measured(tmp_path / "three.csv")
+    prompts = [prompt for body in asked if isinstance(prompt := body["prompt"], list)]
+    assert len(prompts) == load.most and {*chain.from_iterable(prompts)} <= {*ENGINE.shape.words}
     assert run.requests is not None
-    assert sorted(run.requests.prompt_tokens) == sorted(len(one.prompt) for one in drawn)
-    assert sorted(run.requests.output_tokens) == sorted(one.output_tokens for one in drawn)
+    assert sorted(run.requests.prompt_tokens) == sorted(map(len, prompts))
+    assert sorted(run.requests.output_tokens) == sorted(int(str(body["max_tokens"])) for body in asked)
     assert list(run.requests.chunks) == [-(-n // 2) for n in run.requests.output_tokens]
-    assert (run.requests.intended_ns is None) == (load.rate_rps is None)
-    closed = Client("closed", max_concurrency=2)
-    assert run.client == (Client("open") if load.rate_rps else closed)
+    assert run.client == (Client("open") if load.rate_rps else Client("closed", max_concurrency=2))
 
 
-def test_an_answer_of_another_length_is_refused() -> None:
-    """A server that counts one token less than asked for is an error with both numbers."""
-    with _endpoint(short=1) as (port, _), pytest.raises(CalibrationError, match=r"asked for 4 \+ 4 .* counts 4 \+ 3"):
-        send(port, "tiny", Load("one", 1, (4, 4), (4, 4)), WORDS)
-
-
-def test_times_are_written_to_the_microsecond() -> None:
-    """A row holds what the client saw; TPOT is over the gaps between tokens."""
-    answer = Answer(0.5, 0.5000014, 0.75, 1.75, 7, 5, 3)
-    assert tidy(LOAD, [answer]).splitlines()[1] == "0.500000,0.500001,0.750000,1.750000,7,5,3"
-    assert answer.tpot_s == 0.25
+def test_an_answer_of_another_length_is_refused(tmp_path: Path) -> None:
+    """A server that counts one token less than asked for ends the load with both numbers."""
+    with _endpoint(short=1) as (port, _), pytest.raises(MeasuredError, match="has 1 of the 2 tokens asked for"):
+        Asker(ENGINE, Server(port, 0, tmp_path), tmp_path).measure(replace(LOAD, output=(2, 2)))
 
 
 SERVER = """
@@ -157,7 +139,7 @@ def test_a_server_that_does_not_come_is_one_line(code: str, start_s: float, says
 def test_every_word_is_one_token() -> None:
     """Ids of the vocabulary are distinct texts, words from the first word on; the model's config says as many."""
     tokens = Shape().tokens()
-    assert len(set(tokens)) == len(tokens) == Shape().vocabulary
+    assert len(set(tokens)) == len(tokens) == Shape().vocab_size
     assert [i for i, text in enumerate(tokens) if text.startswith(" w")] == list(range(259, 2048))
 
 

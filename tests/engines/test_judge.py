@@ -10,8 +10,10 @@ import pytest
 from batchsim.base.errors import MeasuredError
 from batchsim.check.validation.comparison import Comparison, MetricError
 from batchsim.cost.cost_error import Unknown
+from batchsim.fit.server.client import Answer, Loaded
+from batchsim.fit.server.experiment import tidy
+from batchsim.fit.server.loads import Ask, Load
 from batchsim.scenario.load import load_scenario
-from tools.real_engines.client import Answer, Load, tidy
 from tools.real_engines.engines import ENGINES, engine_of
 from tools.real_engines.judge import Judgement, judge, predict, verdicts
 from tools.real_engines.models import write_hugging_face
@@ -53,16 +55,16 @@ def test_nothing_is_judged_of_a_machine_that_moved() -> None:
     """A sentinel whose mean beside the loads is more than 5 % off that beside the calibration takes every verdict back,
     good ones and bad ones, and says why; readings that differ beside one of them do not."""
     bad = {"light": comparison(tpot_mean_s=0.5)}
-    steady = Judgement("vllm-cpu 1", bad, (*(0.0095, 0.0105) * 3, 0.0104, 0.0106), 0.05)
+    steady = Judgement("vllm-cpu 1", bad, (*(0.0095, 0.0105) * 3, 0.0104, 0.0106))
     assert steady.word == "NOT MET"
-    assert Judgement("vllm-cpu 1", {"light": comparison()}, (*(0.0100,) * 6, 0.0104), 0.0).word == "met"
+    assert Judgement("vllm-cpu 1", {"light": comparison()}, (*(0.0100,) * 6, 0.0104)).word == "met"
     for readings in ((*(0.0100,) * 6, 0.0104, 0.0108), (*(0.0108, 0.0104) * 3, 0.0100)):
         moved = dataclasses.replace(steady, sentinel_s=readings)
         assert moved.word == "not judged: the machine moved by 6.0%, more than 5%, by its idle decode step"
         assert {one.met for one in moved.verdicts} == {None}
         assert moved.lines()[0] == f"vllm-cpu 1: {moved.word}"
-    stalled = dataclasses.replace(steady, stalled=0.06)
-    assert stalled.word == "not judged: the client got no core for 6.0% of a load, more than 5%"
+    late = dataclasses.replace(steady, late=("light-1.csv", "heavy-2.csv"))
+    assert late.word == "not judged: this machine sent light-1.csv, heavy-2.csv late"
     meanwhile = dataclasses.replace(steady, meanwhile=-0.06)
     assert meanwhile.word == "not judged: the machine moved by -6.0%, more than 5%, while it was calibrated"
     assert dataclasses.replace(steady, meanwhile=-0.05).word == steady.word == "NOT MET"
@@ -73,10 +75,12 @@ def test_a_prediction_is_of_the_requests_measured(tmp_path: Path) -> None:
     engine = engine_of("vllm")
     write_hugging_face(engine.shape, tmp_path / "tiny")
     (tmp_path / "engine.yaml").write_text(engine.scenario())
-    answers = [Answer(at, at, at + 0.01, at + 0.01 * 9, 5, 9, 9) for at in (0.0, 1.0, 2.0)]
+    loaded = Loaded(Load("light", (5, 5), (9, 9), 3.0, rate_rps=1.0))
+    for number, at in enumerate((0.0, 1.0, 2.0)):
+        loaded.answers.append(Answer(number, Ask(at, 5, 9), at, at, at + 0.01, at + 0.01 * 9, 5, 9, 9))
     files = [tmp_path / "light-1.csv", tmp_path / "light-2.csv"]
     for file in files:
-        file.write_text(tidy(Load("light", 3, (5, 5), (9, 9), rate_rps=1.0), answers))
+        file.write_text(tidy(loaded, 8))
     for step_ms, error in ((10, 0.0), (20, 1.0)):
         found = predict(tmp_path / "engine.yaml", f"{{kind: constant, step: {step_ms}ms}}", {"light": files})
         for name in ("tpot_mean_s", "e2e_mean_s", "ttft_mean_s"):

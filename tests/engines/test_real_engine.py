@@ -10,8 +10,9 @@ pytest.importorskip("xllamacpp", reason="no xllamacpp here: pip install '.[engin
 
 from batchsim.base.errors import CalibrationError
 from batchsim.check.measured.read import read_measured
-from tools.real_engines.client import Load, send, tidy
-from tools.real_engines.engines import ENGINES, MODEL, engine_of, serving
+from batchsim.fit.server.loads import Load
+from tools.real_engines.engines import ENGINES, engine_of, serving
+from tools.real_engines.experiment import Asker
 from tools.real_engines.judge import judge
 
 pytestmark = pytest.mark.slow
@@ -20,13 +21,11 @@ pytestmark = pytest.mark.slow
 def test_llama_cpp_answers_with_the_lengths_asked_for(tmp_path: Path) -> None:
     """Every prompt is computed whole and every answer has its tokens, one a chunk, with more users than slots."""
     engine = engine_of("llama_cpp")
-    load = Load("users", 3 * engine.slots, (1, 300), (2, 20), users=2 * engine.slots)
+    load = Load("users", (1, 300), (2, 20), 5.0, users=2 * engine.slots, most=3 * engine.slots)
     with serving(engine, tmp_path) as server:
-        answers = send(server.port, MODEL, load, engine.shape.words).answers
-    (tmp_path / "users.csv").write_text(tidy(load, answers))
-    (run,) = read_measured(tmp_path / "users.csv")
+        (run,) = read_measured(Asker(engine, server, tmp_path / "measured").measure(load))
     assert run.requests is not None
-    assert len(run.requests) == load.requests
+    assert len(run.requests) >= load.users
     assert list(run.requests.chunks) == list(run.requests.output_tokens)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from batchsim.check.conform import conform
+from batchsim.check.conform.kv_transfers import SETS
 
 Json = dict[str, Any]
 MICROSECOND = 1e-6
@@ -79,14 +80,16 @@ def _of_requests(recording: Json, text: str) -> Iterator[Planted]:
     if not rows:
         return
     i = sorted(rows, key=lambda i: rows[i]["finish_time"])[len(rows) // 2]
-    ends = [step.get("t_processed", step["t_end"]) for step in recording["steps"]]
+    ends = [step["t_processed"] if "t_processed" in step else step["t_end"] for step in recording["steps"]]
     for name in rows[i]:
         copy = json.loads(text)
-        copy["per_request"][i][name] += MICROSECOND if name.endswith("_time") else 1
-        settled = rows[i]["first_token_time" if name == "first_token_time" else "finish_time"]
+        value = rows[i][name]
+        more = MICROSECOND if name.endswith("_time") or name == "taken" else 1
+        copy["per_request"][i][name] = not value if isinstance(value, bool) else (value or 0) + more
+        settled = (value if name == "first_token_time" else None) or rows[i]["finish_time"]
         at = ends.index(settled)
         if name == "wasted_tokens":
-            at = max(k for k, step in enumerate(recording["steps"]) if int(i) in dict(step["scheduled"]))
+            at = max(k for k, step in enumerate(recording["steps"]) if int(i) in dict(step.get("scheduled", ())))
         yield Planted(f"request: {name}", at + 1, f"{name} of request {i}", copy)
 
 
@@ -104,7 +107,7 @@ def _more(name: str, by: float) -> Change:
     return change
 
 
-def _row(name: str, column: int, by: int) -> Change:
+def _row(name: str, column: int, by: float) -> Change:
     """Changes the last row of a list of rows, or of ids where `column` is -1."""
 
     def change(step: Json, recording: Json) -> bool:
@@ -113,6 +116,8 @@ def _row(name: str, column: int, by: int) -> Change:
             return False
         if column < 0:
             rows[-1] += by
+        elif len(rows[-1]) <= column or rows[-1][column] is None:
+            return False
         else:
             rows[-1][column] += by
         return True
@@ -131,14 +136,18 @@ def _added(name: str) -> Change:
     """Adds what did not happen: a request that the list has not."""
 
     def change(step: Json, recording: Json) -> bool:
-        if not any(name in other for other in recording["steps"]) or not step["scheduled"]:
+        if not any(name in other for other in recording["steps"]) or not step.get("scheduled"):
             return False
-        rows = step.setdefault(name, [])
-        there = {row[0] if isinstance(row, list) else row for row in rows}
+        rows, column = step.setdefault(name, []), LISTS[name]
+        there = {row[column] if isinstance(row, list) else row for row in rows}
         strange = next((r["id"] for r in recording["requests"] if r["id"] not in there), None)
         if strange is None:
             return False
-        rows.append(strange if LISTS[name] < 0 else [strange, 1, 1, 1] if name == "spec" else [strange, 1])
+        if column < 0:
+            rows.append(strange)
+            return True
+        like = next(row for other in recording["steps"] for row in other.get(name, ()))
+        rows.append([strange if at == column else value for at, value in enumerate(like)])
         return True
 
     return change
@@ -154,8 +163,48 @@ def _otherwise(name: str) -> Change:
     return change
 
 
-def _exchanged(name: str) -> Change:
+def _at(name: str, at: int) -> Change:
+    """Changes one number of a list of numbers."""
+
     def change(step: Json, recording: Json) -> bool:
+        if name not in step:
+            return False
+        step[name][at] += 1
+        return True
+
+    return change
+
+
+def _known(name: str, column: int) -> Change:
+    """Puts a number where a row has none."""
+
+    def change(step: Json, recording: Json) -> bool:
+        unknown = [row for row in step.get(name, ()) if row[column] is None]
+        for row in unknown[:1]:
+            row[column] = 1
+        return bool(unknown)
+
+    return change
+
+
+def _launched() -> Change:
+    """Has a step launched after it was scheduled, or later than it was."""
+
+    def change(step: Json, recording: Json) -> bool:
+        if "tier" not in recording["meta"]:
+            return False
+        step["t_launch"] = step.get("t_launch", step["t_scheduled"]) + MICROSECOND
+        return True
+
+    return change
+
+
+def _exchanged(name: str) -> Change:
+    """Exchanges two rows of a list whose order counts: that of requests held for a load does, a queue's."""
+
+    def change(step: Json, recording: Json) -> bool:
+        if name in SETS and not (name == "remote" and "tier" in recording["meta"]):
+            return False
         rows = step.get(name, [])
         if len(rows) < 2:
             return False
@@ -165,22 +214,65 @@ def _exchanged(name: str) -> Change:
     return change
 
 
+def _encoded(change_items: Callable[[list[int]], object]) -> Change:
+    """Changes the items that a request encodes in a step."""
+
+    def change(step: Json, recording: Json) -> bool:
+        rows = step.get("encode")
+        if not rows:
+            return False
+        change_items(rows[-1][1])
+        return True
+
+    return change
+
+
+def _renamed(name: str) -> Change:
+    """Another item than that which was dropped."""
+
+    def change(step: Json, recording: Json) -> bool:
+        if not step.get(name):
+            return False
+        step[name][-1] += "x"
+        return True
+
+    return change
+
+
 LISTS = {"scheduled": 0, "cached": 0, "preempted": -1, "finished": -1}  # each with the column of its ids
+LISTS |= {"loads_started": 0, "loads_done": -1, "sends_started": 0, "sends_done": -1, "remote": -1}
+LISTS |= {"loads_failed": -1, "errors": -1, "loras": -1}
+LISTS |= {"matched": 0, "offers": 0, "stores_queued": 0, "xfers": 2, "flushed": -1, "jobs_done": -1}
 LISTS |= {"wasted": 0, "stale": -1, "retracted": -1, "ignored": -1, "spec": 0, "blocks": 0, "drafts": 0}
+CHUNKS = (("loads_started", 1), ("offers", 1), ("offers", 3), ("stores_queued", 1), ("xfers", 3))
+JOBS = {"loads_started": 2, "stores_queued": 2, "xfers": 0}
 COUNTS = ("free_blocks_sched", "free_blocks_after", "num_waiting", "num_running")
+COUNTS += ("enc_free", "enc_freeable", "enc_free_after", "enc_freeable_after")
 COUNTS += ("in_flight", "num_waiting_sched", "num_running_sched", "free_blocks_processed")
 TIMES = ("t_start", "t_scheduled", "t_gpu_start", "t_end", "t_processed")
 STEP_ERRORS: dict[str, tuple[str, Change]] = {
     **{f"{name}: another request": (name, _row(name, column, 1_000_000)) for name, column in LISTS.items()},
     **{
         f"{name}: a token more": (name, _row(name, 1, 1))
-        for name in ("scheduled", "cached", "wasted", "spec", "blocks")
+        for name in ("scheduled", "cached", "wasted", "spec", "blocks", "loads_started", "sends_started", "matched")
     },
+    **{f"{name}: a chunk more in {column}": (name, _row(name, column, 1)) for name, column in CHUNKS},
+    **{f"{name}: another job": (name, _row(name, column, 1)) for name, column in JOBS.items()},
+    **{f"cpu: {what} more": ("cpu", _at("cpu", at)) for at, what in enumerate(("used", "evictable", "stored"))},
+    **{f"xfers: {what} later": ("xfers", _row("xfers", at, MICROSECOND)) for at, what in ((4, "start"), (5, "end"))},
+    "matched: known where it was not": ("matched", _known("matched", 2)),
+    "t_launch: later": ("t_launch", _launched()),
     **{f"{name}: one left out": (name, _dropped(name)) for name in LISTS},
     **{f"{name}: one too many": (name, _added(name)) for name in LISTS},
     **{f"{name}: two exchanged": (name, _exchanged(name)) for name in LISTS},
     "spec: one more accepted": ("spec", _row("spec", 2, 1)),
     "spec: a token more got": ("spec", _row("spec", 3, 1)),
+    "encode: another item": ("encode", _encoded(lambda items: items.append(items.pop() + 1))),
+    "encode: an item more": ("encode", _encoded(lambda items: items.append(items[-1] + 1))),
+    "encode: another request": ("encode", _row("encode", 0, 1_000_000)),
+    "encode: one left out": ("encode", _dropped("encode")),
+    "enc_freed: another item": ("enc_freed", _renamed("enc_freed")),
+    "enc_freed: one left out": ("enc_freed", _dropped("enc_freed")),
     "skip_drafts: otherwise": ("skip_drafts", _otherwise("skip_drafts")),
     **{f"{name}: more": (name, _more(name, 1)) for name in COUNTS},
     **{f"{name}: later": (name, _more(name, MICROSECOND)) for name in TIMES},

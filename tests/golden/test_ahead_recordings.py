@@ -1,5 +1,6 @@
-"""Policies against schedules recorded from real engines that schedule ahead of results: vLLM 0.33.0, asynchronous and
-with pipelines, and SGLang 0.5.23 with overlap."""
+"""Policies against schedules recorded from real engines that schedule ahead of results: vLLM 0.33.0, asynchronous,
+with pipelines, drafts, adapters or images, with KV passed between engines, and of pooling models; and SGLang 0.5.23
+with overlap."""
 
 from __future__ import annotations
 
@@ -18,10 +19,14 @@ FOLDERS = {
     "vllm-async": ("vllm", 7),
     "vllm-pp": ("vllm", 4),
     "vllm-spec": ("vllm", 5),
+    "vllm-prefill-interval": ("vllm", 2),
+    "vllm-lora": ("vllm", 3),
+    "vllm-mm": ("vllm", 5),
+    "vllm-pd": ("vllm", 3),
     "sglang-overlap": ("sglang", 11),
 }  # the policy that makes these schedules again, and how many there are
 RECORDINGS = sorted(path for name in FOLDERS for path in (GOLDEN / name).glob("*.json"))
-SMALL = {"a11_single"}  # in which errors are planted every time
+SMALL = {"a11_single", "po01_whole_prompts"}  # in which errors are planted every time
 
 
 def _cases(*, planted: bool = False) -> list[Any]:

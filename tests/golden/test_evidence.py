@@ -13,7 +13,19 @@ from batchsim.policies.registry import POLICIES
 
 FOLDER = Path(os.environ.get("BATCHSIM_GOLDEN", ""))
 FOLDERS = {
-    "vllm": ["vllm-v1", "vllm-async", "vllm-pp", "vllm-spec"],
+    "vllm": [
+        "vllm-v1",
+        "vllm-async",
+        "vllm-pp",
+        "vllm-spec",
+        "vllm-prefill-interval",
+        "vllm-dp",
+        "vllm-lora",
+        "vllm-mm",
+        "vllm-pd",
+        "vllm-nixl",
+        "vllm-tiers",
+    ],
     "sglang": ["sglang", "sglang-overlap"],
     "tensorrt_llm": ["tensorrt_llm", "tensorrt_llm/minimal"],
 }

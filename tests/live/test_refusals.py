@@ -48,7 +48,7 @@ def written(folder: Path, **changes: Any) -> str:
 
 
 CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
-    "model type": ({"model_type": "gpt2"}, "none of the known llama, mistral, qwen2, qwen3"),
+    "model type": ({"model_type": "gpt2"}, "model_type 'gpt2' is none whose layers are known"),
     "rope type": ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type is 'yarn', known are default"),
     "old rope type": ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type is 'linear'"),
     "new rope type": ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_type is 'longrope'"),

@@ -2,7 +2,7 @@
 
 Slow, and made only to be compared with. `NaiveVllm` holds for any number of calls in flight: `schedule` takes what it
 can, and `process` the results of a call; whoever drives it says when. A token is a pair (stream, index); a block's key
-is the tuple of all tokens up to its end.
+is the tuple of its adapter and all tokens up to its end.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from batchsim.kernel.engine_loop import EngineLoop
 from batchsim.kernel.tokens import output_stream
-from batchsim.kernel.types import Arrival, Request
+from batchsim.kernel.types import MISSING, Arrival, Request
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 
 Token = tuple[int, int]
@@ -34,6 +34,7 @@ class Naive:
     flying: int = 0  # tokens in calls not processed
     stale: int = 0  # of these, from before it was preempted
     next_call: int = 0  # of the scheduler, in which it may decode
+    chunked: bool = False  # the latest tokens of it that were scheduled did not reach its end
     ended: bool = False
 
     def __post_init__(self) -> None:
@@ -61,6 +62,8 @@ class Call:
 class NaiveVllm:
     """Queues and blocks. `step` makes one step and returns what is to be compared; None where nobody is there."""
 
+    overtakes = False  # whether a waiting request of which `clip` leaves nothing is passed over, and not waited for
+
     def __init__(
         self, config: VllmConfig, num_blocks: int, block_size: int, max_model_len: int, stages: int = 1
     ) -> None:
@@ -74,10 +77,21 @@ class NaiveVllm:
         self.index: dict[Any, list[int]] = {}
         self.running: list[Naive] = []
         self.waiting: list[Naive] = []
+        self.steps = 0  # with tokens
+        self.last_prefill = -config.prefill_schedule_interval  # the latest step with a part of a prompt, from 1
+        self.bound = False  # the latest call that let in what it could left requests waiting
+        self.defers = False
+        self.pass_counter: int | None = None  # of ranks in lockstep
 
     def add(self, r: Naive) -> None:
         self.waiting.append(r)
         self.sort()
+
+    def held_back(self, r: Naive) -> bool:
+        """Whether the adapter of `r` would be one too many."""
+        adapters = {other.request.adapter for other in self.running} - {MISSING}
+        mine = r.request.adapter
+        return mine != MISSING and mine not in adapters and len(adapters) >= (self.config.max_loras or 1)
 
     @staticmethod
     def rank(r: Naive) -> tuple[int, int, int]:
@@ -88,7 +102,21 @@ class NaiveVllm:
             self.waiting.sort(key=self.rank)
             self.passed_over.sort(key=self.rank)
 
+    def clip(self, r: Naive, start: int, n: int) -> int:
+        """Where a chunk of `n` tokens from `start` on is to end, as its tokens."""
+        return n
+
+    def taken(self, r: Naive) -> None:
+        """The chunk of the latest `clip`, which is of `r`, is scheduled."""
+
+    def without_blocks(self, r: Naive) -> None:
+        """The same, but `r` waits, as blocks are short."""
+
     # ---- blocks
+
+    def start_of(self, hits: Any) -> int:
+        """The tokens of what was looked up."""
+        return len(hits) * self.size
 
     def blocks(self, tokens: int) -> int:
         return -(-tokens // self.size)
@@ -96,7 +124,7 @@ class NaiveVllm:
     def lookup(self, r: Naive) -> list[int]:
         hits: list[int] = []
         for k in range((len(r.tokens) - 1) // self.size):
-            same = self.index.get(tuple(r.tokens[: (k + 1) * self.size]))
+            same = self.index.get((r.request.adapter, *r.tokens[: (k + 1) * self.size]))
             if not same:
                 break
             hits.append(same[0])
@@ -131,7 +159,7 @@ class NaiveVllm:
     def publish(self, r: Naive, tokens: int) -> None:
         if self.config.enable_prefix_caching:
             for k in range(r.published, min(tokens, len(r.tokens)) // self.size):
-                key = tuple(r.tokens[: (k + 1) * self.size])
+                key = (r.request.adapter, *r.tokens[: (k + 1) * self.size])
                 self.key[r.blocks[k]] = key
                 self.index.setdefault(key, []).append(r.blocks[k])
                 r.published = k + 1
@@ -152,7 +180,7 @@ class NaiveVllm:
         return len(self.queue), len(self.passed_over) + len(self.waiting), len(self.running)
 
     def step(self) -> tuple[Any, ...] | None:
-        if not self.running and not self.waiting:
+        if not (self.running or self.waiting or self.passed_over):
             return None
         call = self.schedule()
         self.process(call)
@@ -190,16 +218,25 @@ class NaiveVllm:
         cap = config.long_prefill_token_threshold if everybody > 1 else 0
         if cap and config.long_prefill_token_threshold_adaptive:
             cap = max(cap, config.max_num_batched_tokens // everybody)
+        interval = config.prefill_schedule_interval
+        throttled = self.steps + 1 - self.last_prefill < interval
+        if self.pass_counter is not None:
+            throttled = self.pass_counter % interval != 0
+        self.defers = throttled and not self.bound and any(not r.chunked for r in self.running)
         items: dict[Naive, int] = {}
         preempted: list[int] = []
         budget = self.pass_one(cap or 1 << 40, items, preempted)
         cached: list[list[int]] = []
         if not preempted:
             self.pass_two(cap or 1 << 40, budget, items, cached)
+            if not self.defers:
+                self.bound = bool(self.waiting)
+        self.steps += bool(items)
         samples: set[Naive] = set()
         for r, n in items.items():
             r.computed += n
             r.flying += n
+            r.chunked = r.computed < len(r.tokens) + r.sampling
             if r.computed == len(r.tokens) + r.sampling:
                 samples.add(r)
                 if config.async_scheduling:
@@ -216,18 +253,27 @@ class NaiveVllm:
             if config.policy == "priority" and self.passed_over and self.waiting:
                 line = min(self.passed_over, self.waiting, key=lambda q: self.rank(q[0]))
             r = line[0]
-            if r.stale:
+            if r.stale or self.held_back(r):
                 passed_over.append(line.pop(0))
                 continue
             hits = self.lookup(r) if config.enable_prefix_caching else []
-            start = len(hits) * self.size
+            start = self.start_of(hits)
             n = min(len(r.tokens) - start, cap)
+            if start < len(r.tokens) - 1 and self.defers:
+                break
             if not config.enable_chunked_prefill and n > budget:
                 break
-            n = min(n, budget)
-            if not self.allocate(r, start, n, hits, admission=True):
+            n = self.clip(r, start, min(n, budget))
+            if n == 0 and self.overtakes:
+                passed_over.append(line.pop(0))
+                continue
+            if n == 0 or not self.allocate(r, start, n, hits, admission=True):
+                self.without_blocks(r)
                 break
+            self.taken(r)
             self.running.append(line.pop(0))
+            if start < len(r.tokens) - 1:
+                self.last_prefill = self.steps + 1
             r.computed = start
             items[r] = n
             budget -= n
@@ -245,7 +291,9 @@ class NaiveVllm:
             last_is_coming = r.sampling and r.computed + 2 - r.sampling >= self.cap_of(r)
             known = len(r.tokens) + r.sampling - r.computed
             n = min(known, cap, budget, self.max_model_len - r.computed - 1)
-            if last_is_coming or self.calls < r.next_call or n <= 0:
+            if last_is_coming or self.calls < r.next_call or (self.defers and r.chunked):
+                n = 0
+            if n <= 0 or (n := self.clip(r, r.computed, n)) == 0:
                 i += 1
                 continue
             while not self.allocate(r, r.computed, n, [], admission=False):
@@ -266,6 +314,9 @@ class NaiveVllm:
                 if victim is r:
                     break
             else:
+                if r.chunked:
+                    self.last_prefill = self.steps + 1
+                self.taken(r)
                 scheduled[r] = n
                 budget -= n
                 i += 1

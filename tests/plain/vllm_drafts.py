@@ -47,7 +47,7 @@ class NaiveDrafts(NaiveVllm):
         self,
         config: VllmConfig,
         num_blocks: int,
-        block_size: int,
+        block_size: Any,  # or what a class beside this one has in its place
         max_model_len: int,
         right: Callable[[int, int], bool],
         found: Callable[[int, int], int],
@@ -116,6 +116,9 @@ class NaiveDrafts(NaiveVllm):
         self.publish(r, base + n)
         return True
 
+    def held_of(self, r: Naive) -> int:
+        return len(r.blocks)
+
     # ---- schedule
 
     def launch(self) -> tuple[Any, ...]:
@@ -140,6 +143,7 @@ class NaiveDrafts(NaiveVllm):
             known = len(r.tokens) + r.ph
             n = min(known + r.drafts - r.computed, cap)
             n = min(n, budget, inb - self.slots, self.max_model_len - r.computed - 1)
+            n = self.clip(r, r.computed, n) if n > 0 else n
             if n <= 0:
                 i += 1
                 continue
@@ -180,7 +184,7 @@ class NaiveDrafts(NaiveVllm):
         while not preempted and budget > 0 and inb > self.slots and self.waiting and len(running) < most:
             w: Any = self.waiting[0]
             hits = self.lookup(w) if config.enable_prefix_caching else []
-            start = len(hits) * self.size
+            start = self.start_of(hits)
             left = len(w.tokens) - start
             n, rest = min(left, cap), min(budget, inb - self.slots)
             fits = start + 1 + self.k + 1 <= self.max_model_len
@@ -193,7 +197,11 @@ class NaiveDrafts(NaiveVllm):
                 if not config.enable_chunked_prefill:
                     break
                 n = rest
-            if not self.take(w, start, n, hits, True):
+            clipped = self.clip(w, start, n)
+            if pads and clipped != n:
+                clipped, pads = 1, False
+            n = clipped
+            if n == 0 or not self.take(w, start, n, hits, True):
                 break
             self.waiting.pop(0)
             running.append(w)
@@ -207,7 +215,7 @@ class NaiveDrafts(NaiveVllm):
             budget, inb = budget - n, inb - n - self.slots
         self.fly(items, drafts, padded)
         order = [[r.request.id, n] for r, n in items.items()]
-        blocks = [[r.request.id, len(r.blocks)] for r in items]
+        blocks = [[r.request.id, self.held_of(r)] for r in items]
         return order, cached, preempted, blocks, len(self.queue), len(self.waiting), len(running)
 
     def fly(self, items: dict[Drafting, int], drafts: dict[Drafting, int], padded: set[Any]) -> None:

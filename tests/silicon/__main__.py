@@ -1,16 +1,19 @@
 """Simulates measured points of real engines, and prints the errors beside aiconfigurator's own estimates.
 
-    python -m tests.silicon [--engine vllm] [--limit N] [--out FOLDER] [--own FOLDER]
+    python -m tests.silicon [--engine vllm] [--model TEXT ...] [--limit N] [--out FOLDER] [--own FOLDER]
 
 Needs `pip install 'batchsim[gpus]' aiconfigurator`. Only deployments of one half are read (`rows.is_given`): the other
 is kept for others to try. One point of each deployment, that nearest to a concurrency of 16, anchors it in a column of
-its own, which then leaves that point out. `--own`: estimates from the points.csv of that folder, made before.
+its own, which then leaves that point out. `--own`: estimates from the points.csv of that folder, made before; with
+`--model` all of other models is from there too, and only points of models with one of the texts in their names are
+simulated.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -35,6 +38,7 @@ from tests.silicon.own import own_estimate
 from tests.silicon.rows import Row, given_rows, scenario_text
 from tests.silicon.table import Point, tables
 
+_Pair = tuple[float, float] | None
 _ANCHOR = 16  # requests at a time
 _HEAD = """# Simulated against measured silicon
 
@@ -50,6 +54,7 @@ _COLUMNS = ("id", "kind", "measured_ms", "simulated_ms", "anchored_ms", "own_ms"
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=("vllm", "sglang", "tensorrt_llm"), help="this one alone")
+    parser.add_argument("--model", action="append", default=[], metavar="TEXT", help="simulate these alone")
     parser.add_argument("--limit", type=int, help="at most so many points of each engine")
     parser.add_argument("--out", type=Path, help="writes table.md and points.csv there")
     parser.add_argument("--own", type=Path, help="a folder with points.csv, whose estimates are taken over")
@@ -60,12 +65,19 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     rows = [row for row in rows if args.engine in (None, row.engine)]
+    if args.model and args.own is None:
+        parser.error("--model needs --own, a folder with the points of the other models")
     kept = {} if args.own is None else _kept(args.own)
     points: list[Point] = []
     for number, mine in enumerate(_deployments(rows), 1):
-        points += _points(mine[: args.limit], kept)
+        known = [Point(row, *kept[row.id]) for row in mine if row.id in kept]
+        others = args.model and not any(text in mine[0].model for text in args.model)
+        if others and len(known) == len(mine) and all(point.simulated for point in known):
+            points += known
+            continue
+        points += _points(mine[: args.limit], {row: own for row, (*_, own) in kept.items()})
         print(f"{number}: {mine[0].deployment}, {len(points):,} of {len(rows):,} points", file=sys.stderr, flush=True)
-    text = f"{_HEAD.format(core=version('aiconfigurator-core'), own=version('aiconfigurator'))}\n{tables(points)}"
+    text = f"{_HEAD.format(core=version('aiconfigurator-core'), own=_own_version(args.own))}\n{tables(points)}"
     print(text)
     if args.out is not None:
         args.out.mkdir(parents=True, exist_ok=True)
@@ -82,7 +94,7 @@ def _deployments(rows: Sequence[Row]) -> list[list[Row]]:
     return list(found.values())
 
 
-def _points(rows: Sequence[Row], kept: dict[str, tuple[float, float]]) -> Iterator[Point]:
+def _points(rows: Sequence[Row], kept: dict[str, _Pair]) -> Iterator[Point]:
     """The points of one deployment."""
     anchor = min(rows, key=lambda row: (abs(log(row.concurrency / _ANCHOR)), row.isl, row.osl, row.id))
     point, met = Anchor(anchor.concurrency, round(anchor.tpot_ms * 1e6)), None
@@ -149,13 +161,30 @@ def _csv(points: Sequence[Point]) -> str:
     return sink.getvalue()
 
 
-def _kept(folder: Path) -> dict[str, tuple[float, float]]:
-    """aiconfigurator's estimates by the id of the point, as a run before has left them."""
-    found: dict[str, list[str]] = {}
+def _kept(folder: Path) -> dict[str, tuple[_Pair, _Pair, _Pair]]:
+    """TTFT and TPOT in ms as simulated, anchored and estimated by aiconfigurator, by the id of the point, as a run
+    before has left them; None where it left none."""
+    lines: dict[str, list[dict[str, str]]] = {}
     with (folder / "points.csv").open() as file:
         for plain in csv.DictReader(file):
-            found.setdefault(plain["id"], []).append(plain["own_ms"])
-    return {row: (float(ms[0]), float(ms[1])) for row, ms in found.items() if all(ms)}
+            lines.setdefault(plain["id"], []).append(plain)
+
+    def pair(of_point: list[dict[str, str]], column: str) -> _Pair:
+        ttft, tpot = (plain[column] for plain in of_point)
+        return (float(ttft), float(tpot)) if ttft and tpot else None
+
+    return {
+        row: (pair(of_point, "simulated_ms"), pair(of_point, "anchored_ms"), pair(of_point, "own_ms"))
+        for row, of_point in lines.items()
+    }
+
+
+def _own_version(folder: Path | None) -> str:
+    """The version of aiconfigurator that made the estimates: the installed one, or that of the kept table."""
+    if folder is None:
+        return version("aiconfigurator")
+    stated = re.search(r"of aiconfigurator ([\w.]*\w)", (folder / "table.md").read_text())
+    return stated[1] if stated else "of another version"
 
 
 if __name__ == "__main__":

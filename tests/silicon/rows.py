@@ -73,7 +73,9 @@ class Row:
     def types(self) -> tuple[str, str]:
         """Types of weights and experts; "": none, or the checkpoint's own, as of gpt-oss, of which there is one."""
         own = self.model.startswith("openai/")
-        return "" if own else self.gemm, "" if own or self.model in DENSE else self.moe
+        blocks = self.gemm == "fp8" and self.moe == "fp8_block"  # of one checkpoint, with scales of blocks throughout
+        weights = self.moe if blocks else self.gemm
+        return "" if own else weights, "" if own or self.model in DENSE else self.moe
 
 
 def is_given(deployment: str) -> bool:

@@ -36,6 +36,8 @@ def tables(points: Sequence[Point]) -> str:
         *_table("engine and model", known, lambda row: f"{row.engine} {row.model.rpartition('/')[2]}"),
         "Points whose client is not known (`gap`), lengths taken as exact:\n",
         *_table("engine", [point for point in points if point.row.gap], lambda row: row.engine),
+        "Points that aiconfigurator has no estimate of:\n",
+        *_alone([point for point in known if point.simulated and not point.own]),
         *_left_out(points),
     ]
     return "\n".join(parts)
@@ -53,6 +55,22 @@ def _table(by: str, points: Sequence[Point], group: Callable[[Row], str]) -> Ite
             anchored = [point for point in mine if point.anchored]
             yield _line("", "batchsim, of the next line", [(point.simulated, point.row) for point in anchored])
             yield _line("", "batchsim, anchored", [(point.anchored, point.row) for point in anchored])
+    yield ""
+
+
+def _alone(points: Sequence[Point]) -> Iterator[str]:
+    """The errors of points that only batchsim has."""
+    columns = "median | p90 | mean | bias"
+    yield f"| engine, model and GPU | n | of | TTFT {columns} | TPOT {columns} |"
+    yield "|---|---|---|" + "---|" * 8
+    groups: dict[str, list[Point]] = {}
+    for point in points:
+        row = point.row
+        groups.setdefault(f"{row.engine} {row.model.rpartition('/')[2]} {row.gpu}", []).append(point)
+    for name, of_group in sorted(groups.items()):
+        yield _line(name, "batchsim", [(point.simulated, point.row) for point in of_group])
+        anchored = [point for point in of_group if point.anchored]
+        yield _line("", "batchsim, anchored", [(point.anchored, point.row) for point in anchored])
     yield ""
 
 

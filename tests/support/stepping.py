@@ -16,7 +16,7 @@ from batchsim.kernel.batch import Batch, Idle
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.kv_blocks import CountingKV, TableKV
-from batchsim.kernel.protocols import CostModel, DecodeLine, PolicyContext
+from batchsim.kernel.protocols import CostModel, DecodeLine, PolicyContext, steady
 from batchsim.kernel.record import PREEMPTED, SWAPPED, Recorder, Records
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Arrival, Request
@@ -66,6 +66,9 @@ class Estimates:
     token_ns: int = 1
     block_ns: int = 1
 
+    def step_ns(self, batch: Batch) -> int:
+        return LinearCost().step_ns(batch)
+
     def recompute_ns(self, num_tokens: int) -> int:
         return num_tokens * self.token_ns
 
@@ -114,6 +117,13 @@ class Logged:
         return work
 
 
+class LoggedSteady(Logged):
+    """Of a scheduler that says which steps are steady."""
+
+    def is_steady(self, batch: Batch) -> bool:
+        return self.inner.is_steady(batch)
+
+
 @dataclass
 class Run:
     """The outcome of one run."""
@@ -155,7 +165,8 @@ def run(
     pool = kv(blocks, block_size, swap_blocks)
     recorder = Recorder()
     context = PolicyContext(pool, max_model_len, Exact(), estimates or Estimates(), loop)
-    scheduler = Logged(policy(config, context))
+    made = policy(config, context)
+    scheduler = (LoggedSteady if steady(made) is not None else Logged)(made)
     speculation = config.traits.speculation
     if speculation is not None and luck is None:
         luck = DrawnLuck(0, speculation.positions, speculation.found)

@@ -11,7 +11,7 @@ from math import factorial
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse, special, stats
+from scipy import sparse, special
 from scipy.sparse.linalg import spsolve
 
 
@@ -34,10 +34,10 @@ def stepped_mmc_time_in_system(rate: float, step: float, mean_steps: float, serv
     The number in system at the starts of steps is a Markov chain: binomial ends, Poisson arrivals, and from an empty
     system the next arrival starts a step at once. Little's law turns the time average into the mean time.
     """
-    arrivals = stats.poisson.pmf(np.arange(states), rate * step)
+    arrivals = _poisson(np.arange(states), rate * step)
     matrix = np.zeros((states, states))
     for n in range(1, states):
-        ends = stats.binom.pmf(np.arange(min(n, servers) + 1), min(n, servers), 1 / mean_steps)
+        ends = _binomial(min(n, servers), 1 / mean_steps)
         for k, probability in enumerate(ends):
             matrix[n, n - k :] += probability * arrivals[: states - n + k]
     empties = matrix[:, 0].copy()
@@ -47,6 +47,17 @@ def stepped_mmc_time_in_system(rate: float, step: float, mean_steps: float, serv
     in_system = float(start @ (numbers * step + rate * step**2 / 2))
     cycle = step + float(start @ empties[1:]) / rate
     return in_system / cycle / rate
+
+
+def _poisson(counts: NDArray[np.int64], mean: float) -> NDArray[np.float64]:
+    """The chance of each of `counts` by Poisson's law."""
+    return np.exp(counts * np.log(mean) - mean - special.gammaln(counts + 1))
+
+
+def _binomial(trials: int, chance: float) -> NDArray[np.float64]:
+    """The chance of 0, 1, ... `trials` successes."""
+    counts = np.arange(trials + 1)
+    return special.comb(trials, counts) * chance**counts * (1 - chance) ** (trials - counts)
 
 
 def _stationary(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -91,7 +102,7 @@ def batch_time_in_system(rate: float, per_item: float, fixed: float, states: int
     sizes = np.arange(1, states)
     durations = per_item * sizes + fixed
     counts, mean = np.arange(states)[None, :], rate * durations[:, None]
-    arrivals = np.exp(counts * np.log(mean) - mean - special.gammaln(counts + 1))  # Poisson's law
+    arrivals = _poisson(counts, mean)
     matrix = arrivals[:, 1:].copy()
     matrix[:, 0] += arrivals[:, 0]
     start = _stationary(matrix)

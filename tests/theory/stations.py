@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import stdtrit
 
 from batchsim.drive.fleet.fleet_plan import FleetPlan
 from batchsim.drive.fleet.routing import ROUTERS
@@ -126,7 +126,7 @@ class Interval:
 
 def interval(samples: list[float]) -> Interval:
     values = np.asarray(samples)
-    t = stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)
+    t = stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)
     return Interval(float(values.mean()), float(t * values.std(ddof=1) / np.sqrt(len(values))))
 
 

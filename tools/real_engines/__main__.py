@@ -16,16 +16,15 @@ from typing import Annotated
 
 import typer
 
-from batchsim.base.errors import BatchsimError
+from batchsim.cli.common import one_line_errors
 from tools.real_engines.engines import engine_of, serving, version
 from tools.real_engines.judge import judge
-
-NOT_JUDGED_EXIT = 3
 
 app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 
 
 @app.command("judge")
+@one_line_errors
 def judge_command(
     engine: str,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for what is measured, and the judgement.")],
@@ -37,10 +36,11 @@ def judge_command(
     found = judge(engine_of(engine), out, minutes=minutes, seconds=seconds, repeats=repeats, say=typer.echo)
     typer.echo("\n".join(found.lines()))
     if found.word != "met":
-        raise typer.Exit(1 if found.word == "NOT MET" else NOT_JUDGED_EXIT)
+        raise typer.Exit(1 if found.word == "NOT MET" else 3)
 
 
 @app.command()
+@one_line_errors
 def serve(engine: str) -> None:
     """Starts an engine's server, until Ctrl-C."""
     chosen = engine_of(engine)
@@ -51,8 +51,4 @@ def serve(engine: str) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        app(standalone_mode=True)
-    except BatchsimError as error:
-        typer.echo(" ".join(str(error).split()), err=True)
-        raise SystemExit(2) from None
+    app()

@@ -6,11 +6,11 @@ import os
 import subprocess
 import sys
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from batchsim.base.errors import CalibrationError, nearest
 from tools.real_engines.models import Shape, write_gguf, write_hugging_face
@@ -20,54 +20,47 @@ MODEL = "tiny"
 """The name that every server gives its model."""
 
 
-class Engine(Protocol):
-    """An engine. `name` is the policy that simulates it, `package` what of pip it comes with; `start_s` the longest
-    that its start may take."""
+@dataclass(frozen=True)
+class Engine(ABC):
+    """An engine. `name` is the policy that simulates it, `package` what of pip it comes with; `slots` the most requests
+    that it runs at once, `start_s` the longest that its start may take."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def package(self) -> str: ...
-    @property
-    def shape(self) -> Shape: ...
-    @property
-    def slots(self) -> int:
-        """The most requests that it runs at once."""
-        ...
+    name: str
+    package: str
+    slots: int
+    start_s: float
+    shape: Shape = field(default_factory=Shape)
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
 
-    @property
-    def start_s(self) -> float: ...
-    @property
-    def environment(self) -> Mapping[str, str]: ...
+    @abstractmethod
     def python(self) -> Path:
         """The interpreter that has the engine, if there is one. CalibrationError with what installs it."""
-        ...
 
+    @abstractmethod
     def write_model(self, folder: Path) -> Path: ...
+    @abstractmethod
     def command(self, python: Path, model: Path, port: int) -> list[str]: ...
+    @abstractmethod
     def scenario(self) -> str:
         """The engine as YAML for `batchsim calibrate`, with the free form as its cost."""
-        ...
 
 
 @dataclass(frozen=True)
-class LlamaCpp:
+class LlamaCpp(Engine):
     """llama.cpp's server in this interpreter (`pip install '.[engines]'`), on one thread, so that the client has a core
     of its own. Its weights have 32 bits: with 16 a step of one token is computed by other kernels than one of two."""
 
     name: str = "llama_cpp"
     package: str = "xllamacpp"
-    shape: Shape = field(default_factory=Shape)
     slots: int = 8
+    start_s: float = 60.0
     context: int = 8192  # tokens of all slots together
     n_batch: int = 512
     n_ubatch: int = 256
     threads: int = 1
-    start_s: float = 60.0
-    environment: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def python(self) -> Path:
-        return _with_module(Path(sys.executable), self.package, "Run `pip install '.[engines]'`.")
+        return _with_package(Path(sys.executable), self.package, "Run `pip install '.[engines]'`.")
 
     def write_model(self, folder: Path) -> Path:
         path = folder / "tiny.gguf"
@@ -84,8 +77,14 @@ class LlamaCpp:
         return _SCENARIO.format(model=MODEL, policy=policy, kv=self.context, block=1, longest=longest)
 
 
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": ""}
+_CORES = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+_ENVIRONMENT = _OFFLINE | _CORES | {"VLLM_CPU_KVCACHE_SPACE": "1"}
+"""Of vLLM's server; KV space in GiB."""
+
+
 @dataclass(frozen=True)
-class Vllm:
+class Vllm(Engine):
     """vLLM's server of its own interpreter in HOME (`make real-engines` installs 2 GB there), on one thread.
 
     Its model runs in the scheduler's process: with a worker of its own, as is its default on a CPU, the scheduler waits
@@ -93,26 +92,16 @@ class Vllm:
 
     name: str = "vllm"
     package: str = "vllm-cpu"
-    shape: Shape = field(default_factory=lambda: Shape(layers=8, hidden=512, heads=8, intermediate=1536))
     slots: int = 16
+    start_s: float = 300.0
+    shape: Shape = field(default_factory=lambda: Shape(8, 512, 8, intermediate_size=1536))
     max_model_len: int = 2048
     max_num_batched_tokens: int = 512
     block_size: int = 32
-    start_s: float = 300.0
-    environment: Mapping[str, str] = field(
-        default_factory=lambda: {
-            "HF_HUB_OFFLINE": "1",
-            "TRANSFORMERS_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": "",
-        }
-    )
+    environment: Mapping[str, str] = field(default_factory=lambda: _ENVIRONMENT)
 
     def python(self) -> Path:
-        return _with_module(HOME / "bin" / "python", "vllm", "Run `make real-engines`: it takes 2 GB.")
+        return _with_package(HOME / "bin" / "python", self.package, "Run `make real-engines`: it takes 2 GB.")
 
     def write_model(self, folder: Path) -> Path:
         path = folder / MODEL
@@ -120,22 +109,12 @@ class Vllm:
         return path
 
     def command(self, python: Path, model: Path, port: int) -> list[str]:
-        given = {
-            "--model": model,
-            "--served-model-name": MODEL,
-            "--host": HOST,
-            "--port": port,
-            "--load-format": "dummy",
-            "--dtype": "float32",
-            "--max-model-len": self.max_model_len,
-            "--max-num-seqs": self.slots,
-            "--max-num-batched-tokens": self.max_num_batched_tokens,
-            "--block-size": self.block_size,
-            "--generation-config": "vllm",
-            "--distributed-executor-backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor",
-        }
-        module = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager"]
-        return [*module, "--no-enable-prefix-caching", *(str(word) for pair in given.items() for word in pair)]
+        uniproc = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+        words = f"""-m vllm.entrypoints.openai.api_server --enforce-eager --no-enable-prefix-caching --load-format dummy
+            --served-model-name {MODEL} --host {HOST} --port {port} --dtype float32 --generation-config vllm
+            --max-model-len {self.max_model_len} --max-num-seqs {self.slots} --block-size {self.block_size}
+            --max-num-batched-tokens {self.max_num_batched_tokens} --distributed-executor-backend {uniproc}"""
+        return [str(python), *words.split(), "--model", str(model)]
 
     def scenario(self) -> str:
         knobs = f"{{max_num_seqs: {self.slots}, max_num_batched_tokens: {self.max_num_batched_tokens}"
@@ -189,14 +168,17 @@ def serving(engine: Engine, folder: Path) -> Iterator[Server]:
 
 def version(engine: Engine) -> str:
     """The package of the engine and its version, as its interpreter says."""
-    code = f"from importlib.metadata import version; print(version('{engine.package}'))"
-    found = subprocess.run([engine.python(), "-c", code], capture_output=True, text=True, check=True)
-    return f"{engine.package} {found.stdout.strip()}"
+    return f"{engine.package} {_version(engine.python(), engine.package)}"
 
 
-def _with_module(python: Path, module: str, advice: str) -> Path:
-    code = f"from importlib.util import find_spec; raise SystemExit(find_spec('{module}') is None)"
-    found = python.exists() and subprocess.run([python, "-c", code], env=os.environ).returncode == 0
-    if not found:
-        raise CalibrationError(f"{python}: has no {module}. {advice}")
+def _version(python: Path, package: str) -> str:
+    """The version of a package of an interpreter; "" where there is none of the two."""
+    code = f"from importlib.metadata import version; print(version('{package}'))"
+    found = python.exists() and subprocess.run([python, "-c", code], env=os.environ, capture_output=True, text=True)
+    return found.stdout.strip() if found else ""
+
+
+def _with_package(python: Path, package: str, advice: str) -> Path:
+    if not _version(python, package):
+        raise CalibrationError(f"{python}: has no {package}. {advice}")
     return python

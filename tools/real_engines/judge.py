@@ -8,7 +8,7 @@ within THROUGHPUT; TTFT is said. A sentinel, the engine's own decoding of one re
 else to do, is read before and after the calibration, and after each load: where the mean of the readings
 beside the loads differs from that of those beside the calibration by more than MOVED, the machine was another one
 than that calibrated, and nothing is judged; nor where the calibrator's own sentinel moved by more; nor where the
-client, which has a core to itself on a quiet machine, got none for more than STALLED of the time of a load.
+client, which has a core to itself on a quiet machine, sent a load late.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from batchsim.base.errors import MeasuredError
@@ -25,12 +25,13 @@ from batchsim.check.measured.read import read_measured
 from batchsim.check.validation.against import compare
 from batchsim.check.validation.comparison import SPREADS, Comparison, MetricError
 from batchsim.check.validation.verdicts import Verdict
+from batchsim.report.markdown import markdown_table
 from batchsim.results.provenance import provenance
 from batchsim.scenario.load import load_scenario
 from batchsim.scenario.parse import changed
 from batchsim.scenario.setup import Setup
 from tools.real_engines.engines import Engine, serving, version
-from tools.real_engines.experiment import IDLE, STALLED, Asker, calibrate
+from tools.real_engines.experiment import IDLE, Asker, calibrate
 
 LATENCY, THROUGHPUT, MOVED = 0.10, 0.05, 0.05
 AT_CALIBRATION = 6  # readings of the sentinel, half of them before the calibration and half after it
@@ -41,20 +42,18 @@ RATES = {"light": (MIX, 0.4), "heavy": (MIX, 0.65), "other-mix": (OTHER_MIX, 0.5
 """Loads not shown: their mix, and their rate as a share of what the engine completes of that mix at most."""
 _SAID = "none"  # the bound of what is said and not judged
 
-Say = Callable[[str], None]
-
 
 @dataclass(frozen=True)
 class Judgement:
     """What was found: the comparison of each load by name, and what one idle decode step took, in seconds, each time
-    that it was asked: AT_CALIBRATION times beside the calibration, then beside the loads. `stalled`: the largest share
-    of a load's time in which the client got no core. `meanwhile`: by which share the calibrator found a lone answer's
-    time per token changed from the first half of its experiment to the second."""
+    that it was asked: AT_CALIBRATION times beside the calibration, then beside the loads. `late`: what was sent late.
+    `meanwhile`: by which share the calibrator found a lone answer's time per token changed from the first half of its
+    experiment to the second."""
 
     engine: str
     comparisons: dict[str, Comparison]
     sentinel_s: tuple[float, ...]
-    stalled: float
+    late: tuple[str, ...] = ()
     meanwhile: float = 0.0
 
     @property
@@ -74,9 +73,7 @@ class Judgement:
             return f"the machine moved by {self.moved:.1%}, more than {MOVED:.0%}, by its idle decode step"
         if abs(self.meanwhile) > MOVED:
             return f"the machine moved by {self.meanwhile:+.1%}, more than {MOVED:.0%}, while it was calibrated"
-        if self.stalled > STALLED:
-            return f"the client got no core for {self.stalled:.1%} of a load, more than {STALLED:.0%}"
-        return ""
+        return f"this machine sent {', '.join(self.late)} late" if self.late else ""
 
     @property
     def verdicts(self) -> list[Verdict]:
@@ -95,20 +92,17 @@ class Judgement:
         """The judgement in Markdown."""
         calibrated, measured = (", ".join(f"{1e3 * one:.3f}" for one in part) for part in self._readings)
         idle = f"Idle decode step, ms: {calibrated} beside the calibration, {measured} beside the loads"
-        rows = [f"| {one.what} | {one.bound} | {one.found} | {_word(one)} |" for one in self.verdicts]
-        head = ["| what | bound | found | |", "|---|---|---|---|"]
-        return [f"{self.engine}: {self.word}", "", idle, "", *head, *rows]
+        rows = [[one.what, one.bound, one.found, _word(one)] for one in self.verdicts]
+        table = markdown_table(("what", "bound", "found", ""), (False,) * 4, rows)
+        return [f"{self.engine}: {self.word}", "", idle, "", table]
 
 
 def verdicts(load: str, comparison: Comparison) -> list[Verdict]:
     """The verdicts on one load: TPOT, E2E, throughput, and TTFT without a bound."""
     found: list[Verdict] = []
-    for name, label, least in (
-        ("tpot_mean_s", "mean TPOT", LATENCY),
-        ("e2e_mean_s", "mean E2E", LATENCY),
-        ("throughput_rps", "requests/s", THROUGHPUT),
-        ("ttft_mean_s", "mean TTFT", None),
-    ):
+    judged = {"tpot_mean_s": ("mean TPOT", LATENCY), "e2e_mean_s": ("mean E2E", LATENCY)}
+    judged |= {"throughput_rps": ("requests/s", THROUGHPUT), "ttft_mean_s": ("mean TTFT", None)}
+    for name, (label, least) in judged.items():
         error = comparison.error(name)
         bound = None if least is None else max(least, SPREADS * (error.spread or 0.0) * (least == LATENCY))
         met = None if bound is None else error.error is not None and abs(error.error) <= bound
@@ -128,20 +122,9 @@ def _found(error: MetricError) -> str:
     return f"{error.error:+.1%} ({values}, ± {error.spread:.1%})" if error.spread is not None else f"{error.error:+.1%}"
 
 
-@dataclass(frozen=True)
-class _Readings:
-    """Of the sentinel, in files whose names have `suffix`."""
-
-    ask: Asker
-    suffix: str
-    values_s: list[float] = field(default_factory=list[float])
-
-    def read(self, times: int = 1) -> None:
-        for _ in range(times):
-            self.values_s.append(self.ask.idle_step_s(f"{self.suffix}-{len(self.values_s) + 1}"))
-
-
-def judge(engine: Engine, out: Path, *, minutes: float, seconds: float, repeats: int, say: Say) -> Judgement:
+def judge(
+    engine: Engine, out: Path, *, minutes: float, seconds: float, repeats: int, say: Callable[[str], None]
+) -> Judgement:
     """Starts the engine, calibrates it for `minutes`, and judges what is then predicted of loads of `seconds` each.
 
     Half of the `repeats` are measured before the calibration and half after it, so that a machine that slows down does
@@ -162,37 +145,31 @@ def judge(engine: Engine, out: Path, *, minutes: float, seconds: float, repeats:
         ask.measure(replace(warm_up, name="warm-up-heavy"))
         loads = [ask.load_at(name, mix, share, seconds, seed=11) for name, (mix, share) in RATES.items()]
         say("to be predicted: " + ", ".join(f"{load.name} {load.rate_rps:.3g}/s" for load in loads))
-        shown, loaded = _Readings(ask, "-calibration"), _Readings(ask, "-loads")
+        shown, loaded = list[float](), list[float]()
         files: dict[str, list[Path]] = {load.name: [] for load in loads}
 
         def measure(numbers: range) -> None:
             for number in numbers:
                 for load in loads:
                     files[load.name].append(ask.measure(load, f"-{number + 1}"))
-                    loaded.read()
-                say(f"measured {number + 1} of {repeats}, idle decode step {1e3 * loaded.values_s[-1]:.3f} ms")
+                    loaded.append(ask.idle_step_s(f"-loads-{len(loaded) + 1}"))
+                say(f"measured {number + 1} of {repeats}, idle decode step {1e3 * loaded[-1]:.3f} ms")
 
         measure(range(repeats // 2))
-        shown.read(AT_CALIBRATION // 2)
-        calibrate(server, engine.slots, scenario, out, minutes)
-        shown.read(AT_CALIBRATION // 2)
-        say(f"calibrated: {out / 'mine.json'}, idle decode step {1e3 * statistics.mean(shown.values_s):.3f} ms")
+        for number in range(AT_CALIBRATION):
+            if number == AT_CALIBRATION // 2:
+                calibrate(server, engine.slots, scenario, out, minutes)
+            shown.append(ask.idle_step_s(f"-calibration-{number + 1}"))
+        say(f"calibrated: {out / 'mine.json'}, idle decode step {1e3 * statistics.mean(shown):.3f} ms")
         measure(range(repeats // 2, repeats))
-    sentinel_s = (*shown.values_s, *loaded.values_s)
+    sentinel_s = (*shown, *loaded)
     comparisons = predict(scenario, str((out / "mine.json").resolve()), files)
     meanwhile = json.loads(read_text(out / "mine" / "experiment.json"))["moved"]
-    found = Judgement(version(engine), comparisons, sentinel_s, max(ask.stalled), meanwhile)
+    found = Judgement(version(engine), comparisons, sentinel_s, tuple(ask.late), meanwhile)
     made = provenance() | {"minutes": minutes, "seconds": seconds, "repeats": repeats}
     rows = [{"what": one.what, "bound": one.bound, "found": one.found, "verdict": _word(one)} for one in found.verdicts]
-    whole = {
-        "engine": found.engine,
-        "verdict": found.word,
-        "sentinel_s": sentinel_s,
-        "stalled": ask.stalled,
-        "meanwhile": meanwhile,
-        "rows": rows,
-        "made": made,
-    }
+    whole = {"engine": found.engine, "verdict": found.word, "sentinel_s": sentinel_s, "late": ask.late}
+    whole |= {"meanwhile": meanwhile, "rows": rows, "made": made}
     write_text(out / "judgement.json", json.dumps(whole, indent=1) + "\n")
     write_text(out / "judgement.md", "\n".join(found.lines()) + "\n")
     return found

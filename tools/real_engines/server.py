@@ -8,7 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -45,18 +45,24 @@ def running(
     """
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=os.environ | environment,
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=os.environ | environment,
             start_new_session=True,  # a group of its own, which ends as one
-        )
-        try:
-            _await_health(process, port, log, start_s)
-            yield Server(port, process.pid, log)
-        finally:
-            _end(process)
+        )  # fmt: skip
+    deadline_s = time.monotonic() + start_s
+    try:
+        while not _healthy(port):
+            if (code := process.poll()) is not None:
+                raise CalibrationError(f"{log}: the server ended by itself, exit code {code}: {_last_words(log)}")
+            if time.monotonic() > deadline_s:
+                why = f"the server did not answer within {start_s:g} s: {_last_words(log)}"
+                raise CalibrationError(f"{log}: {why}. Try again when the machine is quieter.")
+            time.sleep(_POLL_S)
+        yield Server(port, process.pid, log)
+    finally:
+        for number in (signal.SIGTERM, signal.SIGKILL):  # by force what is left of the group
+            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, number)
+                process.wait(_END_S)
 
 
 def free_port() -> int:
@@ -64,19 +70,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
-
-
-def _await_health(process: subprocess.Popen[bytes], port: int, log: Path, start_s: float) -> None:
-    deadline_s = time.monotonic() + start_s
-    while not _healthy(port):
-        if (code := process.poll()) is not None:
-            raise CalibrationError(f"{log}: the server ended by itself, exit code {code}: {_last_words(log)}")
-        if time.monotonic() > deadline_s:
-            raise CalibrationError(
-                f"{log}: the server did not answer within {start_s:g} s: {_last_words(log)}. Try again when the"
-                " machine is quieter."
-            )
-        time.sleep(_POLL_S)
 
 
 def _healthy(port: int) -> bool:
@@ -93,17 +86,3 @@ def _healthy(port: int) -> bool:
 def _last_words(log: Path) -> str:
     lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     return cut(" / ".join(lines[-_LAST_LINES:]), 300) or "it printed nothing"
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the group of a process that leads one: by request, and after _END_S by force."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:
-            break
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            continue
-    process.wait()

@@ -9,6 +9,7 @@ from typing import Any
 
 from batchsim.base.errors import PolicyError, SchedulerStalled
 from batchsim.base.units import NS_PER_S
+from batchsim.check.conform.kv_transfers import SETS
 from batchsim.check.conform.observer import State, Step
 from batchsim.check.conform.recording import ARRIVAL, EXACT, FREE, Facts, Recording
 from batchsim.check.conform.replay import Replay
@@ -63,46 +64,88 @@ class StepComparison:
 
 def compare(path: Path, recording: Recording) -> StepComparison:
     """Replays `recording` and returns its verdict. BadRecording if the policy cannot be run with the recorded knobs."""
-    replay = Replay(recording)
-    recorded, count, last = recording.steps, 0, None
-    places = {arrival.request.id: i for i, arrival in enumerate(recording.arrivals)}
-
-    def unequal(
-        what: str, around: tuple[str, ...] = (), differences: tuple[FactDifference, ...] = ()
-    ) -> StepComparison:
-        lines = (*around, recording.note) if recording.note else around
-        return StepComparison(path, recording.policy, count, what, differences, lines, read_when=recording.read_when)
-
-    steps = replay.steps()
+    comparing = Comparing(path, recording, Replay(recording))
+    steps = comparing.replay.steps()
     while True:
         try:
             step = next(steps, None)
         except (SchedulerStalled, PolicyError) as error:
-            return unequal(f"step {count + 1} ({recording.steps_name}[{count}]) cannot be made: {error}")
+            return comparing.stopped(error)
         if step is None:
             break
-        count += 1
-        if count > len(recorded):
+        verdict = comparing.step(step)
+        if verdict is not None:
+            return verdict
+    return comparing.end() or comparing.totals() or comparing.equal()
+
+
+@dataclass
+class Comparing:
+    """The comparison, step by step, of one engine's `replay` with its `recording`. `name` is the engine's, where a file
+    has several. Each method returns the verdict if it is found there, else None."""
+
+    path: Path
+    recording: Recording
+    replay: Replay
+    name: str = ""
+    count: int = 0
+    _last: Step | None = None
+
+    def __post_init__(self) -> None:
+        self._places = {arrival.request.id: i for i, arrival in enumerate(self.recording.arrivals)}
+
+    def unequal(
+        self, what: str, around: tuple[str, ...] = (), differences: tuple[FactDifference, ...] = ()
+    ) -> StepComparison:
+        recording = self.recording
+        lines = (*around, recording.note) if recording.note else around
+        what = f"{self.name}: {what}" if self.name else what
+        read_when = recording.read_when
+        return StepComparison(self.path, recording.policy, self.count, what, differences, lines, read_when=read_when)
+
+    def stopped(self, error: Exception) -> StepComparison:
+        """The verdict where no further step can be made."""
+        at = f"{self.recording.steps_name}[{self.count}]"
+        return self.unequal(f"step {self.count + 1} ({at}) cannot be made: {error}")
+
+    def step(self, step: Step) -> StepComparison | None:
+        """Compares the next step."""
+        recording, replay = self.recording, self.replay
+        self.count = count = self.count + 1
+        if count > len(recording.steps):
             what = f"step {count} is made where the recording has ended after {count - 1}"
             here = f"step {count} here: {_summary(step)}"
-            return unequal(what, (here, *_around(step.before, replay, last, count - 1)))
-        facts = _by_arrival(step.facts, places) if recording.order == ARRIVAL else step.facts
-        differences = (*_unequal(recorded[count - 1], facts, recording), *_of_requests(step, recording))
+            return self.unequal(what, (here, *_around(step.before, replay, self._last, count - 1)))
+        facts = _by_arrival(step.facts, self._places) if recording.order == ARRIVAL else step.facts
+        differences = (*unequal_facts(recording.steps[count - 1], facts, recording), *unequal_requests(step, recording))
         if differences:
             names = ", ".join(difference.name for difference in differences)
             at = f"({recording.steps_name}[{count - 1}], {step.facts['called_ns'] / NS_PER_S:.6f} s)"
-            return unequal(
-                f"step {count} differs in {names} {at}", _around(step.before, replay, last, count - 1), differences
-            )
-        last = step
-    if count < len(recorded):
-        what = f"ends after {count} steps, the recording has {len(recorded)}"
-        return unequal(what, _around(None, replay, last, count))
-    differences = tuple(_unequal(recording.totals, replay.observer.run_facts(), recording))
-    if differences:
+            around = _around(step.before, replay, self._last, count - 1)
+            return self.unequal(f"step {count} differs in {names} {at}", around, differences)
+        self._last = step
+        return None
+
+    def end(self) -> StepComparison | None:
+        """Compares the number of steps, once the replay is over."""
+        if self.count == len(self.recording.steps):
+            return None
+        what = f"ends after {self.count} steps, the recording has {len(self.recording.steps)}"
+        return self.unequal(what, _around(None, self.replay, self._last, self.count))
+
+    def totals(self) -> StepComparison | None:
+        """Compares the totals, once all steps are equal."""
+        differences = tuple(unequal_facts(self.recording.totals, self.replay.observer.run_facts(), self.recording))
+        if not differences:
+            return None
         names = ", ".join(difference.name for difference in differences)
-        return unequal(f"all {count} steps are equal, the totals differ in {names}", (), differences)
-    return StepComparison(path, recording.policy, count, tolerance_ns=recording.tolerance_ns, order=recording.order)
+        return self.unequal(f"all {self.count} steps are equal, the totals differ in {names}", (), differences)
+
+    def equal(self) -> StepComparison:
+        recording = self.recording
+        return StepComparison(
+            self.path, recording.policy, self.count, tolerance_ns=recording.tolerance_ns, order=recording.order
+        )
 
 
 def _by_arrival(facts: dict[str, Any], places: dict[int, int]) -> dict[str, Any]:
@@ -115,38 +158,41 @@ def _by_arrival(facts: dict[str, Any], places: dict[int, int]) -> dict[str, Any]
     }
 
 
-def _of_requests(step: Step, recording: Recording) -> Iterator[FactDifference]:
+def unequal_requests(step: Step, recording: Recording) -> Iterator[FactDifference]:
     """Differences in the requests' facts that are final with this step, such as the time of the first token."""
     for i, ours in step.requests:
-        for one in _unequal(recording.requests.get(i, {}), ours, recording):
+        for one in unequal_facts(recording.requests.get(i, {}), ours, recording):
             yield FactDifference(f"{one.name} of request {i}", one.here, one.recorded)
 
 
-def _unequal(recorded: Facts, ours: dict[str, Any], recording: Recording) -> Iterator[FactDifference]:
+def unequal_facts(recorded: Facts, ours: dict[str, Any], recording: Recording) -> Iterator[FactDifference]:
     """The recorded facts that differ from the replay's `ours`; a fact that `ours` lacks is not compared."""
     for name, (fact, value) in recorded.items():
         if fact not in ours:
             continue
         here = ours[fact]
-        if recording.order == FREE and fact in IN_BATCH_ORDER:
+        if fact in SETS or (recording.order == FREE and fact in IN_BATCH_ORDER):
             here, value = sorted(here), sorted(value)
         if not _same(fact, here, value, recording.tolerance_ns):
-            yield FactDifference(name, _shown(fact, here), _shown(fact, value))
+            yield FactDifference(name, shown_fact(fact, here), shown_fact(fact, value))
 
 
 def _same(fact: str, ours: Any, recorded: Any, tolerance_ns: int) -> bool:
-    if not fact.endswith("_ns"):
+    if not fact.endswith("_ns") or ours is None or recorded is None:
         return ours == recorded
     if not isinstance(ours, list):
         ours, recorded = [ours], [recorded]
+    if None in (*ours, *recorded):
+        return ours == recorded
     return len(ours) == len(recorded) and all(abs(a - b) <= tolerance_ns for a, b in zip(ours, recorded, strict=True))
 
 
-def _shown(fact: str, value: Any) -> str:
-    if not fact.endswith("_ns"):
+def shown_fact(fact: str, value: Any) -> str:
+    """A value in words; seconds where the name of the `fact` ends in _ns."""
+    if not fact.endswith("_ns") or value is None:
         return str(value)
     if isinstance(value, list):
-        return ", ".join(_shown(fact, one) for one in value) or "none"
+        return ", ".join(shown_fact(fact, one) for one in value) or "none"
     return f"{value / NS_PER_S:.9f}".rstrip("0") + " s"
 
 

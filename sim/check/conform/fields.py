@@ -71,6 +71,10 @@ def columns(what: str, *kinds: Kind) -> Kind:
     return Kind(what, fits)
 
 
+def _are_counts(value: Any) -> bool:
+    return isinstance(value, list) and all(COUNT.fits(one) for one in value)
+
+
 ANY = Kind("anything", lambda value: True)
 LIST = Kind("a list", lambda value: isinstance(value, list))
 OBJECT = Kind("an object", lambda value: isinstance(value, dict))
@@ -89,6 +93,14 @@ MODEL_LEN = whole(1, 10**7)
 IDS = ListOf(COUNT)
 PAIRS = ListOf(columns(f"[id, tokens], each {COUNT.what}", COUNT, COUNT))
 SPEC = ListOf(columns("[id, drafts, accepted, tokens], all whole numbers from 0", COUNT, COUNT, COUNT, COUNT))
+ITEMS = ListOf(columns("[identifier, first token, length], a text and whole numbers", TEXT, COUNT, TOKENS))
+ENCODE = ListOf(
+    Kind(
+        "[id, [place of an item...]], whole numbers from 0",
+        lambda row: isinstance(row, list) and len(row) == 2 and COUNT.fits(row[0]) and _are_counts(row[1]),
+    )
+)
+NAMES = ListOf(TEXT)
 SEGMENTS = ListOf(columns(f"[stream, start, len], a text and whole numbers, len {TOKENS.what}", TEXT, COUNT, TOKENS))
 
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import struct
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from batchsim.base.units import MAX_TIME_NS
+from batchsim.check.conform.observed_transfers import ObservedTransfers
+from batchsim.check.conform.offload import ObservedOffload
 from batchsim.check.conform.recorded_drafts import RecordedDrafts, verified
 from batchsim.kernel.batch import Batch, Idle
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.record import BLOCKED, PREEMPTED, STEP_DTYPE, Recorder
-from batchsim.kernel.types import Sequence
+from batchsim.kernel.types import MISSING, Sequence
+from batchsim.policies.systems.vllm.encoder_cache import EncoderCache
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,8 @@ class Step:
 
 @dataclass
 class _Life:
-    """Counts of one request; `first_hit`, `hits`: tokens found in a prefix cache, at the first and all admissions."""
+    """Counts of one request; `first_hit`, `hits`: tokens found in a prefix cache, at the first and all admissions.
+    `taken_ns`: when the engine took it in."""
 
     first_hit: int = 0
     hits: int = 0
@@ -57,6 +63,7 @@ class _Life:
     preemptions: int = 0
     wasted: int = 0
     outputs: int = 0
+    taken_ns: int = MAX_TIME_NS
     has_token: bool = False
     has_ended: bool = False
 
@@ -83,6 +90,9 @@ class Totals:
     naps: int = 0
     drafts: int = 0
     drafts_accepted: int = 0
+    most_adapters: int = 0
+    encoded: int = 0
+    evicted: int = 0
     end_ns: int = 0
 
 
@@ -108,6 +118,12 @@ class Observer:
         self.in_flight: deque[Step] = deque()
         self.done: deque[Step] = deque()
         self.drafts: RecordedDrafts | None = None
+        self.has_adapters = False  # whether the recording tells the LoRA adapters of the running requests
+        self.item_names: Mapping[int, str] = {}
+        encoder = getattr(core.scheduler, "encoder", None)
+        self._encoder = encoder if isinstance(encoder, EncoderCache) else None
+        self.transfers = ObservedTransfers.of(core)
+        self.offload = ObservedOffload.of(core)
         self.has_ended = False  # whether any request has with the last step
         self.skips = False  # whether the drafter rests where no request can use its drafts
         self._before = State([], [], 0)
@@ -134,6 +150,9 @@ class Observer:
         batch, rows, hits = None, list[tuple[Sequence, int]](), dict[Sequence, int]()
         if isinstance(work, Batch):
             batch, rows, hits = work, list(work.items()), dict(work.cached)
+        if self.transfers is not None:
+            hits = dict(self.transfers.connector.hits)
+        if isinstance(work, Batch):
             for seq in work.preempted:
                 self._preempt(seq, now_ns)
         facts = {
@@ -157,8 +176,27 @@ class Observer:
                 "drafts": self.drafts.given_back([seq.request.id for seq, _ in rows]),
                 "skip_drafts": self.skips and all(self._uses_no_draft(seq, n) for seq, n in rows),
             }
+        if self._encoder is not None:
+            facts |= self._encoded(self._encoder, batch)
+        if self.transfers is not None:
+            facts |= self.transfers.asked()
+            self._pulled(hits)
+            for seq in self.core.journal.lives:
+                self._life(seq).taken_ns = min(self._life(seq).taken_ns, now_ns)
+        if self.offload is not None:
+            facts |= self.offload.asked()
         self.totals.empty_calls += not rows
-        self._call = Step(facts, self._admit(rows, hits, now_ns), self._before, batch, rows)
+        admitted = self._admit(rows, hits, now_ns)
+        if self.has_adapters:
+            adapters = {seq.request.adapter for seq in self._inside} - {MISSING}
+            facts["adapters"] = sorted(adapters)
+            self.totals.most_adapters = max(self.totals.most_adapters, len(adapters))
+        self._call = Step(facts, admitted, self._before, batch, rows)
+
+    def also(self, facts: dict[str, Any]) -> None:
+        """Adds `facts` of the scheduler's latest call."""
+        assert self._call is not None
+        self._call.facts |= facts
 
     def scheduled(self, now_ns: int) -> None:
         """The host is through with the latest call of the scheduler and with preparing its step, which comes later."""
@@ -172,6 +210,8 @@ class Observer:
         self._preempted = []
         start_ns = now_ns if end_ns is None else _last_start_ns(self.core.recorder)
         end_ns = now_ns if end_ns is None else end_ns
+        if self.offload is not None:
+            step.facts |= self.offload.launched(now_ns)
         step.facts.setdefault("scheduled_ns", now_ns)
         step.facts |= {"index": totals.steps, "start_ns": start_ns, "end_ns": end_ns}
         totals.steps += 1
@@ -202,6 +242,14 @@ class Observer:
             "num_waiting": scheduler.num_waiting,
             "num_running": scheduler.num_running,
         }
+        if self._encoder is not None:
+            step.facts["encoder_free_processed"] = self._encoder.num_free
+            step.facts["encoder_freeable_processed"] = self._encoder.num_freeable
+        if self.transfers is not None:
+            step.facts |= self.transfers.processed()
+            step.requests += self._failed(set(step.facts["errors"]), now_ns)
+        if self.offload is not None:
+            step.facts |= self.offload.processed()
         for seq, n in in_vain:
             self._life(seq).wasted += n
         totals.stale += len(late)
@@ -213,6 +261,19 @@ class Observer:
         step.requests += self._ended(step, set(finished), now_ns)
         self._inside = {seq: None for seq in self._inside if seq in self.core.journal.lives}
         self.done.append(step)
+
+    def _encoded(self, encoder: EncoderCache, batch: Batch | None) -> dict[str, Any]:
+        """The facts of the encoder and its cache once a step is scheduled, by the recording's names of items."""
+        encoded = [] if batch is None else [[seq.request.id, list(items)] for seq, items in batch.encoded]
+        freed = sorted(self.item_names[identifier] for identifier in encoder.freed)
+        self.totals.encoded += sum(len(items) for _, items in encoded)
+        self.totals.evicted += len(freed)
+        return {
+            "encode": encoded,
+            "encoder_freed": freed,
+            "encoder_free_sched": encoder.num_free,
+            "encoder_freeable_sched": encoder.num_freeable,
+        }
 
     def _uses_no_draft(self, seq: Sequence, n: int) -> bool:
         """Whether `seq`, of which `n` tokens are scheduled, has a prompt that goes on, or its last token next."""
@@ -255,6 +316,8 @@ class Observer:
                 continue
             self._inside[seq] = None
             life, hit = self._life(seq), hits.get(seq, 0)
+            if self.transfers is not None and self.transfers.takes_in(seq):
+                continue  # was admitted as its pull began
             life.admissions += 1
             life.hits += hit
             self.totals.cached_tokens += hit
@@ -262,6 +325,17 @@ class Observer:
                 life.first_hit = hit
                 settled.append((seq.request.id, {"arrival_ns": seq.request.arrival_ns, "scheduled_ns": now_ns}))
         return settled
+
+    def _pulled(self, hits: dict[Sequence, int]) -> None:
+        """Counts the admissions of a call whose KV is pulled."""
+        assert self.transfers is not None
+        for seq, _, _ in self.transfers.connector.pulling:
+            life, hit = self._life(seq), hits.get(seq, 0)
+            life.admissions += 1
+            if life.admissions == 1:
+                life.first_hit = hit
+            life.hits += hit
+            self.totals.cached_tokens += hit
 
     def _first_tokens(self, step: Step, now_ns: int) -> RequestFacts:
         settled: RequestFacts = []
@@ -281,9 +355,22 @@ class Observer:
                 life.has_ended = True
                 ours = {"finish_ns": now_ns, "num_preemptions": life.preemptions, "admissions": life.admissions}
                 ours |= {"cached_tokens": life.first_hit, "cached_tokens_all": life.hits}
+                ours |= {} if life.has_token else {"first_token_ns": None}
+                ours |= {} if self.transfers is None else {"taken_ns": life.taken_ns, "error": False}
                 settled.append((i, ours | {"output_tokens": seq.num_output_tokens - seq.num_wasted_tokens}))
             if life.has_ended and not any(row is seq for later in self.in_flight for row, _ in later.rows):
                 settled.append((i, {"wasted_tokens": life.wasted}))
+        return settled
+
+    def _failed(self, errors: set[int], now_ns: int) -> RequestFacts:
+        """Facts of the requests that a failed pull has ended."""
+        settled: RequestFacts = []
+        for i in errors:
+            life = self._lives[i]
+            life.has_ended = True
+            ours = {"finish_ns": now_ns, "first_token_ns": None, "error": True, "taken_ns": life.taken_ns}
+            ours |= {"num_preemptions": life.preemptions, "admissions": life.admissions, "wasted_tokens": 0}
+            settled.append((i, ours | {"cached_tokens": life.first_hit, "cached_tokens_all": life.hits}))
         return settled
 
     def _life(self, seq: Sequence) -> _Life:
@@ -314,15 +401,20 @@ class Observer:
                 by in order and order.index(victim) < order.index(by) for victim, by, order in victims
             ),
             "victim_in_flight": totals.victims_in_flight,
-            "wasted_tokens": int(records.lanes["wasted_tokens"].sum()),
+            "wasted_tokens": sum(life.wasted for life in self._lives.values()),
             "stale_outputs": totals.stale,
             "ignored": totals.ignored,
             "sleeps": totals.naps,
             "drafts_scheduled": totals.drafts,
             "drafts_accepted": totals.drafts_accepted,
+            "most_adapters": totals.most_adapters,
+            "encoded": totals.encoded,
+            "evicted": totals.evicted,
             "makespan_ns": totals.end_ns,
             "all_finished": totals.finished == totals.requests,
         }
+        if self.offload is not None:
+            facts |= self.offload.totals
         if not facts["victim_already_scheduled"]:  # phantom hits come from chunks of such victims alone
             facts["phantom_hits"] = 0
         if totals.mid_prefill == totals.mid_recompute:  # else the recording does not say which of the two it counts

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any
 
@@ -19,6 +19,9 @@ from batchsim.base.units import NS_PER_S
 from batchsim.check.conform.fields import BadRecording, Kind, ListOf, check_row
 from batchsim.check.conform.times import StepLaw
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
+from batchsim.kernel.kv_transfer import NewLink
+from batchsim.kernel.offload import NewOffload
+from batchsim.kernel.protocols import ItemsContext
 from batchsim.kernel.types import Arrival
 from batchsim.policies.evidence import FOLLOWED
 from batchsim.policies.registry import POLICIES
@@ -39,8 +42,10 @@ class Recording:
     """A recorded schedule. `policy` is the name of batchsim's policy that follows the recorded scheduler, `config` its
     config; `durations_ns` has an entry for each step that ran; `law` is the stated formula of step time, None without
     one. `loop` is the recorded engine's, `host_ns` what its host takes to launch a step and to process its results.
-    `flushes`: after an end the scheduler is asked once more even if nothing is left to run, which takes a step's time.
-    `drafts`: the recorded steps, which say what drafts were worth; None: the engine verified none.
+    `flushes`: after an end the scheduler is asked once more even if nothing is left to run, in an empty step of `law`.
+    `drafts`: the recorded steps, which say what drafts were worth; None: the engine verified none. `items`: of images,
+    audios and videos, None where the engine has no encoder; `item_names`: their recorded identifiers. `new_link` makes
+    what passes KV between the engine and others, `new_offload` what offloads it to the host; None: nothing does.
 
     `requests` holds recorded facts of single requests by id, `totals` those of the whole run. `order` is that of the
     rows within a batch. `note` is a remark for the reader, `read_when` says of facts that change when they are read.
@@ -65,7 +70,15 @@ class Recording:
     steps_name: str = "steps"
     note: str = ""
     drafts: list[dict[str, Any]] | None = None
+    items: ItemsContext | None = None
+    item_names: Mapping[int, str] = field(default_factory=dict[int, str])
     read_when: Mapping[str, str] = field(default_factory=dict[str, str])
+    new_link: NewLink | None = None
+    new_offload: NewOffload | None = None
+
+    def without_steps(self) -> Recording:
+        """The same of an engine that had nothing to do."""
+        return replace(self, steps=[], durations_ns=[])
 
 
 @cache
@@ -82,7 +95,7 @@ def policy_config(policy: str, knobs: dict[str, Any], where: str) -> Any:
     """
     config = POLICIES[policy][0]
     names = {f.name for f in fields(config)}
-    stated = {f.name for f in fields(config) if f.default is not None} - ABSENT.keys()
+    stated = {f.name for f in fields(config) if f.default is not None} - ABSENT.keys() - LATER
     strange, missing = sorted(knobs.keys() - names), sorted(stated - knobs.keys())
     if strange:
         raise BadRecording(f"{policy} has no knob {strange[0]}. Name another policy with --policy.")
@@ -100,10 +113,11 @@ def policy_config(policy: str, knobs: dict[str, Any], where: str) -> Any:
 ABSENT: dict[str, Any] = {
     "kv_cache_groups": 1,
     "attention": "full",
-    "prefill_schedule_interval": 1,
     "model_runner": "v2",
 }
 """Features of an engine that no policy simulates, each with the value that means it is off, stated or not."""
+LATER = {"prefill_schedule_interval"}
+"""Knobs that recordings may leave out, each at its default then: those older than the knob's simulation do."""
 
 
 def version_note(policy: str, engine: str, version: str | None) -> str:
@@ -120,7 +134,11 @@ def facts(row: Any, where: str, names: Names) -> Facts:
     Where the replay's name ends in `_ns`, the recorded value is in seconds.
     """
     check_row(row, where, {name: kind for name, (_, kind) in names.items()})
-    return {name: (ours, to_ns(row[name]) if ours.endswith("_ns") else row[name]) for name, (ours, _) in names.items()}
+    return {name: (ours, _fact(ours, row[name])) for name, (ours, _) in names.items()}
+
+
+def _fact(ours: str, value: Any) -> Any:
+    return to_ns(value) if ours.endswith("_ns") and value is not None else value
 
 
 def to_ns(seconds: float) -> int:

@@ -15,15 +15,19 @@ from batchsim.drive.source import Traffic, VirtualClock
 from batchsim.kernel.batch import IDLE, Batch, Idle
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import EngineEvent, Finished, Rejected
-from batchsim.kernel.protocols import PolicyContext
+from batchsim.kernel.kv_blocks import TableKV
+from batchsim.kernel.kv_transfer import KvConnector
+from batchsim.kernel.protocols import CostModel, PolicyContext
 from batchsim.kernel.record import Recorder
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Arrival, Request
-from batchsim.kv.choice import new_kv
+from batchsim.kv.choice import TailFirstKV, new_kv
 from batchsim.policies.registry import POLICIES
+from batchsim.policies.systems.vllm.vllm_connector import VllmConnector
+from batchsim.policies.systems.vllm.vllm_offload import VllmOffload
 
 
-class _WatchedCore(EngineCore):
+class WatchedCore(EngineCore):
     """An engine core that reports calls and answers of its scheduler to its `observer`.
 
     `completed`: whether a step was completed since this was last set to False.
@@ -43,7 +47,7 @@ class _WatchedCore(EngineCore):
         return super().complete(now_ns)
 
 
-class _Arrivals:
+class RecordedArrivals:
     """The recorded requests as a workload."""
 
     def __init__(self, arrivals: list[Arrival]) -> None:
@@ -66,7 +70,7 @@ class Replay:
     _finished: list[int] = field(default_factory=list[int])  # ids of the requests that ended since last asked for
 
     def __post_init__(self) -> None:
-        self._core, self._executor = _engine(self.recording)
+        self._core, self._executor = new_engine(self.recording)
         self.observer = self._core.observer = Observer(self._core, len(self.recording.arrivals))
         if self.recording.drafts is not None:
             drafter = self.recording.config.speculative_config
@@ -74,8 +78,10 @@ class Replay:
             drafts = RecordedDrafts(self.recording.drafts, most, lambda: self.observer.totals.steps)
             self._executor.luck = self.observer.drafts = drafts
             self.observer.skips = drafter.lookahead > 0
+        self.observer.has_adapters = getattr(self.recording.config, "max_loras", None) is not None
+        self.observer.item_names = self.recording.item_names
         self._clock = VirtualClock()
-        self._traffic = Traffic(_Arrivals(self.recording.arrivals))
+        self._traffic = Traffic(RecordedArrivals(self.recording.arrivals))
 
     def steps(self) -> Iterator[Step]:
         """Runs the replay, giving each step once it is processed.
@@ -137,12 +143,13 @@ class Replay:
     def _flush(self) -> bool:
         """Runs the empty step of the scheduler's last call, if there was one after the last requests ended; returns
         whether there was."""
-        law, clock, observer = self.recording.law, self._clock, self.observer
-        if not (self.recording.flushes and observer.has_ended) or law is None:
+        recording, clock, observer = self.recording, self._clock, self.observer
+        if not (recording.flushes and observer.has_ended):
             return False
         observer.scheduled(clock.now_ns())
         observer.launched(clock.now_ns(), None)
-        clock.sleep_until(clock.now_ns() + law.step_ns(0))
+        assert recording.law is not None  # such a recording states it
+        clock.sleep_until(clock.now_ns() + recording.law.step_ns(0))
         self._processed()
         return True
 
@@ -163,7 +170,11 @@ class Replay:
         """Notes which requests were rejected or finished; no client answers."""
         for event in events:
             if isinstance(event, Rejected):
-                self.rejected.append(event.request.id)
+                transfers = self.observer.transfers
+                if transfers is not None and transfers.has_failed(event.request.id):
+                    transfers.errors.append(event.request.id)
+                else:
+                    self.rejected.append(event.request.id)
             elif isinstance(event, Finished):
                 self._finished.append(event.request.id)
 
@@ -172,18 +183,28 @@ class Replay:
         return "; ".join(self._core.recorder.details.values())
 
 
-def _engine(recording: Recording) -> tuple[_WatchedCore, SimExecutor]:
-    """An engine with the recorded policy, knobs and KV blocks. BadRecording where the policy refuses its memory."""
+def new_engine(recording: Recording, cost: CostModel | None = None) -> tuple[WatchedCore, SimExecutor]:
+    """An engine with the recorded policy, knobs and KV blocks, whose steps take their recorded times, or those of
+    `cost`. BadRecording where the policy refuses its memory."""
     loop = recording.loop
     try:
-        kv = new_kv(recording.config, recording.num_blocks, recording.block_size, ids=False)
-        context = PolicyContext(kv, recording.max_model_len, loop=loop)
-        scheduler = POLICIES[recording.policy][1](recording.config, context)
+        offloads = recording.new_offload is not None
+        kv = new_kv(recording.config, recording.num_blocks, recording.block_size, ids=offloads)
+        if isinstance(kv, TableKV) and offloads:
+            kv = TailFirstKV(recording.num_blocks, recording.block_size)
+        connector = None if recording.new_link is None else KvConnector(recording.new_link())
+        if recording.new_offload is not None:
+            connector = recording.new_offload()
+        context = PolicyContext(kv, recording.max_model_len, loop=loop, items=recording.items, connector=connector)
+        new_policy = POLICIES[recording.policy][1]
+        if connector is not None:
+            new_policy = VllmOffload if offloads else VllmConnector
+        scheduler = new_policy(recording.config, context)
     except ScenarioError as error:
         raise BadRecording(str(error)) from None
     except ValueError as error:
         raise BadRecording(f"{error}.") from None
     times = RecordedTimes(recording.law, recording.durations_ns, recording.host_ns)
-    executor = SimExecutor(times, recording.max_model_len, loop)
-    core = _WatchedCore(scheduler, executor, Recorder(), max_model_len=recording.max_model_len, loop=loop)
+    executor = SimExecutor(cost or times, recording.max_model_len, loop)
+    core = WatchedCore(scheduler, executor, Recorder(), max_model_len=recording.max_model_len, loop=loop)
     return core, executor

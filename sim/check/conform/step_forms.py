@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from batchsim.check.conform.fields import COUNT, FLAG, IDS, PAIRS, SECONDS, SPEC, Fields, Kind, ListOf, whole
+from batchsim.check.conform.fields import (
+    COUNT,
+    ENCODE,
+    FLAG,
+    IDS,
+    NAMES,
+    PAIRS,
+    SECONDS,
+    SPEC,
+    Fields,
+    Kind,
+    ListOf,
+    whole,
+)
 from batchsim.check.conform.recording import Names
 
 _CALLED: Names = {"t_start": ("called_ns", SECONDS)}
@@ -76,6 +89,7 @@ class StepForm:
     read_when: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
+_OF_HOST: Fields = {"host_schedule": SECONDS, "host_update": SECONDS, "idle_sleep": SECONDS}
 _WHEN_SCHEDULED = {"free_blocks_sched": "once the step is scheduled"}
 _SYNC = StepForm(
     step={**_CALLED, **_SCHEDULED, "t_end": ("processed_ns", SECONDS), **_PROCESSED},
@@ -83,6 +97,12 @@ _SYNC = StepForm(
     start="t_start",
     first="t_start",
     read_when=_WHEN_SCHEDULED | {"free_blocks_after": "when the scheduler is next asked, after the step's end"},
+)
+_SYNC_TIMED = replace(
+    _SYNC,
+    step={**_CALLED, **_SCHEDULED, **_RAN, **_PROCESSED},
+    start="t_gpu_start",
+    meta=_OF_HOST,
 )
 _BATCH_QUEUE = StepForm(
     step={
@@ -101,9 +121,11 @@ _BATCH_QUEUE = StepForm(
     start="t_gpu_start",
     first="t_start",
     if_any={"cached": [], "wasted": [], "stale": [], "wasted_tokens": 0},
-    meta={"host_schedule": SECONDS, "host_update": SECONDS, "idle_sleep": SECONDS},
+    meta=_OF_HOST,
     read_when=_WHEN_SCHEDULED | {"free_blocks_after": "once its results are processed"},
 )
+OF_QUEUE = ("in_flight", "num_waiting_sched", "num_running_sched")
+"""Facts of a step under the batch queue that a recording may lack where the engine waits for each step."""
 _OVERLAP = StepForm(
     step={
         "scheduled": ("scheduled", PAIRS),
@@ -145,5 +167,57 @@ def with_drafts(plain: StepForm) -> StepForm:
     return replace(plain, step={**_DRAFTS, **given, **plain.step}, totals={**plain.totals, **sums}, if_any=if_any)
 
 
+def in_lockstep(row: Collection[str]) -> StepForm:
+    """The form of one of several ranks that step together, whose host's times are recorded, by the names of the facts
+    of a step `row`: queues of the moment of scheduling are compared where they were recorded."""
+    alone = replace(
+        _BATCH_QUEUE,
+        step={name: fact for name, fact in _BATCH_QUEUE.step.items() if name in row or name not in OF_QUEUE},
+    )
+    of_rank: Names = {
+        "pass": ("pass", COUNT.or_null),
+        "step_counter": ("step_counter", COUNT),
+        "wave": ("wave", COUNT),
+        "throttled": ("throttled", FLAG),
+    }
+    if_any = {**alone.if_any, "pass": None, "throttled": False}
+    request = {**alone.request, "taken": ("taken_ns", SECONDS)}
+    return replace(alone, step={**of_rank, **alone.step}, request=request, if_any=if_any)
+
+
+def with_adapters(plain: StepForm) -> StepForm:
+    """The form of engines that serve LoRA adapters, `plain` without."""
+    step: Names = {**plain.step, "loras": ("adapters", IDS)}
+    totals: Names = {**plain.totals, "max_active": ("most_adapters", COUNT)}
+    return replace(plain, step=step, totals=totals, if_any={**plain.if_any, "loras": []})
+
+
+def with_items(plain: StepForm) -> StepForm:
+    """The form of engines that encode images, audios or videos, `plain` without."""
+    step: Names = {
+        "encode": ("encode", ENCODE),
+        "enc_freed": ("encoder_freed", NAMES),
+        "enc_free": ("encoder_free_sched", COUNT),
+        "enc_freeable": ("encoder_freeable_sched", COUNT),
+        "enc_free_after": ("encoder_free_processed", COUNT),
+        "enc_freeable_after": ("encoder_freeable_processed", COUNT),
+    }
+    totals: Names = {**plain.totals, "encoded": ("encoded", COUNT), "evicted": ("evicted", COUNT)}
+    if_any = {**plain.if_any, "encode": [], "enc_freed": []}
+    return replace(plain, step={**plain.step, **step}, totals=totals, if_any=if_any)
+
+
+def of_pooling(plain: StepForm) -> StepForm:
+    """The form of pooling models, whose requests get no token, `plain` with tokens."""
+    return replace(plain, request={**plain.request, "first_token_time": ("first_token_ns", SECONDS.or_null)})
+
+
 FORMS = {"sync": _SYNC, "batch_queue": _BATCH_QUEUE, "overlap": _OVERLAP}
 """By the kind of `batchsim.kernel.engine_loop.EngineLoop`."""
+
+
+def form_of(kind: str, steps: Sequence[Any]) -> StepForm:
+    """The form of `steps` under a loop of this kind: of a synchronous one, times of the device may be stated too."""
+    if kind == "sync" and steps and isinstance(steps[0], dict) and "t_processed" in steps[0]:
+        return _SYNC_TIMED
+    return FORMS[kind]

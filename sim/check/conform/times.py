@@ -23,9 +23,11 @@ SAID = {
     "also for steps with no scheduled token",
     "t_scheduled = t_start + host_schedule",
     "t_gpu_start = max(t_scheduled, previous t_end)",
+    "t_gpu_start = max(t_scheduled (t_launch if given), previous t_end)",
     "t_gpu_start = start of stage 0, t_end = end of the last",
     "t_processed = max(host clock, t_end) + host_update",
     "a step with no token takes no GPU time: t_gpu_start = t_end = t_scheduled",
+    "a step with no token takes no GPU time",
 }
 """Clauses of `meta.step_time` that say what every replay does."""
 
@@ -88,6 +90,14 @@ class RecordedTimes:
         return next(self._durations_ns, 1) if self._law is None else self._law.step_ns(_tokens(batch))
 
     device_ns = step_ns
+
+    @property
+    def encoder_time(self) -> RecordedTimes:
+        """Itself: what encoding took is in the recorded steps."""
+        return self
+
+    def item_ns(self, tokens: int) -> int:
+        return 0
 
     def stages_ns(self, batch: Batch) -> tuple[int, ...]:
         assert self._law is not None  # a pipeline's times are read only as a law

@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from batchsim.base.errors import cut, shown
+from batchsim.check.conform import kv_transfers, offload
 from batchsim.check.conform import recording as form
 from batchsim.check.conform.fields import (
     BLOCK_SIZE,
@@ -16,9 +17,6 @@ from batchsim.check.conform.fields import (
     LIST,
     MODEL_LEN,
     OBJECT,
-    PRIORITY,
-    SECONDS,
-    SEGMENTS,
     SHARE,
     TEXT,
     TOKENS,
@@ -26,13 +24,29 @@ from batchsim.check.conform.fields import (
     check_row,
     whole,
 )
+from batchsim.check.conform.kv_transfers import OfConnector, with_connector
+from batchsim.check.conform.recorded_requests import (
+    ITEMS_META,
+    arrivals,
+    items_context,
+    stream_number,
+)
 from batchsim.check.conform.recording import ABSENT, ARRIVAL, EXACT, FREE, Facts, Names, Recording
-from batchsim.check.conform.step_forms import FORMS, StepForm, with_drafts
+from batchsim.check.conform.step_forms import (
+    FORMS,
+    StepForm,
+    form_of,
+    in_lockstep,
+    of_pooling,
+    with_adapters,
+    with_drafts,
+    with_items,
+)
 from batchsim.check.conform.times import US, StepLaw, read_law
 from batchsim.kernel.engine_loop import EngineLoop
+from batchsim.kernel.kv_transfer import NewLink
 from batchsim.kernel.policy_config import Traits
-from batchsim.kernel.tokens import TokenIds, output_stream, prompt_stream
-from batchsim.kernel.types import Arrival, Request
+from batchsim.kernel.types import Arrival
 from batchsim.policies.evidence import FOLLOWED
 from batchsim.policies.registry import POLICIES
 
@@ -55,16 +69,9 @@ MAYBE = {
     "spec_decode": FLAG,
     "batch_queue_size": STAGES,
     "pipeline_parallel_size": STAGES,
+    "pooling": FLAG,
 }
 NOTES = {"name", "note", "vllm_commit", "seed", "date", "null_block", "request_id", "prompt_format", "loop", "fields"}
-REQUEST = {"id": COUNT, "arrival": SECONDS, "prompt_len": TOKENS, "output_len": TOKENS}
-REQUEST_MAYBE = {
-    "max_new_tokens": TOKENS,
-    "max_tokens": TOKENS,
-    "ignore_eos": FLAG,
-    "priority": PRIORITY,
-    "prompt": SEGMENTS,
-}
 SPEC_META = {
     "spec_method": TEXT,
     "num_spec_tokens": TOKENS,
@@ -75,42 +82,58 @@ SPEC_META = {
     "accept_rate": SHARE,
 }
 OF_LOOPS = {name for of_loop in FORMS.values() for name in of_loop.meta}
-NO_LOOP: dict[str, dict[str, Any]] = {
+OFF: dict[str, dict[str, Any]] = {
+    "vllm": {"disable_chunked_mm_input": False, "runner": "generate"},
     "tensorrt_llm": {"backend": "tensorrt"},
     "sglang": {"scheduler_recv_interval": 1},
 }
-"""By policy, the knobs of its engine's main loop that a recording may leave out, for what is recorded has no such loop:
-TensorRT-LLM's batch manager is its C++ runtime's, which waits for each step, and SGLang's scheduler without its
-receiver is given what has arrived at every call."""
+"""By policy, the knobs that a recording may leave out: of vLLM what is off without images and in models that
+generate; of others those of the engine's main loop, for what is recorded has no such loop: TensorRT-LLM's batch manager
+is its C++ runtime's, which waits for each step, and SGLang's scheduler without its receiver is given what has arrived
+at every call."""
 STEP_CALLS = {"EngineCore.step": 1, "EngineCore.step_with_batch_queue": 2}
 """vLLM's two main loops, each with the fewest batches that it keeps in flight."""
 
 
-def recording(data: dict[str, Any], policy: str | None) -> Recording:
-    """`data`, a file's JSON, as a Recording. BadRecording for what is missing, unknown or not simulated."""
+def recording(
+    data: dict[str, Any],
+    policy: str | None,
+    of_connector: OfConnector = with_connector,
+    *,
+    lockstep: bool = False,
+) -> Recording:
+    """`data`, a file's JSON, as a Recording. BadRecording for what is missing, unknown or not simulated.
+
+    `of_connector`: the form of an engine that passes KV to others or from them. `lockstep`: of one of several ranks
+    that step together.
+    """
     check_row(data, "the recording", PARTS, {"per_request": OBJECT})
     meta = data["meta"]
     check_row({name: meta[name] for name in (SHAPE | MAYBE) if name in meta}, "meta", SHAPE, MAYBE)
-    scheduler: str = meta["scheduler"]
     name = policy or _policy(meta)
-    recorded = FOLLOWED.get(SCHEDULERS.get(scheduler, (scheduler,))[0])
-    config = form.policy_config(name, _knobs(meta, name), "meta")
-    drafter = getattr(config, "speculative_config", None)
-    _check_drafter(meta, config, drafter)
-    blocks = meta["usable_blocks"]
-    if meta.get("num_gpu_blocks", blocks + 1) != blocks + 1:
-        all_blocks = meta["num_gpu_blocks"]
-        raise BadRecording(f"meta.usable_blocks {blocks} is not num_gpu_blocks {all_blocks} less the null block.")
+    config = _config(meta, name)
+    has_connector, has_tier = "kv_role" in meta, "tier" in meta
     loop = _loop(meta, name, config.traits)
-    fields_of = FORMS[loop.kind]
-    _check_of_loop(meta, fields_of)
-    if drafter is not None:
-        fields_of = with_drafts(fields_of)
-    if "idle_sleep" in fields_of.meta:
+    items = items_context(meta, data["requests"])
+    of_connector = offload.with_offload if has_tier else of_connector
+    fields_of = _form(data, config, loop, of_connector, lockstep=lockstep, has_items=items is not None)
+    if loop.kind == "sync" and fields_of.meta:
+        loop = replace(loop, kind=loop.piped)  # the one in which the host takes its time
+    if "idle_sleep" in fields_of.meta and loop.kind != "sync":
         loop = replace(loop, nap_ns=form.to_ns(meta["idle_sleep"]))
-    arrivals = _arrivals(data["requests"], with_tokens=bool(config.traits.prefix_cache))
-    arrivals = form.in_order(arrivals, meta["block_size"])
-    steps = [_step(row, f"steps[{i}]", fields_of) for i, row in enumerate(data["steps"])]
+    streams: dict[str, int] = {}
+    entering = arrivals(
+        data["requests"],
+        streams,
+        with_tokens=has_tier or bool(config.traits.prefix_cache),
+        with_kv=has_connector,
+        with_adapters=_has_adapters(config),
+        with_items=items,
+        pooling=bool(meta.get("pooling")),
+    )
+    entering = form.in_order(entering, meta["block_size"])
+    rows = map(offload.with_launch, data["steps"]) if has_tier else data["steps"]
+    steps = [_step(row, f"steps[{i}]", fields_of) for i, row in enumerate(rows)]
     law = _law(meta, fields_of, loop)
     flushes = loop.kind == "sync" and "batch_queue_size" in meta
     if law is None and (flushes or loop.stages > 1):
@@ -118,23 +141,87 @@ def recording(data: dict[str, Any], policy: str | None) -> Recording:
     return Recording(
         policy=name,
         config=config,
-        num_blocks=blocks,
+        num_blocks=meta["usable_blocks"],
         block_size=meta["block_size"],
         max_model_len=meta["max_model_len"],
-        arrivals=arrivals,
+        arrivals=entering,
         durations_ns=_durations_ns(steps, fields_of, law),
         steps=steps,
-        requests=_requests(data.get("per_request"), arrivals, fields_of),
+        requests=_requests(data.get("per_request"), entering, fields_of),
         totals=_totals(meta.get("totals", {}), fields_of),
         law=law,
         loop=loop,
         flushes=flushes,
         host_ns=_host_ns(meta, fields_of),
         order=_order(meta, name),
-        note=form.version_note(name, recorded.engine, _version(meta)) if recorded is not None else "",
-        drafts=None if drafter is None else [{"spec": []} | row for row in data["steps"]],
+        note=_version_note(meta, name),
+        drafts=None if _drafter(config) is None else [{"spec": []} | row for row in data["steps"]],
         read_when=fields_of.read_when,
+        items=items,
+        item_names={stream_number(name, streams): name for name in streams} if items is not None else {},
+        new_link=_new_link(data["requests"]) if has_connector else None,
+        new_offload=offload.new_offload(meta) if has_tier else None,
     )
+
+
+def _config(meta: dict[str, Any], policy: str) -> Any:
+    """The config of the policy with the recorded knobs, and with what passes or offloads KV."""
+    config = form.policy_config(policy, _knobs(meta, policy), "meta")
+    if "tier" in meta:
+        config = offload.offload_config(config, meta)
+    elif "kv_role" in meta:
+        config = kv_transfers.connector_config(config, meta, "meta")
+    _check_drafter(meta, config)
+    blocks = meta["usable_blocks"]
+    if meta.get("num_gpu_blocks", blocks + 1) != blocks + 1:
+        all_blocks = meta["num_gpu_blocks"]
+        raise BadRecording(f"meta.usable_blocks {blocks} is not num_gpu_blocks {all_blocks} less the null block.")
+    return config
+
+
+def _drafter(config: Any) -> Any:
+    """The speculative config of an engine that verifies drafts, else None."""
+    return getattr(config, "speculative_config", None)
+
+
+def _has_adapters(config: Any) -> bool:
+    """Whether the engine serves LoRA adapters, by vLLM's knob."""
+    return getattr(config, "max_loras", None) is not None
+
+
+def _form(
+    data: dict[str, Any],
+    config: Any,
+    loop: EngineLoop,
+    of_connector: OfConnector,
+    *,
+    lockstep: bool,
+    has_items: bool,
+) -> StepForm:
+    """The form of what is recorded of an engine with this `config` and `loop`. BadRecording where `meta` lacks what
+    that needs."""
+    meta = data["meta"]
+    if lockstep:
+        fields_of = in_lockstep(data["steps"][0])
+    elif "kv_role" in meta or "tier" in meta:
+        fields_of = of_connector(loop.depth)
+    else:
+        fields_of = form_of(loop.kind, data["steps"])
+    _check_of_loop(meta, fields_of)
+    if _drafter(config) is not None:
+        fields_of = with_drafts(fields_of)
+    if _has_adapters(config):
+        fields_of = with_adapters(fields_of)
+    if has_items:
+        fields_of = with_items(fields_of)
+    return of_pooling(fields_of) if meta.get("pooling") else fields_of
+
+
+def _new_link(rows: list[Any]) -> NewLink:
+    """What makes the link of an engine whose transfers take the times that the recorded requests, which were checked,
+    state of them."""
+    times = {row["id"]: kv_transfers.transfer_times(row, f"requests[{i}]") for i, row in enumerate(rows)}
+    return lambda: kv_transfers.RecordedLink(times)
 
 
 def _loop(meta: dict[str, Any], policy: str, traits: Traits) -> EngineLoop:
@@ -192,6 +279,11 @@ def _knobs(meta: dict[str, Any], policy: str) -> dict[str, Any]:
     """
     known = {f.name for f in fields(POLICIES[policy][0])}
     others = ABSENT.keys() | SHAPE.keys() | MAYBE.keys() | OF_LOOPS | SPEC_META.keys() | NOTES | {"order"}
+    others |= ITEMS_META.keys() & meta.keys() if "max_num_encoder_input_tokens" in known else set()
+    if "kv_role" in meta:
+        others |= kv_transfers.META.keys() | kv_transfers.META_MAYBE.keys() | kv_transfers.NOTES
+    if "tier" in meta:
+        others |= offload.META.keys()
     for name, value in meta.items():
         if name in ABSENT and (value != ABSENT[name] or isinstance(value, bool) != isinstance(ABSENT[name], bool)):
             raise BadRecording(
@@ -203,7 +295,14 @@ def _knobs(meta: dict[str, Any], policy: str) -> dict[str, Any]:
             continue
         what = f"meta.{cut(name)} {shown(value)} is not a knob of {policy}"
         raise BadRecording(f"{what}. If it is a note, put it into meta.note.")
-    knobs = NO_LOOP.get(policy, {}) | {name: meta[name] for name in known & meta.keys()}
+    knobs = OFF.get(policy, {}) | {name: meta[name] for name in known & meta.keys()}
+    if meta.get("pooling"):
+        if "runner" not in known:
+            raise BadRecording(f"meta.pooling {shown(meta['pooling'])} is not simulated for {policy}.")
+        knobs["runner"] = "pooling"
+    if "max_num_encoder_input_tokens" in known:
+        names = {"encoder_budget": "max_num_encoder_input_tokens", "encoder_cache": "encoder_cache_size"}
+        knobs |= {knob: meta[name] for name, knob in names.items() if name in meta}
     if meta.get("spec_decode"):
         if "speculative_config" not in known:
             raise BadRecording(f"meta.spec_decode {shown(meta['spec_decode'])} is not simulated for {policy}.")
@@ -213,8 +312,9 @@ def _knobs(meta: dict[str, Any], policy: str) -> dict[str, Any]:
     return knobs
 
 
-def _check_drafter(meta: dict[str, Any], config: Any, drafter: Any) -> None:
+def _check_drafter(meta: dict[str, Any], config: Any) -> None:
     """BadRecording where the numbers of the recorded drafter are not those of its method."""
+    drafter = _drafter(config)
     if drafter is None:
         return
     hashes = drafter.hash_lookahead if config.traits.prefix_cache else 0
@@ -240,6 +340,13 @@ def _order(meta: dict[str, Any], policy: str) -> str:
     return meta["order"]
 
 
+def _version_note(meta: dict[str, Any], policy: str) -> str:
+    """A remark, where the version of the recorded engine is not the one that `policy` follows; else ""."""
+    scheduler: str = meta["scheduler"]
+    recorded = FOLLOWED.get(SCHEDULERS.get(scheduler, (scheduler,))[0])
+    return form.version_note(policy, recorded.engine, _version(meta)) if recorded is not None else ""
+
+
 def _version(meta: dict[str, Any]) -> str | None:
     """The version of the recorded engine; None if it is not stated."""
     versions = [meta[name] for name in ("engine_version", "vllm_version") if name in meta]
@@ -248,46 +355,6 @@ def _version(meta: dict[str, Any]) -> str | None:
             f"meta has engine_version {shown(versions[0])}, vllm_version {shown(versions[1])}. Keep one."
         )
     return versions[0] if versions else None
-
-
-def _arrivals(rows: list[Any], *, with_tokens: bool) -> list[Arrival]:
-    """The recorded requests; `with_tokens`: with the identity of their prompt tokens, as a prefix cache needs."""
-    streams: dict[str, int] = {}
-    arrivals = []
-    for i, row in enumerate(rows):
-        where = f"requests[{i}]"
-        check_row(row, where, REQUEST, REQUEST_MAYBE)
-        prompt_tokens, output_tokens = row["prompt_len"], row["output_len"]
-        name = "max_tokens" if "max_tokens" in row else "max_new_tokens"
-        cap = row.get(name, output_tokens)
-        if output_tokens > cap or row.get("max_new_tokens", cap) != cap:
-            raise BadRecording(f"{where} has output_len {output_tokens}, {name} {cap}. Record it again.")
-        tokens = None
-        if "prompt" in row:
-            tokens = TokenIds.of([(_stream(name, streams), start, length) for name, start, length in row["prompt"]])
-            if tokens.num_tokens != prompt_tokens:
-                lengths = f"{tokens.num_tokens} tokens, prompt_len says {prompt_tokens}"
-                raise BadRecording(f"{where}.prompt has {lengths}. Record it again.")
-        elif with_tokens:
-            raise BadRecording(f"{where} has no prompt, and prefix caching is on. Record the prompts' segments.")
-        request = Request(
-            row["id"],
-            form.to_ns(row["arrival"]),
-            prompt_tokens,
-            cap,
-            priority=row.get("priority", 0),
-            tokens=tokens if with_tokens else None,
-            ignore_eos=row.get("ignore_eos", False),
-        )
-        arrivals.append(Arrival(request, output_tokens))
-    return arrivals
-
-
-def _stream(name: str, numbers: dict[str, int]) -> int:
-    """The number of a token stream: `o<i>` is what request i generates, any other is prompt text, see `numbers`."""
-    if re.fullmatch(r"o[0-9]{1,15}", name):
-        return output_stream(int(name[1:]))
-    return prompt_stream(numbers.setdefault(name, len(numbers)))
 
 
 def _step(row: Any, where: str, fields_of: StepForm) -> Facts:
@@ -330,7 +397,4 @@ def _totals(totals: dict[str, Any], fields_of: StepForm) -> Facts:
 def _law(meta: dict[str, Any], fields_of: StepForm, loop: EngineLoop) -> StepLaw | None:
     """The stated formula of step time; None if none is."""
     named_us = {name: meta[name] for name in fields_of.meta if name.startswith("gpu_")}
-    law = None
-    if "step_time" in meta:
-        law = read_law(meta["step_time"], fields_of.start, loop.stages, named_us)
-    return law
+    return read_law(meta["step_time"], fields_of.start, loop.stages, named_us) if "step_time" in meta else None

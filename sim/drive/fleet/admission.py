@@ -38,11 +38,14 @@ PerSecond = Annotated[float, Range(0, 1e9, above=True)]
 
 @dataclass(frozen=True, kw_only=True)
 class RateLimit(Config):
-    """A token bucket for each tenant or class: `per_second` requests or tokens, and `burst` of them at once."""
+    """A token bucket for each tenant or class."""
 
     of: Literal["requests", "tokens"]
+    """What the bucket counts: requests, or tokens of a prompt and its output cap."""
     per_second: PerSecond
+    """How many come into the bucket each second."""
     burst: PerSecond
+    """How many it holds, and so lets through at once."""
 
     def cost(self, request: Request) -> float:
         """What a request takes out of its bucket."""
@@ -51,16 +54,24 @@ class RateLimit(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class AdmissionConfig(Config):
-    """The gate before the router. `by` says whose buckets and shares there are."""
+    """The gate before the router."""
 
     max_outstanding: PositiveInt | None = None
+    """Requests for each replica that is up, beyond which others wait at the gate."""
     order: Order = "fifo"
+    """Which waiting request is let in next: fifo, deadline, priority with ageing, or fair as in vtc."""
     by: Literal["tenant", "class"] = "tenant"
+    """Whose buckets and shares there are: each tenant's, or each class's."""
     rate_limit: RateLimit | None = None
+    """A token bucket for each tenant or class."""
     shed: dict[str, NonNegativeInt] = field(default_factory=dict)
+    """By class how many wait where its requests are turned away."""
     ageing: PositiveDuration | None = None
+    """Waiting time that is worth one level of priority."""
     input_weight: NonNegative | None = None
+    """What a prompt token counts in vtc."""
     output_weight: NonNegative | None = None
+    """What an output token counts in vtc."""
 
     def __post_init__(self) -> None:
         check_ranges(self)

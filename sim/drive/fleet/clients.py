@@ -15,9 +15,21 @@ from batchsim.drive.fleet.engine import ROUTE, Engine, Home, Slot, Steps
 from batchsim.drive.fleet.routers.router import ReadsLoads, Router, SeesFirstTokens
 from batchsim.drive.fleet.scaling.autoscaler import EngineLoad
 from batchsim.drive.simulate import Phase, Pulse
-from batchsim.kernel.events import Ended, EngineEvent, Finished, each_arrival, pruned_by
-from batchsim.kernel.protocols import Workload
-from batchsim.kernel.record import CANCELLED, PRUNED, REJECTED, UNFINISHED, Recorder
+from batchsim.kernel.events import (
+    AnyWorkload,
+    Cancelled,
+    Ended,
+    EngineEvent,
+    Finished,
+    Pruned,
+    Reaction,
+    Rejected,
+    Unfinished,
+    at_start,
+    called,
+    reaction,
+)
+from batchsim.kernel.record import Recorder
 from batchsim.kernel.types import Arrival, Request
 
 
@@ -72,11 +84,15 @@ class Replicas(Home, Protocol):
         """Prunes a request at every engine, since another of its task has succeeded."""
         ...
 
+    def pause(self, until_ns: int) -> None:
+        """Has no engine begin a step before `until_ns`."""
+        ...
+
 
 class Clients:
     """The processes of the arrivals and of the router; `in_flight` are the requests sent and not ended."""
 
-    def __init__(self, fleet: Replicas, router: Router, workload: Workload, gate: Gate | None = None) -> None:
+    def __init__(self, fleet: Replicas, router: Router, workload: AnyWorkload, gate: Gate | None = None) -> None:
         self.fleet = fleet
         self.router = router
         self._told_first_tokens = router if isinstance(router, SeesFirstTokens) else None
@@ -100,6 +116,7 @@ class Clients:
         self.fleet.env.process(self._route())
         self.streams += 1
         self.fleet.env.process(self._known(self.workload.arrivals()))
+        self._react(at_start(self.workload), 0)
 
     def _known(self, arrivals: Iterator[Arrival]) -> Steps:
         arrival = next(arrivals, None)
@@ -148,23 +165,39 @@ class Clients:
             if isinstance(event, Ended):
                 self.router.answered(event.request, "both", engine.slot.number)
                 self._left(event.request, self._output_tokens(event))
-                for request_id in pruned_by(self.workload, event):
-                    self._prune(request_id, now_ns)
-                self._respond(event.request.id, now_ns)
+                self._respond(event, now_ns)
 
     def _prune(self, request_id: int, now_ns: int) -> None:
         """Gives a request up, wherever it is; one on its way to a replica ends as it gets there."""
         self.pruned.add(request_id)
         if request_id in self.held:
-            self._give_up(self.in_flight[request_id], PRUNED, "another_succeeded")
+            self._give_up(self.in_flight[request_id], Pruned, "another_succeeded")
             return
         self.fleet.prune(request_id, now_ns)
 
-    def _respond(self, request_id: int, now_ns: int) -> None:
-        answered = self.in_flight.pop(request_id).arrival.request
-        for following in each_arrival(self.workload.responded(answered, now_ns)):
+    def _respond(self, event: Ended, now_ns: int) -> None:
+        """Passes the end of a request to its client."""
+        answered = self.in_flight.pop(event.request.id).arrival.request
+        self._react(reaction(self.workload, type(event)(answered, event.reason, event.output_tokens), now_ns), now_ns)
+
+    def _react(self, reaction: Reaction, now_ns: int) -> None:
+        for request_id in reaction.given_up:
+            self._prune(request_id, now_ns)
+        for following in reaction.arrivals:
             self.streams += 1
             self.fleet.env.process(self._following(following))
+        if reaction.pause_until_ns is not None:
+            self.fleet.pause(reaction.pause_until_ns)
+        if reaction.call_ns is not None:
+            self.streams += 1
+            self.fleet.at(reaction.call_ns, lambda at_ns=reaction.call_ns: self._call(at_ns))
+
+    def _call(self, at_ns: int) -> None:
+        """Calls the workload, which asked for it."""
+        self._react(called(self.workload, at_ns), at_ns)
+        self.streams -= 1
+        self.fleet.rouse_undrained()
+        self.fleet.check_done()
 
     def _route(self) -> Steps:
         while True:
@@ -196,8 +229,8 @@ class Clients:
         sent = self.in_flight[request_id]
         refused = "" if sent.admitted else gate.refuses(sent.arrival.request, now_ns)
         if refused:
-            self.recorder.unserved(sent.now(now_ns), now_ns, REJECTED, refused)
-            self._respond(request_id, now_ns)
+            self.recorder.unserved(sent.now(now_ns), now_ns, Rejected.outcome, refused)
+            self._respond(Rejected(sent.arrival.request, refused), now_ns)
         else:
             sent.admitted = True
             gate.put(sent.arrival.request)
@@ -261,14 +294,14 @@ class Clients:
         self.held[request_id] = None
         request, cancel_ns = sent.arrival.request, sent.arrival.cancel_ns
         if request_id in self.pruned:
-            self._give_up(sent, PRUNED, "another_succeeded")
+            self._give_up(sent, Pruned, "another_succeeded")
             return
-        timers = [(request.deadline_ns, CANCELLED, "deadline"), (cancel_ns, CANCELLED, "client_cancel")]
-        for due_ns, outcome, reason in [*timers, (self.fleet.stop_ns, UNFINISHED, "drain_limit")]:
+        timers = [(request.deadline_ns, Cancelled, "deadline"), (cancel_ns, Cancelled, "client_cancel")]
+        for due_ns, ended, reason in [*timers, (self.fleet.stop_ns, Unfinished, "drain_limit")]:
             if due_ns is not None and due_ns <= now_ns:
-                self._give_up(sent, outcome, reason)
+                self._give_up(sent, ended, reason)
             elif due_ns is not None:
-                self.fleet.at(due_ns, lambda o=outcome, r=reason: self._give_up(sent, o, r))
+                self.fleet.at(due_ns, lambda e=ended, r=reason: self._give_up(sent, e, r))
 
     @property
     def num_held(self) -> int:
@@ -287,7 +320,7 @@ class Clients:
             sent.router_ns += now_ns - sent.since_ns
             self._submit(now_ns, request_id)
 
-    def _give_up(self, sent: InFlight, outcome: int, reason: str) -> None:
+    def _give_up(self, sent: InFlight, ended: type[Ended], reason: str) -> None:
         """Ends a request that still waits at the router."""
         request_id, now_ns = sent.arrival.request.id, int(self.fleet.env.now)
         if request_id not in self.held or self.in_flight.get(request_id) is not sent:
@@ -296,8 +329,8 @@ class Clients:
         if self.gate is not None:
             self.gate.remove(sent.arrival.request)
         sent.router_ns += now_ns - sent.since_ns
-        self.recorder.unserved(sent.now(now_ns), now_ns, outcome, reason)
-        self._respond(request_id, now_ns)
+        self.recorder.unserved(sent.now(now_ns), now_ns, ended.outcome, reason)
+        self._respond(ended(sent.arrival.request, reason), now_ns)
         self.fleet.check_done()
 
     def retry(self, engine: Engine, lost: list[Request], now_ns: int) -> None:

@@ -18,8 +18,7 @@ from batchsim.drive.simulate import Pulse
 from batchsim.drive.stepping import Stepping
 from batchsim.kernel.batch import Idle
 from batchsim.kernel.core import EngineCore
-from batchsim.kernel.events import Ended, EngineEvent, Finished
-from batchsim.kernel.protocols import Workload
+from batchsim.kernel.events import AnyWorkload, Ended, EngineEvent, Finished
 from batchsim.kernel.types import Arrival, Request
 
 TURN = 4096
@@ -27,7 +26,7 @@ TURN = 4096
 
 
 def simulate_fixed(
-    cores: list[EngineCore], router: Router, workload: Workload, pulse: Pulse | None = None, turn: int = TURN
+    cores: list[EngineCore], router: Router, workload: AnyWorkload, pulse: Pulse | None = None, turn: int = TURN
 ) -> int:
     """Runs `workload`, whose answers cause no arrivals, through `cores`, by the numbers of their replicas, to its end,
     behind a router that `hears_answers_only`; returns the time in ns at which the last engine was through. `turn`:

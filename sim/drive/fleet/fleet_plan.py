@@ -20,16 +20,20 @@ Lost = Literal["retry", "fail"]
 
 @dataclass(frozen=True)
 class Failure(Config):
-    """`replica` loses all it holds at `at` and takes requests again, with an empty cache, after `down_for`.
+    """A replica loses all it holds, and is back later with an empty cache.
 
-    With a `notice` it is taken away, as spot capacity is: it drains from so long before on, and from `at`, or as soon
-    as it is empty, until another takes its place it costs nothing.
+    With a `notice` it is taken away, as spot capacity is: it drains from before on, and from `at`, or as soon as it is
+    empty, until another takes its place it costs nothing.
     """
 
     replica: Annotated[int, Range(0, 9_999)]
+    """The replica's number."""
     at: Duration
+    """When it fails."""
     down_for: PositiveDuration
+    """How long it takes no requests."""
     notice: Duration = 0
+    """How long before it drains, as spot capacity does; 0: it fails unannounced."""
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -87,7 +87,9 @@ class PrefixAffinityConfig(Config):
     """
 
     prefix_tokens: PositiveInt
+    """Tokens of a prompt that choose its replica."""
     load_factor: Annotated[float, Range(1, 1e6, above=True)]  # at 1 no replica holds more than its share
+    """How many times the mean load a replica takes at most."""
     kind: Literal["prefix_affinity"] = "prefix_affinity"
 
     def build(self, seed: int) -> PrefixAffinity:

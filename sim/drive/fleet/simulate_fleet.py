@@ -27,8 +27,7 @@ from batchsim.drive.fleet.routers.router import ForgetsReplicas, ReadsLoads, Rou
 from batchsim.drive.fleet.scaling.autoscaler import EngineLoad, EngineWork
 from batchsim.drive.simulate import Phase, Pulse
 from batchsim.kernel.core import EngineCore
-from batchsim.kernel.events import EngineEvent
-from batchsim.kernel.protocols import Workload
+from batchsim.kernel.events import AnyWorkload, EngineEvent
 from batchsim.kernel.record import MISSING, REPLICA_FAILED, Records
 
 MAX_IDLE_LOOKS = 10_000
@@ -53,7 +52,7 @@ def simulate_fleet(
     new_engine: Callable[[int], EngineCore],
     router: Router,
     plan: FleetPlan,
-    workload: Workload,
+    workload: AnyWorkload,
     *,
     feeds_back: bool,
     stop_ns: int | None = None,
@@ -76,15 +75,28 @@ def simulate_fleet(
         until_ns = max(until_ns, end_ns)
         spans = tuple(ReplicaSpan(replica, UP, 0, until_ns) for replica in range(plan.count) if until_ns)
     else:
-        env = simpy.Environment()
-        fleet = Fleet(env, new_engine, router, plan, workload, feeds_back, stop_ns, leap, pulse)
-        fleet.start()
-        env.run(until=fleet.done)
-        end_ns = int(env.now)
-        if plan.scaler is not None and until_ns > end_ns:
-            env.run(until=until_ns)
-        fleet.close_spans(max(end_ns, until_ns))
-        lives, spans = fleet.lives(), tuple(sorted(fleet.spans, key=_by_replica))
+
+        def new_fleet(env: simpy.Environment) -> Fleet:
+            return Fleet(env, new_engine, router, plan, workload, feeds_back, stop_ns, leap, pulse)
+
+        return run_fleet(new_fleet, until_ns, join=join)
+    return _as_one(lives, end_ns, spans, join=join)
+
+
+def run_fleet(new_fleet: Callable[[simpy.Environment], Fleet], until_ns: int, *, join: bool) -> FleetRun:
+    """Runs a fleet, made in an environment of its own, to its end, a scaler until `until_ns`."""
+    env = simpy.Environment()
+    fleet = new_fleet(env)
+    fleet.start()
+    env.run(until=fleet.done)
+    end_ns = int(env.now)
+    if fleet.plan.scaler is not None and until_ns > end_ns:
+        env.run(until=until_ns)
+    fleet.close_spans(max(end_ns, until_ns))
+    return _as_one(fleet.lives(), end_ns, tuple(sorted(fleet.spans, key=_by_replica)), join=join)
+
+
+def _as_one(lives: list[EngineLife], end_ns: int, spans: tuple[ReplicaSpan, ...], *, join: bool) -> FleetRun:
     if join:
         return FleetRun(merged(lives), end_ns, spans)
     return FleetRun(merged([without_steps(life) for life in lives]), end_ns, spans, tuple(lives))
@@ -103,7 +115,7 @@ class Fleet:
         new_engine: Callable[[int], EngineCore],
         router: Router,
         plan: FleetPlan,
-        workload: Workload,
+        workload: AnyWorkload,
         feeds_back: bool,
         stop_ns: int | None,
         leap: bool,
@@ -118,8 +130,7 @@ class Fleet:
         self.leap = leap
         self.done = env.event()
         self.router = router
-        gate = None if plan.admission is None else plan.admission.build()
-        self.clients = Clients(self, router, workload, gate)
+        self.clients = self._new_clients(router, workload)
         # Whether an engine may sleep beyond the next arrival: its load is read only as requests come to it.
         self.plans = leap and not self.feeds_back and not self.clients.shows_loads
         self.slots = [Slot(number) for number in range(plan.most)]
@@ -130,6 +141,9 @@ class Fleet:
         self._living: list[Engine] = []
         self._idle_looks = 0  # in a row without a replica, while requests wait and no other event will come
         self._scaler = None if plan.scaler is None else plan.scaler.build()
+
+    def _new_clients(self, router: Router, workload: AnyWorkload) -> Clients:
+        return Clients(self, router, workload, None if self.plan.admission is None else self.plan.admission.build())
 
     # ---- the whole run
 
@@ -335,6 +349,11 @@ class Fleet:
             engine.cut(now_ns)
             engine.core.prune(request_id, now_ns)
             engine.rouse()
+
+    def pause(self, until_ns: int) -> None:
+        """Has no engine begin a step before `until_ns`."""
+        for engine in self._living:
+            engine.core.paused_until_ns = until_ns
 
     def engines(self) -> Iterator[Engine]:
         """The engines of the replicas that take requests, by number."""

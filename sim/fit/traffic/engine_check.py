@@ -26,9 +26,10 @@ from batchsim.metrics.measure import percentile
 from batchsim.scenario.saturation import overloaded, saturation_rps
 from batchsim.scenario.setup import Setup
 from batchsim.workload.build import build_workload
+from batchsim.workload.lengths import TraceLengths
 from batchsim.workload.traces.trace_config import TraceConfig
 from batchsim.workload.traces.trace_rows import TraceRows
-from batchsim.workload.workload_config import TraceArrivals, TraceLengths, TrafficClass, WorkloadConfig
+from batchsim.workload.workload_config import TraceArrivals, TrafficClass, WorkloadConfig
 
 LOADS = (0.6, 0.85)
 """Shares of the capacity at which the engine is compared."""

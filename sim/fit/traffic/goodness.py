@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import spearmanr
 
 from batchsim.base.units import NS_PER_S
 from batchsim.fit.traffic.traffic_fit import TrafficFit
@@ -53,9 +51,15 @@ class Traffic:
             by_name[f"{side} tokens: mean"] = float(tokens.mean())
             by_name |= {f"{side} tokens: p{q}": float(np.percentile(tokens, q)) for q in (50, 99)}
         if len({*self.prompt_tokens.tolist()}) > 1 and len({*self.output_tokens.tolist()}) > 1:
-            correlation: Any = spearmanr(self.prompt_tokens, self.output_tokens)
-            by_name["rank correlation"] = float(correlation.statistic)
+            ranks = _ranks(self.prompt_tokens), _ranks(self.output_tokens)
+            by_name["rank correlation"] = float(np.corrcoef(*ranks)[0, 1])
         return {name: value for name, value in by_name.items() if value is not None}
+
+
+def _ranks(values: Ints) -> NDArray[np.float64]:
+    """The place of each value in their order from 1 on; equal ones share the mean of their places (Spearman)."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (counts.cumsum() - (counts - 1) / 2)[place]
 
 
 @dataclass(frozen=True)

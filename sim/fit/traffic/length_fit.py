@@ -13,8 +13,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from batchsim.workload.lengths import PairLengths, StepLengths
 from batchsim.workload.traces.trace_rows import Ints
-from batchsim.workload.workload_config import PairLengths, StepLengths
 
 PAIRS = 6000
 """The most pairs of a law, or of all its steps together."""

@@ -14,8 +14,9 @@ from batchsim.fit.traffic.arrival_fit import ArrivalFit, fit_arrivals
 from batchsim.fit.traffic.length_fit import fit_lengths
 from batchsim.fit.traffic.load_file import cap_above
 from batchsim.fit.traffic.session_fit import SessionFit, fit_sessions
+from batchsim.workload.lengths import PairLengths, StepLengths
 from batchsim.workload.traces.trace_rows import Ints, TraceRows
-from batchsim.workload.workload_config import PairLengths, StepLengths, TrafficClass, WorkloadConfig
+from batchsim.workload.workload_config import TrafficClass, WorkloadConfig
 
 
 @dataclass(frozen=True)

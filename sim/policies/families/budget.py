@@ -13,12 +13,16 @@ _NO_CAP = 1 << 62
 
 @dataclass(frozen=True)
 class BudgetConfig(PolicyConfig):
-    """`max_num_batched_tokens` null: no cap on a step's tokens."""
+    """Knobs."""
 
     max_num_seqs: PositiveInt
+    """The most sequences that run at once."""
     max_num_batched_tokens: PositiveInt | None
+    """The most tokens of a step; null: no cap."""
     chunked_prefill: bool = True
+    """Whether a prompt may be computed over several steps."""
     order: Literal["decode_first", "prefill_first"] = "decode_first"
+    """Whether decodes or prompts have a step's tokens first."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,11 +12,12 @@ the budget (`over_token_budget`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.ranges import PositiveInt
 from batchsim.kernel.batch import IDLE, Batch, Idle
+from batchsim.kernel.policy_config import Traits
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.types import Event, Sequence
 from batchsim.policies.families.budget import BudgetConfig
@@ -25,13 +26,15 @@ from batchsim.policies.families.first_come import FirstCome
 
 @dataclass(frozen=True)
 class ContinuousConfig(BudgetConfig):
-    """Knobs. `max_num_batched_tokens` null: no cap on a step's tokens.
-
-    `reserve_tokens` null: a request reserves KV for its prompt and output cap, less the last token, which is never
-    computed; a number: that many tokens for every request.
-    """
+    """Knobs."""
 
     reserve_tokens: PositiveInt | None = None
+    """Tokens of KV that every request reserves; null: its prompt and output cap, less the last token, which is never
+    computed."""
+
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, kv_groups=True)
 
 
 class Continuous(FirstCome):

@@ -31,16 +31,24 @@ from batchsim.policies.families.padded_batch import FinishedRows, PaddedBatch, P
 
 @dataclass(frozen=True)
 class DynamicConfig(PolicyConfig):
-    """`priority_levels` n serves priorities 0 to n-1, 0 first; None has one queue and ignores priorities."""
+    """Knobs."""
 
     max_batch_size: PositiveInt
+    """The most requests of a batch."""
     max_queue_delay: Duration = 0
+    """How long the oldest request waits for a fuller batch."""
     preferred_batch_sizes: tuple[PositiveInt, ...] = ()
+    """Sizes at which a batch starts at once."""
     priority_levels: Levels | None = None
+    """Levels of priority, n for priorities 0 to n-1, 0 first; null: one queue, which ignores priorities."""
     max_queue_time: PositiveDuration | None = None
+    """Requests that wait longer are rejected."""
     padding: Padding = "longest"
+    """How prompts of a batch are padded."""
     finished_rows: FinishedRows = "hold"
+    """hold: ended rows compute on to the batch's end; drop: they leave."""
     respond: Respond = "batch_end"
+    """batch_end: answers are whole, at the batch's end; row_end: they stream."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -25,8 +25,11 @@ class GatedConfig(PolicyConfig):
     """Knobs. The default limits are those of the continuous family in the shipped scenarios."""
 
     max_num_seqs: PositiveInt = 256
+    """The most sequences that run at once."""
     max_num_batched_tokens: PositiveInt = 8192
+    """The most tokens of a step."""
     open_at: NonNegativeInt = 0
+    """The gate opens for new requests where no more requests than this run."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -41,6 +44,7 @@ class GatedConfig(PolicyConfig):
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             knobs=("max_num_seqs", "max_num_batched_tokens"),
+            kv_groups=True,
         )
 
 

@@ -10,9 +10,11 @@ as padding; under `drop` it leaves the compute. Its KV stays reserved either way
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import OrderedDict
 from typing import Literal
 
 from batchsim.kernel.batch import Batch
+from batchsim.kernel.kv_blocks import never_fits
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.types import DecodeGroup, Event, Sequence
 
@@ -197,3 +199,32 @@ class WholeBatches:
         if blocked is not None and blocked != self._blocked:
             self.events.append(Event("blocked", *blocked))
         self._blocked = blocked
+
+
+class WholeBatchesInOrder(WholeBatches):
+    """Schedulers of whole batches with one queue in order of arrival: `waiting`, an ordered set."""
+
+    def __init__(self, context: PolicyContext, batch: PaddedBatch) -> None:
+        super().__init__(context, batch)
+        self.waiting: OrderedDict[Sequence, None] = OrderedDict()
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting)
+
+    def refused(self, seq: Sequence) -> Event | None:
+        """Why `seq` can never run; None where it can."""
+        return never_fits(self.kv, seq, self.max_model_len)
+
+    def add(self, seq: Sequence, now_ns: int) -> None:
+        refusal = self.refused(seq)
+        if refusal is not None:
+            self.events.append(refusal)
+            return
+        self.waiting[seq] = None
+
+    def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
+        if seq in self.waiting:
+            del self.waiting[seq]
+            return []
+        return self.batch.cancel(seq)

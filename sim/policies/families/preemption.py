@@ -19,19 +19,24 @@ Key = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class PreemptiveConfig(BudgetConfig):
-    """Knobs. `max_num_batched_tokens` null: no cap on a step's tokens.
+    """Knobs.
 
-    `watermark` is the share of KV blocks that admission leaves free while others run; 1 % as in vLLM's first engine.
-    `auto` swaps where moving the blocks out and in again is cheaper than computing the tokens anew.
-    `preempt_after` None: only want of blocks preempts; it needs `waiting_order: priority`, and equals never preempt.
-    Beside it `victim: lowest_priority` is apt: `newest` would take blocks from the important ones just let in.
+    Beside `preempt_after`, `victim: lowest_priority` is apt: `newest` would take blocks from the important ones just
+    let in.
     """
 
     watermark: PartialShare = 0.01
+    """Part of the KV blocks that admission leaves free while others run; 1 % as in vLLM's first engine."""
     victim: Literal["newest", "lowest_priority", "most_remaining"] = "newest"
+    """Which sequence is preempted."""
     by: Literal["recompute", "swap", "auto"] = "recompute"
+    """recompute: its KV is dropped; swap: moved to host memory; auto: swapped where moving the blocks out and in again
+    is cheaper than computing the tokens anew."""
     waiting_order: Literal["fcfs", "priority", "sjf", "srpt"] = "fcfs"
+    """The queue's order: first come, priority, or by length as predicted."""
     preempt_after: Duration | None = None
+    """Wait after which a more important request preempts, with `waiting_order: priority`; equals never do; null: only
+    want of blocks preempts."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

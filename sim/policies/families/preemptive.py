@@ -69,7 +69,8 @@ class Preemptive:
         self.classes: dict[int, dict[Sequence, None]] = {}  # the running by priority, each in order of admission
         self.partial: dict[Sequence, int] = {}  # running: known tokens lacking after the step in flight
         self._waits_since: dict[Sequence, int] = {}  # the preempted; others wait since their arrival
-        self._budget = config.budget
+        self.slots = config.max_num_seqs  # how many may run at once, and tokens of a step: controllers move them
+        self.budget = config.budget
         self._watermark_blocks = int(config.watermark * kv.num_blocks)
         self._prefill_first = config.order == "prefill_first"
         self._makes_way = config.preempt_after is not None
@@ -88,8 +89,8 @@ class Preemptive:
     def add(self, seq: Sequence, now_ns: int) -> None:
         refusal = never_fits(self.kv, seq, self.max_model_len)
         most = min(seq.request.prompt_tokens + seq.request.max_output_tokens, self.max_model_len) - 1
-        if refusal is None and not self.config.chunked_prefill and most > self._budget:
-            detail = f"up to {most} tokens to recompute in one step, max_num_batched_tokens {self._budget}"
+        if refusal is None and not self.config.chunked_prefill and most > self.budget:
+            detail = f"up to {most} tokens to recompute in one step, max_num_batched_tokens {self.budget}"
             refusal = Event("rejected", seq, "over_token_budget", detail=detail)
         if refusal is not None:
             self.events.append(refusal)
@@ -110,7 +111,7 @@ class Preemptive:
         urgent = self._make_way(step, now_ns) if self._makes_way else None
         if not (self._prefill_first and self.partial):
             self._free_blocks_for_decodes(step, now_ns)
-        step.left = self._budget - (0 if self._prefill_first else len(group.members))
+        step.left = self.budget - (0 if self._prefill_first else len(group.members))
         for seq in self.partial:  # one at most: the next starts only when this one leaves tokens over
             self._compute(seq, step)
         if self.waiting or self.swapped:
@@ -173,8 +174,8 @@ class Preemptive:
             return None
         lacking = head.num_tokens - head.num_computed_tokens
         need = self.kv.blocks_for(head.num_tokens)
-        slots = self.config.max_num_seqs - len(self.running)
-        left = self._budget - sum(self.partial.values()) - (0 if self._prefill_first else len(self.group))
+        slots = self.slots - len(self.running)
+        left = self.budget - sum(self.partial.values()) - (0 if self._prefill_first else len(self.group))
         spare, stay = self.kv.num_free - self.group.blocks_due(), len(self.running)
         victims: list[Sequence] = []
         less_important = self._less_important(head.request.priority)
@@ -267,7 +268,7 @@ class Preemptive:
 
     def _obstacle(self, seq: Sequence, step: _Step) -> str:
         """Why `seq` cannot come in, "" if it can."""
-        if len(self.running) >= self.config.max_num_seqs:
+        if len(self.running) >= self.slots:
             return "no_slot"
         if step.left < (1 if self.config.chunked_prefill else seq.num_tokens - seq.num_computed_tokens):
             return "token_budget"

@@ -26,6 +26,10 @@ class FcfsQueue:
     def push(self, seq: Sequence) -> None:
         self.entries.append(seq)
 
+    def in_order(self) -> list[Sequence]:
+        """All that wait, the head first."""
+        return list(self.entries)
+
     def put_back(self, seq: Sequence, behind: int = 0) -> None:
         """Puts `seq` behind the first `behind` ones."""
         self.entries.insert(behind, seq)
@@ -50,6 +54,10 @@ class PriorityQueue:
         request = seq.request
         heappush(self.entries, (request.priority, request.arrival_ns, request.id, seq))
 
+    def in_order(self) -> list[Sequence]:
+        """All that wait, the head first."""
+        return [entry[3] for entry in sorted(self.entries)]
+
     def put_back(self, seq: Sequence, behind: int = 0) -> None:
         """Puts `seq` in its place, whatever `behind` says."""
         self.push(seq)
@@ -57,3 +65,41 @@ class PriorityQueue:
     def remove(self, seq: Sequence) -> None:
         self.entries[:] = [entry for entry in self.entries if entry[3] is not seq]
         heapify(self.entries)
+
+
+class TwoQueues:
+    """A queue behind another one: the head is that of `first` until this is empty. New sequences, and those put back,
+    go to `second`."""
+
+    def __init__(self, first: FcfsQueue | PriorityQueue, second: FcfsQueue | PriorityQueue) -> None:
+        self.first = first
+        self.second = second
+        self.entries = _Both(first, second)
+
+    def head(self) -> Sequence:
+        return (self.first if self.first.entries else self.second).head()
+
+    def pop(self) -> Sequence:
+        return (self.first if self.first.entries else self.second).pop()
+
+    def push(self, seq: Sequence) -> None:
+        self.second.push(seq)
+
+    def put_back(self, seq: Sequence, behind: int = 0) -> None:
+        """Puts `seq` behind the first `behind` ones of the second queue."""
+        self.second.put_back(seq, behind)
+
+    def remove(self, seq: Sequence) -> None:
+        """Takes `seq` out of the second queue."""
+        self.second.remove(seq)
+
+
+class _Both:
+    """The entries of two queues, of which there are `len`."""
+
+    def __init__(self, first: FcfsQueue | PriorityQueue, second: FcfsQueue | PriorityQueue) -> None:
+        self._entries = first.entries, second.entries
+
+    def __len__(self) -> int:
+        first, second = self._entries
+        return len(first) + len(second)

@@ -12,7 +12,6 @@ Simplifies: lengths are prompt lengths, outputs are not predicted; the cost mode
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import islice
@@ -21,25 +20,32 @@ from batchsim.base.errors import ScenarioError
 from batchsim.base.ranges import PositiveInt
 from batchsim.base.units import Duration
 from batchsim.kernel.batch import IDLE, Batch, Idle
-from batchsim.kernel.kv_blocks import never_fits
 from batchsim.kernel.policy_config import PolicyConfig, Traits
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.types import Event, Sequence
-from batchsim.policies.families.padded_batch import FinishedRows, PaddedBatch, Padding, Respond, WholeBatches
+from batchsim.policies.families.padded_batch import FinishedRows, PaddedBatch, Padding, Respond, WholeBatchesInOrder
 
 
 @dataclass(frozen=True)
 class StaticConfig(PolicyConfig):
-    """`max_wait` None waits for a full batch without bound. `reserve_tokens` is a fixed KV slot for each row."""
+    """Knobs."""
 
     batch_size: PositiveInt
+    """Requests of a batch."""
     wait_for_full: bool = True
+    """Whether a batch waits until it is full."""
     max_wait: Duration | None = None
+    """How long the oldest request waits for a full batch; without bound unless given."""
     padding: Padding = "longest"
+    """How prompts of a batch are padded."""
     finished_rows: FinishedRows = "hold"
+    """hold: ended rows compute on to the batch's end; drop: they leave."""
     respond: Respond = "batch_end"
+    """batch_end: answers are whole, at the batch's end; row_end: they stream."""
     group_by_length: bool = False
+    """Whether requests of like lengths are put into a batch together."""
     reserve_tokens: PositiveInt | None = None
+    """A fixed KV slot for each row, in tokens."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,10 +63,11 @@ class StaticConfig(PolicyConfig):
             max_num_seqs=self.batch_size,
             waits_for=self.batch_size if self.wait_for_full and self.max_wait is None else None,
             knobs=("batch_size", "max_wait"),
+            kv_groups=True,
         )
 
 
-class Static(WholeBatches):
+class Static(WholeBatchesInOrder):
     """The scheduler. A decode step is O(1); a start is O(batch log batch), with grouping O(waiting) on top."""
 
     evidence = "family"
@@ -81,24 +88,6 @@ class Static(WholeBatches):
         )
         super().__init__(context, batch)
         self.config = config
-        self.waiting: OrderedDict[Sequence, None] = OrderedDict()
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self.waiting)
-
-    def add(self, seq: Sequence, now_ns: int) -> None:
-        refusal = never_fits(self.kv, seq, self.max_model_len) or self._exceeds_slot(seq)
-        if refusal is not None:
-            self.events.append(refusal)
-            return
-        self.waiting[seq] = None
-
-    def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
-        if seq in self.waiting:
-            del self.waiting[seq]
-            return []
-        return self.batch.cancel(seq)
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
         work: Batch | Idle = IDLE
@@ -137,6 +126,9 @@ class Static(WholeBatches):
         return nsmallest(
             size, self.waiting, key=lambda seq: abs(seq.request.prompt_tokens - length)
         )  # ties: the oldest
+
+    def refused(self, seq: Sequence) -> Event | None:
+        return super().refused(seq) or self._exceeds_slot(seq)
 
     def _exceeds_slot(self, seq: Sequence) -> Event | None:
         slot = self.config.reserve_tokens

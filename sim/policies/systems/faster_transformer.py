@@ -21,10 +21,12 @@ from batchsim.policies.families.static import Static, StaticConfig
 
 @dataclass(frozen=True)
 class FasterTransformerConfig(PolicyConfig):
-    """Knobs by Vidur's names, with its defaults. `max_tokens_per_request` null: max_model_len, as in Vidur."""
+    """Knobs by Vidur's names, with its defaults."""
 
     batch_size_cap: PositiveInt = 128
+    """The most requests of a micro-batch."""
     max_tokens_per_request: PositiveInt | None = None
+    """Tokens of KV that each request reserves; max_model_len unless given, as in Vidur."""
 
     @property
     def traits(self) -> Traits:

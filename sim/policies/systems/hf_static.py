@@ -21,10 +21,12 @@ from batchsim.policies.families.static import Static, StaticConfig
 
 @dataclass(frozen=True)
 class HfStaticConfig(PolicyConfig):
-    """Knobs. `batch_size` as in `pipeline(batch_size=...)`, whose default is 1."""
+    """Knobs."""
 
     batch_size: PositiveInt = 1
+    """Requests of a batch, as in `pipeline(batch_size=...)`, whose default is 1."""
     wait_for_full: bool = True
+    """Whether a batch waits until it is full."""
 
     @property
     def traits(self) -> Traits:

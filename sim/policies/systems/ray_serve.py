@@ -30,20 +30,20 @@ from batchsim.policies.families.padded_batch import WholeBatches
 
 @dataclass(frozen=True)
 class RayServeConfig(PolicyConfig):
-    """Knobs by Ray's names, with its defaults.
-
-    `batch_size_fn` counts a batch by the prompt tokens of its requests instead of by requests; `max_batch_size` is
-    then in tokens. `max_ongoing_requests` is the deployment's; below `max_batch_size` no batch ever fills, of which Ray
-    only warns. `stream` is for a handler that is a generator: a list of tokens an iteration, each answer closes with
-    its row. A batch in flight at a time: `max_concurrent_batches` above 1 is not simulated.
-    """
+    """Knobs by Ray's names, with its defaults."""
 
     max_batch_size: PositiveInt = 10
+    """Requests of a batch, or its prompt tokens with a `batch_size_fn`."""
     batch_wait_timeout_s: Seconds = 0.01
+    """Seconds that the oldest request waits for a fuller batch."""
     max_concurrent_batches: Literal[1] | PositiveInt = 1
+    """Batches in flight at a time; more than 1 is not simulated."""
     batch_size_fn: Literal["prompt_tokens"] | None = None
+    """What a batch is counted in: prompt tokens of its requests, or requests unless given."""
     max_ongoing_requests: PositiveInt = 5
+    """Requests of the deployment at a time; below `max_batch_size` no batch ever fills, of which Ray only warns."""
     stream: bool = False
+    """Whether the handler is a generator: a list of tokens an iteration, and each answer closes with its row."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

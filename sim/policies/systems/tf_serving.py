@@ -31,22 +31,28 @@ from batchsim.policies.families.padded_batch import WholeBatches
 
 @dataclass(frozen=True)
 class TfServingConfig(PolicyConfig):
-    """Knobs by the names of TensorFlow Serving's batching parameters, with its defaults.
-
-    `num_batch_threads` is the number of CPUs by its default; here it must be stated as 1, since more than one batch in
-    flight is not simulated. `max_execution_batch_size` None: `max_batch_size`.
-    """
+    """Knobs by the names of TensorFlow Serving's batching parameters, with its defaults."""
 
     num_batch_threads: Literal[1] | PositiveInt
+    """Batches in flight; the number of CPUs by its default, here to be stated as 1, since more is not simulated."""
     max_batch_size: PositiveInt = 1000
+    """Requests of a batch at most; of one as it comes in, where `max_execution_batch_size` is given."""
     batch_timeout_micros: Microseconds = 0
+    """How long the oldest request waits for a fuller batch."""
     max_enqueued_batches: PositiveInt = 10
+    """Batches that wait at most; beyond, requests are rejected."""
     allowed_batch_sizes: tuple[PositiveInt, ...] = ()
+    """Sizes to which batches are padded."""
     batch_padding_policy: Literal["PAD_UP", "BATCH_DOWN", "MINIMIZE_TPU_COST_PER_REQUEST"] = "PAD_UP"
+    """PAD_UP: to the next size; BATCH_DOWN: cut to the one below, where that has no padding."""
     pad_variable_length_inputs: bool = False
+    """Whether prompts of other lengths share a batch, padded."""
     enable_large_batch_splitting: bool = False
+    """Whether a request larger than a batch is split."""
     max_execution_batch_size: PositiveInt | None = None
+    """Requests of a batch as it is computed; `max_batch_size` unless given."""
     enable_priority_queue: bool = False
+    """Refused where true: not simulated."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

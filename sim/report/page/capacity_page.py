@@ -98,7 +98,8 @@ def share_chart(study: CapacityStudy) -> Chart:
     if asked is not None:
         y = ChartAxis("requests within the SLO", "share", "nines")
     lines = [_line(policy, color, asked) for policy, color in zip(policies, colors, strict=True)]
-    return Chart(f"{study.objective}; shaded: where the verdict is open", x, y, lines, asked or 0.0, bands)
+    note = "Shaded from bottom to top: where the verdict is open. Shaded along a line: 95 % intervals over seeds."
+    return Chart(study.objective, x, y, lines, asked or 0.0, bands, note=note)
 
 
 def _line(policy: PolicyCapacity, color: str, asked: float | None) -> Series:

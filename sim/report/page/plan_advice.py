@@ -7,7 +7,7 @@ from collections.abc import Callable
 from batchsim.report.cost_words import HOW
 from batchsim.report.page.plan_columns import Tables, cell, is_below_all
 from batchsim.report.sheet import NO_BREAK, Cell, Sentence
-from batchsim.study.planning.assumptions import COMMAND
+from batchsim.study.planning.assumptions import COMMAND, UNSAID
 from batchsim.study.planning.make import GROWN, WHAT_IFS
 
 
@@ -102,15 +102,17 @@ def _if_fast(tables: Tables) -> list[Sentence]:
     return [[*said, f" would hold it: whether any does {HOW}."]]
 
 
-def start_rows(tables: Tables) -> list[int]:
-    """Which rows of the assumptions have the command line that starts a replica of the recommended deployment."""
-    chosen = {f"{COMMAND} {row['gpu']}" for row in tables.get("recommendation", [])}
+def start_rows(tables: Tables, kind: str = COMMAND) -> list[int]:
+    """Rows of the assumptions with the recommended deployment's command line, or with UNSAID what that leaves out."""
+    chosen = {f"{kind} {row['gpu']}" for row in tables.get("recommendation", [])}
     return [i for i, row in enumerate(tables.get("assumptions", [])) if row["what"] in chosen]
 
 
 def start_sentences(tables: Tables) -> list[Sentence]:
-    """The command line that starts a replica of the recommended deployment, where it is known."""
-    return [["A replica is started by: ", cell(tables, "assumptions", i, "assumed")] for i in start_rows(tables)]
+    """The command line that starts a replica of the recommended deployment, where it is known; what it cannot state."""
+    of = [[cell(tables, "assumptions", i, "assumed") for i in start_rows(tables, kind)] for kind in (COMMAND, UNSAID)]
+    said: list[Sentence] = [["A replica is started by: ", line] for line in of[0]]
+    return said + [["That command cannot state ", unsaid, ": the assumptions have its knobs."] for unsaid in of[1]]
 
 
 def _grown(tables: Tables, index: int, currency: str) -> list[Sentence]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from batchsim.base.errors import ScenarioError
+from batchsim.base.units import counted
 from batchsim.metrics.latencies import holds_queue
 from batchsim.metrics.slo import parse_slo
 from batchsim.report.page.plan_columns import Row, Tables, one_seed_alone, share
@@ -29,9 +30,10 @@ def slo_charts(tables: Tables) -> list[Chart]:
     target = _target(tables)
     within = ChartAxis("within the SLO", "share", "nines")
     caption = "Share within the SLO against load"
-    charts = [Chart(caption, _LOAD, within, _lines(groups, "attainment", interval=True), target)]
+    lines = _lines(groups, "attainment", interval=True)
+    charts = [Chart(caption, _LOAD, within, lines, target, note="Shaded: the interval of sampling.")]
     if target is None:
-        beyond = ChartAxis("points beyond the objective, lower end", "points", "signed")
+        beyond = ChartAxis("points, lower end", "points", "signed")
         worst = "The least that the worst class has beyond its objective"
         left_out = any(row["margin_low"] is None for _, rows in groups for row in rows)
         note = "Where one seed alone was simulated there is no interval, and no mark." if left_out else ""
@@ -130,7 +132,7 @@ def _lines(groups: list[tuple[int, list[Row]]], column: str, *, interval: bool =
         known = [row for row in rows if row[column] is not None]
         if not known:
             continue
-        name = "1 replica" if replicas == 1 else f"{replicas} replicas"
+        name = counted(replicas, "replica")
         # A line joins means over the same seeds: what one seed alone gave lies beside it.
         for alone in (False, True):
             rows_ = [row for row in known if one_seed_alone(row) == alone]

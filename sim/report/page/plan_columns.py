@@ -126,7 +126,9 @@ COLUMNS: dict[str, Column] = {
     ),
     "engine_busy_share": Column(METRICS["engine_busy_share"].heading, share, METRICS["engine_busy_share"].doc),
     "energy_kwh_per_1m_output_tokens": Column(
-        "kWh per million output tokens", number, "while steps run, from the profile's measured power; idle is left out"
+        "kWh per million output tokens",
+        number,
+        "while steps run, from power measured by the profile or else estimated; idle is left out",
     ),
     "cost_per_1m_with_energy": Column(
         "cost with energy per million output tokens", money, "the same and that energy at the price of a kWh"
@@ -146,9 +148,9 @@ COLUMNS: dict[str, Column] = {
     "cost_per_month_needed": Column("cost a month then", money, "price of that many replicas"),
     "note": Column("note"),
     "ttft_p99_s_fast": Column(
-        "TTFT p99, shortest steps", seconds, "where the load is within the cost's error of saturation, at its short end"
+        "TTFT p99, faster steps", seconds, "where the load is within the cost's error of saturation, at its short end"
     ),
-    "ttft_p99_s_slow": Column("TTFT p99, longest steps", seconds, "likewise at its long end"),
+    "ttft_p99_s_slow": Column("TTFT p99, slower steps", seconds, "likewise at its long end"),
     "ttft_p99_s": Column("TTFT p99", seconds, "time to first token that all but a hundredth of the requests undercut"),
     "tpot_p99_s": Column("TPOT p99", seconds, "time per output token after the first, likewise"),
     "part": Column("when"),
@@ -215,7 +217,9 @@ COLUMNS: dict[str, Column] = {
     ),
     "relative": Column("relative", signed),
     "same_decision": Column("same configuration", yes_no),
-    "energy_j_per_output_token": Column("J per output token", number, "while steps run, from measured power"),
+    "energy_j_per_output_token": Column(
+        "J per output token", number, "while steps run, from power measured or else estimated"
+    ),
     "router": Column("router"),
     "window": Column("busiest window"),
     "next_cost_per_month": Column("next", money),
@@ -229,7 +233,7 @@ COLUMNS: dict[str, Column] = {
         "more traffic", yes_no, "likewise with 30 % more than planned: from the fewest replicas on that hold it"
     ),
     "lost": Column("replica lost", yes_no, "likewise with one of them gone: one more than hold the plan"),
-    "slow": Column("longest steps", yes_no, "likewise with every step as long as the error of the step times allows"),
+    "slow": Column("slower steps", yes_no, "likewise with every step as long as the error of the step times allows"),
     "choice": Column("choice"),
     "next_index": Column("next", number),
     "growth_per_month": Column("growth", share),

@@ -132,10 +132,13 @@ def _pareto(tables: Tables, currency: str) -> Figure:
     ax.xaxis.set_major_locator(MaxNLocator(5))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
     ax.set_title("Cost against goodput, replicas at each mark")
+    known = any(row["energy_j_per_output_token"] is not None for row in rows)
+    energy = [Line2D([], [], linestyle="none", label="J: an output token's, measured or estimated")] if known else []
     extra = [
         Line2D([], [], color=GREY, linestyle=":", label="offered"),
         Line2D([], [], color=GREY, linewidth=1, label="no cheaper way to as much"),
         *_kinds_of_marks(rows),
+        *energy,
     ]
     _legend(fig, tables, rows, extra)
     return fig
@@ -163,13 +166,15 @@ def _asides(count: int) -> list[float]:
 
 
 def _numbers(ax: Axes, rows: list[Row], look: dict[tuple[str, str], tuple[str, str]]) -> None:
-    """Writes the replicas above the marks: once above those of one kind of GPU that cost the same."""
+    """Writes the replicas above the marks, and J an output token where that is known: once above those of one kind of
+    GPU that cost the same."""
     highest: dict[tuple[str, int, float], Row] = {}
     for row in sorted(rows, key=lambda row: row["goodput_rps"]):
         highest[row["gpu"], row["replicas"], round(row["cost_per_month"], 6)] = row
     for row in highest.values():
+        joules = row["energy_j_per_output_token"]
         ax.annotate(
-            str(row["replicas"]),
+            str(row["replicas"]) + ("" if joules is None else f": {joules:.2g} J"),
             (row["cost_per_month"], row["goodput_rps"]),
             xytext=(0, 7),
             textcoords="offset points",

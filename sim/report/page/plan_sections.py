@@ -178,7 +178,9 @@ def search_sections(tables: Tables, currency: str) -> list[Section]:
     if "pareto" in tables:
         known = any(row["energy_j_per_output_token"] is not None for row in tables["pareto"])
         notes: list[Sentence] = (
-            [] if known else [["Joules a token are left out: no profile here has its power measured."]]
+            [["Joules a token are estimates where no profile measured power; their laws stand under Assumptions."]]
+            if known
+            else [["Joules a token are left out: the power of no GPU here is known."]]
         )
         shown = view(tables, "pareto", PARETO, currency)
         page.append(Section("What more money buys", notes, views=[shown]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from batchsim.base.units import counted
 from batchsim.report.cost_words import CANNOT_TELL
 from batchsim.report.layout import fit
 from batchsim.report.page.plan_advice import recommendation, start_rows
@@ -17,7 +18,7 @@ from batchsim.report.page.plan_columns import (
 )
 from batchsim.report.page.plan_sections import CHOICES, view
 from batchsim.report.sheet import sentence_text
-from batchsim.study.planning.assumptions import DOUBT
+from batchsim.study.planning.assumptions import DOUBT, UNSAID
 
 RUNNERS_UP = 3
 
@@ -54,6 +55,7 @@ def plan_text(tables: Tables, currency: str) -> str:
     lines += [sentence_text(sentence) for sentence in recommendation(tables, currency)]
     if "choices" in tables:
         lines += ["", *view(tables, "choices", CHOICES, currency).lines(left=(-1,)), ""]
+    lines += [f"! the command cannot state {tables['assumptions'][i]['assumed']}" for i in start_rows(tables, UNSAID)]
     commands = [tables["assumptions"][i]["assumed"] for i in start_rows(tables)]
     return "\n".join([*(fit(line) for line in lines), *commands])  # a command is to be copied as it is
 
@@ -103,16 +105,12 @@ def search_lines(tables: Tables, currency: str) -> list[str]:
 
 
 def _rung(row: Row) -> str:
-    seeds = _counted(row["seeds"], "seed")
+    seeds = counted(row["seeds"], "seed")
     left = f"; of these {row['why_left']}" if row["why_left"] else ""
     return (
-        f"  {row['rung']} ({seconds(row['window_s'])}, {seeds}): {_counted(row['entered'], 'configuration')} in"
-        f" {_counted(row['looks'], 'look')}{left}"
+        f"  {row['rung']} ({seconds(row['window_s'])}, {seeds}): {counted(row['entered'], 'configuration')} in"
+        f" {counted(row['looks'], 'look')}{left}"
     )
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _change(row: Row, currency: str) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +10,9 @@ import numpy as np
 from batchsim.base.files import read_bytes, write_text
 from batchsim.base.units import NS_PER_S
 from batchsim.drive.fleet.fleet_plan import HELD, UP
-from batchsim.report.cost_words import HOW
-from batchsim.report.decisions import decided, decision_text
+from batchsim.metrics.latencies import holds_queue
 from batchsim.report.page.render import HTML, data_uri, render
+from batchsim.report.page.run_decision import decision
 from batchsim.report.pictures.palette import policy_styles
 from batchsim.report.reading import (
     AXIS_LABELS,
@@ -24,22 +23,19 @@ from batchsim.report.reading import (
     at_load,
     column,
     load_name,
-    load_text,
     load_to_show,
     log_ends,
     num_seeds,
-    seeds_text,
     sweeps,
     sweeps_at,
     systems_note,
 )
-from batchsim.report.sheet import Cell, Chart, ChartAxis, Section, Sentence, Series, Sheet
+from batchsim.report.sheet import Chart, ChartAxis, Section, Sentence, Series, Sheet
 from batchsim.report.slo_shares import latency_panels, slo_bounds, slo_shares
-from batchsim.report.text.run_table import metric_cell, policy_table, usual_columns
+from batchsim.report.text.run_table import policy_table, usual_columns
 from batchsim.report.text.summary_text import run_table, warnings
 from batchsim.report.traffic_over_time import counted, traffic_over_time
-from batchsim.results.decision import Decision
-from batchsim.results.read import Results, curve_marks
+from batchsim.results.read import Results
 
 
 def write_run_page(results: Results, pictures: Sequence[Path], load: float | None = None) -> Path:
@@ -58,9 +54,10 @@ def write_run_page(results: Results, pictures: Sequence[Path], load: float | Non
 
 def run_sections(results: Results, load: float, pictures: Sequence[str] = ()) -> list[Section]:
     """The sections of a run's page in their order."""
-    page = [Section("Decision", decision(results, load))]
+    answer, how_sure = decision(results)
+    page = [Section("Decision", [*answer, *how_sure])]
     if charts := share_charts(results):
-        page.append(Section("Within the SLO against load", charts=charts))
+        page.append(Section("Within the SLO against load", _marks(results), charts=charts))
     page.append(Section("Latency against load", charts=latency_charts(results)))
     if (results.scenario.get("replicas") or {}).get("autoscaler"):
         page.append(Section("Replicas over time", charts=fleet_charts(results, load)))
@@ -80,75 +77,12 @@ def run_sections(results: Results, load: float, pictures: Sequence[str] = ()) ->
     return page
 
 
-# ---- the sentences
-
-
-def decision(results: Results, load: float) -> list[Sentence]:
-    """Sentences: the policy that sustains the most within the SLO, and how sure that is; what requests get at `load`;
-    the assumptions."""
-    sure: Sentence = [f"That is of {seeds_text(results)}; ± is half a 95 % interval over seeds. The error of the step"]
-    sure += [" costs is in no interval: the assumptions say what is known of it."]
-    every = [(sweep, decided(results, sweep)) for sweep in sweeps(results)]
-    most = {sweep.policy: of_policy.sure for sweep, of_policy in every if of_policy.sure is not None}
-    held = sorted((sweep for sweep, _ in every if sweep.policy in most), key=lambda sweep: -most[sweep.policy])
-    untold = _untold(load_name(results), [of_policy for _, of_policy in every])
-    each = "; ".join(f"{of_policy.name}: {decision_text(of_policy, load_name(results))}" for _, of_policy in every)
-    judged: list[Sentence] = [[f"At the lower end of the interval, {each}."]] if num_seeds(results) > 1 else []
-    if not held:
-        surely = " whatever the error of the step costs" if untold else ""
-        none = f"No policy {'surely ' * bool(judged)}meets {results.manifest['objective']} at any load tested{surely}."
-        return [[none], *(judged if any(of_policy.open for _, of_policy in every) else []), *untold, sure]
-    shown = next(sweep for sweep in (*held, *sweeps(results)) if sweep.tested(load))
-    gets = _what_requests_get(results, shown, shown.index(load))
-    return [_who_sustains(results, held, most), *judged, *untold, gets, sure]
-
-
-def _untold(name: str, every: Sequence[Decision]) -> list[Sentence]:
-    """Which loads the error of the step costs decides, a sentence; [] where it decides none."""
-    loads = {one.name: [load_text(name, each.load) for each in one.loads if each.by_cost] for one in every}
-    each = [f"{policy} at {', '.join(texts)}" for policy, texts in loads.items() if texts]
-    return [[f"Whether the SLO is met by {'; by '.join(each)} {HOW}."]] if each else []
-
-
-def _who_sustains(results: Results, held: list[PolicyCurve], most: Mapping[str, float]) -> Sentence:
-    """The first sentence; `held` are the policies that meet the SLO somewhere, ordered by the load that they sustain,
-    `most` the highest load of each."""
-    name, objective = load_name(results), results.manifest["objective"]
-    level = [sweep for sweep in held if not name or most[sweep.policy] == most[held[0].policy]]
-    who = " and ".join(sweep.name for sweep in level)
-    if not name:
-        verb = "meets" if len(level) == 1 else "meet"
-        return [f"{who} {verb} {objective}; {len(sweeps(results))} policies were tried."]
-    verb = "sustains" if len(level) == 1 else "sustain"
-    said: Sentence = [f"{who} {verb} the most within {objective}: up to ", _highest(results, held[0], most)]
-    said += [" of the loads tested"]
-    crossing = curve_marks(results)[held[0].policy].crossing
-    if crossing.load is not None and len(level) == 1 and not held[0].untold.any():  # of several each has its own
-        said += [f", with the crossing near {load_text(name, float(f'{crossing.load:.3g}'))}"]
-    if others := held[len(level) :]:
-        said += [f"; next is {others[0].name}, up to ", _highest(results, others[0], most)]
-    return [*said, "."]
-
-
-def _highest(results: Results, sweep: PolicyCurve, most: Mapping[str, float]) -> Cell:
-    load = most[sweep.policy]
-    return replace(metric_cell(results, sweep, sweep.index(load), "load"), text=load_text(load_name(results), load))
-
-
-def _what_requests_get(results: Results, sweep: PolicyCurve, i: int) -> Sentence:
-    """The second sentence: latencies and the share within the SLO of a policy at its `i`-th load."""
-    where = at_load(load_name(results), float(sweep.loads[i]))
-    said: Sentence = [f"{where[0].upper()}{where[1:]}, {sweep.name} has"]
-    shown = [panel for panel in latency_panels(results) if panel.latency in ("ttft", "tpot")]
-    for ttft, tpot in zip(shown[::2], shown[1::2], strict=True):
-        said.append("; of" if len(said) > 1 else " of" if ttft.request_class else "")
-        said.append(f" {ttft.request_class}" if ttft.request_class else "")
-        said += [" a TTFT p99 of ", metric_cell(results, sweep, i, ttft.metric("p99"))]
-        said += [" and a TPOT p99 of ", metric_cell(results, sweep, i, tpot.metric("p99"))]
-    for each in slo_shares(results):
-        of = f" of {each.request_class}" if each.request_class else ""
-        said += ["; ", metric_cell(results, sweep, i, each.metric), f"{of} are within the SLO"]
-    return [*said, "."]
+def _marks(results: Results) -> list[Sentence]:
+    """What shades, crosses and wide lines of the charts mean."""
+    shades = ["Shaded: 95 % intervals over seeds."] if num_seeds(results) > 1 else []
+    crosses = ["A cross: the queue grows."] if any(sweep.grows.any() for sweep in sweeps(results)) else []
+    lines = ["A wide line: another with the same values lies on it."] if len(sweeps(results)) > 1 else []
+    return [[" ".join(said)]] if (said := shades + crosses + lines) else []
 
 
 def _assumptions(results: Results, load: float) -> list[Sentence]:
@@ -186,7 +120,10 @@ def latency_charts(results: Results) -> list[Chart]:
         lines = _lines(results, panel.metric("p99"), PolicyCurve.stable)
         bounds = slo_bounds(results, panel, "p99")
         axis = ChartAxis(panel.title, "seconds", "log")
-        charts.append(Chart(f"P99 {panel.title}", _loads(results), axis, lines, min(bounds, default=None)))
+        untold = holds_queue(panel.metric("p99")) and any(sweep.within_error.any() for sweep in sweeps(results))
+        note = "Within the cost's error of saturation there is no number, and no mark." if untold else ""
+        asked = min(bounds, default=None)
+        charts.append(Chart(f"P99 {panel.title}", _loads(results), axis, lines, asked, note=note))
     return charts
 
 
@@ -247,13 +184,13 @@ def _lines(results: Results, metric: str, values: Callable[[PolicyCurve, str], F
     lines = []
     for sweep in sweeps(results):
         y = values(sweep, metric)
-        if np.isnan(y).all() and not sweep.unstable.any():
+        if np.isnan(y).all() and not sweep.grows.any():
             continue
         half = sweep.half_width(metric)
         style = styles[sweep.policy]
         low, high = log_ends(y, half) if metric.endswith("_s") else (y - half, y + half)
         ends = (_known(low), _known(high)) if np.isfinite(half).any() else ((), ())
-        crosses = [bool(each) for each in sweep.unstable]
+        crosses = [bool(each) for each in sweep.grows]
         dashed = style.linestyle != "-"
         lines.append(Series(sweep.name, style.color, sweep.loads.tolist(), _known(y), *ends, crosses, dashed=dashed))
     return lines

@@ -32,6 +32,7 @@ from batchsim.report.pictures.style import (
     time_axis_log,
 )
 from batchsim.report.reading import Floats, at_load, check_load, column, load_name, sweeps, sweeps_at, texts
+from batchsim.results.knobs import asks_for_no_tokens
 from batchsim.results.read import Results, blocks_by_replica, scenario_of
 
 # Averages over 1/400 of the time shown: two pixels of the picture.
@@ -42,6 +43,7 @@ _REPLICAS_INCH = 0.7  # the row of how many replicas there were
 _TALL_PANELS = 6  # of more policies the panels are lower, so that a screen holds them
 _KV_COLOR = "#B9B9B9"
 _READ = ("sent_ns", "first_delivery_ns", "delivered_ns", "output_tokens")  # by the latencies that are spread
+_WITHOUT_TOKENS = {"e2e": LATENCIES["e2e"].title}
 _SPREADS = {"ttft": LATENCIES["ttft"].title, "norm_latency": "Normalised latency (E2E / output tokens)"}
 
 
@@ -241,10 +243,11 @@ def latency_cdf_figure(results: Results, load: float, seed: int) -> Figure:
         drawn.append(sweep.policy)
         if uncompleted > 0:
             notes[sweep.policy] = f"{uncompleted:.1%} not completed"
+    spreads = _WITHOUT_TOKENS if asks_for_no_tokens(results.scenario) else _SPREADS
     with house_style():
         fig = figure(11.0, 5.4)
-        axes = fig.subplots(1, 2, sharey=True)
-        for ax, (name, title) in zip(axes, _SPREADS.items(), strict=True):
+        axes = fig.subplots(1, len(spreads), sharey=True, squeeze=False)[0]
+        for ax, (name, title) in zip(axes, spreads.items(), strict=True):
             draw_cdf(ax, results, {policy: _latency_s(results, policy, load, seed, name) for policy in drawn})
             ax.set_title(title)
         axes[0].set_ylabel("share of completed requests at most this slow")
@@ -287,7 +290,7 @@ def draw_cdf(ax: Axes, results: Results, values_s: dict[str, Floats]) -> None:
 
 
 def _latency_s(results: Results, policy: str, load: float, seed: int, name: str) -> Floats:
-    """Seconds of `ttft` or `norm_latency`, as `metrics` defines them, of finished requests sent after the warm-up."""
+    """Seconds of a latency of `_READ`, as `metrics` defines it, of finished requests sent after the warm-up."""
     requests = results.requests(policy, load, seed)
     warmup_ns = parse_duration_ns(scenario_of(results, policy)["workload"].get("warmup", "0s"))
     done = (np.array(texts(requests, "outcome")) == "finished") & (column(requests, "sent_ns") >= warmup_ns)

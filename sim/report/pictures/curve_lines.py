@@ -164,7 +164,7 @@ FEWEST = 3
 
 _THICK, _SHADE = 5.5, 0.35
 LANE_MARKS = (
-    "lanes: thick: the SLO is met, to where it is crossed (interpolated between tested loads)",
+    "lanes: thick: the SLO is met on average, to where it is crossed (interpolated between tested loads)",
     "◇ knee: greatest throughput / mean E2E",
     "shaded: the queue grows",
 )
@@ -199,7 +199,7 @@ def _draw_lane(ax: Axes, lane: int, sweep: PolicyCurve, landmarks: Landmarks, co
         ax.fill_between(
             [landmarks.unstable_from, right], lane - 0.36, lane + 0.36, color=color, alpha=_SHADE, linewidth=0
         )
-    stable = sweep.loads[~sweep.unstable & (sweep.failed == 0)]
+    stable = sweep.loads[~sweep.grows & (sweep.failed == 0)]
     if len(stable):
         until = right if landmarks.unstable_from is None and len(sweep.loads) == len(stable) else float(stable[-1])
         ax.plot([float(stable[0]), min(until, float(sweep.loads[-1]))], [lane, lane], color=color, linewidth=1.0)

@@ -118,7 +118,7 @@ def draw_throughput_latency(ax: Axes, results: Results, metric: str = "norm_late
         x, y = sweep.values(GPU), sweep.stable(metric)
         draw_error_bars(ax, x, y, sweep.half_width(GPU), log_ends(y, sweep.half_width(metric)), style)
         draw_line(ax, x, y, style, sweep.weak(metric), depth)
-        at = x[sweep.unstable]
+        at = x[sweep.grows]
         if len(at) and np.isfinite(at[0]):
             grows.append((style, float(at[0])))
     draw_crosses(ax, grows)

@@ -34,6 +34,7 @@ _KINDS = {
     "triton": ("#0072B2", "p", _DASHED),
     "tf_serving": ("#E69F00", "D", _DASHED),
     "ray_serve": ("#44AA99", "*", _DASHED),
+    "energy_aware": ("#117733", "p", _DASHED),
 }
 _OTHER_KINDS = (("#7F7F7F", "<"), ("#8C6D31", ">"), ("#5B5EA6", "p"))  # in the order in which they appear
 _TONES = (0.0, -0.4, 0.25, -0.65, -0.2)  # of members of one kind: toward black below 0, toward white above

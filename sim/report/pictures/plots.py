@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from batchsim.report.decisions import headline
 from batchsim.report.drafting import draft_curves
 from batchsim.report.pictures import closeup
+from batchsim.report.pictures.adapters_picture import adapters_picture, has_adapters
 from batchsim.report.pictures.curve_lines import (
     CROSS,
     LANE_MARKS,
@@ -36,9 +37,11 @@ from batchsim.report.pictures.curve_lines import (
     within_mark,
 )
 from batchsim.report.pictures.drafting_picture import drafting_picture
+from batchsim.report.pictures.energy_picture import concerns_energy, energy_picture
 from batchsim.report.pictures.fleet_picture import fleet_picture
 from batchsim.report.pictures.frontier_picture import frontier
 from batchsim.report.pictures.palette import PolicyStyle
+from batchsim.report.pictures.rollout_picture import rollout_picture
 from batchsim.report.pictures.style import (
     figure,
     footer,
@@ -59,6 +62,7 @@ from batchsim.report.slo_shares import LatencyPanel, SloShare, latency_panels, s
 from batchsim.results.read import Results
 
 VARY, DRAFTING, FLEET = "vary.png", "drafting.png", "fleet.png"
+ENERGY, ROLLOUT, ADAPTERS = "energy.png", "rollout.png", "adapters.png"
 _NEED_ROWS = {"requests": ("timeline.png",), "minutes": ("timeline.png", "latency_cdf.png")}
 
 
@@ -160,8 +164,8 @@ def lacking(results: Results) -> list[str]:
 
 def write_pictures(results: Results, load: float | None = None) -> list[Path]:
     """Writes a run's pictures into its folder and returns their paths: those of every run, one more where single
-    requests have an SLO, where a key is varied, where a policy runs with and without drafts, where replicas come;
-    without the `lacking` ones.
+    requests have an SLO, where a key is varied, where a policy runs with and without drafts, where replicas come, where
+    the scenario is about energy, of a rollout; without the `lacking` ones.
 
     Pictures of a single point show the first seed at `load`, by default the load that `load_to_show` gives.
     """
@@ -195,6 +199,15 @@ def write_pictures(results: Results, load: float | None = None) -> list[Path]:
     if "vary" not in results.manifest and any(curve.plain is not None for curve in draft_curves(results)):
         drafting_picture(results, results.path / DRAFTING)
         names.append(DRAFTING)
+    if "vary" not in results.manifest and concerns_energy(results):
+        energy_picture(results, results.path / ENERGY)
+        names.append(ENERGY)
+    if "vary" not in results.manifest and has_adapters(results):
+        adapters_picture(results, results.path / ADAPTERS)
+        names.append(ADAPTERS)
+    if results.trainings() is not None:
+        rollout_picture(results, results.path / ROLLOUT)
+        names.append(ROLLOUT)
     return [results.path / name for name in names]
 
 
@@ -245,7 +258,7 @@ def draw_slo_share(ax: Axes, results: Results, share: SloShare) -> None:
         size = widened(depth)
         ax.fill_between(x, nines(y - half), nines(y + half), color=style.color, alpha=shade, linewidth=0)
         ax.plot(x, nines(y), color=style.color, linestyle=style.linestyle, linewidth=size["linewidth"])
-        for chosen, marker in ((~sweep.unstable, style.marker), (sweep.unstable, "x")):
+        for chosen, marker in ((~sweep.grows, style.marker), (sweep.grows, "x")):
             if not chosen.any():
                 continue  # an empty unclipped line would stretch the panel to the figure's corner
             ax.plot(

@@ -114,10 +114,10 @@ def growth_notes(results: Results) -> dict[str, str]:
     name = load_name(results)
     notes = {}
     for sweep in sweeps(results):
-        grows = sweep.loads[sweep.unstable]
+        grows = sweep.loads[sweep.grows]
         if len(grows):
             # A bounded queue that overflows grows no more: its survivors are points again.
-            where = "from" if sweep.unstable[sweep.loads >= grows[0]].all() else "at"
+            where = "from" if sweep.grows[sweep.loads >= grows[0]].all() else "at"
             notes[sweep.policy] = f"× {where} {load_text(name, float(grows[0]))}" if name else "× its queue grows"
         if sweep.failed.any():
             at = f"failed at {', '.join(f'{load:g}' for load in sweep.loads[sweep.failed > 0])}" if name else "failed"
@@ -126,10 +126,10 @@ def growth_notes(results: Results) -> dict[str, str]:
 
 
 def footer(results: Results, *marks: str) -> str:
-    """The footer of a picture over all seeds: where latencies were measured, on how many seeds, what `marks` mean."""
-    several = num_seeds(results) > 1
-    counted = f"{seeds_text(results)} · bands and bars ± 95 %" if several else "1 seed, no interval"
-    return " · ".join((f"measured at: {results.manifest['measured_at']}", counted, *marks))
+    """The footer of a picture over all seeds: where it was measured, the seeds, `marks`; none of growth without any."""
+    counted = f"{seeds_text(results)} · bands and bars ± 95 %" if num_seeds(results) > 1 else "1 seed, no interval"
+    shown = (mark for mark in marks if "the queue grows" not in mark or any(results.summary["unstable"]))
+    return " · ".join((f"measured at: {results.manifest['measured_at']}", counted, *shown))
 
 
 def frame(fig: Figure, results: Results, title: str, foot: str, handles: list[Line2D]) -> None:

@@ -92,7 +92,7 @@ def draw_latency(ax: Axes, results: Results, metric: str, load: float) -> None:
         )
         low_end, high_end = log_ends(y, half)
         ax.errorbar(x, y, yerr=np.stack([y - low_end, high_end - y]), fmt="none", ecolor=style.color, alpha=0.5)
-        grows = np.array([sweep.tested(load) and bool(sweep.unstable[sweep.index(load)]) for sweep in members])
+        grows = np.array([sweep.tested(load) and bool(sweep.grows[sweep.index(load)]) for sweep in members])
         ax.plot(
             x[grows], np.full(grows.sum(), _TOP), transform=ax.get_xaxis_transform(), color=style.color,
             linestyle="none", marker="x", markersize=7.5, markeredgewidth=2.2,

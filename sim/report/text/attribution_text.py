@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from batchsim.base.units import format_duration, parse_duration_ns
+from batchsim.base.units import counted, format_duration, parse_duration_ns
 from batchsim.drive.fleet.fleet_records import by_engine
 from batchsim.kernel.record import OUTCOME_NAMES, Records
 from batchsim.metrics.attribution import attribute
@@ -16,6 +16,7 @@ from batchsim.metrics.host_lane import device_spans_ns, host_spans_ns, host_wait
 from batchsim.metrics.latencies import LATENCIES, Ns
 from batchsim.report.layout import filled
 from batchsim.report.reading import point_text
+from batchsim.report.text.shapes_text import shape_line, use_of
 from batchsim.results.read import Results, scenario_of
 
 _LEAST_SHARE = 0.005  # of a request's life; smaller parts are added up as the rest
@@ -48,6 +49,7 @@ def overview(
         "load": load,
         "seed": seed,
         "lanes": _lanes(records),
+        "shapes": "" if (use := use_of(results, policy, load, seed)) is None else shape_line(use),
         "requests": len(known),
         "mean_ns": sum(means.values()),
         "mean_parts": [{"part": part, "ns": means[part]} for part in sorted(means, key=lambda part: -means[part])],
@@ -64,6 +66,7 @@ def overview_text(results: Results, facts: dict[str, Any]) -> str:
     mean = _sum_text(facts["mean_ns"], facts["mean_parts"])
     lines = [point_text(results, facts), _paragraph(f"  mean of {facts['requests']:,}: {mean}")]
     lines += [_paragraph(_lanes_text(facts["lanes"]))] if facts["lanes"] else []
+    lines += [_paragraph(f"  {facts['shapes']}")] if facts["shapes"] else []
     for one in facts["slowest"]:
         end = "" if one["outcome"] == "finished" else f", {one['outcome']} ({one['reason']})"
         by = facts["by"] or ""
@@ -106,7 +109,7 @@ def _lanes_text(lanes: dict[str, Any]) -> str:
     text = f"  host at work {shares['host']} of the time, device {shares['device']}"
     if not lanes["host_bound_steps"]:
         return f"{text}; no step waited for the host"
-    of = f"{lanes['host_bound_steps']:,} of {lanes['steps']:,} steps"
+    of = f"{lanes['host_bound_steps']:,} of {counted(lanes['steps'], 'step')}"
     return f"{text}; it stood still for the host {shares['waits']} of it, before {of}"
 
 

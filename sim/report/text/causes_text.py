@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 
 from batchsim.base.errors import ScenarioError
-from batchsim.base.units import format_duration
+from batchsim.base.units import counted, format_duration
 from batchsim.explain.causes import NEVER_LET_IN, Objectives, slo_misses
 from batchsim.explain.task_causes import TaskObjectives, task_misses
-from batchsim.report.layout import fit
+from batchsim.report.layout import aligned, fit
 from batchsim.report.reading import at_load, load_name, sweeps_at
 from batchsim.results.read import Results, scenario_of
 
@@ -112,19 +112,17 @@ def _counted(misses: pd.DataFrame) -> dict[str, Any]:
 
 def causes_text(results: Results, groups: list[dict[str, Any]], load: float, num_seeds: int) -> str:
     """What `causes` returned, as a table: a line for each policy (and request class), below it one for each cause."""
-    seeds = "1 seed" if num_seeds == 1 else f"{num_seeds} seeds"
-    lines = [f"SLO misses {at_load(load_name(results), load)} ({seeds}): {results.manifest['objective']}"]
-    width = max([len(row["cause"]) for one in groups for row in one["causes"]] + [5])
+    seeds = counted(num_seeds, "seed")
+    lines = [fit(f"SLO misses {at_load(load_name(results), load)} ({seeds}): {results.manifest['objective']}")]
     for one in groups:
         request_class = f", class {one['request_class']}" if one["request_class"] else ""
-        share = 100 * one["missed"] / one["offered"]
-        lines.append(
-            f"{one['label']}{request_class}: {one['missed']:,} of {one['offered']:,} {one['counted']} missed"
-            f" ({share:.3g} %)"
-        )
+        share = f"{100 * one['missed'] / one['offered']:.3g} %"
+        counts = f"{one['missed']:,} of {one['offered']:,} {one['counted']} missed ({share})"
+        lines.append(fit(f"{one['label']}{request_class}: {counts}"))
+        grid = [["  missed", "cause", "misses", "share", "median"]]
         for row in one["causes"]:
-            of_misses = f"{100 * row['misses'] / one['missed']:.0f} %"
-            time = f"  median {format_duration(row['median_ns'])}" if row["median_ns"] else ""
-            shown = f"  {row['metric']:<12}  {row['cause']:<{width}}  {row['misses']:>8,}  {of_misses:>5}{time}"
-            lines.append(shown)
-    return "\n".join(fit(line) for line in lines)
+            share = f"{100 * row['misses'] / one['missed']:.0f} %"
+            time = format_duration(row["median_ns"]) if row["median_ns"] else "–"
+            grid.append([f"  {row['metric']}", row["cause"], f"{row['misses']:,}", share, time])
+        lines += aligned(grid, left=(0, 1)) if one["causes"] else []
+    return "\n".join(lines)

@@ -11,6 +11,7 @@ from batchsim.base.units import Quantity, format_duration, parse_duration_ns
 from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.report.layout import fit
 from batchsim.results.heading import heading
+from batchsim.results.known_gaps import check_gaps
 from batchsim.scenario import Scenario
 from batchsim.scenario.command_lines.engines import command_of
 from batchsim.scenario.command_lines.lines import OPTIONS_FILE, Written
@@ -42,7 +43,7 @@ class ShownDeployment:
             text += (
                 [f"{OPTIONS_FILE}:", *(f"  {line}" for line in self.command.options)] if self.command.options else []
             )
-            text += [fit(f"! no flag says {', '.join(self.command.unsaid)}")] if self.command.unsaid else []
+            text += [fit(f"! the command cannot state {', '.join(self.command.unsaid)}")] if self.command.unsaid else []
         return "\n".join(text)
 
 
@@ -51,6 +52,7 @@ def shown_deployment(scenario: Scenario) -> ShownDeployment:
     title = kv = missing = ""
     try:
         setup = Setup.of(scenario)
+        check_gaps(setup)
         title, kv = heading(setup), str(setup.kv)
     except CalibrationError as error:
         missing = str(error)

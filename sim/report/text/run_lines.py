@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pandas as pd
 
-from batchsim.base.units import NS_PER_S, format_duration, parse_price_per_h
+from batchsim.base.units import NS_PER_S, counted, format_duration, parse_price_per_h
 from batchsim.metrics.table import METRICS
 from batchsim.report.reading import PolicyCurve, column, texts
 from batchsim.results.read import Results, scenario_of
@@ -55,7 +55,7 @@ def _facts(rows: pd.DataFrame, *, timed: bool) -> str:
         means = [float(values[replicas == replica].mean()) for replica in np.unique(replicas)]
         of[name] = min(means), max(means)
     facts = [f"{_span(*of['requests'], _count)} requests a replica"]
-    shown = {"engine_busy_share": _percent, "kv_utilisation_peak": _percent, "ttft_p99_s": _time}
+    shown = {"engine_busy_share": percent_words, "kv_utilisation_peak": percent_words, "ttft_p99_s": time_words}
     facts += [
         f"{METRICS[name].heading} {_span(*of[name], show)}"
         for name, show in shown.items()
@@ -78,11 +78,13 @@ def _count(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def _percent(share: float) -> str:
+def percent_words(share: float) -> str:
+    """`41 %`: a share as a whole percentage; a dash for none."""
     return "–" if math.isnan(share) else f"{100 * share:.0f} %"
 
 
-def _time(seconds: float) -> str:
+def time_words(seconds: float) -> str:
+    """`2.4 s`: a time to two digits; a dash for none."""
     return "–" if math.isnan(seconds) else format_duration(float(f"{seconds * NS_PER_S:.2g}"))
 
 
@@ -97,6 +99,28 @@ def task_lines(results: Results, shown: Sequence[tuple[PolicyCurve, int]]) -> li
             continue
         tasks, undone, pruned = (float(sweep.values(name)[i]) for name in ("tasks", "tasks_undone_share", "pruned"))
         if undone > 0 or pruned > 0:
-            facts = f"{tasks:,.0f} tasks, {100 * undone:.3g} % not done"
-            lines.append(f"{sweep.labels[i]}:  {facts}" + (f"; {pruned:,.0f} requests pruned" if pruned else ""))
+            facts = f"{sweep.labels[i]}:  {counted(round(tasks), 'task')}, {100 * undone:.3g} % not done"
+            lines.append(facts + (f"; {counted(round(pruned), 'request')} pruned" if pruned else ""))
+    return lines
+
+
+def offline_lines(results: Results, shown: Sequence[tuple[PolicyCurve, int]]) -> list[str]:
+    """A line for each (curve, index of a load) in `shown`, means over seeds; [] without offline jobs."""
+    if "offline_requests" not in results.summary:
+        return []
+    lines = []
+    for sweep, i in shown:
+        if not sweep.failed[i]:
+            of = {name: float(sweep.values(f"offline_{name}")[i]) for name in ("requests", "aborts")}
+            of |= {name: float(sweep.values(f"offline_{name}")[i]) for name in ("done_share", "expired_share")}
+            of |= {name: float(sweep.values(f"offline_{name}")[i]) for name in ("makespan_s", "tokens_per_s")}
+            late = f", {percent_words(of['expired_share'])} expired" if of["expired_share"] else ""
+            again = float(sweep.values("offline_prefilled_again_tokens")[i])
+            done = f"{percent_words(of['done_share'])} done"
+            if of["done_share"]:
+                late += f" in {time_words(of['makespan_s'])}, {of['tokens_per_s']:,.0f} tokens/s"
+            lines.append(
+                f"{sweep.labels[i]}:  {of['requests']:,.0f} offline requests, {done}{late};"
+                f" {of['aborts']:,.0f} aborts for others, {again:,.0f} tokens prefilled again"
+            )
     return lines

@@ -16,7 +16,9 @@ from batchsim.report.layout import aligned, fit
 from batchsim.report.numbers import DASH, per_token_text, percent_text, rate_text, rounded, time_text
 from batchsim.report.reading import PolicyCurve, load_name, short_load, sweeps, texts
 from batchsim.report.sheet import Cell, Table
-from batchsim.results.landmarks import Crossing, Knee, Landmarks
+from batchsim.results.decision import Decision
+from batchsim.results.knobs import asks_for_no_tokens
+from batchsim.results.landmarks import Crossing, Knee
 from batchsim.results.read import Results, curve_marks
 
 BOUND_BY = "bound_by"
@@ -59,6 +61,8 @@ def usual_columns(results: Results, shown: Sequence[tuple[PolicyCurve, int]]) ->
     SLO, `done/s` completions per second of the arrival window, `pad` the share of padding; `hit`, where a policy found
     something in a prefix cache, the share of the prompts' tokens found there."""
     columns = ["ttft_p50_s", "ttft_p99_s", "tpot_p99_s", "norm_latency_mean_s"]
+    if asks_for_no_tokens(results.scenario):
+        columns = ["e2e_p50_s", "e2e_p99_s", "queue_time_mean_s"]
     columns += ["task_e2e_p50_s", "task_e2e_p99_s"] if "task_e2e_p50_s" in results.summary else []
     columns += ["in_slo", "throughput_rps", "pad_share"]
     if _HITS in results.summary and any(not math.isnan(sweep.values(_HITS)[i]) for sweep, i in shown):
@@ -159,17 +163,21 @@ def vary_line(results: Results) -> str:
 
 
 def curve_table(results: Results) -> list[str]:
-    """The table's lines: each policy's saturation rate, knee, SLO crossing, and load from which the queue grows."""
+    """The table's lines: each policy's saturation rate, knee, highest load that surely meets the SLO, SLO crossing, and
+    load from which the queue grows."""
     name, marks = load_name(results), curve_marks(results)
-    grid = [["", "saturation", "knee", "SLO crossed at", "queue grows"]]
+    grid = [["", "saturation", "knee", "SLO sure", "crossed at", "queue grows"]]
     for sweep in sweeps(results):
-        landmarks = marks[sweep.policy]
+        landmarks, sure = marks[sweep.policy], Decision(sweep.name, tuple(sweep.judged)).sure
         rate = f"{results.manifest['saturation_rps'][sweep.policy]:.3g} req/s"
-        grid.append([sweep.name, rate, _knee(landmarks.knee), _crossed(landmarks.crossing), _grows(landmarks, name)])
+        met, ends = DASH if sure is None else f"{sure:g}", (_crossed(landmarks.crossing), _grows(sweep, name))
+        grid.append([sweep.name, rate, _knee(landmarks.knee), met, *ends])
+    doubt = " · in doubt: within the cost's error of saturation" if any("in doubt" in row for row in grid) else ""
     unit = {"mean_rate": "req/s", "users": "users", "rate_scale": "times the trace's rate"}[name]
     legend = (
         f"loads in {unit} · saturation: completions under overload · knee: greatest power, throughput / mean e2e ·"
-        f" crossed: {results.manifest['objective']}, interpolated between the tested loads in brackets"
+        f" SLO sure: highest tested that surely meets {results.manifest['objective']} · crossed: on average,"
+        f" interpolated between the tested loads in brackets{doubt}"
     )
     return [*aligned(grid, left=(0,)), fit(legend)]
 
@@ -196,7 +204,9 @@ def _between(low: float | None, high: float | None) -> str:
     return f"above {low:g}" if high is None else f"{low:g}–{high:g}"
 
 
-def _grows(landmarks: Landmarks, name: str) -> str:
-    if landmarks.unstable_from is None:
-        return "not judged" if name == "users" else "at none tested"
-    return f"from {landmarks.unstable_from:g}"
+def _grows(sweep: PolicyCurve, name: str) -> str:
+    if sweep.unstable_from is not None:
+        return f"from {sweep.unstable_from:g}"
+    if sweep.unstable.any():
+        return "in doubt"
+    return "not judged" if name == "users" else "at none tested"

@@ -13,6 +13,7 @@ from batchsim.base.errors import ScenarioError
 from batchsim.base.units import NS_PER_S, format_duration, parse_duration_ns
 from batchsim.explain.story import Chapter, Stories, Story
 from batchsim.kernel.record import FINISHED, MISSING, OUTCOME_NAMES, Records
+from batchsim.metrics.encoding import OTHERS, OWN
 from batchsim.report.layout import WIDTH, filled
 from batchsim.report.reading import point_text
 from batchsim.results.read import Results, scenario_of
@@ -30,6 +31,7 @@ _LETTERS = {
     "recompute": "R",
     "decode": "d",
     "decode_beside_prefill": "b",
+    "adapter_load": "A",
     "sat_out": "s",
     "preempted": "x",
     "swapped": "X",
@@ -37,6 +39,7 @@ _LETTERS = {
     "response_held": "h",
 }
 _REASONS = {
+    "encoder": "no room in the encoder's budget or cache",
     "kv_blocks": "no KV blocks",
     "no_slot": "no slot",
     "batch_window": "the batch may still fill",
@@ -47,6 +50,7 @@ _REASONS = {
     "waits_for_prefix": "another prompt makes blocks it can reuse",
     "decode_first": "decodes first",
     "no_replica": "held at the router",
+    "adapter": "others overtake, its adapter would be one too many",
 }
 
 
@@ -132,6 +136,8 @@ def _sentence(story: Story, facts: dict[str, Any]) -> str:
         by_kind.setdefault(chapter.what, []).append(chapter)
     terms = [term for what, chapters in by_kind.items() for term in _terms(what, chapters, facts)]
     gaps_ns = story.parts().get("host_gap", 0)
+    for part, whose in ((OWN, "encoding its own items"), (OTHERS, "encoding items of others")):
+        terms += [f"{whose} {format_duration(ns)}"] if (ns := story.parts().get(part, 0)) else []
     terms += [f"between steps {format_duration(gaps_ns)}"] if gaps_ns else []
     end = "" if facts["outcome"] == "finished" else f"; {facts['outcome']} ({facts['reason']})"
     return (", ".join(terms) or "no time at all") + end

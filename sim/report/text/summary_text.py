@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from batchsim.base.units import counted
 from batchsim.kernel.record import CAP_CUT
 from batchsim.metrics.table import METRICS
 from batchsim.report.cost_words import CANNOT_TELL, at_ends, cost_lines
@@ -40,8 +41,10 @@ from batchsim.report.reading import (
 )
 from batchsim.report.sheet import Table
 from batchsim.report.text.confidence import few_warning, paired_parts, precision_lines, warmup_warning
-from batchsim.report.text.run_lines import replica_lines, task_lines
+from batchsim.report.text.rollout_lines import rollout_lines
+from batchsim.report.text.run_lines import offline_lines, replica_lines, task_lines
 from batchsim.report.text.run_table import curve_table, policy_table, said_once, usual_columns, vary_line
+from batchsim.report.text.shapes_text import shape_lines
 from batchsim.results.decision import Decision
 from batchsim.results.failed import Failed, grouped
 from batchsim.results.read import Results
@@ -61,9 +64,8 @@ def report(results: Results, load: float | None = None, columns: Sequence[str] =
     """All that a run prints: its `opening`, unless it was `opened`, the policies at one load, the highest loads within
     the SLO, warnings.
 
-    By default the table is at the highest load at which some policy meets the SLO; if none does, at the middle one.
-    Where each policy has loads of its own, each is shown at the highest of its own that meets the SLO; if none does, at
-    the lowest. `columns` (`asked_columns`) stand in the place of the table's own.
+    By default the table is at the load of `load_to_show`. Where each policy has loads of its own, each is shown at one
+    of its own, `shown_at`. `columns` (`asked_columns`) stand in the place of the table's own.
     """
     own = load is None and is_auto(results)
     load = load_to_show(results) if load is None else load
@@ -103,7 +105,8 @@ def report(results: Results, load: float | None = None, columns: Sequence[str] =
     shown = None if own else load
     rows = _rows(results, shown)
     tables = [point_table(results, shown, columns), *by_class(results, shown), *replica_lines(results, rows)]
-    tables += [*draft_lines(results, rows), *task_lines(results, rows)]
+    tables += [*draft_lines(results, rows), *task_lines(results, rows), *rollout_lines(results, rows)]
+    tables += [*offline_lines(results, rows), *shape_lines(results, rows)]
     alike = manifest.get("vary", {}).get("same_requests", True)  # else seeds do not make pairs of the same requests
     first, parts = paired_parts(results, shown) if shown is not None and alike else ("", [])
     tables += [listed(first, parts)] if parts else []
@@ -137,7 +140,7 @@ def point_table(results: Results, load: float | None, columns: Sequence[str] = (
     same = "same draws for every user" if name == "users" else f"same {sent} for all"
     if not results.manifest.get("vary", {}).get("same_requests", True):
         same = f"each value its own {sent}, from the same draws"
-    head = f"each at its highest load that meets the SLO, else its lowest ({counted})"
+    head = f"each at its highest load that{' surely' * (seeds > 1)} meets the SLO, else its lowest ({counted})"
     head = head if load is None else f"{at_load(name, load)}{but}, {same} ({counted})"
     marks = []
     if any(cell.endswith("*") for cells in grid[1:] for cell in cells):
@@ -148,14 +151,17 @@ def point_table(results: Results, load: float | None, columns: Sequence[str] = (
     if any(DASH in cells for cells in known) and columns:
         marks.append("– not defined")
     elif any(DASH in cells for cells in known):
-        first = grid[0].index(METRICS["ttft_p50_s"].heading)
-        whole = any(cells[first] not in (DASH, "") and cells[first + 2] == DASH for cells in known)
+        heading = METRICS["ttft_p50_s"].heading
+        first = grid[0].index(heading) if heading in grid[0] else 0
+        whole = first > 0 and any(cells[first] not in (DASH, "") and cells[first + 2] == DASH for cells in known)
         marks.append("– not defined" + (" (a response sent whole, or of one token, has no tpot)" if whole else ""))
     absent = [sweep.name for sweep in sweeps(results) if load is not None and not sweep.tested(load)]
     others = [listed("not run at this load:", absent)] if absent else []
+    powered = any(METRICS[name].needs in ("known power", "idle power") for name in columns if name in METRICS)
+    power = [source for source in results.manifest["sources"] if source.startswith("power")] if powered else []
     wide = not columns and (load is None or "vary" in results.manifest)
     spare = [METRICS[name].heading for name in _SPARE] if wide else []
-    return "\n".join([head, *table.lines(spare=spare), *(["   ".join(marks)] if marks else []), *others])
+    return "\n".join([head, *table.lines(spare=spare), *(["   ".join(marks)] if marks else []), *others, *power])
 
 
 def run_table(results: Results, load: float | None, columns: Sequence[str] = ()) -> Table:
@@ -178,13 +184,12 @@ def _with_values(rows: list[tuple[PolicyCurve, int]], table: Table) -> Table:
 
 
 def _rows(results: Results, load: float | None) -> list[tuple[PolicyCurve, int]]:
-    """The curve of each policy run at `load`, with the load's index in its arrays. None: each policy at the highest
-    load that meets the SLO, else at its lowest.
-    """
+    """The curve of each policy run at `load`, with the load's index in its arrays. None: each policy where it is
+    `shown_at`."""
     if load is not None:
         check_load(results, load)
         return [(sweep, sweep.index(load)) for sweep in sweeps_at(results, load)]
-    return [(sweep, int(np.append(0, np.flatnonzero(sweep.meets_slo))[-1])) for sweep in sweeps(results)]
+    return [(sweep, sweep.shown_at) for sweep in sweeps(results)]
 
 
 def by_class(results: Results, load: float | None) -> list[str]:
@@ -208,7 +213,8 @@ def by_class(results: Results, load: float | None) -> list[str]:
 
 def highest_loads(results: Results) -> str:
     """For each policy the highest tested load that meets the SLO at the lower end of the interval over seeds, or
-    `never`, and the loads above it of which the interval leaves that open, with its ends.
+    `never`, and the loads above it of which the interval leaves that open, with its ends. `not known` where nothing
+    that the objective bounds is defined.
 
     A lower load that failed is named beside it: the SLO is then not met all the way up. A live run that was cut short
     is not judged.
@@ -227,7 +233,9 @@ def highest_loads(results: Results) -> str:
         if left := open_text([each for each in decision.open if not each.by_cost]):
             but = f" (open: {left}){but}"
         if decision.sure is None:
-            parts.append(f"{decision.name} {'at none for sure' if open_ or left else 'never'}{but}")
+            unknown = all(each.verdict == "not known" and not each.failed for each in decision.loads)
+            verdict = "not known" if unknown else "at none for sure" if open_ or left else "never"
+            parts.append(f"{decision.name} {verdict}{but}")
             continue
         but = (f" (but not {_listed(decision.missed_below)})" if decision.missed_below else "") + but
         parts.append(f"{decision.name} {decision.sure:g}{but}")
@@ -276,9 +284,7 @@ def warnings(results: Results, load: float | None) -> list[str]:
     name = load_name(results)
     rows = {sweep.policy: i for sweep, i in _rows(results, load)}
     for sweep in sweeps(results):
-        grows = sweep.loads[
-            sweep.unstable & ~sweep.within_error
-        ]  # what the cost's error leaves open has a line of its own
+        grows = sweep.loads[sweep.grows]  # what the cost's error leaves open has a line of its own
         if len(grows) and not is_auto(results):  # else the queue's growth has a column of its own
             for_ever = len(grows) == (sweep.loads >= grows[0]).sum()
             where = (
@@ -305,8 +311,8 @@ def warnings(results: Results, load: float | None) -> list[str]:
         if cut:
             first = results.manifest["details"].get(sweep.labels[i], {}).get(CAP_CUT, "")
             lines.append(
-                f"! {sweep.name}: {cut:,} requests over all seeds ended early {at_load(name, here)}: the engine cuts"
-                f" output caps to its KV memory and context ({first})"
+                f"! {sweep.name}: {counted(cut, 'request')} over all seeds ended early {at_load(name, here)}: the"
+                f" engine cuts output caps to its KV memory and context ({first})"
             )
     return lines
 

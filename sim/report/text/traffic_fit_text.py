@@ -14,7 +14,7 @@ from batchsim.fit.traffic.traffic_fit import TrafficFit
 from batchsim.report.layout import aligned
 from batchsim.report.layout import fit as fitted_to_width
 from batchsim.workload.clocks import ends_rps
-from batchsim.workload.workload_config import StepLengths
+from batchsim.workload.lengths import StepLengths
 
 _LAWS = 6
 """Laws of arrivals that are shown: the likeliest of each family."""

@@ -17,7 +17,7 @@ from batchsim.scenario.deployment_config import DeploymentConfig
 SERVERS: dict[str, Engine] = {engine.name: engine for engine in (VLLM, SGLANG, TENSORRT_LLM)}
 """By the name that a deployment has for the engine."""
 
-_TOLD = ("tp", "pp", "ep", "dp_attention", "weights", "moe", "kv", "activations")
+_TOLD = ("tp", "pp", "ep", "dp_attention", "weights", "moe", "kv", "activations", "power_cap")
 
 
 def read_command(line: str, engine: str) -> Read:
@@ -56,12 +56,12 @@ def write_command(keys: Keys, engine: str) -> Written:
     return write_line(keys, SERVERS[engine])
 
 
-def command_of(scenario: Scenario) -> Written:
-    """The command line that starts the engine of a scenario's deployment, with the knobs of the first policy that is
-    its own; the others are unsaid. ScenarioError if the scenario has no deployment.
-    """
-    written, own = write_command(keys_of(scenario), deployment_of(scenario).engine), _own_policy(scenario)
-    others = tuple(f"policy {spec.name}" for spec in scenario.specs if spec is not own)
+def command_of(scenario: Scenario, policy: str | None = None) -> Written:
+    """The command line that starts the engine of a scenario's deployment, with the knobs of `policy` (by default the
+    first) if it is the engine's own; policies without a flag are unsaid. ScenarioError if there is no deployment."""
+    specs = [spec for spec in scenario.specs if policy in (None, spec.name)]
+    written, own = write_command(keys_of(scenario, policy), deployment_of(scenario).engine), _own(scenario, policy)
+    others = tuple(f"policy {spec.name}" for spec in specs if spec is not own)
     return replace(written, unsaid=(*written.unsaid, *others))
 
 
@@ -76,8 +76,9 @@ def deployment_of(scenario: Scenario) -> DeploymentConfig:
     return scenario.cost
 
 
-def keys_of(scenario: Scenario) -> Keys:
-    """The keys of `scenario` that differ from an engine's own choice, flat, for `write_command`."""
+def keys_of(scenario: Scenario, policy: str | None = None) -> Keys:
+    """The keys of `scenario` that differ from an engine's own choice, flat, for `write_command`; of `policy` alone, or
+    of the first policy that is the engine's own."""
     config, file, plain = deployment_of(scenario), scenario.file, scenario.plain
     keys: Keys = {"model": hugging_face_id(file.model)}
     for name in _TOLD:
@@ -86,13 +87,15 @@ def keys_of(scenario: Scenario) -> Keys:
     for key in ("max_model_len", "max_waiting"):
         if (value := getattr(file, key)) is not None:
             keys[key] = value
-    keys |= {f"kv.{name}": value for name, value in (plain.get("kv") or {}).items()}
-    own = _own_policy(scenario)
+    keys |= {f"kv.{name}": value for name, value in (plain.get("kv") or {}).items() if name != "source"}
+    if file.workload.lora_rank is not None:
+        keys["enable_lora"] = True
+    own = _own(scenario, policy)
     keys |= {f"policy.{knob}": value for knob, value in (own.knobs if own else {}).items()}
     return keys
 
 
-def _own_policy(scenario: Scenario) -> PolicySpec | None:
-    """The first policy that is the deployment's engine's; None if there is none."""
+def _own(scenario: Scenario, policy: str | None) -> PolicySpec | None:
+    """The first policy, of that name where one is given, that is the deployment's engine's; None if there is none."""
     engine = deployment_of(scenario).engine
-    return next((spec for spec in scenario.specs if spec.kind == engine), None)
+    return next((spec for spec in scenario.specs if spec.kind == engine and policy in (None, spec.name)), None)

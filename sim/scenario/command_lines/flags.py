@@ -17,6 +17,8 @@ from typing import Any
 
 import yaml
 
+from batchsim.base.errors import ScenarioError
+
 Keys = dict[str, Any]
 _INT = re.compile(r"[+-]?\d+\Z", re.ASCII)
 _DIGITS = 20  # of the longest number of 64 bits
@@ -87,6 +89,23 @@ def one_of(**meanings: Any) -> Callable[[str], Any]:
         return meanings[word]
 
     return read
+
+
+def settle_loras(keys: Keys, title: str, slots: str, default: int) -> None:
+    """Makes knobs of what flags say of LoRA adapters: with `enable_lora` alone as many `slots` as the engine has by
+    `default`. ScenarioError where flags say something and it is not switched on."""
+    stated = sorted(key.removeprefix("policy.") for key in keys if key.startswith("policy.") and "lora" in key)
+    if keys.pop("enable_lora", False):
+        keys.setdefault(slots, default)
+    elif stated:
+        flag = "--" + stated[0].replace("_", "-")
+        raise ScenarioError(f"{title}: {flag} does nothing without --enable-lora. Add that, or leave it out.")
+
+
+def unsettle_loras(keys: Keys) -> None:
+    """Switches LoRA on where `keys` have a knob of it."""
+    if any(key.startswith("policy.") and "lora" in key for key in keys):
+        keys["enable_lora"] = True
 
 
 def words(*known: str) -> Callable[[str], str]:

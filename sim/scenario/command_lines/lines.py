@@ -39,7 +39,7 @@ def read_line(line: str, engine: Engine) -> Read:
     if "model" not in reader.keys:
         raise ScenarioError(f"{engine.title}: the command names no model. Write {_example(engine)}.")
     engine.settle(reader.keys)
-    if "kv.tokens" in reader.keys and reader.keys.pop("kv.utilisation", None) is not None:
+    if {"kv.tokens", "kv.memory"} & reader.keys.keys() and reader.keys.pop("kv.utilisation", None) is not None:
         reader.same += [flag.name for flag in engine.flags if flag.key == "kv.utilisation"]  # the tokens are stated
     return Read(engine.name, reader.keys, tuple(reader.same), tuple(reader.untold), reader.quantised)
 

@@ -15,7 +15,9 @@ from batchsim.scenario.command_lines.flags import (
     as_share,
     number,
     one_of,
+    settle_loras,
     share,
+    unsettle_loras,
     with_suffix,
     words,
 )
@@ -61,6 +63,12 @@ _FLAGS = (
     Flag("policy.disable_priority_preemption", "--disable-priority-preemption", read=None),
     Flag("policy.schedule_low_priority_values_first", "--schedule-low-priority-values-first", read=None),
     Flag("policy.priority_scheduling_preemption_threshold", "--priority-scheduling-preemption-threshold"),
+    Flag("enable_lora", "--enable-lora", read=None),
+    Flag("policy.max_loras_per_batch", "--max-loras-per-batch"),
+    Flag("policy.max_loaded_loras", "--max-loaded-loras"),
+    Flag("policy.lora_eviction_policy", "--lora-eviction-policy", read=words("lru", "fifo")),
+    Flag("policy.enable_lora_overlap_loading", "--enable-lora-overlap-loading", read=None),
+    Flag("policy.lora_drain_wait_threshold", "--lora-drain-wait-threshold", read=number),
     Flag("policy.scheduler_recv_interval", "--scheduler-recv-interval"),
     Flag("policy.retraction_policy", "--retraction-policy", read=words("length", "priority")),
 )
@@ -78,9 +86,11 @@ def _settle(keys: Keys) -> None:
             f"SGLang: dp {groups} without --enable-dp-attention is {groups} engines behind a router. Leave it out here,"
             f" and write replicas: {{count: {groups}, router: round_robin}} in the scenario."
         )
+    settle_loras(keys, "SGLang", "policy.max_loras_per_batch", 8)
 
 
 def _unsettle(keys: Keys) -> None:
+    unsettle_loras(keys)
     groups = keys.get("deployment.dp_attention", 1)
     if groups > 1:
         keys["deployment.tp"] = keys.get("deployment.tp", 1) * groups

@@ -7,6 +7,7 @@ hyphen may be an underscore in all of them.
 from __future__ import annotations
 
 from batchsim.base.errors import ScenarioError
+from batchsim.base.units import parse_bytes
 from batchsim.scenario.command_lines.flags import (
     CHECKPOINTS,
     Engine,
@@ -14,7 +15,9 @@ from batchsim.scenario.command_lines.flags import (
     Keys,
     as_share,
     one_of,
+    settle_loras,
     share,
+    unsettle_loras,
     with_suffix,
     words,
 )
@@ -26,6 +29,17 @@ _OF_CHECKPOINT = (
 )
 QUANTISED = one_of(fp8="fp8", **dict.fromkeys(_OF_CHECKPOINT.split(), CHECKPOINTS))
 SIXTEEN = one_of(auto=None, half=None, float16=None, bfloat16=None)
+
+
+def _memory(text: str) -> str:
+    """A number of bytes as the size that a scenario writes."""
+    return f"{TOKENS(text)}B"
+
+
+def _bytes(size: str) -> str:
+    """A scenario's size as the number of bytes that the flag takes."""
+    return str(parse_bytes(size))
+
 
 _FLAGS = (
     Flag("deployment.tp", "--tensor-parallel-size", ("-tp",)),
@@ -40,6 +54,7 @@ _FLAGS = (
     Flag("kv.utilisation", "--gpu-memory-utilization", read=share, show=as_share),
     Flag("kv.block_size", "--block-size"),
     Flag("blocks", "--num-gpu-blocks-override"),
+    Flag("kv.memory", "--kv-cache-memory-bytes", read=_memory, show=_bytes),
     Flag("policy.max_num_seqs", "--max-num-seqs", read=TOKENS),
     Flag("policy.max_num_batched_tokens", "--max-num-batched-tokens", read=TOKENS),
     Flag("policy.long_prefill_token_threshold", "--long-prefill-token-threshold"),
@@ -48,6 +63,10 @@ _FLAGS = (
     Flag("policy.enable_chunked_prefill", "--no-enable-chunked-prefill", read=None, value=False),
     Flag("policy.enable_prefix_caching", "--enable-prefix-caching", read=None),
     Flag("policy.enable_prefix_caching", "--no-enable-prefix-caching", read=None, value=False),
+    Flag("enable_lora", "--enable-lora", read=None),
+    Flag("policy.max_loras", "--max-loras"),
+    Flag("policy.max_cpu_loras", "--max-cpu-loras"),
+    Flag("policy.max_lora_rank", "--max-lora-rank"),
     Flag("policy.async_scheduling", "--async-scheduling", read=None),
     Flag("policy.async_scheduling", "--no-async-scheduling", read=None, value=False),
 )
@@ -64,6 +83,7 @@ def _settle(keys: Keys) -> None:
         keys["deployment.ep"] = gpus
     if (blocks := keys.pop("blocks", None)) is not None:
         keys["kv.tokens"] = blocks * keys.get("kv.block_size", 16)
+    settle_loras(keys, "vLLM", "policy.max_loras", 1)
 
 
 def _unsettle(keys: Keys) -> None:
@@ -72,6 +92,9 @@ def _unsettle(keys: Keys) -> None:
         raise ScenarioError(f"vLLM divides whole experts over all {gpus} GPUs of a stage or none, not over {ep}.")
     if keys.pop("deployment.ep", 1) > 1:
         keys["all_experts"] = True
+    if (size := keys.get("kv.memory")) is not None:
+        keys["kv.memory"] = f"{parse_bytes(size)}B"
+    unsettle_loras(keys)
     block = keys.get("kv.block_size", 16)
     if (tokens := keys.pop("kv.tokens", None)) is not None:
         keys["blocks"] = tokens // block

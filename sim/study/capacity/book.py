@@ -166,6 +166,8 @@ def capacity(book: Book, num_seeds: int | None = None, *, without: int | None = 
         if num_seeds == 1 or (high.grows and high.margin >= 0):  # no interval, or the queue alone fails
             least = None if least is None else min(least, low.load)
             largest = None if largest is None else max(largest, high.load)
+        elif middle is not None and largest is not None and largest < middle:
+            largest = high.load  # at its upper end the queue alone fails, somewhere up to there
     if least is None:
         sure = [p.load for p in every if p.decided and p.passes and (middle is None or p.load <= middle)]
         least = max(sure, default=None)

@@ -11,6 +11,7 @@ from batchsim.base.errors import ScenarioError
 from batchsim.metrics.intervals import Difference, paired
 from batchsim.metrics.slo import NOT_ALL, parse_slo
 from batchsim.results.keep import objective_text
+from batchsim.results.known_gaps import check_gaps
 from batchsim.scenario import Scenario
 from batchsim.scenario.longest_prompt import check_reach
 from batchsim.scenario.setup import Setup
@@ -51,6 +52,7 @@ def find_capacities(
     labels = _chosen(scenario, policies)
     _check_objectives(scenario)
     setup = Setup.of(scenario)
+    check_gaps(setup)
     chosen = [spec for spec in scenario.specs if spec.label in labels]
     with scenario.at("cost"):
         check_reach(setup, chosen, max(scenario.loads, default=ANY_LOAD), range(effort.pilot))

@@ -39,6 +39,7 @@ from batchsim.workload.processes import (
     ProfiledArrivals,
     WeibullArrivals,
 )
+from batchsim.workload.rollout_config import Rollout
 from batchsim.workload.workload_config import AllAtOnce, ClosedLoop, TraceArrivals
 
 START_SHARE = 0.8  # of saturation: the first load tried
@@ -139,10 +140,16 @@ def run_trials(
 def with_load(scenario: Scenario) -> Scenario:
     """`scenario` with a load axis that its arrivals have. ScenarioError where there is none to search."""
     arrivals = scenario.file.workload.arrivals
-    if isinstance(arrivals, AllAtOnce):
+    if isinstance(arrivals, AllAtOnce | Rollout):
+        when = "arrive at once" if isinstance(arrivals, AllAtOnce) else "come as a trainer asks for them"
         raise ScenarioError(
-            f"{scenario.source}: all requests arrive at once, so that there is no rate to search. Write arrivals over"
+            f"{scenario.source}: all requests {when}, so that there is no rate to search. Write arrivals over"
             " time, like {kind: poisson, mean_rate: 1/s}."
+        )
+    if name := scenario.file.workload.offline_class:
+        raise ScenarioError(
+            f"{scenario.source}: the offline job classes.{name} fills what others leave, so that there is no capacity"
+            " to search. Drop that class."
         )
     if scenario.vary_key:
         raise ScenarioError(

@@ -250,6 +250,8 @@ def _check_auto(setup: Setup) -> None:
         raise _cannot(setup.scenario, "sessions cannot be piled up: a turn needs the answer before it")
     if workload.tasks is not None:
         raise _cannot(setup.scenario, "tasks cannot be piled up: a stage needs the answers before it")
+    if name := workload.offline_class:
+        raise _cannot(setup.scenario, f"the offline job classes.{name} fills what others leave, whatever their rate")
     scale = None if workload.trace is None else workload.trace.rate_scale
     if setup.scenario.load_name == "rate_scale" and scale is not None and scale.by not in ("compress", "copies"):
         raise _cannot(setup.scenario, f"a trace scaled by {scale.by} cannot take every factor")

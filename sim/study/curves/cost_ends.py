@@ -28,6 +28,7 @@ from batchsim.scenario.setup import Setup
 from batchsim.study.curves.lines import Line
 from batchsim.study.sweep.points import Sweep
 from batchsim.study.sweep.search import side_by_side
+from batchsim.workload.rollout_config import Rollout
 from batchsim.workload.workload_config import AllAtOnce, ClosedLoop
 
 Result = dict[str, Any] | Failed
@@ -98,7 +99,7 @@ def find_ends(
 def _tested(line: Line, results: Sequence[Result]) -> _Tested | None:
     """The curve of a line; None where its error is unknown, or has no saturation to lie near."""
     error, arrivals = line.setup.cost_error, line.setup.traffic.arrivals
-    closed = line.setup.traffic.max_concurrency is not None or isinstance(arrivals, ClosedLoop | AllAtOnce)
+    closed = line.setup.traffic.max_concurrency is not None or isinstance(arrivals, ClosedLoop | AllAtOnce | Rollout)
     if closed or not isinstance(error, CostError):
         return None
     of_line = [each for each in results if (each.policy if isinstance(each, Failed) else each["policy"]) == line.policy]

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from batchsim.base.errors import ScenarioError
+from batchsim.metrics.latencies import OF_TOKENS
 from batchsim.metrics.point_inputs import NO_TASKS
 from batchsim.metrics.slo import parse_slo
 from batchsim.results.failed import Failed
 from batchsim.results.keep import keep_run
+from batchsim.results.known_gaps import check_gaps
 from batchsim.results.read import Results
 from batchsim.scenario import Scenario
 from batchsim.scenario.longest_prompt import check_reach
@@ -134,9 +136,24 @@ def check_inputs(setup: Setup) -> None:
         if traffic.slo is not None:
             with scenario.at("workload"):
                 parse_slo(traffic.slo)
+    check_gaps(setup)
     axis = ANY_LOAD if scenario.auto else min(scenario.loads)
     workload = setup.workload(axis, seed=0)
     texts = [scenario.file.slo, *(each.slo for each in scenario.file.workload.classes.values())]
+    if scenario.file.workload.makes_no_tokens:
+        with scenario.at("slo"):
+            _check_no_tokens([text for text in texts if text is not None])
     if task_of(workload) is None and any(text is not None and parse_slo(text).of_tasks for text in texts):
         with scenario.at("slo"):
             raise ScenarioError(NO_TASKS)
+
+
+def _check_no_tokens(texts: list[str]) -> None:
+    """ScenarioError where an objective bounds tokens, of which pooling models make none."""
+    for text in texts:
+        for bound in parse_slo(text).bounds:
+            if bound.metric in OF_TOKENS:
+                raise ScenarioError(
+                    f"slo '{text}': {bound.metric} is of tokens, and requests with output 0 get none. Bound e2e or"
+                    " queue_time."
+                )

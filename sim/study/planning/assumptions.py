@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from batchsim.results.fleet_inputs import watts
+from batchsim.results.fleet_inputs import energy_words
 from batchsim.results.heading import measured_at
 from batchsim.results.provenance import provenance
 from batchsim.scenario.command_lines.engines import command_of
+from batchsim.scenario.command_lines.lines import Written
 from batchsim.scenario.deployment_config import DeploymentConfig
 from batchsim.study.planning.batches import BATCHES
 from batchsim.study.planning.demand import minutes
@@ -22,9 +23,10 @@ from batchsim.study.planning.probe import PLANNED, Ask, GpuGroup
 
 COMMAND = "command on"
 """What the row begins with that has the command line of a deployment; the name of its GPU follows."""
+UNSAID = "not in the command on"
+"""What the row begins with that says what that command line leaves out; the name of its GPU follows."""
 DOUBT = "against the step times of"
 """What the row begins with that says why they are not to be trusted; the name of the GPU follows."""
-_ENERGY = "joules a step of its profile, while steps run; idle power is left out"
 
 
 def assumptions(planned: Planned) -> list[dict[str, Any]]:
@@ -72,15 +74,16 @@ def assumptions(planned: Planned) -> list[dict[str, Any]]:
         if setup.deployment_text:
             rows.append((f"deployment on {name}", setup.deployment_text))
         if isinstance(setup.scenario.cost, DeploymentConfig):
-            rows.append((f"{COMMAND} {name}", command_of(setup.scenario).line))
+            written = command_for(planned, group)
+            rows.append((f"{COMMAND} {name}", written.line))
+            rows += [(f"{UNSAID} {name}", ", ".join(written.unsaid))] if written.unsaid else []
         rows.append((f"step times of {name}", setup.cost_text.removeprefix("cost: ")))
         error = setup.cost_error
         rows.append((f"their error on {name}", f"{error}: {error.source}"))
         rows.append((f"KV memory of {name}", str(setup.kv)))
         profile = setup.cost.profile
         rows += [(f"{DOUBT} {name}", doubt) for doubt in (profile.doubts if profile else ())]
-        measured = profile is not None and watts(profile.energy, profile.samples)
-        rows.append((f"energy of {name}", _ENERGY if measured else "its profile has no power"))
+        rows.append((f"energy of {name}", f"{energy_words(setup)}; while steps run, idle is left out"))
     if plan.energy_price is not None:
         price = f"{plan.currency} {plan.energy_price:g} a kWh: the scenario's number"
         rows.append(("price of energy", f"{price}, on top of the prices of GPUs, for the energy of steps alone"))
@@ -94,6 +97,12 @@ def assumptions(planned: Planned) -> list[dict[str, Any]]:
         ("machine", f"{made['machine']}, Python {made['python']}"),
     ]
     return [{"what": what, "assumed": assumed} for what, assumed in rows]
+
+
+def command_for(planned: Planned, group: GpuGroup) -> Written:
+    """The command line that starts a replica of a group under its policy. ScenarioError as `command_of` raises it."""
+    alone = planned.demand.plan.free is not None  # a search makes a scenario of the group's policy alone
+    return command_of(planned.book.setup(Ask(group)).scenario, None if alone else group.policy)
 
 
 def _shown(planned: Planned, gpu: str) -> GpuGroup:

@@ -8,7 +8,7 @@ from batchsim.study.planning.make import GROWN, Planned
 from batchsim.study.planning.money import cost_per_month
 
 CHEAPEST = "cheapest"
-CASES = {"grown": "more traffic", "lost": "a lost replica", "slow": "the longest steps"}
+CASES = {"grown": GROWN, "lost": "a lost replica", "slow": "slower steps"}
 """By column, the trouble that a number of replicas survives or does not."""
 
 

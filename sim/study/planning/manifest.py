@@ -11,8 +11,8 @@ import shlex
 import yaml
 
 from batchsim.base.errors import ScenarioError
-from batchsim.scenario.command_lines.engines import command_of
 from batchsim.scenario.deployment_config import DeploymentConfig
+from batchsim.study.planning.assumptions import command_for
 from batchsim.study.planning.make import Planned
 from batchsim.study.planning.probe import Ask
 
@@ -36,7 +36,7 @@ def manifest(planned: Planned) -> str:
     if not isinstance(config, DeploymentConfig) or config.engine not in _IMAGES:
         return ""
     try:
-        written = command_of(setup.scenario)
+        written = command_for(planned, planned.groups[planned.best or 0])
     except ScenarioError:
         return ""
     words = shlex.split(written.line)[len(_HEADS[config.engine]) :]

@@ -195,7 +195,7 @@ class Book:
         if self.demand.plan.free is not None:  # alone: KV memory is left beside the largest step of its own policy
             texts.append(f"policies={_flow(policy_alone(self.demand.scenario, group.policy, chosen))}")
         if offer.kv_tokens is not None:
-            texts.append(f"kv.tokens={offer.kv_tokens}")
+            texts += [f"kv.tokens={offer.kv_tokens}", "plan=null"]  # of this GPU alone, and not of the plan's others
         key = tuple(texts)
         if key not in self._setups:
             self._setups[key] = self._new_setup(group.gpu, key)

@@ -70,6 +70,7 @@ def probe_row(planned: Planned, probe: GroupProbe) -> Row:
         "offered_rps": offered_rps(planned, probe),
         "drawn_rps": probe.mean("offered_rps"),
         "goodput_rps": goodput_rps(planned, probe),
+        "energy_j_per_output_token": probe.mean("energy_j_per_output_token"),
         "engine_busy_share": probe.mean("engine_busy_share"),
         **_latencies(planned, probe),
         "cost_per_month": cost_per_month(offer, group.replicas),

@@ -11,17 +11,10 @@ from batchsim.base.ranges import MAX_POINTS
 from batchsim.base.units import NS_PER_S
 from batchsim.scenario.setup import Setup
 from batchsim.workload.build import apply_load
+from batchsim.workload.lengths import Lengths, ListLengths, PairLengths, StepLengths
+from batchsim.workload.rollout_config import Rollout
 from batchsim.workload.traces.trace_rows import TraceRows
-from batchsim.workload.workload_config import (
-    AllAtOnce,
-    ClosedLoop,
-    Lengths,
-    ListLengths,
-    PairLengths,
-    StepLengths,
-    TraceArrivals,
-    WorkloadConfig,
-)
+from batchsim.workload.workload_config import AllAtOnce, ClosedLoop, TraceArrivals, WorkloadConfig
 
 REQUEST_BYTES, STEP_BYTES = 1_000, 450
 """What requests and steps take of the memory of the process that simulates and measures them: its peak less what it is
@@ -30,6 +23,12 @@ KEPT_STEP_BYTES = 150
 """The same of steps of several replicas that are not kept: each is measured by itself."""
 BLOCK_BYTES = 52
 """A block's id, its content's key and its users: three places of lists and a number."""
+
+POINT_S, REQUEST_S, STEP_S = 0.05, 80e-6, 2e-6
+LEAST_OF_EXPECTED, MOST_OF_EXPECTED = 1.0, 8.0
+"""Seconds that a point, a request and a step take to be simulated, on one core of the machine of docs/speed.md, and the
+range of what seven shipped scenarios took: engines with more rules take longer, and near saturation a point is
+simulated at both ends of the cost's error as well."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ def largest_load(setup: Setup) -> float:
     if isinstance(arrivals, TraceArrivals):
         assert trace is not None and trace.rate_scale is not None, "checked by the load axis"
         return trace.rate_scale.factor
-    assert not isinstance(arrivals, AllAtOnce), "has no load axis"
+    assert not isinstance(arrivals, AllAtOnce | Rollout), "has no load axis"
     return arrivals.mean_rate
 
 
@@ -102,11 +101,30 @@ def expected(setup: Setup, load: float) -> tuple[float, float]:
         requests = workload.requests or arrivals.users
     elif isinstance(arrivals, AllAtOnce):
         requests = workload.requests or 0
+    elif isinstance(arrivals, Rollout):
+        requests = arrivals.updates * arrivals.scheme.required(arrivals.prompts) * arrivals.answers
+        return requests, requests * _output_tokens(workload, rows)
     else:
-        requests = workload.requests or arrivals.mean_rate * span_ns / NS_PER_S
+        requests = workload.requests_at(arrivals.mean_rate)
         span_ns = span_ns or requests / arrivals.mean_rate * NS_PER_S
     busy_steps = setup.num_engines * span_ns / setup.cost.recompute_ns(1)
     return requests, min(busy_steps, requests * _output_tokens(workload, rows))
+
+
+def estimated_s(each: Iterable[tuple[Setup, float, int]], jobs: int) -> tuple[float, float] | None:
+    """(least, most) seconds in which `jobs` processes simulate and measure points, by the requests and steps that are
+    expected; None where these are not known. `each` has setups, loads and how many points there are of the two."""
+    seconds, points = 0.0, 0
+    for setup, load, count in each:
+        traffic = setup.traffic
+        ends_by_time = isinstance(traffic.arrivals, ClosedLoop) and not traffic.requests
+        if ends_by_time or traffic.sessions is not None or traffic.tasks is not None:
+            return None
+        requests, steps = expected(setup, load)
+        seconds += count * (POINT_S + requests * REQUEST_S + steps * STEP_S)
+        points += count
+    at_a_time = min(jobs, points)
+    return LEAST_OF_EXPECTED * seconds / at_a_time, MOST_OF_EXPECTED * seconds / at_a_time
 
 
 def _pool_bytes(setup: Setup) -> float:

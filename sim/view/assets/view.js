@@ -244,25 +244,31 @@
       const series = [{ label: spec.x.label, value: (u, v) => (v == null ? "" : `${spec.x.said || "at"} ${WRITE[spec.x.kind](v)}`) }];
       for (const line of spec.lines)
         series.push({
-          label: line.label, stroke: paint(line.color), width: line.dots ? 0 : 1.6 + 2.6 * (line.depth || 0), spanGaps: true,
+          label: line.label, stroke: paint(line.color), width: line.dots ? 0 : 1.6 + 2.6 * (line.depth || 0), spanGaps: !line.marked,
           dash: line.dashed ? [6, 4] : undefined, fill: line.dots ? undefined : line.fill && `${paint(line.color)}33`,
           paths: line.dots ? () => null : line.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
           points: { show: !!(line.dots || line.marked), size: line.dots ? 5 : 7 + 3 * (line.depth || 0), fill: paint(line.color), width: 0 },
           value: (u, v, i, at) => (at == null ? "" : v == null ? "–" : WRITE[spec.y.kind](v)),
         });
-      // The intervals, shaded below the lines.
+      // The intervals, shaded below the lines, and over no gap.
       const shades = (u) => {
         const { ctx, bbox } = u;
         ctx.save();
         ctx.beginPath(); ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height); ctx.clip();
         spec.lines.forEach((line, k) => {
           if (!line.low || !u.series[k + 1].show) return;
-          const known = spec.xs.map((_, i) => i).filter((i) => line.low[i] != null && line.high[i] != null);
+          const stretches = [[]];
+          spec.xs.forEach((_, i) => {
+            if (line.low[i] === null || line.high[i] === null) stretches.push([]);
+            else if (line.low[i] !== undefined) stretches[stretches.length - 1].push(i);
+          });
           ctx.fillStyle = `${paint(line.color)}26`;
-          ctx.beginPath();
-          for (const i of known) ctx.lineTo(u.valToPos(spec.xs[i], "x", true), u.valToPos(line.high[i], "y", true));
-          for (const i of known.reverse()) ctx.lineTo(u.valToPos(spec.xs[i], "x", true), u.valToPos(line.low[i], "y", true));
-          ctx.fill();
+          for (const known of stretches) {
+            ctx.beginPath();
+            for (const i of known) ctx.lineTo(u.valToPos(spec.xs[i], "x", true), u.valToPos(line.high[i], "y", true));
+            for (const i of known.reverse()) ctx.lineTo(u.valToPos(spec.xs[i], "x", true), u.valToPos(line.low[i], "y", true));
+            ctx.fill();
+          }
         });
         ctx.restore();
       };
@@ -367,13 +373,15 @@
     $("name").textContent = found.name;
     $("heading").textContent = `${found.heading}. Asked: ${found.objective}.`;
     $("decision").textContent = found.decision[0];
-    $("decided").textContent = found.decision.slice(1).join(" ");
+    $("reasons").textContent = found.decision.slice(1).join(" ");
+    $("decided").textContent = found.sure.join(" ");
     glossary();
     clear($("curves"));
     let wide = false;
     for (const each of found.charts) {
       const xs = [...new Set(each.series.flatMap((line) => line.x))].sort((a, b) => a - b);
-      const at = (line, values) => xs.map((x) => { const i = line.x.indexOf(x); return i < 0 || values[i] == null ? null : values[i]; });
+      // A line leads over loads that its policy was not tried at, which are undefined, and over no gap.
+      const at = (line, values) => xs.map((x) => { const i = line.x.indexOf(x); return i < 0 ? undefined : values[i]; });
       const log = each.y.scale === "log", kind = each.y.kind;
       // An interval of a share ends at 0 and 1.
       const ends = (line, values) => at(line, values).map((v) => (v == null || each.y.scale !== "nines" ? v : Math.max(0, Math.min(1, v))));
@@ -382,7 +390,7 @@
         crosses: at(line, line.crosses), points: at(line, line.points),
         low: line.low.length ? ends(line, line.low) : null, high: line.high.length ? ends(line, line.high) : null,
       }));
-      lines.forEach((line, k) => { line.depth = Math.min(3, lines.slice(k + 1).filter((later) => alike(line.y, later.y)).length); wide ||= line.depth > 0; });
+      window.batchsim.depths(lines.map((line) => line.y)).forEach((depth, k) => { lines[k].depth = depth; wide ||= depth > 0; });
       const asked = each.target == null ? "" : `, asked: ${WRITE[kind](each.target)} (dashed)`;
       chart($("curves"), {
         caption: `${each.caption}${asked}`, xs, lines, target: each.target, group: "curves",
@@ -391,14 +399,12 @@
       });
     }
     const of = found.one_seed ? "" : `Lines are means of ${found.seeds}, shaded where that has a 95 % interval; a click opens the first seed, whose own values differ. `;
-    $("curves-said").textContent = `${of}Click a value to open its point. Drag across to zoom, double-click to see all. A cross marks a queue that grows${wide ? "; a wide line has another with the same values on it" : ""}.`;
+    const notes = [...new Set(found.charts.map((each) => each.note).filter(Boolean))].map((note) => ` ${note}`).join("");
+    $("curves-said").textContent = `${of}Click a value to open its point. Drag across to zoom, double-click to see all. A cross marks a queue that grows${wide ? "; a wide line has another on it, with the same values for the most part" : ""}.${notes}`;
     options($("pick"), found.points.map((point) => [point.point, point.title]));
     options($("by"), found.by, found.by[0][0]);
     await restore();
   }
-
-  // Whether two lines have the same values, within 1 %.
-  const alike = (one, other) => one.every((v, i) => (v == null || other[i] == null ? v === other[i] : Math.abs(v - other[i]) <= 0.01 * Math.abs(other[i])));
 
   // Every word that has a meaning here, for who cannot point at one.
   function glossary() {
@@ -477,7 +483,7 @@
     chart($("timeline"), { ...common, caption: "Requests sent and finished each minute", y: { label: "requests", kind: "number" },
       lines: [line("sent", 0, found.sent), line("finished", 2, found.finished)] });
     chart($("timeline"), { ...common, caption: "Share within the SLO, and of the time that steps ran", y: { label: "share", kind: "share", range: [0, 1.05] },
-      lines: [line("within the SLO", 3, found.within), line("busy", 5, found.busy)] });
+      lines: [line("within the SLO", 3, found.within), line("in steps", 5, found.busy)] });
   }
 
   // A window within the run, to the nanosecond; null for the whole of it.
@@ -619,7 +625,7 @@
     });
     fill($("slowest"), ["request", found.by, "sent", "prompt tokens", "output tokens", "preempted"], found.slowest.map((row) => [
       opens(row.request_id), WRITE.seconds(row.value_s), WRITE.seconds(row.sent_s),
-      String(row.prompt_tokens), String(row.output_tokens), String(row.num_preemptions)]));
+      ...[row.prompt_tokens, row.output_tokens, row.num_preemptions].map((n) => n.toLocaleString("en"))]));
   }
 
   // ---- a request

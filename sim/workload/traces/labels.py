@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from batchsim.base.ranges import INT32_MAX
-from batchsim.workload.traces.trace_config import DURATIONS, Columns, TraceConfig
+from batchsim.workload.traces.trace_config import DURATIONS, MAX_ITEMS, Columns, TraceConfig
 from batchsim.workload.traces.trace_rows import Ints
 from batchsim.workload.traces.values import clock_reader, shown
 
@@ -45,6 +45,8 @@ class Labels:
                 reader = _or_not_told(clock_reader(name, unit), zero=role == "delay")
             elif role in ("priority", "turn"):
                 reader = _whole_reader(name)
+            elif role == "items":
+                reader = _count_reader(name)
             elif role == "parent":
                 reader = _parents_reader(name, labels.numbers.setdefault(role, {}))
             else:
@@ -137,6 +139,17 @@ def _whole_reader(name: str) -> Reader:
         if not -INT32_MAX <= value <= INT32_MAX:
             raise ValueError(f"{name} {value} is beyond ±{INT32_MAX:,}")
         return value
+
+    return read
+
+
+def _count_reader(name: str) -> Reader:
+    whole = _whole_reader(name)
+
+    def read(value: object) -> int:
+        if not 0 <= (count := whole(value)) <= MAX_ITEMS:
+            raise ValueError(f"{name} {count} is not from 0 to {MAX_ITEMS:,} items")
+        return count
 
     return read
 

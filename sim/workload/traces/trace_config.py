@@ -15,8 +15,10 @@ FormatName = Literal["auto", "azure", "mooncake", "burstgpt", "vidur", "guidellm
 
 WAITS = ("session", "turn", "id", "parent", "delay")
 """Those of LABELS that say what a row waits for, and how long after the answer it is sent."""
-LABELS = ("request_class", "priority", "tenant", *WAITS, "deadline", "status", "ttft", "e2e", "task")
+LABELS = ("request_class", "priority", "tenant", *WAITS, "deadline", "status", "ttft", "e2e", "task", "lora", "items")
 """What a row of a log may tell beside its arrival and its lengths."""
+MAX_ITEMS = 1000
+"""Images, audios and videos of one request; a draw of more is an error, not cut."""
 DURATIONS = ("delay", "deadline", "ttft", "e2e")
 
 
@@ -25,36 +27,51 @@ _SHA256 = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
 
 @dataclass(frozen=True)
 class Columns(Config):
-    """The columns (CSV, Parquet) or keys (JSON) that hold a request's arrival, prompt and output tokens.
+    """The columns (CSV, Parquet) or keys (JSON) that hold what is known of a request.
 
-    `hash_ids` names the one that lists the blocks of the prompt, equal ids for equal text after equal text;
-    `acceptance` the one with the probability, from 0 to 1, that a draft token for the request is right where those
-    before it are. `request_class`, `tenant` and `session` name texts, `priority` and `turn` whole numbers, `deadline`
-    the time after sending at which the client is gone, `ttft` and `e2e` what the recorded engine took (all in
-    `duration_unit`; empty or 0: unknown), `status` how the request ended. A
-    row waits for the turn before it of its session, or for the rows whose `id` its `parent` holds: one, or several as a
-    JSON list; empty or -1: for none. `delay` is how long after their answers it is sent. Rows of the same `task` are
-    one task, done when its last request is; empty: of none. It may be the column of the session too.
+    A row waits for the turn before it of its session, or for the rows whose `id` its `parent` holds.
     """
 
     prompt: str
+    """The column of prompt tokens."""
     output: str
+    """The column of output tokens."""
     arrival: str | None = None
+    """The column of arrival times."""
     hash_ids: str | None = None
+    """The column that lists the blocks of the prompt, equal ids for equal text after equal text."""
     acceptance: str | None = field(default=None, metadata=LEFT_OUT)
+    """The column of the probability, from 0 to 1, that a draft token is right where those before it are."""
     request_class: str | None = field(default=None, metadata=LEFT_OUT)
+    """The column of the class, a text."""
     priority: str | None = field(default=None, metadata=LEFT_OUT)
+    """The column of the priority, a whole number."""
     tenant: str | None = field(default=None, metadata=LEFT_OUT)
+    """The column of the tenant, a text."""
     session: str | None = field(default=None, metadata=LEFT_OUT)
+    """The column of the conversation, a text."""
     turn: str | None = field(default=None, metadata=LEFT_OUT)
+    """The column of the turn's number in its conversation."""
     id: str | None = field(default=None, metadata=LEFT_OUT)
+    """The column of ids that `parent` refers to."""
     parent: str | None = field(default=None, metadata=LEFT_OUT)
+    """The column of the `id` that a row waits for, or of several as a JSON list; empty or -1: for none."""
     delay: str | None = field(default=None, metadata=LEFT_OUT)
+    """The column of how long after those answers a row is sent."""
     deadline: str | None = field(default=None, metadata=LEFT_OUT)
+    """The column of the time after sending at which the client is gone, in `duration_unit`; empty or 0: unknown."""
     status: str | None = field(default=None, metadata=LEFT_OUT)
+    """The column of how the request ended."""
     ttft: str | None = field(default=None, metadata=LEFT_OUT)
+    """The column of the TTFT that the recorded engine took, in `duration_unit`; empty or 0: unknown."""
     e2e: str | None = field(default=None, metadata=LEFT_OUT)
+    """The column of the E2E latency that the recorded engine took, in `duration_unit`; empty or 0: unknown."""
     task: str | None = field(default=None, metadata=LEFT_OUT)
+    """The column of the task, done when its last request is; empty: of none. It may be that of the session too."""
+    lora: str | None = field(default=None, metadata=LEFT_OUT)
+    """The column of the LoRA adapter that a request asks for, a text; empty: the base model."""
+    items: str | None = field(default=None, metadata=LEFT_OUT)
+    """The column of the number of images, audios and videos, whose sizes `workload.items` says."""
 
     def __post_init__(self) -> None:
         names = [name for each in fields(self) if (name := getattr(self, each.name)) is not None]
@@ -82,19 +99,22 @@ class Columns(Config):
 
 @dataclass(frozen=True)
 class RateScale(Config):
-    """`factor` times the load of a trace, and how it is made: there is no neutral way, so `by` has no default.
+    """A multiple of a trace's load, and how it is made: there is no neutral way, so `by` has no default.
 
     `compress` divides all gaps (bursts get sharper in time), `overlay` adds shifted copies of the trace (bursts are
     smoothed, rows repeat), `thin` keeps a random share of the rows. `copies` lays copies over each other, each moved by
-    its own random time of at most `shift` either way and wrapped around, other times in every seed: the shape that is
-    longer than `shift` stays, bursts do not line up. Of the last copy a random share is kept where `factor` is no whole
-    number. `together` copies each move in step, so that bursts are as many times as dense.
+    its own random time and wrapped around, other times in every seed: the shape that is longer than `shift` stays,
+    bursts do not line up. Of the last copy a random share is kept where `factor` is no whole number.
     """
 
     factor: Factor
+    """How many times the trace's load."""
     by: Literal["compress", "overlay", "thin", "copies"]
+    """How: gaps divided, shifted copies added, rows left out at random, or copies moved at random."""
     shift: Duration | None = None
+    """How far each of `copies` is moved at most, either way."""
     together: Annotated[int, Range(1, 1_000_000)] = 1
+    """As many of `copies` move in step, so that bursts are as many times as dense."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -119,40 +139,46 @@ class RateScale(Config):
 
 @dataclass(frozen=True)
 class TraceConfig(Config):
-    """A trace file and what is done to its rows.
-
-    `time_unit` is needed with `columns.arrival` and where a file's unit cannot be recognised. `rows` is `[start, stop)`
-    of the file's data rows; `time` is `[from, to)` after the earliest arrival. `jitter` spreads the arrivals of a
-    coarse clock over this interval. `zero_lengths`: rows with 0 tokens are dropped, refused, or, where the prompt is
-    not empty, given one output token (`prefill_only`). `on_broken` is also for rows whose times lie a year or more from
-    most others, as a 0 among epoch times does. `sha256` is of the uncompressed content; `fetch` says where the
-    file is to be had. `prefix` says whether equal `hash_ids` make prompts share their beginnings: `auto` where the
-    trace has them, `hash_ids` demands them, with `ignore` no prompt shares anything. `hash_id_block_size` is the tokens
-    an id stands for, by default the format's: 512 of mooncake and guidellm, 16 of qwen. `duration_unit` is that of the
-    columns deadline, ttft and e2e, by default that of the times. Rows whose `status` is no success are left out, unless
-    `failed` keeps them. Where rows wait for others their replay is `response_driven`: a row is sent when the simulated
-    answers have come, as long after them as it was in the log; `as_recorded` sends all at the log's times. `reader` is
-    a class of the user's own, `module:Class`, whose records (`own_reader.py`) have the keys that `columns` names.
-    """
+    """A trace file and what is done to its rows."""
 
     path: str
+    """The trace file; relative to the scenario, or to a folder of --traces."""
     format: FormatName = "auto"
+    """The file's form; found by itself unless given."""
     columns: Columns | None = None
+    """What the columns of a file of no known form hold."""
     time_unit: TimeUnit | None = None
+    """The unit of times: needed with `columns.arrival` and where a file's unit cannot be recognised."""
     rows: tuple[NonNegativeInt, NonNegativeInt] | None = None
+    """The data rows that are read, `[start, stop)`."""
     time: tuple[TraceDuration, TraceDuration] | None = None
+    """The time that is read, `[from, to)` after the earliest arrival."""
     rate_scale: RateScale | None = None
+    """How many times the trace's rate, and by which way."""
     jitter: Duration = 0
+    """The arrivals of a coarse clock are spread over this interval."""
     zero_lengths: Literal["drop", "prefill_only", "error"] = "drop"
+    """Rows with 0 tokens are dropped, refused, or, with a prompt, given one output token (`prefill_only`)."""
     on_broken: Literal["error", "drop"] = "error"
+    """Broken rows are refused or dropped; also those whose times lie a year or more from most others."""
     prefix: Literal["auto", "hash_ids", "ignore"] = "auto"
+    """Whether equal `hash_ids` make prompts share their beginnings: `auto` where the trace has them, `hash_ids` demands
+    them, with `ignore` no prompt shares anything."""
     hash_id_block_size: PositiveInt | None = None
+    """Tokens an id stands for, by default the format's: 512 of mooncake and guidellm, 16 of qwen."""
     duration_unit: Literal["ns", "us", "ms", "s"] | None = field(default=None, metadata=LEFT_OUT)
+    """The unit of the columns deadline, ttft and e2e, by default that of the times."""
     failed: Literal["drop", "keep"] = field(default="drop", metadata=LEFT_OUT)
+    """Whether rows whose `status` is no success are left out or kept."""
     replay: Literal["response_driven", "as_recorded"] | None = field(default=None, metadata=LEFT_OUT)
+    """response_driven: a row that waits for answers is sent when the simulated ones have come, as long after them as in
+    the log; as_recorded: all at the log's times."""
     reader: str | None = field(default=None, metadata=LEFT_OUT)
+    """A class of the user's own, `module:Class`, whose records (`own_reader.py`) have the keys that `columns` names."""
     sha256: str | None = None
+    """SHA-256 of the uncompressed content."""
     fetch: str | None = None
+    """Where the file is to be had."""
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -169,6 +169,7 @@ OWN = {
     "batchsim.view.view_server._own": "batchsim's own files, inside its package",
     "batchsim.view.page_data._words": "batchsim's own files, inside its package",
     "batchsim.scenario.command_lines.flags.other_flags": "batchsim's own files, inside its package",
+    "batchsim.scenario.described._under_fields": "batchsim's own source",
     "batchsim.scenario.schema.shipped_documents": "batchsim's own files, inside its package",
     "batchsim.explain.counterfactual._scenario": "into a temporary folder of its own",
     "batchsim.cli.common._give_up_stdout": "/dev/null",

@@ -14,6 +14,7 @@ from batchsim.base.units import (
     Duration,
     Quantity,
     clock_text,
+    counted,
     format_duration,
     parse_bandwidth,
     parse_bytes,
@@ -167,3 +168,9 @@ def test_a_clock_shows_what_has_passed(seconds: float, text: str) -> None:
 )
 def test_two_digits_have_no_exponent_from_100_on(number: float, text: str) -> None:
     assert two_digits(number) == text
+
+
+def test_one_thing_is_named_in_the_singular() -> None:
+    """None are several, and a plural may be said."""
+    assert [counted(number, "step") for number in (0, 1, 2, 1200)] == ["0 steps", "1 step", "2 steps", "1,200 steps"]
+    assert [counted(number, "batch", "batches") for number in (1, 2)] == ["1 batch", "2 batches"]

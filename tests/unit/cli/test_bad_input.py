@@ -106,7 +106,7 @@ NAMES = {
     "model_unknown": ("llama-3.1-8b", "lama-3.1-8b", "s.yaml:1: ", "Did you mean llama-3.1-8b?"),
     "model_unlike_any": ("llama-3.1-8b", "zzz", "Known are"),
     "gpu_unknown": (CONSTANT, "h20", "s.yaml:2: ", "Did you mean h200?"),
-    "gpu_unlike_any": (CONSTANT, "tpu-v5", "Known are"),
+    "gpu_unlike_any": (CONSTANT, "cerebras", "Known are"),
     "cost_kind_unknown": (CONSTANT, "{kind: roofine, gpu: h200}", "roofline"),
     "cost_without_kind": (CONSTANT, "{gpu: h200}", "kind"),
     "policy_unknown": (CONTINUOUS, "continous: {max_num_seqs: 8}", "s.yaml:13", "Did you mean continuous?"),
@@ -688,5 +688,6 @@ def test_a_misspelt_key_is_refused_before_what_takes_seconds_is_imported(tmp_pat
     assert "slos is not a field" in stderr
     heavy = {"numpy", "pandas", "scipy", "matplotlib", "simpy", "batchsim.policies.registry", "batchsim.workload.build"}
     heavy |= {"batchsim.cost.profile", "batchsim.cli.plan", "batchsim.cost.roofline", "batchsim.drive.fleet.routing"}
+    heavy |= {"batchsim.scenario.deployment_config", "batchsim.deployment.model", "batchsim.scenario.described"}
     heavy |= {"batchsim.scenario.plan_config", "batchsim.scenario.replicas_config", "batchsim.scenario.fitted_config"}
     assert heavy.isdisjoint(loaded) and "batchsim.scenario.parse" in loaded

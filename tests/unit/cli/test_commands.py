@@ -105,7 +105,9 @@ def test_the_heading_is_printed_before_the_first_point(here: Path, monkeypatch: 
     monkeypatch.setattr("batchsim.study.sweep.points.Sweep.attempt", _stopped)
     stopped = batchsim("run", "s.yaml", "--jobs", 1)
     assert (stopped.exit_code, stopped.stderr.count("\n")) == (130, 1)
-    assert stopped.stdout.splitlines() == whole.splitlines()[:2] and whole.startswith("s · cost: constant")
+    assert stopped.stdout.splitlines() == whole.splitlines()[:3] and whole.startswith("s · cost: constant")
+    points = len(load_results("results/s").points)
+    assert f"\n{points} points to simulate: some 1 s to " in whole
     assert whole.count("KV 16,000 tokens") == 1
     assert batchsim("run", "s.yaml", "--jobs", 1, "--json").stdout == ""
 
@@ -151,6 +153,13 @@ def test_points_are_reused_until_forced(here: Path) -> None:
     assert (manifest["points_run"], manifest["points_reused"]) == (8, 0)
 
 
+def test_a_link_to_a_run_s_folder_has_its_points(here: Path) -> None:
+    """Which lie beside the folder itself."""
+    results = run_scenario(load_scenario("s.yaml"))
+    Path("latest").symlink_to(results.path.resolve())
+    assert load_results("latest").requests("static", 10.0, 0).equals(results.requests("static", 10.0, 0))
+
+
 def test_load_chooses_the_table(here: Path) -> None:
     """--load shows another of the tested loads than the highest within the SLO."""
     assert "at 10 req/s offered" in table("s.yaml", "--load", 10)
@@ -186,7 +195,7 @@ def test_some_rejections_are_a_warning_or_with_strict_an_error(here: Path) -> No
     assert "rejected" in table("r.yaml")
     result = batchsim("run", "r.yaml", "--jobs", 1, "--strict")
     assert (result.exit_code, result.stderr.count("\n")) == (2, 2)
-    assert result.stdout.splitlines()[-1].startswith("KV 16,000 tokens"), "the heading alone"
+    assert result.stdout.splitlines()[-2].startswith("KV 16,000 tokens"), "the heading alone"
     assert "1 of 3 requests rejected" in result.stderr
 
 
@@ -452,9 +461,28 @@ def test_catalog_gives_sources() -> None:
     data = json.loads(done("catalog", "--json"))
     assert {"h200", "h100", "a100", "l40s", "rtx4090"} <= set(data["gpus"])
     assert all(item["source"] for kind in ("models", "gpus") for item in data[kind].values())
+    power = {name: data["gpus"][name]["power"] for name in ("h100", "a100", "b300_sxm")}
+    assert power["h100"]["limit_w"] == 700 and power["h100"]["error_p50"] and not power["a100"]["error_p50"]
+    assert power["b300_sxm"] is None
     text = done("catalog")
     assert all(name in text for kind in data.values() for name in kind)
     assert {"deepseek-ai/DeepSeek-V3", "meta-llama/Llama-3.1-70B", "Qwen/Qwen3-14B"} <= set(data["checkpoints"])
+
+
+def test_catalog_says_of_each_model_what_works() -> None:
+    """Engines and GPUs with step costs of its own; one that is refused stands apart, with its type and kind."""
+    data = json.loads(done("catalog", "--json"))
+    assert data["checkpoints"]["openai/gpt-oss-20b"] == ["vllm on h100, h200"]
+    assert data["checkpoints"]["Qwen/Qwen3-VL-8B-Instruct"] == []
+    works = data["works"]
+    nano, v4 = works["nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"], works["deepseek-ai/DeepSeek-V4-Flash"]
+    assert (nano["kv"], nano["kv_bytes_per_token"], "h200_sxm" in nano["tables"]["vllm"]) == ("groups", 6144, True)
+    assert (v4["kv"], "kv_bytes_per_token" in v4, v4["tables"]["vllm"][0]) == ("stated", False, "b200_sxm")
+    assert (works["zai-org/GLM-5.2"]["kv"], works["stepfun-ai/Step-3.7-Flash"]["tables"]) == ("derived", {})
+    assert works.keys() == data["checkpoints"].keys()
+    nas = "nvidia/Llama-3_3-Nemotron-Super-49B-v1"
+    assert list(data["not_simulated"]) == [nas]
+    assert "'nemotron-nas': layers of kind blocks of shapes of their own are not known" in data["not_simulated"][nas]
 
 
 @pytest.mark.parametrize("command", ["policies", "catalog"])

@@ -201,7 +201,14 @@ def test_no_command_writes_over_what_it_did_not_make(
     assert (folder / "mine.png").read_bytes() == data
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if not name.startswith("init")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name == "profile" else [])
+        for name in FILES
+        if not name.startswith("init")
+    ],
+)
 def test_what_a_command_made_is_made_anew(folder: Path, ran: Path, name: str) -> None:
     """The same call twice, with the same bytes; an empty file has nothing to lose."""
     args, option = FILES[name]

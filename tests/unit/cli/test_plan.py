@@ -374,7 +374,7 @@ def test_a_long_window_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     result = batchsim("plan", tmp_path / "tiny.yaml", "--out", tmp_path, "--jobs", 1, "--set", "plan.max_replicas=1")
     printed = " ".join(result.stderr.split())
     assert "about 454 requests (2 s and 500 ms of warm-up at 181.5 requests/s)" in printed
-    assert "in each of 3 seeds, first on 1 replica, for each of 4 configurations" in printed
+    assert "in each of 2 seeds, first on 1 replica, for each of 4 configurations" in printed
 
 
 def test_a_line_now_and_then_says_how_far_it_is() -> None:

@@ -101,5 +101,6 @@ def test_sigterm_answers_what_is_open_and_leaves_results(scenario: Path, tmp_pat
     assert (first + rest).count(b'"index"') == 50 and rest.endswith(b"data: [DONE]\n\n")
     (manifest,) = tmp_path.glob("mine-served/*/manifest.json")
     assert "in SLO" in out and "2 requests came to an engine" in out
+    assert "divided by" not in out and "CV" not in out  # of a trace as it came there is nothing to say
     (received,) = (tmp_path / "mine-served").glob("received/*.csv")
     assert str(received) in out.replace("\n", "") and json.loads(manifest.read_text())["served"]["speed"] == 1

@@ -18,6 +18,8 @@ from batchsim.cli.common import OneLineGroup
 from batchsim.cli.timeline import timeline
 from batchsim.explain.step_terms import step_terms
 from batchsim.results.read import load_results
+from batchsim.scenario import load_scenario
+from batchsim.study.curves.run import run_scenario
 from tests.support.tiny_scenario import TINY, changed
 
 app = typer.Typer(cls=OneLineGroup)
@@ -93,6 +95,20 @@ def test_steps_say_what_their_time_was_made_of(ran: Path, tmp_path: Path) -> Non
     other.mkdir()
     (other / "scenario.yaml").write_text(changed(TINY, "step: 10ms", "step: 11ms"))
     assert step_terms(replace(results, path=other), records, "static") == {}
+
+
+def test_a_replica_that_an_option_added_is_a_trace(tmp_path: Path) -> None:
+    """The run's own replicas count, which its scenario file does not have; steps say what they were made of."""
+    path = tmp_path / "tiny.yaml"
+    path.write_text(changed(TINY, "requests: 40", "requests: 4"))
+    options = ("replicas={groups: {a: {count: 1}, b: {count: 1}}, router: round_robin}", "load=null", "seeds=1")
+    scenario = load_scenario(str(path), overrides=options)
+    results = run_scenario(scenario, out=tmp_path / "out")
+    out = tmp_path / "trace.json"
+    result = trace(results.path, "--policy", "static", "--replica", 1, "-o", out)
+    assert result.exit_code == 0, result.output
+    steps = [e for e in json.loads(out.read_text())["traceEvents"] if e["ph"] == "B" and e["pid"] == 1]
+    assert steps and all(step["args"]["other_us"] == 10_000 for step in steps)
 
 
 def test_steps_of_a_live_run_say_what_was_measured(ran: Path, tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from batchsim.base.errors import ScenarioError
 from batchsim.cost.calibrated import Calibrated
 from batchsim.cost.constant import Constant
 from batchsim.cost.cost_error import Unknown, error_of
+from batchsim.cost.host_config import StatedHost
 from batchsim.cost.profile import load_profile
-from batchsim.cost.profile_config import StatedHost
 from batchsim.cost.roofline import Roofline
 from batchsim.cost.scaled import Scaled
 from batchsim.cost.work import TIME_TERMS, columns_of

@@ -7,8 +7,9 @@ import pytest
 from batchsim.base.errors import ScenarioError
 from batchsim.cost.calibrated import Calibrated
 from batchsim.cost.constant import Linear
+from batchsim.cost.host_config import HostCost
 from batchsim.cost.profile import HostTerm, load_profile
-from batchsim.cost.roofline import HostCost, Roofline
+from batchsim.cost.roofline import Roofline
 from batchsim.cost.scaled import Scaled
 from batchsim.deployment.catalog import GPUS, MODELS
 from batchsim.deployment.deployment import Deployment

@@ -12,9 +12,10 @@ from batchsim.cost.base import Cost
 from batchsim.cost.constant import Linear
 from batchsim.cost.drafter import with_drafter
 from batchsim.cost.drafter_config import DrafterConfig, DraftersConfig
+from batchsim.cost.host_config import HostCost
 from batchsim.cost.kinds import build_cost
 from batchsim.cost.profile_config import ProfileConfig
-from batchsim.cost.roofline import HostCost, Roofline
+from batchsim.cost.roofline import Roofline
 from batchsim.cost.scaled import Scaled
 from batchsim.cost.work import TIME_TERMS, columns_of
 from batchsim.deployment.catalog import GPUS, MODELS
@@ -46,7 +47,6 @@ def draft_ns(config: DrafterConfig, batch: Batch, method: DraftMethod = "eagle3"
     return drafted(cost, config, method, passes).step_ns(batch) - cost.step_ns(batch)
 
 
-@pytest.mark.parametrize("name", BATCHES)
 @pytest.mark.parametrize(
     "cost",
     [
@@ -57,13 +57,13 @@ def draft_ns(config: DrafterConfig, batch: Batch, method: DraftMethod = "eagle3"
     ],
     ids=["stated", "layer", "model", "stretched"],
 )
-def test_the_explained_parts_with_the_drafter_s_add_up_to_the_step(cost: Cost, name: str) -> None:
+def test_the_explained_parts_with_the_drafter_s_add_up_to_the_step(cost: Cost) -> None:
     """The term `draft` is above 0 where anything is computed, and 0 where nothing is."""
-    batch = BATCHES[name]
-    terms = cost.explain(columns_of(batch))
-    assert abs(sum(terms[term][0] for term in TIME_TERMS) - cost.step_ns(batch)) <= 3
-    computes = batch.num_decode_tokens + batch.num_prefill_tokens > 0
-    assert (terms["draft"][0] > 0) == computes
+    for name, batch in BATCHES.items():
+        terms = cost.explain(columns_of(batch))
+        assert abs(sum(terms[term][0] for term in TIME_TERMS) - cost.step_ns(batch)) <= 3, name
+        computes = batch.num_decode_tokens + batch.num_prefill_tokens > 0
+        assert (terms["draft"][0] > 0) == computes, name
 
 
 def test_stated_times_are_of_each_pass_and_of_each_token_once() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 
 from batchsim.cost.roofline import Roofline
 from batchsim.kernel.batch import Batch
@@ -67,21 +68,17 @@ def test_kernel_ns_of_a_batch_is_what_was_compared(tables: Path) -> None:
     assert predicted / measured - 1 == pytest.approx(fit_roofline.errors(GPUS["h200"], sums)[row], abs=1e-6)
 
 
-def test_the_command_prints_every_gpu_and_marks_the_held_out(
-    tables: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_prints_every_gpu_and_marks_the_held_out(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One table a GPU; two of the four models held out."""
-    monkeypatch.setattr("sys.argv", ["fit_roofline", str(tables)])
-    assert fit_roofline.main() == 0
+    fit_roofline.main(tables)
     out = capsys.readouterr().out
     assert all(f"{name}: matmul" in out for name in GPUS)
     assert out.count("held out") == 2 * len(GPUS)
 
 
-def test_the_command_names_a_missing_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_names_a_missing_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One line on stderr and exit code 2."""
-    monkeypatch.setattr("sys.argv", ["fit_roofline", str(tmp_path)])
-    assert fit_roofline.main() == 2
-    assert "llm_step_composite.csv: not found" in capsys.readouterr().err
+    with pytest.raises(typer.Exit) as ended:
+        fit_roofline.main(tmp_path)
+    said = capsys.readouterr().err
+    assert ended.value.exit_code == 2 and "Give that of the AIConfigurator tables." in said and said.count("\n") == 1

@@ -17,7 +17,7 @@ import pytest
 from batchsim.base.errors import ScenarioError
 from batchsim.cost.work import WORK_COLUMNS, useful_flops_bytes
 from batchsim.deployment.catalog import MODELS, read_model, sheet_gpu
-from batchsim.deployment.deployment import Deployment
+from batchsim.deployment.deployment import Deployment, Types
 from batchsim.deployment.model import ModelSpec
 from batchsim.deployment.quantisation import Quantisation, read_quantisation
 
@@ -217,7 +217,7 @@ def test_an_indexer_has_weights_and_a_key_of_its_own() -> None:
     plain, sparse = model(DEEPSEEK), model(SPARSE)
     assert sparse.num_parameters - plain.num_parameters == 61 * (1536 * 64 * 128 + 7168 * (128 + 64) + 256)
     assert Deployment(sparse, tp=8).kv_bytes_per_token == 61 * (576 * 2 + 132)
-    assert Deployment(sparse, tp=8, kv_dtype="fp8").kv_bytes_per_token == 61 * (512 + 64 * 2 + 132)
+    assert Deployment(sparse, tp=8, kv_dtype="fp8").kv_bytes_per_token == 61 * (656 + 132)  # vLLM's fp8_ds_mla
 
 
 def test_weights_of_an_fp8_checkpoint_are_one_byte_but_for_vocabulary_and_norms() -> None:
@@ -240,7 +240,7 @@ def test_gpt_oss_keeps_attention_in_16_bits_and_experts_in_four() -> None:
     assert round(expected / 2**30, 1) == 60.8
     on_vllm = Deployment(spec, engine="vllm").weight_bytes  # hidden rows are padded from 2880 to 3072
     assert on_vllm == pytest.approx(expected + experts * 17 / 32 / 15)
-    assert Deployment(spec).types == ("bfloat16", "bfloat16", "mxfp4", "bfloat16", "bfloat16")
+    assert Deployment(spec).types == Types("bfloat16", "bfloat16", "mxfp4", *("bfloat16",) * 4)
 
 
 def test_experts_are_divided_whole_or_cut() -> None:
@@ -376,6 +376,10 @@ def test_a_checkpoint_says_in_which_types_its_matrices_are(stated: Mapping[str, 
     [
         ({"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes', which is not known; known are fp8"),
         ({"quant_algo": "MIXED_PRECISION"}, "quant_algo 'MIXED_PRECISION', which is not known"),
+        (
+            {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"layers.0.mlp.down_proj": {"quant_algo": "W2"}}},
+            "quant_algo 'W2', which is not known",
+        ),
         ({"quant_method": "awq", "bits": 3}, "quant_method 'awq', which is not known"),
         ({"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 3}}, "KV cache's type is stated as"),
         ("fp8", "quantization_config is 'fp8'"),

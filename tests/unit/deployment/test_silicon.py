@@ -9,8 +9,9 @@ from batchsim.scenario.deployment_config import DeploymentConfig
 from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.setup import Setup
 from batchsim.workload.laws import FixedTokens, UniformTokens
+from batchsim.workload.lengths import Lengths
 from batchsim.workload.limited_client import LimitedClient
-from batchsim.workload.workload_config import ClosedLoop, Lengths
+from batchsim.workload.workload_config import ClosedLoop
 from tests.silicon.__main__ import _deployments
 from tests.silicon.rows import CHECKPOINTS, Row, is_given, scenario_text
 from tests.silicon.table import Point, error, tables

@@ -96,6 +96,14 @@ def test_the_scheduler_is_asked_where_somebody_joins_or_leaves(
     assert calls <= most < records.num_steps / 8
 
 
+@pytest.mark.parametrize("ahead", MODES)
+@pytest.mark.parametrize("at_ns", range(200, 212))
+def test_a_leap_ends_before_what_comes_as_a_call_is_over(at_ns: int, ahead: bool) -> None:
+    """A request comes, or one is given up, at each ns of a period of calls: the records are those of stepping."""
+    leapt(f"0:4->40/600 {at_ns}:4->5/600", 3, async_scheduling=ahead)
+    leapt(f"0:4->40/600c{at_ns}", 3, async_scheduling=ahead)
+
+
 class OwnSchedule(Vllm):
     """It may return other batches than those of whose turn it is."""
 
@@ -138,8 +146,8 @@ def _drawn(rng: random.Random) -> tuple[str, int, dict[str, Any]]:
     return " ".join(arrivals), rng.randint(2, 5), knobs
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_random_pipelines_leave_the_records_of_stepping(seed: int) -> None:
+def test_random_pipelines_leave_the_records_of_stepping() -> None:
     """With preemptions, cancels, full slots, naps, and ends by length or by a stop token."""
-    arrivals, stages, knobs = _drawn(random.Random(seed))
-    leapt(arrivals, stages, **knobs)
+    for seed in range(60):
+        arrivals, stages, knobs = _drawn(random.Random(seed))
+        leapt(arrivals, stages, **knobs)

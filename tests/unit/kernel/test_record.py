@@ -49,7 +49,7 @@ def test_the_arrays_have_the_columns_of_the_schema(
 
 def test_the_row_of_a_step_of_decodes_is_that_of_any_step() -> None:
     """What it is not given is 0."""
-    row = pack_step(1, 2, 3, 0, 0, 4, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 6, 7, 8, 0, 0, 0)
+    row = pack_step(1, 2, 3, 0, 0, 4, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 6, 7, 8, 0, 0, 0, 0, 0)
     assert pack_decodes(1, 2, 3, pack_two(4, 5), 6, pack_two(7, 8)) == row
 
 
@@ -100,7 +100,7 @@ def test_a_number_too_large_for_its_column_is_not_cut() -> None:
 
 def test_every_code_has_a_name() -> None:
     """States and outcomes are named, each name once."""
-    assert len(set(STATE_NAMES.values())) == len(STATE_NAMES) == 7
+    assert len(set(STATE_NAMES.values())) == len(STATE_NAMES) == 8
     assert list(OUTCOME_NAMES.values()) == ["finished", "rejected", "cancelled", "unfinished", "handed_over", "pruned"]
 
 
@@ -343,7 +343,7 @@ def test_steps_from_a_number_on_are_the_same_packed_or_not() -> None:
     """Whoever asks again for the steps since gets each row once."""
     recorder = Recorder()
     for i in range(20):
-        recorder.step_rows += pack_step(*(10 * i, 10, *[i] * 20))
+        recorder.step_rows += pack_step(*(10 * i, 10, *[i] * 22))
     before = recorder.steps_from(3).tolist()
     recorder.pack_steps()
     assert recorder.steps_from(3).tolist() == before and len(before) == 17

@@ -75,6 +75,15 @@ def test_kpis_by_hand():
     assert {name: values[name] for name in expected} == pytest.approx(expected, rel=1e-12)
 
 
+def test_drafts_by_hand():
+    """Three decodes with two drafts each, three of which are accepted, beside 6 prompt tokens; none without drafts."""
+    step = {"num_decode": 3, "num_decode_tokens": 9, "num_accepted_tokens": 3, "num_prefill_tokens": 6, "num_chunks": 1}
+    found = measure(inputs_of(records_of([REQUEST], [{"start_ns": 0, "duration_ns": MS, **step}]), window_ns=WINDOW))
+    assert (found.values["acceptance_length"], found.values["rejected_share"]) == (6 / 3, 3 / 15)
+    plain = _values()
+    assert plain["acceptance_length"] is plain["rejected_share"] is None
+
+
 def test_the_time_of_steps_that_overlap_in_a_pipeline_counts_once():
     """Two of 40 ms, the second begun 20 ms after the first, take 60 of 100 ms; on two replicas they take 80."""
     steps = [{"start_ns": at * MS, "duration_ns": 40 * MS, "num_decode": 1, "free_blocks": 50} for at in (0, 20)]
@@ -170,11 +179,15 @@ def test_what_is_not_defined_is_none():
 
 
 def test_energy_is_the_power_of_steps_over_their_time_within_the_window():
-    """600 W for 10 ms and 500 W for 30 and 10 of 20 ms: 26 J over 50 ms of steps, and over 4 tokens; else unknown."""
+    """600 W for 10 ms and 500 W for 30 and 10 of 20 ms: 26 J over 50 ms of steps, and over 4 tokens; else unknown. With
+    100 W for the other 50 ms it is 31 J over 100 ms."""
     values = _values(step_watts=np.array([600.0, 500.0, 500.0, 500.0]))
     assert values["power_w"] == pytest.approx(26 / 0.05)
     assert values["energy_j_per_output_token"] == pytest.approx(26 / 4)
-    assert _values()["power_w"] is _values()["energy_j_per_output_token"] is None
+    assert values["energy_j"] is _values()["power_w"] is _values()["energy_j_per_output_token"] is None
+    values = _values(step_watts=np.array([600.0, 500.0, 500.0, 500.0]), idle_watts=100.0)
+    assert values["energy_j"] == pytest.approx(26 + 100 * 0.05) and values["mean_power_w"] == pytest.approx(310)
+    assert values["energy_with_idle_j_per_output_token"] == pytest.approx(31 / 4)
 
 
 def test_mfu_is_work_over_peak_and_time():
@@ -252,15 +265,19 @@ def test_kpis_of_several_replicas_by_hand():
         num_gpus=np.array([1, 2, 1, 1]),
         peak_flops=np.array([1e3, 2e3, 1e3, 1e3]),
         memory_bandwidth=None,
+        idle_watts=np.array([10.0, 20.0, 10.0, 10.0]),
         spans=tuple(ReplicaSpan(replica, state, start * MS, end * MS) for replica, state, start, end in spans),
     )
     terms = {"flops": np.array([100.0, 50.0]), "bytes": np.array([1.0, 1.0])}
-    inputs = inputs_of(merged(lives), window_ns=(100 * MS, 900 * MS), fleet=fleet, cost_terms=terms)
+    watts = np.array([100.0, 300.0])
+    given = {"fleet": fleet, "cost_terms": terms, "step_watts": watts}
+    inputs = inputs_of(merged(lives), window_ns=(100 * MS, 900 * MS), **given)
     values = measure(inputs).values
     expected = {
         "replica_seconds": 1.3, "num_replicas_mean": 1.3 / 0.8, "num_replicas_max": 2, "retries": 2,
         "kv_utilisation_mean": (500 * 0.5 + 100 * 0.8) / 600, "engine_busy_share": 600 / (800 + 400),
         "output_tokens_per_s_per_gpu": 8 / 0.8 / ((800 + 2 * 500) / 800), "mfu": 150 / (1e3 * 0.5 + 2e3 * 0.1),
+        "energy_j": 100 * 0.5 + 10 * 0.3 + 300 * 0.1 + 20 * 0.4, "power_w": 80 / 0.6,
     }  # fmt: skip
     assert {name: values[name] for name in expected} == pytest.approx(expected, rel=1e-12)
     assert values["mbu"] is None

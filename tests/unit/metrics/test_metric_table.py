@@ -31,17 +31,25 @@ WITHOUT: dict[str, dict[str, Any]] = {
     "a limit on sequences": {"max_num_seqs": None},
     "a prefix cache": {"has_prefix_cache": False},
     "a GPU of the catalog": {"peak_flops": None, "memory_bandwidth": None},
-    "measured power": {"step_watts": None},
+    "known power": {"step_watts": None},
+    "idle power": {"idle_watts": None},
     "a steady run": {"stationary": False},
     "draft tokens": {},  # the run has none; see `inputs`
     "an engine ahead": {},
 }
-BESIDES = {"an objective": {"an objective of requests"}, "a prefix cache": {"sessions"}}
+BESIDES = {
+    "an objective": {"an objective of requests"},
+    "a prefix cache": {"sessions"},
+    "known power": {"idle power"},
+}
 
 
 def test_what_is_measured_has_a_row_and_what_has_a_row_is_measured() -> None:
     """In the order of the table; of classes after a metric's own name."""
-    for scenario, without in (("replicas", "tasks sessions"), ("mixed-priority", "replicas tasks sessions")):
+    for scenario, without in (
+        ("replicas", "tasks sessions rollouts offline adapters"),
+        ("mixed-priority", "replicas tasks sessions rollouts offline adapters"),
+    ):
         loaded = load_scenario(scenario)
         names = metric_names(Setup.of(loaded), loaded.points()[0])
         expected = [name for name, metric in METRICS.items() if metric.needs not in without.split()]
@@ -72,6 +80,7 @@ def inputs(*, drafts: bool, ahead: bool) -> PointInputs:
         has_prefix_cache=True,
         cost_terms={"flops": work, "bytes": work},
         step_watts=work,
+        idle_watts=0.5,
         peak_flops=1e15,
         memory_bandwidth=1e12,
         stationary=True,

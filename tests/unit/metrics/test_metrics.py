@@ -6,9 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from batchsim.drive.simulate import simulate
+from batchsim.kernel.events import EngineEvent, Tokens
+from batchsim.kernel.in_flight import LaunchedStep
 from batchsim.kernel.record import CANCELLED, FINISHED, REJECTED, UNFINISHED
 from batchsim.metrics.gaps import token_gaps
 from batchsim.metrics.intervals import unseen
@@ -52,7 +55,7 @@ def test_pooled_gaps_equal_those_token_by_token(policy, arrivals, num_blocks):
     assert sorted(np.repeat(gaps, counts).tolist()) == expected
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@random_cases(20, derandomize=True)
 @given(arrivals=traffic(), wanted=st.integers(0, 11))
 def test_gaps_of_one_request(arrivals, wanted):
     """A mask picks whose gaps are pooled: those of one finished request are its own."""
@@ -101,6 +104,35 @@ def test_gaps_are_known_where_a_recompute_ends_in_flight_as_it_is_preempted() ->
     assert requests["num_preemptions"].sum() > 50
     assert counts.sum() == (requests["output_tokens"] - 1).sum()
     assert (gaps * counts).sum() == (requests["delivered_ns"] - requests["first_delivery_ns"]).sum()
+
+
+@pytest.mark.parametrize("tokens", [9000, 20000])
+@pytest.mark.parametrize("policy", ["vllm: {}", "vllm: {async_scheduling: false}", "sglang: {}"])
+def test_gaps_in_either_loop_are_those_that_a_server_tells(policy: str, tokens: int) -> None:
+    """Whatever KV memory there is: the times of the token events that a served engine sends, without leaps."""
+    text = _TIGHT.replace("vllm: {}", policy).replace("tokens: 20000", f"tokens: {tokens}").replace("100\n", "40\n")
+    scenario = parse_scenario(text, "tight.yaml", Path())
+    setup, (point,) = Setup.of(scenario), scenario.points()
+    workload = setup.workload(point.load, point.seed)
+    core = setup.engine(point.spec, workload)
+    core.tells_tokens = True
+    times: dict[int, list[int]] = {}
+    deliver = core.deliver
+
+    def listening(step: LaunchedStep, now_ns: int) -> list[EngineEvent]:
+        events = deliver(step, now_ns)
+        for event in events:
+            if isinstance(event, Tokens):
+                times.setdefault(event.request.id, []).extend([now_ns] * event.count)
+        return events
+
+    core.deliver = listening
+    simulate(core, workload, leap=False)
+    records = core.recorder.records()
+    gaps, counts = token_gaps(records, np.ones(len(records.requests), bool))
+    expected = np.sort(np.concatenate([np.diff(told) for told in times.values()]))
+    assert np.array_equal(np.sort(np.repeat(gaps, counts)), expected) and len(expected) > 30_000
+    assert records.requests["num_preemptions"].sum() > 0
 
 
 _SESSIONS = """\
@@ -368,7 +400,15 @@ def _queue(rho: float, count: int, seed: int, service_s: float = 1.0) -> tuple[n
     return records_of(rows).requests, (0, int(sent[-1] * S))
 
 
-@pytest.mark.parametrize(("rho", "least", "most"), [(0.5, 0, 0), (0.8, 0, 1), (1.2, 19, 20), (1.5, 20, 20)])
+@pytest.mark.parametrize(
+    ("rho", "least", "most"),
+    [
+        (0.8, 0, 1),
+        (1.2, 19, 20),
+        pytest.param(0.5, 0, 0, marks=pytest.mark.slow),
+        pytest.param(1.5, 20, 20, marks=pytest.mark.slow),
+    ],
+)
 def test_unstable_tells_a_growing_queue_from_a_long_one(rho, least, most):
     """Of 20 M/M/1 runs of 1,500 requests almost none is called unstable at ρ = 0.8, almost all are at 1.2."""
     found = sum(is_unstable(*_queue(rho, 1500, seed)) for seed in range(20))

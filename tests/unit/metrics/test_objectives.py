@@ -130,6 +130,16 @@ def test_the_gaps_of_a_class_are_its_own() -> None:
         assert values["slo_margin"] == pytest.approx(kept * share - 0.5)
 
 
+def test_gaps_that_records_do_not_tell_apart_are_not_judged() -> None:
+    """Steps with draft tokens: neither met nor missed, though some requests did not complete."""
+    records = run([arrival(i, 500 * i, 6, 4 + i) for i in range(6)]).records
+    records.step_columns["num_decode_tokens"][records.step_columns["num_decode"] > 0] += 1
+    assert not len(token_gaps(records, np.ones(6, dtype=bool))[0])
+    for num_offered in (6, 8):
+        values = measure(inputs_of(records, slo=parse_slo("p50(itl)<1h"), num_offered=num_offered)).values
+        assert values["itl_p99_s"] is values["slo_margin"] is values["slo_met"] is None
+
+
 def test_gaps_of_nobody_are_not_judged() -> None:
     """Without a request there is no margin, met or missed."""
     values = measure(inputs_of(records_of([]), slo=parse_slo("p50(itl)<1s"))).values

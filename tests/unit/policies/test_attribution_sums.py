@@ -2,71 +2,25 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from itertools import pairwise
-
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from batchsim.explain.story import Stories
-from batchsim.kernel.record import FINISHED, MISSING, Records
-from batchsim.metrics.attribution import part_times
 from batchsim.policies.registry import POLICIES
 from tests.conformance.runs import built, cases
-from tests.conformance.test_conformance import RANDOM, random_cases
+from tests.conformance.test_conformance import random_cases
+from tests.support.life_sums import check_lives
 
 MANY = random_cases(40)
-
-
-def _check(records: Records) -> None:
-    before: Counter[int] = Counter()
-    whole: Counter[int] = Counter()
-    by_part: dict[tuple[int, str], int] = {}
-    ids = records.requests["request_id"].tolist()
-    for times in part_times(records):
-        for i, ns, after_first in zip(
-            times.request.tolist(), times.ns.tolist(), times.after_first.tolist(), strict=True
-        ):
-            assert ns >= 0, times.part
-            whole[ids[i]] += ns
-            before[ids[i]] += 0 if after_first else ns
-            if ns:
-                by_part[ids[i], times.part] = by_part.get((ids[i], times.part), 0) + ns
-    stories, by_chapter = Stories(records), {}
-    for row in records.requests:
-        id_ = int(row["request_id"])
-        end_ns = row["delivered_ns"] if row["outcome"] == FINISHED else row["ended_ns"]
-        assert whole[id_] == end_ns - row["sent_ns"]
-        if row["first_token_ns"] != MISSING:
-            assert before[id_] == row["first_token_ns"] - row["sent_ns"]
-        story = stories.tell(id_)
-        assert story.ns == whole[id_]
-        assert all(one.end_ns == next_.start_ns for one, next_ in pairwise(story.chapters))
-        assert all(sum(chapter.parts.values()) == chapter.ns > 0 for chapter in story.chapters)
-        by_chapter |= {(id_, part): ns for part, ns in story.parts().items()}
-    assert by_chapter == by_part
-
-
-@pytest.mark.parametrize("kind", POLICIES)
-@RANDOM
-@given(data=st.data())
-def test_parts_and_chapters_sum_to_the_life_on_both_drivers(kind: str, data: st.DataObject) -> None:
-    """To the ns: all parts to E2E, those before the first token to TTFT, chapters without gaps to the same parts."""
-    _both_drivers(kind, data)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", POLICIES)
 @MANY
 @given(data=st.data())
-def test_they_sum_in_many_more_cases(kind: str, data: st.DataObject) -> None:
-    """The same far more often; the first cases are those of the test above."""
-    _both_drivers(kind, data)
-
-
-def _both_drivers(kind: str, data: st.DataObject) -> None:
+def test_parts_and_chapters_sum_to_the_life_on_both_drivers(kind: str, data: st.DataObject) -> None:
+    """Far more often than the conformance tests ask it."""
     case = data.draw(cases(kind))
     assume(built(case))
-    _check(case.simulate().recorder.records())
-    _check(case.live().recorder.records())
+    check_lives(case.simulate().recorder.records())
+    check_lives(case.live().recorder.records())

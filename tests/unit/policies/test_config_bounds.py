@@ -8,11 +8,12 @@ import pytest
 
 from batchsim.base.ranges import numeric_fields
 from batchsim.kernel.engine_loop import EVENTS, EngineLoop
-from batchsim.kernel.policy_config import Traits
+from batchsim.kernel.policy_config import AdapterMemory, Traits
 from batchsim.policies.registry import POLICIES
 from batchsim.policies.systems.vllm.vllm_config import ASYNCHRONOUS, SYNCHRONOUS
 
 ONE_BATCH = {"num_batch_threads": 1}
+SLOT = {"max_num_seqs": 1, "max_num_batched_tokens": 1}
 AT_THEIR_BOUNDS: list[tuple[str, dict[str, Any]]] = [
     ("static", {"batch_size": 1, "max_wait": 0, "wait_for_full": True}),
     ("static", {"batch_size": 1, "reserve_tokens": 1, "padding": "none", "finished_rows": "drop"}),
@@ -22,6 +23,8 @@ AT_THEIR_BOUNDS: list[tuple[str, dict[str, Any]]] = [
     ("preemptive", {"max_num_seqs": 1, "max_num_batched_tokens": 1, "watermark": 0.0}),
     ("preemptive", {"max_num_seqs": 1, "max_num_batched_tokens": 1, "waiting_order": "priority", "preempt_after": 0}),
     ("gated", {"open_at": 0, "max_num_seqs": 1, "max_num_batched_tokens": 1}),
+    ("energy_aware", {"control_limit": 1, "max_num_seqs": 1, "max_num_batched_tokens": 1, "max_hold": 1}),
+    ("energy_aware", {"power_budget": 9.0, "step_power": 9.0, "idle_power": 8.0, "window": 1, "control_limit": 256}),
     ("vllm", {"max_num_seqs": 1, "max_num_batched_tokens": 1, "max_num_active_seqs": 1, "max_num_scheduled_tokens": 1}),
     ("vllm", {"max_num_seqs": 2, "max_num_batched_tokens": 2, "max_num_active_seqs": 2, "max_num_scheduled_tokens": 2}),
     ("orca", {"batch_size_cap": 1, "max_tokens_per_request": 1}),
@@ -62,6 +65,21 @@ AT_THEIR_BOUNDS: list[tuple[str, dict[str, Any]]] = [
             "enable_large_batch_splitting": False,
         },
     ),
+    ("clipper", {"slo_micros": 1, "batch_size": 1, "seed": 0}),
+    ("clipper", {"slo_micros": 1, "batch_size": -1}),
+    ("aimd", {"latency_objective": 1, "increase": 1, "initial_batch_size": 2, "max_batch_size": 2, "batch_delay": 0}),
+    (
+        "adaptive_shared_batch",
+        {"num_batch_threads": 1, "initial_in_flight_batches_limit": 1, "min_in_flight_batches_limit": 1},
+    ),
+    ("adaptive_shared_batch", {"num_batch_threads": 3, "max_batch_size": 1, "batches_to_average_over": 1}),
+    ("serial_device_batch", {"num_batch_threads": 1, "initial_in_flight_batches_limit": 1, "target_pending": 1}),
+    ("tbt_model", SLOT | {"tbt": 1, "min_prefill_tokens": 1}),
+    ("tbt_feedback", SLOT | {"tbt": 1, "least": 1, "increase": 1, "hysteresis": 0.0}),
+    ("tbt_feedback", SLOT | {"steers": "max_num_seqs", "least": 1}),
+    ("memory_seqs", SLOT | {"min_num_seqs": 1, "factor": 1.0}),
+    ("exclusive", SLOT | {"threshold": 0.0}),
+    ("exclusive", SLOT | {"threshold": 1.0}),
     ("triton", {"max_batch_size": 1, "max_queue_delay_microseconds": 0, "preferred_batch_size": (1,)}),
     ("triton", {"max_batch_size": 2, "preferred_batch_size": (2,), "priority_levels": 1, "default_priority_level": 1}),
     ("triton", {"max_batch_size": 1, "priority_levels": 2, "default_priority_level": 2}),
@@ -76,14 +94,20 @@ def test_what_is_just_allowed_is_taken(kind: str, knobs: dict[str, Any]) -> None
 
 
 BUDGET = ("max_num_seqs", "max_num_batched_tokens")
+OF_VLLM, OF_SGLANG = AdapterMemory(1, in_host=1, max_rank=16), AdapterMemory(8, pooled=True)
 TRAITS: list[tuple[str, dict[str, Any], Traits]] = [
-    ("static", {"batch_size": 3}, Traits(3, waits_for=3, knobs=("batch_size", "max_wait"))),
-    ("static", {"batch_size": 3, "max_wait": 5}, Traits(3, knobs=("batch_size", "max_wait"))),
-    ("static", {"batch_size": 3, "wait_for_full": False}, Traits(3, knobs=("batch_size", "max_wait"))),
+    ("static", {"batch_size": 3}, Traits(3, waits_for=3, knobs=("batch_size", "max_wait"), kv_groups=True)),
+    ("static", {"batch_size": 3, "max_wait": 5}, Traits(3, knobs=("batch_size", "max_wait"), kv_groups=True)),
+    ("static", {"batch_size": 3, "wait_for_full": False}, Traits(3, knobs=("batch_size", "max_wait"), kv_groups=True)),
     ("dynamic", {"max_batch_size": 3}, Traits(3, knobs=("max_batch_size", "max_queue_delay"))),
-    ("continuous", {"max_num_seqs": 3, "max_num_batched_tokens": 9}, Traits(3, 9, knobs=BUDGET)),
-    ("continuous", {"max_num_seqs": 3, "max_num_batched_tokens": None}, Traits(3, None, knobs=BUDGET)),
-    ("gated", {"max_num_seqs": 3, "max_num_batched_tokens": 9}, Traits(3, 9, knobs=BUDGET)),
+    ("continuous", {"max_num_seqs": 3, "max_num_batched_tokens": 9}, Traits(3, 9, knobs=BUDGET, kv_groups=True)),
+    ("continuous", {"max_num_seqs": 3, "max_num_batched_tokens": None}, Traits(3, None, knobs=BUDGET, kv_groups=True)),
+    ("gated", {"max_num_seqs": 3, "max_num_batched_tokens": 9}, Traits(3, 9, knobs=BUDGET, kv_groups=True)),
+    (
+        "energy_aware",
+        {"max_num_seqs": 3, "max_num_batched_tokens": 9},
+        Traits(3, 9, knobs=(*BUDGET, "control_limit")),
+    ),
     (
         "vllm",
         {"async_scheduling": False, "max_num_seqs": 3, "max_num_active_seqs": 2, "max_num_batched_tokens": 9},
@@ -94,12 +118,24 @@ TRAITS: list[tuple[str, dict[str, Any], Traits]] = [
             knobs=(*BUDGET, "long_prefill_token_threshold"),
             loop=SYNCHRONOUS,
             pipelines=True,
+            takes_items=True,
+            adapters=OF_VLLM,
+            kv_groups=True,
         ),
     ),
     (
         "vllm",
         {"enable_prefix_caching": False},
-        Traits(1024, 8192, knobs=(*BUDGET, "long_prefill_token_threshold"), loop=ASYNCHRONOUS, pipelines=True),
+        Traits(
+            1024,
+            8192,
+            knobs=(*BUDGET, "long_prefill_token_threshold"),
+            loop=ASYNCHRONOUS,
+            pipelines=True,
+            takes_items=True,
+            adapters=OF_VLLM,
+            kv_groups=True,
+        ),
     ),
     ("orca", {"batch_size_cap": 3}, Traits(3, loop=EVENTS, pipelines=True)),
     ("sarathi", {"batch_size_cap": 3}, Traits(3, loop=EVENTS, pipelines=True)),
@@ -113,6 +149,8 @@ TRAITS: list[tuple[str, dict[str, Any], Traits]] = [
         Traits(
             prefix_cache="radix",
             knobs=("chunked_prefill_size", "max_prefill_tokens", "max_running_requests"),
+            takes_items=True,
+            adapters=OF_SGLANG,
             loop=EngineLoop("overlap", depth=2),
         ),
     ),
@@ -121,13 +159,19 @@ TRAITS: list[tuple[str, dict[str, Any], Traits]] = [
         {"disable_radix_cache": True, "disable_consecutive_prefill_overlap": True},
         Traits(
             knobs=("chunked_prefill_size", "max_prefill_tokens", "max_running_requests"),
+            takes_items=True,
+            adapters=OF_SGLANG,
             loop=EngineLoop("overlap", depth=2),
         ),
     ),
     (
         "sglang",
         {"disable_radix_cache": True, "disable_overlap_schedule": True},
-        Traits(knobs=("chunked_prefill_size", "max_prefill_tokens", "max_running_requests")),
+        Traits(
+            knobs=("chunked_prefill_size", "max_prefill_tokens", "max_running_requests"),
+            takes_items=True,
+            adapters=OF_SGLANG,
+        ),
     ),
     (
         "tensorrt_llm",
@@ -157,6 +201,24 @@ TRAITS: list[tuple[str, dict[str, Any], Traits]] = [
     ("ray_serve", {"max_batch_size": 3}, Traits(3, knobs=("max_batch_size",))),
     ("ray_serve", {"max_batch_size": 3, "batch_size_fn": "prompt_tokens"}, Traits(knobs=("max_batch_size",))),
     ("tf_serving", ONE_BATCH | {"max_batch_size": 3}, Traits(3, knobs=("max_batch_size",))),
+    ("clipper", {"slo_micros": 9}, Traits()),
+    ("clipper", {"slo_micros": 9, "batch_size": 3}, Traits(3, knobs=("batch_size",))),
+    ("aimd", {"latency_objective": 9}, Traits(knobs=("latency_objective", "batch_delay"))),
+    ("aimd", {"latency_objective": 9, "max_batch_size": 3}, Traits(3, knobs=("latency_objective", "batch_delay"))),
+    (
+        "adaptive_shared_batch",
+        {"num_batch_threads": 4, "max_batch_size": 3},
+        Traits(3, knobs=("max_batch_size", "num_batch_threads")),
+    ),
+    (
+        "serial_device_batch",
+        {"num_batch_threads": 4, "max_batch_size": 3},
+        Traits(3, knobs=("max_batch_size", "num_batch_threads")),
+    ),
+    ("tbt_model", SLOT, Traits(1, 1, knobs=("max_num_seqs", "tbt"))),
+    ("tbt_feedback", SLOT | {"least": 1}, Traits(1, 1, knobs=("max_num_seqs", "tbt"))),
+    ("memory_seqs", SLOT, Traits(1, 1, knobs=("max_num_seqs", "max_num_batched_tokens"))),
+    ("exclusive", SLOT, Traits(1, 1, knobs=("max_num_seqs", "max_num_batched_tokens"))),
     (
         "tf_serving",
         ONE_BATCH | {"max_batch_size": 3, "max_execution_batch_size": 2, "enable_large_batch_splitting": True},

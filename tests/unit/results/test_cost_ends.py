@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.collections import LineCollection
 
@@ -17,14 +18,15 @@ from batchsim.report.cost_words import at_ends
 from batchsim.report.page.plan_advice import recommendation
 from batchsim.report.page.plan_charts import latency_charts
 from batchsim.report.page.plan_text import plan_text
-from batchsim.report.page.run_page import decision, run_sections
+from batchsim.report.page.run_decision import decision
+from batchsim.report.page.run_page import run_sections
 from batchsim.report.pictures.plots import p99_vs_qps_figure
 from batchsim.report.reading import sweeps
 from batchsim.report.sheet import sentence_text
 from batchsim.report.text.capacity_text import capacity_json, capacity_text
 from batchsim.report.text.run_table import cell_of
 from batchsim.report.text.summary_text import report
-from batchsim.results.read import Results, load_results
+from batchsim.results.read import Results, curve_marks, load_results
 from batchsim.scenario import Scenario, load_scenario
 from batchsim.study.capacity.find import find_capacities
 from batchsim.study.capacity.search import Effort
@@ -41,7 +43,7 @@ workload:
   arrivals: {kind: poisson, mean_rate: 1/s}
   lengths: {prompt: {kind: fixed, tokens: 20}, output: {kind: fixed, tokens: 10}}
   output_cap: exact
-  duration: 20s
+  duration: 12s
 policies:
   continuous: {max_num_seqs: 8, max_num_batched_tokens: 512}
 load: {mean_rate: [40/s, 50/s, 78/s, 90/s, 120/s]}
@@ -51,7 +53,8 @@ seeds: 2
 """Eight slots of ten steps of 10 ms: 80 requests/s saturate it."""
 OPEN = [78.0, 90.0]
 """The loads that an error of 15 % leaves open."""
-SHORT = "workload.duration=8s"  # where it does not matter which of the loads are found open
+LONG = "workload.duration=20s"  # where it does
+SHORT = "workload.duration=5s"  # where it does not matter which of the loads are found open
 
 
 def fit(folder: Path, tpot_error: float | None) -> None:
@@ -75,7 +78,7 @@ def points(folder: Path) -> int:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """The scenario's run."""
     folder = tmp_path_factory.mktemp("run")
-    return run_scenario(scenario(folder), out=folder)
+    return run_scenario(scenario(folder, LONG), out=folder)
 
 
 def column(results: Results, name: str) -> dict[float, Any]:
@@ -97,7 +100,7 @@ def test_loads_beside_saturation_are_simulated_at_both_ends(run: Results) -> Non
 
 def test_an_end_is_what_the_stretched_scenario_gives(run: Results, tmp_path: Path) -> None:
     """The columns of the long end are the numbers of the same scenario with `cost_factor`; TTFT is steep."""
-    slow = run_scenario(scenario(tmp_path, "cost_factor=1.15", "load={mean_rate: [78/s]}"), out=tmp_path)
+    slow = run_scenario(scenario(tmp_path, LONG, "cost_factor=1.15", "load={mean_rate: [78/s]}"), out=tmp_path)
     for name in ("ttft_p99_s", "e2e_mean_s", "tpot_p99_s", "in_slo"):
         assert column(run, f"{name}_slow")[78.0] == pytest.approx(column(slow, name)[78.0])
     assert column(run, "ttft_mean_s_slow")[78.0] > 3 * column(run, "ttft_mean_s_fast")[78.0]
@@ -132,8 +135,10 @@ def test_columns_that_are_asked_for_have_the_interval(run: Results) -> None:
 
 def test_page_picture_and_json_have_the_interval(run: Results) -> None:
     """The Decision says that it cannot be told; a bar is drawn for each load that is open; JSON has both ends."""
-    said = " ".join(sentence_text(sentence) for sentence in decision(run, 78.0))
+    said = " ".join(sentence_text(sentence) for part in decision(run) for sentence in part)
     assert "up to 50 req/s" in said and "cannot be told without calibration" in said and "crossing near" not in said
+    notes = [chart.note for s in run_sections(run, 78.0) if s.title == "Latency against load" for chart in s.charts]
+    assert ["no number, and no mark" in note for note in notes] == [True, False, True]  # of tokens alone, all are known
     assert any("…" in cell.text for s in run_sections(run, 78.0) for v in s.views for row in v.rows for cell in row)
     ax = p99_vs_qps_figure(run).axes[0]
     bars = [line for each in ax.collections if isinstance(each, LineCollection) for line in each.get_segments()]
@@ -143,15 +148,30 @@ def test_page_picture_and_json_have_the_interval(run: Results) -> None:
     assert rows[78.0]["ttft_p99_s_fast"] < rows[78.0]["ttft_p99_s_slow"] and rows[50.0]["ttft_p99_s_fast"] is None
 
 
+def test_a_queue_grows_from_where_it_does_whatever_the_error(run: Results) -> None:
+    """At 90 it grows as simulated, and not with the shortest steps: table, marks, picture and page say 120."""
+    (sweep,) = sweeps(run)
+    assert dict(zip(sweep.loads.tolist(), sweep.unstable.tolist(), strict=True))[90.0]
+    assert sweep.unstable_from == curve_marks(run)["continuous"].unstable_from == 120.0
+    crosses = [line for line in p99_vs_qps_figure(run).axes[0].lines if line.get_marker() == "x"]
+    assert [np.asarray(line.get_xdata()).tolist() for line in crosses] == [[120.0]]
+    charts = [chart for section in run_sections(run, 78.0) for chart in section.charts]
+    marked = [
+        [x for x, grows in zip(s.x, s.crosses, strict=True) if grows] for c in charts for s in c.series if s.crosses
+    ]
+    assert marked and all(each == [120.0] for each in marked)
+
+
 def test_a_run_that_is_made_again_simulates_nothing(tmp_path: Path) -> None:
     """Both ends are points like others: found again, and the results are the same file for file."""
-    first = run_scenario(scenario(tmp_path, SHORT), out=tmp_path)
+    asked = (SHORT, "load={mean_rate: [78/s]}")
+    first = run_scenario(scenario(tmp_path, *asked), out=tmp_path)
     assert first.manifest["cost_ends"]
     summary, made = (first.path / "summary.csv").read_bytes(), points(tmp_path)
-    again = run_scenario(scenario(tmp_path, SHORT), out=tmp_path)
+    again = run_scenario(scenario(tmp_path, *asked), out=tmp_path)
     assert (again.path, points(tmp_path)) == (first.path, made)
     assert (again.path / "summary.csv").read_bytes() == summary
-    assert (again.manifest["points_run"], again.manifest["points_reused"]) == (0, 10)
+    assert (again.manifest["points_run"], again.manifest["points_reused"]) == (0, 2)
     assert load_results(tmp_path / "s").summary.equals(again.summary)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from batchsim.report.decisions import decision_text, decisions
+from batchsim.report.decisions import decision_text, decisions, names_text
 from batchsim.results.decision import Decision, JudgedLoad
 from tests.support.report_samples import sample_results
 
@@ -48,6 +48,15 @@ def test_a_decision_tells_the_sure_from_the_open() -> None:
         "sure at no load; open with 7 users (chat 96.0 to 100 %, batch 99.9 %), with 9 users (the error of the step"
         " costs decides)"
     )
+    several = tuple(replace(OPEN, load=load, by_cost=load > 8) for load in (7.0, 8.0, 9.0, 10.0))
+    assert decision_text(Decision("vllm", several), "mean_rate") == (
+        "sure at no load; open at 7, 8 req/s (96.0 to 100 %), at 9, 10 req/s (the error of the step costs decides)"
+    )
+
+
+def test_a_line_names_three_policies_and_counts_more() -> None:
+    """A title has no room for all."""
+    assert [names_text("abcd"[:n]) for n in (1, 2, 3, 4)] == ["a", "a and b", "a, b and c", "4 policies"]
 
 
 def test_what_is_missed_below_the_highest_load_is_known() -> None:

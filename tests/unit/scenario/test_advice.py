@@ -6,6 +6,7 @@ import ast
 import importlib
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -17,10 +18,12 @@ from batchsim.cli import app
 from batchsim.scenario.described import mappings
 from batchsim.scenario.load import shipped_scenarios
 from batchsim.scenario.schema import scenario_schema
+from batchsim.training.config import TrainingConfig, TrainingFile
+from batchsim.training.stream import StreamConfig
 from tests.support.paths import ROOT
 
 SIM = ROOT / "sim"
-_OF_ENGINES = ("scenario/command_lines", "scenario/key_words.py", "check/measured", "check/steps")
+_OF_ENGINES = ("scenario/command_lines", "check/measured", "check/steps")
 """Where flags of engines and benchmark tools are named, which are no options of ours."""
 _THEIRS = {"--max-concurrency", "--save-detailed", "--cuda-graph-max-bs", "--burstiness", "--head"}
 _OPTION = re.compile(r"(?<![\w`-])--[a-z][a-z0-9-]+")
@@ -52,7 +55,8 @@ def messages() -> tuple[tuple[str, str], ...]:
         name = path.relative_to(SIM).as_posix()
         if name.startswith(_OF_ENGINES):
             continue
-        nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+        kinds = ast.Constant | ast.JoinedStr | ast.Expr
+        nodes = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, kinds)]
         inside = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
         alone = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
         found += [
@@ -102,6 +106,10 @@ def _keys() -> dict[str, set[str]]:
     return found
 
 
+_TRAINING = {each.name for config in (TrainingFile, TrainingConfig, StreamConfig) for each in fields(config)}
+"""Keys of a scenario of training, which is read by itself."""
+
+
 def test_options_that_messages_name_exist() -> None:
     """Of some command of ours, or of an engine or a tool that is named beside them."""
     every = frozenset().union(*options().values())
@@ -134,7 +142,7 @@ def test_keys_that_messages_name_exist() -> None:
             for owner, part in pairwise(parts):
                 if keys.get(owner) and part not in keys[owner]:
                     wrong.append((place, dotted))
-        wrong += [(place, f"{key}:") for key in _WRITTEN.findall(text) if key not in keys[""] | _PATTERNS]
+        wrong += [(place, f"{key}:") for key in _WRITTEN.findall(text) if key not in keys[""] | _PATTERNS | _TRAINING]
     assert not wrong
 
 

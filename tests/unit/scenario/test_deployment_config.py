@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from batchsim.base.errors import CalibrationError, ScenarioError
-from batchsim.cost.profile_config import StatedHost
+from batchsim.cost.host_config import StatedHost
 from batchsim.cost.roofline import Roofline
 from batchsim.deployment.catalog import MODELS
 from batchsim.deployment.deployment import Deployment
@@ -103,7 +103,8 @@ def test_a_heading_says_engine_degrees_and_types() -> None:
     text = heading(Setup.of(scenario(*tables)))
     assert "llama-3.1-70b on h100 × 4 · cost: kernel tables of vllm 0.24.0, tp 4, weights fp8, kv bfloat16 (" in text
     older = heading(Setup.of(scenario(*tables, "deployment.version=0.10")))
-    assert "on h100 × 4 · 0.24.0 is the nearest to 0.10, as asked for · cost: kernel tables of vllm 0.24.0" in older
+    assert "h100 × 4 · memory and defaults of vllm 0.10, step costs of 0.24.0, the nearest with tables · cost:" in older
+    assert "async_scheduling False, scheduler_reserve_full_isl False" in older and "async_scheduling" not in text
     assert "nearest" not in heading(Setup.of(scenario(*tables, "deployment.version=0.24")))
     assert heading(Setup.of(scenario(*tables, "cost_factor=1.1"))).count("tp 4, weights fp8") == 1
 

@@ -91,6 +91,24 @@ def test_vllms_defaults_go_by_memory_and_name(
 
 
 @pytest.mark.parametrize(
+    ("version", "off"),
+    [
+        ("0.11.2", {"async_scheduling", "scheduler_reserve_full_isl"}),
+        ("0.12.0", {"async_scheduling"}),
+        ("0.13.1", {"async_scheduling"}),
+        ("0.14.0", set()),
+    ],
+)
+def test_earlier_versions_have_less_on_by_default(version: str, off: set[str]) -> None:
+    """Scheduling ahead came with 0.14, admission by a whole prompt with 0.12; of another engine's version nothing is
+    known."""
+    found = VllmConfig.device_defaults(Device("h100", 80 * GIB, 4096, "vllm", version), {})
+    assert {name for name, value in found.items() if value is False} == off
+    other = VllmConfig.device_defaults(Device("h100", 80 * GIB, 4096, "sglang", version), {})
+    assert False not in other.values()
+
+
+@pytest.mark.parametrize(
     ("overrides", "expected"),
     [
         ((), (2048, 256)),
@@ -149,4 +167,4 @@ def test_policies_tells_which_knobs_go_by_the_gpu(capsys: pytest.CaptureFixture[
     assert set(rows["vllm"]["by_gpu"]) == {"max_num_seqs", "max_num_batched_tokens"}
     policies(as_json=False)
     text = " ".join(capsys.readouterr().out.split())
-    assert "speculative_config=None; max_num_batched_tokens and max_num_seqs by the GPU where one is known" in text
+    assert "max_num_batched_tokens and max_num_seqs by the GPU where one is known" in text

@@ -89,6 +89,14 @@ def test_arrivals_of_one_s_own_arrive(tmp_path: Path) -> None:
     assert len(records.requests) == len(times)
 
 
+def test_what_does_not_fit_arrivals_of_one_s_own_names_their_class(tmp_path: Path) -> None:
+    """As it names a kind of ours."""
+    path = tmp_path / "some.yaml"
+    path.write_text(SCENARIO.replace("{kind: poisson, mean_rate: 8/s}", BATCHES), encoding="utf-8")
+    with pytest.raises(ScenarioError, match=r"workload: BatchArrivals arrivals have no end\."):
+        load_scenario(str(path), overrides=["workload.duration=null"], allow_code=True)
+
+
 LOG = """2024-05-01T10:00:00Z POST /v1/chat 200 in=812 out=97
 2024-05-01T10:00:01Z GET /health 200
 2024-05-01T10:00:03Z POST /v1/chat 200 in=5 out=2

@@ -30,6 +30,7 @@ plan:
   router: least_tokens
   max_replicas: 8
 """
+JOB = "classes: {chat: {share: 100%}, job: {offline: {requests: 9, fill_to: 4}}}"
 DAY = ", ".join(["50%"] * 23 + ["100%"])
 
 
@@ -85,6 +86,7 @@ def test_a_plan_is_read(tmp_path: Path) -> None:
         ("max_replicas: 8", "max_replicas: 0", "max_replicas is 0. It must be from 1 to 10000"),
         ("poisson, mean_rate: 20/s", "closed_loop, users: 4, think_time: 1s", "arrivals are closed_loop"),
         ("output_cap:", "max_concurrency: 4\n  output_cap:", "client of workload.max_concurrency 4 keeps them back"),
+        ("output_cap: 16", f"output_cap: 16\n  {JOB}", "the offline job classes.job waits for room. Drop that class"),
         ("slo: ttft", "kv: {tokens: 16000}\nslo: ttft", "kv.tokens 16000 is the memory of one kind of GPU"),
     ],
 )

@@ -100,7 +100,7 @@ def check_predicted(scenario: Scenario) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted({*shipped_scenarios()} - {"day", "replicas"}))  # those of one engine
+@pytest.mark.parametrize("name", sorted({*shipped_scenarios()} - {"day", "replicas", "rollout"}))  # those of one engine
 def test_shipped_scenarios_run_live_as_in_simulation(name: str) -> None:
     """live in virtual time leaves the records of simulate, bit for bit, for every policy."""
     if ("azure" in name or "mooncake" in name) and TRACES is None:

@@ -82,14 +82,16 @@ def test_steps_take_the_power_of_their_own_replica(tmp_path: Path, watts: int | 
             "prefill": {"step": {"n": 2}, "joules": 0.012 * (power or 0)},
         }
         samples = ({"n": 1, "ns": 10_000_000}, {"n": 2, "ns": 10_000_000})
-        profile = replace(PROFILE, energy=energy if power else None, samples=samples)
+        profile = replace(PROFILE, energy=energy, samples=samples)
+        if not power:  # of a GPU that no law is of
+            profile = replace(profile, energy=None, gpu=None)
         (tmp_path / f"{name}.json").write_text(profile.to_json(), encoding="utf-8")
     costs = [f"cost: {{kind: profile, profile: {tmp_path / name}.json}}, kv: {{tokens: 5000}}" for name in "ab"]
     groups = f"{{a: {{count: 1, {costs[0]}}}, b: {{count: 2, {costs[1]}}}}}"
     replicas = f"replicas: {{router: round_robin, groups: {groups}}}\n"
     results = ran(tmp_path, replicas, "policies.continuous.max_num_batched_tokens=512")
     records = results.records("continuous", 1.0, 0)
-    found = step_watts(Setup.of(load_scenario(str(tmp_path / "some.yaml"))), records)
+    found = step_watts(Setup.of(load_scenario(str(tmp_path / "some.yaml"))), records, {})
     assert results.points["power_w"].isna().all() == (watts is None) == (found is None)
     if found is not None and records.replicas is not None:
         prompts = records.step_columns["num_prefill_tokens"] > 0
@@ -235,5 +237,8 @@ def test_group_metrics_hold_with_failures_and_a_scaler(tmp_path: Path) -> None:
         assert results.points["num_replicas_max"][0] > 1
         assert any("busy_share is full" in line for line in warnings(results, None)) == warns
     scaled = "{count: 1, router: random, autoscaler: {" + SCALER + ", above: 1, below: 0.2, min: 1, max: 3}}"
-    point = ran(tmp_path, "replicas: " + scaled + "\n").points.iloc[0]
+    results = ran(tmp_path, "replicas: " + scaled + "\n")
+    point, table = results.points.iloc[0], results.replicas()
     assert point["num_replicas_max"] == 3 and 1 < point["num_replicas_mean"] < 3
+    assert table is not None and table["starting_s"].iloc[0] == 0 and (table["starting_s"] % 1 == 0).all()
+    assert (table["starting_s"] + table["up_s"] == table["held_s"]).all() and table["starting_s"].sum() >= 2

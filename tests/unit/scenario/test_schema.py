@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,6 @@ from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.schema import scenario_schema, shipped_documents
 from tests.unit.scenario.test_schema_words import keys_of
 
-SCHEMA = scenario_schema()
-KEYS = keys_of(SCHEMA)
 CHOICES = {"cost", "deployment", "policies"}
 """Keys without a default, though none of them alone is required: one of the first two is, and then the third may be."""
 SMALL = """\
@@ -28,17 +27,24 @@ slo: ttft<1s @ 99%
 """
 
 
-def errors(value: Any, schema: dict[str, Any] = SCHEMA) -> list[str]:
-    """What an editor would underline in a value."""
-    whole = schema if schema is SCHEMA else schema | {"$defs": SCHEMA["$defs"]}
+@cache
+def schema() -> dict[str, Any]:
+    """The schema of a scenario; to be read, not changed."""
+    return scenario_schema()
+
+
+def errors(value: Any, part: dict[str, Any] | None = None) -> list[str]:
+    """What an editor would underline in a value: of a whole scenario, or of a part of its schema."""
+    whole = schema() if part is None else part | {"$defs": schema()["$defs"]}
     return [error.message for error in jsonschema.Draft202012Validator(whole).iter_errors(value)]
 
 
 def test_every_key_has_examples_and_they_are_valid() -> None:
     """So are the defaults, as a scenario writes them: with units."""
-    jsonschema.Draft202012Validator.check_schema(SCHEMA)
-    assert len(KEYS) > 550
-    for owner, name, its in KEYS:
+    jsonschema.Draft202012Validator.check_schema(schema())
+    keys = keys_of(schema())
+    assert len(keys) > 550
+    for owner, name, its in keys:
         assert its["examples"] and its["description"], (owner, name)
         for example in its["examples"]:
             assert not errors(example, its), (owner, name, example)
@@ -49,7 +55,7 @@ def test_every_key_has_examples_and_they_are_valid() -> None:
 def test_every_key_has_a_default_or_is_required() -> None:
     """But for those of which one or another is to be given."""
     found = set()
-    for mapping in mappings(SCHEMA):
+    for mapping in mappings(schema()):
         required = mapping.get("required", ())
         found |= {name for name, its in mapping["properties"].items() if "default" not in its and name not in required}
     assert found == CHOICES
@@ -63,12 +69,12 @@ def mappings(node: Any) -> list[dict[str, Any]]:
 
 def test_defaults_and_examples_are_as_scenarios_write_them() -> None:
     """Nanoseconds and bytes as text; examples of shipped scenarios before those of a type."""
-    keys = {(owner, name): its for owner, name, its in KEYS}
+    keys = {(owner, name): its for owner, name, its in keys_of(schema())}
     assert keys["HpaConfig", "every"]["default"] == "15s" and keys["PlanConfig", "window"]["default"] == "20min"
     assert keys["GpuSheet", "host_link"]["default"] == "32GB/s"
     assert keys["PreemptiveConfig", "watermark"]["default"] == "1%"
     assert keys["HpaConfig", "scale_down"]["default"]["stabilization_window"] == "5min"
-    assert keys["OnOffArrivals", "on"]["examples"] == ["4s"]
+    assert keys["OnOffArrivals", "on"]["examples"] == ["4s", "15s"]
     assert {"bfloat16"} <= set(keys["DeploymentConfig", "moe"]["examples"])
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from typing import Any
 
-from batchsim.scenario.key_words import KEY_WORDS
+import pytest
+from pydantic import TypeAdapter
+
+from batchsim.scenario.described import Described, field_words
 from batchsim.scenario.schema import scenario_schema
 
 
@@ -28,23 +32,36 @@ def test_every_key_says_what_it_is() -> None:
     assert [(owner, name) for owner, name, its in keys if its.get("description", "from ").startswith("from ")] == []
 
 
-def test_words_come_from_the_class_and_its_range_follows() -> None:
-    """A sentence that names the field, words of ours where none does, and the kinds by what their class is."""
+def test_words_are_the_docstring_under_the_field_and_its_range_follows() -> None:
+    """In the class, or in the base that has the field; of a kind it is what its class is."""
     keys = {(owner, name): its["description"] for owner, name, its in keys_of(scenario_schema())}
     stop = keys["WorkloadConfig", "stop"]
-    assert stop == "`stop` says how answers end: by a stop token unless given, as far as the output cap lets them"
+    assert stop == "How answers end: by a stop token unless given, as far as the output cap lets them"
     assert keys["HpaConfig", "cold_start"] == "From the start of a replica until it takes requests; from 0s to a year"
-    assert keys["LlamaCppConfig", "n_ubatch"] == KEY_WORDS["LlamaCppConfig.n_ubatch"]
+    assert keys["KedaConfig", "min"] == "The fewest replicas; 0: none while nothing happens"
     assert keys["RampArrivals", "kind"].startswith("The kind: The rate grows in a straight line")
+    assert keys["KvConfig", "log"].startswith("In the place of `tokens`")
     assert keys["batchsim scenario", "deployment"].startswith("In the place of `cost`")
 
 
-def test_no_words_are_of_a_key_that_is_not_there() -> None:
-    """Each entry is the description of some key, as it stands."""
-    said = [its.get("description", "") for _, _, its in keys_of(scenario_schema())]
-    assert [
-        name for name, words in KEY_WORDS.items() if not any(f"{each};".startswith(f"{words};") for each in said)
-    ] == []
+@dataclass
+class Silent:
+    """Two keys, of which one says nothing."""
+
+    said: int
+    """What it is,
+    in two lines."""
+    unsaid: int
+
+
+def test_a_key_without_words_is_noticed() -> None:
+    """The schema cannot be made before its class says what the key is."""
+    assert field_words(Silent) == {
+        "kind": "The kind: Two keys, of which one says nothing",
+        "said": "What it is, in two lines",
+    }
+    with pytest.raises(KeyError, match="unsaid"):
+        TypeAdapter(Silent).json_schema(schema_generator=Described)
 
 
 def test_what_the_schema_refers_to_is_in_it() -> None:

@@ -17,8 +17,9 @@ from batchsim.scenario.constructor import scenario
 from batchsim.scenario.kv_config import KvConfig
 from batchsim.scenario.load import load_scenario, shipped_scenarios
 from batchsim.workload.laws import FixedTokens
+from batchsim.workload.lengths import Lengths
 from batchsim.workload.processes import PoissonArrivals
-from batchsim.workload.workload_config import Lengths, WorkloadConfig
+from batchsim.workload.workload_config import WorkloadConfig
 
 SMALL: dict[str, Any] = {
     "model": "llama-3.1-8b",

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("h11", reason="batchsim serve needs h11")
 
 from batchsim.base.errors import ScenarioError
-from batchsim.kernel.record import FINISHED
+from batchsim.kernel.record import CANCELLED, FINISHED
 from batchsim.serve.answers import Asked
 from batchsim.serve.faults import Faults, read_faults
 from batchsim.serve.server import Server
@@ -129,6 +129,18 @@ def test_one_sent_anew_tells_no_token_twice(frontend: str) -> None:
     simulation.run_to(500_000_000)
     assert answer.outcome == FINISHED and answer.num_tokens == 6
     assert heard == sorted(heard) and heard[:3] == [1, 2, 3]
+
+
+def test_one_cancelled_while_no_replica_is_up_ends_there() -> None:
+    """A request that waits at the router, and whose client hangs up, is cancelled: its client hears of it at once."""
+    more = "replicas: {count: 1, router: round_robin, lost: retry, failures: [{replica: 0, at: 35ms, down_for: 1s}]}"
+    simulation = simulation_of(setup_of(CONTINUOUS, more))
+    simulation.run_to(50_000_000)
+    answer = simulation.send(Asked(10, 6, 6), 50_000_000, lambda answer: None)
+    simulation.run_to(60_000_000)
+    simulation.cancel(answer, 60_000_000)
+    simulation.run_to(70_000_000)
+    assert (answer.outcome, answer.reason, answer.num_tokens) == (CANCELLED, "client_cancel", 0)
 
 
 def test_a_replica_fails_beside_the_scenarios_own_failures() -> None:

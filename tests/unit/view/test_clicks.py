@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Iterator
@@ -187,6 +188,15 @@ def test_curves_and_the_header_say_what_their_numbers_are_of(tab: Page, url: str
     tab.until("document.querySelector('#parts .told')")
     titles = tab.run("[...document.querySelectorAll('#parts .told, #metrics .told')].map((each) => each.title)")
     assert len(titles) > 8 and all(titles)
+
+
+def test_a_line_beneath_another_is_wide(tab: Page, url: str, page_data: PageData) -> None:
+    """Where half of two or more values of both are the same within 1 %; above the charts stands why not more."""
+    opened(tab, url)
+    lines = [[1, 2, None, 4], [1, 2.5, 3, None], [1.005, 2.51, 9, 9]]
+    assert tab.run(f"window.batchsim.depths({json.dumps(lines)})") == [1, 1, 0]
+    assert tab.run("window.batchsim.depths([[1, null, 1], [null, 2, 1]])") == [0, 0]
+    assert text(tab, "reasons") == " ".join(page_data.curves()["decision"][1:])
 
 
 def test_the_browser_blocks_nothing_and_fetches_nothing_from_elsewhere(tab: Page, url: str) -> None:

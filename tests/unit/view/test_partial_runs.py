@@ -31,9 +31,19 @@ def every(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return ran(tmp_path_factory.mktemp("every"), "all")
 
 
-def test_rows_of_requests_alone(tmp_path: Path, every: Results) -> None:
+@pytest.fixture(scope="module")
+def requests_alone(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return ran(tmp_path_factory.mktemp("requests"), "requests")
+
+
+@pytest.fixture(scope="module")
+def minutes_alone(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return ran(tmp_path_factory.mktemp("minutes"), "minutes")
+
+
+def test_rows_of_requests_alone(requests_alone: Results, every: Results) -> None:
     """Their latencies and comparisons are those of a whole run, and no life is told of steps that are not there."""
-    page_data, whole = PageData(ran(tmp_path, "requests")), PageData(every)
+    page_data, whole = PageData(requests_alone), PageData(every)
     point = page_data.point(0)
     assert set(point["lacks"]) == {"timeline", "lanes", "life"} and point["steps"] is None
     assert "--set keep=all" in point["lacks"]["life"] and point["end_s"] == whole.point(0)["end_s"]
@@ -49,9 +59,9 @@ def test_rows_of_requests_alone(tmp_path: Path, every: Results) -> None:
             ask()
 
 
-def test_minutes_in_the_place_of_steps(tmp_path: Path, every: Results) -> None:
+def test_minutes_in_the_place_of_steps(minutes_alone: Results, every: Results) -> None:
     """Their counts are those of all rows; a window has the minutes that it overlaps."""
-    page_data = PageData(ran(tmp_path, "minutes"))
+    page_data = PageData(minutes_alone)
     point, steps = page_data.point(0), every.steps(*page_data.points()[0])
     assert set(point["lacks"]) == {"lanes", "life", "requests", "compare", "change"}
     assert (point["requests"], point["steps"], point["replicas"]) == (900, len(steps), [0])
@@ -70,10 +80,12 @@ def test_minutes_in_the_place_of_steps(tmp_path: Path, every: Results) -> None:
         page_data.minutes(0, 0, (2.0, 1.0))
 
 
-def test_a_change_of_rows_without_steps_simulates_both_sides(tmp_path: Path, every: Results) -> None:
+def test_a_change_of_rows_without_steps_simulates_both_sides(
+    requests_alone: Results, minutes_alone: Results, every: Results
+) -> None:
     """To the same numbers as of a whole run, and says so; where minutes alone were kept it says what to keep."""
     fewer, point, change = (
-        ran(tmp_path, "requests"),
+        requests_alone,
         PageData(every).points()[0],
         ["policies.continuous.max_num_seqs=8"],
     )
@@ -82,7 +94,7 @@ def test_a_change_of_rows_without_steps_simulates_both_sides(tmp_path: Path, eve
     for one, other in ((mine.base, theirs.base), (mine.changed, theirs.changed)):
         assert one.misses.equals(other.misses) and len(one.records.steps) == len(other.records.steps) > 0
     with pytest.raises(ScenarioError, match=r"keep: minutes.*--set keep=requests or keep=all\.$"):
-        counterfactual(ran(tmp_path, "minutes"), *point, change)
+        counterfactual(minutes_alone, *point, change)
 
 
 def test_tasks_have_their_own_curve_and_metrics(tmp_path: Path) -> None:

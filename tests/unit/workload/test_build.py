@@ -13,6 +13,7 @@ from batchsim.base.units import NS_PER_S
 from batchsim.kernel.types import Request
 from batchsim.workload.build import build_workload
 from batchsim.workload.laws import FixedTokens, GammaTokens, LognormalTokens, UniformTokens
+from batchsim.workload.lengths import Lengths, ListLengths, PairLengths, TraceLengths
 from batchsim.workload.predictors import ClassMeanConfig, NoisyConfig, OracleConfig, build_predictor
 from batchsim.workload.processes import ConstantArrivals, OnOffArrivals, PoissonArrivals
 from batchsim.workload.sharing import Sessions
@@ -22,12 +23,8 @@ from batchsim.workload.workload_config import (
     AllAtOnce,
     ClosedLoop,
     Frontend,
-    Lengths,
-    ListLengths,
-    PairLengths,
     Patience,
     TraceArrivals,
-    TraceLengths,
     TrafficClass,
     WorkloadConfig,
 )

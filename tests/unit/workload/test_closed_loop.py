@@ -11,8 +11,9 @@ from batchsim.base.errors import ScenarioError
 from batchsim.base.units import NS_PER_S
 from batchsim.workload.build import build_workload, intended_ns
 from batchsim.workload.laws import GammaTokens, LognormalTokens
+from batchsim.workload.lengths import Lengths
 from batchsim.workload.predictors import ClassMeanConfig, OracleConfig, build_predictor
-from batchsim.workload.workload_config import ClosedLoop, Frontend, Lengths, TrafficClass, WorkloadConfig
+from batchsim.workload.workload_config import ClosedLoop, Frontend, TrafficClass, WorkloadConfig
 
 LENGTHS = Lengths(LognormalTokens(500, 1.0), GammaTokens(100, 0.8))
 
@@ -78,9 +79,9 @@ def test_a_user_has_one_request_out_and_thinks_between():
 
 def test_users_are_met_amid_a_think_time():
     """First requests of constant thinkers are uniform over the think time, those of exponential ones exponential."""
-    constant = [a.request.arrival_ns for a in build(2000, 8 * NS_PER_S, "constant").arrivals()]
+    constant = [a.request.arrival_ns for a in build(1000, 8 * NS_PER_S, "constant").arrivals()]
     assert (np.mean(constant), np.max(constant)) == pytest.approx((4e9, 8e9), rel=0.05)
-    exponential = [a.request.arrival_ns for a in build(2000, 8 * NS_PER_S).arrivals()]
+    exponential = [a.request.arrival_ns for a in build(1000, 8 * NS_PER_S).arrivals()]
     assert (np.mean(exponential), np.std(exponential)) == pytest.approx((8e9, 8e9), rel=0.08)
     keys = [(a.request.arrival_ns, a.request.id) for a in build(50).arrivals()]
     assert keys == sorted(keys)

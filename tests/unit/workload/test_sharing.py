@@ -19,6 +19,7 @@ from batchsim.scenario.point import simulate_point
 from batchsim.scenario.setup import Setup
 from batchsim.workload.build import BuiltWorkload, build_workload
 from batchsim.workload.laws import FixedTokens, GammaTokens, LognormalTokens, UniformTokens
+from batchsim.workload.lengths import Lengths
 from batchsim.workload.predictors import ClassMeanConfig, OracleConfig, build_predictor
 from batchsim.workload.processes import PoissonArrivals
 from batchsim.workload.sessions import OpenSessions
@@ -28,7 +29,6 @@ from batchsim.workload.workload_config import (
     AllAtOnce,
     ClosedLoop,
     Frontend,
-    Lengths,
     TraceArrivals,
     TrafficClass,
     WorkloadConfig,
@@ -176,7 +176,7 @@ def test_turns_do_not_depend_on_the_engine(arrivals: Any, sessions: Sessions) ->
 def test_a_session_is_of_one_class_and_has_one_prefix() -> None:
     """Class and group are drawn for a session, or a user's class for all of theirs; their shares hold."""
     classes = {"x": TrafficClass(0.7), "y": TrafficClass(0.3, shared_prefix=SharedPrefix(5, 40))}
-    for arrivals, sessions in ((ClosedLoop(300, NS_PER_S), Sessions(TURNS)), (OPEN, OPEN_SESSIONS)):
+    for arrivals, sessions in ((ClosedLoop(100, NS_PER_S), Sessions(TURNS)), (OPEN, OPEN_SESSIONS)):
         sent = drive(build(arrivals, sessions=sessions, classes=classes, duration=100 * NS_PER_S))
         firsts = {parts(a)[int(a.request.request_class == "y")][0]: a.request.request_class for a in sent}
         for arrival in sent:
@@ -221,12 +221,12 @@ def test_a_first_turn_too_long_is_sent_alone() -> None:
 def test_open_sessions_meet_the_rate_of_requests() -> None:
     """`mean_rate` is of all turns once the first sessions have run their course; turns follow after the think time."""
     arrivals = PoissonArrivals(20.0)
-    workload = build(arrivals, sessions=Sessions(TURNS, 5 * NS_PER_S), duration=1000 * NS_PER_S, warmup=100 * NS_PER_S)
+    workload = build(arrivals, sessions=Sessions(TURNS, 5 * NS_PER_S), duration=500 * NS_PER_S, warmup=100 * NS_PER_S)
     assert isinstance(workload, OpenSessions)
     sent = drive(workload)
     inside = [a for a in sent if workload.window_ns[0] <= a.request.arrival_ns]
-    assert len(inside) / 900 == pytest.approx(20, rel=0.05)
-    assert max(a.request.arrival_ns for a in sent) < 1000 * NS_PER_S == workload.window_ns[1]
+    assert len(inside) / 400 == pytest.approx(20, rel=0.05)
+    assert max(a.request.arrival_ns for a in sent) < 500 * NS_PER_S == workload.window_ns[1]
     assert workload.num_offered is None and not workload.all_at_once
     for session in by_session(sent)[:50]:
         gaps = [b.request.arrival_ns - a.request.arrival_ns for a, b in pairwise(session)]

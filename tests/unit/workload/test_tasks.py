@@ -345,6 +345,11 @@ KNOBS = {
     "preemptive": SLOTS,
     "tf_serving": "{num_batch_threads: 1, max_batch_size: 4, max_enqueued_batches: 999,"
     " pad_variable_length_inputs: true}",
+    "clipper": "{slo_micros: 60000000}",
+    "aimd": "{latency_objective: 1s}",
+    "adaptive_shared_batch": "{num_batch_threads: 4, max_batch_size: 4, max_enqueued_batches: 999}",
+    "serial_device_batch": "{num_batch_threads: 4, max_batch_size: 4, max_enqueued_batches: 999}",
+    **dict.fromkeys(("tbt_model", "tbt_feedback", "memory_seqs", "exclusive"), SLOTS),
 }
 
 
@@ -412,3 +417,53 @@ def test_trees_that_cannot_be(tmp_path: Path, stage: str, blamed: str) -> None:
     with pytest.raises(BatchsimError) as caught:
         setup_of(tmp_path, f"workload.tasks.stages=[{given}]")
     assert blamed in str(caught.value) and "\n" not in str(caught.value)
+
+
+THOUGHTS = """
+model: llama-3.1-8b
+cost: {kind: linear, base: 10ms, per_sequence: 1ms}
+kv: {tokens: 4000}
+workload:
+  arrivals: {kind: poisson, mean_rate: 12/s}
+  output_cap: exact
+  duration: 20s
+  classes: {thoughts: {share: 80%, priority: 5}, urgent: {share: 20%, priority: 0}}
+  tasks:
+    stages:
+      - fan_out: 3
+        depth: 2
+        priorities: [1, 5, 9]
+        prompt: {kind: fixed, tokens: 40}
+        output: {kind: uniform, min: 60, max: 160}
+policies:
+  preemptive:
+    {max_num_seqs: 64, max_num_batched_tokens: 2048, waiting_order: priority, victim: lowest_priority, by: swap}
+slo: e2e<10min @ 99%
+seeds: 1
+"""
+
+
+def test_branches_of_little_value_are_paused_first(tmp_path: Path) -> None:
+    """Each branch has a priority of the list, requests below it its own; short of KV the least valuable make way."""
+    setup = setup_of(tmp_path, "kv.swap_space=4GB", text=THOUGHTS)
+    run, workload = played(setup), tasks_of(setup)
+    requests = run.records.requests
+    value = requests["priority"].reshape(-1, 12)
+    assert set(np.unique(value[:, :3]).tolist()) == {1, 5, 9}
+    assert (value[:, 3:] == np.repeat(value[:, :3], 3, axis=1)).all()
+    assert workload.branches.above[3:] == (0, 0, 0, 1, 1, 1, 2, 2, 2)
+    paused = {each: requests["num_preemptions"][requests["priority"] == each].mean() for each in (1, 5, 9)}
+    assert paused[1] < paused[5] < paused[9]
+    spent = {
+        each: np.mean((requests["delivered_ns"] - requests["sent_ns"])[requests["priority"] == each]) for each in paused
+    }
+    assert spent[1] < spent[5] < spent[9]
+
+
+def test_branches_without_values_have_the_priority_of_their_class(tmp_path: Path) -> None:
+    """And an empty list is a mistake."""
+    text = THOUGHTS.replace("        priorities: [1, 5, 9]\n", "")
+    requests = played(setup_of(tmp_path, "kv.swap_space=4GB", text=text)).records.requests
+    assert set(requests["priority"].tolist()) == {0, 5}
+    with pytest.raises(BatchsimError, match="priorities is empty"):
+        setup_of(tmp_path, text=THOUGHTS.replace("[1, 5, 9]", "[]"))

@@ -8,6 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from batchsim.base.units import NS_PER_S
 from batchsim.workload.laws import FixedTokens, LognormalTokens
+from batchsim.workload.lengths import Lengths, TraceLengths
 from batchsim.workload.processes import OnOffArrivals, PoissonArrivals
 from batchsim.workload.sharing import Sessions
 from batchsim.workload.traces.trace_config import RateScale, TraceConfig
@@ -15,9 +16,7 @@ from batchsim.workload.workload_config import (
     AllAtOnce,
     ClosedLoop,
     Frontend,
-    Lengths,
     TraceArrivals,
-    TraceLengths,
     TrafficClass,
     WorkloadConfig,
 )

@@ -32,10 +32,15 @@ class DynamoKvConfig(Config):
     """The replica with the least work left: of prompts, less what is cached, and of KV blocks in use."""
 
     overlap_score_credit: NonNegative = 1.0
+    """How much a cached block takes off the prompt's cost."""
     prefill_load_scale: NonNegative = 1.0
+    """Weight of prompt blocks against those of decodes."""
     router_temperature: Annotated[float, Range(0, 1e6)] = 0.0
+    """0: the cheapest replica; above, drawn by the softmax of costs."""
     block_tokens: PositiveInt = 16
+    """Tokens of the blocks by which prompts are compared."""
     ttl: PositiveDuration = 120 * NS_PER_S
+    """How long a block that was sent counts as cached."""
     kind: Literal["dynamo_kv"] = "dynamo_kv"
 
     def build(self, seed: int) -> DynamoKv:

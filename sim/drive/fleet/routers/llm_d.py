@@ -36,19 +36,27 @@ class ScorerWeights(Config):
     """What each score counts; 0: not at all."""
 
     queue: Weight = 2.0
+    """Weight of the score for few waiting requests."""
     kv_utilisation: Weight = 2.0
+    """Weight of the score for free KV blocks."""
     prefix: Weight = 3.0
+    """Weight of the score for a prompt whose beginning was sent there before."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LlmDConfig(Config):
-    """The replica that llm-d's scorers, with their `weights`, find best."""
+    """The replica that llm-d's scorers, by their weights, find best."""
 
     weights: ScorerWeights = field(default_factory=ScorerWeights)
+    """Weights of the scorers."""
     metrics_interval: Duration = 50_000_000
+    """How often the router reads what engines report; what was sent since it does not see."""
     block_tokens: PositiveInt = 16
+    """Tokens of the blocks by which prompts are compared."""
     max_prefix_blocks: PositiveInt = 256
+    """Blocks of a prompt that are compared at most."""
     lru_capacity: PositiveInt = 31_250
+    """Blocks remembered for each replica, those last sent."""
     kind: Literal["llm_d"] = "llm_d"
 
     def __post_init__(self) -> None:

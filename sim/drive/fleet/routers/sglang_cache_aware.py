@@ -30,11 +30,17 @@ class SglangCacheAwareConfig(Config):
     """The replica that was sent the prompt's beginning, while outstanding requests are balanced."""
 
     cache_threshold: ShareBelowOne = 0.3
+    """Part of the prompt that must match for its replica to be taken."""
     balance_abs_threshold: NonNegativeInt = 64
+    """Difference of most and least outstanding requests beyond which replicas may be unbalanced."""
     balance_rel_threshold: Annotated[float, Range(1, 1e6)] = 1.5
+    """Ratio of them beyond which they are, where the difference is exceeded too."""
     eviction_interval: PositiveDuration = 120 * NS_PER_S
+    """How often text is forgotten beyond `max_tree_size`."""
     max_tree_size: PositiveInt = 2**26
+    """Tokens of text remembered for each replica."""
     block_tokens: PositiveInt = 16
+    """Tokens of the blocks by which prompts are compared."""
     kind: Literal["sglang_cache_aware"] = "sglang_cache_aware"
 
     def build(self, seed: int) -> SglangCacheAware:

@@ -70,16 +70,19 @@ class Autoscaler(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class AutoscalerConfig(Config):
-    """What every autoscaler has: it looks every `every` ns, and holds from `min` to `max` replicas, each of which takes
-    requests `cold_start` after it is added. A removed one takes no new requests and goes when it is empty; `surge`
-    replicas beyond `max` may be held while others drain. Those with the highest numbers are removed first.
-    """
+    """What every autoscaler has: it looks every `every`, and holds from `min` to `max` replicas. A removed one takes no
+    new requests and goes when it is empty. Those with the highest numbers are removed first."""
 
     every: PositiveDuration
+    """How often the autoscaler looks."""
     min: Replicas
+    """The fewest replicas."""
     max: Replicas
+    """The most replicas, draining ones aside."""
     cold_start: Duration
+    """From the start of a replica until it takes requests."""
     surge: Annotated[int, Range(0, 10_000)] = 0
+    """Replicas beyond `max` that may be held while others drain."""
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -22,10 +22,12 @@ _THRESHOLDS = {"throughput": (1.0, 0.6), "latency": (0.4, 0.1)}
 
 @dataclass(frozen=True, kw_only=True)
 class DynamoPlannerConfig(AutoscalerConfig):
-    """Dynamo's planner by load; `optimization_target` as it is called there."""
+    """Dynamo's planner by load."""
 
     optimization_target: Literal["throughput", "latency"] = "throughput"
+    """What its thresholds of demand are for, as it is called there."""
     every: PositiveDuration = 5 * NS_PER_S
+    """How often the autoscaler looks."""
     kind: Literal["dynamo_planner"] = "dynamo_planner"
 
     def build(self) -> DynamoPlanner:

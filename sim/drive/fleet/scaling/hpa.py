@@ -29,23 +29,28 @@ Target = Annotated[float, Range(0, 1e9, above=True)]
 
 @dataclass(frozen=True)
 class ScalingPolicy(Config):
-    """At most `value` replicas (`pods`), or `value` per cent of them, may be added or removed within `period`."""
+    """How many replicas may be added or removed within a period."""
 
     type: Literal["pods", "percent"]
+    """Whether `value` is a number of replicas (pods) or per cent of them."""
     value: PositiveInt
+    """How many replicas, or per cent of them, at most."""
     period: Annotated[Duration, Range(NS_PER_S, 1800 * NS_PER_S, show=time_text)]
+    """The time within which no more than `value` are."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingRules(Config):
-    """How fast the number of replicas may change in one direction; `select` says which policy counts, the one that
-    allows the most or the least, or that there is no change in this direction.
-    """
+    """How fast the number of replicas may change in one direction."""
 
     stabilization_window: Annotated[Duration, Range(0, 3600 * NS_PER_S, show=time_text)]
+    """The most (for removing) or least (for adding) of what was wanted within it counts."""
     policies: tuple[ScalingPolicy, ...]
+    """How many replicas may be added or removed within a period."""
     select: Literal["max", "min", "disabled"] = "max"
+    """Which policy counts: the one that allows the most or the least; disabled: no change in this direction."""
     tolerance: Share = 0.1
+    """Part of the target by which a metric may be off without a change."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -67,18 +72,18 @@ def scale_down_rules() -> ScalingRules:
 
 @dataclass(frozen=True, kw_only=True)
 class HpaMetrics(Config):
-    """The average over replicas that each metric is to have; None: it is not asked.
-
-    `waiting` and `running` are requests, `kv_utilisation` the share of KV blocks in use, at the look; `tokens_per_s`
-    output tokens a second and `busy_share` the share of time in steps since the look before, which is full at any load
-    where an engine batches: a run warns of it.
-    """
+    """The average over replicas that each metric is to have; null: it is not asked."""
 
     waiting: Target | None = None
+    """Requests that wait at the look."""
     running: Target | None = None
+    """Requests that run at the look."""
     kv_utilisation: Annotated[Share, Range(0, 1, above=True)] | None = None
+    """Part of the KV blocks in use at the look."""
     tokens_per_s: Target | None = None
+    """Output tokens a second since the look before."""
     busy_share: Annotated[Share, Range(0, 1, above=True)] | None = None
+    """Part of the time in steps since the look before, which is full at any load where an engine batches."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -95,12 +100,16 @@ class HpaMetrics(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class HpaConfig(AutoscalerConfig):
-    """Kubernetes' HorizontalPodAutoscaler; `scale_up` and `scale_down` are its `behavior`."""
+    """Kubernetes' HorizontalPodAutoscaler."""
 
     metrics: HpaMetrics
+    """Targets for each replica, of which the one that wants most replicas counts."""
     every: PositiveDuration = 15 * NS_PER_S
+    """How often the autoscaler looks."""
     scale_up: ScalingRules = field(default_factory=scale_up_rules)
+    """Its `behavior` when replicas are added."""
     scale_down: ScalingRules = field(default_factory=scale_down_rules)
+    """Its `behavior` when replicas are removed."""
     kind: Literal["hpa"] = "hpa"
 
     def build(self) -> Hpa:

@@ -24,12 +24,14 @@ from batchsim.drive.fleet.scaling.hpa import Pace, ScalingRules, Target, scale_d
 
 @dataclass(frozen=True, kw_only=True)
 class KedaTriggers(Config):
-    """How much of each total one replica is for; None: it is not asked. `waiting` requests wait in engines and at the
-    router, `running` ones run, `tokens_per_s` are output tokens a second since the look before."""
+    """How much of each total one replica is for; null: it is not asked."""
 
     waiting: Target | None = None
+    """Requests that wait in engines and at the router."""
     running: Target | None = None
+    """Requests that run."""
     tokens_per_s: Target | None = None
+    """Output tokens a second since the look before."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -46,16 +48,24 @@ class KedaTriggers(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class KedaConfig(AutoscalerConfig):
-    """KEDA's ScaledObject; `scale_up` and `scale_down` are the behavior of its HorizontalPodAutoscaler."""
+    """KEDA's ScaledObject."""
 
     triggers: KedaTriggers
+    """How much of each total one replica is for."""
     min: Annotated[int, Range(0, 10_000)]
+    """The fewest replicas; 0: none while nothing happens."""
     every: PositiveDuration = 15 * NS_PER_S
+    """How often the autoscaler looks."""
     polling_interval: PositiveDuration = 30 * NS_PER_S
+    """How often it is asked whether any trigger is active."""
     cooldown: Duration = 300 * NS_PER_S
+    """How long no trigger was active before the last replicas go."""
     activation: NonNegative = 0.0
+    """A trigger is active above it."""
     scale_up: ScalingRules = field(default_factory=scale_up_rules)
+    """The `behavior` of its HorizontalPodAutoscaler when replicas are added."""
     scale_down: ScalingRules = field(default_factory=scale_down_rules)
+    """The `behavior` of its HorizontalPodAutoscaler when replicas are removed."""
     kind: Literal["keda"] = "keda"
 
     def build(self) -> Keda:

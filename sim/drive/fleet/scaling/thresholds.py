@@ -20,8 +20,11 @@ class QueueScaler(AutoscalerConfig):
     """An autoscaler by the requests that wait, in engines and at the router, for each replica up or starting."""
 
     above: NonNegative
+    """A replica is added while more requests wait for each replica."""
     below: NonNegative
+    """A replica is removed where fewer wait for each."""
     scale_down_delay: Duration
+    """How long it must have been below."""
     kind: Literal["queue_per_replica"] = "queue_per_replica"
 
     def __post_init__(self) -> None:
@@ -42,8 +45,11 @@ class KvScaler(AutoscalerConfig):
     """
 
     above: Share
+    """A replica is added while a larger part of KV blocks is in use."""
     below: Share
+    """A replica is removed where a smaller part is in use."""
     scale_down_delay: Duration
+    """How long it must have been below."""
     kind: Literal["kv_utilisation"] = "kv_utilisation"
 
     def __post_init__(self) -> None:

@@ -10,13 +10,14 @@ from batchsim.kernel.policy_config import PolicyConfig, Traits
 
 @dataclass(frozen=True)
 class LlamaCppConfig(PolicyConfig):
-    """Knobs by llama.cpp's names: `n_parallel` slots (`--parallel`), at most `n_batch` tokens of a step
-    (`--batch-size`), of which a pass takes `n_ubatch` (`--ubatch-size`), no more than `n_batch`. `n_parallel` 4 is what
-    the server takes where it is left to choose."""
+    """Knobs by llama.cpp's names."""
 
     n_parallel: PositiveInt = 4
+    """Slots (`--parallel`); 4 is what the server takes where it is left to choose."""
     n_batch: PositiveInt = 2048
+    """The most tokens of a step (`--batch-size`)."""
     n_ubatch: PositiveInt = 512
+    """The most tokens of a pass (`--ubatch-size`), no more than `n_batch`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from batchsim.kernel.kv_blocks import KVBlockManager
 from batchsim.kernel.types import Event, Sequence, by_order
 from batchsim.kv.radix_cache import RadixKV
+from batchsim.policies.systems.sglang.lora_batch import LoraBatch
 from batchsim.policies.systems.sglang.running_batch import RunningBatch
 from batchsim.policies.systems.sglang.sglang_config import SglangConfig
 from batchsim.policies.systems.sglang.token_budget import CLIP_MAX_NEW_TOKENS, Completion, PrefillBudget
@@ -44,11 +45,14 @@ class PrefillAdder:
         batch: RunningBatch,
         *,
         slots: int,
+        loras: LoraBatch,
     ) -> None:
         self.chunked: Sequence | None = None
         self.why = ""
         self.events: list[Event] = []
+        self.stopped_at: Sequence | None = None  # the request that the last batch did not take, of those not held back
         self._slots = slots
+        self._loras = loras
         self._config = config
         self._kv = kv
         self._cache = cache
@@ -58,10 +62,11 @@ class PrefillAdder:
         self._preempts = config.preempts
         self._matched: dict[Sequence, tuple[int, int]] = {}
 
-    def make(self, ratio: float) -> Prefill:
+    def make(self, ratio: float, now_ns: int) -> Prefill:
         """The next prefill batch; without chunks if there is to be none."""
         batch, waiting = self._batch, self._waiting
         made = Prefill()
+        self.stopped_at = None
         if self._preempts or not len(batch):
             batch.full = ""
         self.why = batch.full
@@ -75,7 +80,10 @@ class PrefillAdder:
         budget = self._budget(ratio)
         if self.chunked is not None and not self._continue(self.chunked, budget, made):
             return made
-        self._admit(budget, made, ratio)
+        if self._loras.is_used:
+            self._admit_by_adapters(budget, made, ratio, now_ns)
+        else:
+            self._admit(budget, made, ratio)
         for seq in made.victims:
             waiting.push(seq)
         self._allocate(made.chunks)
@@ -140,6 +148,18 @@ class PrefillAdder:
         budget.charge(n, min(seq.max_output_tokens, CLIP_MAX_NEW_TOKENS) if n == lacking else 0)
         return True
 
+    def _admit_by_adapters(self, budget: PrefillBudget, made: Prefill, ratio: float, now_ns: int) -> None:
+        """As `_admit`, where requests whose LoRA adapters hold them back are passed over."""
+        loras, waiting = self._loras, self._waiting
+        running = [*self._batch.group.members, *([] if self.chunked is None else [self.chunked])]
+        loras.begin([*running, *(seq for seq, _ in made.chunks)], waiting, now_ns)
+        self.why = ""
+        self._admit(budget, made, ratio)
+        self.stopped_at = waiting.head() if len(waiting) else None
+        passed_over, events = loras.end(self.stopped_at)
+        waiting.put_back(passed_over)
+        self.events += events
+
     def _admit(self, budget: PrefillBudget, made: Prefill, ratio: float) -> None:
         """Admits from the head of the queue until one does not fit; sets `why`, and the batch's `full` if no prefill
         can be made until a sequence leaves."""
@@ -150,6 +170,12 @@ class PrefillAdder:
             if budget.no_tokens and not budget.no_kv:
                 return
             seq = waiting.head()
+            if self._loras.is_used:
+                if not self._loras.allows(seq):
+                    waiting.pop()
+                    self.why = ""
+                    continue
+                self._loras.take(seq)
             if len(made.chunks) >= self._slots - len(batch):
                 batch.full = "no_slot"
             if batch.full and not (self._preempts and self._make_way(seq, budget, made.victims, ratio)):

@@ -22,8 +22,9 @@ from __future__ import annotations
 from batchsim.base.errors import ScenarioError
 from batchsim.kernel.batch import IDLE, Batch, Idle
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import DecodeGroup, Event, Sequence, by_order
+from batchsim.kernel.types import MISSING, DecodeGroup, Event, Sequence, by_order
 from batchsim.kv.radix_cache import RadixKV
+from batchsim.policies.systems.sglang.lora_batch import LoraBatch
 from batchsim.policies.systems.sglang.prefill_adder import Prefill, PrefillAdder
 from batchsim.policies.systems.sglang.running_batch import RunningBatch
 from batchsim.policies.systems.sglang.sglang_config import SglangConfig
@@ -65,11 +66,15 @@ class Sglang:
         self._ahead = context.loop.is_ahead
         self._last: Batch | None = None  # the batch of the call before, whose prompts' ends do not decode yet
         self._unread: list[Sequence] = []  # have arrived and are not taken in yet
+        self._now_ns = 0  # of the latest call
         self._polls = 0  # since arrivals were taken in: calls, as `scheduler_recv_interval` counts them
         self._prompts_before = False  # whether the call before made a step with prompts
         self.batch = self._new_batch()
         self.waiting: Waiting = self._new_queue()
-        self.adder = PrefillAdder(config, kv, self._cache, self.waiting, self.batch, slots=self._most_running())
+        self.loras = LoraBatch(config, context.adapter_copy_ns)
+        self.adder = PrefillAdder(
+            config, kv, self._cache, self.waiting, self.batch, slots=self._most_running(), loras=self.loras
+        )
         self.events: list[Event] = []
         self.free_blocks_asked = kv.num_blocks  # at the latest call, once the last chunk is in the tree
         self._blocked: tuple[Sequence, str] | None = None
@@ -101,6 +106,8 @@ class Sglang:
         seq.max_output_tokens = max(min(seq.max_output_tokens, room), 0)
         if self._never_fits(seq):
             return
+        if seq.request.adapter != MISSING:
+            self.loras.is_used = True
         if self.config.scheduler_recv_interval > 1:
             self._unread.append(seq)  # its cap is known from here on, its place in the queue is not
         else:
@@ -125,6 +132,7 @@ class Sglang:
         in_flight, replaced = last is not None, self._take_in_last()
         self.free_blocks_asked = self.kv.num_free
         preempted: list[Sequence] = []
+        self._now_ns = now_ns
         made = self._prefill(preempted)
         decodes = not made.chunks and self._make_decodes_fit(preempted)
         if self._unread and not (made.chunks or decodes or in_flight):
@@ -142,7 +150,7 @@ class Sglang:
                 return Batch(None, [], 0, preempted=preempted) if self._ahead else self._work(made, preempted)
             if not (in_flight or self.running or len(self.waiting)):
                 self.ratio.reset()
-            return IDLE
+            return IDLE if self.loras.next_copy_ns is None else Idle(self.loras.next_copy_ns)
         work = self._last = self._work(made, preempted)
         if self.config.disable_consecutive_prefill_overlap and last is not None and last.chunks and work.chunks:
             # Where the batch before has become the running one and rides along, SGLang takes it for a decode by now.
@@ -228,7 +236,7 @@ class Sglang:
         return replaced
 
     def _prefill(self, preempted: list[Sequence]) -> Prefill:
-        made = self.adder.make(self.ratio.current)
+        made = self.adder.make(self.ratio.current, self._now_ns)
         self.events += self.adder.events
         self.adder.events = []
         for victim in made.victims:
@@ -328,6 +336,7 @@ class Sglang:
     def _forget(self, seq: Sequence) -> None:
         self.waiting.forget(seq)
         self.adder.forget(seq)
+        self.loras.held.forget(seq)
 
     # ---- the rest
 
@@ -355,7 +364,8 @@ class Sglang:
         return ByPrefix(self._cache, shortest=self.config.schedule_policy == "shortest-prefill-first")
 
     def _note_blocked(self) -> None:
-        blocked = (self.waiting.head(), self.adder.why) if len(self.waiting) else None
+        stopped_at = self.adder.stopped_at or (self.waiting.head() if len(self.waiting) else None)
+        blocked = None if stopped_at is None or not self.adder.why else (stopped_at, self.adder.why)
         if blocked is not None and blocked != self._blocked:
             chunked = self.adder.chunked
             ahead = chunked.request.id if chunked is not None and self.adder.why == "token_budget" else None

@@ -33,6 +33,7 @@ from batchsim.policies.systems.sglang.prefill_adder import Prefill
 from batchsim.policies.systems.sglang.running_batch import RunningBatch
 from batchsim.policies.systems.sglang.sglang import Sglang
 from batchsim.policies.systems.sglang.sglang_config import SglangConfig
+from batchsim.policies.systems.sglang.sglang_items import SglangWithItems
 from batchsim.policies.systems.sglang.token_budget import CLIP_MAX_NEW_TOKENS
 
 _NO_LIMIT = 1 << 62  # SGLang keeps rows that reach beyond the model's length
@@ -136,6 +137,8 @@ class SglangWithDrafts(Sglang):
     batch: DraftingBatch  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __new__(cls, config: SglangConfig, context: PolicyContext) -> Sglang:
+        if context.items is not None:
+            return SglangWithItems(config, context)
         return Sglang(config, context) if config.speculative_algorithm is None else super().__new__(cls)
 
     def __init__(self, config: SglangConfig, context: PolicyContext) -> None:

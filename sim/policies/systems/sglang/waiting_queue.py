@@ -48,6 +48,14 @@ class Waiting(ABC):
     def first(self, num: int) -> list[Sequence]:
         """The first `num` requests, or all if there are fewer, in order."""
 
+    def put_back(self, passed_over: list[Sequence]) -> None:
+        """Puts the first requests, which were taken out in this order, back to the front."""
+        for seq in reversed(passed_over):
+            self._put_first(seq, self._entries[seq])
+
+    @abstractmethod
+    def _put_first(self, seq: Sequence, entry: int) -> None: ...
+
     @abstractmethod
     def _insert(self, seq: Sequence, entry: int) -> None: ...
 
@@ -101,6 +109,9 @@ class Fcfs(Waiting):
     def first(self, num: int) -> list[Sequence]:
         return list(islice(self._queue, num))
 
+    def _put_first(self, seq: Sequence, entry: int) -> None:
+        self._queue.appendleft(seq)
+
     def _insert(self, seq: Sequence, entry: int) -> None:
         self._queue.append(seq)
 
@@ -128,6 +139,9 @@ class ByPriority(Waiting):
 
     def first(self, num: int) -> list[Sequence]:
         return [seq for _, _, seq in nsmallest(num, self._heap)]
+
+    def _put_first(self, seq: Sequence, entry: int) -> None:
+        self._insert(seq, entry)
 
     def _insert(self, seq: Sequence, entry: int) -> None:
         heappush(self._heap, (self._sign * seq.request.priority, entry, seq))
@@ -161,6 +175,9 @@ class ByPrefix(Waiting):
 
     def first(self, num: int) -> list[Sequence]:
         return [seq for seq, _ in self._queue[:num]]
+
+    def _put_first(self, seq: Sequence, entry: int) -> None:
+        self._queue.insert(0, (seq, entry))
 
     def _insert(self, seq: Sequence, entry: int) -> None:
         self._queue.append((seq, entry))

@@ -28,22 +28,26 @@ NumDrafts = Annotated[int, Range(1, MAX_DRAFTS)]
 
 @dataclass(frozen=True)
 class DecodingConfig(Config):
-    """Every decode verifies `max_draft_len` draft tokens beside its own, by the names of TensorRT-LLM's LLM API; MTP
-    calls their number `num_nextn_predict_layers`, which is 1 unless set.
+    """Every decode verifies draft tokens beside its own, by the names of TensorRT-LLM's LLM API.
 
-    `eagle3_one_model` and `mtp_eagle_one_model`: the drafter is a part of the model, as there by default. Supposed in a
-    simulation: `acceptance`, a law, or one by request class, in which "" stands for all other classes, or `trace`, as
-    for vLLM; and for NGram, which drafts only where the text repeats itself, `found`, the share of steps for which it
-    does. The time that drafting takes is the cost's (`batchsim.cost.drafter`).
+    `acceptance` and `found` are supposed in a simulation. The time that drafting takes is the cost's
+    (`batchsim.cost.drafter`).
     """
 
     decoding_type: str
+    """How drafts are made."""
     acceptance: Laws
+    """A law of accepted drafts, or one by request class, "" being all others; or `trace`, as for vLLM."""
     max_draft_len: NumDrafts | None = None
+    """Draft tokens that a decode verifies beside its own."""
     num_nextn_predict_layers: NumDrafts | None = None
+    """Their number by its name for MTP; 1 unless set."""
     eagle3_one_model: bool | None = None
+    """Whether the drafter is a part of the model, as there by default."""
     mtp_eagle_one_model: bool | None = None
+    """Whether the drafter is a part of the model, as there by default."""
     found: Probability = 1.0
+    """Part of the steps for which NGram finds drafts, which it does only where the text repeats itself."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -16,27 +16,36 @@ class TensorrtLlmConfig(PolicyConfig):
     """Knobs by TensorRT-LLM's names, with its defaults but for `enable_partial_reuse`, which is on there and not
     simulated.
 
-    `context_chunking_policy` needs chunked prefill; null: FIRST_COME_FIRST_SERVED with it. Nor is a cache in host
-    memory simulated (`host_cache_size`, 0 there too). `enable_prefix_aware_scheduling` needs block reuse; null: on with
-    it. Off, no request waits for a prompt that is being computed; the versions of 2025 have no such knob and always
-    wait. `backend`: the PyTorch runtime, which `trtllm-serve` starts, or the C++ one of TensorRT engines. In the first
-    scheduling overlaps with the GPU's work unless `disable_overlap_scheduler`, blocks are found again chunk by chunk
-    and a paused request keeps its tokens; in the second never, with the prompt's end, and as far as one step computes
-    them anew. `speculative_config`: decodes verify draft tokens.
+    With the PyTorch runtime scheduling may overlap with the GPU's work, blocks are found again chunk by chunk and a
+    paused request keeps its tokens; with the C++ one never, with the prompt's end, and as far as one step computes them
+    anew.
     """
 
     capacity_scheduler_policy: Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"] = "GUARANTEED_NO_EVICT"
+    """Which requests are let in by their KV memory."""
     max_batch_size: PositiveInt = 2048
+    """Requests of a step at most."""
     max_num_tokens: PositiveInt = 8192
+    """Tokens of a step at most."""
     enable_chunked_prefill: bool = False
+    """Whether a prompt may be computed over several steps."""
     context_chunking_policy: Literal["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"] | None = None
+    """Which prompts have a step's tokens; needs chunked prefill; null: FIRST_COME_FIRST_SERVED with it."""
     enable_block_reuse: bool = True
+    """Whether blocks of prompts are found again."""
     enable_prefix_aware_scheduling: bool | None = None
+    """Whether a request waits for a prompt that is being computed; needs block reuse; null: on with it. The versions of
+    2025 have no such knob and always wait."""
     enable_partial_reuse: bool = False
+    """Whether a part of a block is found again: on in TensorRT-LLM, and not simulated."""
     host_cache_size: Annotated[int, Range(0, 10**15)] = 0
+    """Cache in host memory: 0 in TensorRT-LLM too, and more is not simulated."""
     disable_overlap_scheduler: bool | None = None
+    """Whether scheduling waits for the GPU's work, with which the PyTorch runtime overlaps it else."""
     speculative_config: DecodingConfig | None = None
+    """How drafts are made, which decodes verify; null: no drafts."""
     backend: Literal["pytorch", "tensorrt"] = "pytorch"
+    """The PyTorch runtime, which `trtllm-serve` starts, or the C++ one of TensorRT engines."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -13,20 +13,27 @@ class TgiConfig(PolicyConfig):
     """Knobs by TGI's names, with the defaults of its launcher.
 
     `support_chunking` and `requires_padding` are what the model's backend reports to the router: paged attention with
-    chunks, paged without, or padded. `max_batch_prefill_tokens` is 4096 where the launcher cannot estimate it from the
-    GPU. `max_batch_total_tokens` null: what the KV memory holds, as TGI measures it at warm-up. `max_batch_size` null:
-    no limit. `use_prefix_caching` needs paged attention.
+    chunks, paged without, or padded.
     """
 
     support_chunking: bool = True
+    """Whether the model's backend computes a prompt over several steps, by paged attention."""
     requires_padding: bool = False
+    """Whether the model's backend pads batches, without paged attention."""
     use_prefix_caching: bool = True
+    """Whether prompts' beginnings are found again; needs paged attention."""
     waiting_served_ratio: NonNegative = 0.3
+    """Waiting over running requests from which on prompts interrupt decodes."""
     max_waiting_tokens: NonNegativeInt = 20
+    """Decode steps after which prompts interrupt in any case."""
     max_batch_size: PositiveInt | None = None
+    """Requests of a batch at most; null: no limit."""
     max_batch_prefill_tokens: PositiveInt = 4096
+    """Prompt tokens of a step at most; 4096 where the launcher cannot estimate it from the GPU."""
     max_batch_total_tokens: PositiveInt | None = None
+    """Tokens of all running requests at most; null: what the KV memory holds, as TGI measures it at warm-up."""
     max_concurrent_requests: PositiveInt = 128
+    """Open requests beyond which others are turned away."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -17,13 +17,16 @@ from batchsim.kernel.types import Event, Sequence
 
 @dataclass(frozen=True)
 class ModelQueuePolicy(Config):
-    """The limits of one priority level's queue, by Triton's names; 0: no timeout, no limit. `timeout_action` is what
-    happens to a request that timed out."""
+    """The limits of one priority level's queue, by Triton's names."""
 
     timeout_action: Literal["REJECT", "DELAY"] = "REJECT"
+    """What happens to a request that timed out: it is rejected, or waits behind all others."""
     default_timeout_microseconds: Microseconds = 0
+    """How long a request may wait; 0: for ever."""
     allow_timeout_override: bool = False
+    """Whether a request's own, shorter time-out counts."""
     max_queue_size: NonNegativeInt = 0
+    """The most requests that wait; 0: no limit."""
 
     @property
     def forbids_prefetching(self) -> bool:

@@ -36,24 +36,30 @@ MAX_PAYLOADS = 2
 
 @dataclass(frozen=True)
 class TritonConfig(PolicyConfig):
-    """Knobs of Triton's model configuration; those of its `dynamic_batching` stand beside `max_batch_size`.
-
-    Defaults are Triton's; `max_batch_size` is what its auto-completed configurations get. `allow_ragged_batch` is that
-    of the prompt's input, where prompts are token ids: false batches equal lengths only, true any, without padding.
-    None: prompts are texts, which always batch. `preserve_ordering` changes nothing with one instance, and
-    `instance_group_count` above 1 is not simulated. Levels of `priority_queue_policy` count from 1, the highest.
-    """
+    """Knobs of Triton's model configuration, with its defaults; those of its `dynamic_batching` stand beside
+    `max_batch_size`."""
 
     max_batch_size: PositiveInt = 4
+    """Requests of a batch at most; 4 is what Triton's auto-completed configurations get."""
     preferred_batch_size: tuple[PositiveInt, ...] = ()
+    """Sizes at which a batch starts at once."""
     max_queue_delay_microseconds: Microseconds = 0
+    """How long the oldest request waits for a fuller batch."""
     preserve_ordering: bool = False
+    """Whether answers keep the order of requests; it changes nothing with one instance."""
     priority_levels: LevelsOrNone = 0
+    """Levels of priority; 0: none."""
     default_priority_level: LevelsOrNone = 0
+    """The level of a request that names none."""
     default_queue_policy: ModelQueuePolicy = field(default_factory=ModelQueuePolicy)
+    """Time-outs and size of queues."""
     priority_queue_policy: dict[Levels, ModelQueuePolicy] = field(default_factory=dict[int, ModelQueuePolicy])
+    """Time-outs and size of a level's queue, by level from 1, the highest."""
     allow_ragged_batch: bool | None = None
+    """Of the prompt's input, where prompts are token ids: false batches equal lengths only, true any, without padding;
+    null: prompts are texts, which always batch."""
     instance_group_count: Literal[1] | PositiveInt = 1
+    """Instances of the model; more than 1 is not simulated."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -28,11 +28,14 @@ from batchsim.policies.systems.vidur.vidur_scheduler import VidurScheduler
 
 @dataclass(frozen=True)
 class VllmV0Config(PolicyConfig):
-    """Knobs by Vidur's names, with its defaults. `watermark_blocks_fraction` is a share of the KV blocks, 0 to 1."""
+    """Knobs by Vidur's names, with its defaults."""
 
     batch_size_cap: PositiveInt = 128
+    """The most requests of a micro-batch."""
     max_tokens_in_batch: PositiveInt = 4096
+    """Tokens of a step at most."""
     watermark_blocks_fraction: ShareBelowOne = 0.01
+    """Part of the KV blocks that admission leaves free, 0 to 1."""
 
     @property
     def traits(self) -> Traits:

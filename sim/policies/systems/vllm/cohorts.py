@@ -75,6 +75,16 @@ class Cohorts:
         if self.stale:
             self.stale = {seq: last for seq, last in self.stale.items() if last is not batch}
 
+    def in_flight(self, seq: Sequence) -> int:
+        """How many tokens of `seq` the batches in flight compute."""
+        tokens = 0
+        for batch in self._in_flight:
+            tokens += sum(n for chunked, n in batch.chunks if chunked is seq)
+            group = batch.decodes
+            if group is not None and group is seq.group:
+                tokens += seq.joined_step < batch.group_step <= group.step
+        return tokens
+
     def preempted(self, victim: Sequence) -> None:
         """Takes note that `victim` loses its place; before it leaves its group."""
         # A group has one batch in flight, in which all its members decode or end their prompts. Who left it with its

@@ -12,22 +12,26 @@ from batchsim.policies.systems.acceptance_law import MAX_DRAFTS, Laws, Probabili
 
 @dataclass(frozen=True)
 class SpeculativeConfig(Config):
-    """Every decode verifies up to `num_speculative_tokens` draft tokens beside its own, by vLLM's names.
+    """Every decode verifies draft tokens beside its own, by vLLM's names.
 
-    Supposed in a simulation: `acceptance`, a law, or one by request class, in which "" stands for all other classes, or
-    `trace`: for each request the probability of each draft in its row of the workload's trace (`columns.acceptance`);
-    and for `ngram`, which drafts only where the text repeats itself, `found`, the share of steps for which it does. The
-    time that drafting takes is the cost's (`batchsim.cost.drafter`). A live run is one of `ngram`, and supposes
-    nothing: it looks up the last `prompt_lookup_min` to `prompt_lookup_max` tokens; where one of these is None it is as
-    the other, where both are it is 5.
+    `acceptance` and `found` are supposed in a simulation. The time that drafting takes is the cost's
+    (`batchsim.cost.drafter`). A live run is one of `ngram`, and supposes nothing: it looks up the last
+    `prompt_lookup_min` to `prompt_lookup_max` tokens.
     """
 
     method: DraftMethod
+    """How drafts are made."""
     num_speculative_tokens: Annotated[int, Range(1, MAX_DRAFTS)]
+    """The most draft tokens that a decode verifies beside its own."""
     acceptance: Laws
+    """A law of accepted drafts, or one by request class, in which "" stands for all other classes; or `trace`: for each
+    request the probability of each draft in its row of the workload's trace (`columns.acceptance`)."""
     found: Probability = 1.0
+    """Part of the steps for which `ngram` finds drafts, which it does only where the text repeats itself."""
     prompt_lookup_min: PositiveInt | None = None
+    """Tokens that a live run looks up at least; as `prompt_lookup_max` unless given, 5 without both."""
     prompt_lookup_max: PositiveInt | None = None
+    """Tokens that a live run looks up at most; as `prompt_lookup_min` unless given, 5 without both."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""vLLM 0.33, scheduling ahead of results as shipped, or synchronous. V1 engine, one full-attention KV group.
+"""vLLM 0.33, scheduling ahead of results as shipped, or synchronous. V1 engine; groups of layers are `vllm_groups`'.
 
 Rule: no phases. Running sequences come first, in order of admission, each with the tokens it still lacks; then waiting
 ones from the head of a strict queue. A running sequence that finds no KV block preempts (by recompute) the last
@@ -6,81 +6,28 @@ admitted one, or under `priority` the least important, latest one; after a preem
 With prefix caching an admission begins after the cached blocks of its tokens, at least one token before their end.
 Ahead of results a sequence at its output cap is not scheduled again; one ended by a stop token is once more, in vain.
 In a pipeline a sequence that decodes has one turn in as many calls as there are stages (`Cohorts`). One preempted
-with results in flight is passed over in the queue until they are there; they are delivered, and may end it.
+with results in flight is passed over in the queue until they are there; they are delivered, and may end it. So is one
+whose LoRA adapter would be one too many (`ActiveAdapters`).
 Source: vllm/v1/core/sched/scheduler.py, vllm/v1/core/kv_cache_manager.py of the 0.33.0 wheel; equal to its recordings.
 Simplifies: request ids tie as integers where vLLM compares strings; a pool below max_model_len is taken, and requests
-that could not end in it are rejected; no LoRA, connectors, structured outputs. Drafts are `vllm_drafts`'.
+that could not end in it are rejected; no structured outputs. Drafts are `vllm_drafts`', KV that is passed between
+engines `vllm_connector`'s.
 """
 
 from __future__ import annotations
 
-from batchsim.base.errors import ScenarioError
 from batchsim.kernel.batch import IDLE, Batch, Idle
-from batchsim.kernel.kv_blocks import CountingKV, TableKV, never_fits
-from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import DecodeGroup, Event, Sequence
+from batchsim.kernel.kv_blocks import never_fits
+from batchsim.kernel.types import MISSING, DecodeGroup, Event, Sequence
 from batchsim.kv.prefix_cache import BlockHashKV
-from batchsim.policies.families.queues import FcfsQueue, PriorityQueue
-from batchsim.policies.systems.vllm.cohorts import Cohorts
-from batchsim.policies.systems.vllm.vllm_config import VllmConfig
-
-_NO_CAP = 1 << 62
+from batchsim.policies.systems.vllm.vllm_state import VllmState
 
 
-class Vllm:
+class Vllm(VllmState):
     """The scheduler. A decode-only step with blocks to spare is O(1) in the number of sequences."""
 
     evidence = "recorded"
     streams = True
-
-    def __init__(self, config: VllmConfig, context: PolicyContext) -> None:
-        kv = context.kv
-        if not config.enable_chunked_prefill and config.step_tokens < context.max_model_len:
-            knob = "max_num_batched_tokens" if config.max_num_scheduled_tokens is None else "max_num_scheduled_tokens"
-            raise ScenarioError(
-                f"vllm: without chunked prefill {knob} {config.step_tokens} must be at least"
-                f" max_model_len {context.max_model_len}. Raise it or lower max_model_len."
-            )
-        self.cache = kv if config.enable_prefix_caching and isinstance(kv, BlockHashKV) else None
-        if config.enable_prefix_caching and self.cache is None:
-            raise ScenarioError(
-                f"vllm: enable_prefix_caching: true cannot work on a {type(kv).__name__}. Give it a BlockHashKV."
-            )
-        self.config = config
-        self.kv = kv
-        self._grows = kv if isinstance(kv, CountingKV | TableKV | BlockHashKV) else None
-        self.max_model_len = context.max_model_len
-        self.events: list[Event] = []
-        self.loop = context.loop
-        self._ahead = config.async_scheduling
-        if self._ahead and self.cache is not None:
-            self.cache.unknown = 1
-        if self.cache is not None and (self._ahead or context.loop.stages > 1):
-            self.cache.name_blocks()  # a sequence may end with a block that its computed tokens do not tell of
-        self._cohorts = Cohorts(context.loop.stages, kv.block_size)
-        self._pipelined = context.loop.stages > 1
-        self.group: DecodeGroup = self._cohorts.group  # the sequences that may decode in this call
-        self.running: dict[Sequence, None] = {}  # in order of admission
-        self.partial: dict[Sequence, None] = {}  # running, prompt or recompute not done
-        self.stalled: dict[Sequence, None] = {}  # running, ready to decode, sat out the last step
-        self.ending: dict[Sequence, None] = {}  # running, their last token by length in flight
-        self._last: Batch | None = None  # of the last call; the prompts that end in it have not joined its group
-        self.queue: FcfsQueue | PriorityQueue = PriorityQueue() if config.policy == "priority" else FcfsQueue()
-        self.waiting = self.queue.entries  # to ask whether anyone waits
-        self._aside: dict[Sequence, None] = {}  # waiting, were passed over once for results in flight
-        self._watermark_blocks = int(config.watermark * (kv.num_blocks + 1))  # vLLM counts its null block in
-        self._step_tokens, self._slots = config.step_tokens, config.slots
-        self._beyond = 0  # tokens beyond a request's own for which a step may take blocks
-        self._admitted = 0
-        self._blocked: tuple[Sequence, str] | None = None
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self.waiting)
-
-    @property
-    def num_running(self) -> int:
-        return len(self.running)
 
     def add(self, seq: Sequence, now_ns: int) -> None:
         # vLLM refuses at start-up a pool smaller than max_model_len; here only the requests that could not end are.
@@ -99,7 +46,7 @@ class Vllm:
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
         self._go_on()
-        cap = self._prefill_cap()
+        cap = self.config.most_prefill(len(self.running) + len(self.waiting))
         preempted: list[Sequence] = []
         cached: list[tuple[Sequence, int]] = []
         plan = self._extend_running(cap)
@@ -113,6 +60,8 @@ class Vllm:
         batch = Batch(group, chunks, sum([n for _, n in chunks]), preempted=preempted, cached=cached)
         if chunks:
             self._last = batch
+        if self._groups is not None:
+            self._groups.launched(batch)
         if self._pipelined and (chunks or batch.num_decode):
             self._cohorts.launched(batch)
         return batch
@@ -143,6 +92,8 @@ class Vllm:
             return False
         if len(self.partial) > len(batch.sampled):
             return False
+        if self._groups is not None:
+            return self._groups.kv.most_due(len(self.group.members) + len(batch.sampled)) <= self.kv.num_free
         return self.group.blocks_due() + len(batch.sampled) <= self.kv.num_free
 
     def repeat_by(self, batch: Batch, num_steps: int, due: list[Sequence]) -> None:
@@ -151,7 +102,7 @@ class Vllm:
         batch.again_by(num_steps)
 
     def is_turning(self) -> bool:
-        if self.partial or self.stalled or self._last is not None or self._cohorts.stale:
+        if self.partial or self.stalled or self._last is not None or self._cohorts.stale or self._groups is not None:
             return False
         if not self.waiting:
             return self._blocked is None
@@ -173,6 +124,8 @@ class Vllm:
     def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
         if self._pipelined:
             self._cohorts.landed(batch)
+        if self._groups is not None:
+            self._groups.landed(batch)
         if not (finished or self.stalled):
             return finished
         # Sequences that share no tokens publish nothing here.
@@ -194,6 +147,8 @@ class Vllm:
     def _go_on(self) -> None:
         """Lets those decode whose prompts end with the last batch, and takes out those whose last token is in flight:
         that an output reaches its cap is known before it is there; that it ends by a stop token is not."""
+        if self._groups is not None:
+            self._groups.begin_step()
         if self._last is not None:
             for seq in self._last.sampled:
                 if seq in self.partial:
@@ -204,41 +159,11 @@ class Vllm:
             self.group = self._cohorts.turn()
         if self._ahead:
             for seq in self._cohorts.at_their_caps():
-                if self.cache is None:
-                    self.kv.allocate(seq, seq.num_computed_tokens)  # settles its count
+                self._settle(seq)
                 self._leave(seq, self.group)
                 self.ending[seq] = None
 
-    def _decode_on(self, seq: Sequence) -> None:
-        """Lets `seq` join the group, or end if its last token is in flight already."""
-        if self._ahead:
-            left = min(seq.max_output_tokens, self.max_model_len - seq.request.prompt_tokens) - seq.num_output_tokens
-            if left <= 0:
-                self.ending[seq] = None
-                return
-            self._cohorts.expect(seq, self.group, left)
-        self.group.join(seq)
-
-    def _leave(self, seq: Sequence, group: DecodeGroup) -> None:
-        """Takes `seq` out of the group that it decodes in."""
-        group.leave(seq)
-        if self._ahead:
-            self._cohorts.left(seq)
-
-    def _unknown(self, seq: Sequence) -> int:
-        """How many of the tokens of `seq` are in flight."""
-        return int(self._ahead and (seq.group is not None or seq in self.ending))
-
     # ---- the running
-
-    def _prefill_cap(self) -> int:
-        """Most prefill tokens of one sequence in this step; a lone request is never capped."""
-        threshold = self.config.long_prefill_token_threshold
-        if not threshold or (total := len(self.running) + len(self.waiting)) <= 1:
-            return _NO_CAP
-        if self.config.long_prefill_token_threshold_adaptive:
-            return max(threshold, self.config.max_num_batched_tokens // total)
-        return threshold
 
     def _extend_running(self, cap: int) -> tuple[list[tuple[Sequence, int]], int] | None:
         """Schedules all running sequences at once: their chunks, and the tokens left of the budget; None, and nothing
@@ -251,7 +176,7 @@ class Vllm:
             return ([], left) if kv.grow_group(group) else None
         chunks: list[tuple[Sequence, int]] = []
         need = group.blocks_due()
-        for seq in self.partial:
+        for seq in self.partial if not self._defers else ():
             computed = seq.settled_computed_tokens
             n = min(seq.num_tokens - computed, cap)
             if n > left:
@@ -259,9 +184,13 @@ class Vllm:
                 if left <= 0 or next(reversed(self.running)) is not seq:
                     return None
                 n = left
+            if self._groups is not None and not (n := self._groups.clip(seq, computed, n)):
+                continue
             need += max(kv.blocks_for(computed + n) - kv.held(seq), 0)
             chunks.append((seq, n))
             left -= n
+        if self._groups is not None:
+            return (chunks, left) if self._groups.take(group, chunks) else None
         if need > kv.num_free:
             return None
         kv.grow_group(group)
@@ -271,20 +200,30 @@ class Vllm:
 
     def _walk_running(self, cap: int, preempted: list[Sequence]) -> tuple[list[tuple[Sequence, int]], int]:
         """As `_extend_running`, but one by one in vLLM's order, preempting for blocks; O(running)."""
-        kv, group, by_priority = self.kv, self.group, self.config.policy == "priority"
+        group, by_priority = self.group, self.config.policy == "priority"
         left = self._step_tokens
         order = list(self.running)
         scheduled: dict[Sequence, int] = {}
         i = 0
         while i < len(order) and left > 0:
             seq = order[i]
-            if seq in self.ending or (seq.group is not None and seq.group is not group):
+            if seq in self.ending or (seq.group is not None and seq.group is not group) or self._is_deferred(seq):
                 i += 1
                 continue
             computed = seq.num_computed_tokens
             n = min(seq.num_tokens - computed, cap, left)
+            if self.encoder is not None and n:
+                n = self.encoder.encodable(seq, computed, n)
+            if self._groups is not None and n:
+                n = self._groups.clip(seq, computed, n)
+            if not n:
+                i += 1
+                continue
             while not self._allocate(seq, computed + n):
                 victim = max(order, key=importance) if by_priority else order[-1]
+                if not self._may_preempt(victim):
+                    i = len(order)  # the others wait, too
+                    break
                 at = order.index(victim)
                 del order[at]
                 if at < i:
@@ -298,14 +237,19 @@ class Vllm:
                 scheduled[seq] = n
                 left -= n
                 i += 1
+                if self.encoder is not None:
+                    self.encoder.encode(seq)
         for seq in order:
             if seq.group is group and seq not in scheduled:
-                if self.cache is None or not self._ahead:
-                    kv.allocate(seq, seq.num_computed_tokens)  # settles its count: it holds these blocks already
+                self._settle(seq)
                 self._leave(seq, group)
                 self.stalled[seq] = None
                 self.events.append(Event("sat_out", seq, "token_budget"))
         return [(seq, n) for seq, n in scheduled.items() if not self._decodes(seq)], left
+
+    def _is_deferred(self, seq: Sequence) -> bool:
+        """Whether `seq` is a running sequence that this call passes over, as it is in its prompt."""
+        return self._defers and seq in self.partial
 
     def _decodes(self, seq: Sequence) -> bool:
         """Whether a scheduled running sequence decodes; one that sat out joins the group again."""
@@ -314,10 +258,9 @@ class Vllm:
             self._decode_on(seq)
         return seq.group is not None
 
-    def _allocate(self, seq: Sequence, num_tokens: int) -> bool:
-        if self._ahead and self.cache is not None:
-            return self.cache.allocate(seq, num_tokens, self._unknown(seq))
-        return self.kv.allocate(seq, num_tokens)
+    def _may_preempt(self, victim: Sequence) -> bool:
+        """Whether the blocks of `victim` can be used by others at once."""
+        return True
 
     def _preempt(self, victim: Sequence, by: Sequence) -> None:
         self.events.append(Event("preempted", victim, "kv_blocks", by.request.id))
@@ -327,55 +270,39 @@ class Vllm:
         victim.reset_computed()
         self.queue.put_back(victim, behind=len(self._aside))
 
-    def _release(self, seq: Sequence, unknown: int, *, returns: bool) -> None:
-        if self.cache is None:
-            self.kv.free(seq)
-        elif returns:
-            self.cache.free(seq, unknown)
-        else:
-            self.cache.end(seq, unknown)
-        if seq.group is not None:
-            self._leave(seq, seq.group)
-        self.partial.pop(seq, None)
-        self.stalled.pop(seq, None)
-        self.ending.pop(seq, None)
-        del self.running[seq]
-
     # ---- the waiting
-
-    def _forget(self, seq: Sequence) -> None:
-        """Takes `seq` out of the queue for good."""
-        self.queue.remove(seq)
-        self._aside.pop(seq, None)
-        self._cohorts.stale.pop(seq, None)
 
     def _admit(
         self, cap: int, left: int, chunks: list[tuple[Sequence, int]], cached: list[tuple[Sequence, int]]
     ) -> str:
         """Admits from the head of the queue, into `chunks` and `cached`, within `left` tokens; returns why the next one
-        does not fit, "" if the queue is empty. Sequences with results in flight are passed over."""
+        does not fit, "" if there is none. Sequences with results in flight are passed over, and those held back."""
         config, queue, cache, stale = self.config, self.queue, self.cache, self._cohorts.stale
         passed_over: list[Sequence] = []
-        reason = ""
-        while self.waiting:
-            if left <= 0:
-                reason = "token_budget"
-                break
-            if len(self.running) >= self._slots:
-                reason = "no_slot"
-                break
+        reason = over = ""
+        while self.waiting and not (reason := self._limit(left)):
             seq = queue.head()
-            if seq in stale:
+            if seq in stale or (seq.request.adapter != MISSING and self.adapters.holds_back(seq)):
                 passed_over.append(queue.pop())
                 continue
             hit = cache.lookup(seq) if cache is not None else 0
             start = max(hit, seq.settled_computed_tokens)  # what came with a handed-over request is not looked up
+            if self._defers and start < seq.num_tokens - 1:
+                reason = "prefill_interval"
+                break
             n = min(seq.num_tokens - start, cap)
             if n > left:
                 if not config.enable_chunked_prefill:
                     reason = "token_budget"
                     break
                 n = left
+            if self.encoder is not None and not (n := self.encoder.encodable(seq, start, n)):
+                passed_over.append(queue.pop())
+                over = "encoder"
+                continue
+            if self._groups is not None and not (n := self._groups.clip(seq, start, n)):
+                reason = "token_budget"
+                break
             if not self._room(seq, start + n, hit):
                 reason = "kv_blocks"
                 break
@@ -384,12 +311,23 @@ class Vllm:
                 cached.append((seq, hit))
             chunks.append((seq, n))
             left -= n
-        if passed_over:
-            for seq in reversed(passed_over):
-                queue.put_back(seq)
-                self._aside[seq] = None
-            reason = reason or "in_flight"
-        return reason
+        return self._put_back(passed_over, reason, over) if passed_over else reason
+
+    def _limit(self, left: int) -> str:
+        """Why a step with `left` tokens to spare admits no sequence at all; "" if it may admit some."""
+        if left <= 0:
+            return "token_budget"
+        return "no_slot" if len(self.running) >= self._slots else ""
+
+    def _put_back(self, passed_over: list[Sequence], reason: str, over: str = "") -> str:
+        """Puts the sequences back that a pass has `passed_over`; returns the `reason` for which it stopped, or why none
+        of them came in: `over` where that is known, "" where all of these wait for their adapters."""
+        queue, stale = self.queue, self._cohorts.stale
+        self.events += self.adapters.tried(passed_over, queue.head() if self.waiting else None)
+        for seq in reversed(passed_over):
+            queue.put_back(seq)
+            self._aside[seq] = None
+        return reason or over or ("in_flight" if any(seq in stale for seq in passed_over) else "")
 
     def _start(self, seq: Sequence, computed: int) -> None:
         """Makes `seq` the last of the running, `computed` of its tokens being in KV."""
@@ -398,6 +336,8 @@ class Vllm:
         self._admitted += 1
         self.running[seq] = None
         self.partial[seq] = None
+        if seq.request.adapter != MISSING:
+            self.adapters.enter(seq)
         seq.start_from_cache(computed)
 
     def _room(self, seq: Sequence, num_tokens: int, hit: int) -> bool:
@@ -410,12 +350,14 @@ class Vllm:
 
     def _cache_may_turn(self) -> bool:
         """Whether one more step of decodes could let the head in, or block it for another reason."""
-        if self.cache is None or not self.waiting:
+        if self._groups is not None:
+            return self._groups.may_let_in(self._blocked)
+        if not isinstance(self.cache, BlockHashKV) or not self.waiting:
             return False
         return not self.config.enable_chunked_prefill or self.cache.growth_is_awaited(self.group)
 
     def _note_blocked(self, reason: str) -> None:
-        blocked = (self.queue.head(), reason) if self.waiting else None
+        blocked = (self.queue.head(), reason) if reason and self.waiting else None
         if blocked is not None and blocked != self._blocked:
             self.events.append(Event("blocked", *blocked))
         self._blocked = blocked

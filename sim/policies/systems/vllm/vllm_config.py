@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from batchsim.base.plain import LEFT_OUT
 from batchsim.base.ranges import NonNegativeInt, PositiveInt, ShareBelowOne
 from batchsim.kernel.engine_loop import EngineLoop
-from batchsim.kernel.policy_config import Device, PolicyConfig, Traits
+from batchsim.kernel.policy_config import AdapterMemory, Device, PolicyConfig, Traits
 from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
 
 ASYNCHRONOUS = EngineLoop("batch_queue", depth=2, nap_ns=1_000_000)
@@ -16,43 +17,78 @@ ASYNCHRONOUS = EngineLoop("batch_queue", depth=2, nap_ns=1_000_000)
 to run."""
 SYNCHRONOUS = replace(ASYNCHRONOUS, kind="sync", depth=1)
 """vLLM's queue of batches with a place for one, and for one more a stage of a pipeline beyond the first."""
-
+LORA_RANKS = (None, 1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of `--max-lora-rank`; vllm/config/lora.py of the 0.33.0 wheel."""
+DEFAULT_LORA_RANK = 16
+"""`max_lora_rank` unless given."""
 
 _GIB = 2**30
+_WHOLE = ("CLS", "MEAN")
+"""Kinds of pooling that look at all tokens at once."""
+_NO_CAP = 1 << 62
 
 
 @dataclass(frozen=True)
 class VllmConfig(PolicyConfig):
-    """Knobs by vLLM's names, with its defaults for an online server: `max_num_batched_tokens` and `max_num_seqs` by the
-    GPU (`device_defaults`), and those of an H100 or H200 where none is known.
-
-    `prefill_schedule_interval` may be more than 1 in vLLM, which is not simulated. None stands for
-    max_num_batched_tokens in `max_num_scheduled_tokens`, the tokens of a step, and for max_num_seqs in
-    `max_num_active_seqs`, the requests that run. `watermark` is a share of the KV blocks, 0 to 1. `speculative_config`
-    None: no drafts.
-    """
+    """Knobs by vLLM's names, with its defaults for an online server: some by the GPU (`device_defaults`), and those of
+    an H100 or H200 where none is known."""
 
     enable_prefix_caching: bool = True
+    """Whether blocks of prompts are found again (`--enable-prefix-caching`)."""
     async_scheduling: bool = True
+    """Whether the next step is scheduled while one runs (`--async-scheduling`)."""
     max_num_seqs: PositiveInt = 1024
+    """The most sequences that run at once (`--max-num-seqs`); by the GPU unless given."""
     max_num_batched_tokens: PositiveInt = 8192
+    """Tokens of a step (`--max-num-batched-tokens`); by the GPU unless given."""
     policy: Literal["fcfs", "priority"] = "fcfs"
+    """fcfs, or by priority (`--scheduling-policy`)."""
     enable_chunked_prefill: bool = True
+    """Whether a prompt may be computed over several steps."""
     long_prefill_token_threshold: NonNegativeInt = 0
+    """The most tokens of one prompt in a step; 0: no limit of its own."""
     long_prefill_token_threshold_adaptive: bool = False
+    """Whether that limit follows what waits."""
     scheduler_reserve_full_isl: bool = True
+    """Whether a prompt is admitted only where all of it fits."""
     watermark: ShareBelowOne = 0.0
+    """Part of the KV blocks that admission leaves free, 0 to 1."""
     max_num_active_seqs: PositiveInt | None = None
+    """The most requests that run; max_num_seqs unless given."""
     max_num_scheduled_tokens: PositiveInt | None = None
+    """The most tokens of a step; max_num_batched_tokens unless given."""
     prefill_schedule_interval: PositiveInt = 1
+    """While others decode, prompts are computed in every N-th step alone; 1: in any step."""
     speculative_config: SpeculativeConfig | None = None
+    """How drafts are made and taken; null: no drafts."""
+    max_loras: PositiveInt | None = field(default=None, metadata=LEFT_OUT)
+    """The most LoRA adapters of the requests that run at once (`--max-loras`); null: 1."""
+    max_cpu_loras: PositiveInt | None = field(default=None, metadata=LEFT_OUT)
+    """LoRA adapters in host memory (`--max-cpu-loras`); max_loras unless given."""
+    max_lora_rank: PositiveInt | None = field(default=None, metadata=LEFT_OUT)
+    """The largest rank of a LoRA adapter, for which GPU memory is kept (`--max-lora-rank`); null: 16."""
+    max_num_encoder_input_tokens: PositiveInt | None = field(default=None, metadata=LEFT_OUT)
+    """Embeddings of images, audios and videos that a step may encode; the larger of max_num_batched_tokens and the
+    largest item unless given."""
+    encoder_cache_size: PositiveInt | None = field(default=None, metadata=LEFT_OUT)
+    """Embeddings that the cache of encoder outputs holds; as max_num_encoder_input_tokens unless given."""
+    disable_chunked_mm_input: bool = field(default=False, metadata=LEFT_OUT)
+    """Whether no chunk of a prompt may end inside an image, audio or video (`--disable-chunked-mm-input`)."""
+    runner: Literal["generate", "pooling"] = field(default="generate", metadata=LEFT_OUT)
+    """pooling: a model of embeddings, reranking or classification, which ends a request with its prompt (`--runner`);
+    async_scheduling is then false unless given."""
+    pooling_type: Literal["LAST", "ALL", "CLS", "MEAN"] | None = field(default=None, metadata=LEFT_OUT)
+    """How a pooling model makes one vector of its tokens' (`pooler_config`); CLS and MEAN, and models without causal
+    attention, need whole prompts: enable_chunked_prefill and enable_prefix_caching are then false. null: LAST."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.prefill_schedule_interval != 1:
+        if self.prefill_schedule_interval != 1 and self.speculative_config is not None:
             raise ValueError(
-                f"prefill_schedule_interval {self.prefill_schedule_interval} is not simulated. Set it to 1"
+                f"prefill_schedule_interval {self.prefill_schedule_interval} with speculative_config is not simulated."
+                " Set it to 1"
             )
+        self._check_runner()
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens {self.max_num_batched_tokens} must be at least max_num_seqs"
@@ -68,11 +104,47 @@ class VllmConfig(PolicyConfig):
                 f" {self.max_num_batched_tokens}"
             )
 
+        if self.max_lora_rank not in LORA_RANKS:
+            ranks = ", ".join(map(str, LORA_RANKS[1:]))
+            raise ValueError(f"max_lora_rank {self.max_lora_rank} is none of {ranks}. Choose one of them")
+        if self.max_cpu_loras is not None and self.max_cpu_loras < self.lora_slots:
+            raise ValueError(f"max_cpu_loras {self.max_cpu_loras} must be at least max_loras {self.lora_slots}")
+
+    def _check_runner(self) -> None:
+        """ValueError for knobs that do not go with the model's kind."""
+        if self.runner == "generate":
+            if self.pooling_type is not None:
+                raise ValueError(f"pooling_type {self.pooling_type} is of runner: pooling. Drop it, or write that")
+            return
+        if self.async_scheduling:
+            raise ValueError("async_scheduling of runner: pooling is not simulated. Set it to false")
+        if self.speculative_config is not None:
+            raise ValueError("speculative_config: a pooling model makes no tokens. Drop it")
+        if self.pooling_type in _WHOLE:
+            for name in ("enable_chunked_prefill", "enable_prefix_caching"):
+                if getattr(self, name):
+                    raise ValueError(f"{name}: pooling_type {self.pooling_type} needs whole prompts. Set it to false")
+
+    @classmethod
+    def stated_defaults(cls, stated: Mapping[str, Any]) -> dict[str, Any]:
+        """What differs for pooling models.
+
+        Source: vllm/config/model.py and vllm/config/vllm.py of the 0.33.0 wheel.
+        """
+        if stated.get("runner") != "pooling":
+            return {}
+        names = ["async_scheduling"]
+        if stated.get("pooling_type") in _WHOLE:
+            names += ["enable_chunked_prefill", "enable_prefix_caching"]
+        return {name: False for name in names if name not in stated}
+
     @classmethod
     def device_defaults(cls, device: Device, stated: Mapping[str, Any]) -> dict[str, Any]:
-        """`max_num_batched_tokens` and `max_num_seqs` of an online server on `device`, those not `stated`.
+        """`max_num_batched_tokens` and `max_num_seqs` of an online server on `device`, those not `stated`; and what
+        versions before this one, where `device` is of one, do otherwise by default.
 
-        Source: vllm/engine/arg_utils.py of the 0.33.0 wheel, `get_batch_defaults` and its caller.
+        Source: vllm/engine/arg_utils.py of the 0.33.0 wheel, `get_batch_defaults` and its caller; release notes of
+        0.14.0, from which on engines schedule ahead; scheduler.py of 0.11.2, which admits a prompt by its first part.
         """
         gpu, memory = device.name.lower(), device.memory_bytes
         tokens, seqs = 2048, 256
@@ -87,6 +159,10 @@ class VllmConfig(PolicyConfig):
             least = device.max_model_len if stated.get("enable_chunked_prefill") is False else 0
             tokens = min(max(tokens, least), seqs * device.max_model_len)
         defaults = {"max_num_batched_tokens": tokens, "max_num_seqs": min(seqs, tokens)}
+        if device.engine == "vllm" and device.version:
+            numbers = [int(n) for n in device.version.split(".")[:2] if n.isdigit()]
+            earlier = {"async_scheduling": [0, 14], "scheduler_reserve_full_isl": [0, 12]}
+            defaults |= {name: False for name, since in earlier.items() if numbers < since}
         return {name: value for name, value in defaults.items() if name not in stated}
 
     @property
@@ -98,7 +174,15 @@ class VllmConfig(PolicyConfig):
             knobs=("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold"),
             loop=ASYNCHRONOUS if self.async_scheduling else SYNCHRONOUS,
             pipelines=True,
+            adapters=AdapterMemory(
+                self.lora_slots,
+                in_host=self.lora_slots if self.max_cpu_loras is None else self.max_cpu_loras,
+                max_rank=DEFAULT_LORA_RANK if self.max_lora_rank is None else self.max_lora_rank,
+            ),
             speculation=None if self.speculative_config is None else self.speculative_config.speculation,
+            takes_items=True,
+            pooling=self.runner == "pooling",
+            kv_groups=True,
         )
 
     @property
@@ -107,6 +191,20 @@ class VllmConfig(PolicyConfig):
         return self.max_num_batched_tokens if self.max_num_scheduled_tokens is None else self.max_num_scheduled_tokens
 
     @property
+    def lora_slots(self) -> int:
+        """The most LoRA adapters of running requests."""
+        return 1 if self.max_loras is None else self.max_loras
+
+    @property
     def slots(self) -> int:
         """Most requests that run."""
         return self.max_num_seqs if self.max_num_active_seqs is None else self.max_num_active_seqs
+
+    def most_prefill(self, num_requests: int) -> int:
+        """Most prefill tokens of one sequence in a step where `num_requests` run or wait; a lone one has no cap."""
+        threshold = self.long_prefill_token_threshold
+        if not threshold or num_requests <= 1:
+            return _NO_CAP
+        if self.long_prefill_token_threshold_adaptive:
+            return max(threshold, self.max_num_batched_tokens // num_requests)
+        return threshold

@@ -1,4 +1,4 @@
-"""vLLM 0.33, V1 engine, one full-attention KV group; with `speculative_config` decodes verify draft tokens.
+"""vLLM 0.33, V1 engine; with `speculative_config` decodes verify draft tokens.
 
 Without it: `batchsim.policies.systems.vllm.vllm`. With it a decode gains one token and as many as drafts are right.
 Rule: as `vllm`, with the drafts that wait for a sequence among the tokens it asks for. Drafts that the budget cuts off
@@ -17,9 +17,11 @@ from batchsim.base.errors import ScenarioError
 from batchsim.kernel.batch import IDLE, Batch, Idle
 from batchsim.kernel.draft_group import DraftGroup, DraftRows
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import DecodeGroup, Event, Sequence
+from batchsim.kernel.types import MISSING, DecodeGroup, Event, Sequence
 from batchsim.policies.systems.vllm.vllm import Vllm, importance
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
+from batchsim.policies.systems.vllm.vllm_intervals import VllmAtIntervals
+from batchsim.policies.systems.vllm.vllm_items import VllmWithItems
 
 Chunks = list[tuple[Sequence, int]]
 
@@ -45,7 +47,7 @@ class _Budget:
 
 
 class VllmWithDrafts(Vllm):
-    """The scheduler of a VllmConfig that has a `speculative_config`; of any other, a Vllm.
+    """The scheduler of a VllmConfig that has a `speculative_config`; of any other, a Vllm, or a VllmAtIntervals.
 
     A step is a few operations on the columns of a DraftGroup where no sequence must sit out or be preempted.
     """
@@ -53,6 +55,10 @@ class VllmWithDrafts(Vllm):
     group: DraftGroup
 
     def __new__(cls, config: VllmConfig, context: PolicyContext) -> Vllm:
+        if context.items is not None:
+            return VllmWithItems(config, context)
+        if config.prefill_schedule_interval > 1:
+            return VllmAtIntervals(config, context)
         return Vllm(config, context) if config.speculative_config is None else super().__new__(cls)
 
     def __init__(self, config: VllmConfig, context: PolicyContext) -> None:
@@ -76,12 +82,16 @@ class VllmWithDrafts(Vllm):
             self.cache.lookahead = self._spec.hash_lookahead
         self._drafts: dict[Sequence, int] = {}  # that wait for those outside the group
         self._in_flight: dict[Sequence, int] = {}  # tokens of sequences that left the group with this schedule
+        if self._groups is not None:
+            self._groups.kv.draft_room, self._groups.left = self._lookahead, self._in_flight
         self._padding: dict[Sequence, int] = {}  # dummy drafts of the step in the making
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
+        if self._groups is not None:
+            self._groups.begin_step()
         if self._ahead:
             self._go_on_unseen()
-        cap, config = self._prefill_cap(), self.config
+        cap, config = self.config.most_prefill(len(self.running) + len(self.waiting)), self.config
         preempted: list[Sequence] = []
         cached: Chunks = []
         self._padding = {}
@@ -98,6 +108,8 @@ class VllmWithDrafts(Vllm):
         batch = Batch(group, chunks, sum([n for _, n in chunks]), preempted=preempted, cached=cached)
         batch.verify(DraftRows(group.sequences, group.rows, self._padding, num_rows=group.num_rows))
         self._last = batch
+        if self._groups is not None:
+            self._groups.launched(batch)
         return batch
 
     def repeat(self, batch: Batch, now_ns: int) -> bool:
@@ -106,8 +118,10 @@ class VllmWithDrafts(Vllm):
             return False
         if drafting.verified.drafts is not None or (cache is not None and self.waiting):
             return False
+        if self._groups is not None and self.waiting:
+            return False
         # A blocked head stays blocked: free blocks only shrink until a sequence ends; the budget is left as it was.
-        rows = group.wanted(self._prefill_cap(), self.max_model_len)
+        rows = group.wanted(self.config.most_prefill(len(self.running) + len(self.waiting)), self.max_model_len)
         if rows is not drafting.rows or self.stalled:
             return False
         if cache is not None:
@@ -127,6 +141,8 @@ class VllmWithDrafts(Vllm):
             if self.cache is not None:
                 self.cache.publish_group(group, 0)
             return super().complete(batch, finished, now_ns)
+        if self._groups is not None:
+            self._groups.landed(batch)
         first = drafting.verified.first_drafts or {}
         group.give_drafts(self._num_drafts, drafting.verified.drafts)
         if self.cache is not None:
@@ -201,17 +217,23 @@ class VllmWithDrafts(Vllm):
                 if trial.most <= 0 or next(reversed(self.running)) is not seq:
                     return None
                 n = trial.most
+            if self._groups is not None and not (n := self._groups.clip(seq, seq.settled_computed_tokens, n)):
+                continue
             need += max(kv.blocks_for(self._room_for(seq.settled_computed_tokens + n)) - kv.held(seq), 0)
             chunks.append((seq, n))
             trial.take(n)
             left, with_slots = trial.left, trial.with_slots
         group.ask(rows, self._lookahead, self.max_model_len)
-        if need + group.blocks_due() > kv.num_free:
+        if self._groups is not None:
+            if not self._groups.take(group, chunks):
+                return None
+        elif need + group.blocks_due() > kv.num_free:
             return None
-        kv.grow_group(group)
+        else:
+            kv.grow_group(group)
+            for seq, n in chunks:
+                self._allocate(seq, seq.settled_computed_tokens + n)
         group.take_due()
-        for seq, n in chunks:
-            self._allocate(seq, seq.settled_computed_tokens + n)
         budget.left, budget.with_slots = left, with_slots
         return chunks
 
@@ -230,6 +252,8 @@ class VllmWithDrafts(Vllm):
             computed = seq.num_computed_tokens
             n = min(seq.num_tokens + self._waiting_drafts(seq) - computed, cap, budget.most)
             n = min(n, self.max_model_len - computed - 1)
+            if self._groups is not None and n > 0:
+                n = self._groups.clip(seq, computed, n)
             if seq in self.ending or n < 1:
                 i += 1
                 continue
@@ -286,16 +310,25 @@ class VllmWithDrafts(Vllm):
 
     def _let_in(self, cap: int, budget: _Budget, chunks: Chunks, cached: Chunks) -> str:
         """Admits from the head of the queue, into `chunks` and `cached`; returns why the next one does not fit, "" if
-        the queue is empty."""
+        there is none. Sequences whose adapters hold them back are passed over."""
+        passed_over: list[Sequence] = []
+        reason = self._let_in_others(cap, budget, chunks, cached, passed_over)
+        return self._put_back(passed_over, reason) if passed_over else reason
+
+    def _let_in_others(
+        self, cap: int, budget: _Budget, chunks: Chunks, cached: Chunks, passed_over: list[Sequence]
+    ) -> str:
+        """As `_let_in`; leaves the sequences that it has passed over outside the queue."""
         queue, cache = self.queue, self.cache
         pads = not chunks  # beside prompts there is no width to keep to
         alone = not self.group.members
         while self.waiting:
-            if budget.most <= 0:
-                return "token_budget"
-            if len(self.running) >= self._slots:
-                return "no_slot"
+            if reason := self._limit(budget.most):
+                return reason
             seq = queue.head()
+            if seq.request.adapter != MISSING and self.adapters.holds_back(seq):
+                passed_over.append(queue.pop())
+                continue
             hit = cache.lookup(seq) if cache is not None else 0
             start = max(hit, seq.settled_computed_tokens)  # what came with a handed-over request is not looked up
             n, padding = min(seq.num_tokens - start, cap), 0
@@ -313,6 +346,11 @@ class VllmWithDrafts(Vllm):
                 if not self.config.enable_chunked_prefill:
                     return "token_budget"
                 n = budget.most
+            if self._groups is not None:
+                clipped = self._groups.clip(seq, start, n + padding)
+                if not clipped:
+                    return "token_budget"
+                n, padding = (n, padding) if clipped == n + padding else (1 if padding else clipped, 0)
             if not self._room(seq, start + n + padding, hit):
                 return "kv_blocks"
             self._start(queue.pop(), start)
@@ -327,7 +365,7 @@ class VllmWithDrafts(Vllm):
     def _room(self, seq: Sequence, num_tokens: int, hit: int) -> bool:
         kv, spare = self.kv, self._watermark_blocks if self.running else 0
         room = self._room_for(num_tokens)
-        must_fit = min(seq.num_tokens, self.max_model_len) if self.config.scheduler_reserve_full_isl else room
+        must_fit = min(seq.num_tokens, self.max_model_len) if self.config.scheduler_reserve_full_isl else 0
         if self.cache is not None:
             return self.cache.admit(seq, room, hit, spare, must_fit, room - num_tokens)
         need = kv.blocks_for(max(must_fit, room))

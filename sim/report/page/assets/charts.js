@@ -51,6 +51,17 @@
     return exact ? `${digits(v / exact[0], 3)} ${exact[1]}` : WRITE.seconds(v);
   };
 
+  // For each line how many later ones lie on it, within 1 % at half or more of the places of both, if these are two or
+  // more: it is drawn wider.
+  function depths(lines) {
+    const on = (one, other) => {
+      const both = one.map((_, i) => i).filter((i) => one[i] != null && other[i] != null);
+      const close = both.filter((i) => Math.abs(one[i] - other[i]) <= 0.01 * Math.abs(other[i]));
+      return both.length > 1 && 2 * close.length >= both.length;
+    };
+    return lines.map((line, k) => Math.min(3, lines.slice(k + 1).filter((later) => on(line, later)).length));
+  }
+
   function splits(axis, scale, min, max) {
     if (scale === "nines") return NINES.map(SCALES.nines.to).filter((v) => v >= min - 0.1 && v <= max + 0.1);
     if (scale === "signed") return SIGNED.map(SCALES.signed.to).filter((v) => v >= min && v <= max);
@@ -91,9 +102,9 @@
     const xs = [...new Set(chart.series.flatMap((s) => s.x))].filter((v) => place.x(v) !== null).sort((a, b) => a - b);
     const index = new Map(xs.map((v, i) => [v, i]));
     const column = (s, values) => {
-      const found = new Array(xs.length).fill(null);
+      const found = new Array(xs.length).fill(undefined); // a line leads over loads that it was not tried at, and over no gap
       s.x.forEach((v, i) => {
-        if (index.has(v) && values[i] != null) found[index.get(v)] = place.y(values[i]);
+        if (index.has(v)) found[index.get(v)] = values[i] == null ? null : place.y(values[i]);
       });
       return found;
     };
@@ -101,12 +112,14 @@
     const series = [{ label: chart.x.label, value: (u, v) => (v == null ? "" : writeX(v)) }];
     const writeX = (v) => (chart.x.names.length ? chart.x.names[v] : WRITE[chart.x.kind](SCALES[scales.x].from(v)));
     const bands = [], parts = new Map(), marks = [], open = [];
-    for (const s of chart.series.map((each) => ({ ...each, color: seen(each.color) }))) {
+    const raws = chart.series.map((s) => new Map(s.x.map((v, i) => [v, s.y[i]])));
+    const deep = depths(raws.map((raw, k) => xs.map((v) => (chart.series[k].joined ? raw.get(v) : null))));
+    for (const s of chart.series.map((each, k) => ({ ...each, color: seen(each.color), depth: deep[k] }))) {
       const at = data.length, raw = new Map(s.x.map((v, i) => [v, s.y[i]]));
       data.push(column(s, s.y));
       series.push({
-        label: s.label, stroke: s.color, width: s.joined ? 2 : 0, dash: s.dashed ? [6, 4] : undefined, spanGaps: true,
-        points: { show: true, size: 7, fill: s.color, stroke: s.color },
+        label: s.label, stroke: s.color, width: s.joined ? 2 + 2.6 * s.depth : 0, dash: s.dashed ? [6, 4] : undefined,
+        points: { show: true, size: 7 + 3 * s.depth, fill: s.color, stroke: s.color },
         value: (u, v, i, k) => {
           if (k == null) return "";
           if (v == null) return "–";
@@ -117,7 +130,7 @@
       if (s.crosses.length) marks.push({ at, s });
       if (s.hollow.some((each) => each)) open.push({ at, s });
       if (!s.high.length) continue;
-      const hidden = { stroke: "transparent", width: 0, points: { show: false }, spanGaps: true, class: "end" };
+      const hidden = { stroke: "transparent", width: 0, points: { show: false }, class: "end" };
       data.push(column(s, s.high), column(s, s.low));
       series.push({ ...hidden, label: "" }, { ...hidden, label: "" });
       bands.push({ series: [at + 1, at + 2], fill: `${s.color}26` });
@@ -182,7 +195,10 @@
           if (!s.crosses[i] || place.x(v) === null) return;
           const value = s.y[i] == null ? null : place.y(s.y[i]);
           const x = u.valToPos(place.x(v), "x", true), r = 5 * dot;
-          const y = value === null ? bbox.top + 8 * dot : u.valToPos(value, "y", true);
+          // Without a value it stands at the top, below those of earlier lines at that place.
+          const above = marks.filter((each) => each.at < at && u.series[each.at].show
+            && each.s.x.some((w, j) => w === v && each.s.crosses[j] && each.s.y[j] == null)).length;
+          const y = value === null ? bbox.top + (8 + 13 * above) * dot : u.valToPos(value, "y", true);
           ctx.beginPath();
           for (const [dx, dy] of [[1, 1], [1, -1]]) { ctx.moveTo(x - dx * r, y - dy * r); ctx.lineTo(x + dx * r, y + dy * r); }
           ctx.stroke();
@@ -218,7 +234,7 @@
 
   function widthOf(figure) { return Math.max(240, Math.floor(figure.clientWidth)); }
 
-  window.batchsim = { write: WRITE, tick: tickOf, steps: STEPS, scales: SCALES }; // for pages that draw charts of their own
+  window.batchsim = { write: WRITE, depths, tick: tickOf, steps: STEPS, scales: SCALES }; // for pages that draw charts of their own
   const redraws = [];
   for (const figure of document.querySelectorAll("figure.chart")) {
     const chart = JSON.parse(figure.querySelector("script").textContent);

@@ -14,8 +14,8 @@ import pytest
 from batchsim.base.errors import ScenarioError
 from batchsim.check.conform import StepComparison, conform
 from batchsim.check.conform.fields import BadRecording
-from batchsim.check.conform.read_recording import read
-from batchsim.check.conform.recording import ABSENT, policy_config
+from batchsim.check.conform.read_recording import read_file, recording_of
+from batchsim.check.conform.recording import ABSENT, LATER, policy_config
 from batchsim.policies.evidence import FOLLOWED
 from batchsim.policies.registry import POLICIES
 from tests.support.recorded_by_hand import ASYNC, OVERLAP
@@ -141,7 +141,7 @@ def test_the_cap_is_the_output_unless_stated(tmp_path: Path) -> None:
 def test_ignore_eos_reaches_the_policy(tmp_path: Path) -> None:
     """The request that a policy sees was asked to ignore the end of its text, the others were not."""
     path = written(put(CAPPED, ("requests", 1, "ignore_eos"), True), tmp_path)
-    assert [arrival.request.ignore_eos for arrival in read(path, None).arrivals] == [False, True]
+    assert [arrival.request.ignore_eos for arrival in recording_of(read_file(path), None).arrivals] == [False, True]
 
 
 FREE = ("steps", 2, "scheduled"), [[2, 3], [1, 11]]
@@ -203,7 +203,7 @@ def test_every_knob_must_be_stated_but_those_that_are_null_unless_set(policy: st
     """What an engine ran with is not guessed: the knob that is left out is named, for every policy."""
     knobs = {field.name: field.default for field in fields(POLICIES[policy][0])}
     for left_out, default in knobs.items():
-        if default is None or left_out in ABSENT:
+        if default is None or left_out in ABSENT.keys() | LATER:
             continue
         others = {name: None for name in knobs if name != left_out}
         with pytest.raises(BadRecording, match=rf"meta has no {left_out}, a knob of {policy}\."):
@@ -225,9 +225,15 @@ def test_another_version_of_the_engine_is_noted(policy: str) -> None:
 def test_the_version_is_read_from_either_form(tmp_path: Path) -> None:
     """engine_version for any policy, vllm_version as before, a commit in Vidur's form; two that differ are refused."""
     paused = put(PAUSED, ("meta", "engine_version"), "1.0")
-    assert read(written(paused, tmp_path), None).note == "recorded with TensorRT-LLM 1.0, the policy follows cf6abc45"
+    assert (
+        recording_of(read_file(written(paused, tmp_path)), None).note
+        == "recorded with TensorRT-LLM 1.0, the policy follows cf6abc45"
+    )
     vidur = put(VIDUR, ("source", "commit"), "abc")
-    assert read(written(vidur, tmp_path), None).note == "recorded with Vidur abc, the policy follows 7d47513a"
+    assert (
+        recording_of(read_file(written(vidur, tmp_path)), None).note
+        == "recorded with Vidur abc, the policy follows 7d47513a"
+    )
     with pytest.raises(ScenarioError, match=r"engine_version '0\.11\.2', vllm_version '0\.33\.0'\. Keep one"):
         conform(written(put(RECORDING, ("meta", "engine_version"), "0.11.2"), tmp_path))
 

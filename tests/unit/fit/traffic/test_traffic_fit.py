@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from batchsim.base.errors import TraceError
 from batchsim.base.units import NS_PER_S
 from batchsim.cli import app
-from batchsim.fit.traffic import engine_check
+from batchsim.fit.traffic import engine_check, mmpp_fit
 from batchsim.fit.traffic.arrival_fit import fit_arrivals, positive_gaps_s
 from batchsim.fit.traffic.engine_check import EngineCheck, holds
 from batchsim.fit.traffic.goodness import compare, drawn, recorded
@@ -30,6 +30,7 @@ from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.setup import Setup
 from batchsim.workload.arrivals import arrival_times_ns
 from batchsim.workload.build import build_workload
+from batchsim.workload.lengths import PairLengths, StepLengths
 from batchsim.workload.processes import (
     GammaArrivals,
     MmppArrivals,
@@ -43,7 +44,7 @@ from batchsim.workload.sharing import Sessions
 from batchsim.workload.traces.read_trace import read_trace
 from batchsim.workload.traces.trace_config import TraceConfig
 from batchsim.workload.traces.trace_rows import TraceRows
-from batchsim.workload.workload_config import PairLengths, StepLengths, TrafficClass, WorkloadConfig
+from batchsim.workload.workload_config import TrafficClass, WorkloadConfig
 from tests.support.paths import ROOT
 
 ENGINE = {
@@ -60,6 +61,15 @@ def rows_of(arrival_ns: NDArray[np.int64], seed: int = 0, **labels: NDArray[np.i
     """Rows at these times with lengths that hang together: an output is a tenth of its prompt."""
     prompt = np.random.default_rng(seed).integers(10, 500, len(arrival_ns))
     return TraceRows(arrival_ns - arrival_ns[0], prompt, np.maximum(prompt // 10, 1), "t.csv", "mapping", labels=labels)
+
+
+@pytest.fixture
+def two_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Laws of three and four states, which take most of the time, are not tried."""
+    monkeypatch.setattr(mmpp_fit, "MOST_STATES", 2)
+
+
+few_laws = pytest.mark.usefixtures("two_states")
 
 
 def poisson_rows(requests: int = 400, rate: float = 4.0) -> TraceRows:
@@ -199,6 +209,7 @@ def test_the_scenario_written_reads_as_the_workload_fitted(name: str, tmp_path: 
     assert text.startswith("# why\nmodel: llama-3.1-8b\n")
 
 
+@few_laws
 def test_sessions_are_turns_that_grow_with_the_think_time_of_the_log() -> None:
     """By hand: two turns, each prompt holding the one before and its answer, sent 2 s after answers that took 1 s."""
     starts = np.arange(150) * 10 * NS_PER_S
@@ -216,6 +227,7 @@ def test_sessions_are_turns_that_grow_with_the_think_time_of_the_log() -> None:
     assert {*zip(fit.workload.lengths.prompt, fit.workload.lengths.output, strict=True)} == {(100, 20), (30, 5)}
 
 
+@few_laws
 def test_each_class_keeps_its_lengths_and_share() -> None:
     """A class of long prompts stays one."""
     rows = poisson_rows()
@@ -232,6 +244,7 @@ def check_of(rows: TraceRows) -> tuple[TrafficFit, EngineCheck]:
     return fit, EngineCheck(setup, fit, TraceConfig("t.csv"))
 
 
+@few_laws
 def test_a_rate_that_grows_92_fold_is_fitted_as_a_trend_and_the_heading_says_so() -> None:
     """Not as one rate: in what is printed, in what is written, and in the heading of its run."""
     grows = RampArrivals(0.31, growth=92.0, over=1200 * NS_PER_S)
@@ -309,6 +322,7 @@ def csv_of(folder: Path, rows: TraceRows) -> Path:
     return path
 
 
+@few_laws
 def test_trace_fit_writes_a_scenario_that_runs_without_the_trace(tmp_path: Path) -> None:
     """With its picture; the figures as JSON; what is there is not written over."""
     trace, out = csv_of(tmp_path, poisson_rows(150)), tmp_path / "load.yaml"
@@ -342,6 +356,7 @@ def test_a_trace_without_times_has_nothing_to_fit() -> None:
         fit_traffic(replace(poisson_rows(), arrival_ns=None))
 
 
+@few_laws
 def test_what_reading_left_out_is_said() -> None:
     """Of BurstGPT's first 400 rows, as published, 17 have no lengths: the fit says that they are left out."""
     path = ROOT / "results/reference/traffic/BurstGPT_1-head400.csv"

@@ -14,8 +14,11 @@ from typing import Any
 import pytest
 
 from batchsim.report.page.capacity_page import capacity_sections, write_capacity_page
+from batchsim.report.page.run_decision import decision
 from batchsim.report.page.run_page import run_sections, write_run_page
 from batchsim.report.sheet import Cell, Chart, ChartAxis, Sentence, Series, Table, folded
+from batchsim.results.read import Results
+from tests.support.browser import browser
 from tests.support.report_samples import SEVEN, sample_results
 from tests.unit.report.text.test_report_capacity import DOUBTFUL, FAILS, PASSES, study
 
@@ -28,16 +31,47 @@ def words(sentence: Sentence) -> str:
 
 
 def test_a_runs_page_opens_with_who_sustains_the_most() -> None:
-    """The policy and its load, what is sure of each, what requests get there, and what that rests on."""
-    (first, judged, second, third), results = run_sections(sample_results(), 12.0)[0].sentences, sample_results()
+    """The policy and its load, what requests get there, why not more, what is sure of each, and what that rests on;
+    whatever the load that tables show."""
+    (first, second, more, judged, third), results = run_sections(sample_results(), 12.0)[0].sentences, sample_results()
     assert words(first).startswith("preemptive sustains the most within ttft<1s & tpot<50ms @ 99%: up to 16 req/s")
     assert "; next is continuous, up to 12 req/s." in words(first)
     assert "; dynamic: sure at 4 req/s; continuous: sure at 12 req/s" in words(judged)
-    assert words(second).startswith("At 12 req/s offered, preemptive has a TTFT p99 of ")
+    assert words(second).startswith("At 16 req/s offered, preemptive has a TTFT p99 of ")
     assert words(second).endswith("99.4 % are within the SLO.") and "3 seeds" in words(third)
-    for part in (*first, *second):
+    for part in (*first, *second, *more):
         if isinstance(part, Cell):
             assert part.column in results.summary and 0 <= part.row < len(results.summary)
+
+
+def test_why_a_policy_sustains_no_more_is_said() -> None:
+    """What is missed at the next load that was tested, or that its queue grows there, or that seeds differ; nothing
+    above the highest load."""
+
+    def why(results: Results) -> list[str]:
+        return [words(sentence) for sentence in decision(results)[0][2:]]
+
+    results = sample_results()
+    missed = "Why not more: at 20 req/s offered, the next load tested, 3.0 % are within the SLO;"
+    missed += " P99 TTFT is 1.8 ± 0.8 s"
+    assert why(results) == [f"{missed} (asked: 1 s)."]
+    results.summary.loc[results.summary["load"] == 20.0, ["slo_margin", "slo_margin_ci"]] = -0.01, 0.02
+    assert why(results) == [f"{missed} (asked: 1 s); other seeds may decide otherwise."]
+    dynamic = {"dynamic": ("dynamic", "dynamic", 6.5)}
+    grows = "Why not more: at 8 req/s offered, the next load tested, the queue grows as long as requests come."
+    assert why(sample_results(dynamic)) == [grows] and why(sample_results(dynamic, loads=(1.0, 2.0))) == []
+
+
+def test_a_run_s_page_says_what_its_charts_mark() -> None:
+    """Only what is there: one seed has no interval, one policy lies under no other, and here no queue grows."""
+
+    def said(results: Results) -> list[str]:
+        (section,) = (each for each in run_sections(results, 1.0) if each.title == "Within the SLO against load")
+        return [words(sentence) for sentence in section.sentences]
+
+    (line,) = said(sample_results())
+    assert [each.partition(":")[0] for each in line.split(". ")] == ["Shaded", "A cross", "A wide line"]
+    assert said(sample_results({"dynamic": ("dynamic", "dynamic", 6.5)}, loads=(1.0, 2.0), seeds=1)) == []
 
 
 def test_no_policy_within_the_slo_is_said_first() -> None:
@@ -78,6 +112,7 @@ def test_the_page_of_a_capacity_shades_where_the_verdict_is_open() -> None:
     (chart,) = sections["Within the SLO against load"].charts
     capacity = found.policies[0].found
     assert [band[:2] for band in chart.bands] == [(capacity.low, capacity.high)]
+    assert "where the verdict is open. Shaded along a line: 95 % intervals" in chart.note
     assert "sustains the most" in words(sections["Decision"].sentences[0])
     judged = words(sections["Decision"].sentences[2])
     assert judged.endswith("budget 512: sure at 8 req/s; open at 10 req/s (73 to 100 %).")
@@ -169,3 +204,24 @@ def test_a_page_answers_to_the_pointer_at_any_width(kind: str, width: int, tmp_p
     assert (seen["before"], seen["after"]) == ("y scale: nines ▾", "y scale: linear ▾") and seen["off"]
     assert any("%" in value for value in seen["hover"][2:]) or kind == "capacity"
     assert seen["unfolded"] and seen["printed"] == seen["charts"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_a_page_is_dark_where_the_screen_is_and_tables_stay_tables(tmp_path: Path) -> None:
+    """On a phone too; a line is lighter where it could not be seen; and no name of a legend waits for a value."""
+    page = write_run_page(replace(sample_results(SEVEN), path=tmp_path), [], 4.0)
+    found = {}
+    with browser(tmp_path / "profile") as tab:
+        for dark in (False, True):
+            tab.open(page.as_uri(), 390, dark=dark)
+            tab.until("document.querySelector('.u-legend')")
+
+            def each(selector: str, value: str) -> list[str]:
+                return tab.run(f"[...document.querySelectorAll('{selector}')].map((each) => {value})")
+
+            assert set(each(".scroll td", "getComputedStyle(each).display")) == {"table-cell"}
+            assert set(each(".u-legend th", "getComputedStyle(each, '::after').content")) == {'""'}
+            colors = (each("body", f"getComputedStyle(each).{name}") for name in ("color", "backgroundColor"))
+            found[dark] = (*colors, each(".u-legend .u-marker", "each.style.background"))
+    assert all(light != dark for light, dark in zip(found[False], found[True], strict=True))

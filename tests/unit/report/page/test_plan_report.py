@@ -24,6 +24,7 @@ def probe(replicas: int, share: float, **other: Any) -> Row:
     row: Row = UNCHANGED | {"replicas": replicas, "attainment": share, "cost_per_month": 100.0 * replicas}
     row |= {"attainment_low": share - 0.001, "attainment_high": min(share + 0.001, 1.0), "offered_rps": 10.0}
     row |= {"goodput_rps": 10 * share, "margin_low": share - 0.991, "ttft_p99_s": 0.2, "tpot_p99_s": 0.02}
+    row |= {"energy_j_per_output_token": None}
     return row | other
 
 
@@ -43,6 +44,14 @@ def test_one_number_stands_above_marks_of_one_cost() -> None:
     rows = [probe(3, 1.0), probe(3, 0.999, policy="other"), probe(3, 0.5, gpu="two"), probe(2, 0.8)]
     picture = draw_pictures(tables_of(rows), "$")["pareto"][1]
     assert re.findall(r"<!-- (\d) -->", picture).count("3") == 2
+
+
+def test_marks_have_the_energy_of_a_token_where_it_is_known() -> None:
+    """Beside the replicas, and the legend says what it is; not where it is unknown."""
+    rows = [probe(3, 1.0, energy_j_per_output_token=0.4213), probe(2, 0.8)]
+    said = re.findall(r"<!-- (.*?) -->", draw_pictures(tables_of(rows), "$")["pareto"][1])
+    assert {"3: 0.42 J", "2"} <= set(said)
+    assert "J: an output token's, measured or estimated" in said
 
 
 TWO_CLASSES = [
@@ -75,14 +84,15 @@ def test_without_classes_the_objective_is_the_line_of_its_latencies() -> None:
 
 
 def test_marks_of_one_seed_alone_are_open_and_the_note_says_so() -> None:
-    """Not those of a recording, whose one run has an interval; without any of them there is no note."""
+    """And on no line. Not those of a recording, whose one run has an interval; without any of them there is no note."""
     alone = probe(3, 0.9, seeds=1, attainment_low=None, attainment_high=None, margin_low=None, holds=False)
     of_stretches = probe(2, 1.0, seeds=1)
     (chart,) = slo_charts(tables_of([of_stretches, alone]))
     assert [list(series.hollow) for series in chart.series] == [[False], [True]] and "one seed alone" in chart.note
+    assert [series.joined for series in chart.series] == [True, False]
     assert all("one seed alone" in chart.note for chart in latency_charts(tables_of([alone, of_stretches])))
     (chart,) = slo_charts(tables_of([of_stretches]))
-    assert chart.note == ""
+    assert chart.note == "Shaded: the interval of sampling."
 
 
 def test_marks_of_one_seed_alone_are_small_in_pictures() -> None:

@@ -182,6 +182,14 @@ def test_classes_with_objectives_of_their_own_have_panels_of_their_own():
     assert slo_bounds(results, LatencyPanel("ttft")) == []
 
 
+def test_a_footer_explains_crosses_where_there_are_some():
+    """And what is shaded below them."""
+    at_rest = sample_results({"dynamic": ("dynamic", "dynamic", 60.0)})
+    for results, there in ((sample_results(), True), (at_rest, False)):
+        words = " ".join(text.get_text() for text in plots.p99_vs_qps_figure(results).texts)
+        assert [mark in words for mark in ("× in the grey strip", "shaded: the queue grows")] == [there] * 2
+
+
 def test_no_line_leads_to_a_cross_and_crosses_at_one_load_stand_apart():
     """Where queues grow there is no latency: each cross is alone in the strip at the panel's top."""
     ax = axes()

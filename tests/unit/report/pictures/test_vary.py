@@ -43,17 +43,22 @@ def ran(folder: Path, *overrides: str) -> Results:
     return run_scenario(load_scenario(str(folder / "s.yaml"), overrides=overrides), out=folder)
 
 
-def test_a_knob_of_one_policy_makes_a_curve_a_value_and_leaves_the_others_alone(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def slots(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """BASE with one slot and with eight."""
+    return ran(tmp_path_factory.mktemp("slots"), "vary={policies.continuous.max_num_seqs: [1, 8]}")
+
+
+def test_a_knob_of_one_policy_makes_a_curve_a_value_and_leaves_the_others_alone(slots: Results) -> None:
     """The policy whose knob it is has a row a value and load; the other one is run once, without a value."""
-    results = ran(tmp_path, "vary={policies.continuous.max_num_seqs: [2, 8]}")
-    summary = results.summary
+    results, summary = slots, slots.summary
     assert summary["policy"].unique().tolist() == [
         "static",
-        "continuous, max_num_seqs=2",
+        "continuous, max_num_seqs=1",
         "continuous, max_num_seqs=8",
     ]
     assert set(summary["vary_key"]) == {"policies.continuous.max_num_seqs"}
-    assert summary.groupby("policy", sort=False)["vary"].first().dropna().tolist() == [2, 8]
+    assert summary.groupby("policy", sort=False)["vary"].first().dropna().tolist() == [1, 8]
     assert results.manifest["points_run"] == 2 * 2 * 2 + 2 * 2 * 2  # two variants of static; two values of continuous
     assert results.manifest["vary"]["same_requests"]
 
@@ -117,7 +122,8 @@ def test_the_values_stand_in_a_column_of_their_own_and_every_curve_has_its_highe
 
 def test_auto_finds_loads_for_every_value(tmp_path: Path) -> None:
     """A curve a value, each around its own saturation."""
-    results = ran(tmp_path, "vary={policies.continuous.max_num_seqs: [1, 8]}", "load={mean_rate: auto, points: 4}")
+    slots = "vary={policies.continuous.max_num_seqs: [1, 8]}"
+    results = ran(tmp_path, slots, "load={mean_rate: auto, points: 4}", "seeds=1")
     rates = results.manifest["saturation_rps"]
     assert rates["continuous, max_num_seqs=8"] > 4 * rates["continuous, max_num_seqs=1"]
     for policy, loads in results.summary.groupby("policy")["load"]:
@@ -125,9 +131,9 @@ def test_auto_finds_loads_for_every_value(tmp_path: Path) -> None:
         assert loads.min() < rates[policy] < loads.max()
 
 
-def test_what_one_change_would_have_done_to_a_value(tmp_path: Path) -> None:
+def test_what_one_change_would_have_done_to_a_value(slots: Results) -> None:
     """The unchanged side is the point of that value, taken as it was recorded."""
-    results = ran(tmp_path, "vary={policies.continuous.max_num_seqs: [1, 8]}")
+    results = slots
     found = counterfactual(results, "continuous, max_num_seqs=1", 20.0, 0, ["policies.continuous.max_num_seqs=8"])
     assert (found.rerun, found.changes[0].before) == ("", 1)
     other = results.requests("continuous, max_num_seqs=8", 20.0, 0)

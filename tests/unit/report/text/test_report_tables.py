@@ -10,7 +10,7 @@ import pytest
 
 from batchsim.base.errors import ScenarioError
 from batchsim.report.layout import aligned
-from batchsim.report.reading import load_to_show
+from batchsim.report.reading import load_to_show, sweeps
 from batchsim.report.text.run_table import asked_columns
 from batchsim.report.text.summary_text import highest_loads, point_table, report, warnings
 from batchsim.report.text.trace_text import trace_text
@@ -138,7 +138,7 @@ def test_lines_are_at_most_100_columns():
     assert all(label in first for label, _, _ in policies.values()) and "…" not in text
 
 
-@pytest.mark.parametrize("columns", [40, 60, 80, 160])
+@pytest.mark.parametrize("columns", [40, 160, *(pytest.param(width, marks=pytest.mark.slow) for width in (60, 80))])
 def test_tables_fit_the_terminal_they_are_written_to(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of whatever width: no line is longer, no word of a label or a heading is cut."""
     results = sample_results({**SEVEN, "long": ("static (batch_size 16)", "static", 30.0)}, noise=0.5)
@@ -197,6 +197,20 @@ def test_load_shown_is_the_highest_at_which_a_policy_meets_the_slo():
     assert load_to_show(sample_results({"static": FOUR["static"]}, loads=(1.0, 2.0, 4.0, 8.0))) == 2.0
 
 
+def test_load_shown_is_one_that_surely_meets_the_slo_where_there_is_one():
+    """The lower end of the interval decides; one that meets it on average is shown where none surely does, and by a
+    policy whose loads are its own."""
+    results = sample_results()
+    set_value(results, "preemptive", 16.0, slo_margin=0.01, slo_margin_ci=0.02)
+    assert load_to_show(results) == 12.0
+    (of_policy,) = [sweep for sweep in sweeps(results) if sweep.policy == "preemptive"]
+    assert of_policy.meets_slo[of_policy.index(16.0)] and of_policy.loads[of_policy.shown_at] == 12.0
+    results.summary["slo_margin_ci"] = 0.02
+    assert load_to_show(results) == 16.0
+    (of_policy,) = [sweep for sweep in sweeps(results) if sweep.policy == "preemptive"]
+    assert of_policy.loads[of_policy.shown_at] == 16.0
+
+
 def test_highest_loads_name_every_policy_and_the_holes():
     """`never` where no load meets the SLO; a lower load that fails is named; an unstable point never counts."""
     results = sample_results()
@@ -207,6 +221,13 @@ def test_highest_loads_name_every_policy_and_the_holes():
         "highest rate tested that surely meets ttft<1s & tpot<50ms @ 99%:  static (bs 16) never   dynamic 4"
     )
     assert "preemptive 16 (but not 4)" in line
+
+
+def test_an_objective_that_is_not_defined_is_no_miss():
+    """Without a margin at any load a policy is `not known`, neither `never` nor met."""
+    results = sample_results()
+    results.summary.loc[results.summary["policy"] == "static", "slo_margin"] = np.nan
+    assert "static (bs 16) not known\n" in highest_loads(results)
 
 
 def test_where_all_queues_grow_the_least_bad_row_is_named():

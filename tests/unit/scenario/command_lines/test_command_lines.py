@@ -222,16 +222,16 @@ def test_what_a_line_leaves_untold_is_named() -> None:
             "or state what steps take: cost: {kind: linear, ...}, with kv: {tokens:",
         ),
         ("sglang", "sglang serve --model m --dtype float32", "--dtype float32 has no counterpart"),
-        (
-            "vllm",
-            "vllm serve m --enable-lora",
-            "adapters are not timed. Leave it out to simulate an engine without it.",
-        ),
+        ("vllm", "vllm serve m --enable-eplb", "experts that move. Leave it out to simulate an engine without it."),
         ("vllm", "vllm serve m --optimization-level 0", "--optimization-level 0 has no counterpart"),
         ("vllm", 'vllm serve m -cc \'{"cudagraph_mode": "NONE"}\'', "without them steps are slower"),
         ("vllm", "vllm serve m --hf-overrides '{\"num_hidden_layers\": 2}'", "it may change the model's shape"),
         ("vllm", "vllm serve m --speculative-config {}", "no flag says how many drafts the model accepts"),
-        ("vllm", "vllm serve m --enable-lora", "adapters are not timed"),
+        ("vllm", "vllm serve m --max-loras 4", "--max-loras does nothing without --enable-lora. Add that, or leave it"),
+        ("vllm", "vllm serve m --enable-lora --lora-modules a=b", "and write how many in the scenario: workload.loras"),
+        ("vllm", "vllm serve m --enable-lora --fully-sharded-loras", "kernels of adapters have a stated cost"),
+        ("sglang", "sglang serve --model m --max-loras-per-batch 4", "does nothing without --enable-lora"),
+        ("sglang", "sglang serve --model m --enable-lora --max-lora-rank 8", "workload.loras.rank. Leave it out here."),
         ("vllm", "vllm serve m --kv-cache-dtype turboquant_k8v4", "Write one of auto, fp8"),
         ("vllm", "vllm serve m --quantization bitsandbytes", "--quantization is 'bitsandbytes'"),
         ("vllm", "vllm serve m --gpu-memory-utilization 90", "a number above 0 and up to 1"),
@@ -330,6 +330,16 @@ def test_what_no_flag_says_is_told() -> None:
         write_command({"model": "m", "deployment.tp": 8, "deployment.ep": 2}, "vllm")
 
 
+def test_memory_for_kv_is_said_in_bytes() -> None:
+    """Both ways, and a share beside it says nothing."""
+    line = "vllm serve m --kv-cache-memory-bytes 20G --gpu-memory-utilization 0.8"
+    keys = read_command(line, "vllm").keys
+    assert keys == {"model": "m", "kv.memory": f"{20 * 2**30}B"}
+    assert write_command({"model": "m", "kv.memory": "20GiB"}, "vllm").line == (
+        f"vllm serve m --kv-cache-memory-bytes {20 * 2**30}"
+    )
+
+
 @pytest.mark.parametrize("engine", SERVERS)
 def test_every_flag_sets_a_key_that_scenarios_have(engine: str) -> None:
     """Knobs are the policy's own, degrees and types a deployment's; no name means two things."""
@@ -362,6 +372,38 @@ def test_a_scenario_of_a_line_is_started_with_that_line(engine: str, tmp_path: P
     assert read_command(written.line, engine).keys == keys and written.unsaid == ()
     both = parse_scenario(text, "some.yaml", tmp_path, (f"policies={{a: {{kind: {engine}}}, b: {{kind: {engine}}}}}",))
     assert command_of(both).unsaid == ("policy b",)
+    policies = (
+        f"{{a: {{kind: {engine}}}, b: {{kind: {engine}, {_knob(engine)}: 9}}, c: {{kind: static, batch_size: 9}}}}"
+    )
+    several = parse_scenario(text, "some.yaml", tmp_path, (f"policies={policies}",))
+    assert f"policy.{_knob(engine)}" not in read_command(command_of(several, "a").line, engine).keys
+    assert read_command(command_of(several, "b").line, engine).keys[f"policy.{_knob(engine)}"] == 9
+    assert [command_of(several, name).unsaid for name in "bc"] == [(), ("policy c",)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "vllm serve llama-3.1-8b --enable-lora --max-loras 1",
+        "vllm serve llama-3.1-8b --enable-lora --max-loras 4 --max-cpu-loras 16 --max-lora-rank 32",
+        "python -m sglang.launch_server --model-path llama-3.1-8b --enable-lora --max-loras-per-batch 8",
+        "python -m sglang.launch_server --model-path llama-3.1-8b --enable-lora --max-loras-per-batch 4"
+        " --lora-eviction-policy fifo --enable-lora-overlap-loading",
+    ],
+)
+def test_adapters_of_a_line_come_back(line: str, tmp_path: Path) -> None:
+    """Through a file whose workload has adapters of the rank; alone, --enable-lora is the engine's own number."""
+    engine = "sglang" if "sglang" in line else "vllm"
+    keys = read_command(line, engine).keys
+    text = deployed_text(keys, engine, "h200", tmp_path, None, None)
+    scenario = parse_scenario(text, "some.yaml", tmp_path)
+    loras = scenario.file.workload.loras
+    assert loras is not None and loras.rank == keys.get("policy.max_lora_rank", 16)
+    written = command_of(scenario)
+    assert read_command(written.line, engine).keys == {**keys, "model": "meta-llama/Llama-3.1-8B"}
+    assert written.unsaid == ()
+    if line.endswith("--max-loras 1"):
+        assert read_command(line.removesuffix(" --max-loras 1"), engine).keys == keys
 
 
 def _knob(engine: str) -> str:

@@ -138,6 +138,15 @@ def test_a_lower_load_that_fails_is_found():
     assert 2.0 in [round(load) for load in found.fails_below]
 
 
+def test_the_interval_holds_the_estimate_where_the_queue_grows_before_all_seeds_miss():
+    """Above, the mean margin is missed, and at the upper end of its interval the queue alone fails."""
+    below = {seed: Trial(0.01, 300.0) for seed in range(10)}
+    above = {seed: Trial(-0.307 if seed == 0 else 0.01, 300.0, True) for seed in range(10)}
+    found = capacity({47.1: below, 48.4: above})
+    assert found.load is not None and found.low is not None and found.high is not None
+    assert found.low <= found.load <= found.high == 48.4
+
+
 def test_a_queue_that_grows_fails_whatever_the_margin():
     """The capacity lies between the last stable load and the first that is not: no more than that is known of it."""
     found = capacity(run(lambda load, _: 0.01, grows=lambda load: load > 7.0))

@@ -77,11 +77,18 @@ def test_the_knee_and_the_crossing_of_an_mm1_queue_are_found(tmp_path: Path) -> 
     assert len(around) >= 6, "most points lie around knee and crossing"
 
 
-def test_a_second_run_simulates_nothing(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Results]:
+    """A run of TWO, and its folder."""
+    folder = tmp_path_factory.mktemp("two")
+    return folder, ran(TWO, folder, "seeds=2")
+
+
+def test_a_second_run_simulates_nothing(two: tuple[Path, Results]) -> None:
     """All points are reused, and the overloaded runs too."""
-    first = ran(TWO, tmp_path)
-    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "s" / "saturation").iterdir()}
-    again = ran(TWO, tmp_path)
+    folder, first = two
+    kept = {path: path.stat().st_mtime_ns for path in (folder / "s" / "saturation").iterdir()}
+    again = ran(TWO, folder, "seeds=2")
     assert (again.manifest["points_run"], again.manifest["points_reused"]) == (0, first.manifest["points_run"])
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
 
@@ -93,9 +100,9 @@ def test_jobs_do_not_change_which_loads_are_run(tmp_path: Path) -> None:
     assert ran(TWO, tmp_path / "two", jobs=2).summary.equals(ran(TWO, tmp_path).summary)
 
 
-def test_each_policy_gets_its_points_and_no_more(tmp_path: Path) -> None:
+def test_each_policy_gets_its_points_and_no_more(two: tuple[Path, Results]) -> None:
     """Six points were asked for; the two policies differ eightfold, and so do their loads."""
-    results = ran(TWO, tmp_path)
+    results = two[1]
     by_policy = results.summary.groupby("policy")["load"]
     assert by_policy.count().to_dict() == {"small": 6, "large": 6}
     rates = results.manifest["saturation_rps"]
@@ -113,9 +120,9 @@ def test_a_policy_like_another_gets_the_same_loads(tmp_path: Path) -> None:
     assert mine == theirs
 
 
-def test_points_not_run_have_no_differences_and_say_so_when_asked(tmp_path: Path) -> None:
+def test_points_not_run_have_no_differences_and_say_so_when_asked(two: tuple[Path, Results]) -> None:
     """The JSON holds each policy's own loads; a policy is compared only where it was run."""
-    results = ran(TWO, tmp_path, "seeds=2")
+    results = two[1]
     only = max(results.summary["load"])
     plain = results.as_json()
     assert [row["policy"] for row in plain["differences"] if row["load"] == only] == []

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 import yaml
+from typer.testing import CliRunner
 
 from batchsim.base.errors import ScenarioError
 from batchsim.report.page.plan_page import MANIFEST, write_report
@@ -268,8 +270,10 @@ def test_one_replica_is_one_group_whatever_the_router(four: Tables) -> None:
 
 def test_the_check_of_the_search_takes_its_scenario_as_an_argument() -> None:
     """As its docstring calls it; it was taken for an option."""
-    with pytest.raises(ScenarioError, match=r"nowhere\.yaml: no such scenario"):
-        search_check.app(["nowhere.yaml", "--draws", "1"], standalone_mode=False)
+    app = typer.Typer()
+    app.command()(search_check.main)
+    done = CliRunner().invoke(app, ["nowhere.yaml", "--draws", "1"])
+    assert done.exit_code == 2 and "nowhere.yaml: no such scenario" in done.stderr
 
 
 @pytest.mark.slow

@@ -184,6 +184,20 @@ def test_the_report_says_what_growth_would_take(replay_tables: Tables) -> None:
     assert len(recommendation(tables, "$")) == 4
 
 
+def test_a_recommendation_says_for_which_traffic_it_is(replay_tables: Tables) -> None:
+    """The rate at the peak, and how it grows to that where it does; of tasks no rate of requests."""
+    row = replay_tables["recommendation"][0]
+    row |= {"peak_rps": 27.8, "today_rps": 24.0, "growth_per_month": 0.05, "months": 3}
+    grown = "the cheapest that holds 27.8 requests/s at the peak (24 today, and 5 % more each month for 3 months): $ "
+    assert grown in sentence_text(recommendation(replay_tables, "$")[0])
+    row["months"] = 0
+    assert "the cheapest that holds 27.8 requests/s at the peak: $ " in sentence_text(
+        recommendation(replay_tables, "$")[0]
+    )
+    row["counted"] = "tasks"
+    assert ", the cheapest that holds this traffic: $ " in sentence_text(recommendation(replay_tables, "$")[0])
+
+
 def test_of_one_price_the_configuration_with_more_headroom_is_chosen(replay: Scenario, tmp_path: Path) -> None:
     """Two policies hold with the same replicas and no miss at all: the one that holds more traffic wins, the other is
     named, and headroom, what growth takes and the choices agree on what an overloaded group holds."""
@@ -205,7 +219,7 @@ def test_of_one_price_the_configuration_with_more_headroom_is_chosen(replay: Sce
     columns = ("replicas", "forecast", "grown", "lost", "slow", "choice")
     assert [tuple(row[name] for name in columns) for row in tables["choices"]] == [
         (2, True, False, False, None, "cheapest"),
-        (3, True, True, True, None, "to survive more traffic and a lost replica"),
+        (3, True, True, True, None, "to survive 30 % more traffic and a lost replica"),
     ]
     few = plan_tables(with_plan(replay, *overrides, "plan.max_replicas=2"), out=tmp_path / "results")
     (grown,) = (row for row in few["what_if"] if row["change"] == GROWN)
@@ -249,21 +263,30 @@ def test_the_report_says_what_a_lost_replica_leaves(replay_tables: Tables) -> No
 
 
 def test_a_plan_ends_with_the_command_of_the_deployment_that_it_recommends(replay: Scenario, tmp_path: Path) -> None:
-    """So that it can be tried; the report's recommendation too, and it stands among the assumptions of every GPU."""
+    """So that it can be tried; the report's recommendation too, and it stands among the assumptions of every GPU. That
+    the policy is none of the engine's is said beside it; of several that are it is the recommended one."""
     sheet = "{kind: sheet, memory: 80GB, bandwidth: 3350GB/s, bf16: 989TFLOP/s, peer_link: 450GB/s}"
     offer = f"{{price: 2/h, kv_tokens: 100000, deployment: {{engine: vllm, gpu: {sheet}, tp: 2}}}}"
     tables = plan_tables(
         with_plan(replay, f"plan.gpus={{one: {offer}}}", "slo=ttft<9s @ 10%"), out=tmp_path / "results"
     )
     line = "vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2 --num-gpu-blocks-override 6250"
-    assert plan_text(tables, "$").splitlines()[-1] == line
-    assert (
-        sentence_text(sections(tables | {"glossary": []}, "$", {})[0].sentences[-1])
-        == f"A replica is started by: {line}"
-    )
+    assert plan_text(tables, "$").splitlines()[-2:] == ["! the command cannot state policy continuous", line]
+    said = [sentence_text(each) for each in sections(tables | {"glossary": []}, "$", {})[0].sentences[-2:]]
+    assert said == [
+        f"A replica is started by: {line}",
+        "That command cannot state policy continuous: the assumptions have its knobs.",
+    ]
     assert {"what": "command on one", "assumed": line} in tables["assumptions"]
     tables["assumptions"] = []
     assert not plan_text(tables, "$").splitlines()[-1].startswith("vllm")
+    own = "policies={narrow: {kind: vllm, max_num_seqs: 1}, wide: {kind: vllm, max_num_seqs: 64}}"
+    slo = "slo=ttft<200ms @ 90%"
+    tables = plan_tables(with_plan(replay, f"plan.gpus={{one: {offer}}}", own, slo), out=tmp_path / "results")
+    assert tables["recommendation"][0]["policy"] == "wide"
+    assert plan_text(tables, "$").splitlines()[-1] == f"{line} --max-num-seqs 64"
+    assert "! the command cannot state" not in plan_text(tables, "$")
+    assert any(row["line"].strip() == "- '64'" for row in tables["manifest"])
 
 
 def test_a_plan_says_what_is_known_against_the_step_times_of_a_gpu(
@@ -375,7 +398,10 @@ def patient(folder: Path, limit: int = 4, window_s: int = 30) -> Scenario:
     return load_scenario(str(folder / "s.yaml"))
 
 
-@pytest.mark.parametrize("limit, shown", [(4, None), (1, "complete fewer than come: the queue grows")])
+@pytest.mark.parametrize(
+    "limit, shown",
+    [pytest.param(4, None, marks=pytest.mark.slow), (1, "complete fewer than come: the queue grows")],
+)
 def test_what_completes_fewer_than_come_does_not_hold(tmp_path: Path, limit: int, shown: str | None) -> None:
     """Though all requests meet the objective."""
     planned = make_plan(patient(tmp_path, limit, 60), Sweep(tmp_path / "points"))
@@ -483,6 +509,15 @@ def test_bursts_that_last_are_no_steady_rate(tmp_path: Path, arrivals: str, is_s
     assert demand_of(changed).is_steady is is_steady
 
 
+def test_memory_is_stated_of_one_gpu_and_derived_of_another(replay: Scenario, tmp_path: Path) -> None:
+    """The KV memory of the one is not asked of the plan's others, which derive theirs."""
+    roofline = "{cost: {kind: roofline, gpu: h100}, price: 3/h}"
+    scenario = with_plan(replay, f"plan.gpus.two={roofline}")
+    book = Book(demand_of(scenario), Sweep(tmp_path))
+    one, two = (book.setup(Ask(GpuGroup(gpu, "continuous", 1))).kv.num_blocks for gpu in ("one", "two"))
+    assert one == 1000 and two != 1000
+
+
 def test_what_a_gpu_lacks_is_said_of_the_plan(replay: Scenario, tmp_path: Path) -> None:
     """Not of the scenarios that the plan makes of it, which nobody wrote."""
     without = Path(replay.source).read_text().replace(", kv_tokens: 16000", "")
@@ -557,11 +592,14 @@ def test_power_is_joules_over_the_time_of_the_same_step() -> None:
     assert energy_kwh(3.6) == 1 and energy_kwh(None) is None
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_a_plan_adds_the_energy_that_a_profile_measured(replay: Scenario, tmp_path: Path, known: bool) -> None:
-    """At 1000 a kWh the cost grows by a thousand times the kWh; power lies between that of both kinds of steps. A
-    profile without energy leaves all of it unknown, and the plan says so."""
-    profile = PROFILE_OF_LLAMA if not known else replace(PROFILE_OF_LLAMA, energy=ENERGY, samples=SAMPLES)
+@pytest.mark.parametrize("known", ["measured", "estimated", ""])
+def test_a_plan_adds_the_energy_that_is_known(replay: Scenario, tmp_path: Path, known: str) -> None:
+    """At 1000 a kWh the cost grows by a thousand times the kWh; power lies between that of both kinds of steps that the
+    profile measured. Without a measurement it is the estimate for the H200; without a GPU all of it is unknown. The
+    plan says which."""
+    profile = replace(PROFILE_OF_LLAMA, gpu=PROFILE_OF_LLAMA.gpu if known else None)
+    if known == "measured":
+        profile = replace(profile, energy=ENERGY, samples=SAMPLES)
     (tmp_path / "mine.json").write_text(profile.to_json())
     cost = f"{{kind: profile, profile: {tmp_path / 'mine.json'}}}"
     gpus = f"plan.gpus={{one: {{cost: {cost}, price: 2.00/h, kv_tokens: 16000}}}}"
@@ -576,10 +614,15 @@ def test_a_plan_adds_the_energy_that_a_profile_measured(replay: Scenario, tmp_pa
     assert assumed["price of energy"].startswith("$ 1000 a kWh")
     if not known:
         assert row["energy_kwh_per_1m_output_tokens"] is row["cost_per_1m_with_energy"] is held.mean("power_w") is None
-        assert assumed["energy of one"] == "its profile has no power"
+        assert assumed["energy of one"].startswith("power: unknown, no GPU of the catalog is meant")
         return
     power, joules = held.mean("power_w"), held.mean("energy_j_per_output_token")
-    assert power is not None and 500 < power < 600 and joules is not None
+    said, low, high = {
+        "measured": ("measured by its profile, in a step of decodes and in one of prompts", 500, 600),
+        "estimated": ("power of h200, an estimate: 447 W in a step", 447, 700),
+    }[known]
+    assert said in assumed["energy of one"]
+    assert power is not None and low < power < high and joules is not None
     assert row["energy_kwh_per_1m_output_tokens"] == pytest.approx(joules / 3.6)
     assert row["cost_per_1m_with_energy"] == pytest.approx(row["cost_per_1m_output_tokens"] + 1000 * joules / 3.6)
 

@@ -16,7 +16,21 @@ from batchsim.study.capacity.find import find_capacities
 from batchsim.study.curves.run import run_scenario
 from batchsim.study.planning.plan_tables import plan_tables
 from batchsim.study.sweep.points import Sweep
-from batchsim.study.sweep.size import BLOCK_BYTES, REQUEST_BYTES, STEP_BYTES, Limits, check_size, expected, largest_load
+from batchsim.study.sweep.size import (
+    BLOCK_BYTES,
+    LEAST_OF_EXPECTED,
+    MOST_OF_EXPECTED,
+    POINT_S,
+    REQUEST_BYTES,
+    REQUEST_S,
+    STEP_BYTES,
+    STEP_S,
+    Limits,
+    check_size,
+    estimated_s,
+    expected,
+    largest_load,
+)
 
 AUTO = ["load={mean_rate: auto}", "policies={gated: {}}"]
 FEW = Limits(points=5)
@@ -134,6 +148,26 @@ def test_steps_are_bounded_by_tokens_and_by_time() -> None:
     busy = setup("chat", lengths, "workload.duration=100s", "cost={kind: constant, step: 20ms}", "kv.tokens=99999")
     assert expected(busy, 1000.0) == (100_000, 100 / 0.02)
     assert STEP_BYTES * 5000 + REQUEST_BYTES * 100_000 < 0.2e9
+
+
+def test_the_time_is_estimated_of_all_points_of_each_setup_and_load() -> None:
+    """By points, requests and steps, in equal parts on as many processes as there are points for."""
+    chat = setup("chat", "workload.duration=100s")
+    requests, steps = expected(chat, 20.0)
+    one = 6 * (POINT_S + requests * REQUEST_S + steps * STEP_S)
+    assert estimated_s([(chat, 20.0, 6)], 1) == (LEAST_OF_EXPECTED * one, MOST_OF_EXPECTED * one)
+    assert estimated_s([(chat, 20.0, 6)], 100) == pytest.approx(
+        (LEAST_OF_EXPECTED * one / 6, MOST_OF_EXPECTED * one / 6)
+    )
+    two = estimated_s([(chat, 20.0, 6), (chat, 20.0, 6)], 1)
+    assert two == pytest.approx((2 * LEAST_OF_EXPECTED * one, 2 * MOST_OF_EXPECTED * one))
+
+
+@pytest.mark.parametrize("name", ["closed-loop", "agents"])
+def test_no_time_is_estimated_where_answers_say_how_many_requests_there_are(name: str) -> None:
+    """Of users until the time is up, and of sessions."""
+    made = setup(name)
+    assert estimated_s([(made, max(made.loads), 1)], 1) is None
 
 
 def test_the_pools_of_caching_replicas_count() -> None:

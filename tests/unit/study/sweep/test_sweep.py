@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import shutil
+import sys
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
 import pandas as pd
@@ -189,28 +191,21 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def _lock_and_wait(folder: Path, pipe: Any) -> None:
-    held = lock_folder(folder)
-    pipe.send("held")
-    pipe.recv()
-    del held
-
-
 def test_two_writers_exclude_each_other(tmp_path: Path) -> None:
     """While another process holds the folder a run stops at once and says who does; when that is killed, it runs."""
     made = scenario(tmp_path, limit=MANY)
     (tmp_path / "s").mkdir()
-    ours, theirs = multiprocessing.get_context("spawn").Pipe()
-    other = multiprocessing.get_context("spawn").Process(target=_lock_and_wait, args=(tmp_path / "s", theirs))
-    other.start()
+    code = "import sys, pathlib, batchsim.study.sweep.folder_lock as own\n"
+    code += "lock = own.lock_folder(pathlib.Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+    other = Popen([sys.executable, "-c", code, tmp_path / "s"], stdin=PIPE, stdout=PIPE, text=True)
     try:
-        assert ours.recv() == "held"
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
         with pytest.raises(ScenarioError, match=rf"s: is being written by process {other.pid} on \S+, since 2.*--out"):
             run_scenario(made, out=tmp_path)
         assert not list((tmp_path / "s").glob("points/*"))
     finally:
         other.kill()
-        other.join()
+        other.communicate()
     assert run_scenario(made, out=tmp_path).manifest["points_run"] == 8
 
 

@@ -17,6 +17,7 @@ from batchsim.scenario.point import simulate_point
 from batchsim.scenario.setup import Setup
 from batchsim.workload.build import build_workload
 from batchsim.workload.laws import FixedTokens
+from batchsim.workload.lengths import Lengths, TraceLengths
 from batchsim.workload.open_loop import OpenWorkload
 from batchsim.workload.processes import PoissonArrivals
 from batchsim.workload.sharing import SharedPrefix
@@ -25,14 +26,7 @@ from batchsim.workload.traces.read_trace import read_trace
 from batchsim.workload.traces.scale import rescale
 from batchsim.workload.traces.trace_config import Columns, RateScale, TraceConfig
 from batchsim.workload.traces.trace_rows import UNUSED_HASH_IDS, TraceRows
-from batchsim.workload.workload_config import (
-    ClosedLoop,
-    Lengths,
-    TraceArrivals,
-    TraceLengths,
-    TrafficClass,
-    WorkloadConfig,
-)
+from batchsim.workload.workload_config import ClosedLoop, TraceArrivals, TrafficClass, WorkloadConfig
 from tests.support.paths import ROOT
 from tests.traces import tiled
 
@@ -281,13 +275,15 @@ def test_hits_are_the_longest_common_beginnings(tmp_path: Path) -> None:
     assert requests["cached_tokens"].tolist() == expected and sum(x > 0 for x in expected) > 40
 
 
-def test_the_conversation_trace_reuses_what_was_published() -> None:
+@pytest.mark.parametrize(
+    ("name", "share"), [("synthetic", 0.6396), pytest.param("conversation", 0.3664, marks=pytest.mark.slow)]
+)
+def test_a_public_trace_reuses_what_was_published(name: str, share: float) -> None:
     """Block hit ratios without limit, computed elsewhere from the same files; 36 % of the prompts' tokens."""
     named = os.environ.get("BATCHSIM_TRACES")
     if not named or not (Path(named) / "mooncake").is_dir():
         pytest.skip("BATCHSIM_TRACES does not name the folder of the public traces")
-    for name, share in (("conversation", 0.3664), ("synthetic", 0.6396)):
-        rows = read_trace(TraceConfig(f"mooncake/{name}_trace.jsonl.gz"), Path(named))
-        assert rows.hash_ids is not None and rows.hash_ids.reused_share == pytest.approx(share, abs=5e-5)
-        lengths = np.array([len(row) for row in ids(rows)])
-        assert np.array_equal(lengths, -(-rows.prompt_tokens // 512))
+    rows = read_trace(TraceConfig(f"mooncake/{name}_trace.jsonl.gz"), Path(named))
+    assert rows.hash_ids is not None and rows.hash_ids.reused_share == pytest.approx(share, abs=5e-5)
+    lengths = np.array([len(row) for row in ids(rows)])
+    assert np.array_equal(lengths, -(-rows.prompt_tokens // 512))

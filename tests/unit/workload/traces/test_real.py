@@ -47,7 +47,9 @@ def same(left: TraceRows, right: TraceRows) -> bool:
     [
         (CODE, 8819, 3_435_948_056_000, (4808, 10)),
         (CONV, 19_366, 3_501_721_937_000, (374, 44)),
-        ("mooncake/conversation_trace.jsonl.gz", 12_031, 3_536_999_000_000, (6758, 500)),
+        pytest.param(
+            *("mooncake/conversation_trace.jsonl.gz", 12_031, 3_536_999_000_000, (6758, 500)), marks=pytest.mark.slow
+        ),
         ("mooncake/synthetic_trace.jsonl.gz", 3993, 1_022_025_000_000, None),
     ],
 )
@@ -60,7 +62,7 @@ def test_counts_and_ends(folder: Path, name: str, count: int, last_ns: int, firs
     assert not any("dropped" in note for note in rows.notes)
 
 
-@pytest.mark.parametrize(("azure", "vidur"), [(CODE, "code"), (CONV, "conv")])
+@pytest.mark.parametrize(("azure", "vidur"), [(CODE, "code"), pytest.param(CONV, "conv", marks=pytest.mark.slow)])
 def test_vidur_copies_equal_azure(folder: Path, azure: str, vidur: str) -> None:
     """The same requests in two formats give the same rows to the ns."""
     assert same(read(folder, azure), read(folder, f"vidur/splitwise_{vidur}.csv.gz"))
@@ -108,6 +110,7 @@ def test_statistics(
         assert figures == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_hashes_match(folder: Path) -> None:
     """The published hashes hold, of the plain and of the gzipped file."""
     for name, digest in ((CONV, CONV_SHA256), ("mooncake/conversation_trace.jsonl.gz", MOONCAKE_SHA256)):
@@ -115,6 +118,7 @@ def test_hashes_match(folder: Path) -> None:
         assert len(read_trace(TraceConfig(name, sha256=digest), folder)) > 10_000
 
 
+@pytest.mark.slow
 def test_jitter_undoes_the_grid(folder: Path) -> None:
     """Spread over its 3 s tick, the conversation trace loses the CV of 3 that its clock makes."""
     read(folder, "mooncake/conversation_trace.jsonl.gz")
@@ -122,6 +126,7 @@ def test_jitter_undoes_the_grid(folder: Path) -> None:
     assert inspect_trace(config, folder)["arrivals"]["cv"] == pytest.approx(1, abs=0.05)
 
 
+@pytest.mark.slow
 def test_scaled_and_tiled(folder: Path) -> None:
     """A million rows at three times the rate are made of the conversation trace."""
     rows = rescale(tiled(read(folder, CONV), 1_000_000), RateScale(3, "compress"), seed=0)

@@ -13,6 +13,7 @@ from batchsim.kernel.policy_config import Device
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.types import Request, Sequence
 from batchsim.kv.radix_cache import RadixKV
+from batchsim.policies.systems.sglang.lora_batch import LoraBatch
 from batchsim.policies.systems.sglang.prefill_adder import PrefillAdder
 from batchsim.policies.systems.sglang.running_batch import RunningBatch
 from batchsim.policies.systems.sglang.sglang import Sglang
@@ -307,12 +308,12 @@ def test_where_all_is_spoken_for_a_chunk_takes_what_is_free(to_come: int, chunk:
     kv = CountingKV(20, 1)
     batch, waiting = RunningBatch(kv, None), Fcfs(None)
     config = SglangConfig(disable_radix_cache=True, chunked_prefill_size=4)
-    adder = PrefillAdder(config, kv, None, waiting, batch, slots=9)
+    adder = PrefillAdder(config, kv, None, waiting, batch, slots=9, loras=LoraBatch(config, 0))
     decode, cut = sequences(f"0:1->{to_come + 1} 0:12->1")
     for seq, ratio in ((decode, 0.0), (cut, 0.0), (cut, 1.0)):
         if seq is not adder.chunked:
             waiting.push(seq)
-        ((_, n),) = adder.make(ratio).chunks
+        ((_, n),) = adder.make(ratio, 0).chunks
         seq.settled_computed_tokens += n
         if seq is decode:
             seq.settled_output_tokens = 1
@@ -330,7 +331,8 @@ class Adder:
         cache = kv if isinstance(kv, RadixKV) else None
         self.batch = RunningBatch(kv, cache)
         self.waiting = ByPriority(cache, low_first=False)
-        self.adder = PrefillAdder(SglangConfig(**PRIORITIES), kv, cache, self.waiting, self.batch, slots=slots)
+        config = SglangConfig(**PRIORITIES)
+        self.adder = PrefillAdder(config, kv, cache, self.waiting, self.batch, slots=slots, loras=LoraBatch(config, 0))
 
     def ride(self) -> None:
         """A mixed step of the decodes."""
@@ -341,7 +343,7 @@ class Adder:
     def make(self, seq: Sequence) -> list[Sequence]:
         """The victims of the next prefill batch, which `seq` has been queued for; its prompts decode afterwards."""
         self.waiting.push(seq)
-        made = self.adder.make(1.0)
+        made = self.adder.make(1.0, 0)
         self.batch.place(made.chunks, ahead=False)
         for other, n in made.chunks:
             other.settled_computed_tokens += n

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 
-from batchsim.policies.systems.vidur.sarathi import Sarathi, SarathiConfig
+from batchsim.policies.systems.vidur.sarathi import ChunkSchedule, Sarathi, SarathiConfig
 from tests.support.random_cases import random_cases
 from tests.support.stepping import Run, crowds, run, run_every_way
-from tests.support.whole_batches import blocked, outcomes, times
+from tests.support.whole_batches import MAX_MODEL_LEN, blocked, outcomes, times
 
 
-def sarathi(arrivals: str, blocks: int = 1000, **knobs: Any) -> Run:
+def sarathi(arrivals: str, blocks: int = 1000, max_model_len: int = MAX_MODEL_LEN, **knobs: Any) -> Run:
     knobs.setdefault("watermark_blocks_fraction", 0.0)
-    return run(Sarathi, SarathiConfig(**knobs), arrivals, blocks=blocks)
+    return run(Sarathi, SarathiConfig(**knobs), arrivals, blocks=blocks, max_model_len=max_model_len)
 
 
 def preempted(result: Run) -> list[list[int]]:
@@ -128,3 +129,38 @@ def test_a_cancelled_request_frees_its_blocks() -> None:
 def test_every_driver_gives_the_same_records_under_pressure(arrivals: Any) -> None:
     """Leaping, stepping, the wall-clock driver and both KV managers agree where blocks are short."""
     run_every_way(Sarathi, SarathiConfig(5, 12, 0.1), arrivals, blocks=12)
+
+
+def test_a_schedule_gives_a_prompt_fewer_tokens_the_further_it_is() -> None:
+    """Three stages of 34 of 100 tokens: 96 at first, then, at 96, of the last stage 32, less the decodes of a step."""
+    schedule = ChunkSchedule(32, 96, 100, 3)
+    assert (schedule.sizes, schedule.tokens_per_stage) == ((96, 64, 32), 34)
+    result = sarathi("0:1->2 1:100->1", dynamic_chunking=schedule, max_model_len=200)
+    assert result.items == [[(0, 1)], [(0, 1), (1, 95)], [(1, 5)]]
+
+
+def test_a_prompt_whose_stage_leaves_it_no_token_waits_beside_a_new_one() -> None:
+    """33 decodes are more than the 32 tokens of the last stage; a new prompt is in the first one, of 64."""
+    arrivals = " ".join(["0:1->5"] * 33 + ["1:60->1", "12:2->1"])
+    result = sarathi(arrivals, dynamic_chunking=ChunkSchedule(32, 64, 64, 2))
+    prompts = [[(i, n) for i, n in items if i > 32] for items in result.items]
+    assert prompts[:4] == [[], [(33, 31)], [(33, 29), (34, 2)], []]
+
+
+def test_sizes_are_even_steps_rounded_to_32() -> None:
+    """32, 74.67 and on to 160 are 32, 64, 128 and 160; a single stage is the low one, as numpy's linspace has it."""
+    assert ChunkSchedule(32, 160, 1000, 4).sizes == (160, 128, 64, 32)
+    assert ChunkSchedule(32, 160, 1000, 1).sizes == (32,)
+
+
+def test_what_may_outgrow_the_stages_is_rejected() -> None:
+    """Of 40 tokens of prompt and 2 of output 41 may be computed; stages of 21 and 21 hold 42, of 20 and 20 but 40."""
+    for tokens, outcome in ((42, "finished"), (40, "rejected")):
+        result = sarathi("0:40->2", dynamic_chunking=ChunkSchedule(32, 64, tokens, 2))
+        assert [name for name, _ in outcomes(result.records)] == [outcome]
+
+
+@pytest.mark.parametrize(("low", "high"), [(31, 64), (32, 65), (64, 32)])
+def test_a_schedule_of_other_sizes_is_refused(low: int, high: int) -> None:
+    with pytest.raises(ValueError, match=f"low_chunk_size {low} and high_chunk_size {high} must be multiples of 32"):
+        ChunkSchedule(low, high, 100, 2)

@@ -224,7 +224,6 @@ def test_a_blocked_head_that_loses_cached_blocks_lacks_tokens_instead() -> None:
 @pytest.mark.parametrize(
     ("knobs", "complaint"),
     [
-        ({"prefill_schedule_interval": 2}, "prefill_schedule_interval 2 is not simulated"),
         ({"max_num_seqs": 9, "max_num_batched_tokens": 8}, "max_num_batched_tokens 8 must be at least max_num_seqs 9"),
         ({"max_num_seqs": 4, "max_num_active_seqs": 5}, "max_num_active_seqs 5 must be at most max_num_seqs 4"),
         ({"max_num_scheduled_tokens": 8193}, "max_num_scheduled_tokens 8193 must be at most max_num_batched_tokens"),

@@ -1,0 +1,243 @@
+"""Prefill and decode on different engines: requests go from one to the other, and their KV over links in between.
+
+The life of a request, as of vLLM with NixlPullConnector and a proxy that takes engines in turn: the router sends it to
+a prefill engine, which is asked for one token. Once that is there the request is handed over and its blocks are kept;
+the token is thrown away. The decode engine takes blocks for the whole prompt and pulls the KV, which waits for its
+link. When the engine has noticed that the KV is there it computes the last token of the prompt again and samples the
+first one. The prefill engine frees the blocks once it has noticed that they are read.
+
+A link carries one transfer after another, in the order in which they begin, each for its bytes at the bandwidth; the
+latency comes on top and occupies no link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from heapq import heappop, heappush
+from typing import Any
+
+from batchsim.drive.fleet.clients import Clients, Replicas
+from batchsim.drive.fleet.engine import Engine
+from batchsim.drive.fleet.fleet_plan import FleetPlan
+from batchsim.drive.fleet.routers.router import Router
+from batchsim.drive.fleet.simulate_fleet import Fleet, FleetRun, run_fleet
+from batchsim.drive.fleet.transfer import TransferConfig
+from batchsim.drive.simulate import Pulse
+from batchsim.kernel.core import EngineCore
+from batchsim.kernel.events import AnyWorkload, Ended, EngineEvent, HandedOver
+from batchsim.kernel.kv_transfer import KvConnector, Noticed
+from batchsim.kernel.record import WAITING, Recorder
+from batchsim.kernel.types import MISSING, Arrival, Request, Resume, Sequence
+
+TRANSFER_QUEUE, TRANSFER, PULLED = "transfer_queue", "transfer", "pulled"
+"""Why a request waits at its decode engine: for the link, for its KV, and for the engine to notice and go on."""
+
+
+class _Pull:
+    """A pull under way: of the request `request_id`, on its link from `start_ns` to `end_ns`; `written` counts the
+    states of it that are on record."""
+
+    __slots__ = ("began_ns", "end_ns", "request_id", "seq", "start_ns", "written")
+
+    def __init__(self, seq: Sequence, began_ns: int, start_ns: int, end_ns: int) -> None:
+        self.seq, self.request_id = seq, seq.request.id
+        self.began_ns, self.start_ns, self.end_ns = began_ns, start_ns, end_ns
+        self.written = 0
+
+
+class Pools:
+    """The engines of both kinds by number, prefill first, the links between them, and what is on these."""
+
+    def __init__(self, num_prefill: int, num_decode: int, transfer: TransferConfig, block_bytes: int) -> None:
+        self.prefill = range(num_prefill)
+        self.decode = range(num_prefill, num_prefill + num_decode)
+        self.transfer = transfer
+        self.block_bytes = block_bytes
+        self.kept_at: dict[int, int] = {}  # by request whose KV is kept and not being pulled: its prefill engine
+        self._free_ns: dict[tuple[int, int], int] = {}  # when each link is free again
+        self._ends: dict[int, PoolLink] = {}
+
+    def connector(self, number: int) -> KvConnector:
+        """The connector of engine `number`, which is about to be made."""
+        self._ends[number] = link = PoolLink(self, number)
+        return KvConnector(link)
+
+    def records(self, number: int, recorder: Recorder) -> None:
+        """Says where the states of requests at engine `number` are written."""
+        self._ends[number].recorder = recorder
+
+    def begin(self, request_id: int, number: int, num_blocks: int, now_ns: int) -> tuple[int, int]:
+        """Sends the KV of the request to decode engine `number`; returns when it is on its link and when it is
+        there."""
+        prefill = self.kept_at.pop(request_id)
+        transfer = self.transfer
+        link = (prefill, number) if transfer.links == "per_pair" else (MISSING, MISSING)
+        start_ns = max(now_ns, self._free_ns.get(link, 0))
+        busy_ns = transfer.busy_ns(num_blocks * self.block_bytes)
+        self._free_ns[link] = start_ns + busy_ns
+        end_ns = start_ns + busy_ns + transfer.latency
+        self._ends[prefill].sent(request_id, end_ns)
+        return start_ns, end_ns
+
+    def ended(self, request_id: int, number: int, now_ns: int) -> None:
+        """Takes note that the request ended at engine `number`: what is kept for it and was not asked for is free."""
+        self._ends[number].give_up(request_id, now_ns)
+        if (prefill := self.kept_at.pop(request_id, None)) is not None:
+            self._ends[prefill].sent(request_id, now_ns)
+
+
+class PoolLink:
+    """The transfers of one engine of `pools`, as its connector sees them."""
+
+    recorder: Recorder
+
+    def __init__(self, pools: Pools, number: int) -> None:
+        self._pools = pools
+        self._number = number
+        self._is_prefill = number in pools.prefill
+        self._kept: dict[int, Sequence] = {}
+        self._sends: list[tuple[int, int, Sequence]] = []
+        self._pulls: list[_Pull] = []
+
+    def pulls(self, request: Request) -> bool:
+        return not self._is_prefill
+
+    def keeps(self, request: Request) -> bool:
+        return self._is_prefill
+
+    def keep(self, seq: Sequence, num_blocks: int, now_ns: int) -> None:
+        self._kept[seq.request.id] = seq
+        self._pools.kept_at[seq.request.id] = self._number
+
+    def sent(self, request_id: int, told_ns: int) -> None:
+        """Takes note that what is kept for the request may go from `told_ns` on."""
+        heappush(self._sends, (told_ns, request_id, self._kept.pop(request_id)))
+
+    def begin(self, seq: Sequence, num_blocks: int, now_ns: int) -> None:
+        start_ns, end_ns = self._pools.begin(seq.request.id, self._number, num_blocks, now_ns)
+        self._pulls.append(_Pull(seq, now_ns, start_ns, end_ns))
+
+    def over(self, now_ns: int) -> Noticed:
+        for pull in self._pulls:
+            self._write(pull, now_ns)
+        over = [pull.seq for pull in self._pulls if pull.end_ns <= now_ns]
+        self._pulls = [pull for pull in self._pulls if pull.end_ns > now_ns]
+        sent: list[Sequence] = []
+        while self._sends and self._sends[0][0] <= now_ns:
+            sent.append(heappop(self._sends)[2])
+        return Noticed(loaded=over, sent=sent)
+
+    def give_up(self, request_id: int, now_ns: int) -> None:
+        """Ends the record of a pull of the request, which has ended; the transfer goes on."""
+        for pull in self._pulls:
+            if pull.request_id == request_id:
+                self._write(pull, now_ns)
+                pull.written = 3
+
+    def _write(self, pull: _Pull, now_ns: int) -> None:
+        """Writes the states that the request of `pull` has come to by now."""
+        stages = (TRANSFER_QUEUE, pull.began_ns), (TRANSFER, pull.start_ns), (PULLED, pull.end_ns)
+        for reason, at_ns in stages[pull.written :]:
+            if at_ns > now_ns:
+                return
+            pull.written += 1
+            self.recorder.state(at_ns, pull.request_id, WAITING, reason, None)
+
+
+class PrefillCore(EngineCore):
+    """An engine whose ended requests go on at another: `handed` has what they take along, by id."""
+
+    def __init__(self, *args: object, **options: object) -> None:
+        super().__init__(*args, **options)  # pyright: ignore[reportArgumentType]
+        self.handed: dict[int, Resume] = {}
+
+    def _respond(self, responses: list[Sequence], now_ns: int) -> None:
+        for seq in responses:
+            if seq in self.journal.lives:
+                # The token is thrown away; what is computed there again is one token.
+                resume = replace(self.journal.resume(seq), computed_tokens=0, output_tokens=0, first_token_ns=MISSING)
+                self.handed[seq.request.id] = replace(resume, computed_once=seq.request.prompt_tokens - 1)
+                self._end(seq, now_ns, HandedOver, "handed_over")
+
+
+class PooledClients(Clients):
+    """Clients whose requests are computed by two engines of `pools` one after the other."""
+
+    def __init__(self, fleet: Replicas, router: Router, workload: AnyWorkload, pools: Pools) -> None:
+        super().__init__(fleet, router, workload)
+        self.pools = pools
+
+    def _dispatch(self, request_id: int, now_ns: int) -> None:
+        sent = self.in_flight[request_id]
+        arrival = sent.now(now_ns)
+        asked = replace(arrival.request, max_output_tokens=1)
+        number = self.router.route(asked, "prefill", self.pools.prefill)
+        sent.since_ns = now_ns
+        self.num_outstanding += 1
+        self._submit_to(number, replace(arrival, request=asked, output_tokens=1))
+
+    def tell(self, engine: Engine, events: Iterable[EngineEvent], now_ns: int) -> None:
+        for event in events:
+            if isinstance(event, HandedOver):
+                self._hand_over(event.request, engine, now_ns)
+            elif isinstance(event, Ended):
+                self.pools.ended(event.request.id, engine.slot.number, now_ns)
+                super().tell(engine, [event], now_ns)
+
+    def _hand_over(self, request: Request, engine: Engine, now_ns: int) -> None:
+        self.router.answered(request, "prefill", engine.slot.number)
+        core = engine.core
+        assert isinstance(core, PrefillCore), "decode engines hand nothing over"
+        arrival = replace(self.in_flight[request.id].now(now_ns), resume=core.handed.pop(request.id))
+        self._submit_to(self.router.route(arrival.request, "decode", self.pools.decode), arrival)
+
+    def _submit_to(self, number: int, arrival: Arrival) -> None:
+        engine = self.fleet.slots[number].engine
+        assert engine is not None, "engines of pools are always up"
+        engine.core.submit(arrival)
+        engine.rouse()
+
+
+class PooledFleet(Fleet):
+    """The engines of `pools`, made by `new_engine` by number, and what they share in one environment."""
+
+    def __init__(
+        self,
+        env: Any,
+        new_engine: Callable[[int], EngineCore],
+        router: Router,
+        workload: AnyWorkload,
+        pools: Pools,
+        stop_ns: int | None = None,
+        pulse: Pulse | None = None,
+    ) -> None:
+        self.pools = pools
+        plan = FleetPlan(pools.decode.stop)
+        # Each launch of a step is a look at transfers, which others bring about: steps are not leapt over.
+        super().__init__(env, new_engine, router, plan, workload, True, stop_ns, False, pulse)
+
+    def _new_clients(self, router: Router, workload: AnyWorkload) -> Clients:
+        return PooledClients(self, router, workload, self.pools)
+
+    def check_done(self) -> bool:
+        return not any(engine.core.has_work for engine in self._living) and super().check_done()
+
+
+def simulate_pools(
+    new_engine: Callable[[int], EngineCore],
+    router: Router,
+    pools: Pools,
+    workload: AnyWorkload,
+    *,
+    stop_ns: int | None = None,
+    until_ns: int = 0,
+    join: bool = True,
+    pulse: Pulse | None = None,
+) -> FleetRun:
+    """Runs `workload` through the engines of `pools`, each a `new_engine(number)`, to its end; as `simulate_fleet`."""
+
+    def new_fleet(env: Any) -> Fleet:
+        return PooledFleet(env, new_engine, router, workload, pools, stop_ns, pulse)
+
+    return run_fleet(new_fleet, until_ns, join=join)

@@ -1,0 +1,144 @@
+"""Copies of KV between an engine's GPU and the memory of its host, as the engine's worker makes them.
+
+Each direction is a link that makes one transfer after another. What was computed is stored from the launch of the next
+step on; loads begin as the step of the call that asked for them is launched, behind its work on the device. A step
+that would overwrite blocks which are not stored yet waits for that: these stores are flushed.
+Source: vllm/v1/kv_offload/cpu/gpu_worker.py, vllm/distributed/kv_transfer/kv_connector/v1/offloading/worker.py of the
+0.33.0 wheel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from batchsim.kernel.kv_transfer import KvConnector, Noticed
+from batchsim.kernel.types import Request, Sequence
+
+
+@dataclass(slots=True, eq=False)
+class OffloadJob:
+    """One transfer of whole chunks, `keys`, of `seq`. `blocks`: those on the GPU that a store reads. Times in ns, None
+    before it is submitted."""
+
+    number: int
+    seq: Sequence
+    is_load: bool
+    keys: list[int]
+    blocks: list[int]
+    start_ns: int | None = None
+    end_ns: int | None = None
+
+
+@dataclass(slots=True)
+class OffloadLink:
+    """One direction: a transfer takes `fixed_ns` and `chunk_ns` for each chunk, once those before it are over."""
+
+    fixed_ns: int
+    chunk_ns: int
+    _free_ns: int = 0
+
+    def submit(self, job: OffloadJob, ready_ns: int) -> None:
+        """Begins `job` at `ready_ns`, or once the link is free."""
+        job.start_ns = max(ready_ns, self._free_ns)
+        job.end_ns = self._free_ns = job.start_ns + self.fixed_ns + self.chunk_ns * len(job.keys)
+
+
+@dataclass(slots=True)
+class JobsNoticed(Noticed):
+    """As `Noticed`; also the `jobs` seen to be over, by number, and those `submitted` at that launch."""
+
+    jobs: list[OffloadJob] = field(default_factory=list[OffloadJob])
+    submitted: list[OffloadJob] = field(default_factory=list[OffloadJob])
+
+
+class OffloadConnector(KvConnector):
+    """What passes between a scheduler that offloads KV and its worker.
+
+    Of the scheduler's latest call: `loads`, `stores`, and of these and of earlier ones the `flushed`, for which the
+    launch waits. `jobs` are all that the scheduler does not know to be over, `jobs_noticed` is `noticed`, of which
+    jobs are known. `scheduled_ns` is when the host was ready to launch the latest step.
+    """
+
+    def __init__(self, storing: OffloadLink, loading: OffloadLink) -> None:
+        super().__init__(_NoPeers())
+        self.noticed = self.jobs_noticed = JobsNoticed()
+        self.jobs: dict[int, OffloadJob] = {}
+        self.loads: list[OffloadJob] = []
+        self.stores: list[OffloadJob] = []
+        self.flushed: list[OffloadJob] = []
+        self.scheduled_ns = 0
+        self._storing = storing
+        self._loading = loading
+        self._queued: list[OffloadJob] = []  # stores of the calls before
+        self._submitted: list[OffloadJob] = []  # at the launch at hand
+        self._running: list[OffloadJob] = []  # submitted, not seen to be over
+        self._made = 0
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.jobs) or super().is_busy
+
+    def new_call(self) -> None:
+        """The scheduler is called."""
+        self.loads, self.stores, self.flushed = [], [], []
+
+    def new_job(self, seq: Sequence, keys: list[int], *, is_load: bool, blocks: list[int]) -> OffloadJob:
+        """A job that the scheduler's call asks for."""
+        job = self.jobs[self._made] = OffloadJob(self._made, seq, is_load, keys, blocks)
+        self._made += 1
+        (self.loads if is_load else self.stores).append(job)
+        return job
+
+    def before_launch(self, now_ns: int, computed_ns: int) -> int:
+        self.scheduled_ns = now_ns
+        at_once = [job for job in self.stores if job in self.flushed]
+        self._submit(self._storing, [*self._queued, *at_once], max(now_ns, computed_ns))
+        self._queued = [job for job in self.stores if job not in self.flushed]
+        return max([now_ns, *(job.end_ns or 0 for job in self.flushed)])
+
+    def launched(self, now_ns: int, computed_ns: int = 0) -> None:
+        self._submit(self._loading, self.loads, max(now_ns, computed_ns))
+        over = [job for job in self._running if job.end_ns is not None and job.end_ns <= now_ns]
+        self._running = [job for job in self._running if job not in over]
+        over.sort(key=lambda job: job.number)
+        loaded = [job.seq for job in over if job.is_load]
+        self._reports.append(JobsNoticed(loaded, jobs=over, submitted=self._submitted))
+        self._submitted = []
+
+    def _submit(self, link: OffloadLink, jobs: list[OffloadJob], ready_ns: int) -> None:
+        for job in jobs:
+            link.submit(job, ready_ns)
+        self._submitted += jobs
+        self._running += jobs
+
+    def processed(self) -> JobsNoticed:
+        noticed = super().processed()
+        assert isinstance(noticed, JobsNoticed)
+        self.jobs_noticed = noticed
+        for job in noticed.jobs:
+            del self.jobs[job.number]
+        return noticed
+
+
+NewOffload = Callable[[], OffloadConnector]
+"""Makes the connector of an engine that offloads KV."""
+
+
+class _NoPeers:
+    """The link of an engine that passes KV to no other."""
+
+    def pulls(self, request: Request) -> bool:
+        return False
+
+    def keeps(self, request: Request) -> bool:
+        return False
+
+    def begin(self, seq: Sequence, num_blocks: int, now_ns: int) -> None:
+        raise AssertionError("pulls nothing")
+
+    def keep(self, seq: Sequence, num_blocks: int, now_ns: int) -> None:
+        raise AssertionError("keeps nothing")
+
+    def over(self, now_ns: int) -> Noticed:
+        return Noticed()

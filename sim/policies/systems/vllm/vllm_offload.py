@@ -1,0 +1,245 @@
+"""vLLM 0.33 with KV offloaded to the memory of the host (OffloadingConnector, `--kv-offloading-size`).
+
+Rule, beside that of `vllm_connector`, whose pulls are loads from the tier here:
+
+1. Whole chunks of a prompt, or of all tokens, are offered to the tier as the step that computes them is scheduled, and
+   once more after the request's end; chunks that the GPU's prefix cache had are offered, too. What finds no room is
+   offered again in each later step.
+2. A waiting request loads the chunks that follow what the prefix cache has of it, at least one whole chunk. It is
+   passed over, and asked for again in the next step, while any of them is still being stored, or loaded by another
+   request so that the cache will have it, and while stores of its earlier life run.
+3. Blocks are not kept for stores. If a block of an ended request is given to another one before it is stored, or a
+   request with stores under way is preempted, the launch waits for these stores.
+
+Source: vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py of the 0.33.0 wheel; equal to recordings.
+Simplifies: no synchronous loads, no tiers beyond the host's memory, one KV group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from batchsim.base.errors import ScenarioError
+from batchsim.kernel.batch import Batch, Idle
+from batchsim.kernel.offload import OffloadConnector, OffloadJob
+from batchsim.kernel.protocols import PolicyContext
+from batchsim.kernel.types import Sequence, by_order
+from batchsim.kv.block_keys import BlockKeys
+from batchsim.kv.choice import TailFirstKV
+from batchsim.kv.offload_tier import OffloadTier
+from batchsim.kv.prefix_cache import BlockHashKV
+from batchsim.policies.systems.vllm.offload_config import VllmOffloadConfig
+from batchsim.policies.systems.vllm.vllm_connector import VllmConnector
+
+
+class VllmOffload(VllmConnector):
+    """The scheduler. `matched` lists, of its latest call, (request, tokens in the prefix cache, tokens to be loaded or
+    None: asked for again), `offers` (request, chunks offered, taken in or None: no room, evicted for them)."""
+
+    def __init__(self, config: VllmOffloadConfig, context: PolicyContext) -> None:
+        super().__init__(config, context)
+        if not isinstance(context.connector, OffloadConnector) or not isinstance(context.kv, TailFirstKV | BlockHashKV):
+            raise ScenarioError(
+                "vllm: KV is offloaded by an OffloadConnector, from blocks that have ids in vLLM's order."
+            )
+        self._offload = config
+        self.offloading = context.connector
+        self._tables = context.kv
+        self.tier = OffloadTier(
+            config.cpu_chunks, config.eviction_policy, config.store_threshold, config.max_tracker_size
+        )
+        self.matched: list[tuple[Sequence, int, int | None]] = []
+        self.offers: list[tuple[Sequence, int, int | None, int]] = []
+        self._chunk_tokens = config.blocks_per_chunk * context.kv.block_size
+        self._keys: dict[Sequence, BlockKeys] = {}
+        self._offered: dict[Sequence, int] = {}  # chunks of each request that need not be offered again
+        self._refused: dict[Sequence, None] = {}  # their last offer found no room
+        self._stores: dict[Sequence, list[OffloadJob]] = {}  # under way
+        self._watched: dict[int, list[OffloadJob]] = {}  # stores of ended requests under way, by the blocks they read
+        self._over: list[tuple[Sequence, int, list[int]]] = []  # ended since the last call: tokens computed, blocks
+
+    def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
+        self.offloading.new_call()
+        self.matched, self.offers = [], []
+        held: dict[Sequence, int] | None = None
+        if self._watched or self._over:
+            held = {seq: len(self._tables.table(seq)) for seq in self.running}
+        work = super().schedule(now_ns, drain)
+        flushed: dict[OffloadJob, None] = {}
+        given: set[int] = set() if held is None else self._given(held)
+        if isinstance(work, Batch):
+            for seq in work.preempted:
+                flushed |= dict.fromkeys(self._stores.get(seq, ()))
+        if self._watched:
+            for block in given & self._watched.keys():
+                flushed |= dict.fromkeys(self._watched[block])
+        if isinstance(work, Batch):
+            for seq, computed in self._computed(work):
+                self._offer(seq, computed, self._known(seq), self._tables.table(seq))
+        if self._over:
+            for job in self._offer_last():
+                if not given.isdisjoint(job.blocks):
+                    flushed[job] = None
+        self.offloading.flushed = sorted(flushed, key=lambda job: job.number)
+        return work
+
+    def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
+        for seq in finished:
+            known = seq.num_tokens - seq.num_wasted_tokens
+            self._end(seq, max(seq.request.prompt_tokens, known - 1))
+        return super().complete(batch, finished, now_ns)
+
+    def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
+        self._end(seq, seq.num_computed_tokens)
+        return super().cancel(seq, now_ns)
+
+    def notice(self) -> None:
+        super().notice()
+        for job in self.offloading.jobs_noticed.jobs:
+            if job.is_load:
+                self.tier.loaded(job.keys)
+                continue
+            self.tier.stored(job.keys)
+            stores = self._stores[job.seq]
+            stores.remove(job)
+            if not stores:
+                del self._stores[job.seq]
+            for block in job.blocks if self._watched else ():
+                watching = self._watched.get(block, [])
+                if job in watching:
+                    watching.remove(job)
+                    if not watching:
+                        del self._watched[block]
+
+    # ---- loads
+
+    def _pullable(self, seq: Sequence, hit: int) -> int | None:
+        beyond = self._in_tier(seq, hit)
+        if beyond != 0:
+            self.matched.append((seq, hit, beyond))
+        return beyond
+
+    def _in_tier(self, seq: Sequence, hit: int) -> int | None:
+        """As `_pullable`: the tokens that the tier has."""
+        self._offered[seq] = 0
+        if seq in self._stores:
+            return None
+        tier, size = self.tier, self._chunk_tokens
+        most = seq.num_tokens // size * size
+        if most - hit < size:
+            return 0
+        first = number = hit // size
+        is_storing = is_loading = False
+        while number * size < most and tier.has(key := self._key(seq, number)):
+            is_storing = is_storing or not tier.is_ready(key)
+            is_loading = is_loading or tier.is_being_loaded(key)
+            number += 1
+        if number == first:
+            return 0
+        beyond = number * size - hit
+        if beyond < size:
+            return 0
+        if is_storing or (is_loading and self.cache is not None):
+            return None
+        return beyond
+
+    def _pull(self, seq: Sequence, hit: int, beyond: int) -> bool:
+        if not super()._pull(seq, hit, beyond):
+            return False
+        first, stop = hit // self._chunk_tokens, (hit + beyond) // self._chunk_tokens
+        keys = [self._key(seq, number) for number in range(first, stop)]
+        self.tier.load(seq, keys, first)
+        self.offloading.new_job(seq, keys, is_load=True, blocks=[])
+        self._offered[seq] = stop
+        return True
+
+    # ---- stores
+
+    def _key(self, seq: Sequence, number: int) -> int:
+        """The key of chunk `number` of `seq`."""
+        keys = self._keys.get(seq)
+        if keys is None:
+            keys = self._keys[seq] = BlockKeys(seq.request, self.kv.block_size)
+        return keys.key((number + 1) * self._offload.blocks_per_chunk - 1)
+
+    def _given(self, held: dict[Sequence, int]) -> set[int]:
+        """The blocks that the latest call gave to sequences, of which those running before had `held`."""
+        given: set[int] = set()
+        for seq in self.running:
+            given.update(self._tables.table(seq)[held.get(seq, 0) :])
+        for seq, _, _ in self.connector.pulling:
+            given.update(self._tables.table(seq))
+        return given
+
+    def _computed(self, batch: Batch) -> Iterator[tuple[Sequence, int]]:
+        """The sequences of `batch` that may have chunks to offer, in its order, each with its tokens computed once the
+        step is over."""
+        rows = dict(batch.chunks)
+        decodes = () if batch.decodes is None else batch.decodes.members
+        may_offer = self._refused if self._offload.offload_prompt_only else decodes
+        rows |= dict.fromkeys((seq for seq in may_offer if seq in decodes), 1)
+        for seq in sorted(rows, key=by_order):
+            yield seq, seq.num_computed_tokens + rows[seq]
+
+    def _known(self, seq: Sequence) -> int:
+        """The tokens of `seq` that are not in flight."""
+        return seq.num_tokens - int(self._ahead and seq.group is not None and self._is_in_flight(seq))
+
+    def _offer(self, seq: Sequence, computed: int, known: int, table: list[int]) -> OffloadJob | None:
+        """Offers the whole chunks of the first `computed` tokens of `seq` that were not; returns their store, if any of
+        them is taken in."""
+        limit = min(computed, known)
+        if self._offload.offload_prompt_only:
+            limit = min(limit, seq.request.prompt_tokens)
+        first, stop = self._offered.get(seq, 0), limit // self._chunk_tokens
+        if first >= stop:
+            self._refused.pop(seq, None)
+            return None
+        keys = [self._key(seq, number) for number in range(first, stop)]
+        taken = self.tier.offer(seq, keys, first)
+        if taken is None:
+            self.offers.append((seq, len(keys), None, 0))
+            self._refused[seq] = None
+            return None
+        self.offers.append((seq, len(keys), len(taken.stored), len(taken.evicted)))
+        self._refused.pop(seq, None)
+        self._offered[seq] = stop
+        if not taken.stored:
+            return None
+        stored, size = set(taken.stored), self._offload.blocks_per_chunk
+        blocks = [
+            block
+            for number, key in enumerate(keys, first)
+            if key in stored
+            for block in table[number * size : (number + 1) * size]
+        ]
+        job = self.offloading.new_job(seq, taken.stored, is_load=False, blocks=blocks)
+        self._stores.setdefault(seq, []).append(job)
+        return job
+
+    def _end(self, seq: Sequence, computed: int) -> None:
+        """Notes that `seq`, which still has its blocks, ends with `computed` tokens."""
+        self._over.append((seq, computed, list(self._tables.table(seq))))
+        for job in self._stores.get(seq, ()):
+            self._watch(job)
+
+    def _watch(self, job: OffloadJob) -> None:
+        for block in job.blocks:
+            self._watched.setdefault(block, []).append(job)
+
+    def _offer_last(self) -> list[OffloadJob]:
+        """Offers what is left of the requests that have ended; returns their stores."""
+        jobs: list[OffloadJob] = []
+        over, self._over = sorted(self._over, key=lambda each: each[0].request.id), []
+        for seq, computed, table in over:
+            known = seq.num_tokens - seq.num_wasted_tokens
+            job = self._offer(seq, min(computed, len(table) * self.kv.block_size), known, table)
+            if job is not None:
+                self._watch(job)
+                jobs.append(job)
+        for seq, _, _ in over:
+            self.tier.end(seq)
+            self._refused.pop(seq, None)
+            self._keys.pop(seq, None)
+            self._offered.pop(seq, None)
+        return jobs

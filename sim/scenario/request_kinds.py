@@ -1,0 +1,65 @@
+"""What engines must be able to do for a workload's requests: encode images, or end with the prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from batchsim.base.errors import ScenarioError
+from batchsim.deployment.model import DTYPE_BYTES, ModelSpec
+from batchsim.kernel.policy_config import PolicyConfig
+from batchsim.kernel.protocols import ItemsContext
+from batchsim.workload.items import largest_item
+from batchsim.workload.rollout_config import Rollout
+from batchsim.workload.workload_config import WorkloadConfig
+
+
+def items_context(traffic: WorkloadConfig, model: ModelSpec) -> ItemsContext | None:
+    """What the images, audios and videos of `traffic` are to an engine; None where no request has any."""
+    said = traffic.all_items
+    if not said:
+        return None
+    return ItemsContext(largest_item(said), model.hidden_size * DTYPE_BYTES.get(model.dtype, 2))
+
+
+ITEM_KNOBS = frozenset(
+    {"max_num_encoder_input_tokens", "encoder_cache_size", "disable_chunked_mm_input", "vlm_cache_size_mb"}
+)
+"""Knobs of policies that only images, audios and videos ask for."""
+
+
+def check_kinds(traffic: WorkloadConfig, config: PolicyConfig, stated: Iterable[str]) -> None:
+    """ScenarioError where a policy's model makes tokens and no request asks for any, or the other way round; or where a
+    knob is `stated` that does nothing, since no request has an item."""
+    idle = next((name for name in stated if name in ITEM_KNOBS), None)
+    if idle is not None and not traffic.all_items:
+        raise ScenarioError(
+            f"{idle} is for images, audios and videos, and no request has any. Write workload.items, or drop {idle}."
+        )
+    makes_none = traffic.makes_no_tokens
+    if config.traits.pooling and not makes_none:
+        raise ScenarioError(
+            "a pooling model makes no tokens, and the requests ask for some. Write workload.lengths: {prompt: ...,"
+            " output: 0}."
+        )
+    if makes_none and not config.traits.pooling:
+        raise ScenarioError(
+            "requests with output 0 are of a pooling model (embedding, reranking, classification), which this policy"
+            " does not run. Write runner: pooling of vllm or is_embedding: true of sglang, or an output."
+        )
+
+
+def check_real_requests(traffic: WorkloadConfig, where: str) -> None:
+    """ScenarioError, beginning with `where`, for requests that no model here could serve, or no client here sends."""
+    for what, key, there in (
+        ("images, audios and videos", "items", bool(traffic.all_items)),
+        ("pooling models", "output 0", traffic.makes_no_tokens),
+    ):
+        if there:
+            raise ScenarioError(f"{where}: {what} can only be simulated: no such model runs here. Drop {key}.")
+    if isinstance(traffic.arrivals, Rollout):
+        raise ScenarioError(f"{where}: a rollout can only be simulated: nothing trains here. Write other arrivals.")
+    if traffic.offline_class is not None:
+        raise ScenarioError(
+            f"{where}: offline jobs can only be simulated: a real client gives up no request for others. Drop classes"
+            " with offline."
+        )

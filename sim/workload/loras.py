@@ -1,0 +1,114 @@
+"""What a scenario says of LoRA adapters: how many there are, how evenly they are asked for, and of what rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from batchsim.base.later import np
+from batchsim.base.plain import LEFT_OUT
+from batchsim.base.ranges import Config, Range, check_ranges
+from batchsim.base.units import Share
+from batchsim.workload.sharing import Exponent, zipf_drawn
+from batchsim.workload.tagged import ByKind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MAX_ADAPTERS = 100_000
+"""Adapters of a workload; reports have a row for each that was asked for."""
+MAX_RANK = 512
+"""The largest rank that engines serve: `MaxLoRARanks` of vllm/config/lora.py of the 0.33.0 wheel."""
+SHARE_TOLERANCE = 1e-9  # as of classes: shares are decimal percentages
+Count = Annotated[int, Range(1, MAX_ADAPTERS)]
+Rank = Annotated[int, Range(1, MAX_RANK)]
+
+
+@dataclass(frozen=True)
+class UniformPopularity(Config):
+    """All adapters are asked for alike."""
+
+    kind: Literal["uniform"] = "uniform"
+
+
+@dataclass(frozen=True)
+class ZipfPopularity(Config):
+    """Adapter k of 1, 2, ... is asked for with a chance in proportion to k^-alpha."""
+
+    alpha: Exponent
+    """The exponent: 0, all alike; 1, the second half as often as the first."""
+    kind: Literal["zipf"] = "zipf"
+
+
+@dataclass(frozen=True)
+class SharePopularity(Config):
+    """Each adapter has a share of the requests with adapters; all together 100 %."""
+
+    shares: tuple[Share, ...]
+    """The shares, one for each adapter."""
+    kind: Literal["shares"] = "shares"
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if abs(sum(self.shares) - 1) > SHARE_TOLERANCE:
+            raise ValueError(f"popularity.shares add up to {100 * sum(self.shares):.6g}%. They must make 100%.")
+
+
+Popularity = Annotated[UniformPopularity | ZipfPopularity | SharePopularity, ByKind()]
+
+
+@dataclass(frozen=True)
+class Loras(Config):
+    """LoRA adapters of one base model, one of which may answer a request.
+
+    Where the rows of a trace say which (`trace.columns.lora`), there is nothing to draw: only `rank` may be stated.
+    """
+
+    count: Count | None = None
+    """How many adapters there are."""
+    popularity: Popularity | None = field(default=None, metadata=LEFT_OUT)
+    """How evenly they are asked for; alike unless given."""
+    share_of_requests: Share | None = field(default=None, metadata=LEFT_OUT)
+    """Part of the requests that ask for an adapter, the others for the base model; all unless given."""
+    rank: Rank = 16
+    """The rank of every adapter."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        shares = self.popularity.shares if isinstance(self.popularity, SharePopularity) else None
+        if shares is not None and self.count is not None and len(shares) != self.count:
+            raise ValueError(f"loras: popularity.shares has {len(shares)} shares, and count is {self.count}.")
+
+    @property
+    def stated(self) -> list[str]:
+        """The keys beside `rank` that are given."""
+        return [key for key in ("count", "popularity", "share_of_requests") if getattr(self, key) is not None]
+
+    def drawn(self, uniform: NDArray[np.float64]) -> NDArray[np.int64]:
+        """The adapter, from 0, that each of `uniform` asks for, random numbers in [0, 1); -1: the base model."""
+        assert self.count is not None, "checked by the workload"
+        share = 1.0 if self.share_of_requests is None else self.share_of_requests
+        asks = uniform < share
+        chance = np.where(asks, uniform / share if share else 0.0, 0.0)
+        if isinstance(self.popularity, SharePopularity):
+            adapter = np.searchsorted(np.cumsum(self.popularity.shares)[:-1], chance, side="right")
+        else:
+            alpha = self.popularity.alpha if isinstance(self.popularity, ZipfPopularity) else 0.0
+            adapter = zipf_drawn(chance, self.count, alpha)
+        return np.where(asks, adapter, -1)
+
+
+def check_loras(places: Mapping[str, Loras | None], *, by_rows: bool) -> None:
+    """ValueError where it is not said which adapter a request asks for, or said twice: in one of the `places` of a
+    workload, by their keys, and `by_rows` of its trace."""
+    for key, loras in places.items():
+        if loras is None:
+            continue
+        if by_rows and loras.stated:
+            raise ValueError(
+                f"{key}.{loras.stated[0]}: the rows of the trace say which adapter each request asks for. Drop it,"
+                " or drop trace.columns.lora."
+            )
+        if not by_rows and loras.count is None:
+            raise ValueError(f"{key}: how many adapters there are is not said. Write count: 32, say.")

@@ -1,0 +1,225 @@
+"""Prefill and decode apart: a request's times with and without transfers, links, and what is conserved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchsim.drive.fleet.pools import Pools, PrefillCore, simulate_pools
+from batchsim.drive.fleet.routing import RoundRobinConfig
+from batchsim.drive.fleet.simulate_fleet import FleetRun
+from batchsim.drive.fleet.transfer import TransferConfig
+from batchsim.explain.story import Stories
+from batchsim.kernel.core import EngineCore
+from batchsim.kernel.protocols import PolicyContext
+from batchsim.kernel.record import CANCELLED, FINISHED, UNFINISHED, Recorder
+from batchsim.kernel.sim_executor import SimExecutor
+from batchsim.kernel.tokens import TokenIds, prompt_stream
+from batchsim.kernel.types import Arrival, Request
+from batchsim.kv.choice import new_kv
+from batchsim.metrics.attribution import attribute
+from batchsim.policies.systems.vllm.connector_config import VllmConnectorConfig
+from batchsim.policies.systems.vllm.vllm_connector import VllmConnector
+from tests.conformance.runs import MS, Listed, TokenCost
+from tests.support.random_cases import random_cases
+
+INSTANT = TransferConfig(bandwidth=1e15)
+NAP_NS = MS
+
+
+def _asked(number: int, at_ms: float, prompt: int, output: int, **more: Any) -> Arrival:
+    tokens = TokenIds.of([(prompt_stream(more.pop("stream", number + 100)), 0, prompt)])
+    cancel_ms = more.pop("cancel_ms", None)
+    request = Request(number, int(at_ms * MS), prompt, output, tokens=tokens, **more)
+    return Arrival(request, output, None if cancel_ms is None else int(cancel_ms * MS))
+
+
+@dataclass
+class _Case:
+    """Engines with blocks of 16 tokens of 1,000 bytes each."""
+
+    arrivals: list[Arrival]
+    transfer: TransferConfig = INSTANT
+    prefill: int = 1
+    decode: int = 1
+    blocks: tuple[int, int] = (4096, 4096)
+    knobs: dict[str, Any] = field(default_factory=dict[str, Any])
+    stop_ns: int | None = None
+    cores: list[EngineCore] = field(default_factory=list[EngineCore])
+
+    def run(self) -> FleetRun:
+        pools = Pools(self.prefill, self.decode, self.transfer, 16_000)
+
+        def new_engine(number: int) -> EngineCore:
+            is_prefill = number < self.prefill
+            role = "kv_producer" if is_prefill else "kv_consumer"
+            knobs = {"max_num_seqs": 64, "max_num_batched_tokens": 512, "async_scheduling": False} | self.knobs
+            config = VllmConnectorConfig(kv_role=role, **knobs)
+            kv = new_kv(config, self.blocks[not is_prefill], 16, ids=False)
+            context = PolicyContext(kv, 2048, loop=config.traits.loop, connector=pools.connector(number))
+            recorder = Recorder()
+            pools.records(number, recorder)
+            kind = PrefillCore if is_prefill else EngineCore
+            executor = SimExecutor(TokenCost(), 2048, config.traits.loop)
+            options = {"max_model_len": 2048, "stop_ns": self.stop_ns, "loop": config.traits.loop}
+            core = kind(VllmConnector(config, context), executor, recorder, **options)
+            self.cores.append(core)
+            return core
+
+        router = RoundRobinConfig().build(0)
+        run = simulate_pools(new_engine, router, pools, Listed(tuple(self.arrivals)), stop_ns=self.stop_ns)
+        for core in self.cores:
+            core.check_returned()
+        return run
+
+
+def _sums(run: FleetRun) -> None:
+    """The parts of every request's life sum to its length, and its chapters are without gaps and of the same parts."""
+    requests, records = run.records.requests, run.records
+    whole_ns = np.where(requests["outcome"] == FINISHED, requests["delivered_ns"], requests["ended_ns"])
+    parts = attribute(records)
+    sums = parts.groupby("request_id")["ns"].sum()
+    stories = Stories(records)
+    for row, end_ns in zip(requests, whole_ns, strict=True):
+        number, life_ns = int(row["request_id"]), int(end_ns - row["sent_ns"])
+        assert sums.get(number, 0) == life_ns, number
+        story = stories.tell(number)
+        mine = parts[parts["request_id"] == number].groupby("part", observed=True)["ns"].sum().to_dict()
+        assert story.parts() == mine
+        ends = [chapter.end_ns for chapter in story.chapters]
+        assert [chapter.start_ns for chapter in story.chapters] == [row["sent_ns"], *ends[:-1]][: len(ends)]
+
+
+def test_without_transfer_time_the_first_token_is_prefill_and_one_decode_step() -> None:
+    """vLLM 0.33.0, nixl/pull_scheduler.py: prefill's token is thrown away; the decode engine's first call begins the
+    pull and notices its end, a sleep of 1 ms later the last token of the prompt is computed again. The pace is the
+    decode engine's alone."""
+    run = _Case([_asked(0, 0, 100, 5)]).run()
+    (row,) = run.records.requests
+    cost = TokenCost()
+    host_ns = 300_000 + 200_000  # of a step with a prompt's chunk alone
+    prefill_ns = host_ns + cost.base_ns + 100 * cost.per_token_ns
+    first_ns = host_ns + cost.base_ns + cost.per_token_ns
+    assert row["first_token_ns"] == prefill_ns + NAP_NS + first_ns
+    later = [host_ns + 40_000 + cost.base_ns + cost.per_token_ns + cost.per_context_ns * n for n in range(100, 104)]
+    assert row["last_token_ns"] - row["first_token_ns"] == sum(later)
+    assert (row["output_tokens"], row["scheduled_ns"], row["recomputed_tokens"]) == (5, 0, 0)
+    _sums(run)
+
+
+def test_transfers_wait_for_their_link_one_after_the_other() -> None:
+    """Two prompts of 7 blocks, 112,000 bytes each, end with the same step: at 0.112 GB/s a transfer takes 1 ms of the
+    link and 0.5 ms of latency. Shared, the second one waits 1 ms; with links of their own, none does."""
+    asked = [_asked(i, 0, 100, 3) for i in (0, 1)]
+    waits: dict[str, list[int]] = {}
+    for links in ("shared", "per_pair"):
+        transfer = TransferConfig(bandwidth=0.112e9, latency=500_000, links=links)  # pyright: ignore
+        run = _Case(asked, transfer, decode=2).run()
+        parts = attribute(run.records)
+        of = {part: parts[parts["part"] == f"queued:{part}"]["ns"].tolist() for part in ("transfer", "transfer_queue")}
+        assert of["transfer"] == [1_500_000, 1_500_000]
+        waits[links] = of["transfer_queue"]
+        _sums(run)
+    assert waits == {"shared": [1_000_000], "per_pair": []}
+
+
+def test_a_prompt_waits_for_blocks_at_its_decode_engine() -> None:
+    """8 blocks there, and each request needs 7 and an eighth: the second one has none before the first has ended."""
+    run = _Case([_asked(i, 0, 100, 20) for i in (0, 1)], blocks=(4096, 8)).run()
+    parts = attribute(run.records)
+    waits = parts[parts["part"] == "queued:waiting_decode_blocks"]
+    assert waits["request_id"].tolist() == [1]
+    first, second = run.records.requests
+    assert second["first_token_ns"] > first["last_token_ns"] > int(waits["ns"].iloc[0])
+    _sums(run)
+
+
+def test_prefill_goes_on_until_its_memory_is_full_of_kept_blocks() -> None:
+    """vLLM 0.33.0, scheduler.py, `_connector_finished`: with a decode engine that takes one request at a time, two
+    prompts of 7 blocks are kept in 16 beside the one that was read; the fourth begins only once the next is read."""
+    run = _Case([_asked(i, 0, 100, 30) for i in range(4)], blocks=(16, 9), knobs={"max_num_batched_tokens": 128}).run()
+    scheduled = run.records.requests["scheduled_ns"]
+    ended = run.records.requests["last_token_ns"]
+    assert scheduled[2] < ended[0] < scheduled[3]
+    _sums(run)
+
+
+def test_engines_are_taken_in_turn() -> None:
+    """Two prefill, three decode engines: each request goes to the next of both kinds."""
+    run = _Case([_asked(i, 50 * i, 40, 2) for i in range(6)], prefill=2, decode=3).run()
+    replicas = run.records.replicas
+    assert replicas is not None
+    assert replicas.requests.tolist() == [2, 3, 4, 2, 3, 4]
+    stays = sorted(zip(replicas.stays["request_id"].tolist(), replicas.stays["replica"].tolist(), strict=True))
+    assert stays == [(i, i % 2) for i in range(6)]
+
+
+@pytest.mark.parametrize("cancel_ms", [1, 6, 7, 8.5, 9.5, 12, 20])
+def test_a_client_may_give_up_anywhere(cancel_ms: float) -> None:
+    """In the prompt, waiting for blocks, for the link, in the transfer, in the decode: all blocks come back, and the
+    record ends there."""
+    slow = TransferConfig(bandwidth=0.112e9, latency=2 * MS)
+    asked = [_asked(0, 0, 100, 30), _asked(1, 0, 100, 30, cancel_ms=cancel_ms)]
+    run = _Case(asked, slow, blocks=(4096, 20)).run()
+    assert run.records.requests["outcome"].tolist() == [FINISHED, CANCELLED]
+    _sums(run)
+
+
+@pytest.mark.parametrize("stop_ms", [0.5, 4, 6.5, 8, 9.5, 14, 40])
+def test_a_run_may_be_cut_anywhere(stop_ms: float) -> None:
+    """With requests in prompts, kept, on the link and decoding: each of them ends there, and the engines do not go
+    on looking for transfers."""
+    slow = TransferConfig(bandwidth=0.05e9, latency=MS)
+    asked = [_asked(i, 0.3 * i, 100, 60) for i in range(4)]
+    run = _Case(asked, slow, blocks=(4096, 24), stop_ns=int(stop_ms * MS)).run()
+    assert run.records.requests["outcome"].tolist() == [UNFINISHED] * 4
+    assert run.end_ns < (stop_ms + 12) * MS  # the step that ran is 11.3 ms long
+    _sums(run)
+
+
+@st.composite
+def _cases(draw: st.DrawFn) -> _Case:
+    at_ms, asked = 0.0, list[Arrival]()
+    for number in range(draw(st.integers(1, 12))):
+        at_ms += draw(st.sampled_from([0.0, 0.5, 3.0, 20.0]))
+        cancel = draw(st.sampled_from([None, None, None, 2.0, 15.0, 60.0]))
+        more: dict[str, Any] = {} if cancel is None else {"cancel_ms": at_ms + cancel}
+        stream, priority = draw(st.integers(0, 30)), draw(st.integers(0, 2))
+        prompt, output = draw(st.integers(1, 200)), draw(st.integers(1, 40))
+        asked.append(_asked(number, at_ms, prompt, output, stream=stream, priority=priority, **more))
+    transfer = TransferConfig(
+        bandwidth=draw(st.sampled_from([1e7, 1e8, 1e12])),
+        latency=draw(st.sampled_from([0, 20_000, 3 * MS])),
+        links=draw(st.sampled_from(["shared", "per_pair"])),
+    )
+    knobs = {
+        "async_scheduling": draw(st.booleans()),
+        "enable_prefix_caching": draw(st.booleans()),
+        "policy": draw(st.sampled_from(["fcfs", "priority"])),
+        "max_num_seqs": draw(st.sampled_from([1, 3, 16])),
+        "max_num_batched_tokens": draw(st.sampled_from([32, 64, 512])),
+    }
+    blocks = draw(st.sampled_from([(16, 16), (20, 40), (200, 17)]))
+    return _Case(asked, transfer, draw(st.integers(1, 3)), draw(st.integers(1, 3)), blocks, knobs)
+
+
+@given(_cases())
+@random_cases(60)
+def test_requests_and_blocks_are_conserved(case: _Case) -> None:
+    """Every request ends once, with all its tokens unless its client gave up; all blocks come back, and all parts sum
+    to the life."""
+    run = case.run()
+    requests = run.records.requests
+    assert requests["request_id"].tolist() == [arrival.request.id for arrival in case.arrivals]
+    finished = requests["outcome"] == FINISHED
+    assert set(requests["outcome"].tolist()) <= {FINISHED, CANCELLED}
+    lengths = np.array([arrival.output_tokens for arrival in case.arrivals])
+    assert (requests["output_tokens"][finished] == lengths[finished]).all()
+    patient = np.array([arrival.cancel_ns is None for arrival in case.arrivals])
+    assert finished[patient].all()
+    _sums(run)
