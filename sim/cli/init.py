@@ -14,6 +14,7 @@ from batchsim.cli.common import check_output, one_line_errors, read_scenario
 from batchsim.cli.traces import options_advised, trace_config
 
 if TYPE_CHECKING:
+    from batchsim.scenario.command_lines.flags import Keys
     from batchsim.scenario.command_lines.lines import Read
 
 SCHEMA = "batchsim.schema.json"
@@ -23,6 +24,10 @@ _SCHEMA = Kind("schema of a scenario", rb'\{\n "\$schema": "[^"]*",\n "title": "
 _MODELINE = f"# yaml-language-server: $schema={SCHEMA}"
 _MODEL, _GPU = "llama-3.1-8b", "h200"
 _Degree = Annotated[int | None, typer.Option(min=1, max=1024, help="GPUs that share every layer.")]
+_Stages = Annotated[int | None, typer.Option(min=1, max=1024, help="Pipeline stages.")]
+_Experts = Annotated[int | None, typer.Option(min=1, max=1024, help="GPUs over which experts are spread.")]
+_Weights = Annotated[str | None, typer.Option(metavar="TYPE", help="Type of the weights, such as fp8.")]
+_Kv = Annotated[str | None, typer.Option("--kv", metavar="TYPE", help="Type of the KV cache, such as fp8.")]
 _Line = Annotated[str | None, typer.Option(metavar="COMMAND", help="The command that starts the server, in quotes.")]
 
 
@@ -48,11 +53,15 @@ def init(
     engine: Annotated[
         str | None,
         typer.Option(
-            help="Write a deployment of vllm, the default with --tp, of sglang or tensorrt_llm.",
+            help="Write a deployment of vllm, the default with the next five, of sglang or tensorrt_llm.",
             autocompletion=complete.engines,
         ),
     ] = None,
     tp: _Degree = None,
+    pp: _Stages = None,
+    ep: _Experts = None,
+    weights: _Weights = None,
+    kv: _Kv = None,
     from_vllm: _Line = None,
     from_sglang: _Line = None,
     from_trtllm: _Line = None,
@@ -83,8 +92,10 @@ def init(
     if config is None and (columns or time_unit or set_ or format_ != "auto"):
         raise ScenarioError("init: --columns, --time-unit, --format and --set describe a trace. Name it with --trace.")
     lines = {"vllm": from_vllm, "sglang": from_sglang, "tensorrt_llm": from_trtllm}
-    read = _read_line({name: line for name, line in lines.items() if line is not None}, engine, tp)
-    deployed = read or (None if engine is tp is None else _of_options(engine or "vllm", model or _MODEL, tp))
+    options = {"tp": tp, "pp": pp, "ep": ep, "weights": weights, "kv": kv}
+    stated = {f"deployment.{name}": value for name, value in options.items() if value is not None}
+    read = _read_line({name: line for name, line in lines.items() if line is not None}, engine, stated)
+    deployed = read or (_of_options(engine or "vllm", model or _MODEL, stated) if engine or stated else None)
     with options_advised():
         figures = None if config is None else inspect_trace(config, Path())
     if deployed is None:
@@ -112,26 +123,30 @@ def init(
     typer.echo(f"{output}   next: batchsim {'plan' if plan else 'run'} {output}")
 
 
-def _read_line(lines: dict[str, str], engine: str | None, tp: int | None) -> Read | None:
-    """What the one command line among `lines`, by engine, says; None without one."""
+def _read_line(lines: dict[str, str], engine: str | None, stated: Keys) -> Read | None:
+    """What the one command line among `lines`, by engine, says; None without one. `stated` are keys of options."""
     from batchsim.scenario.command_lines.engines import read_command
 
     if not lines:
         return None
-    if len(lines) > 1 or engine is not None or tp is not None:
-        raise ScenarioError("init: --from-vllm, --from-sglang and --from-trtllm say all of engine and GPUs. Give one.")
+    if len(lines) > 1 or engine is not None or stated:
+        others = "".join(f", --{key.rpartition('.')[2]}" for key in stated)
+        raise ScenarioError(
+            "init: --from-vllm, --from-sglang and --from-trtllm say all of engine and GPUs. Give one of them"
+            f"{f', without {others[2:]}' if others else ''}."
+        )
     ((name, line),) = lines.items()
     return read_command(line, name)
 
 
-def _of_options(engine: str, model: str, tp: int | None) -> Read:
+def _of_options(engine: str, model: str, stated: Keys) -> Read:
     from batchsim.base.errors import nearest
     from batchsim.scenario.command_lines.engines import SERVERS
     from batchsim.scenario.command_lines.lines import Read
 
     if engine not in SERVERS:
         raise ScenarioError(f"--engine {engine}: is not known. {nearest(engine, SERVERS)}")
-    return Read(engine, {"model": model} if tp is None else {"model": model, "deployment.tp": tp})
+    return Read(engine, {"model": model, **stated})
 
 
 def _check(text: str, folder: Path) -> None:

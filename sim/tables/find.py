@@ -13,7 +13,7 @@ from batchsim.base.files import read_text, write_text
 from batchsim.base.plain import to_plain
 from batchsim.cost.profile import Profile, load_profile, profile_names, work_of
 from batchsim.deployment.deployment import Deployment
-from batchsim.tables.build import BUILDER, build_profile, marks_of, setup_of
+from batchsim.tables.build import BUILDER, build_profile, marks_of, name_of, setup_of
 from batchsim.tables.check import checked
 from batchsim.tables.compare import held_out, within
 from batchsim.tables.handle import Tables, holes_told
@@ -54,7 +54,8 @@ def _known_profile(deployment: Deployment, folder: Path | None) -> Profile:
     gpu = "its GPU" if deployment.gpu is None else deployment.gpu.name
     raise CalibrationError(
         f"deployment: no profile of {deployment.model.name} on {gpu}, {setup_of(deployment, asked)}, comes with"
-        f" batchsim, and the kernel tables are not installed. pip install 'batchsim[gpus]'. {WAYS_OUT}"
+        f" batchsim, and the kernel tables are not installed. pip install 'batchsim[gpus]'. {_nearest(deployment)}"
+        f" {WAYS_OUT}"
     )
 
 
@@ -120,6 +121,23 @@ def _built(deployment: Deployment, folder: Path) -> Profile:
     except OSError:
         pass
     return profile
+
+
+def _nearest(deployment: Deployment) -> str:
+    """A sentence that names the shipped profiles most like the deployment's, three at most, by their names.
+
+    The model counts more than the GPU, the GPU more than the engine, and that more than degrees and types.
+    """
+    gpu = "" if deployment.gpu is None else deployment.gpu.name
+    slug, _, _ = name_of(deployment, "").partition(f"-{gpu}-")
+    own = set(marks_of(setup_of(deployment, "")))
+
+    def distance(name: str) -> tuple[bool, bool, bool, int, str]:
+        _, engine, rest = name.partition(f"-{deployment.engine}-")
+        other_gpu = f"-{gpu}-" not in name
+        return not name.startswith(f"{slug}-"), other_gpu, not engine, len(own ^ set(rest.split("-")[1:])), name
+
+    return f"Nearest of those that come: {', '.join(sorted(profile_names(), key=distance)[:3])}."
 
 
 def _shipped_of(deployment: Deployment) -> list[Profile]:

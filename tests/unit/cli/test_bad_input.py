@@ -357,7 +357,11 @@ ARGUMENTS = {
     "init_unknown_model": (["init", "-o", "n.yaml", "--model", "qwen3-8"], "Did you mean qwen3-8b?"),
     "init_unknown_gpu": (["init", "-o", "n.yaml", "--gpu", "h1000"], "Did you mean h100"),
     "init_unknown_engine": (["init", "-o", "n.yaml", "--engine", "vlm"], "--engine vlm", "Did you mean vllm?"),
-    "init_of_two_lines": (["init", "-o", "n.yaml", "--from-vllm", "vllm serve m", "--tp", "2"], "Give one"),
+    "init_of_two_lines": (["init", "-o", "n.yaml", "--from-vllm", "vllm serve m", "--tp", "2"], "without --tp"),
+    "init_of_no_type": (["init", "-o", "n.yaml", "--weights", "fp9"], "init:8: deployment.weights is", "'fp8_block'"),
+    "init_of_no_kv_type": (["init", "-o", "n.yaml", "--kv", "int4"], "deployment.kv"),
+    "init_of_experts_without_any": (["init", "-o", "n.yaml", "--ep", "8"], "ep: 8 is not a divisor of the 1 GPUs"),
+    "init_of_no_stages": (["init", "-o", "n.yaml", "--pp", "0"], "--pp"),
     "init_of_an_unknown_flag": (
         ["init", "-o", "n.yaml", "--from-vllm", "vllm serve m --prot 1"],
         "Did you mean --port?",

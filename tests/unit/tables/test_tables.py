@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,6 +118,25 @@ def test_what_is_neither_shipped_nor_built_says_how_to_get_it(no_tables: None) -
     message = str(caught.value)
     assert "llama-3.1-70b on h100, vllm 0.24, tp 4, weights int4, kv bfloat16" in message
     assert "pip install 'batchsim[gpus]'" in message and "kind: linear" in message and "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("change", "nearest"),
+    [
+        ({"weight_dtype": "int4"}, "llama-3.1-70b-h100-vllm-0.24.0-tp4, llama-3.1-70b-h100-vllm-0.24.0-tp4-fp8"),
+        (
+            {"gpu": GPUS["l40s"], "engine": "sglang"},
+            "llama-3.1-70b-l40s-vllm-0.24.0-tp4-fp8, llama-3.1-70b-h100-sglang",
+        ),
+        ({"model": replace(LLAMA.model, name="x", hidden_size=64)}, "llama-3.1-70b-h100-vllm-0.24.0-tp4-fp8"),
+    ],
+)
+def test_what_is_not_shipped_is_told_the_nearest_that_are(
+    no_tables: None, change: dict[str, Any], nearest: str
+) -> None:
+    """Of the same model before the same GPU, of this before the same engine, of that before the same degrees."""
+    with pytest.raises(CalibrationError, match=re.escape(f"Nearest of those that come: {nearest}")):
+        find.profile_of(replace(LLAMA, **change))
 
 
 def test_a_shipped_profile_needs_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
