@@ -55,6 +55,50 @@ def test_parameters_are_those_of_the_published_weights(name: str, parameters: in
     assert MODELS[name].num_parameters == parameters
 
 
+def _fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of huggingface_hub with the config.json of my/model at two revisions, of which the later is main."""
+    constants = pytest.importorskip("huggingface_hub.constants", reason="huggingface_hub is not installed")
+    for revision, layers in (("1a", 32), ("2b", 40)):
+        folder = tmp_path / "models--my--model" / "snapshots" / revision
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(LLAMA | {"num_hidden_layers": layers}))
+    refs = tmp_path / "models--my--model" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("2b")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+
+
+def test_an_id_that_was_fetched_is_read_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At main, or at the revision that stands behind it; the model has the name by which it was asked for."""
+    _fetched(tmp_path, monkeypatch)
+    models = [read_model(name) for name in ("my/model", "my/model@1a")]
+    assert [(model.name, model.num_hidden_layers) for model in models] == [("my/model", 40), ("my/model@1a", 32)]
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("my/other", "hf download my/other config.json"),
+        ("my/model@3c", "hf download my/model config.json --revision 3c"),
+    ],
+)
+def test_an_id_that_was_not_fetched_says_how_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, advice: str
+) -> None:
+    _fetched(tmp_path, monkeypatch)
+    with pytest.raises(ScenarioError, match=rf"model: {name} is neither .* {advice}\Z"):
+        read_model(name)
+
+
+@pytest.mark.parametrize("name", ["a/b/c", "-a/b", "../a", "my/model.json"])
+def test_what_can_be_no_id_is_no_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """So that nothing is advised for it that cannot be done."""
+    _fetched(tmp_path, monkeypatch)
+    with pytest.raises(ScenarioError, match="neither in the catalog nor a file") as caught:
+        read_model(name)
+    assert "hf download" not in str(caught.value)
+
+
 def test_a_config_json_gives_the_same_spec_as_the_catalog() -> None:
     """head_dim, tied embeddings and the KV heads take the defaults of the format."""
     assert ModelSpec.from_config(LLAMA, "llama-3.1-8b") == MODELS["llama-3.1-8b"]
