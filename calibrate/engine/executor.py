@@ -23,7 +23,7 @@ from batchsim.calibrate.engine.padding import padded_chunks, padded_decodes
 from batchsim.calibrate.engine.prompts import Prompts, RandomPrompts
 from batchsim.calibrate.engine.runner import ModelRunner, StepTimes
 from batchsim.calibrate.engine.sampling import GREEDY, Sampling
-from batchsim.calibrate.engine.sequences import NOBODY, NONE, ChunkRows, DecodeRows, LiveSequence, Text
+from batchsim.calibrate.engine.sequences import NO_ROWS, NONE, ChunkRows, DecodeRows, LiveSequence, Text
 from batchsim.calibrate.engine.swap import Moves
 from batchsim.kernel.acceptance import DraftCounts
 from batchsim.kernel.batch import Batch, Landed, StepResult
@@ -74,7 +74,7 @@ class TorchExecutor:
         self._in_flight: LaunchedModelStep | None = None
         self._num_steps = 0
         self._zeros = self._mirror.new_row()  # never holds a block: the table of padding
-        self._decodes = NOBODY
+        self._decodes = NO_ROWS
         self._last_tokens = NONE  # the input tokens of the members of _decodes in the next step
 
     # ---- the protocol
@@ -196,14 +196,14 @@ class TorchExecutor:
         sampling = replace(self.sampling, seed=self.sampling.seed + self._num_steps)
         self._num_steps += 1
         if not (batch.num_decode or batch.chunks or batch.pad_decode_rows):
-            return ModelStep(batch, None, sampling, out, into, NOBODY, NOBODY.listens, [])
+            return ModelStep(batch, None, sampling, out, into, NO_ROWS, NO_ROWS.listens, [])
         drafted = self._drafted_rows(batch)
         inputs, fed = self._inputs(batch)
         if drafted is not None:
             rows = _int64s([live.row for live in drafted.lives])
             width = self.kv.blocks_for(int(drafted.upto.max(initial=0)))
             inputs = drafted.beside(inputs, self._mirror.tables[rows, :width])
-        decodes, full = NOBODY, NOBODY.listens
+        decodes, full = NO_ROWS, NO_ROWS.listens
         if batch.decodes is not None and drafted is None:
             decodes = self._decodes
             full = decodes.made + batch.decodes.step + 1 >= decodes.targets

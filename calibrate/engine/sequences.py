@@ -96,4 +96,4 @@ class ChunkRows:
         return np.arange(len(self.ids)) + np.repeat(self.computed - first, self.lens)
 
 
-NOBODY = DecodeRows(None, [], [], NONE, NONE, NONE, NONE, np.empty(0, dtype=np.bool_))
+NO_ROWS = DecodeRows(None, [], [], NONE, NONE, NONE, NONE, np.empty(0, dtype=np.bool_))

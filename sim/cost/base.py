@@ -88,7 +88,7 @@ class Cost(CostModel, StepEstimator, Protocol):
     @property
     def error(self) -> CostError | Unknown:
         """How far step times may be off, or why that is unknown."""
-        return Unknown("nobody measured it")
+        return Unknown("it was not measured")
 
     @property
     def stages(self) -> int:

@@ -1,8 +1,8 @@
 """Cost models by kind: `cost:` of a scenario, made into a `Cost`.
 
 A new kind is a file with its class, which derives from `Cost`, and its config: a frozen dataclass that derives from
-`Config` and has the fields `kind` and `draft`, the GPUs of one engine as `num_gpus`, and `build`. The config then
-becomes a row of `COSTS` and a member of `CostConfig`.
+`Config` and has the fields `kind`, `draft` and `encoder`, the GPUs of one engine as `num_gpus`, and `build`. The config
+then becomes a row of `COSTS` and a member of `CostConfig`.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Wait(Enum):
     """What a driver is to do before it sends the loop the time, besides running a Batch or resting for an Idle.
 
     ENTER: submit every arrival that is due. SETTLE: have all other engines of this instant let theirs in, and submit
-    what that brought. THROUGH: nothing is left to do and nothing will come; end, or wait for what comes nevertheless.
+    what that brought. THROUGH: nothing is left to do and no arrival is due; end, or, as a server, wait for a client.
     LAND: wait until the oldest step in flight is over, and then for as long as the host needs for its results.
     """
 

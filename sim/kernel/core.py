@@ -25,16 +25,16 @@ from batchsim.kernel.record import OUTCOME_NAMES, Recorder
 from batchsim.kernel.types import Arrival, Handover, Sequence
 
 MAX_FRUITLESS_PREEMPTIONS = 10_000
-"""Preemptions in a row without any token made by anyone: beyond it the policy is turning in a circle."""
+"""Preemptions in a row without a new token; beyond it the run ends in an error, since the policy makes no progress."""
 
 
 class EngineCore:
-    """The engine without a clock. See the module's text for the order of one instant.
+    """The engine without a clock. The order of one instant stands at the head of `drive/instant.py`.
 
     `per_chunk_ns` is the front end's time to deliver each piece of a response, `per_stream_ns` what the first one takes
     longer for each answer being streamed. `max_waiting` bounds the queue: arrivals beyond it are rejected, those of one
     instant counting against each other. At the first step boundary from `stop_ns` on all that is open ends unfinished.
-    `tells_tokens`: `complete` also returns token events, at O(batch) a step. `loop`: how host and GPU wait for another.
+    `tells_tokens`: `complete` also returns token events, at O(batch) a step. `loop`: how host and GPU take turns.
     """
 
     def __init__(
@@ -373,7 +373,7 @@ class EngineCore:
             f" {scheduler.kv.num_free} of {scheduler.kv.num_blocks} KV blocks free; oldest: {first!r}"
         )
 
-    # ---- counters
+    # ---- drafts, and tokens that are lost
 
     def _lose_in_flight(self, batch: Batch) -> None:
         """Takes back tokens in flight that the policy gave up with those it preempted."""

@@ -35,7 +35,7 @@ from batchsim.kernel.events import Tokens
 from batchsim.kernel.journal import Journal
 from batchsim.kernel.types import DecodeGroup, Sequence
 
-_NOBODY: frozenset[Sequence] = frozenset()
+_NO_SEQUENCES: frozenset[Sequence] = frozenset()
 
 
 class LaunchedStep:
@@ -64,7 +64,7 @@ class LaunchedStep:
         self.finished = finished
         self.process_ns = process_ns
         self.landing: Callable[[], Landed] | None = None
-        self.lost: AbstractSet[Sequence] = _NOBODY
+        self.lost: AbstractSet[Sequence] = _NO_SEQUENCES
         self.wasted_tokens = 0
         self.decodes: Collection[Sequence] = ()
 
@@ -151,7 +151,7 @@ class StepsInFlight:
 
     def stand_in(self, landed: LaunchedStep, group: DecodeGroup) -> None:
         """Puts `landed`, just taken out, back as the oldest, for a leap with `group` to say which step it is."""
-        landed.finished, landed.lost = [], _NOBODY
+        landed.finished, landed.lost = [], _NO_SEQUENCES
         if landed.batch.chunks:
             landed.batch = Batch(group, [], 0)
         self.steps.appendleft(landed)

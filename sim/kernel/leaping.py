@@ -3,7 +3,7 @@
 A leap simulates many steps at once and writes the rows that stepping would have written. Which kinds there are:
 
 1. `leaps.leap`: an engine that waits for each step repeats its decodes, verified drafts included; where they are
-   foreseen, behind prompts too, and through steps in which requests end.
+   foreseen (`Foreseeing` of `protocols`), behind prompts too, and through steps in which requests end.
 2. `leaps_ahead.leap_ahead`: an engine a step ahead of results does, through steps in which requests end.
 3. `pipeline_leaps.leap_calls`: groups of a pipeline decode in turns; such a leap begins before a call of the scheduler,
    the others behind a step that was just launched.

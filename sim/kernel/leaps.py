@@ -183,7 +183,8 @@ def _leap_on(
     *,
     to_ends: bool,
 ) -> int:
-    """As `_leap_along`, from one line to the next where members fill the window of the cost's layers one by one."""
+    """Repeats `_leap_along` where layers with a window are timed: with each member whose context fills the window,
+    steps cost by another line, and another run of them begins."""
     count = int(group.windowed is not None)
     while count and not step.finished and end_ns < horizon_ns:
         count, end_ns = _leap_along(core, executor, step, group, end_ns, horizon_ns, to_ends=to_ends)

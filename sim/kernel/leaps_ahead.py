@@ -30,7 +30,7 @@ from batchsim.kernel.record import pack_decodes, pack_step, pack_two, put_window
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Sequence
 
-_NOBODY: list[Sequence] = []
+_NO_SEQUENCES: list[Sequence] = []
 
 
 def leap_ahead(
@@ -190,7 +190,7 @@ def _launch_along(
     # latest take it a time of their own.
     start_ns, oldest_ns, latest_ns, through_ns = 0, 0, latest.end_ns, latest.process_ns
     horizon_start_ns = horizon_ns - (process_ns if process_ns > through_ns else through_ns)
-    ends, ended, is_over, is_busy = _NOBODY, _NOBODY, False, False  # by the oldest, by the latest step
+    ends, ended, is_over, is_busy = _NO_SEQUENCES, _NO_SEQUENCES, False, False  # by the oldest, by the latest step
     turns = chain((0,), cycle(group.blocks_due_in_turn(1)))  # KV blocks of each step: `repeat` took those of the first
     steps = islice(turns, quiet + 1 if quiet < most else most)  # up to the one that finishes a sequence
     while True:
@@ -227,7 +227,7 @@ def _launch_along(
         count = (len(rows) - first) // ROW_BYTES
         if ended:
             if count > quiet + 1:
-                ends, ended, is_over = ended, _NOBODY, True
+                ends, ended, is_over = ended, _NO_SEQUENCES, True
                 group.advance_by(1)
             break
         group.advance_by(count)
@@ -275,7 +275,7 @@ def _launch_one_by_one(
     num_decode, pad_rows, rows, pack = batch.num_decode, batch.pad_decode_rows, recorder.step_rows, pack_step
     waiting, running, quiet = scheduler.num_waiting, scheduler.num_running, executor.quiet_steps(batch)
     oldest_ns, latest_ns, through_ns, next_through_ns = 0, latest.end_ns, oldest.process_ns, latest.process_ns
-    ends, ended = _NOBODY, latest.finished
+    ends, ended = _NO_SEQUENCES, latest.finished
     lanes, open_lanes = recorder.lanes.rows, recorder.lanes.open
     wasted_tokens, next_wasted_tokens = oldest.wasted_tokens, latest.wasted_tokens
     (asked_ns, launched_ns), (last_asked_ns, now_ns) = open_lanes
@@ -288,7 +288,7 @@ def _launch_one_by_one(
         through_ns, next_through_ns = next_through_ns, process_ns
         called_ns = start_ns + through_ns
         if ended:
-            ends, ended = ended, _NOBODY
+            ends, ended = ended, _NO_SEQUENCES
         if quiet:
             quiet -= 1
             duration_ns = step_ns(batch)

@@ -1,4 +1,4 @@
-"""What a policy's config is to everybody else: a frozen dataclass of knobs that answers the same few questions."""
+"""The base class of policies' configs: frozen dataclasses of knobs, and the traits that engines and reports read."""
 
 from __future__ import annotations
 

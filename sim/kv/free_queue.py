@@ -39,16 +39,16 @@ class FreeQueue:
             self._forget_taken()
             return [], taken
         at = max(len(first) - count, 0)
-        never = first[at:]
-        never.reverse()
+        unused = first[at:]
+        unused.reverse()
         del first[at:]
-        published: list[int] = []
-        while (lacking := count - len(never) - len(published)) > 0:
+        returned: list[int] = []
+        while (lacking := count - len(unused) - len(returned)) > 0:
             entries = self._last[self._head : self._head + lacking]
             self._head += lacking
-            published += self._drop_void(entries) if self._gone else entries
+            returned += self._drop_void(entries) if self._gone else entries
         self._forget_taken()
-        return never, published
+        return unused, returned
 
     def _forget_taken(self) -> None:
         if self._head > 1000 and self._head > len(self._last) // 2:
@@ -58,9 +58,9 @@ class FreeQueue:
     def blocks(self) -> list[int]:
         """All free blocks, in order of reuse."""
         gone, num_gone = dict(self._gone), self._num_gone
-        published = self._drop_void(self._last[self._head :])
+        returned = self._drop_void(self._last[self._head :])
         self._gone, self._num_gone = gone, num_gone
-        return [*reversed(self._first), *published]
+        return [*reversed(self._first), *returned]
 
     def _drop_void(self, entries: list[int]) -> list[int]:
         gone = self._gone

@@ -1,8 +1,9 @@
 """How much of a sequence is found in the blocks of several groups of layers.
 
 Each kind of group says up to where it could go on: full attention as far as its blocks are found without a gap, windows
-from the right where enough blocks before that place are found, states where one is. The shortest holds, and is asked of
-all again until none is shorter. It ends where blocks of all groups do.
+from the right where enough blocks before that place are found, states where one is. `find` begins with the longest
+prefix there could be, asks each kind for the longest one within it from which that kind could go on, and repeats this
+with the shortest answer until all kinds agree. The prefix ends where blocks of all groups do.
 Source: vllm/v1/core/kv_cache_coordinator.py and single_type_kv_cache_manager.py of the 0.33.0 wheel.
 """
 

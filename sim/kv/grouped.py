@@ -90,32 +90,32 @@ class GroupedBlocks(Pins):
     def grow_group(self, group: DecodeGroup) -> bool:
         return self.extend(group, ())
 
-    def extend(self, group: DecodeGroup, chunks: Iterable[Growth]) -> bool:
-        """Takes blocks for the next step: of one more token, or the rows asked for, of every member of `group`, and of
-        `chunks` of other sequences; False, and nothing changed, if blocks might be short."""
-        growths = [*self._visits(group), *chunks]
+    def extend(self, decodes: DecodeGroup, chunks: Iterable[Growth]) -> bool:
+        """Takes blocks for the next step: of one more token, or the rows asked for, of every member of `decodes`, and
+        of `chunks` of other sequences; False, and nothing changed, if blocks might be short."""
+        growths = [*self._visits(decodes), *chunks]
         if sum(self._lacks_at_most(*each) for each in growths) > self.num_free:
             return False
         for each in sorted(growths, key=lambda growth: by_order(growth[0])):
             self._grow(*each)
         fresh = self._fresh
-        for seq in [seq for seq in fresh if seq.group is group and group.gained(seq)]:
+        for seq in [seq for seq in fresh if seq.group is decodes and decodes.gained(seq)]:
             del fresh[seq]
         return True
 
-    def _visits(self, group: DecodeGroup) -> list[Growth]:
-        """The members of `group` that may take or give back blocks with its next step."""
-        if isinstance(group, DraftGroup):
-            rows = zip(group.sequences, group.computed.tolist(), group.rows.tolist(), strict=True)
+    def _visits(self, decodes: DecodeGroup) -> list[Growth]:
+        """The members of `decodes` that may take or give back blocks with its next step."""
+        if isinstance(decodes, DraftGroup):
+            rows = zip(decodes.sequences, decodes.computed.tolist(), decodes.rows.tolist(), strict=True)
             return [
                 (seq, computed + n, min(computed + n + self.draft_room, self.max_model_len))
                 for seq, computed, n in rows
             ]
-        visited = group.members
+        visited = decodes.members
         if self.lag is not None:
-            visited = {seq: None for seq in self._fresh if seq.group is group}
+            visited = {seq: None for seq in self._fresh if seq.group is decodes}
             for tokens in self._turns(self.lag):
-                visited.update(dict.fromkeys(group.members_due(-tokens % self.block_size)))
+                visited.update(dict.fromkeys(decodes.members_due(-tokens % self.block_size)))
         return [(seq, tokens, tokens) for seq in visited for tokens in (seq.num_computed_tokens + 1,)]
 
     def _turns(self, lag: int) -> set[int]:

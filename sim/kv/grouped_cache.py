@@ -1,10 +1,11 @@
 """KV blocks of groups of layers that are found again by their contents, as vLLM 0.33.0 does it.
 
-A full block of known tokens has a key in its group, of its tokens and all before them, if it may serve: of full
-attention each one; of windows and states those from which a prompt that begins with this one could go on, at the last
-end of blocks of all groups before its last token, and at its junction, where one kind of group found more of it than
-all did. What is found of a sequence ends where blocks of all groups end. A state that this very step keeps is found
-from the next step on.
+1. A full block of known tokens has a key in its group, of its tokens and all before them, if a prompt that begins like
+   this one could go on from it: of full attention each block; of windows and states the blocks at two places alone, the
+   last end of blocks of all groups before the prompt's last token, and its junction.
+2. The junction of a prompt is the length that one kind of group found of it beyond what all kinds found.
+3. What is found of a sequence ends where blocks of all groups end.
+4. A state that a step keeps is found from the next step on.
 Source: vllm/v1/core/kv_cache_coordinator.py, single_type_kv_cache_manager.py, kv_cache_manager.py of the 0.33.0 wheel,
 with its `prefix_cache_retention_interval` of 0.
 """

@@ -1,8 +1,8 @@
 """KV blocks with prefix caching by block hashes, as vLLM 0.33.0 does it for one full-attention group.
 
 1. A full block has a key: a hash of its tokens and of the key before it. It is published, that is: can be found under
-   its key, from the moment its last token is scheduled until the block is handed out again. Two blocks may have one
-   key; the older one is found.
+   its key, from the moment its last token is known (with no steps in flight: is scheduled) until the block is handed
+   out again. Two blocks may have one key; the older one is found.
 2. Freed blocks go back to one queue: those never published to its head, the published ones to its tail, each sequence's
    last block first. So unpublished blocks are reused first, then what lay unused longest.
 3. Blocks of a sequence that shares no tokens (`Request.tokens` None) cannot be found by others, so they are published

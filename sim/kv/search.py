@@ -27,6 +27,7 @@ class Search:
         self.num_hits = 0
         self.missing: int | None = None
         tokens = seq.request.tokens
+        # streams of odd numbers are outputs (`output_stream` of kernel/tokens.py)
         self.echoes = tokens is not None and any(stream % 2 for stream, _, _ in tokens.segments)
         self._hits: list[Run] = []
         self._counts: list[int] = []  # blocks of each that were hit, the first ones

@@ -45,8 +45,8 @@ class App(Protocol):
 class Connection(asyncio.Protocol):
     """A connection, and the way to answer the request at hand: `answer` whole, or `begin`, `write` and `end`.
 
-    `hung_up` is called if the client leaves before the end, `readable` when it reads again after `is_open_for` was
-    False.
+    `hung_up` is called if the client leaves before the end, `readable` when it reads again after `is_paused` was
+    True.
     """
 
     def __init__(self, app: App) -> None:

@@ -1,4 +1,4 @@
-"""What a recording of an engine with a KV connector has besides, and its transfers with their recorded times."""
+"""Fields of recordings of engines with a KV connector, and a link that repeats their recorded times."""
 
 from __future__ import annotations
 

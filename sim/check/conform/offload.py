@@ -1,4 +1,4 @@
-"""What a recording of an engine that offloads KV to the memory of its host has besides, and what a replay does there.
+"""Fields of recordings of engines that offload KV to the memory of their host, and what a replay does with them.
 
 Source of the form: vLLM 0.33's OffloadingConnector.
 """

@@ -243,7 +243,7 @@ def _loop(meta: dict[str, Any], policy: str, traits: Traits) -> EngineLoop:
 
 
 def _check_of_loop(meta: dict[str, Any], fields_of: StepForm) -> None:
-    """BadRecording where what the engine's loop needs of `meta` is not stated, or what another's needs is."""
+    """BadRecording where what the engine's loop needs of `meta` is not stated, or a field of another loop is."""
     check_row({name: meta[name] for name in fields_of.meta if name in meta}, "meta", fields_of.meta)
     for name in sorted((OF_LOOPS - fields_of.meta.keys()) & meta.keys()):
         if meta[name]:

@@ -98,7 +98,7 @@ class ForwardPassLog:
             self._steps.append(step)
 
     def _step(self, fpm: Node) -> Step | str | None:
-        """The step of a record; why it is none; None for a heartbeat."""
+        """The step of a record; a text where it is skipped, the reason; None for a heartbeat."""
         if fpm.has("version") and fpm.of("version").value != VERSION:
             return f"of another version than {VERSION}"
         of = fpm.of("scheduled_requests")

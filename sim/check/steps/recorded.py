@@ -16,7 +16,7 @@ from batchsim.cost.work import WORK_COLUMNS, Columns
 
 Floats = NDArray[np.float64]
 MAX_TOKENS = 2**31 - 1
-"""Of one step, sequences and contexts alike."""
+"""The most tokens, sequences or tokens of context that one step may have."""
 MAX_MS = 3.6e6
 NEAR = 1.25
 """Ratio of the most to the least possible contents up to which a step's contents count as nearly known."""
@@ -113,7 +113,7 @@ class RecordedSteps:
 @dataclass(frozen=True)
 class StepLog:
     """The steps of one log; of which `form` it is, what is to be known of its times and contents (`notes`), how many of
-    its records were left out, by why; `doubt`: why its times are none of steps, "" where they are."""
+    its records were left out, by reason; `doubt`: why its times cannot be durations of steps, "" where they can."""
 
     source: str
     form: str

@@ -179,7 +179,7 @@ class VllmLog:
 
     @property
     def doubt(self) -> str:
-        """Why the times are none of steps, "" where they are."""
+        """Why the times cannot be durations of steps, "" where they can."""
         if not self._ahead:
             return ""
         return (

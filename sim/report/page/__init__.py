@@ -1,6 +1,3 @@
-"""The report of a plan: one HTML file, its twin in Markdown, and every table as CSV and JSON.
-
-`cells` says how a value of a table is shown, `sections` what stands in the report in which order, `plan_pictures`
-draws, `write_page` puts it all into a folder, `plan_text` is the short form for a terminal. All numbers shown are cells
-of the tables.
+"""Pages in HTML: of a run (`run_page`), of a capacity search (`capacity_page`) and of a plan, with a twin in Markdown
+and every table as CSV and JSON (`plan_page`, by the sections of `plan_sections`). Numbers shown are cells of tables.
 """

@@ -40,7 +40,7 @@ class Trial:
     is_share: bool = True
 
 
-NOBODY = Trial(0.0, 0.0)
+NO_TRIAL = Trial(0.0, 0.0)
 
 
 Book = dict[float, dict[int, Trial]]

@@ -24,7 +24,7 @@ from batchsim.results.point_files import read_table
 from batchsim.results.read import POINTS
 from batchsim.scenario import Point, PolicySpec, Scenario, changed
 from batchsim.scenario.setup import Setup
-from batchsim.study.capacity.book import NOBODY, Book, Trial, capacity, probes
+from batchsim.study.capacity.book import NO_TRIAL, Book, Trial, capacity, probes
 from batchsim.study.capacity.search import Axis, Effort, search
 from batchsim.study.curves.auto import saturations
 from batchsim.study.curves.lines import ANY_LOAD, Line
@@ -127,7 +127,7 @@ def run_trials(
         raise points_failed(failed, len(outcomes))
     for (case, load, seed), result in zip(trials, outcomes, strict=True):
         if isinstance(result, Failed) and result.nobody and not tolerant:
-            case.book.setdefault(load, {})[seed] = NOBODY
+            case.book.setdefault(load, {})[seed] = NO_TRIAL
         elif isinstance(result, Failed):
             case.failed = result.reason
         else:
