@@ -78,6 +78,13 @@ def test_a_batch_is_expected_to_take_what_the_longest_of_the_last_ten_took() -> 
     assert expected == [70, *[50] * 10, 30]
 
 
+def test_a_size_is_expected_to_take_what_it_took_from_its_first_batch_on() -> None:
+    """At 8.01 ms a batch of one took 10 us: the second, with 14.995 ms left, is in time, and by the 15 ms stated would
+    not be. A batch that a cancel ended then has not been timed."""
+    assert starts_us(clockwork("8000:4->1 8005:4->1", 15_000)) == [8000, 8010]
+    assert outcomes(clockwork("8000:4->2c8004 8005:4->1", 15_000)) == [("cancelled", "client_cancel"), LATE]
+
+
 def test_a_size_that_does_not_fit_the_kv_is_not_taken() -> None:
     """Three blocks hold two rows of one and not four, two blocks one row of two; the rows cut off wait for KV."""
     records = clockwork("0:4->1 " * 4, blocks=3)
