@@ -51,7 +51,7 @@ class ClockworkConfig(PolicyConfig):
             raise ValueError(f"batch_sizes {sizes} must ascend from 1")
         if self.exec_durations is not None and len(self.exec_durations) != len(sizes):
             raise ValueError(
-                f"exec_durations are {len(self.exec_durations)} and batch_sizes {len(sizes)}: one for each"
+                f"exec_durations has {len(self.exec_durations)} and batch_sizes {len(sizes)}. Write one for each"
             )
 
     @property

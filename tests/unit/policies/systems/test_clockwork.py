@@ -107,7 +107,7 @@ def test_rows_are_padded_and_compute_on_until_the_batch_ends_and_answers_are_who
         ({"batch_sizes": (2, 4)}, r"batch_sizes \[2, 4\] must ascend from 1"),
         ({"batch_sizes": (1, 4, 2)}, r"batch_sizes \[1, 4, 2\] must ascend from 1"),
         ({"batch_sizes": ()}, r"batch_sizes \[\] must ascend from 1"),
-        ({"exec_durations": (1, 1)}, "exec_durations are 2 and batch_sizes 5: one for each"),
+        ({"exec_durations": (1, 1)}, "exec_durations has 2 and batch_sizes 5. Write one for each"),
     ],
 )
 def test_sizes_that_are_none_are_refused(knobs: dict[str, Any], said: str) -> None:
