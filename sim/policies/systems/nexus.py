@@ -1,13 +1,13 @@
 """Nexus's batches in front of a generative model: one session, one GPU, a plan made once.
 
 Rule: a batch of b is to take l(b) = `alpha` x b + `beta`. The planned size is the largest b of which 2 l(b) is within
-`latency_sla`, at least 1. For a `workload` below what such batches serve it is the largest up to there of which
+`latency_sla`, at least 1. For a stated `workload` it is the largest up to there of which
 (b - 1) / workload + l(b) is; its duty cycle is the lesser of latency_sla - l(b) and b / workload, and the requests that
 come in a duty cycle, rounded up, are the planned size. A free GPU expects a batch of the planned size, or of all that
 wait, and drops from the front each request that would be late if such a batch began now (early drop); where fewer are
 left than expected, a batch of these is expected from then on. It waits for no more.
-Source: src/nexus/scheduler/backend_delegate.cpp, src/nexus/backend/model_exec.cpp and src/nexus/common/model_db.cpp of
-uwsampl/nexus (SOSP 2019) at 02ec95b2; l(b) as a line from the paper, where the code has a measured table.
+Source: uwsampl/nexus (SOSP 2019): src/nexus/scheduler/backend_delegate.cpp at 0881668b, src/nexus/common/model_db.cpp
+and src/nexus/backend/model_exec.cpp at 02ec95b2; l(b) as a line from the paper, where the code has a measured table.
 Simplifies: sessions that share a GPU (squishy bin packing), new plans as rates change, backups, time before and behind
 the model. Prompts are padded to the longest. Where KV is short the first rows that fit are the batch.
 """
@@ -65,7 +65,7 @@ class NexusConfig(PolicyConfig):
         if self.batch is not None:
             return self.batch
         most = max(1, (self.latency_sla // 2 - self.beta) // self.alpha)
-        if self.workload is None or self.workload >= most * NS_PER_S / self.latency_ns(most):
+        if self.workload is None:
             return most
         period_ns = NS_PER_S / self.workload
         size = min(most, floor((self.latency_sla - self.beta + period_ns) / (period_ns + self.alpha)))

@@ -32,6 +32,10 @@ def nexus(arrivals: str, blocks: int = 1000, **knobs: Any) -> Any:
         ({"workload": 60_000.0}, 3),  # what batches of 3 serve: 3 in 50 us
         ({"workload": 20_000.0}, 2),  # 50 + 40 us for two, 100 + 50 for three; 60 us of 50 us each
         ({"workload": 40_000.0}, 2),  # 50 + 50 us for three; then 50 us are left, in which 2 come
+        ({"workload": 1e6}, 3),  # more than they serve
+        ({"sla": 200, "beta": 50, "workload": 20_000.0}, 3),  # 120 us are left beside three, and of 50 us that is 2.4
+        ({"sla": 100.01, "workload": 40_000.0}, 2),  # 2.0004 come
+        ({"sla": 100.03, "workload": 40_000.0}, 3),  # 2.0012 come
         ({"workload": 39_000.0}, 2),  # 51.3 + 50 us for three
         ({"workload": 1.0}, 1),
         ({"sla": 30.005, "workload": 1.0}, 1),  # none comes in a duty cycle
