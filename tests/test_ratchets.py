@@ -41,7 +41,7 @@ LINES = {
     "metrics": 3700,
     "policies": 300,
     "policies.families": 2550,
-    "policies.systems": 8400,
+    "policies.systems": 8700,
     "report": 1400,
     "report.page": 1850,
     "report.pictures": 3300,

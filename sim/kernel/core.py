@@ -12,6 +12,7 @@ from dataclasses import replace
 from heapq import heappop, heappush
 
 from batchsim.base.errors import PolicyError, SchedulerStalled
+from batchsim.base.units import counted
 from batchsim.kernel.batch import IDLE, Batch, Idle, StepResult, check_end
 from batchsim.kernel.chunks import advance_chunks
 from batchsim.kernel.draft_group import DraftGroup, Verified
@@ -337,7 +338,8 @@ class EngineCore:
             self._reject(seq, now_ns, "prompt_too_long", detail)
             return
         if self.max_waiting is not None and self.scheduler.num_waiting >= self.max_waiting:
-            self._reject(seq, now_ns, "queue_full", f"{self.max_waiting} requests wait already")
+            detail = f"{counted(self.max_waiting, 'request waits', 'requests wait')} already"
+            self._reject(seq, now_ns, "queue_full", detail)
             return
         self.scheduler.add(seq, now_ns)
         if self.scheduler.events:

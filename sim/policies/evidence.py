@@ -58,6 +58,8 @@ FOLLOWED = {
     "adaptive_shared_batch": Followed("TensorFlow", "version not recorded"),
     "serial_device_batch": Followed("TensorFlow", "version not recorded"),
     "clipper": Followed("Clipper", "9f25e3fc"),
+    "clockwork": Followed("Clockwork", "fbd2f11c"),
+    "nexus": Followed("Nexus", "02ec95b2"),
     "ray_serve": Followed("Ray", "2.60.0"),
     "hf_static": Followed("Transformers", "5.23.0"),
 }

@@ -12,10 +12,12 @@ from batchsim.policies.families.static import Static, StaticConfig
 from batchsim.policies.families.tbt_feedback import TbtFeedback, TbtFeedbackConfig
 from batchsim.policies.families.tbt_model import TbtModel, TbtModelConfig
 from batchsim.policies.systems.clipper import Clipper, ClipperConfig
+from batchsim.policies.systems.clockwork import Clockwork, ClockworkConfig
 from batchsim.policies.systems.faster_transformer import FasterTransformer, FasterTransformerConfig
 from batchsim.policies.systems.hf_static import HfStatic, HfStaticConfig
 from batchsim.policies.systems.llama_cpp.llama_cpp import LlamaCpp
 from batchsim.policies.systems.llama_cpp.llama_cpp_config import LlamaCppConfig
+from batchsim.policies.systems.nexus import Nexus, NexusConfig
 from batchsim.policies.systems.ray_serve import RayServe, RayServeConfig
 from batchsim.policies.systems.sglang.sglang_config import SglangConfig
 from batchsim.policies.systems.sglang.sglang_drafts import SglangWithDrafts
@@ -57,6 +59,8 @@ POLICIES = {
     "triton": (TritonConfig, Triton),
     "clipper": (ClipperConfig, Clipper),
     "aimd": (AimdConfig, Aimd),
+    "clockwork": (ClockworkConfig, Clockwork),
+    "nexus": (NexusConfig, Nexus),
     "adaptive_shared_batch": (TfAdaptiveConfig, TfAdaptive),
     "serial_device_batch": (TfSerialDeviceConfig, TfSerialDevice),
     "tbt_model": (TbtModelConfig, TbtModel),

@@ -60,8 +60,6 @@ class Items(Config):
                 raise ValueError(f"{name} has no largest value, and {_WHY[name]}. Write max.")
         if (most := largest(self.per_request) or 0) > MAX_ITEMS:
             raise ValueError(f"per_request goes up to {most:,} items. At most {MAX_ITEMS:,} are possible.")
-        if not self.share:
-            raise ValueError("share is 0%, so that no request has items. Drop items.")
 
 
 _WHY = {

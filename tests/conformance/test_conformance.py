@@ -122,6 +122,8 @@ NEEDED: dict[str, dict[str, Any]] = {
     "preemptive": {"max_num_seqs": 8, "max_num_batched_tokens": 64},
     "clipper": {"slo_micros": 10_000_000},
     "aimd": {"latency_objective": 1000 * MS},
+    "clockwork": {"default_slo": 10_000 * MS},
+    "nexus": {"latency_sla": 10_000 * MS, "alpha": 50 * MS, "beta": 100 * MS},
     "adaptive_shared_batch": {"num_batch_threads": 4},
     "serial_device_batch": {"num_batch_threads": 4},
     "tbt_model": {"max_num_seqs": 8, "max_num_batched_tokens": 64},

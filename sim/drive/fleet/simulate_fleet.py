@@ -18,6 +18,7 @@ from math import inf
 import simpy
 
 from batchsim.base.errors import ScenarioError
+from batchsim.base.units import counted
 from batchsim.drive.fleet.clients import Clients
 from batchsim.drive.fleet.engine import CONTROL, Engine, Slot, Steps
 from batchsim.drive.fleet.fixed_fleet import simulate_fixed
@@ -334,9 +335,10 @@ class Fleet:
         clients = self.clients
         self._idle_looks = 0 if num_replicas or clients.streams or not clients.held else self._idle_looks + 1
         if self._idle_looks > MAX_IDLE_LOOKS:
+            waiting = counted(len(clients.held), "request waits", "requests wait")
             raise ScenarioError(
-                f"replicas.autoscaler: there has been no replica for {MAX_IDLE_LOOKS:,} looks, and"
-                f" {len(clients.held):,} requests wait for one. Lower its activation, or set min to 1."
+                f"replicas.autoscaler: there has been no replica for {MAX_IDLE_LOOKS:,} looks, and {waiting} for one."
+                " Lower its activation, or set min to 1."
             )
 
     def staying(self) -> list[Slot]:

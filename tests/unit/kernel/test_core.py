@@ -252,7 +252,7 @@ def test_each_rejection_has_its_reason_and_numbers(drive: Driver) -> None:
     assert core.recorder.records().details == {
         "prompt_too_long": "prompt of 1000 tokens, max_model_len 1000",
         "never_fits": "6 KV blocks needed for 21 tokens, 5 in the pool",
-        "queue_full": "1 requests wait already",
+        "queue_full": "1 request waits already",
     }
 
 

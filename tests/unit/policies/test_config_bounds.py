@@ -67,6 +67,9 @@ AT_THEIR_BOUNDS: list[tuple[str, dict[str, Any]]] = [
     ),
     ("clipper", {"slo_micros": 1, "batch_size": 1, "seed": 0}),
     ("clipper", {"slo_micros": 1, "batch_size": -1}),
+    ("clockwork", {"default_slo": 1, "batch_sizes": (1,), "exec_durations": (1,)}),
+    ("nexus", {"latency_sla": 1, "alpha": 1, "beta": 0, "workload": 1e-6}),
+    ("nexus", {"latency_sla": 1, "alpha": 1, "beta": 0, "batch": 1}),
     ("aimd", {"latency_objective": 1, "increase": 1, "initial_batch_size": 2, "max_batch_size": 2, "batch_delay": 0}),
     (
         "adaptive_shared_batch",
@@ -203,6 +206,9 @@ TRAITS: list[tuple[str, dict[str, Any], Traits]] = [
     ("tf_serving", ONE_BATCH | {"max_batch_size": 3}, Traits(3, knobs=("max_batch_size",))),
     ("clipper", {"slo_micros": 9}, Traits()),
     ("clipper", {"slo_micros": 9, "batch_size": 3}, Traits(3, knobs=("batch_size",))),
+    ("clockwork", {"default_slo": 9}, Traits(16)),
+    ("nexus", {"latency_sla": 100, "alpha": 5, "beta": 10}, Traits(8)),
+    ("nexus", {"latency_sla": 100, "alpha": 5, "beta": 10, "batch": 3}, Traits(3, knobs=("batch",))),
     ("aimd", {"latency_objective": 9}, Traits(knobs=("latency_objective", "batch_delay"))),
     ("aimd", {"latency_objective": 9, "max_batch_size": 3}, Traits(3, knobs=("latency_objective", "batch_delay"))),
     (

@@ -79,7 +79,6 @@ WITH_IMAGES = {
         "per_request: {kind: fixed, tokens: 0}",
         "workload.items.per_request: tokens is 0.",
     ),
-    "share_of_no_request": ("share: 50%", "share: 0%", "share is 0%, so that no request has items. Drop items."),
     "share_beyond_all": ("share: 50%", "share: 150%", "s.yaml:7: workload.items.share"),
     "share_without_unit": (
         "share: 50%",

@@ -43,6 +43,12 @@ def test_a_share_of_the_requests_has_items_beside_its_text() -> None:
         assert request.prompt_tokens == at + 10
 
 
+def test_with_a_share_of_0_no_request_has_items_and_the_rest_is_the_same() -> None:
+    """As adapters are asked for by none at a share of 0, to compare with."""
+    made = arrivals(items=Items(SIZES, UniformTokens(1, 3), share=0.0))
+    assert made == arrivals()
+
+
 def test_items_are_behind_a_shared_prefix_or_after_the_text() -> None:
     """The tokens of a prompt are those of the group, of each item from its first token on, and of its own text."""
     prefix = SharedPrefix(1, 7)

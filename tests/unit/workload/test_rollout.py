@@ -371,35 +371,6 @@ def test_groups_wait_as_long_as_littles_law_says(tmp_path: Path) -> None:
     assert abs(np.mean(lags) - 22 / 4) < 1.6 * half_width(lags) + 0.01
 
 
-POLICY = "policies={continuous: {max_num_seqs: 32, max_num_batched_tokens: 4096}}"
-WORKERS = {"one": ([900, 800, 700, 600], 0), "two": ([1500, 80, 60, 40], 1), "three": ([2000, 60, 30, 10], 2)}
-
-
-def test_the_slow_worker_is_that_with_the_longest_answer(tmp_path: Path) -> None:
-    """18.5 ms a step and 50 us a sequence: each of three workers takes 18.5 ms for each token of its longest answer and
-    50 us for each of all, so that the one with the longest is the last, though another has most tokens."""
-    order = [lengths[i] for i in range(4) for lengths, _ in WORKERS.values()]
-    changes = [
-        f"workload.lengths={{kind: list, prompt: {[1] * 12}, output: {order}}}",
-        "workload.arrivals={kind: rollout, prompts: 12, answers: 1, updates: 1, scheme: {kind: synchronous}}",
-        "cost={kind: linear, base: 18500us, per_sequence: 50us}",
-        "replicas={count: 3, router: round_robin}",
-    ]
-    run, log = played(setup_of(tmp_path, *changes))
-    requests, replicas = run.records.requests, run.records.replicas
-    assert replicas is not None
-    for lengths, replica in WORKERS.values():
-        expected_s = 0.0185 * max(lengths) + 50e-6 * sum(lengths)
-        done = requests["delivered_ns"][replicas.requests == replica].max() / 1e9
-        assert done == pytest.approx(expected_s, rel=0.001)
-    from batchsim.metrics.measure import measure
-    from batchsim.results.keep import point_inputs
-
-    values = measure(point_inputs(setup_of(tmp_path, *changes), run)).values
-    assert values["slowest_has_longest_share"] == 1 and values["slowest_has_most_share"] == 0
-    assert log.updates[0].start_ns / 1e9 == pytest.approx(0.0185 * 2000 + 50e-6 * 2100, rel=0.001)
-
-
 @pytest.mark.parametrize(
     ("law", "behind"),
     [("{kind: fixed, tokens: 400}", False), ("{kind: lognormal, mean: 400, cv: 2.0, max: 8000}", True)],

@@ -347,6 +347,8 @@ KNOBS = {
     " pad_variable_length_inputs: true}",
     "clipper": "{slo_micros: 60000000}",
     "aimd": "{latency_objective: 1s}",
+    "clockwork": "{default_slo: 60s}",
+    "nexus": "{latency_sla: 60s, alpha: 100ms, beta: 500ms, batch: 4}",
     "adaptive_shared_batch": "{num_batch_threads: 4, max_batch_size: 4, max_enqueued_batches: 999}",
     "serial_device_batch": "{num_batch_threads: 4, max_batch_size: 4, max_enqueued_batches: 999}",
     **dict.fromkeys(("tbt_model", "tbt_feedback", "memory_seqs", "exclusive"), SLOTS),

@@ -62,7 +62,7 @@ def test_keda_needs_more_than_the_activation() -> None:
 
 def test_who_would_wait_for_ever_is_an_error() -> None:
     """Nobody comes any more, and one alone never activates."""
-    with pytest.raises(ScenarioError, match=r"no replica for 10,000 looks, and 1 requests wait for one"):
+    with pytest.raises(ScenarioError, match=r"no replica for 10,000 looks, and 1 request waits for one"):
         run(FleetPlan(1, scaler=keda(cooldown=400, activation=1.0)), arrival(0, 0, output=3), arrival(1, 710, output=3))
 
 
