@@ -108,6 +108,7 @@ class Workload(workload_config.WorkloadConfig):
         assign: Literal["by_row", "at_random"] | None = None,
         tasks: Tasks | None = None,
         loras: Loras | None = None,
+        structured: float | None = None,
     ) -> None: ...
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import cast
 
 from batchsim.base.errors import ScenarioError, shown
-from batchsim.deployment.config_hybrids import corrected_experts, kimi_linear, nemotron_h, qwen3_5
+from batchsim.deployment.config_hybrids import corrected_experts, kimi_linear, nemotron_h, qwen3_5, qwen3_next
 from batchsim.deployment.config_values import count_at, count_or_none, list_at, object_at
 from batchsim.deployment.layers import (
     Attention,
@@ -192,6 +192,7 @@ def _listed_layers(config: Mapping[str, object], name: str, count: int) -> set[i
 
 
 FAMILIES: dict[str, Callable[[Mapping[str, object], str], list[Layers]]] = {
+    "qwen3_next": qwen3_next,
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text"), qwen3_5),
     **dict.fromkeys(("kimi_linear", "kimi_k3"), kimi_linear),
     "nemotron_h": nemotron_h,

@@ -1,6 +1,6 @@
-"""Reads the layers of hybrids from their config.json: Qwen3.5, Kimi Linear and Kimi-K3, Nemotron-H.
+"""Reads the layers of hybrids from their config.json: Qwen3-Next, Qwen3.5, Kimi Linear and Kimi-K3, Nemotron-H.
 
-Sources: their model classes in vLLM 0.33 (`qwen3_5.py`, `kimi_linear.py`, `nemotron_h.py`).
+Sources: their model classes in vLLM 0.33 (`qwen3_next.py`, `qwen3_5.py`, `kimi_linear.py`, `nemotron_h.py`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal, cast
 
-from batchsim.base.errors import ScenarioError
+from batchsim.base.errors import ScenarioError, shown
 from batchsim.deployment.config_values import count_at, count_or_none, list_at, object_at
 from batchsim.deployment.layers import (
     Attention,
@@ -49,6 +49,15 @@ def corrected_experts(
         width * count_or_none(config, shared, name),
         vectors=1,
     )
+
+
+def qwen3_next(config: Mapping[str, object], name: str) -> list[Layers]:
+    """As of Qwen3.5, with experts in every layer. The states are of the model's type, as vLLM keeps them where no other
+    is asked for: only of Qwen3.5 it reads `mamba_ssm_dtype` (`MambaStateDtypeCalculator`, `models/config.py`)."""
+    if (step := config.get("decoder_sparse_step", 1)) != 1:
+        raise ScenarioError(f"{name}: decoder_sparse_step is {shown(step)}, and layers without experts are not known.")
+    count_at(config, "num_experts", name)
+    return qwen3_5({**config, "mamba_ssm_dtype": config.get("torch_dtype", config.get("dtype"))}, name)
 
 
 def qwen3_5(config: Mapping[str, object], name: str) -> list[Layers]:

@@ -43,7 +43,6 @@ NEAR = frozenset(
 )
 """Model types whose KV is read, while norms, biases or a gate of their weights may be other than is counted here."""
 UNKNOWN_LAYERS = {
-    "qwen3_next": "gated delta net, with a state whose type its config.json does not say",
     "nemotron-nas": "blocks of shapes of their own",
     "nemotron_nas": "blocks of shapes of their own",
     **dict.fromkeys(("mamba", "mamba2", "falcon_mamba"), "Mamba alone"),

@@ -71,13 +71,14 @@ class Busy:
     """The host is at work until `until_ns`, and no request enters; a driver in real time, whose host has worked, goes
     on.
 
-    `work`: `launch` the step just scheduled, which is to be launched later; `process` a call in flight that had nothing
-    to run; `nap`; or `wait` for the oldest step, with as many in flight as there may be.
+    `work`: `launch` the step just scheduled, which is to be launched later; fill the `masks` of the step just launched;
+    `process` a call in flight that had nothing to run; `nap`; or `wait` for the oldest step, with as many in flight as
+    there may be.
     """
 
     __slots__ = ("until_ns", "work")
 
-    def __init__(self, work: Literal["launch", "process", "nap", "wait"]) -> None:
+    def __init__(self, work: Literal["launch", "masks", "process", "nap", "wait"]) -> None:
         self.work = work
         self.until_ns = 0
 
@@ -172,7 +173,7 @@ def _batch_queue(core: EngineCore, driver: Driver, drains: Callable[[], bool], s
     """
     executor, depth, nap_ns = core.executor, core.loop.depth, core.loop.nap_ns
     queue, connected = core.in_flight.calls, core.connected
-    launch, processing, napping = Launch(), Busy("process"), Busy("nap")
+    launch, masking, processing, napping = Launch(), Busy("masks"), Busy("process"), Busy("nap")
     untold = False  # whether someone has ended since the scheduler was last asked, which asks it once more
     while True:
         now_ns = yield ENTER
@@ -207,6 +208,9 @@ def _batch_queue(core: EngineCore, driver: Driver, drains: Callable[[], bool], s
                 computed_ns = core.in_flight.steps[-1].end_ns if core.in_flight.steps else 0
                 launch.until_ns = connected.connector.before_launch(launch.until_ns, computed_ns)
             now_ns = yield launch
+            if core.in_flight.busy_until_ns > now_ns:
+                masking.until_ns = core.in_flight.busy_until_ns
+                now_ns = yield masking
             if connected is not None:
                 computed_ns = core.in_flight.steps[-1].end_ns if core.in_flight.steps else 0
                 connected.connector.launched(now_ns, computed_ns)
@@ -242,7 +246,7 @@ def _overlap(core: EngineCore, driver: Driver, drains: Callable[[], bool], settl
     tensorrt_llm/_torch/pyexecutor/py_executor.py (00043967), `_executor_loop_overlap`.
     """
     executor = core.executor
-    launch, launching = Launch(), Busy("launch")
+    launch, masking, launching = Launch(), Busy("masks"), Busy("launch")
     last: Batch | None = None  # launched by the call before, its results not processed
     while True:
         now_ns = yield ENTER
@@ -267,6 +271,9 @@ def _overlap(core: EngineCore, driver: Driver, drains: Callable[[], bool], settl
                 now_ns = yield launching
             else:
                 now_ns = yield launch
+            if core.in_flight.busy_until_ns > now_ns:
+                masking.until_ns = core.in_flight.busy_until_ns
+                now_ns = yield masking
         if last is not None and len(core.in_flight.steps) > (batch is not None and not apart):  # else a leap landed it
             now_ns = yield LAND
             if apart:

@@ -18,6 +18,7 @@ from batchsim.explain.shape_use import shapes_of
 from batchsim.kernel.record import Records
 from batchsim.metrics.encoding import step_encode_ns
 from batchsim.metrics.host_lane import stage_spans_ns
+from batchsim.metrics.masks import step_mask_ns
 from batchsim.results.knobs import asks_for_no_tokens, speculation
 from batchsim.results.read import SCENARIO, Results, scenario_of
 from batchsim.scenario import load_scenario
@@ -41,7 +42,7 @@ def step_terms(
     For a live run: `kernel` and `host`, as measured; a server measures none. For a simulated one the terms of its cost
     model, without the host's part where the engine was ahead, and only if they sum to every recorded duration: after a
     change of profile or catalog they would explain nothing. What a step of a pipeline waits between stages and on
-    links, and what LoRA adapters cost, is `other`.
+    links, and what LoRA adapters cost, is `other`; what sampling waits for masks is `host`.
     """
     live = results.manifest.get("live")
     if live is not None:
@@ -58,6 +59,8 @@ def step_terms(
         rest_ns = np.minimum(rest_ns, 0)
     if len(encode_ns := step_encode_ns(records)):
         by_term["other"], rest_ns = by_term["other"] + encode_ns, rest_ns - encode_ns
+    if len(mask_ns := step_mask_ns(records)):
+        by_term["host"], rest_ns = by_term["host"] + mask_ns, rest_ns - mask_ns
     if shapes_of(scenario_of(results, policy)) is not None:
         by_term["other"] = by_term["other"] + rest_ns
         rest_ns = np.minimum(rest_ns, 0) * (rest_ns < -_ROUNDING_NS * np.maximum(columns["num_passes"], 1))
@@ -121,7 +124,7 @@ def _cost(results: Results, records: Records, policy: str, replica: int | None) 
     scenario = scenario_of(results, policy)
     stand_in = {"vllm": {"speculative_config": drafts or None}} if len(records.lanes) or drafts else {"gated": {}}
     pools = asks_for_no_tokens(scenario)
-    if pools or (scenario.get("cost") or {}).get("encoder") is not None:
+    if pools or scenario.get("structured_cost") or (scenario.get("cost") or {}).get("encoder") is not None:
         runner = "pooling" if pools else "generate"
         stand_in = {"vllm": {"async_scheduling": len(records.lanes) > 0, "runner": runner}}
     overrides = (f"policies={json.dumps(stand_in)}", *_ANY_POLICY)

@@ -36,6 +36,7 @@ from batchsim.metrics.lives import (
     step_loads_ns,
     step_spans,
 )
+from batchsim.metrics.masks import MASK_WAIT, step_mask_ns
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,7 @@ class _OfEngine:
         self._loads_ns = step_loads_ns(records)
         self._kinds = step_kinds(records)
         self._encode_ns, self._own_encoding = step_encode_ns(records), own_encoding(records)
+        self._mask_ns = step_mask_ns(records)
         self._spans = step_spans(records)
 
     def tell(self, request_id: int) -> list[Chapter]:
@@ -222,6 +224,12 @@ class _OfEngine:
         encoding: dict[str, int] = {}
         if len(self._encode_ns):
             length_ns, encoding = self._encoding(k, among, length_ns)
+        if len(self._mask_ns):
+            # The end of a step, as far as it lies in this state.
+            wait_ns = np.clip(
+                np.minimum(ends[among], end_ns) - np.maximum(ends[among] - self._mask_ns[among], start_ns), 0, length_ns
+            )
+            length_ns, encoding = length_ns - wait_ns, encoding | {MASK_WAIT: int(wait_ns.sum())}
         if state == DECODE:
             parts = {part: int(length_ns[kind[among]].sum()) for part, kind in self._kinds.items()}
             taken = self._count(("decode_alone", "decode_beside_prefill"), low, high)

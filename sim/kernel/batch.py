@@ -214,6 +214,16 @@ class AdapterLoad(NamedTuple):
     ns: int
 
 
+@dataclass(slots=True)
+class Masks:
+    """The masks of allowed tokens that sampling a step needs: of these `sequences`, whose answers a grammar constrains.
+    The host fills them in `ns`; by `wait_ns` the step is longer than its forward, since sampling waits for them."""
+
+    sequences: list[Sequence]
+    ns: int
+    wait_ns: int = 0
+
+
 @dataclass(slots=True)  # not frozen, which would take several times as long to make, once a step
 class StepResult:
     """What a step took and which sequences produced their last token in it, in batch order.
@@ -222,7 +232,8 @@ class StepResult:
     a pipeline, which sum to `duration_ns`; None where there is one stage. `landing`: where the step runs on behind the
     host, waits for its end and says what only then is known; `finished` is empty and `verified` None then. `loads`:
     what LoRA adapters took to be ready, one after another as the step began. `encode_ns`: of the duration, the time of
-    each sequence's part of `Batch.encoded`, which comes first; None where nothing is.
+    each sequence's part of `Batch.encoded`, which comes first; None where nothing is. `masks`: sampling waits
+    for them; None where no answer of the step is constrained.
     """
 
     duration_ns: int
@@ -232,6 +243,7 @@ class StepResult:
     landing: Callable[[], Landed] | None = None
     loads: list[AdapterLoad] | tuple[()] = ()
     encode_ns: list[int] | None = None
+    masks: Masks | None = None
 
 
 @dataclass(frozen=True, slots=True)

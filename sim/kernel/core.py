@@ -241,6 +241,8 @@ class EngineCore:
             self.in_flight.steps.append(LaunchedStep(batch, result.finished, end_ns))
         if result.encode_ns is not None:
             self.journal.encoded(batch, result.encode_ns, start_ns)
+        if result.masks is not None:
+            self.journal.masked(result.masks, start_ns)
         if self.tells_tokens and group is not None:
             self.in_flight.steps[-1].decodes = list(group.members)
         if result.loads:

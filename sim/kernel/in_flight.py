@@ -18,6 +18,10 @@ With one step in flight nothing can happen between its launch and its end. The r
 6. **Drafts.** A simulation draws at the launch which drafts are right. A model knows when the step lands
    (`Landed.verified`): until then all count as accepted, and rows written since are corrected (`_learn`). Steps that
    verify drafts have a group with counters in columns (`kernel/draft_group.py`), as members gain different numbers.
+7. **Masks.** Where a grammar constrains answers, sampling of a step waits for masks that the host fills. Where these
+   need tokens of the step before, that one is processed first, and its results go out once the masks are filled;
+   otherwise they are filled as the step is launched, and the loop goes on at `busy_until_ns`. vLLM asks whether a
+   sequence with a mask has a token in flight; SGLang waits for the step before in any case.
 
 Leaps over steps alike are behind `kernel/leaping.py`: `leaps.py`, `leaps_ahead.py` and `pipeline_leaps.py`.
 """
@@ -28,7 +32,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Container, Iterator
 from collections.abc import Set as AbstractSet
 
-from batchsim.kernel.batch import Batch, Landed, StepResult
+from batchsim.kernel.batch import Batch, Landed, Masks, StepResult
 from batchsim.kernel.draft_group import DraftGroup, Verified
 from batchsim.kernel.engine_loop import EngineLoop
 from batchsim.kernel.events import Tokens
@@ -86,17 +90,19 @@ class LaunchedStep:
 class StepsInFlight:
     """The steps in flight of one engine, oldest first, and when each stage of its device is free again.
 
+    `busy_until_ns`: until when the host fills masks of the latest step, if it does so as that is launched.
     `called_ns`: when its scheduler was last asked. `calls`: of a batch queue, the calls of the scheduler that were not
     processed yet, oldest first: whether each had something to run. `zero_ns`: what the monotonic clock of this machine
     says at time 0 of a run by the wall clock, whose steps may run behind the host and report when; None in other runs.
     """
 
-    __slots__ = ("_finishing", "_free_ns", "called_ns", "calls", "steps", "zero_ns")
+    __slots__ = ("_finishing", "_free_ns", "_loop", "busy_until_ns", "called_ns", "calls", "steps", "zero_ns")
 
     def __init__(self, loop: EngineLoop) -> None:
         self.steps: deque[LaunchedStep] = deque()
         self.calls: deque[bool] = deque()
-        self.called_ns = 0
+        self.called_ns = self.busy_until_ns = 0
+        self._loop = loop
         self.zero_ns: int | None = None
         self._free_ns = [0] * loop.stages
         self._finishing: dict[Sequence, int] = {}  # output tokens with the last one, which is in flight
@@ -118,7 +124,10 @@ class StepsInFlight:
         if result.stages_ns is None:
             free_ns = self._free_ns
             start_ns = now_ns if now_ns > free_ns[0] else free_ns[0]
-            end_ns = free_ns[0] = start_ns + result.duration_ns
+            end_ns = start_ns + result.duration_ns
+            if result.masks is not None:
+                end_ns = self._sampled_ns(result.masks, now_ns, end_ns)
+            free_ns[0] = end_ns
         else:
             start_ns, end_ns = self.through_stages(now_ns, result.stages_ns)
         step = LaunchedStep(batch, result.finished, end_ns, process_ns)
@@ -127,6 +136,22 @@ class StepsInFlight:
             self.note_last(result.finished)
         step.landing = result.landing
         return start_ns, end_ns
+
+    def _sampled_ns(self, masks: Masks, now_ns: int, forward_ns: int) -> int:
+        """When a step launched at `now_ns`, whose forward ends at `forward_ns`, is over, in ns: once it has its
+        `masks`. For at most one step in flight beside it."""
+        if self.steps and (self._loop.kind == "overlap" or any(map(self._has_token_in_flight, masks.sequences))):
+            self.steps[0].process_ns += masks.ns
+            ready_ns = self.landing_ns(now_ns)
+        else:
+            ready_ns = self.busy_until_ns = now_ns + masks.ns
+        if ready_ns > forward_ns:
+            masks.wait_ns = ready_ns - forward_ns
+            return ready_ns
+        return forward_ns
+
+    def _has_token_in_flight(self, seq: Sequence) -> bool:
+        return any(outputs > 0 for _, _, outputs in self._rows(seq))
 
     def occupy(self, until_ns: int) -> None:
         """Keeps the device from the next step before `until_ns`: it waits for other ranks' devices."""

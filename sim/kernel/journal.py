@@ -26,7 +26,8 @@ HELD_BACK is a remark on a sequence in the queue: others overtake it, for a reas
 or its next state. ADAPTER names the LoRA adapter that a request asks for; LOADING and LOADED, of the request for which
 that is done, are a load from disk or host memory; LOADED alone: it was there as the request ran for the first time.
 ENCODED is none either: a row for each request of a step that encodes items of it, with the step's start and, in the
-place of the blocker, the ns that they take.
+place of the blocker, the ns that they take. MASKED likewise: a row for each step whose sampling waits for masks, of the
+first request that needs one, with the ns of the wait.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from __future__ import annotations
 import struct
 
 from batchsim.base.errors import ScenarioError
-from batchsim.kernel.batch import AdapterLoad, Batch
+from batchsim.kernel.batch import AdapterLoad, Batch, Masks
 from batchsim.kernel.protocols import Scheduler
 from batchsim.kernel.record import (
     ADAPTER,
@@ -46,6 +47,7 @@ from batchsim.kernel.record import (
     HELD_BACK,
     LOADED,
     LOADING,
+    MASKED,
     MISSING,
     PACK_BYTES,
     PREEMPTED,
@@ -200,6 +202,11 @@ class Journal:
         for (seq, _), ns in zip(batch.encoded, encode_ns, strict=True):
             if ns:
                 self.recorder.state(start_ns, seq.request.id, ENCODED, "", ns)
+
+    def masked(self, masks: Masks, start_ns: int) -> None:
+        """Notes how long sampling of the step that begins at `start_ns` waits for its masks."""
+        if masks.wait_ns:
+            self.recorder.state(start_ns, masks.sequences[0].request.id, MASKED, "", masks.wait_ns)
 
     def scheduled(self, batch: Batch, now_ns: int, reasons: Reasons) -> None:
         """Writes the state changes that the batch, about to run at `now_ns`, brings."""

@@ -35,7 +35,8 @@ class Leaps:
         self._is_ahead = core.loop.is_ahead
         # Steps in compiled shapes are padded one by one, which leaps ahead of results and over calls do not.
         padded = core.executor.pads is not None and core.loop.is_ahead
-        leaps = leaps and core.executor.adapters is None  # whose steps depend on who decodes
+        # Steps with adapters or masks depend on who decodes.
+        leaps = leaps and core.executor.adapters is None and core.executor.masks is None
         # Each launch of a step is a look at the transfers that are over.
         leaps = leaps and not padded and core.connected is None
         self.follow_steps = leaps and core.loop.stages == 1

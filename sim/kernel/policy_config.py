@@ -76,7 +76,9 @@ class Traits:
     pipeline where the policy `pipelines`, that is, can have a batch in each. `speculation`: of its drafts; None: it has
     none. `adapters`: of LoRA adapters; None: it serves none. `takes_items`: its requests may have images, audios and
     videos. `pooling`: its model is one of embeddings, reranking or classification, which ends each request with its
-    prompt. `kv_groups`: it can run on a model whose layers keep KV in several groups.
+    prompt. `kv_groups`: it can run on a model whose layers keep KV in several groups. `masks`: answers may be
+    constrained by grammars, whose masks the host fills for the sequences of a step that get a token (`sampled`), or for
+    all of them, those with a part of their prompt too; "": they may not.
     """
 
     max_num_seqs: int | None = None
@@ -94,6 +96,7 @@ class Traits:
     takes_items: bool = False
     pooling: bool = False
     kv_groups: bool = False
+    masks: Literal["", "sampled", "all"] = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
-from batchsim.kernel.batch import AdapterLoad, Batch, Idle, StepResult
+from batchsim.kernel.batch import AdapterLoad, Batch, Idle, Masks, StepResult
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.types import Arrival, Event, Request, Sequence
 
@@ -285,6 +285,19 @@ class Encodes(Protocol):
 
     def item_ns(self, tokens: int) -> int:
         """ns of one of `tokens` placeholder tokens."""
+        ...
+
+
+class FillsMasks(Protocol):
+    """How long a host takes to fill the masks of answers that grammars constrain."""
+
+    def of(self, batch: Batch) -> Masks | None:
+        """The masks that the step `batch` needs, its counters not moved on yet; None where it needs none."""
+        ...
+
+    def host_ns(self, batch: Batch) -> int:
+        """Of the time of the step `batch` under an engine that waits for each step, ns of the host, beside which no
+        masks are filled."""
         ...
 
 

@@ -10,7 +10,7 @@ from batchsim.kernel.acceptance import DraftLuck, outcome
 from batchsim.kernel.batch import Batch, StepResult
 from batchsim.kernel.draft_group import MAX_GAIN, DraftGroup, Verified
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
-from batchsim.kernel.protocols import Adapters, CostModel, DecodeLine, Encodes, HasLanes, LaneCosts, Pads
+from batchsim.kernel.protocols import Adapters, CostModel, DecodeLine, Encodes, FillsMasks, HasLanes, LaneCosts, Pads
 from batchsim.kernel.types import DecodeGroup, Sequence
 
 Line = Callable[[Batch], DecodeLine | None]
@@ -30,7 +30,8 @@ class SimExecutor:
 
     Where the `loop` schedules ahead, `cost` must have lanes, and durations are the GPU's alone. `luck` says what
     drafts are worth, where a policy has any; such a step is O(batch), in a few operations on whole columns. `adapters`:
-    what LoRA adapters cost, for requests that ask for some; such a step is O(batch), and none is leapt over.
+    what LoRA adapters cost, for requests that ask for some; such a step is O(batch), and none is leapt over. `masks`:
+    how long those of constrained answers take, likewise.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class SimExecutor:
         self.pads: Pads | None = cast(Pads, cost) if hasattr(cost, "pad") else None
         """The cost where its steps run in compiled shapes: what pads them, and takes that back."""
         self.adapters: Adapters | None = None
+        self.masks: FillsMasks | None = None
         self.encoder: Encodes | None = getattr(cost, "encoder_time", None)
         """How long encoding takes before a step's forward; None: the engine has no encoder."""
         self._launch_ns: dict[int, int] = {}  # by rows of a step of decodes
@@ -91,7 +93,7 @@ class SimExecutor:
     def decode_line(self, batch: Batch) -> DecodeLine | None:
         """On which line the steps lie for which the decode-only `batch` occupies the device when it is repeated; None
         where that is not known."""
-        if self._decode_line is None or not batch.num_decode or self.adapters is not None:
+        if self._decode_line is None or not batch.num_decode or self.adapters is not None or self.masks is not None:
             return None
         if batch.pad_decode_rows or batch.pad_context_tokens or batch.num_passes:
             return None
@@ -130,12 +132,23 @@ class SimExecutor:
                 self._targets[seq] += _ENDED
         if self.loop.stages == 1 or self._lanes is None:
             duration_ns = self.duration_ns(batch) + extra_ns
+            if self.masks is not None:
+                return self._masked(batch, self.masks, StepResult(duration_ns, finished, encode_ns=encode_ns))
             if self.adapters is None:
                 return StepResult(duration_ns, finished, verified, encode_ns=encode_ns)
             duration_ns, loads = self.adapters.step(batch, duration_ns)
             return StepResult(duration_ns, finished, verified, loads=loads, encode_ns=encode_ns)
         stages_ns = self.stages_ns(batch)
         return StepResult(sum(stages_ns), finished, verified, stages_ns)
+
+    def _masked(self, batch: Batch, fills: FillsMasks, result: StepResult) -> StepResult:
+        """`result` with the masks of the step `batch`. Where the engine waits for each step these are filled while its
+        forward runs; ahead of results the time is up to the steps in flight."""
+        masks = result.masks = fills.of(batch)
+        if masks is not None and self._lanes is None:
+            masks.wait_ns = max(masks.ns - (result.duration_ns - fills.host_ns(batch)), 0)
+            result.duration_ns += masks.wait_ns
+        return result
 
     def join(self, batch: Batch) -> None:
         """Notes when the sequences end that joined the group of `batch`, which is about to run; it verifies no drafts.

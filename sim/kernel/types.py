@@ -43,8 +43,8 @@ class Request:
     tokens the prompt shares with other prompts; None: shares none. `ignore_eos`: the client asked for all of
     `max_output_tokens`, whether or not an end-of-sequence token comes before. `adapter` is the number of the LoRA
     adapter that answers it, MISSING: the base model alone. `items` are the images, audios and videos in the prompt, by
-    their places. With `max_output_tokens` 0 it is one of a pooling model (embedding, reranking, classification): it
-    ends with its prompt, without a token.
+    their places. `constrained`: a grammar says which tokens may follow. With `max_output_tokens` 0 it is one of a
+    pooling model (embedding, reranking, classification): it ends with its prompt, without a token.
     """
 
     id: int
@@ -59,6 +59,7 @@ class Request:
     ignore_eos: bool = False
     adapter: int = MISSING
     items: tuple[Item, ...] = ()
+    constrained: bool = False
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1 or self.max_output_tokens < 0 or self.arrival_ns < 0:

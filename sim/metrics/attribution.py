@@ -18,6 +18,7 @@ A life runs from `sent_ns` to `delivered_ns`, or to `ended_ns` where nothing was
     adapter_load            in a step that first loaded LoRA adapters, of its own requests or of others
     encoding                in a step that first encoded images, audios or videos of its own
     encoding_of_others      in a step that first encoded those of others
+    mask_wait               in a step whose sampling waited for masks of constrained answers, its own or others'
     sat_out:REASON          running, but left out of the step. `prefill_first`: the step ran prefills only;
                             `empty_step`: it only preempted or swapped
     preempted:REASON        lost its place and KV; `blocker` is the request that took them
@@ -64,6 +65,7 @@ from batchsim.metrics.lives import (
     step_loads_ns,
     step_spans,
 )
+from batchsim.metrics.masks import MASK_WAIT, mask_times
 
 PARTS = (
     "frontend",
@@ -77,6 +79,7 @@ PARTS = (
     "adapter_load",
     OWN,
     OTHERS,
+    MASK_WAIT,
     "sat_out",
     "preempted",
     "swapped",
@@ -126,8 +129,9 @@ def _part_times(records: Records, per_chunk_ns: int) -> Iterator[PartTimes]:
     yield from _ends(records, per_chunk_ns)
     yield from _queue(records, intervals)
     yield from _running(records, intervals)
-    for part, request, ns, after_first in encoding_times(records, intervals, _is_after_first_token):
-        yield _times(part, request, ns, after_first)
+    for times_of in (encoding_times, mask_times):
+        for part, request, ns, after_first in times_of(records, intervals, _is_after_first_token):
+            yield _times(part, request, ns, after_first)
     for state in (WAITING, SAT_OUT, PREEMPTED, SWAPPED):
         here = intervals.state == state
         for code in np.unique(intervals.reason[here]):

@@ -34,13 +34,18 @@ def own_encoding(records: Records) -> OwnEncoding:
 
 def step_encode_ns(records: Records) -> Int:
     """How long each recorded step encodes before its forward, in ns; empty where none does."""
-    rows = records.states[records.states["state"] == ENCODED]
+    return remarked_ns(records, ENCODED)
+
+
+def remarked_ns(records: Records, remark: int) -> Int:
+    """The ns that the rows of `remark` say of each recorded step, at its start; empty without such rows."""
+    rows = records.states[records.states["state"] == remark]
     if not len(rows):
         return np.empty(0, np.int64)
-    encode_ns = np.zeros(records.num_steps, np.int64)
+    ns = np.zeros(records.num_steps, np.int64)
     at = np.searchsorted(records.step_columns["start_ns"], rows["time_ns"], "right") - 1
-    np.add.at(encode_ns, at, rows["blocker"])
-    return encode_ns
+    np.add.at(ns, at, rows["blocker"])
+    return ns
 
 
 Yielded = tuple[str, Int, Int, NDArray[np.bool_]]

@@ -14,9 +14,11 @@ from batchsim.base.ranges import MAX_CHOICES, Config, Factor, PositiveInt, Range
 from batchsim.base.reading import later
 from batchsim.base.units import Rate
 from batchsim.cost.lora_cost import LoraCost
+from batchsim.cost.structured_cost import StructuredCost
 from batchsim.scenario.kv_config import KvConfig
 from batchsim.scenario.scenario_cost import ScenarioCost
 from batchsim.workload.offline_config import Users
+from batchsim.workload.structured import is_structured
 from batchsim.workload.tagged import ByKind, OrWord
 from batchsim.workload.workload_config import ClosedLoop, WorkloadConfig
 
@@ -125,6 +127,8 @@ class ScenarioFile(Config):
     """How many times as long every step takes."""
     lora_cost: LoraCost | None = field(default=None, metadata=LEFT_OUT)
     """What LoRA adapters cost; needed where the workload has some."""
+    structured_cost: StructuredCost | None = field(default=None, metadata=LEFT_OUT)
+    """Host time of masks for constrained answers; needed where the workload has some."""
     plan: PlanConfig | None = None
     """What `batchsim plan` is to buy GPUs for; for that command alone."""
     vary: dict[str, list[Any]] | None = None
@@ -146,6 +150,16 @@ class ScenarioFile(Config):
             )
         if self.lora_cost is not None and self.workload.lora_rank is None:
             raise ValueError("lora_cost: the workload has no LoRA adapters. Write workload.loras, or drop lora_cost.")
+        if self.structured_cost is None and is_structured(self.workload):
+            raise ValueError(
+                "structured_cost is missing: the workload has constrained answers. Write structured_cost: {step: 100us,"
+                " per_request: 20us}, say."
+            )
+        if self.structured_cost is not None and not is_structured(self.workload):
+            raise ValueError(
+                "structured_cost: no answer is constrained. Write workload.structured: 30%, say, or drop"
+                " structured_cost."
+            )
         if self.vary is not None:
             self._check_vary(self.vary)
         if self.plan is not None:

@@ -12,6 +12,7 @@ from typing import Any
 from batchsim.base.errors import ScenarioError
 from batchsim.cost.base import Cost
 from batchsim.cost.lora_cost import LoraCost
+from batchsim.cost.structured_cost import StructuredCost
 from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.scenario.config import Keep, LoadConfig, Scenario
 from batchsim.scenario.deployment_config import DeploymentConfig
@@ -48,6 +49,7 @@ def scenario(
     max_waiting: int | None = None,
     cost_factor: float | None = None,
     lora_cost: LoraCost | Plain | None = None,
+    structured_cost: StructuredCost | Plain | None = None,
     plan: PlanConfig | Plain | None = None,
     vary: Mapping[str, Sequence[Any]] | None = None,
     keep: Keep | None = None,
@@ -98,6 +100,7 @@ def scenario(
         "max_waiting": max_waiting,
         "cost_factor": cost_factor,
         "lora_cost": lora_cost,
+        "structured_cost": structured_cost,
         "plan": plan,
         "vary": vary,
         "keep": keep,

@@ -20,6 +20,7 @@ from batchsim.scenario.config import PolicySpec, Scenario, ScenarioFile
 from batchsim.scenario.device import device_of
 from batchsim.scenario.document import Document
 from batchsim.workload.rollout_config import Rollout
+from batchsim.workload.structured import is_structured
 
 _ROLES: dict[str, KvRole] = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
@@ -38,6 +39,7 @@ def pooled(alone: Scenario, file: ScenarioFile, side: str, knobs: Mapping[str, A
         )
     others = {
         "LoRA adapters": file.workload.lora_rank is not None,
+        "constrained answers": is_structured(file.workload),
         "images, audios and videos": bool(file.workload.all_items),
         "models that make no tokens": file.workload.makes_no_tokens,
         "groups of KV blocks": bool(file.kv.groups),

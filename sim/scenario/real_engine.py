@@ -9,6 +9,7 @@ from batchsim.deployment.memory import KvBudget
 from batchsim.scenario.adapters import check_no_adapters
 from batchsim.scenario.config import Scenario
 from batchsim.scenario.request_kinds import check_real_requests
+from batchsim.scenario.structured import check_unconstrained
 from batchsim.workload.workload_config import WorkloadConfig
 
 
@@ -29,6 +30,7 @@ def check_one_can_be_real(
         )
     check_real_requests(traffic, scenario.places["workload"])
     check_no_adapters(scenario)
+    check_unconstrained(scenario)
     with scenario.at("cost"):
         if (stages := cost.stages) > 1:
             raise ScenarioError(

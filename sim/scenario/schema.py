@@ -75,6 +75,7 @@ EXAMPLES: dict[str, list[Any]] = {
     "Columns.task": ["task_id"],
     "Columns.lora": ["adapter"],
     "Columns.items": ["num_images"],
+    "Columns.structured": ["guided"],
     "DrafterConfig.model": ["drafter/config.json"],
     "KvConfig.log": ["startup.log"],
     "ReplicaGroup.knobs": [{"max_num_batched_tokens": 16384}],

@@ -39,6 +39,7 @@ from batchsim.scenario.real_engine import check_one_can_be_real
 from batchsim.scenario.replicas_config import ReplicasConfig
 from batchsim.scenario.request_kinds import check_kinds, items_context
 from batchsim.scenario.schedulers import drawn_luck, new_scheduler
+from batchsim.scenario.structured import check_structured, take_masks
 from batchsim.tables.build import setup_of
 from batchsim.workload.build import BuiltWorkload, build_workload, known_requests
 from batchsim.workload.traces.read_trace import read_trace
@@ -98,6 +99,7 @@ class Setup:
         for spec in scenario.specs:
             with scenario.at(f"policies.{spec.label}"):
                 check_adapters(spec, file.workload)
+                check_structured(spec, file, cost.stages)
                 check_kinds(setup.traffic, spec.config, spec.knobs)
                 empty, connector = setup.new_kv(spec.config), checked_connector(spec.config)
                 new_scheduler(
@@ -243,12 +245,13 @@ class Setup:
 
     @property
     def cost_text(self) -> str:
-        """The cost in words, with what drafting and LoRA adapters cost."""
+        """The cost in words, with what drafting, LoRA adapters and masks cost."""
         draft = self.scenario.cost.draft
         config = self.scenario.specs[0].config
         cost = self._in_shapes(self._preset_cost(config), config)
         cost = with_encoder(cost, self.scenario.cost.encoder, items=self.items is not None)
-        beside = (("drafting", draft), ("LoRA", self.scenario.file.lora_cost))
+        file = self.scenario.file
+        beside = (("drafting", draft), ("LoRA", file.lora_cost), ("structured", file.structured_cost))
         return cost.describe() + "".join(f" · {name}: {each}" for name, each in beside if each is not None)
 
     @property
@@ -354,6 +357,7 @@ class Setup:
     def simulator(self, spec: PolicySpec, workload: BuiltWorkload, cost: Cost) -> EngineCore:
         """A new engine for one simulation of `workload`, its steps as long as `cost` says."""
         executor = SimExecutor(cost, self.max_model_len, spec.config.traits.loop.over(cost.stages))
+        take_masks(executor, self.scenario, spec, cost)
         return self.engine_on(executor, spec, workload, self.new_kv(spec.config), cost, cost.stages)
 
     def engine_on(

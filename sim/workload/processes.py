@@ -24,6 +24,17 @@ MOST_PARTS, MOST_STATES = 10_000, 8
 
 
 @dataclass(frozen=True)
+class AllAtOnce(Config):
+    """Every request at time 0: offline work.
+
+    >>> batchsim.AllAtOnce()
+    AllAtOnce(kind='all_at_once')
+    """
+
+    kind: Literal["all_at_once"] = "all_at_once"
+
+
+@dataclass(frozen=True)
 class PoissonArrivals(Config):
     """Independent arrivals: exponential gaps.
 

@@ -26,6 +26,7 @@ from batchsim.workload.lengths import (
     draw_outputs,
     draw_pairs,
 )
+from batchsim.workload.structured import draw_constrained
 from batchsim.workload.traces.random_stream import random_stream
 from batchsim.workload.traces.trace_rows import Ints, TraceRows
 from batchsim.workload.workload_config import Patience, TrafficClass, WorkloadConfig
@@ -44,8 +45,8 @@ class RequestColumns:
     earlier turns of its session. `acceptance` is the probability that a draft token is right where those before it are,
     as its trace has it, NaN without one. `ignore_eos` is 1 where the client asks for just the tokens that come, else 0.
     `tenant` indexes the tenants of the trace, `adapter` the LoRA adapters of the workload, -1: none; `deadline_ns`
-    counts from the sending, -1: none. `items`: images, audios and videos, with tokens among those of the prompts; None:
-    no request has any.
+    counts from the sending, -1: none. `constrained` is 1 where a grammar constrains the answer, else 0. `items`:
+    images, audios and videos, with tokens among those of the prompts; None: no request has any.
     """
 
     request_class: Ints
@@ -65,23 +66,16 @@ class RequestColumns:
     tenant: Ints
     deadline_ns: Ints
     adapter: Ints
+    constrained: Ints
     items: DrawnItems | None = None
 
     @property
     def carried(self) -> tuple[Ints, ...]:
         """The columns of which `RequestSampler.arrival` takes a value each, in its order."""
         return (
-            self.request_class,
-            self.prompt_tokens,
-            self.output_tokens,
-            self.max_output_tokens,
-            self.patience_ns,
-            self.ignore_eos,
-            self.priority,
-            self.tenant,
-            self.deadline_ns,
-            self.adapter,
-        )
+            self.request_class, self.prompt_tokens, self.output_tokens, self.max_output_tokens, self.patience_ns,
+            self.ignore_eos, self.priority, self.tenant, self.deadline_ns, self.adapter, self.constrained,
+        )  # fmt: skip
 
     @property
     def own_tokens(self) -> Ints:
@@ -130,6 +124,9 @@ class RequestSampler:
         if config.shared_prefix is not None:  # of all classes that have none of their own, and the same text for these
             self._prefixes = [(name, own) if own else ("", config.shared_prefix) for name, own in self._prefixes]
         self._items = [(name, c.items) if c.items is not None else ("", config.items) for name, c in classes.items()]
+        self._structured = [
+            ("", config.structured) if c.structured is None else (name, c.structured) for name, c in classes.items()
+        ]
         self.has_items = any(items is not None for _, items in self._items)
 
     def classes_of(self, size: int, *, user: int = 0, block: int = 0) -> Ints:
@@ -254,6 +251,7 @@ class RequestSampler:
             "tenant": np.full(size, -1),
             "deadline_ns": self._deadlines_ns[request_class],
             "adapter": np.full(size, -1),
+            "constrained": draw_constrained(self._structured, request_class, stream),
         }
         if isinstance(lengths, Lengths):
             return (
@@ -293,7 +291,7 @@ class RequestSampler:
 
     def _labels(self, rows: TraceRows, otherwise: dict[str, Any]) -> dict[str, Any]:
         """Priority, tenant and deadline of `rows` as far as these tell them, else as in `otherwise`."""
-        names = {"priority": "priority", "tenant": "tenant", "lora": "adapter"}
+        names = {"priority": "priority", "tenant": "tenant", "lora": "adapter", "structured": "constrained"}
         labels = {ours: rows.labels[key] for key, ours in names.items() if key in rows.labels}
         if "deadline" in rows.labels:
             own_ns = rows.labels["deadline"]
@@ -350,6 +348,7 @@ class RequestSampler:
         tenant: int,
         deadline_ns: int,
         adapter: int,
+        constrained: int,
         *,
         tokens: TokenIds | None,
         items: tuple[Item, ...] = (),
@@ -368,6 +367,7 @@ class RequestSampler:
             ignore_eos=bool(ignore_eos),
             adapter=adapter,
             items=items,
+            constrained=bool(constrained),
         )
         cancel_ns = None if patience_ns == FOR_EVER_NS else sent_ns + patience_ns
         return Arrival(request, output, cancel_ns, None if sent_ns == arrival_ns else sent_ns)

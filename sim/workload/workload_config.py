@@ -20,9 +20,10 @@ from batchsim.workload.lengths import (
     check_no_tokens,
     check_rows_of_classes,
 )
-from batchsim.workload.loras import Loras, check_loras
+from batchsim.workload.loras import SHARE_TOLERANCE, Loras, check_loras
 from batchsim.workload.offline_config import Offline, Requests, Users, check_beside
 from batchsim.workload.processes import (
+    AllAtOnce,
     ConstantArrivals,
     DiurnalArrivals,
     GammaArrivals,
@@ -43,19 +44,6 @@ if TYPE_CHECKING:
 else:
     Tasks = later("batchsim.workload.task_config:Tasks")
     TraceConfig = later("batchsim.workload.traces.trace_config:TraceConfig")
-
-SHARE_TOLERANCE = 1e-9  # shares are decimal percentages: their sum misses 1 by rounding only
-
-
-@dataclass(frozen=True)
-class AllAtOnce(Config):
-    """Every request at time 0: offline work.
-
-    >>> batchsim.AllAtOnce()
-    AllAtOnce(kind='all_at_once')
-    """
-
-    kind: Literal["all_at_once"] = "all_at_once"
 
 
 @dataclass(frozen=True)
@@ -151,6 +139,8 @@ class TrafficClass(Config):
     """A job beside the requests that arrive, in the place of a share of these."""
     loras: Loras | None = field(default=None, metadata=LEFT_OUT)
     """LoRA adapters of its own that its requests ask for."""
+    structured: Share | None = field(default=None, metadata=LEFT_OUT)
+    """Part of its requests whose answers a grammar constrains."""
 
 
 @dataclass(frozen=True)
@@ -232,6 +222,8 @@ class WorkloadConfig(Config):
     """Requests are parts of tasks, in stages."""
     loras: Loras | None = field(default=None, metadata=LEFT_OUT)
     """LoRA adapters that requests ask for; a session and a task ask for one."""
+    structured: Share | None = field(default=None, metadata=LEFT_OUT)
+    """Part of the requests whose answers a grammar constrains (JSON, a regular expression)."""
 
     @property
     def rows_tell_loras(self) -> bool:
@@ -389,7 +381,7 @@ class WorkloadConfig(Config):
             if getattr(self, name):
                 raise ValueError(f"{name}: a rollout ends with its last training. Write arrivals.updates and drop it.")
         refused = ("trace", "sessions", "tasks", "max_concurrency", "deadline", "patience", "shared_prefix", "loras")
-        for name in refused:
+        for name in (*refused, "structured"):
             if getattr(self, name) is not None:
                 raise ValueError(f"{name}: the trainer of a rollout says which requests come, and when. Drop it.")
         if self.classes:

@@ -35,7 +35,7 @@ SGLANG_DRAFTS = "test_sglang_drafts test_sglang_drafts_naive test_sglang_drafts_
 TESTS = {
     "sim/kernel/core.py": f"{ENGINE} test_landing test_vllm_connector",
     "sim/kernel/chunks.py": ENGINE,
-    "sim/kernel/in_flight.py": f"{ENGINE} {AHEAD} test_landing test_in_flight",
+    "sim/kernel/in_flight.py": f"{ENGINE} {AHEAD} test_landing test_in_flight cost/test_masks",
     "sim/kernel/leaps.py": (
         f"{ENGINE} {AHEAD} test_leaps test_sleeping_engines test_draft_leaps conformance/test_shapes"
     ),
@@ -45,12 +45,13 @@ TESTS = {
     "sim/kernel/packed_rows.py": "test_record test_keep",
     "sim/kernel/sim_executor.py": (
         f"{ENGINE} test_draft_leaps test_acceptance test_in_flight metrics/test_encoding unit/scenario/test_adapters"
+        " cost/test_masks"
     ),
     "sim/kernel/types.py": f"{ENGINE} test_handover test_window_sum",
     "sim/kernel/kv_transfer.py": "test_vllm_connector test_pools",
     "sim/kernel/offload.py": "test_vllm_offload",
     "sim/kernel/window_sum.py": "test_window_sum test_window_leaps",
-    "sim/kernel/journal.py": f"{ENGINE} metrics/test_encoding unit/scenario/test_adapters test_pools",
+    "sim/kernel/journal.py": f"{ENGINE} metrics/test_encoding unit/scenario/test_adapters test_pools cost/test_masks",
     "sim/kernel/record.py": ENGINE + " test_frames",
     "sim/kv/block_keys.py": f"{CACHE} {REUSE}",
     "sim/kernel/kv_blocks.py": ENGINE,
@@ -68,6 +69,7 @@ TESTS = {
     "sim/metrics/*.py": MEASURES,
     "sim/metrics/adapter*.py": "unit/scenario/test_adapters test_adapters_picture",
     "sim/metrics/encoding.py": "metrics/test_encoding",
+    "sim/metrics/masks.py": "unit/scenario/test_structured cost/test_masks",
     "sim/metrics/measure.py": f"{MEASURES} curves/test_precision test_tasks test_offline",
     "sim/metrics/kpis.py": f"{MEASURES} test_offline",
     "sim/metrics/rollouts.py": "metrics/test_rollouts workload/test_rollout",

@@ -26,6 +26,7 @@ _COLORS = {
     "adapter_load": "#56B4E9",
     "encoding": "#56B4A0",
     "encoding_of_others": "#C77C02",
+    "mask_wait": "#9AA5B1",
     "sat_out": "#F0E442",
     "preempted": "#D55E00",
     "swapped": "#A84300",

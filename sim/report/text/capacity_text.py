@@ -42,6 +42,7 @@ _CAUSES = {
     "decode_beside_prefill": "decoding beside prefills",
     "encoding": "encoding its own images",
     "encoding_of_others": "encoding images of others",
+    "mask_wait": "masks of constrained answers",
     "response_held": "answers held with their batch",
     "whole_response": "answers sent whole",
     "unfinished:replica_failed": "its replica failed",

@@ -14,6 +14,7 @@ from batchsim.base.units import NS_PER_S, format_duration, parse_duration_ns
 from batchsim.explain.story import Chapter, Stories, Story
 from batchsim.kernel.record import FINISHED, MISSING, OUTCOME_NAMES, Records
 from batchsim.metrics.encoding import OTHERS, OWN
+from batchsim.metrics.masks import MASK_WAIT
 from batchsim.report.layout import WIDTH, filled
 from batchsim.report.reading import point_text
 from batchsim.results.read import Results, scenario_of
@@ -136,8 +137,13 @@ def _sentence(story: Story, facts: dict[str, Any]) -> str:
         by_kind.setdefault(chapter.what, []).append(chapter)
     terms = [term for what, chapters in by_kind.items() for term in _terms(what, chapters, facts)]
     gaps_ns = story.parts().get("host_gap", 0)
-    for part, whose in ((OWN, "encoding its own items"), (OTHERS, "encoding items of others")):
-        terms += [f"{whose} {format_duration(ns)}"] if (ns := story.parts().get(part, 0)) else []
+    beside = (
+        (OWN, "encoding its own items"),
+        (OTHERS, "encoding items of others"),
+        (MASK_WAIT, "sampling waiting for masks"),
+    )
+    for part, what in beside:
+        terms += [f"{what} {format_duration(ns)}"] if (ns := story.parts().get(part, 0)) else []
     terms += [f"between steps {format_duration(gaps_ns)}"] if gaps_ns else []
     end = "" if facts["outcome"] == "finished" else f"; {facts['outcome']} ({facts['reason']})"
     return (", ".join(terms) or "no time at all") + end

@@ -47,6 +47,8 @@ class Labels:
                 reader = _whole_reader(name)
             elif role == "items":
                 reader = _count_reader(name)
+            elif role == "structured":
+                reader = _flag_reader(name)
             elif role == "parent":
                 reader = _parents_reader(name, labels.numbers.setdefault(role, {}))
             else:
@@ -150,6 +152,18 @@ def _count_reader(name: str) -> Reader:
         if not 0 <= (count := whole(value)) <= MAX_ITEMS:
             raise ValueError(f"{name} {count} is not from 0 to {MAX_ITEMS:,} items")
         return count
+
+    return read
+
+
+def _flag_reader(name: str) -> Reader:
+    """A reader of 1 and true, of 0, false and nothing, as 1 and 0."""
+
+    def read(value: object) -> int:
+        text = "" if value is None else str(value).strip().lower()
+        if text not in ("", "0", "1", "false", "true"):
+            raise ValueError(f"{name} {shown(value)} is neither 1 or true nor 0, false or empty")
+        return int(text in ("1", "true"))
 
     return read
 

@@ -16,6 +16,7 @@ FormatName = Literal["auto", "azure", "mooncake", "burstgpt", "vidur", "guidellm
 WAITS = ("session", "turn", "id", "parent", "delay")
 """Those of LABELS that say what a row waits for, and how long after the answer it is sent."""
 LABELS = ("request_class", "priority", "tenant", *WAITS, "deadline", "status", "ttft", "e2e", "task", "lora", "items")
+LABELS = (*LABELS, "structured")
 """What a row of a log may tell beside its arrival and its lengths."""
 MAX_ITEMS = 1000
 """Images, audios and videos of one request; a draw of more is an error, not cut."""
@@ -72,6 +73,8 @@ class Columns(Config):
     """The column of the LoRA adapter that a request asks for, a text; empty: the base model."""
     items: str | None = field(default=None, metadata=LEFT_OUT)
     """The column of the number of images, audios and videos, whose sizes `workload.items` says."""
+    structured: str | None = field(default=None, metadata=LEFT_OUT)
+    """The column that says whether a grammar constrains the answer: 1 or true; 0, false or empty: it does not."""
 
     def __post_init__(self) -> None:
         names = [name for each in fields(self) if (name := getattr(self, each.name)) is not None]

@@ -11,6 +11,7 @@ import pytest
 from batchsim.base.errors import ScenarioError
 from batchsim.base.plain import from_plain, to_plain
 from batchsim.deployment.deployment import Deployment
+from batchsim.deployment.kv_room import check_derivable
 from batchsim.deployment.layers import (
     BlockSparseAttention,
     CompressedAttention,
@@ -310,3 +311,38 @@ def test_without_an_embedding_of_each_layer_gemma_has_the_norms_of_its_class() -
     dense, routed = (read_model(name).kinds[0] for name in ("google/gemma-4-31B-it", "google/gemma-4-26B-A4B"))
     assert (dense.vectors, routed.vectors) == (2 * 5376 + 1, 6 * 2816 + 1)
     assert replace(dense, vectors=0).weights(5376).plain == 2 * 5376 + 512
+
+
+QWEN3_NEXT = {
+    "model_type": "qwen3_next", "hidden_size": 2048, "num_hidden_layers": 48, "vocab_size": 151_936, "head_dim": 256,
+    "num_attention_heads": 16, "num_key_value_heads": 2, "intermediate_size": 5120, "num_experts": 512,
+    "num_experts_per_tok": 10, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+    "linear_num_key_heads": 16, "linear_key_head_dim": 128, "linear_num_value_heads": 32, "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4, "full_attention_interval": 4, "partial_rotary_factor": 0.25, "mlp_only_layers": [],
+    "decoder_sparse_step": 1, "max_position_embeddings": 262_144, "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def test_qwen3_next_has_the_parameters_of_its_checkpoint() -> None:
+    """79,674,391,296, as its repositories say of the weights; KV in 12 of 48 layers; states in the model's type."""
+    spec = ModelSpec.from_config(QWEN3_NEXT, "next")
+    assert spec.num_parameters == 79_674_391_296
+    assert spec.kv_bytes_per_token == 12 * 2 * 2 * 256 * 2 and spec.rotary_dim == 64
+    assert [(each.count, each.attention.kind) for each in spec.kinds[:2]] == [(3, "gdn"), (1, "grouped")]
+    linear = ModelSpec.from_config({**QWEN3_NEXT, "mamba_ssm_dtype": "float32"}, "next").kinds[0].attention
+    assert isinstance(linear, LinearAttention) and linear.state_type == "bfloat16"
+    assert linear.state_bytes(2, 2) == 16 * 128 * 128 * 2 + (2 * 16 * 128 + 32 * 128) // 2 * 3 * 2
+
+
+def test_what_is_not_sure_of_qwen3_next_is_refused() -> None:
+    """Layers without experts, and the type of its states under SGLang."""
+    with pytest.raises(
+        ScenarioError, match=r"next: decoder_sparse_step is 2, and layers without experts are not known"
+    ):
+        ModelSpec.from_config({**QWEN3_NEXT, "decoder_sparse_step": 2}, "next")
+    with pytest.raises(ScenarioError, match="num_experts is missing"):
+        ModelSpec.from_config({key: value for key, value in QWEN3_NEXT.items() if key != "num_experts"}, "next")
+    engine = Deployment(ModelSpec.from_config(QWEN3_NEXT, "next"), None, "sglang", tp=2)
+    with pytest.raises(ScenarioError, match="in which type sglang keeps the states of qwen3_next is not known"):
+        check_derivable(engine)

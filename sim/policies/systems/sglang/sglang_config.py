@@ -165,6 +165,7 @@ class SglangConfig(PolicyConfig):
             ),
             takes_items=not self.is_embedding,
             pooling=bool(self.is_embedding),
+            masks="" if self.is_embedding or self.disable_consecutive_prefill_overlap else "all",
         )
 
     @property

@@ -52,6 +52,7 @@ class VllmConnectorConfig(VllmConfig):
             adapters=None,
             takes_items=False,
             kv_groups=False,
+            masks="",
         )
 
     @property

@@ -183,6 +183,7 @@ class VllmConfig(PolicyConfig):
             takes_items=True,
             pooling=self.runner == "pooling",
             kv_groups=True,
+            masks="" if self.runner == "pooling" else "sampled",
         )
 
     @property

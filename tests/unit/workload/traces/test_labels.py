@@ -238,6 +238,6 @@ def test_columns_of_an_option_may_name_any_role(tmp_path: Path) -> None:
     config = trace_config(log, "auto", "arrival=ts,prompt=in,output=out,request_class=kind", "s")
     assert config.columns is not None and config.columns.request_class == "kind"
     with pytest.raises(
-        ScenarioError, match=r"what else rows may tell is .*, session, status, task, tenant, ttft, turn"
+        ScenarioError, match=r"what else rows may tell is .*, session, status, structured, task, tenant, ttft, turn"
     ):
         trace_config(log, "auto", "prompt=in,output=out,klass=kind", None)

@@ -1,0 +1,41 @@
+"""How long sampling waited for the masks of answers that grammars constrain, and whose time that is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchsim.kernel.record import DECODE, MASKED, PREFILL, RECOMPUTE, Records
+from batchsim.metrics.encoding import Yielded, remarked_ns
+from batchsim.metrics.lives import Coverage, Int, Intervals, step_kinds, step_spans
+
+MASK_WAIT = "mask_wait"
+"""The part of a request's life in steps whose forward was over, while the host still filled masks."""
+
+
+def step_mask_ns(records: Records) -> Int:
+    """How long sampling of each recorded step waits for masks, behind its forward, in ns; empty where none does."""
+    return remarked_ns(records, MASKED)
+
+
+def mask_times(
+    records: Records, intervals: Intervals, is_after_first: Callable[[Records, Int, Int], NDArray[np.bool_]]
+) -> Iterator[Yielded]:
+    """What the waits for masks take off other parts of requests' lives, and add to MASK_WAIT."""
+    wait_ns = step_mask_ns(records)
+    if not len(wait_ns):
+        return
+    starts, lengths = step_spans(records)
+    wait_ns = np.minimum(wait_ns, lengths)
+    begins = starts + lengths - wait_ns
+    whole = {"": np.ones(len(starts), bool)}
+    for state, name in ((PREFILL, "prefill"), (RECOMPUTE, "recompute"), (DECODE, "")):
+        at = intervals.state == state
+        start, end, request = intervals.start_ns[at], intervals.end_ns[at], intervals.request[at]
+        after_first = is_after_first(records, request, start) if name else np.ones(len(start), bool)
+        for part, kind in (whole if name else step_kinds(records)).items():
+            ns = Coverage(begins[kind], wait_ns[kind]).between(start, end)
+            yield name or part, request, -ns, after_first
+            yield MASK_WAIT, request, ns, after_first
