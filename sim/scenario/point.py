@@ -17,6 +17,7 @@ from batchsim.kernel.record import Records
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.scenario.config import Keep, Point
 from batchsim.scenario.pooled import block_bytes
+from batchsim.scenario.rank_engines import run_ranks
 from batchsim.scenario.setup import Setup
 from batchsim.workload.build import BuiltWorkload
 from batchsim.workload.open_loop import OpenWorkload
@@ -44,9 +45,12 @@ class Run:
 def simulate_point(setup: Setup, point: Point, pulse: Pulse | None = None) -> Run:
     """Simulates one point to the end of its last request. `spans` of the run: what each replica was doing when."""
     workload = setup.workload(point.load, point.seed)
-    run = (
-        _simulate_fleet(setup, point, workload, pulse) if setup.groups else _simulate_one(setup, point, workload, pulse)
-    )
+    if setup.are_ranks:
+        run = _simulate_ranks(setup, point, workload)
+    elif setup.groups:
+        run = _simulate_fleet(setup, point, workload, pulse)
+    else:
+        run = _simulate_one(setup, point, workload, pulse)
     if isinstance(workload, RolloutWorkload):
         workload.check_done()
     return run
@@ -58,6 +62,12 @@ def _simulate_one(setup: Setup, point: Point, workload: BuiltWorkload, pulse: Pu
     core.check_returned()
     records, keep = core.recorder.records(), setup.scenario.file.keep
     return Run(point, workload, records, core.scheduler.streams, end_ns, workload.window_ns, keep=keep)
+
+
+def _simulate_ranks(setup: Setup, point: Point, workload: BuiltWorkload) -> Run:
+    keep, window_ns = setup.scenario.file.keep, workload.window_ns
+    fleet = run_ranks(setup, point.spec, workload, window_ns[1], join=keep == "all")
+    return Run(point, workload, fleet.records, True, fleet.end_ns, window_ns, fleet.spans, keep, fleet.lives)
 
 
 def _simulate_fleet(setup: Setup, point: Point, workload: BuiltWorkload, pulse: Pulse | None) -> Run:
