@@ -21,7 +21,7 @@ def check_ranks(scenario: Scenario, model: ModelSpec, cost: Cost) -> None:
     if not any(kind.mlp.kind == "experts" for kind in model.kinds):
         raise ScenarioError(
             f"{model.name} has no experts, and vLLM's data-parallel ranks of it are engines that do not wait for each"
-            f" other. Write replicas: {{count: {replicas.count}, router: least_outstanding}} instead of {KEY}."
+            f" other. Write replicas: {{count: {replicas.count}, router: shortest_queue}} instead of {KEY}."
         )
     _check_cost(file.cost, cost)
     for spec in scenario.specs:
