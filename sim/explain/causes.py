@@ -32,6 +32,7 @@ from batchsim.metrics.attribution import PARTS, part_times
 from batchsim.metrics.latencies import LATENCIES, MAKESPAN, TASK_E2E, judged_ns, values_ns
 from batchsim.metrics.lives import Int
 from batchsim.metrics.point_inputs import of_class
+from batchsim.metrics.rank_waits import WAITING as FOR_RANKS
 from batchsim.metrics.slo import Bound, Slo, keeps_all, parse_slo
 
 OWN_WORK = ("prefill", "decode_alone")
@@ -197,7 +198,7 @@ def _time_that_counts(metric: str, names: list[str], before: Int, after: Int, wh
     """The ns of one request that count for `metric`, by part, and last those of `whole_response`."""
     part = LATENCIES[metric].part
     if part == "queue":
-        waiting = [name.partition(":")[0] in ("queued", "waiting_step", "host_gap") for name in names]
+        waiting = [name.partition(":")[0] in ("queued", "waiting_step", "host_gap", FOR_RANKS) for name in names]
         return np.where(waiting, np.append(before, 0), 0)
     if part == "to first token":
         return np.append(before, after.sum() if whole else 0)

@@ -19,6 +19,7 @@ from batchsim.kernel.record import Records
 from batchsim.metrics.encoding import step_encode_ns
 from batchsim.metrics.host_lane import stage_spans_ns
 from batchsim.metrics.masks import step_mask_ns
+from batchsim.metrics.rank_waits import rank_waits
 from batchsim.results.knobs import asks_for_no_tokens, speculation
 from batchsim.results.read import SCENARIO, Results, scenario_of
 from batchsim.scenario import load_scenario
@@ -56,6 +57,9 @@ def step_terms(
     columns = work_columns(records.step_columns)
     if scenario_of(results, policy).get("lora_cost"):
         by_term["other"] = by_term["other"] + rest_ns  # what adapters cost
+        rest_ns = np.minimum(rest_ns, 0)
+    if rank_waits(records) is not None:  # in which other ranks took longer, and dummies of this one
+        by_term["other"] = by_term["other"] + rest_ns
         rest_ns = np.minimum(rest_ns, 0)
     if len(encode_ns := step_encode_ns(records)):
         by_term["other"], rest_ns = by_term["other"] + encode_ns, rest_ns - encode_ns
@@ -127,6 +131,8 @@ def _cost(results: Results, records: Records, policy: str, replica: int | None) 
     if pools or scenario.get("structured_cost") or (scenario.get("cost") or {}).get("encoder") is not None:
         runner = "pooling" if pools else "generate"
         stand_in = {"vllm": {"async_scheduling": len(records.lanes) > 0, "runner": runner}}
+    if rank_waits(records) is not None:
+        stand_in = {"vllm": {"async_scheduling": len(records.lanes) > 0}}
     overrides = (f"policies={json.dumps(stand_in)}", *_ANY_POLICY)
     if shapes_of(scenario) is not None:
         is_deployment = results.scenario["cost"].get("kind") == "deployment"  # which is written under its own key

@@ -30,13 +30,15 @@ from batchsim.metrics.lives import (
     Intervals,
     held_back,
     queue_holds,
+    queue_waits,
     queueing,
     state_intervals,
     step_kinds,
-    step_loads_ns,
+    step_leads,
     step_spans,
 )
 from batchsim.metrics.masks import MASK_WAIT, step_mask_ns
+from batchsim.metrics.rank_waits import WAITING as FOR_RANKS
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,8 @@ class _OfEngine:
         self._queueing = queueing(records, self._intervals)
         self._holds: Holds = queue_holds(records, self._intervals)
         self._held_back = held_back(records, self._queueing)
-        self._loads_ns = step_loads_ns(records)
+        self._leads = step_leads(records)
+        self._of_ranks = queue_waits(records, self._holds)
         self._kinds = step_kinds(records)
         self._encode_ns, self._own_encoding = step_encode_ns(records), own_encoding(records)
         self._mask_ns = step_mask_ns(records)
@@ -149,7 +152,7 @@ class _OfEngine:
         return [
             *chapters,
             _at_router(now_ns, handed_ns),
-            _plain("waiting_step", int(arrival[i]), int(entered[i])),
+            self._waiting("waiting_step", int(arrival[i]), int(entered[i]), 0),
         ]
 
     def _queued(self, i: int) -> list[Chapter]:
@@ -162,7 +165,7 @@ class _OfEngine:
             start_ns, end_ns = max(now_ns, int(holds.start_ns[k])), min(int(holds.end_ns[k]), until_ns)
             reason = self.records.texts[holds.reason[k]]
             head = int(holds.head[k])
-            chapters.append(_plain(free, now_ns, start_ns))
+            chapters.append(self._waiting(free, now_ns, start_ns, 1))
             chapters.append(
                 Chapter(
                     "queued",
@@ -175,7 +178,21 @@ class _OfEngine:
                 )
             )
             now_ns = end_ns
-        return self._without_held_back(i, [*chapters, _plain(free, now_ns, until_ns)])
+        return self._without_held_back(i, [*chapters, self._waiting(free, now_ns, until_ns, 1)])
+
+    def _waiting(self, part: str, start_ns: int, end_ns: int, cover: int) -> Chapter:
+        """A chapter of `part`, of which the time is another's in which a rank waited for others, by one of its covers:
+        in all, or while nothing held its queue."""
+        chapter = _plain(part, start_ns, end_ns)
+        if self._of_ranks is None or start_ns == end_ns:
+            return chapter
+        times = np.array([start_ns, end_ns])
+        ns = int(np.diff(self._of_ranks[cover].until(times))[0])
+        if not ns:
+            return chapter
+        what = FOR_RANKS if ns == chapter.ns else chapter.what
+        parts = {part: chapter.ns - ns, FOR_RANKS: ns}
+        return replace(chapter, what=what, parts={name: value for name, value in parts.items() if value})
 
     def _without_held_back(self, i: int, chapters: list[Chapter]) -> list[Chapter]:
         """The `chapters` in the queue with those in which the request itself was passed over in their place."""
@@ -216,11 +233,11 @@ class _OfEngine:
         among = slice(np.searchsorted(ends, start_ns, "right"), high)  # one that ran as the state began, too
         length_ns: Int = np.minimum(ends[among], end_ns) - np.maximum(starts[among], start_ns)
         length_ns = np.maximum(length_ns, 0)
-        loaded_ns = 0
-        if len(self._loads_ns):
-            loads_end_ns = np.minimum(starts[among] + self._loads_ns[among], end_ns)
-            loads_ns = np.maximum(loads_end_ns - np.maximum(starts[among], start_ns), 0)
-            length_ns, loaded_ns = length_ns - loads_ns, int(loads_ns.sum())
+        leads: dict[str, int] = {}
+        for lead in self._leads:
+            lead_end_ns = np.minimum(lead.start_ns[among] + lead.length_ns[among], end_ns)
+            lead_ns = np.maximum(lead_end_ns - np.maximum(lead.start_ns[among], start_ns), 0)
+            length_ns, leads[lead.part] = length_ns - lead_ns, int(lead_ns.sum())
         encoding: dict[str, int] = {}
         if len(self._encode_ns):
             length_ns, encoding = self._encoding(k, among, length_ns)
@@ -235,8 +252,7 @@ class _OfEngine:
             taken = self._count(("decode_alone", "decode_beside_prefill"), low, high)
         else:
             parts, taken = {name: int(length_ns.sum())}, int(high - low)
-        parts["adapter_load"] = loaded_ns
-        parts |= encoding
+        parts |= leads | encoding
         parts["host_gap"] = end_ns - start_ns - sum(parts.values())
         return Chapter(name, start_ns, end_ns, {part: ns for part, ns in parts.items() if ns}, steps=taken)
 

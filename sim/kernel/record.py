@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Request states, as the rows of the `states` table name them.
 PREFILL, RECOMPUTE, DECODE, SAT_OUT, PREEMPTED, SWAPPED, BLOCKED, HELD_BACK, ADAPTER, LOADING, LOADED = range(1, 12)
-ENCODED, WAITING, MASKED = 12, 13, 14
+ENCODED, WAITING, MASKED, RANKS_WAITED, RANKS_PADDED = 12, 13, 14, 15, 16
 STATE_NAMES = {
     PREFILL: "prefill",
     RECOMPUTE: "recompute",
@@ -43,6 +43,8 @@ REMARK_NAMES = {
     LOADED: "adapter_ready",
     ENCODED: "encoded",
     MASKED: "masked",
+    RANKS_WAITED: "ranks_waited",
+    RANKS_PADDED: "ranks_padded",
 }
 """Rows of the `states` table that change no request's state."""
 

@@ -23,6 +23,9 @@ A life runs from `sent_ns` to `delivered_ns`, or to `ended_ns` where nothing was
                             `empty_step`: it only preempted or swapped
     preempted:REASON        lost its place and KV; `blocker` is the request that took them
     swapped:REASON          lost its place, KV kept in host memory
+    waiting_for_ranks       of ranks that step together: in a step until all others had launched theirs, and for as long
+                            as a slower one took; and while its rank ran a dummy for the others
+    padding_of_ranks        in a step, computing padding up to the size of the fullest rank
     host_gap                running, or about to and held by nothing, while no step ran: host work between steps, and
                             in rollouts the pause of engines that load weights with answers under way
     response_held           last token made, response kept until its batch ended
@@ -59,13 +62,16 @@ from batchsim.metrics.lives import (
     given_up,
     held_back,
     queue_holds,
+    queue_waits,
     queueing,
     state_intervals,
     step_kinds,
-    step_loads_ns,
+    step_leads,
     step_spans,
 )
 from batchsim.metrics.masks import MASK_WAIT, mask_times
+from batchsim.metrics.rank_waits import PADDING
+from batchsim.metrics.rank_waits import WAITING as FOR_RANKS
 
 PARTS = (
     "frontend",
@@ -77,6 +83,8 @@ PARTS = (
     "decode_alone",
     "decode_beside_prefill",
     "adapter_load",
+    FOR_RANKS,
+    PADDING,
     OWN,
     OTHERS,
     MASK_WAIT,
@@ -238,9 +246,13 @@ def _queue(records: Records, intervals: Intervals) -> Iterator[PartTimes]:
     arrival, entered, until, soon = queue
     held = held_back(records, queue)
     after_first = _is_after_first_token(records, everyone, arrival)
-    yield _times("waiting_step", everyone, entered - arrival, after_first)
     holds = queue_holds(records, intervals)
-    length, left = holds.end_ns - holds.start_ns, until - entered
+    length, left, waited = holds.end_ns - holds.start_ns, until - entered, entered - arrival
+    if (of_ranks := queue_waits(records, holds)) is not None:
+        in_step, in_queue = of_ranks[0].between(arrival, entered), of_ranks[1].between(entered, until)
+        yield _times(FOR_RANKS, everyone, in_step + in_queue, after_first)
+        left, waited = left - in_queue, waited - in_step
+    yield _times("waiting_step", everyone, waited, after_first)
     for code in np.unique(held.reason):
         at = held.reason == code
         ns = np.zeros(len(everyone), np.int64)
@@ -265,18 +277,17 @@ def _running(records: Records, intervals: Intervals) -> Iterator[PartTimes]:
     kinds = step_kinds(records)
     covers = {part: Coverage(starts[kind], lengths[kind]) for part, kind in kinds.items()}
     any_step = Coverage(starts, lengths)
-    loads_ns = step_loads_ns(records)
-    loads = [Coverage(starts, loads_ns)] if len(loads_ns) else []  # one cover, or none
+    leads = step_leads(records)
     for state, name in ((PREFILL, "prefill"), (RECOMPUTE, "recompute")):
         at = intervals.state == state
         start, end, request = intervals.start_ns[at], intervals.end_ns[at], intervals.request[at]
         ns = any_step.between(start, end)
         after_first = _is_after_first_token(records, request, start)
         yield _times("host_gap", request, end - start - ns, after_first)
-        for load in loads:
-            loaded_ns = load.between(start, end)
-            ns = ns - loaded_ns
-            yield _times("adapter_load", request, loaded_ns, after_first)
+        for lead in leads:
+            lead_ns = Coverage(lead.start_ns, lead.length_ns).between(start, end)
+            ns = ns - lead_ns
+            yield _times(lead.part, request, lead_ns, after_first)
         yield _times(name, request, ns, after_first)
     at = intervals.state == DECODE
     start, end, request = intervals.start_ns[at], intervals.end_ns[at], intervals.request[at]
@@ -284,10 +295,10 @@ def _running(records: Records, intervals: Intervals) -> Iterator[PartTimes]:
     for part, cover in covers.items():
         ns = cover.between(start, end)
         left = left - ns
-        if loads:
+        for lead in leads:
             kind = kinds[part]
-            loaded_ns = Coverage(starts[kind], loads_ns[kind]).between(start, end)
-            ns = ns - loaded_ns
-            yield _times("adapter_load", request, loaded_ns, after_first)
+            lead_ns = Coverage(lead.start_ns[kind], lead.length_ns[kind]).between(start, end)
+            ns = ns - lead_ns
+            yield _times(lead.part, request, lead_ns, after_first)
         yield _times(part, request, ns, after_first)
     yield _times("host_gap", request, left, after_first)

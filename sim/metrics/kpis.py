@@ -12,7 +12,7 @@ from batchsim.base.units import NS_PER_S
 from batchsim.drive.fleet.fleet_plan import HELD
 from batchsim.kernel.record import FINISHED, MISSING
 from batchsim.metrics.point_inputs import FleetInputs, PointInputs, between
-from batchsim.metrics.step_totals import StepFacts, StepTotals, step_totals
+from batchsim.metrics.step_totals import DUMMIES, StepFacts, StepTotals, step_totals
 from batchsim.workload.offline import OfflineLog
 
 PAD_BOUND_SHARE = 1 / 3
@@ -96,6 +96,7 @@ def engine_kpis(
         ),
         "num_steps": float(steps.num_steps),
         **({} if inputs.fleet is None else _fleet_kpis(inputs.fleet, requests, span_ns)),
+        **({} if inputs.fleet is None or not inputs.fleet.are_ranks else {"idle_rank_share": _idle_share(steps)}),
     }
 
 
@@ -138,6 +139,11 @@ def _fleet_kpis(fleet: FleetInputs, requests: NDArray[np.void], span_ns: tuple[i
         "num_replicas_max": float(max(at_once)) if at_once else None,
         "retries": float(requests["num_retries"].sum()),
     }
+
+
+def _idle_share(steps: StepTotals) -> float | None:
+    """The share of the steps that are dummies of ranks; None without any step."""
+    return _ratio(steps.count(DUMMIES), steps.num_steps)
 
 
 def bound_by(steps: StepTotals, values: Mapping[str, float | None], part_ns: Mapping[str, int]) -> str:

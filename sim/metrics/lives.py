@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from batchsim.kernel.record import BLOCKED, FINISHED, HELD_BACK, LOADED, LOADING, MISSING, STATE_NAMES, Records
 from batchsim.metrics.host_lane import ends_before_ns
+from batchsim.metrics.rank_waits import PADDING, WAITING, outside, rank_waits
 
 Int = NDArray[np.int64]
 _OF_LIVES = [state for state in STATE_NAMES if state != BLOCKED]  # the others are remarks on a life or on the queue
@@ -128,9 +129,21 @@ def queueing(records: Records, intervals: Intervals) -> Queueing:
         at = np.searchsorted(steps["start_ns"], arrival, "left") - 1
         step_end = np.where(at < 0, 0, steps["start_ns"][at] + steps["duration_ns"][at])
         entered = np.maximum(arrival, np.minimum(step_end, until))
-        followed = at + 1 < records.num_steps
-        next_start[followed] = steps["start_ns"][at[followed] + 1]
+        after = _next_own(records)[at + 1]
+        followed = after < records.num_steps
+        next_start[followed] = steps["start_ns"][after[followed]]
     return Queueing(arrival, entered, np.maximum(entered, until), until <= next_start)
+
+
+def _next_own(records: Records) -> Int:
+    """For each step, and behind the last one, the number of the first from it on that is no dummy of a rank."""
+    numbers = np.arange(records.num_steps + 1)
+    if rank_waits(records) is None:
+        return numbers
+    steps = records.step_columns
+    dummy = (steps["num_decode"] == 0) & (steps["num_chunks"] == 0)
+    numbers[:-1][dummy] = records.num_steps
+    return np.minimum.accumulate(numbers[::-1])[::-1]
 
 
 class HeldBack(NamedTuple):
@@ -170,6 +183,35 @@ def step_loads_ns(records: Records) -> Int:
     loads_ns = np.zeros(len(starts_ns), np.int64)
     np.add.at(loads_ns, np.searchsorted(starts_ns, rows["time_ns"][loading], "right") - 1, lengths_ns)
     return np.minimum(loads_ns, spans_ns)
+
+
+class Lead(NamedTuple):
+    """A time at or near the start of each step, of which it is a part: (start, length) in ns, a row a step."""
+
+    part: str
+    start_ns: Int
+    length_ns: Int
+
+
+def step_leads(records: Records) -> list[Lead]:
+    """What steps do first and what is no work of their sequences, in this order: adapters are loaded, a rank waits for
+    others and computes padding."""
+    leads: list[Lead] = []
+    if len(loads_ns := step_loads_ns(records)):
+        leads.append(Lead("adapter_load", step_spans(records)[0], loads_ns))
+    if (waits := rank_waits(records)) is not None:
+        leads.append(Lead(WAITING, waits.start_ns, waits.wait_ns))
+        leads.append(Lead(PADDING, waits.start_ns + waits.wait_ns, waits.padding_ns))
+    return leads
+
+
+def queue_waits(records: Records, holds: Holds) -> tuple[Coverage, Coverage] | None:
+    """When a rank waited for others, in all and while nothing held its queue; None of an engine that is no rank."""
+    waits = rank_waits(records)
+    if waits is None:
+        return None
+    starts, lengths = waits.start_ns, waits.wait_ns
+    return Coverage(starts, lengths), Coverage(*outside(starts, lengths, holds.start_ns, holds.end_ns))
 
 
 def queue_holds(records: Records, intervals: Intervals) -> Holds:

@@ -25,6 +25,7 @@ from batchsim.metrics.intervals import half_width
 from batchsim.metrics.kpis import bound_by, engine_kpis, offline_kpis, totals_of
 from batchsim.metrics.latencies import LATENCIES, MAKESPAN, TASK_E2E, judged_ns, values_ns
 from batchsim.metrics.point_inputs import PointInputs, between, makespan, of_class, span_of
+from batchsim.metrics.rank_waits import PADDING, WAITING
 from batchsim.metrics.rollouts import makespan_ns, rollout_kpis
 from batchsim.metrics.slo import Sample, Slo, rank
 from batchsim.metrics.stability import is_too_short, is_unstable
@@ -113,6 +114,9 @@ def measure(inputs: PointInputs) -> Measured:
     shares = _shares(part_ns)
     if inputs.adapters is None:
         del shares["attr_adapter_load_share"]
+    if inputs.fleet is None or not inputs.fleet.are_ranks:
+        for part in (WAITING, PADDING):
+            del shares[f"attr_{part}_share"]
     values |= shares
     judged = not (inputs.all_at_once or inputs.closed_loop)
     unstable = judged and is_unstable(*inputs.demand)

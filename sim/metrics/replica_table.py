@@ -17,6 +17,8 @@ from batchsim.metrics.point_inputs import PointInputs, between, span_of
 COLUMNS = ("replica", "group", "requests", "finished", "lost", "held_s", "starting_s", "up_s", "num_blocks")
 COLUMNS += ("engine_busy_share", "kv_utilisation_mean", "kv_utilisation_peak", "prefix_hit_rate", "num_steps")
 COLUMNS += ("ttft_p99_s", "tpot_p99_s", "e2e_p99_s")
+RANK_COLUMNS = ("idle_rank_share", "pad_share")
+"""Further columns of ranks that step together."""
 
 
 def replica_table(inputs: PointInputs) -> list[dict[str, Any]]:
@@ -53,6 +55,8 @@ def replica_table(inputs: PointInputs) -> list[dict[str, Any]]:
             "num_blocks": int(fleet.num_blocks[replica]),
         }
         row |= {name: kpis[name] for name in COLUMNS if name in kpis}
+        if fleet.are_ranks:
+            row |= {name: kpis[name] for name in RANK_COLUMNS}
         latencies = latencies_ns(replica_inputs)
         for name in ("ttft", "tpot", "e2e"):
             observed = latencies[name][done]

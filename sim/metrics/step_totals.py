@@ -20,6 +20,8 @@ Weighted = tuple[NDArray[np.float64], NDArray[np.int64]]
 
 _COUNTED = ("num_prefill_tokens", "num_decode_tokens", "pad_prefill_tokens", "pad_decode_rows", "swap_blocks")
 _COUNTED += ("num_decode", "num_chunks", "num_accepted_tokens")
+DUMMIES = "dummy_steps"
+"""Among `counts`: steps of padding alone, which ranks that step together run for the others."""
 _READ = {*_COUNTED, "start_ns", "duration_ns", "free_blocks", "num_running", "context_tokens", "cached_tokens"}
 _PEAKS = {"flops": "peak_flops", "bytes": "memory_bandwidth"}
 """{term of a cost model's work: the property of a GPU that bounds it}."""
@@ -94,6 +96,7 @@ def step_totals(records: Records, facts: StepFacts, span_ns: tuple[int, int], be
     busy_ns = np.clip(np.minimum(ends, end) - np.maximum(alone_ns, start), 0, None)
     inside = (starts >= start) & (starts < end)
     num_steps = int(inside.sum())
+    dummies = (steps["num_decode"] == 0) & (steps["num_chunks"] == 0) & (steps["pad_decode_rows"] > 0)
     used = facts.num_blocks - steps["free_blocks"]
     utilisation = used / facts.num_blocks
     known = (steps["num_chunks"] == 0) & (steps["num_decode"] > 0) & (steps["num_decode"] == steps["num_running"])
@@ -104,7 +107,7 @@ def step_totals(records: Records, facts: StepFacts, span_ns: tuple[int, int], be
     waited_ns = np.minimum(starts, end) - np.maximum(starts - waits_ns, start) if ahead else waits_ns
     return StepTotals(
         num_steps=num_steps,
-        counts={name: int(steps[name][inside].sum()) for name in _COUNTED},
+        counts={name: int(steps[name][inside].sum()) for name in _COUNTED} | {DUMMIES: int((dummies & inside).sum())},
         busy_ns=int(busy_ns.sum()),
         slots_ns=0.0
         if facts.max_num_seqs is None

@@ -21,6 +21,7 @@ from typing import Literal
 from batchsim.metrics.adapters import ADAPTER_METRICS
 from batchsim.metrics.attribution import PARTS
 from batchsim.metrics.latencies import LATENCIES, TASK_DOC, TASK_E2E
+from batchsim.metrics.rank_waits import PADDING, RANK_METRICS, WAITING
 
 STATISTICS = {
     "mean": "mean",
@@ -69,6 +70,7 @@ Needs = Literal[
     "known power",
     "idle power",
     "replicas",
+    "ranks",
     "a steady run",
     "tasks",
     "sessions",
@@ -423,8 +425,9 @@ _OFFLINE = (
     ),
 )
 _ADAPTERS = tuple(Metric(*row, needs="adapters") for row in ADAPTER_METRICS)
+_RANKS = tuple(Metric(*row, needs="ranks") for row in RANK_METRICS)
 _E2E = "of the summed E2E of the cohort's finished requests"
-_NEEDS: dict[str, Needs] = {"adapter_load": "adapters"}
+_NEEDS: dict[str, Needs] = {"adapter_load": "adapters", WAITING: "ranks", PADDING: "ranks"}
 _PARTS = (Metric(f"attr_{part}_share", "share", "", f"{part} {_E2E}", _NEEDS.get(part, "")) for part in PARTS)
 _JUDGED = (
     Metric("too_short", "yes or no", "lower", "1 where the median request runs for over a quarter of the window"),
@@ -439,7 +442,7 @@ _JUDGED = (
 METRICS = {
     row.name: row
     for rows in (
-        *(_latencies(), _COUNTED, _RATES, _OBJECTIVES, _ENGINE, _REPLICAS),
+        *(_latencies(), _COUNTED, _RATES, _OBJECTIVES, _ENGINE, _REPLICAS, _RANKS),
         *(_TASKS, _ROLLOUTS, _OFFLINE, _ADAPTERS, _PARTS, _JUDGED),
     )
     for row in rows

@@ -166,4 +166,5 @@ def fleet_inputs(setup: Setup, run: Run) -> FleetInputs:
         memory_bandwidth=peaks([gpu.memory_bandwidth for gpu in known]),
         idle_watts=None if None in idle else np.array(idle, np.float64),
         spans=run.spans,
+        are_ranks=setup.are_ranks,
     )

@@ -136,7 +136,7 @@ def _describe_replicas(setup: Setup) -> str:
         gpu = "" if group.setup.gpu is None else group.setup.gpu.name
         gpu += f" × {group.setup.num_gpus}" if group.setup.num_gpus > 1 else ""
         count = f"{group.count}" if config.autoscaler is None else f"{config.autoscaler.min} to {config.autoscaler.max}"
-        noun = "replica" if count == "1" else "replicas"
+        noun = "replica" if count == "1" else "replicas" if config.lockstep is None else "ranks in lockstep"
         what = " ".join(filter(None, (count, group.name, noun, f"on {gpu}" if gpu else "")))
         kinds.append(" · ".join(filter(None, (what, group.setup.deployment_text, group.setup.cost_text))))
     varied = setup.scenario.vary_key.startswith("replicas.router")

@@ -177,6 +177,10 @@ class ScenarioFile(Config):
         plan.check(self.workload)
         if self.replicas is not None and self.replicas.transfer is not None:
             raise ValueError("plan: GPUs are not planned for prefill and decode apart. Leave out plan, or pools.")
+        if self.replicas is not None and self.replicas.lockstep is not None:
+            raise ValueError(
+                "plan: GPUs are not planned for ranks that step together. Leave out plan, or dp_attention."
+            )
         stated = next((name for name in ("tokens", "memory") if getattr(self.kv, name) is not None), "")
         if stated and any(offer.kv_tokens is None for offer in plan.gpus.values()):
             raise ValueError(

@@ -14,6 +14,7 @@ from batchsim.cost.kinds import long_form
 from batchsim.scenario.document import MAX_DEPTH, TEXTS, Document, read_document
 from batchsim.scenario.document import Path as Keys
 from batchsim.scenario.pools_forms import decode_is_the_scenarios, rewritten, take_pools
+from batchsim.scenario.rank_forms import take_ranks
 
 if TYPE_CHECKING:
     from batchsim.deployment.log_lines import Logged
@@ -65,6 +66,7 @@ def lengthen(document: Document) -> None:
     """Writes every `deployment` as a cost of that kind, and every `cost: NAME` and `router: NAME` out, so that --set
     can change a part of it."""
     take_pools(document)
+    take_ranks(document)
     for path, owner in costs(document.value):
         _take_deployment(document, path, owner)
         cost = owner.get("cost")

@@ -6,16 +6,21 @@ from dataclasses import dataclass
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.units import format_duration
+from batchsim.cost.shapes.lists import vllm_graph_sizes
 from batchsim.drive.fleet.fleet_plan import ReplicaSpan
 from batchsim.drive.fleet.fleet_records import EngineLife
+from batchsim.drive.fleet.lockstep.lockstep_config import LockstepConfig
+from batchsim.drive.fleet.lockstep.passes import LockstepCost
+from batchsim.drive.fleet.lockstep.rank_costs import RankCosts
+from batchsim.drive.fleet.lockstep.recorded_ranks import simulate_ranks
 from batchsim.drive.fleet.pools import Pools, PrefillCore, simulate_pools
-from batchsim.drive.fleet.simulate_fleet import simulate_fleet
+from batchsim.drive.fleet.simulate_fleet import FleetRun, simulate_fleet
 from batchsim.drive.simulate import Pulse, simulate
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_transfer import KvConnector
 from batchsim.kernel.record import Records
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.scenario.config import Keep, Point
+from batchsim.scenario.config import Keep, Point, PolicySpec
 from batchsim.scenario.pooled import block_bytes
 from batchsim.scenario.setup import Setup
 from batchsim.workload.build import BuiltWorkload
@@ -44,9 +49,12 @@ class Run:
 def simulate_point(setup: Setup, point: Point, pulse: Pulse | None = None) -> Run:
     """Simulates one point to the end of its last request. `spans` of the run: what each replica was doing when."""
     workload = setup.workload(point.load, point.seed)
-    run = (
-        _simulate_fleet(setup, point, workload, pulse) if setup.groups else _simulate_one(setup, point, workload, pulse)
-    )
+    if setup.are_ranks:
+        run = _simulate_ranks(setup, point, workload)
+    elif setup.groups:
+        run = _simulate_fleet(setup, point, workload, pulse)
+    else:
+        run = _simulate_one(setup, point, workload, pulse)
     if isinstance(workload, RolloutWorkload):
         workload.check_done()
     return run
@@ -58,6 +66,12 @@ def _simulate_one(setup: Setup, point: Point, workload: BuiltWorkload, pulse: Pu
     core.check_returned()
     records, keep = core.recorder.records(), setup.scenario.file.keep
     return Run(point, workload, records, core.scheduler.streams, end_ns, workload.window_ns, keep=keep)
+
+
+def _simulate_ranks(setup: Setup, point: Point, workload: BuiltWorkload) -> Run:
+    keep, window_ns = setup.scenario.file.keep, workload.window_ns
+    fleet = _run_ranks(setup, point.spec, workload, window_ns[1], join=keep == "all")
+    return Run(point, workload, fleet.records, True, fleet.end_ns, window_ns, fleet.spans, keep, fleet.lives)
 
 
 def _simulate_fleet(setup: Setup, point: Point, workload: BuiltWorkload, pulse: Pulse | None) -> Run:
@@ -109,3 +123,27 @@ def _pooled_engine(setup: Setup, point: Point, workload: BuiltWorkload, connecto
     executor = SimExecutor(cost, setup.max_model_len, own.config.traits.loop)
     kind = PrefillCore if own.config.delivers else EngineCore
     return setup.engine_on(executor, own, workload, setup.new_kv(own.config), cost, connector=connector, kind=kind)
+
+
+def _run_ranks(setup: Setup, spec: PolicySpec, workload: BuiltWorkload, until_ns: int, *, join: bool) -> FleetRun:
+    """Simulates the ranks of `setup` under `spec`, as `simulate_ranks` does."""
+    replicas, config = setup.scenario.file.replicas, spec.config
+    assert replicas is not None and replicas.lockstep is not None and replicas.count is not None, "checked by Setup"
+    one = setup.groups[0].setup
+    cost, loop = one.cost_under(config), config.traits.loop
+    lanes = cost.lanes()
+    cores: list[EngineCore] = []
+    for _ in range(replicas.count):
+        executor = SimExecutor(LockstepCost(lanes), one.max_model_len, loop)
+        cores.append(one.engine_on(executor, spec, workload, one.new_kv(config), cost))
+    costs = RankCosts(lanes.device_ns if loop.is_ahead else cost.step_ns, _graph_sizes(spec, replicas.lockstep))
+    fleet = simulate_ranks(cores, costs, replicas.lockstep, workload, until_ns=until_ns, join=join)
+    for core in cores:
+        core.check_returned()
+    return fleet
+
+
+def _graph_sizes(spec: PolicySpec, lockstep: LockstepConfig) -> list[int]:
+    """The tokens of the CUDA graphs that each rank captures; none where it is eager."""
+    config = spec.config
+    return [] if lockstep.eager else vllm_graph_sizes(config.max_num_seqs, config.max_num_batched_tokens)

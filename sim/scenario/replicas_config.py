@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Annotated, Any
 
+from batchsim.base.plain import LEFT_OUT
 from batchsim.base.ranges import Config, check_ranges
 from batchsim.base.units import PricePerHour, format_duration
 from batchsim.drive.fleet.admission import AdmissionConfig
 from batchsim.drive.fleet.fleet_plan import Failure, FleetPlan, Lost
+from batchsim.drive.fleet.lockstep.lockstep_config import MAX_RANKS, LockstepConfig
 from batchsim.drive.fleet.routing import ROUTERS, RoundRobinConfig, RouterConfig
 from batchsim.drive.fleet.scaling.autoscaler import Replicas
 from batchsim.drive.fleet.scaling.kinds import Scaler
@@ -74,6 +76,9 @@ class ReplicasConfig(Config):
     transfer: TransferConfig | None = None
     """How KV gets from the replicas of the group prefill, which compute prompts, to those of the group decode."""
 
+    lockstep: LockstepConfig | None = field(default=None, metadata=LEFT_OUT)
+    """With `count`: the replicas are ranks of one model with experts that step together, in short `dp_attention`."""
+
     def __post_init__(self) -> None:
         check_ranges(self)
         if (self.count is None) == (self.groups is None):
@@ -82,7 +87,7 @@ class ReplicasConfig(Config):
             raise ValueError("groups is empty. Name at least one, like {h200: {count: 2}}.")
         if self.groups is not None and not all(name.strip() for name in self.groups):
             raise ValueError("groups: a group has an empty name. Name it, like {h200: {count: 2}}.")
-        if self.router is None and self.plan.most > 1:
+        if self.router is None and self.plan.most > 1 and self.lockstep is None:
             *others, last = ROUTERS
             raise ValueError(
                 f"router is missing, and {self.plan.most} replicas need one. Add it: {', '.join(others)} or {last}."
@@ -95,6 +100,27 @@ class ReplicasConfig(Config):
             self._check_autoscaler(self.autoscaler)
         self._check_failures()
         self._check_transfer()
+        if self.lockstep is not None:
+            self._check_lockstep(self.lockstep)
+
+    def _check_lockstep(self, lockstep: LockstepConfig) -> None:
+        if self.count is None:
+            raise ValueError("lockstep is of replicas that are alike. Write count instead of groups.")
+        given = [name for name in ("router", "autoscaler", "admission") if getattr(self, name) is not None]
+        given += ["failures"] if self.failures else []
+        if given:
+            raise ValueError(
+                f"{given[0]} is not simulated for ranks that step together, which vLLM's own clients choose from. Leave"
+                " it out."
+            )
+        if not 2 <= self.count <= MAX_RANKS:
+            raise ValueError(
+                f"{self.count} ranks step together. Write from 2 to {MAX_RANKS:,}, or leave out dp_attention."
+            )
+        if lockstep.api_servers is not None and lockstep.api_servers > self.count:
+            raise ValueError(
+                f"lockstep: {lockstep.api_servers} api_servers for {self.count} ranks. Write at most as many as ranks."
+            )
 
     def _check_transfer(self) -> None:
         groups = self.groups or {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from functools import cache
 from importlib import resources
 from typing import Any, get_args
@@ -27,6 +28,7 @@ from batchsim.base.units import (
     Size,
     Watts,
 )
+from batchsim.drive.fleet.lockstep.lockstep_config import MAX_RANKS
 from batchsim.policies.registry import POLICIES
 from batchsim.scenario.config import ScenarioFile
 from batchsim.scenario.described import Described, mappings
@@ -109,6 +111,12 @@ def _schema() -> Node:
     schema["$defs"]["PoolsConfig"] = pools
     words = "Prefill and decode on different engines, in the place of `replicas`; else all engines do both"
     schema["properties"]["pools"] = {"$ref": "#/$defs/PoolsConfig", "description": words, "default": None}
+    ranks = {"type": "integer", "minimum": 1, "maximum": MAX_RANKS, "description": "How many ranks"}
+    options = schema["$defs"]["LockstepConfig"]["properties"]
+    long = {"type": "object", "properties": {"ranks": ranks} | deepcopy(options), "additionalProperties": False}
+    long["required"] = ["ranks"]
+    words = "Ranks of a model with experts that step together, in the place of `replicas`: vLLM's data parallelism"
+    schema["properties"]["dp_attention"] = {"anyOf": [ranks, long], "description": words, "default": None}
     _write_defaults(schema)
     for owner in (schema, *schema["$defs"].values()):
         own = {*owner.get("properties", ())}

@@ -35,6 +35,7 @@ from batchsim.scenario.deployment_config import DeploymentConfig
 from batchsim.scenario.device import check_same_defaults, kv_budget
 from batchsim.scenario.patient import patient
 from batchsim.scenario.pooled import checked_connector, pooled
+from batchsim.scenario.ranks import check_ranks
 from batchsim.scenario.real_engine import check_one_can_be_real
 from batchsim.scenario.replicas_config import ReplicasConfig
 from batchsim.scenario.request_kinds import check_kinds, items_context
@@ -96,6 +97,8 @@ class Setup:
                 cost.deployment.check_one_scheduler()
             kv, axis = kv_budget(scenario, model, cost), (scenario.load_name, scenario.loads)
             setup = cls(scenario, model, cost, kv, file.workload, _Trace(scenario), *axis, file.max_waiting)
+        with scenario.at("replicas"):
+            check_ranks(scenario, model, cost)
         for spec in scenario.specs:
             with scenario.at(f"policies.{spec.label}"):
                 check_adapters(spec, file.workload)
@@ -177,6 +180,12 @@ class Setup:
         return 1 if replicas is None else replicas.plan.most
 
     @property
+    def are_ranks(self) -> bool:
+        """Whether its engines are ranks of one model that step together."""
+        replicas = self.scenario.file.replicas
+        return replicas is not None and replicas.lockstep is not None
+
+    @property
     def shape_counts(self) -> bool:
         """Whether the model's shape plays a part: in step times, or in how many blocks a swap space holds."""
         if self.groups:
@@ -202,8 +211,9 @@ class Setup:
     def check_can_be_real(self) -> None:
         """ScenarioError if only a simulation could run the scenario: it stretches steps, has replicas or many GPUs."""
         if (replicas := self.scenario.file.replicas) is not None and self.groups:
-            apart = replicas.transfer is not None
+            apart, ranks = replicas.transfer is not None, self.are_ranks
             what, key = ("prefill and decode apart", "pools") if apart else ("replicas", "the key")
+            what, key = ("ranks that step together", "dp_attention") if ranks else (what, key)
             raise ScenarioError(
                 f"{self.scenario.places['replicas']}: {what} can only be simulated. Remove {key} to run one engine."
             )

@@ -117,6 +117,8 @@ class RealtimeSimulation(Answers):
         replicas = setup.scenario.file.replicas
         if replicas is not None and replicas.transfer is not None:
             raise ScenarioError(f"{setup.scenario.name}: prefill and decode apart are not served. Drop pools.")
+        if setup.are_ranks:
+            raise ScenarioError(f"{setup.scenario.name}: ranks that step together are not served. Drop dp_attention.")
         plan = FleetPlan(1) if replicas is None else replicas.plan
         router = (RoundRobinConfig() if replicas is None else replicas.chosen_router).build(seed)
         self._env = simpy.Environment()

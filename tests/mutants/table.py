@@ -70,6 +70,7 @@ TESTS = {
     "sim/metrics/adapter*.py": "unit/scenario/test_adapters test_adapters_picture",
     "sim/metrics/encoding.py": "metrics/test_encoding",
     "sim/metrics/masks.py": "unit/scenario/test_structured cost/test_masks",
+    "sim/metrics/rank_waits.py": "test_recorded_ranks",
     "sim/metrics/measure.py": f"{MEASURES} curves/test_precision test_tasks test_offline",
     "sim/metrics/kpis.py": f"{MEASURES} test_offline",
     "sim/metrics/rollouts.py": "metrics/test_rollouts workload/test_rollout",

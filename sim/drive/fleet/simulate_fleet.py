@@ -81,7 +81,7 @@ def simulate_fleet(
             return Fleet(env, new_engine, router, plan, workload, feeds_back, stop_ns, leap, pulse)
 
         return run_fleet(new_fleet, until_ns, join=join)
-    return _as_one(lives, end_ns, spans, join=join)
+    return as_one(lives, end_ns, spans, join=join)
 
 
 def run_fleet(new_fleet: Callable[[simpy.Environment], Fleet], until_ns: int, *, join: bool) -> FleetRun:
@@ -94,10 +94,11 @@ def run_fleet(new_fleet: Callable[[simpy.Environment], Fleet], until_ns: int, *,
     if fleet.plan.scaler is not None and until_ns > end_ns:
         env.run(until=until_ns)
     fleet.close_spans(max(end_ns, until_ns))
-    return _as_one(fleet.lives(), end_ns, tuple(sorted(fleet.spans, key=_by_replica)), join=join)
+    return as_one(fleet.lives(), end_ns, tuple(sorted(fleet.spans, key=_by_replica)), join=join)
 
 
-def _as_one(lives: list[EngineLife], end_ns: int, spans: tuple[ReplicaSpan, ...], *, join: bool) -> FleetRun:
+def as_one(lives: list[EngineLife], end_ns: int, spans: tuple[ReplicaSpan, ...], *, join: bool) -> FleetRun:
+    """The run of engines with these `lives`, their steps and states joined with `join`, which ended at `end_ns`."""
     if join:
         return FleetRun(merged(lives), end_ns, spans)
     return FleetRun(merged([without_steps(life) for life in lives]), end_ns, spans, tuple(lives))

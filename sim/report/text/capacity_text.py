@@ -34,6 +34,8 @@ _CAUSES = {
     "queued:prefill_interval": "queueing for a step with prompts",
     "queued:adapter": "queueing for a place for its adapter",
     "adapter_load": "adapters being loaded",
+    "waiting_for_ranks": "waiting for slower ranks",
+    "padding_of_ranks": "padding to the fullest rank",
     "queued:encoder": "queueing for the encoder",
     "waiting_step": "waiting for the running step",
     "prefill": "its own prefill",

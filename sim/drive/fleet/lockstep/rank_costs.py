@@ -1,0 +1,65 @@
+"""How long a pass takes by the cost of a rank's own steps, and what it pads them to.
+
+1. A pass lasts as long as the step of the slowest rank, a dummy's among them: one token without context.
+2. Where the largest batch of any rank fits a captured size of CUDA graphs, every rank is padded to the least size that
+   holds the fullest one; with a larger one all run eager, as they are.
+Source: vllm/v1/worker/gpu/dp_utils.py and cudagraph_utils.py of the vLLM 0.33.0 wheel.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from batchsim.drive.fleet.lockstep.passes import num_tokens
+from batchsim.kernel.batch import Batch
+
+
+class Share(NamedTuple):
+    """A rank's part of a pass: ns of its own step, padded, and of these ns of the padding; and the tokens of a dummy,
+    padded."""
+
+    own_ns: int
+    padding_ns: int
+    rows: int
+
+
+class RankCosts:
+    """The cost of passes by `step_ns`, that of one rank's step. `sizes`: the captured ones, rising; none: all eager.
+
+    `shares` are those of the latest pass, by rank.
+    """
+
+    def __init__(self, step_ns: Callable[[Batch], int], sizes: Sequence[int]) -> None:
+        self._step_ns = step_ns
+        self._sizes = sizes
+        self.shares: list[Share] = []
+
+    def pass_ns(self, batches: Sequence[Batch | None]) -> int:
+        """ns of a pass of these batches by rank, None being a dummy. They are padded as the pass has it."""
+        tokens = [1 if batch is None else num_tokens(batch) for batch in batches]
+        at = bisect_left(self._sizes, max(tokens))
+        size = self._sizes[at] if at < len(self._sizes) else 0
+        self.shares = [self._share(batch, max(size - count, 0)) for batch, count in zip(batches, tokens, strict=True)]
+        return max(share.own_ns for share in self.shares)
+
+    def _share(self, batch: Batch | None, padding: int) -> Share:
+        if batch is None:
+            own_ns = self._step_ns(dummy(1 + padding))
+            return Share(own_ns, own_ns - self._step_ns(dummy(1)), 1 + padding)
+        batch.pad_decode_rows = batch.pad_prefill_tokens = 0
+        alone_ns = self._step_ns(batch)
+        if not padding:
+            return Share(alone_ns, 0, 0)
+        if batch.chunks:
+            batch.pad_prefill_tokens = padding
+        else:
+            batch.pad_decode_rows = padding
+        own_ns = self._step_ns(batch)
+        return Share(own_ns, own_ns - alone_ns, 0)
+
+
+def dummy(rows: int) -> Batch:
+    """A batch of `rows` tokens of no request, and without context."""
+    return Batch(None, [], 0, pad_decode_rows=rows)

@@ -1,0 +1,124 @@
+"""Scenarios with `dp_attention`: the replicas that it is, what it is refused for, and what a run leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from batchsim.base.errors import ScenarioError
+from batchsim.metrics.attribution import attribute
+from batchsim.results.keep import metric_names
+from batchsim.scenario import load_scenario
+from batchsim.scenario.point import simulate_point
+from batchsim.scenario.setup import Setup
+
+SCENARIO = """
+model: Qwen/Qwen3-30B-A3B
+cost: {kind: linear, base: 5ms, per_token: 20us}
+kv: {tokens: 20000}
+dp_attention: 4
+workload:
+  arrivals: {kind: poisson, mean_rate: 20/s}
+  lengths: {prompt: {kind: uniform, min: 50, max: 900}, output: {kind: uniform, min: 5, max: 60}}
+  output_cap: 64
+  duration: 4s
+policies: {vllm: {}}
+slo: ttft<500ms @ 90%
+seeds: 1
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    file = tmp_path / "ranks.yaml"
+    file.write_text(SCENARIO)
+    return str(file)
+
+
+def setup_of(path: str, *overrides: str) -> Setup:
+    return Setup.of(load_scenario(path, overrides=overrides))
+
+
+def test_dp_attention_is_replicas_in_lockstep(path: str) -> None:
+    """The number alone, and options of it by --set; 1 is one engine."""
+    replicas = load_scenario(path).file.replicas
+    assert replicas is not None and replicas.lockstep is not None
+    assert (replicas.count, replicas.lockstep.sync_interval, replicas.lockstep.message) == (4, 16, 0)
+    changed = load_scenario(path, overrides=["dp_attention=8", "dp_attention.message=50us"]).file.replicas
+    assert changed is not None and changed.lockstep is not None
+    assert (changed.count, changed.lockstep.message) == (8, 50_000)
+    assert load_scenario(path, overrides=["dp_attention=1"]).file.replicas is None
+
+
+@pytest.mark.parametrize("keep", ["all", "requests"])
+def test_a_run_has_the_parts_and_the_shares_of_ranks(path: str, keep: str) -> None:
+    """Requests wait for ranks, and the share of dummies is measured, whatever is kept."""
+    setup = setup_of(path, f"keep={keep}")
+    point = setup.scenario.points()[0]
+    names = metric_names(setup, point)
+    assert {"idle_rank_share", "attr_waiting_for_ranks_share", "attr_padding_of_ranks_share"} <= {*names}
+    run = simulate_point(setup, point)
+    if keep == "all":
+        requests, rows = run.records.requests, attribute(run.records)
+        assert {"waiting_for_ranks", "padding_of_ranks"} <= {*rows["part"]}
+        total = rows.groupby("request_id")["ns"].sum().to_numpy()
+        assert (total == requests["delivered_ns"] - requests["sent_ns"]).all()
+        assert run.records.replicas is not None
+        assert len({*np.bincount(run.records.replicas.steps).tolist()}) == 1
+
+
+def test_without_graphs_no_rank_is_padded(path: str) -> None:
+    """Dummies aside, which are of one token."""
+    steps = simulate_point(s := setup_of(path, "dp_attention.eager=true"), s.scenario.points()[0]).records.steps
+    assert not steps["pad_prefill_tokens"].any()
+    assert {*steps["pad_decode_rows"].tolist()} == {0, 1}
+
+
+MISTAKES = {
+    "no_number": ("dp_attention=many", "dp_attention is 'many'. Write dp_attention: 8"),
+    "one_rank": ("dp_attention={ranks: 1, eager: true}", "1 ranks step together. Write from 2"),
+    "unknown_option": ("dp_attention={ranks: 2, graphs: true}", "graphs is not a field"),
+    "no_interval": ("dp_attention.sync_interval=0", "sync_interval"),
+    "too_many_servers": ("dp_attention.api_servers=9", "9 api_servers for 4 ranks"),
+    "router": ("replicas.router=round_robin", "router is not simulated for ranks"),
+    "dense": ("model=llama-3.1-8b", "has no experts, and vLLM's data-parallel ranks of it are engines that do not"),
+    "other_policy": ("policies={sglang: {}}", "only vllm's ranks are simulated"),
+    "drafts": (
+        "policies.vllm.speculative_config={method: mtp, num_speculative_tokens: 2, acceptance: 0.7}",
+        "drafts are not simulated for ranks",
+    ),
+    "shapes": ("cost.shapes={preset: cuda_graphs}", "shapes: ranks are padded to vLLM's own sizes"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_what_is_not_simulated_is_refused_in_one_line(path: str, mistake: str) -> None:
+    """With where, what and what to do."""
+    override, message = MISTAKES[mistake]
+    with pytest.raises(ScenarioError) as error:
+        setup_of(path, override)
+    text = str(error.value)
+    assert message in text
+    assert "\n" not in text
+
+
+def test_a_deployment_does_not_say_what_a_rank_costs(tmp_path: Path) -> None:
+    """Its experts are on all ranks."""
+    file = tmp_path / "deployed.yaml"
+    deployment = "deployment: {engine: vllm, gpu: h200_sxm}"
+    file.write_text(SCENARIO.replace("cost: {kind: linear, base: 5ms, per_token: 20us}", deployment))
+    with pytest.raises(ScenarioError, match=r"deployed.yaml:5: dp_attention needs the cost of one rank's steps"):
+        setup_of(str(file))
+
+
+def test_it_is_given_beside_no_other_replicas(tmp_path: Path) -> None:
+    """Nor without a number of ranks."""
+    file = tmp_path / "both.yaml"
+    file.write_text(SCENARIO + "replicas: {count: 2, router: round_robin}\n")
+    with pytest.raises(ScenarioError, match=r"both.yaml:5: .*dp_attention and replicas are both given"):
+        load_scenario(str(file))
+    file.write_text(SCENARIO.replace("dp_attention: 4", "dp_attention: {sync_interval: 4}"))
+    with pytest.raises(ScenarioError, match=r"both.yaml:5: dp_attention has no ranks"):
+        load_scenario(str(file))
