@@ -67,7 +67,7 @@ class Vllm(VllmState):
         return batch
 
     def begin_pass(self, passes: int) -> None:
-        """Before a call for ranks that step together: their present wave has had so many passes."""
+        """Before a call, where ranks step together: the number of passes that their present wave has had."""
 
     def repeat(self, batch: Batch, now_ns: int) -> bool:
         # All who run decode: each came in with a token of a step to itself, so the budget has one for all of them.
