@@ -66,8 +66,7 @@ def read_kv_log(path: Path, wanted: Wanted) -> Logged:
     version = next(iter(VERSION.findall(text)), "")
     _check_deployment(text, path, wanted, engine, version)
     of_engine = DRAFTER.sub("", text)  # without the name of a draft model
-    model = _check_model(of_engine, path, wanted.model)
-    names = dict.fromkeys(MODEL.findall(of_engine))
+    model, names = _check_model(of_engine, path, wanted.model)
     source = " ".join(("from the log", path.name + ":", ", ".join([f"{engine} {version}".strip(), *names])))
     least = tokens[-1] if engine == "tensorrt_llm" else _least(tokens, path)
     if model is not None:
@@ -149,9 +148,10 @@ def _check_deployment(text: str, path: Path, wanted: Wanted, engine: str, versio
         )
 
 
-def _check_model(text: str, path: Path, model: str) -> ModelSpec | None:
-    """The scenario's model, None where it is not known. ScenarioError where the log names a known model whose layers
-    keep other KV, or where it is of layers that keep more than KV."""
+def _check_model(text: str, path: Path, model: str) -> tuple[ModelSpec | None, list[str]]:
+    """The scenario's model, None where it is not known, and the names of the log's, each with a word where neither the
+    catalog nor the scenario has it, since its layers are then taken for those of the scenario's. ScenarioError where
+    the log names a known model whose layers keep other KV, or where it is of layers that keep more than KV."""
     ours = read_model(model) if model else None
     kept = ours is not None and has_states(ours)
     if (states := STATES.search(text)) and not kept:
@@ -159,11 +159,13 @@ def _check_model(text: str, path: Path, model: str) -> ModelSpec | None:
             f"kv.log: {path} has {states.group().rstrip(chr(39))!r}: of a model whose layers keep states or compressed"
             " KV beside tokens, so that its numbers are of no single pool. Give the log of a model that has one."
         )
-    known = {name.lower(): name for name in checkpoint_names()}
-    by_end = {name.lower().rpartition("/")[2]: name for name in checkpoint_names()}
+    by_end = {_end(name): name for name in checkpoint_names()}
+    said = list[str]()
     for written in dict.fromkeys(MODEL.findall(text)):
-        name = written.lower().rstrip("/")
-        if (config := known.get(name, by_end.get(name.rpartition("/")[2]))) is None or ours is None:
+        config = by_end.get(_end(written))
+        is_unknown = ours is not None and config is None and _end(written) != _end(ours.name)
+        said.append(f"{written} (unknown, taken for {ours.name})" if ours and is_unknown else written)
+        if config is None or ours is None:
             continue
         try:
             theirs = [(each.count, each.attention) for each in read_model(config).kinds]
@@ -171,7 +173,12 @@ def _check_model(text: str, path: Path, model: str) -> ModelSpec | None:
             theirs = []  # of layers that are not known, which those of a scenario are
         if theirs != [(each.count, each.attention) for each in ours.kinds]:
             raise ScenarioError(f"kv.log: {path} is of {written}, and the model is {ours.name}. Give its own log.")
-    return ours
+    return ours, said
+
+
+def _end(name: str) -> str:
+    """The name of a model without its owner or folder, as cases do not tell them apart."""
+    return name.lower().rstrip("/").replace("--", "/").rpartition("/")[2].removesuffix(".json")
 
 
 def _keeps_unlike(model: ModelSpec) -> bool:

@@ -21,11 +21,11 @@ from batchsim.metrics.host_lane import stage_spans_ns
 from batchsim.metrics.masks import step_mask_ns
 from batchsim.metrics.rank_waits import rank_waits
 from batchsim.results.knobs import asks_for_no_tokens, speculation
-from batchsim.results.read import SCENARIO, Results, scenario_of
-from batchsim.scenario import load_scenario
+from batchsim.results.read import Results, scenario_of
+from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.setup import Setup
 
-_ANY_POLICY = ("kv.swap_space=0GB", "vary=null")
+_ANY_POLICY = ("kv.swap_space=0GB",)
 """Overrides beside one that replaces the scenario's policies, whose code may be a user's own: the cost alone matters
 here, and who drafts. A pipeline is refused to a policy that runs one batch at a time."""
 _ANY_SHAPES = json.dumps({"preset": "lists", "mix": True, "tokens": [2**31 - 1]})
@@ -135,12 +135,10 @@ def _cost(results: Results, records: Records, policy: str, replica: int | None) 
         stand_in = {"vllm": {"async_scheduling": len(records.lanes) > 0}}
     overrides = (f"policies={json.dumps(stand_in)}", *_ANY_POLICY)
     if shapes_of(scenario) is not None:
-        is_deployment = results.scenario["cost"].get("kind") == "deployment"  # which is written under its own key
-        key = "deployment" if is_deployment else "cost"
-        overrides = (*overrides, f"{key}.shapes={_ANY_SHAPES}")
-    if replica is not None:  # of which there may be others than the file says, by an option
-        overrides = (*overrides, f"replicas={json.dumps(results.scenario['replicas'])}")
-    setup = Setup.of(load_scenario(str(results.path / SCENARIO), overrides=overrides))
+        overrides = (*overrides, f"cost.shapes={_ANY_SHAPES}")
+    # As it ran, which the kept file alone does not say: options changed keys.
+    text = json.dumps(scenario, ensure_ascii=False)
+    setup = Setup.of(parse_scenario(text, str(results.path), results.path, overrides))
     one = setup if replica is None else setup.group_of(replica).setup
     return one.cost_under(setup.scenario.specs[0].config)
 

@@ -138,6 +138,8 @@ class SimExecutor:
                 return StepResult(duration_ns, finished, verified, encode_ns=encode_ns)
             duration_ns, loads = self.adapters.step(batch, duration_ns)
             return StepResult(duration_ns, finished, verified, loads=loads, encode_ns=encode_ns)
+        if extra_ns or self.adapters is not None:
+            raise ValueError("padding, encoding and LoRA adapters have no time in a pipeline of several stages")
         stages_ns = self.stages_ns(batch)
         return StepResult(sum(stages_ns), finished, verified, stages_ns)
 

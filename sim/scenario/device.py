@@ -174,6 +174,13 @@ def _in_memory(scenario: Scenario, engine: Deployment, size: int, step: _Largest
     """The blocks that fit into `size` bytes of each GPU, as stated or as a log says."""
     kv = scenario.file.kv
     if kv.per_token is not None:
+        if kv.per_request and any(
+            spec.config.traits.prefix_cache and spec.config.traits.kv_groups for spec in scenario.specs
+        ):
+            raise ScenarioError(
+                f"kv.per_request: {kv.per_request:,} B of a request are its state, which is kept nowhere once it ends,"
+                " so that prefix caching finds nothing. Set enable_prefix_caching: false."
+            )
         budget = _of_two_numbers(size, kv.per_token, kv.per_request, kv.block_size, step.draft_tokens)
     else:
         draft = _drafter(scenario, engine)[0]

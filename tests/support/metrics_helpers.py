@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,6 +31,7 @@ from batchsim.policies.families.preemptive import Preemptive, PreemptiveConfig
 from batchsim.policies.families.static import Static, StaticConfig
 from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
+from tests.support.whole_batches import Listed
 
 MS = 1_000_000
 BLOCK_SIZE = 4
@@ -47,19 +48,6 @@ class LinearCost:
     def step_ns(self, batch: Batch) -> int:
         rows = batch.num_prefill_tokens + batch.num_decode + batch.pad_prefill_tokens + batch.pad_decode_rows
         return self.base + self.per_token * rows
-
-
-class Fixed:
-    """A workload of stated arrivals."""
-
-    def __init__(self, arrivals: Sequence[Arrival]) -> None:
-        self._arrivals = arrivals
-
-    def arrivals(self) -> Iterator[Arrival]:
-        return iter(self._arrivals)
-
-    def responded(self, request: Request, now_ns: int) -> Arrival | None:
-        return None
 
 
 @dataclass(frozen=True)
@@ -152,7 +140,7 @@ def run(
     scheduler = policy(CountingKV(num_blocks, BLOCK_SIZE, num_swap_blocks))
     front_end = {"per_chunk_ns": per_chunk_ns, "per_stream_ns": per_stream_ns}
     core = EngineCore(scheduler, executor, recorder, max_model_len=MAX_MODEL_LEN, **front_end)
-    live(core, Fixed(arrivals), VirtualClock())
+    live(core, Listed(arrivals), VirtualClock())
     return Run(recorder.records(), executor.log)
 
 

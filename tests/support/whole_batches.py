@@ -37,7 +37,7 @@ class ConstantCost:
 class Listed:
     """An open-loop workload from a list."""
 
-    def __init__(self, arrivals: list[Arrival]) -> None:
+    def __init__(self, arrivals: Sequence[Arrival]) -> None:
         self._arrivals = arrivals
 
     def arrivals(self) -> Iterator[Arrival]:

@@ -6,7 +6,7 @@ they are compared with take the integer step durations as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,6 +25,7 @@ from batchsim.kernel.record import FINISHED, Recorder, Records
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Arrival, Request
 from batchsim.policies.families.continuous import Continuous, ContinuousConfig
+from tests.support.whole_batches import Listed
 
 CONFIDENCE = 0.99
 NUM_BLOCKS = 1 << 30  # KV memory is no limit unless a test wants it to be
@@ -39,19 +40,6 @@ Policy = Callable[[PolicyContext], Scheduler]
 def slots(max_num_seqs: int) -> Policy:
     """Iteration-level batching with that many slots, prompts and outputs as the slots allow."""
     return partial(Continuous, ContinuousConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=None))
-
-
-class Listed:
-    """A workload known in advance."""
-
-    def __init__(self, arrivals: list[Arrival]) -> None:
-        self._arrivals = arrivals
-
-    def arrivals(self) -> Iterator[Arrival]:
-        return iter(self._arrivals)
-
-    def responded(self, request: Request, now_ns: int) -> Arrival | None:
-        return None
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from batchsim.kernel.core import EngineCore
 from batchsim.kernel.record import BLOCKED, PREEMPTED, STEP_DTYPE, Recorder
 from batchsim.kernel.types import MISSING, Sequence
 from batchsim.policies.systems.vllm.encoder_cache import EncoderCache
+from batchsim.policies.systems.vllm.vllm import Vllm
 
 
 @dataclass(frozen=True)
@@ -120,8 +121,7 @@ class Observer:
         self.drafts: RecordedDrafts | None = None
         self.has_adapters = False  # whether the recording tells the LoRA adapters of the running requests
         self.item_names: Mapping[int, str] = {}
-        encoder = getattr(core.scheduler, "encoder", None)
-        self._encoder = encoder if isinstance(encoder, EncoderCache) else None
+        self._encoder = core.scheduler.encoder if isinstance(core.scheduler, Vllm) else None
         self.transfers = ObservedTransfers.of(core)
         self.offload = ObservedOffload.of(core)
         self.has_ended = False  # whether any request has with the last step

@@ -21,10 +21,12 @@ from batchsim.check.conform.times import StepLaw
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.kv_transfer import NewLink
 from batchsim.kernel.offload import NewOffload
+from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.kernel.protocols import ItemsContext
 from batchsim.kernel.types import Arrival
 from batchsim.policies.evidence import FOLLOWED
 from batchsim.policies.registry import POLICIES
+from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 
 Facts = dict[str, tuple[str, Any]]
 """By the recording's name of a fact: the replay's name of it, and the recorded value."""
@@ -118,6 +120,11 @@ ABSENT: dict[str, Any] = {
 """Features of an engine that no policy simulates, each with the value that means it is off, stated or not."""
 LATER = {"prefill_schedule_interval"}
 """Knobs that recordings may leave out, each at its default then: those older than the knob's simulation do."""
+
+
+def has_adapters(config: PolicyConfig) -> bool:
+    """Whether the recorded engine serves LoRA adapters, by vLLM's knob: of no other are recordings with adapters."""
+    return isinstance(config, VllmConfig) and config.max_loras is not None
 
 
 def version_note(policy: str, engine: str, version: str | None) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from batchsim.base.errors import PolicyError, ScenarioError, SchedulerStalled
 from batchsim.check.conform.observer import Observer, Step
 from batchsim.check.conform.recorded_drafts import RecordedDrafts
-from batchsim.check.conform.recording import BadRecording, Recording
+from batchsim.check.conform.recording import BadRecording, Recording, has_adapters
 from batchsim.check.conform.times import RecordedTimes
 from batchsim.drive.instant import ENTER, LAND, THROUGH, Busy, Launch, crank
 from batchsim.drive.source import Traffic, VirtualClock
@@ -78,7 +78,7 @@ class Replay:
             drafts = RecordedDrafts(self.recording.drafts, most, lambda: self.observer.totals.steps)
             self._executor.luck = self.observer.drafts = drafts
             self.observer.skips = drafter.lookahead > 0
-        self.observer.has_adapters = getattr(self.recording.config, "max_loras", None) is not None
+        self.observer.has_adapters = has_adapters(self.recording.config)
         self.observer.item_names = self.recording.item_names
         self._clock = VirtualClock()
         self._traffic = Traffic(RecordedArrivals(self.recording.arrivals))

@@ -31,7 +31,7 @@ from batchsim.check.conform.recorded_requests import (
     items_context,
     stream_number,
 )
-from batchsim.check.conform.recording import ABSENT, ARRIVAL, EXACT, FREE, Facts, Names, Recording
+from batchsim.check.conform.recording import ABSENT, ARRIVAL, EXACT, FREE, Facts, Names, Recording, has_adapters
 from batchsim.check.conform.step_forms import (
     FORMS,
     StepForm,
@@ -127,7 +127,7 @@ def recording(
         streams,
         with_tokens=has_tier or bool(config.traits.prefix_cache),
         with_kv=has_connector,
-        with_adapters=_has_adapters(config),
+        with_adapters=has_adapters(config),
         with_items=items,
         pooling=bool(meta.get("pooling")),
     )
@@ -184,11 +184,6 @@ def _drafter(config: Any) -> Any:
     return getattr(config, "speculative_config", None)
 
 
-def _has_adapters(config: Any) -> bool:
-    """Whether the engine serves LoRA adapters, by vLLM's knob."""
-    return getattr(config, "max_loras", None) is not None
-
-
 def _form(
     data: dict[str, Any],
     config: Any,
@@ -210,7 +205,7 @@ def _form(
     _check_of_loop(meta, fields_of)
     if _drafter(config) is not None:
         fields_of = with_drafts(fields_of)
-    if _has_adapters(config):
+    if has_adapters(config):
         fields_of = with_adapters(fields_of)
     if has_items:
         fields_of = with_items(fields_of)

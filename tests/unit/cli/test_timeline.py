@@ -91,10 +91,24 @@ def test_steps_say_what_their_time_was_made_of(ran: Path, tmp_path: Path) -> Non
     assert trace(ran, "--policy", "static", "--load", 20, "-o", out).exit_code == 0
     steps = [e for e in json.loads(out.read_text())["traceEvents"] if e["ph"] == "B" and e["pid"] == 1]
     assert steps and all(step["args"]["other_us"] == 10_000 for step in steps)
-    other = tmp_path / "elsewhere"
-    other.mkdir()
-    (other / "scenario.yaml").write_text(changed(TINY, "step: 10ms", "step: 11ms"))
-    assert step_terms(replace(results, path=other), records, "static") == {}
+    other = results.scenario | {"cost": results.scenario["cost"] | {"step": "11ms"}}
+    assert step_terms(replace(results, scenario=other), records, "static") == {}
+
+
+def test_steps_of_a_cost_that_an_option_changed_say_what_their_time_was_made_of(tmp_path: Path) -> None:
+    """The run's own scenario counts, not the file that it began from; of a varied key each policy's own value."""
+    path = tmp_path / "tiny.yaml"
+    path.write_text(changed(TINY, "requests: 40", "requests: 4"))
+    options = ["load=null", "seeds=1", "cost.step=11ms"]
+    results = run_scenario(load_scenario(str(path), overrides=options), out=tmp_path / "out")
+    load = float(results.points["load"].iloc[0])
+    terms = step_terms(results, results.records("static", load, 0), "static")
+    assert {name: set(ns.tolist()) for name, ns in terms.items() if ns.any()} == {"other": {1.1e7}}
+    varied = load_scenario(str(path), overrides=[*options, "vary={cost.step: [12ms, 13ms]}"])
+    results = run_scenario(varied, out=tmp_path / "out")
+    for label, ns in zip(results.points["policy"], (1.2e7, 1.3e7) * 2, strict=True):
+        found = step_terms(results, results.records(str(label), load, 0), str(label))
+        assert set(found["other"].tolist()) == {ns}, label
 
 
 def test_a_replica_that_an_option_added_is_a_trace(tmp_path: Path) -> None:

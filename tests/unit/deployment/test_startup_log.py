@@ -210,6 +210,17 @@ def test_a_draft_model_is_not_the_engines(tmp_path: Path, form: str) -> None:
     assert logged[:3] == (158_656, None, "from the log start.log: vllm 0.19.0, Qwen/Qwen3-14B")
 
 
+def test_a_model_that_is_not_known_is_named(tmp_path: Path) -> None:
+    """A folder or a fine-tune's own name says nothing of its layers; one that ends in a known name does, as does that
+    of the scenario's own file."""
+    log = written(tmp_path, DENSE.replace("Qwen/Qwen3-14B", "/models/chat-v7"))
+    of = "from the log start.log: vllm 0.19.0, "
+    assert read_kv_log(log, Wanted(model="qwen3-14b")).source == of + "/models/chat-v7 (unknown, taken for qwen3-14b)"
+    assert read_kv_log(log, Wanted()).source == of + "/models/chat-v7"
+    log = written(tmp_path, DENSE.replace("Qwen/Qwen3-14B", "/models/Qwen3-14B/"))
+    assert read_kv_log(log, Wanted(model="qwen3-14b")).source == of + "/models/Qwen3-14B/"
+
+
 def test_a_start_that_served_after_an_error_counts(tmp_path: Path) -> None:
     """A traceback before the server was up is none of a failed start."""
     log = "Traceback (most recent call last):\n" + DENSE + SERVED

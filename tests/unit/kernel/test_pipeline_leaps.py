@@ -151,3 +151,20 @@ def test_random_pipelines_leave_the_records_of_stepping() -> None:
     for seed in range(60):
         arrivals, stages, knobs = _drawn(random.Random(seed))
         leapt(arrivals, stages, **knobs)
+
+
+def test_padding_has_no_time_in_stages() -> None:
+    """An executor refuses what it could only drop: the ns by which a padded step of a pipeline is longer."""
+
+    class Padded(StagedCost):
+        def pad(self, batch: Batch) -> int:
+            return 7
+
+        def unpad(self, batch: Batch) -> None:
+            """Nothing was written."""
+
+    loop = VllmConfig().traits.loop.over(2)
+    batch = Batch(None, [], 0)
+    assert SimExecutor(StagedCost(2), 1000, loop).execute(batch).duration_ns == 9
+    with pytest.raises(ValueError, match="no time in a pipeline of several stages"):
+        SimExecutor(Padded(2), 1000, loop).execute(batch)

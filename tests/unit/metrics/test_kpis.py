@@ -32,7 +32,8 @@ from batchsim.metrics.measure import measure
 from batchsim.metrics.point_inputs import FleetInputs
 from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
-from tests.support.metrics_helpers import MS, Fixed, LinearCost, arrival, inputs_of, records_of, run, vllm
+from tests.support.metrics_helpers import MS, LinearCost, arrival, inputs_of, records_of, run, vllm
+from tests.support.whole_batches import Listed
 
 STEPS = [
     # 10 ms of a prefill of 30 tokens with 10 padded ones; 2 of 4 slots, 20 of 100 blocks
@@ -219,7 +220,7 @@ def test_what_was_found_in_the_cache_is_no_work():
     executor, recorder = SimExecutor(LinearCost(), 200), Recorder()
     config = VllmConfig(async_scheduling=False, max_num_seqs=4, max_num_batched_tokens=200)
     scheduler = Vllm(config, PolicyContext(BlockHashKV(50, 64), 200))
-    live(EngineCore(scheduler, executor, recorder, max_model_len=200), Fixed(arrivals), VirtualClock())
+    live(EngineCore(scheduler, executor, recorder, max_model_len=200), Listed(arrivals), VirtualClock())
     records = recorder.records()
     assert records.steps["cached_tokens"].tolist() == [0, 0, 64, 0]
     assert records.steps["num_prefill_tokens"].tolist() == [100, 0, 36, 0]

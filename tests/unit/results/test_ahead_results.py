@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -89,12 +90,9 @@ def test_kept_steps_say_what_their_time_was_made_of(path: str, tmp_path: Path, s
     setup, run = ran(path, f"cost.pp={stages}")
     write_point(measured_point(setup, run, "kept"), tmp_path / "points" / "kept")
     points = pd.DataFrame([{"policy": "vllm", "load": 20.0, "seed": 0, "point": "kept"}])
-    results = Results(tmp_path / "run", points, points, {}, {"policies": {"vllm": None}})
+    results = Results(tmp_path / "run", points, points, {}, setup.scenario.plain)
     records = results.records("vllm", 20.0, 0)
     assert records.lanes.tolist() == run.records.lanes.tolist()
-    results.path.mkdir()
-    stored = SCENARIO.replace("gpu: h100", f"gpu: h100, pp: {stages}")
-    (results.path / "scenario.yaml").write_text(stored, encoding="utf-8")
     found = step_terms(results, records, "vllm")
     total = sum(found.values(), np.zeros(len(records.steps)))
     assert not found["host"].any() and np.abs(total - records.steps["duration_ns"]).max() <= len(TIME_TERMS)
@@ -103,9 +101,9 @@ def test_kept_steps_say_what_their_time_was_made_of(path: str, tmp_path: Path, s
     ends_ns = records.steps["start_ns"] + records.steps["duration_ns"]
     assert np.abs(list(rows.values())[-1][:, 1] - ends_ns).max() <= 4 * len(ends_ns) * (stages - 1)
     for gpu in ("a100", "h200"):  # slower and quicker
-        (results.path / "scenario.yaml").write_text(stored.replace("h100", gpu), encoding="utf-8")
-        assert step_terms(results, records, "vllm") == {}
-        assert list(device_rows(results, records, "vllm")) == (["device"] if stages == 1 else [])
+        other = replace(results, scenario=results.scenario | {"cost": results.scenario["cost"] | {"gpu": gpu}})
+        assert step_terms(other, records, "vllm") == {}
+        assert list(device_rows(other, records, "vllm")) == (["device"] if stages == 1 else [])
 
 
 @pytest.mark.parametrize("replicas", ["null", GROUPS], ids=["one", "groups"])

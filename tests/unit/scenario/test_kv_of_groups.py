@@ -129,3 +129,16 @@ def test_more_beside_the_tokens_than_can_be_is_one_line(per_request: str) -> Non
         Setup.of(load_text(changed(f"{{num_blocks: 101, groups: {GROUPS}}}", kv)))
     message = str(raised.value)
     assert "kv.per_request: " in message and "at most 10,000 are possible here" in message and "\n" not in message
+
+
+def test_a_prefix_cache_of_requests_with_a_state_by_two_numbers_is_one_line() -> None:
+    """Which speaks of what the scenario has: there are no groups in it whose states could be aligned."""
+    kv = "{memory: 10GB, per_token: 65536B, per_request: 1MB}"
+    text = changed(f"{{num_blocks: 101, groups: {GROUPS}}}", kv)
+    assert Setup.of(load_text(text)).kv.layout is not None
+    with pytest.raises(ScenarioError) as raised:
+        Setup.of(load_text(text.replace("{enable_prefix_caching: false}", "{}")))
+    message = str(raised.value)
+    assert ": kv.per_request: 1,000,000 B of a request are its state" in message
+    assert message.endswith("so that prefix caching finds nothing. Set enable_prefix_caching: false.")
+    assert "\n" not in message and "aligned" not in message

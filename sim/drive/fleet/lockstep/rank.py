@@ -25,7 +25,7 @@ from batchsim.kernel.batch import Batch, Idle
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import EngineEvent
 from batchsim.kernel.types import Arrival
-from batchsim.policies.systems.vllm.vllm_intervals import VllmAtIntervals
+from batchsim.policies.systems.vllm.vllm import Vllm
 
 
 class ToRank(NamedTuple):
@@ -81,8 +81,8 @@ class Rank:
         self.inbox: list[tuple[int, int, ToRank]] = []
         self._count = 0
         self._reported = (0, 0)
-        scheduler = core.scheduler
-        self._counted = scheduler if isinstance(scheduler, VllmAtIntervals) else None
+        assert isinstance(core.scheduler, Vllm), "the engines of this loop are vLLM's"
+        self._scheduler = core.scheduler
 
     def post(self, due_ns: int, message: ToRank) -> None:
         """Puts a message into the rank's inbox, which is there at `due_ns`."""
@@ -163,8 +163,7 @@ class Rank:
     def _ask(self, now_ns: int) -> tuple[Batch | None, int]:
         """The scheduler's step, None if there is nothing to run, and when the host is through with its launch."""
         core = self.core
-        if self._counted is not None:
-            self._counted.pass_counter = self.counter
+        self._scheduler.begin_pass(self.counter)
         work: Batch | Idle = core.schedule(now_ns, self.others.drains(self))
         if core.events:
             self.others.ended(self, core.take_events(), now_ns)
@@ -181,7 +180,7 @@ class Rank:
 
     def _report(self, now_ns: int) -> None:
         """Reports the load to the coordinator, if other numbers wait or run than in the last report."""
-        scheduler, kv = self.core.scheduler, self.core.scheduler.kv
+        scheduler, kv = self._scheduler, self._scheduler.kv
         counts = scheduler.num_waiting, scheduler.num_running
         if counts != self._reported:
             self._reported = counts

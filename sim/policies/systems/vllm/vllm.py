@@ -66,6 +66,9 @@ class Vllm(VllmState):
             self._cohorts.launched(batch)
         return batch
 
+    def begin_pass(self, passes: int) -> None:
+        """Before a call, where ranks step together: the number of passes that their present wave has had."""
+
     def repeat(self, batch: Batch, now_ns: int) -> bool:
         # All who run decode: each came in with a token of a step to itself, so the budget has one for all of them.
         # A blocked head stays blocked: free blocks only shrink until a sequence ends.
@@ -277,7 +280,7 @@ class Vllm(VllmState):
     ) -> str:
         """Admits from the head of the queue, into `chunks` and `cached`, within `left` tokens; returns why the next one
         does not fit, "" if there is none. Sequences with results in flight are passed over, and those held back."""
-        config, queue, cache, stale = self.config, self.queue, self.cache, self._cohorts.stale
+        queue, cache, stale = self.queue, self.cache, self._cohorts.stale
         passed_over: list[Sequence] = []
         reason = over = ""
         while self.waiting and not (reason := self._limit(left)):
@@ -290,12 +293,9 @@ class Vllm(VllmState):
             if self._defers and start < seq.num_tokens - 1:
                 reason = "prefill_interval"
                 break
-            n = min(seq.num_tokens - start, cap)
-            if n > left:
-                if not config.enable_chunked_prefill:
-                    reason = "token_budget"
-                    break
-                n = left
+            if not (n := self._cut(min(seq.num_tokens - start, cap), left)):
+                reason = "token_budget"
+                break
             if self.encoder is not None and not (n := self.encoder.encodable(seq, start, n)):
                 passed_over.append(queue.pop())
                 over = "encoder"
@@ -312,6 +312,13 @@ class Vllm(VllmState):
             chunks.append((seq, n))
             left -= n
         return self._put_back(passed_over, reason, over) if passed_over else reason
+
+    def _cut(self, num_tokens: int, left: int) -> int:
+        """The tokens that a step with `left` to spare computes of a prompt that could have `num_tokens` of it computed;
+        0 where all or none would have to be."""
+        if num_tokens <= left:
+            return num_tokens
+        return left if self.config.enable_chunked_prefill else 0
 
     def _limit(self, left: int) -> str:
         """Why a step with `left` tokens to spare admits no sequence at all; "" if it may admit some."""

@@ -196,12 +196,9 @@ class VllmConnector(Vllm):
                 held.append(queue.pop())
                 continue
             start = max(hit, computed)
-            n = min(seq.num_tokens - start, cap)
-            if n > left:
-                if not self.config.enable_chunked_prefill:
-                    reason = "token_budget"
-                    break
-                n = left
+            if not (n := self._cut(min(seq.num_tokens - start, cap), left)):
+                reason = "token_budget"
+                break
             if not self._room(seq, start + n, hit):
                 reason = "kv_blocks"
                 break

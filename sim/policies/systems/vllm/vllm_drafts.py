@@ -342,10 +342,8 @@ class VllmWithDrafts(Vllm):
                 if width > budget.most:
                     return "token_budget"
                 padding = self._num_drafts
-            elif n > budget.most:
-                if not self.config.enable_chunked_prefill:
-                    return "token_budget"
-                n = budget.most
+            elif not (n := self._cut(n, budget.most)):
+                return "token_budget"
             if self._groups is not None:
                 clipped = self._groups.clip(seq, start, n + padding)
                 if not clipped:

@@ -21,8 +21,7 @@ from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 
 
 class VllmAtIntervals(Vllm):
-    """The scheduler. `pass_counter`: of ranks that step together, the passes of their present wave before this one, set
-    before each call; None: the engine is alone."""
+    """The scheduler."""
 
     def __init__(self, config: VllmConfig, context: PolicyContext) -> None:
         super().__init__(config, context)
@@ -35,12 +34,15 @@ class VllmAtIntervals(Vllm):
                 "vllm: prefill_schedule_interval above 1 on a model with groups of KV blocks is not simulated. Set it"
                 " to 1."
             )
-        self.pass_counter: int | None = None
+        self._passes = -1  # of the present wave before this one; -1: the engine is alone
         self._interval = config.prefill_schedule_interval
         self._executed = 0  # steps that had something to run
         self._last_prefill = -self._interval  # the latest of them with a part of a prompt, counted from 1
         self._prefills = False  # whether this call has scheduled one
         self._is_bound = False  # whether requests waited though a call let in what it could
+
+    def begin_pass(self, passes: int) -> None:
+        self._passes = passes
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
         work = super().schedule(now_ns, drain)
@@ -69,9 +71,9 @@ class VllmAtIntervals(Vllm):
             self.events += [Event("sat_out", seq, "prefill_interval") for seq in self.partial]
 
     def _is_throttled(self) -> bool:
-        if self.pass_counter is None:
+        if self._passes < 0:
             return self._executed + 1 - self._last_prefill < self._interval
-        return self.pass_counter % self._interval != 0
+        return self._passes % self._interval != 0
 
     def _extend_running(self, cap: int) -> tuple[list[tuple[Sequence, int]], int] | None:
         plan = super()._extend_running(cap)

@@ -96,7 +96,8 @@ class Counted(VllmAtIntervals):
     """A rank of several in lockstep whose calls are the passes 1, 2, 3 of a wave."""
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
-        self.pass_counter = (self.pass_counter or 0) + 1
+        self.calls = getattr(self, "calls", 0) + 1
+        self.begin_pass(self.calls)
         return super().schedule(now_ns, drain)
 
 

@@ -1,0 +1,38 @@
+"""`python -m tools.table_errors`: its bounds, beside the table that it left in `results`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tools.table_errors import HEAD, JUMPS, MEDIAN, WORST, WORST_OF_JUMPS, Row
+
+SHIPPED = Path(__file__).parents[3] / "results" / "reference" / "tables" / "errors.md"
+
+
+def _row(line: str) -> Row:
+    cells = [cell.strip() for cell in line.strip("| \n").split(" | ")]
+    if cells[4].startswith("not timed: "):
+        return Row(tuple(cells[:4]), reason=cells[4].removeprefix("not timed: ").rstrip(" |"))
+    pairs = [[float(text) / 100 for text in cell.split(" / ")] for cell in cells[4:]]
+    return Row(tuple(cells[:4]), tuple((median, worst) for median, worst in pairs))
+
+
+def test_the_shipped_table_is_within_the_bounds() -> None:
+    """Of each of its rows, which are written as the tool writes them."""
+    text = SHIPPED.read_text(encoding="utf-8")
+    lines = text[text.index(HEAD) + len(HEAD) + 1 :].splitlines()
+    rows = [_row(line) for line in lines]
+    assert len(rows) == 48 and [row.line() for row in rows] == lines
+    assert [row.words for row in rows if not row.is_within] == []
+
+
+@pytest.mark.parametrize(("family", "worst"), [("Mamba2", WORST), (JUMPS, WORST_OF_JUMPS)])
+def test_an_error_above_a_bound_is_beyond(family: str, worst: float) -> None:
+    """The median or the largest of all steps together; those of one kind may be more."""
+    words = ("model", family, "h200 × 1", "vllm 1")
+    assert Row(words, ((MEDIAN, worst),)).is_within
+    assert not Row(words, ((MEDIAN, worst * 1.01),)).is_within
+    assert not Row(words, ((MEDIAN * 1.01, worst),)).is_within
+    assert Row(words, ((1.0, 1.0), (MEDIAN, worst))).is_within
