@@ -338,7 +338,7 @@ class RolloutWorkload:
         answer.request_id = number
         self._answers[number] = answer
         self._outputs.append(left)
-        carried = (0, prompt, left, cap, FOR_EVER_NS, answer.ignores_eos, 0, -1, -1, -1)
+        carried = (0, prompt, left, cap, FOR_EVER_NS, answer.ignores_eos, 0, -1, -1, -1, 0)
         tokens = TokenIds.of(segments)
         self._now.arrivals.append(self.source.arrival(number, now_ns, now_ns, *carried, tokens=tokens))
 
