@@ -45,7 +45,7 @@ LINES = {
     "report": 1400,
     "report.page": 1850,
     "report.pictures": 3300,
-    "report.text": 3_300,
+    "report.text": 3300,
     "results": 3000,
     "scenario": 5500,
     "serve": 3900,
