@@ -1,7 +1,7 @@
-"""When prefill and decode apart hold more than as many mixed engines: public findings, and the shipped question.
+"""When prefill and decode apart hold more than as many mixed engines: reported findings, and the shipped question.
 
-Sources: P. Patel et al., Splitwise (ISCA 2024), and Y. Zhong et al., DistServe (OSDI 2024), on what limits either side;
-the loads and lengths are ours. `mixed` are engines of the same GPU behind round robin.
+Where a curve bends is held, not its heights: lengths and GPU are ours. `mixed` are engines of the same GPU behind round
+robin.
 """
 
 from __future__ import annotations
