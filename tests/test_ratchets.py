@@ -47,7 +47,7 @@ LINES = {
     "report.pictures": 3300,
     "report.text": 3300,
     "results": 3000,
-    "scenario": 5750,
+    "scenario": 5800,
     "serve": 3900,
     "study": 50,
     "study.capacity": 1200,

@@ -9,7 +9,7 @@ import numpy as np
 
 from batchsim.base.units import NS_PER_S
 from batchsim.drive.fleet.fleet_plan import DRAINING, HELD, STARTING, UP
-from batchsim.kernel.record import FINISHED, PRUNED, REPLICA_FAILED, Replicas
+from batchsim.kernel.record import FINISHED, HANDED_OVER, OUTCOME_NAMES, PRUNED, REPLICA_FAILED, Replicas
 from batchsim.metrics.kpis import engine_kpis, totals_of
 from batchsim.metrics.measure import latencies_ns, percentile
 from batchsim.metrics.point_inputs import PointInputs, between, span_of
@@ -24,10 +24,10 @@ RANK_COLUMNS = ("idle_rank_share", "pad_share")
 def replica_table(inputs: PointInputs) -> list[dict[str, Any]]:
     """A row of COLUMNS for each replica; [] for one engine without a router.
 
-    `requests` are those of the cohort that ended there, `lost` the lives that the whole run lost there and that began
-    again elsewhere; `held_s`, of it `starting_s`, as a replica loads its weights and takes no requests yet, and `up_s`
-    are within the span that rates are taken over. `engine_busy_share` is of `up_s`. The rest is as in
-    `batchsim.metrics`.
+    `requests` are those of the cohort that ended there or were handed over from there, `lost` the lives that the whole
+    run lost there and that began again elsewhere; `held_s`, of it `starting_s`, as a replica loads its weights and
+    takes no requests yet, and `up_s` are within the span that rates are taken over. `engine_busy_share` is of `up_s`.
+    The rest is as in `batchsim.metrics`.
     """
     fleet = inputs.fleet
     if fleet is None:
@@ -35,18 +35,21 @@ def replica_table(inputs: PointInputs) -> list[dict[str, Any]]:
     span_ns = span_of(inputs, between(inputs.records.requests["sent_ns"], inputs.window_ns))
     held_ns, up_ns = fleet.replica_ns(span_ns, HELD), fleet.replica_ns(span_ns, (UP, DRAINING))
     starting_ns = fleet.replica_ns(span_ns, (STARTING,))
-    rows, digest = [], inputs.digest
+    everyone = inputs.records.requests
+    counted = between(everyone["sent_ns"], inputs.window_ns) & (everyone["outcome"] != PRUNED)
+    rows, digest, ids = [], inputs.digest, everyone["request_id"][counted]
     for replica, group in enumerate(fleet.group):
         replica_inputs = _of_replica(inputs, replica)
         requests = replica_inputs.records.requests
         cohort = between(requests["sent_ns"], inputs.window_ns) & (requests["outcome"] != PRUNED)
         done = cohort & (requests["outcome"] == FINISHED)
+        gone_on = replica_inputs.records.stays(OUTCOME_NAMES[HANDED_OVER])
         steps = totals_of(replica_inputs, span_ns) if digest is None else digest.of_replica(replica)
         kpis = engine_kpis(replica_inputs, steps, cohort, span_ns)
         row: dict[str, Any] = {
             "replica": replica,
             "group": group,
-            "requests": int(cohort.sum()),
+            "requests": int(cohort.sum()) + int(np.isin(gone_on["request_id"], ids).sum()),
             "finished": int(done.sum()),
             "lost": len(replica_inputs.records.stays(REPLICA_FAILED)),
             "held_s": int(held_ns[replica]) / NS_PER_S,

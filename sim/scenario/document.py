@@ -41,7 +41,7 @@ class Document:
     """Plain values (dict, list, str, int, float, bool, None) and the line, from 1, at which each path stands.
 
     `overrides` names, for messages, the option that replaced the value at a path. `renamed` holds the paths whose last
-    key is written otherwise, with that.
+    key is written otherwise, with that: "" where it is not written.
     """
 
     source: str
@@ -68,7 +68,7 @@ class Document:
         value, new = self.at(path[:-1]), (*path[:-1], key)
         value[key] = value.pop(path[-1])
         self.moved(path, new)
-        self.renamed[new] = str(path[-1])
+        self.renamed.setdefault(new, str(path[-1]))
 
     def moved(self, path: Path, new: Path) -> None:
         """Takes note that what stood at `path` stands at `new`."""
@@ -84,7 +84,8 @@ class Document:
 
     def written(self, path: Path) -> Path:
         """`path` with the keys that the scenario writes."""
-        return tuple(self.renamed.get(path[: i + 1], key) for i, key in enumerate(path))
+        keys = (self.renamed.get(path[: i + 1], key) for i, key in enumerate(path))
+        return tuple(key for key in keys if key != "")
 
 
 def read_document(text: str, source: str) -> Document:

@@ -28,13 +28,15 @@ def take_pools(document: Document) -> None:
     """Writes `pools`, and a `deployment` of two sides, as the replicas that they are. ScenarioError where a part of
     them is missing or is none."""
     plain = document.value
-    deployment = plain.get("deployment")
+    deployment, form = plain.get("deployment"), "pools"
     if isinstance(deployment, dict) and not deployment.keys().isdisjoint(PARTS):
         if plain.get("pools") is not None or plain.get("cost") is not None:
             other = "pools" if plain.get("pools") is not None else "cost"
             where = document.where(("deployment",))
             raise ScenarioError(f"{where}: {other} is given beside a deployment of two sides. Keep one of them.")
         _check(document, ("deployment",), deployment)
+        form = "deployment"
+        document.renamed |= {("replicas", "groups", side, "cost"): "" for side in SIDES}
         pools = {side: _pool(document, side, deployment[side]) for side in SIDES}
         plain["pools"] = pools | {"transfer": deployment["transfer"]}
         document.moved(("deployment", "transfer"), ("pools", "transfer"))
@@ -50,6 +52,7 @@ def take_pools(document: Document) -> None:
     groups = {side: pools[side] for side in SIDES}
     plain["replicas"] = {"groups": groups, "router": {"kind": "round_robin"}, "transfer": pools["transfer"]}
     document.moved(("pools",), ("replicas",))
+    document.renamed |= {("replicas",): form, ("replicas", "groups"): ""}
     for side in SIDES:
         document.moved(("pools", side), ("replicas", "groups", side))
     document.moved(("pools", "transfer"), ("replicas", "transfer"))

@@ -23,10 +23,14 @@ _FROM, _TO = 0.2, 0.8  # of the finished requests: what fills and what drains th
 def overloaded(setup: Setup, engines: int = 1) -> Setup:
     """`setup` with requests of the same lengths and classes, all there at the start, without deadlines or patience.
 
-    Their number grows with `engines`, between which they will be divided. ScenarioError for requests of tasks.
+    Their number grows with `engines`, between which they will be divided; where prefill and decode are apart, with
+    those of the larger side, as each request is on both. ScenarioError for requests of tasks.
     """
     if setup.traffic.tasks is not None:
         raise ScenarioError(f"{setup.scenario.name}: tasks cannot be piled up: a stage needs the answers before it.")
+    replicas = setup.scenario.file.replicas
+    if replicas is not None and replicas.transfer is not None:
+        engines = max(group.count for group in setup.groups)
     slots = [spec.config.traits.max_num_seqs or 0 for spec in setup.scenario.specs]
     busy = patient(setup.traffic, AllAtOnce(), engines * max(REQUESTS, BATCHES * max(slots, default=0)))
     groups = tuple(replace(group, setup=replace(group.setup, traffic=busy, max_waiting=None)) for group in setup.groups)

@@ -416,6 +416,8 @@ def _groups(setup: Setup, replicas: ReplicasConfig) -> tuple[Group, ...]:
         return (Group("", replicas.total, replace(setup, scenario=alone)),)
     groups = []
     for name, group in replicas.groups.items():
+        of = f"replicas.groups.{name}" if replicas.transfer is None else f"the {name} side"
+        where = f"{setup.scenario.places['replicas']}: {of}"
         file = replace(
             alone.file,
             cost=alone.file.cost if group.cost is None else group.cost,
@@ -423,8 +425,8 @@ def _groups(setup: Setup, replicas: ReplicasConfig) -> tuple[Group, ...]:
         )
         if file.kv.block_size != alone.file.kv.block_size:
             raise ScenarioError(
-                f"{setup.scenario.places['replicas']}: replicas.groups.{name}: kv.block_size {file.kv.block_size} is"
-                f" not the scenario's {alone.file.kv.block_size}. Set the same."
+                f"{where}: kv.block_size {file.kv.block_size} is not the scenario's {alone.file.kv.block_size}. Set the"
+                " same."
             )
         try:
             if replicas.transfer is None:
@@ -434,8 +436,7 @@ def _groups(setup: Setup, replicas: ReplicasConfig) -> tuple[Group, ...]:
                 own = pooled(alone, file, name, group.knobs or {})
             groups.append(Group(name, group.count, Setup.of(own)))
         except (ScenarioError, CalibrationError) as error:
-            where = setup.scenario.places["replicas"]
-            raise type(error)(f"{where}: replicas.groups.{name}: {error}") from None
+            raise type(error)(f"{where}: {error}") from None
     return tuple(groups)
 
 

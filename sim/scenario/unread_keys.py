@@ -54,6 +54,8 @@ def check_replaced(scenario: Scenario) -> None:
         for key in _memories(each.plain):
             if value_at(each.plain, key.split(".")) is not None and (other := replaced_by(key, each.plain)):
                 where = scenario.places.get(key.partition(".")[0], scenario.source)
+                if value_at(each.plain, ("replicas", "transfer")) is not None:  # written as sides
+                    key, other = (name.removeprefix("replicas.groups.") for name in (key, other))
                 raise ScenarioError(f"{where}: {key} is not read beside {other}. Drop one of them.")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, is_dataclass
+import json
+import shlex
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from typing import Any, cast, get_args, get_type_hints
 
 from batchsim.base.errors import CalibrationError
@@ -10,25 +12,27 @@ from batchsim.base.plain import to_plain
 from batchsim.base.units import Quantity, format_duration, parse_duration_ns
 from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.report.layout import fit
-from batchsim.results.heading import heading
+from batchsim.results.heading import heading, kv_text
 from batchsim.results.known_gaps import check_gaps
 from batchsim.scenario import Scenario
 from batchsim.scenario.command_lines.engines import command_of
 from batchsim.scenario.command_lines.lines import OPTIONS_FILE, Written
 from batchsim.scenario.deployment_config import DeploymentConfig
-from batchsim.scenario.setup import Setup
+from batchsim.scenario.setup import Group, Setup
 
 
 @dataclass(frozen=True)
 class ShownDeployment:
     """A scenario in words: `heading` and `kv` as a run has them, or `missing`, why step times cannot be had here; the
-    config of each policy; `command`, None where the scenario states a cost instead of a deployment."""
+    config of each policy; `command`, None where the scenario states a cost instead of a deployment, or two sides."""
 
     heading: str
     kv: str
     missing: str
     policies: dict[str, PolicyConfig]
     command: Written | None
+    sides: dict[str, Written] = field(default_factory=dict[str, Written])
+    """The command of an engine of each side, prefill and decode; none where every engine does both."""
 
     def plain(self) -> dict[str, Any]:
         """As plain values."""
@@ -38,27 +42,45 @@ class ShownDeployment:
         lines = [self.heading, self.kv, f"! {self.missing}" if self.missing else ""]
         lines += [f"policy {label}: {_knobs(config)}" for label, config in self.policies.items()]
         text = [fit(line) for line in lines if line]
-        if self.command is not None:
-            text += ["", self.command.line]  # not broken: it is to be copied
-            text += (
-                [f"{OPTIONS_FILE}:", *(f"  {line}" for line in self.command.options)] if self.command.options else []
-            )
-            text += [fit(f"! the command cannot state {', '.join(self.command.unsaid)}")] if self.command.unsaid else []
+        for command in (self.command, *self.sides.values()):
+            if command is None:
+                continue
+            text += ["", command.line]  # not broken: it is to be copied
+            text += [f"{OPTIONS_FILE}:", *(f"  {line}" for line in command.options)] if command.options else []
+            text += [fit(f"! the command cannot state {', '.join(command.unsaid)}")] if command.unsaid else []
         return "\n".join(text)
 
 
 def shown_deployment(scenario: Scenario) -> ShownDeployment:
     """What there is to show of `scenario`. ScenarioError where its parts do not go together."""
     title = kv = missing = ""
+    sides: tuple[Group, ...] = ()
     try:
         setup = Setup.of(scenario)
         check_gaps(setup)
-        title, kv = heading(setup), str(setup.kv)
+        title, kv, sides = heading(setup), kv_text(setup), setup.groups
     except CalibrationError as error:
         missing = str(error)
+    replicas = scenario.file.replicas
+    if replicas is not None and replicas.transfer is not None:
+        of = {f"{spec.name}, {side.name}": spec.config for side in sides for spec in side.setup.scenario.specs}
+        deployed = (side for side in sides if isinstance(side.setup.scenario.cost, DeploymentConfig))
+        commands = {side.name: _side_command(side, scenario.plain) for side in deployed}
+        return ShownDeployment(title, kv, missing, of, None, commands)
     policies = {spec.name: spec.config for spec in scenario.specs}
     command = command_of(scenario) if isinstance(scenario.cost, DeploymentConfig) else None
     return ShownDeployment(title, kv, missing, policies, command)
+
+
+def _side_command(side: Group, plain: dict[str, Any]) -> Written:
+    """The command that starts an engine of a side of `plain`, a scenario whose prefill and decode are apart."""
+    own = plain["replicas"]["groups"][side.name].get("kv") or plain.get("kv")
+    scenario = replace(side.setup.scenario, plain={**plain, "kv": own})
+    passes = json.dumps(
+        {"kv_connector": "NixlConnector", "kv_role": scenario.specs[0].config.kv_role}, separators=(",", ":")
+    )
+    written = command_of(scenario)
+    return replace(written, line=f"{written.line} --kv-transfer-config {shlex.quote(passes)}")
 
 
 def _knobs(config: Any) -> str:

@@ -59,7 +59,7 @@ def _facts(rows: pd.DataFrame, *, timed: bool) -> str:
     facts += [
         f"{METRICS[name].heading} {_span(*of[name], show)}"
         for name, show in shown.items()
-        if timed or name != "ttft_p99_s"
+        if name != "ttft_p99_s" or (timed and not math.isnan(of[name][1]))
     ]
     lost = float(np.sum(column(rows, "lost"))) / len(np.unique(column(rows, "seed")))
     return ", ".join(facts) + (f", {_count(lost)} lost and sent again" if lost else "")

@@ -9,6 +9,9 @@ import pandas as pd
 import pytest
 
 from batchsim.base.errors import BatchsimError, ScenarioError
+from batchsim.report.reading import sweeps
+from batchsim.report.text.deployment_text import shown_deployment
+from batchsim.report.text.run_lines import replica_lines
 from batchsim.results.read import REPLICAS
 from batchsim.scenario import load_scenario
 from batchsim.scenario.config import Scenario
@@ -98,11 +101,59 @@ def test_a_run_has_both_sides_in_its_tables(tmp_path: Path) -> None:
     results = run_scenario(_loaded(tmp_path, BASE + COST + POOLS), out=tmp_path / "results")
     rows = pd.read_csv(results.path / REPLICAS)
     assert rows["group"].tolist() == ["prefill", "prefill", "decode"]
-    assert rows["requests"].tolist() == [0, 0, 30]
+    assert rows["requests"].tolist() == [15, 15, 30] and rows["finished"].tolist() == [0, 0, 30]
     assert (rows["engine_busy_share"] > 0).all() and (rows["kv_utilisation_peak"] > 0).all()
     (point,) = results.points.to_dict("records")
     assert point["tpot_p50_s"] == pytest.approx(0.005) and point["finished"] == 30
     assert point["ttft_p50_s"] > 0.015
+    prefill, decode = replica_lines(results, [(sweeps(results)[0], 0)])
+    assert prefill.startswith("vllm, prefill:  15 requests a replica") and "ttft" not in prefill
+    assert decode.startswith("vllm, decode:  30 requests a replica") and "ttft p99" in decode
+
+
+@pytest.mark.parametrize(
+    ("text", "override", "said"),
+    [
+        (BASE + COST + POOLS, "pools.prefill.count=0", "pools.prefill: count is 0"),
+        (BASE + COST + POOLS, "pools.decode.kv.block_size=32", "apart.yaml:14: the decode side: kv.block_size 32"),
+        (BASE + COST + POOLS, "pools.link=2", "pools has no link. Known are prefill, decode, transfer."),
+        (BASE + COST + POOLS, "pools.decode.kv.utilisation=0.8", "decode.kv.utilisation is not read beside decode.kv"),
+        (LARGE + SIDES, "deployment.prefill.speed=2", "deployment.prefill.speed is not a field of deployment.prefill."),
+        (LARGE + SIDES, "deployment.tp=8", "deployment has no tp. Known are prefill, decode, transfer."),
+    ],
+)
+def test_errors_name_the_keys_as_they_are_written(tmp_path: Path, text: str, override: str, said: str) -> None:
+    """Not those of the groups of replicas, as which both sides are kept."""
+    with pytest.raises(BatchsimError) as refusal:
+        Setup.of(_loaded(tmp_path, text, override))
+    assert said in str(refusal.value) and "replicas.groups" not in str(refusal.value)
+
+
+def test_both_sides_are_set_as_a_whole_and_taken_away(tmp_path: Path) -> None:
+    """By --set, in the place of what the file has."""
+    whole = "{prefill: {count: 3}, decode: {count: 2}, transfer: {bandwidth: 1GB/s}}"
+    assert [row[0] for row in _groups(_loaded(tmp_path, BASE + COST + POOLS, f"pools={whole}")).values()] == [3, 2]
+    assert _loaded(tmp_path, BASE + COST + POOLS, "pools=null").file.replicas is None
+    whole = whole.replace("count", "engine: vllm, gpu: h100_sxm, tp: 8, count")
+    sides = _groups(_loaded(tmp_path, LARGE + SIDES, f"deployment={whole}"))
+    assert {name: (row[0], row[3]) for name, row in sides.items()} == {"prefill": (3, 8), "decode": (2, 8)}
+    one = _loaded(tmp_path, LARGE + SIDES, "deployment={engine: vllm, gpu: h100_sxm, tp: 4}")
+    assert one.file.replicas is None and one.cost.num_gpus == 4
+
+
+def test_what_is_shown_of_both_sides(tmp_path: Path) -> None:
+    """The memory and the knobs of each, and the command that starts one of its engines."""
+    shown = shown_deployment(_loaded(tmp_path, LARGE + SIDES))
+    assert shown.kv.startswith("prefill KV ") and "; decode KV 3,200 tokens" in shown.kv
+    assert shown.policies["vllm, prefill"].max_num_batched_tokens == 4096  # pyright: ignore
+    assert shown.command is None
+    prefill, decode = (shown.sides[side].line for side in ("prefill", "decode"))
+    assert (
+        "--tensor-parallel-size 4 --max-num-seqs 8 --max-num-batched-tokens 4096 " in prefill
+        and '"kv_role":"kv_producer"}\'' in prefill
+    )
+    assert "--tensor-parallel-size 8" in decode and '"kv_role":"kv_consumer"}\'' in decode
+    assert prefill in str(shown) and decode in str(shown)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +161,7 @@ def test_a_run_has_both_sides_in_its_tables(tmp_path: Path) -> None:
     [
         (
             BASE + COST + POOLS.replace("max_num_batched_tokens: 4096", "max_num_seq: 5"),
-            "prefill: knobs of vllm: knobs.max_num_seq is not a field of knobs",
+            "the prefill side: knobs of vllm: knobs.max_num_seq is not a field of knobs",
         ),
         (
             BASE + COST + POOLS.replace("max_num_batched_tokens: 4096", "enable_prefix_caching: 'no'"),
