@@ -36,6 +36,7 @@ from batchsim.metrics.lives import (
     step_loads_ns,
     step_spans,
 )
+from batchsim.metrics.tiers import FLUSH, flush_cover
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,7 @@ class _OfEngine:
         self._kinds = step_kinds(records)
         self._encode_ns, self._own_encoding = step_encode_ns(records), own_encoding(records)
         self._spans = step_spans(records)
+        self._flushes = flush_cover(records)
 
     def tell(self, request_id: int) -> list[Chapter]:
         requests = self.records.requests
@@ -229,6 +231,8 @@ class _OfEngine:
             parts, taken = {name: int(length_ns.sum())}, int(high - low)
         parts["adapter_load"] = loaded_ns
         parts |= encoding
+        if self._flushes is not None:
+            parts[FLUSH] = int(self._flushes.between(np.array([start_ns]), np.array([end_ns]))[0])
         parts["host_gap"] = end_ns - start_ns - sum(parts.values())
         return Chapter(name, start_ns, end_ns, {part: ns for part, ns in parts.items() if ns}, steps=taken)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Request states, as the rows of the `states` table name them.
 PREFILL, RECOMPUTE, DECODE, SAT_OUT, PREEMPTED, SWAPPED, BLOCKED, HELD_BACK, ADAPTER, LOADING, LOADED = range(1, 12)
-ENCODED, WAITING = 12, 13
+ENCODED, WAITING, TIER_LOAD, TIER_STORE, STORE_FLUSH = range(12, 17)
 STATE_NAMES = {
     PREFILL: "prefill",
     RECOMPUTE: "recompute",
@@ -42,6 +42,9 @@ REMARK_NAMES = {
     LOADING: "adapter_load",
     LOADED: "adapter_ready",
     ENCODED: "encoded",
+    TIER_LOAD: "kv_load",
+    TIER_STORE: "kv_store",
+    STORE_FLUSH: "kv_store_flush",
 }
 """Rows of the `states` table that change no request's state."""
 

@@ -11,7 +11,10 @@ A life runs from `sent_ns` to `delivered_ns`, or to `ended_ns` where nothing was
                             the request itself, since its LoRA adapter would have been one too many. Where prefill and
                             decode are apart, at a decode engine: `waiting_decode_blocks`, until it has blocks for the
                             prompt; `launch`, until it launches its next step; `transfer_queue`, until the link is
-                            free; `transfer`, until the KV is there; `pulled`, until it has noticed and goes on
+                            free; `transfer`, until the KV is there; `pulled`, until it has noticed and goes on.
+                            Where KV is kept in the host's memory: `kv_storing`, until what it could load is stored
+                            there; `kv_load_queue`, until the steps and loads before are over; `kv_load`, until its KV
+                            is there; `kv_loaded`, until the engine has noticed and goes on
     prefill, recompute      steps with a chunk of its own, for the first time or again after a preemption
     decode_alone decode steps without prefill chunks
     decode_beside_prefill   decode steps that also ran prefill chunks
@@ -22,6 +25,7 @@ A life runs from `sent_ns` to `delivered_ns`, or to `ended_ns` where nothing was
                             `empty_step`: it only preempted or swapped
     preempted:REASON        lost its place and KV; `blocker` is the request that took them
     swapped:REASON          lost its place, KV kept in host memory
+    kv_store_flush          running, while no step ran since KV was to be stored before its blocks are used again
     host_gap                running, or about to and held by nothing, while no step ran: host work between steps, and
                             in rollouts the pause of engines that load weights with answers under way
     response_held           last token made, response kept until its batch ended
@@ -64,6 +68,7 @@ from batchsim.metrics.lives import (
     step_loads_ns,
     step_spans,
 )
+from batchsim.metrics.tiers import FLUSH, flush_times
 
 PARTS = (
     "frontend",
@@ -80,6 +85,7 @@ PARTS = (
     "sat_out",
     "preempted",
     "swapped",
+    FLUSH,
     "host_gap",
     "response_held",
 )
@@ -126,8 +132,9 @@ def _part_times(records: Records, per_chunk_ns: int) -> Iterator[PartTimes]:
     yield from _ends(records, per_chunk_ns)
     yield from _queue(records, intervals)
     yield from _running(records, intervals)
-    for part, request, ns, after_first in encoding_times(records, intervals, _is_after_first_token):
-        yield _times(part, request, ns, after_first)
+    for moved in (encoding_times, flush_times):
+        for part, request, ns, after_first in moved(records, intervals, _is_after_first_token):
+            yield _times(part, request, ns, after_first)
     for state in (WAITING, SAT_OUT, PREEMPTED, SWAPPED):
         here = intervals.state == state
         for code in np.unique(intervals.reason[here]):

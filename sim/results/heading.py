@@ -43,7 +43,11 @@ def heading(setup: Setup) -> str:
 
 def kv_text(setup: Setup) -> str:
     """The KV memory of an engine, of several replicas that of each group, with what it is made of."""
-    return "; ".join(f"{group.name} {group.setup.kv}".strip() for group in setup.groups) or str(setup.kv)
+    return "; ".join(f"{group.name} {_kv_of(group.setup)}".strip() for group in setup.groups) or _kv_of(setup)
+
+
+def _kv_of(setup: Setup) -> str:
+    return " · ".join(str(each) for each in (setup.kv, setup.tier) if each is not None)
 
 
 def _varied(scenario: Scenario) -> str:
