@@ -43,10 +43,13 @@ def heading(setup: Setup) -> str:
 
 def kv_text(setup: Setup) -> str:
     """The KV memory of an engine, of several replicas that of each group, with what it is made of."""
-    return "; ".join(f"{group.name} {_kv_of(group.setup)}".strip() for group in setup.groups) or _kv_of(setup)
+    return "; ".join(f"{group.name} {engine_kv_text(group.setup)}".strip() for group in setup.groups) or engine_kv_text(
+        setup
+    )
 
 
-def _kv_of(setup: Setup) -> str:
+def engine_kv_text(setup: Setup) -> str:
+    """The KV memory of one engine, with the tier beyond its GPU if it has one."""
     return " · ".join(str(each) for each in (setup.kv, setup.tier) if each is not None)
 
 

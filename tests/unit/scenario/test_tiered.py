@@ -15,9 +15,11 @@ from batchsim.kernel.record import (
 from batchsim.metrics.measure import measure
 from batchsim.results.heading import kv_text
 from batchsim.results.keep import point_inputs
+from batchsim.scenario import load_scenario
 from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.point import simulate_point
 from batchsim.scenario.setup import Setup
+from batchsim.study.curves.run import run_scenario
 from tests.support.tier_lives import check_sums, moved
 
 # ---- scenarios
@@ -163,3 +165,15 @@ def test_real_engines_have_no_tiers() -> None:
     """Only a simulation has one."""
     with pytest.raises(ScenarioError, match=r"kv.tiers can only be simulated. Remove them"):
         _setup().check_can_be_real()
+
+
+@pytest.mark.slow
+def test_the_shipped_scenario_answers_as_it_says(tmp_path: Path) -> None:
+    """Its text: at 1/s the host changes nothing; at 4/s the mean TTFT is two thirds and its p99 two fifths."""
+    rows = run_scenario(load_scenario("tiers"), out=tmp_path).summary.set_index(["vary", "load"])
+    small, large = ({load: rows.loc[(size, load)] for load in (1.0, 4.0)} for size in ("2GB", "256GB"))
+    for name in ("ttft_mean_s", "ttft_p99_s", "prefix_hit_rate", "host_hit_rate"):
+        assert small[1.0][name] == large[1.0][name]
+    assert small[4.0]["host_loads"] == 0 < large[4.0]["host_loads"]
+    assert large[4.0]["ttft_mean_s"] / small[4.0]["ttft_mean_s"] == pytest.approx(2 / 3, abs=0.05)
+    assert large[4.0]["ttft_p99_s"] / small[4.0]["ttft_p99_s"] == pytest.approx(2 / 5, abs=0.05)
