@@ -289,7 +289,7 @@ _REPLICAS = (
     ),
     Metric("num_replicas_mean", "replicas", "lower", "replica_seconds / span", "replicas"),
     Metric("num_replicas_max", "replicas", "lower", "the most held at any time of the span", "replicas"),
-    Metric("retries", "requests", "lower", "lives of the cohort's requests lost with a replica and begun anew", "replicas"),
+    Metric("retries", "requests", "lower", "lives of the cohort's requests lost with their replica", "replicas"),
 )
 _TASKS = (
     *(

@@ -154,7 +154,7 @@ def test_round_r_of_equal_turns_hits_r_of_r_plus_one() -> None:
         r, prompt = k // users, arrival.request.prompt_tokens
         cached = int(records.requests["cached_tokens"][k])
         assert (loads.get(k, 0) + cached) / prompt == pytest.approx(r / (r + 1)), k
-    # With room for 3 parts of each, the fourth part of each user pushes out the last ones, tail first, of the users that
+    # With room for 3 parts of each, the fourth part of each user pushes out the last ones, tail first, of users that
     # come next: the first user has 3 parts in round 3, the second 2, the third 1, and in round 4 none has any.
     few = _run(asked, blocks, users * turn * 3 // BLOCK)
     loads, cached = moved(few, TIER_LOAD), few.requests["cached_tokens"]
