@@ -173,13 +173,8 @@ def _open(setup: Setup, curves: Sequence[Line], *, jobs: int | None) -> None:
     from batchsim.results.heading import engine_kv_text, heading, kv_text
     from batchsim.study.sweep.size import estimated_s
 
-    typer.echo(
-        opening(
-            heading(setup),
-            kv_text(setup),
-            [engine_kv_text(curve.setup) for curve in curves if setup.scenario.vary_key],
-        )
-    )
+    pools = [engine_kv_text(curve.setup) for curve in curves if setup.scenario.vary_key]
+    typer.echo(opening(heading(setup), kv_text(setup), pools))
     scenario, seeds = setup.scenario, setup.scenario.file.seeds
     each = [(curve.setup, load, len(curve.specs) * seeds) for curve in curves for load in scenario.loads]
     if jobs is None or scenario.auto or (seconds := estimated_s(each, jobs)) is None:
