@@ -45,13 +45,16 @@ from batchsim.deployment.deployment import Deployment
 from batchsim.drive.simulate import simulate
 from batchsim.kernel.acceptance import DrawnLuck
 from batchsim.kernel.core import EngineCore
+from batchsim.kernel.offload import OffloadConnector, OffloadLink
 from batchsim.kernel.protocols import PolicyContext, Workload
 from batchsim.kernel.record import Recorder, Records
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Arrival, Request
 from batchsim.kv.choice import new_kv
 from batchsim.policies.registry import POLICIES
+from batchsim.policies.systems.vllm.offload_config import VllmOffloadConfig
 from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
+from batchsim.policies.systems.vllm.vllm_offload import VllmOffload
 from batchsim.results.frames import pack_tables
 from batchsim.results.keep import measured_point
 from batchsim.results.point_files import write_point
@@ -72,6 +75,7 @@ MOONCAKE = "mooncake/conversation_trace.jsonl.gz"
 MILLION = 1_000_000
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 131_072
+CHUNK_NS = 32_768  # a block of Llama-3.1-8B over a link of 64 GB/s
 ALL_RUN = 400_000  # KV blocks with which 256 sequences of 20,512 tokens run at once
 
 
@@ -96,12 +100,21 @@ def engine(row: Row) -> EngineCore:
     make_config, make_policy = POLICIES[row.policy]
     config = make_config(**row.knobs)
     num_blocks = row.num_blocks or Deployment(model, gpu, pp=row.pp).derive_kv(block_size=BLOCK_SIZE).num_blocks
-    kv = new_kv(config, num_blocks, BLOCK_SIZE, ids=False)
+    connector = None
+    if row.tier_chunks:
+        config, make_policy = VllmOffloadConfig.tier(config, cpu_chunks=row.tier_chunks), VllmOffload
+        connector = OffloadConnector(OffloadLink(0, CHUNK_NS), OffloadLink(0, CHUNK_NS))
+    kv = new_kv(config, num_blocks, BLOCK_SIZE, ids=connector is not None)
     speculation, loop = config.traits.speculation, config.traits.loop.over(row.pp)
-    scheduler: Any = make_policy(config, PolicyContext(kv, MAX_MODEL_LEN, estimator=cost, loop=loop))
+    scheduler: Any = make_policy(
+        config, PolicyContext(kv, MAX_MODEL_LEN, estimator=cost, loop=loop, connector=connector)
+    )
     luck = None if speculation is None else DrawnLuck(0, speculation.positions, speculation.found)
     executor = SimExecutor(cost, MAX_MODEL_LEN, loop, luck)
-    return EngineCore(scheduler, executor, Recorder(), max_model_len=MAX_MODEL_LEN, loop=loop)
+    core = EngineCore(scheduler, executor, Recorder(), max_model_len=MAX_MODEL_LEN, loop=loop)
+    if connector is not None:
+        connector.recorder = core.recorder
+    return core
 
 
 def azure(traces: Path, factor: float, requests: int | None = None) -> Workload:
@@ -144,7 +157,7 @@ DRAFTS = PLAIN_VLLM | {"speculative_config": SpeculativeConfig("eagle", 3, (0.8,
 @dataclass(frozen=True)
 class Row:
     """`what` is the quantity per bare timeout: requests or steps. `num_blocks` replaces the GPU's KV blocks. `pp`: GPUs
-    in a row, each a stage."""
+    in a row, each a stage. `tier_chunks`: blocks that the memory of the host holds beyond these."""
 
     workload: Callable[[Path], Workload] = lambda traces: azure(traces, 1)
     leap: bool = True
@@ -154,6 +167,7 @@ class Row:
     policy: str = "continuous"
     knobs: dict[str, Any] = field(default_factory=lambda: CONTINUOUS)
     pp: int = 1
+    tier_chunks: int = 0
 
 
 def of_system(policy: str, **knobs: Any) -> Row:
@@ -178,6 +192,7 @@ ROWS = {
         lambda _: Fixed(256, 20_000), True, "steps", num_blocks=ALL_RUN, policy="vllm", knobs=DRAFTS
     ),
     "mooncake-prefix": Row(mooncake, num_blocks=60_000, policy="vllm", knobs=VLLM),
+    "mooncake-tier": Row(mooncake, num_blocks=60_000, policy="vllm", knobs=VLLM, tier_chunks=1_000_000),
     "vllm": of_system("vllm", **VLLM),
     "vllm-async": of_system("vllm", async_scheduling=True),
     "vllm-pp4": replace(of_system("vllm", **VLLM), pp=4),

@@ -36,6 +36,7 @@ from tests.bench import ROWS, azure, engine
 PAIRS = {
     "vllm-async": ("vllm", 0.9),
     "steps-256-drafts": ("steps-256-vllm", 0.25),
+    "mooncake-tier": ("mooncake-prefix", 0.06),
     "fleet": ("fleet, engine by engine", 0.95),
     "fleet-least-tokens": ("fleet-least-tokens, engine by engine", 0.75),
 }

@@ -24,6 +24,7 @@ from batchsim.scenario.config import LoadConfig
 from batchsim.scenario.deployment_config import Anchor, DeploymentConfig, Engine, GpuSheet, KvType, WeightType
 from batchsim.scenario.kv_config import KvConfig
 from batchsim.scenario.replicas_config import ReplicaGroup, ReplicasConfig
+from batchsim.scenario.tier_config import TierConfig
 from batchsim.workload import processes, workload_config
 from batchsim.workload.items import Items
 from batchsim.workload.lengths import AnyLengths
@@ -161,6 +162,7 @@ class Kv(KvConfig):
         groups: Sequence[KvGroup] = (),
         num_blocks: int | None = None,
         block_bytes: int | None = None,
+        tiers: Sequence[TierConfig] = (),
     ) -> None: ...
 
 

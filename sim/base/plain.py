@@ -63,9 +63,14 @@ def _adapter(hint: Any) -> TypeAdapter[list[Any]]:
 
 
 def value_at(plain: object, path: Iterable[object]) -> Any:
-    """What stands at the keys of `path`, each below the one before; None where nothing does."""
+    """What stands at the keys of `path`, places of lists among them, each below the one before; None where nothing
+    does."""
     for key in path:
-        plain = plain.get(key) if isinstance(plain, Mapping) else None
+        if isinstance(plain, list) and str(key).isdecimal():
+            values = cast("list[object]", plain)
+            plain = values[int(str(key))] if int(str(key)) < len(values) else None
+        else:
+            plain = plain.get(key) if isinstance(plain, Mapping) else None
     return plain
 
 

@@ -170,12 +170,11 @@ def _open(setup: Setup, curves: Sequence[Line], *, jobs: int | None) -> None:
     processes of this machine, None where they run elsewhere."""
     from batchsim.report.layout import fit
     from batchsim.report.text.summary_text import opening
-    from batchsim.results.heading import heading, kv_text
+    from batchsim.results.heading import engine_kv_text, heading, kv_text
     from batchsim.study.sweep.size import estimated_s
 
-    typer.echo(
-        opening(heading(setup), kv_text(setup), [str(curve.setup.kv) for curve in curves if setup.scenario.vary_key])
-    )
+    pools = [engine_kv_text(curve.setup) for curve in curves if setup.scenario.vary_key]
+    typer.echo(opening(heading(setup), kv_text(setup), pools))
     scenario, seeds = setup.scenario, setup.scenario.file.seeds
     each = [(curve.setup, load, len(curve.specs) * seeds) for curve in curves for load in scenario.loads]
     if jobs is None or scenario.auto or (seconds := estimated_s(each, jobs)) is None:

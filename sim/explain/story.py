@@ -39,6 +39,7 @@ from batchsim.metrics.lives import (
 )
 from batchsim.metrics.masks import MASK_WAIT, step_mask_ns
 from batchsim.metrics.rank_waits import WAITING as FOR_RANKS
+from batchsim.metrics.tiers import FLUSH, flush_cover
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,7 @@ class _OfEngine:
         self._encode_ns, self._own_encoding = step_encode_ns(records), own_encoding(records)
         self._mask_ns = step_mask_ns(records)
         self._spans = step_spans(records)
+        self._flushes = flush_cover(records)
 
     def tell(self, request_id: int) -> list[Chapter]:
         requests = self.records.requests
@@ -253,6 +255,8 @@ class _OfEngine:
         else:
             parts, taken = {name: int(length_ns.sum())}, int(high - low)
         parts |= leads | encoding
+        if self._flushes is not None:
+            parts[FLUSH] = int(self._flushes.between(np.array([start_ns]), np.array([end_ns]))[0])
         parts["host_gap"] = end_ns - start_ns - sum(parts.values())
         return Chapter(name, start_ns, end_ns, {part: ns for part, ns in parts.items() if ns}, steps=taken)
 

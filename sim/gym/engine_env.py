@@ -21,6 +21,7 @@ from batchsim.scenario.config import PolicySpec
 from batchsim.scenario.load import load_scenario
 from batchsim.scenario.schedulers import new_scheduler
 from batchsim.scenario.setup import Setup
+from batchsim.scenario.tiered import check_no_tiers
 from batchsim.workload.build import BuiltWorkload
 from batchsim.workload.open_loop import OpenWorkload
 
@@ -67,6 +68,7 @@ class EngineEnv(gymnasium.Env):
         spec = PolicySpec("agent", "agent", config, policy=policy, knobs={}, by_device={})
         loaded = load_scenario(scenario, overrides=tuple(overrides))
         setup = Setup.of(loaded)
+        check_no_tiers(loaded, "are in no environment")
         if setup.groups:
             raise ValueError(f"{scenario}: an environment has one engine, and the scenario has replicas. Remove them.")
         self.setup, self.agent_spec = replace(setup, scenario=replace(loaded, specs=(spec,))), spec

@@ -27,7 +27,9 @@ or its next state. ADAPTER names the LoRA adapter that a request asks for; LOADI
 that is done, are a load from disk or host memory; LOADED alone: it was there as the request ran for the first time.
 ENCODED is none either: a row for each request of a step that encodes items of it, with the step's start and, in the
 place of the blocker, the ns that they take. MASKED likewise: a row for each step whose sampling waits for masks, of the
-first request that needs one, with the ns of the wait.
+first request that needs one, with the ns of the wait. TIER_LOAD and TIER_STORE: a transfer of a request from or to a
+tier of KV beyond the GPU begins, of as many tokens as stand in the place of the blocker. STORE_FLUSH: from then on, for
+as many ns as stand there, the device stands idle until that request's KV is stored. `kernel/offload.py` writes these.
 """
 
 from __future__ import annotations

@@ -13,21 +13,29 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from batchsim.kernel.kv_transfer import KvConnector, Noticed
+from batchsim.kernel.record import STORE_FLUSH, TIER_LOAD, TIER_STORE, WAITING, Recorder
 from batchsim.kernel.types import Request, Sequence
+
+LOAD_QUEUE, LOAD, LOADED = "kv_load_queue", "kv_load", "kv_loaded"
+"""Why a request waits that loads KV: for steps and loads before it, for its KV, and for the engine to notice and go
+on."""
 
 
 @dataclass(slots=True, eq=False)
 class OffloadJob:
-    """One transfer of whole chunks, `keys`, of `seq`. `blocks`: those on the GPU that a store reads. Times in ns, None
-    before it is submitted."""
+    """One transfer of whole chunks, `keys`, for `num_tokens` tokens of `seq`. `blocks`: those on the GPU that a store
+    reads. Times in ns, None before it is submitted. `written` counts the states of a load that are on record."""
 
     number: int
     seq: Sequence
     is_load: bool
     keys: list[int]
     blocks: list[int]
+    num_tokens: int
+    began_ns: int = 0
     start_ns: int | None = None
     end_ns: int | None = None
+    written: int = 0
 
 
 @dataclass(slots=True)
@@ -57,7 +65,8 @@ class OffloadConnector(KvConnector):
 
     Of the scheduler's latest call: `loads`, `stores`, and of these and of earlier ones the `flushed`, for which the
     launch waits. `jobs` are all that the scheduler does not know to be over, `jobs_noticed` is `noticed`, of which
-    jobs are known. `scheduled_ns` is when the host was ready to launch the latest step.
+    jobs are known. `scheduled_ns` is when the host was ready to launch the latest step. `recorder`: where transfers and
+    waits for them are written, if anywhere.
     """
 
     def __init__(self, storing: OffloadLink, loading: OffloadLink) -> None:
@@ -68,6 +77,7 @@ class OffloadConnector(KvConnector):
         self.stores: list[OffloadJob] = []
         self.flushed: list[OffloadJob] = []
         self.scheduled_ns = 0
+        self.recorder: Recorder | None = None
         self._storing = storing
         self._loading = loading
         self._queued: list[OffloadJob] = []  # stores of the calls before
@@ -83,9 +93,11 @@ class OffloadConnector(KvConnector):
         """The scheduler is called."""
         self.loads, self.stores, self.flushed = [], [], []
 
-    def new_job(self, seq: Sequence, keys: list[int], *, is_load: bool, blocks: list[int]) -> OffloadJob:
+    def new_job(
+        self, seq: Sequence, keys: list[int], *, is_load: bool, blocks: list[int], num_tokens: int
+    ) -> OffloadJob:
         """A job that the scheduler's call asks for."""
-        job = self.jobs[self._made] = OffloadJob(self._made, seq, is_load, keys, blocks)
+        job = self.jobs[self._made] = OffloadJob(self._made, seq, is_load, keys, blocks, num_tokens)
         self._made += 1
         (self.loads if is_load else self.stores).append(job)
         return job
@@ -93,12 +105,18 @@ class OffloadConnector(KvConnector):
     def before_launch(self, now_ns: int, computed_ns: int) -> int:
         self.scheduled_ns = now_ns
         at_once = [job for job in self.stores if job in self.flushed]
-        self._submit(self._storing, [*self._queued, *at_once], max(now_ns, computed_ns))
+        self._submit(self._storing, [*self._queued, *at_once], now_ns, computed_ns)
         self._queued = [job for job in self.stores if job not in self.flushed]
-        return max([now_ns, *(job.end_ns or 0 for job in self.flushed)])
+        if not self.flushed:
+            return now_ns
+        if self.recorder is not None:
+            self._write_flush(self.recorder, max(now_ns, computed_ns))
+        return max(now_ns, max(map(_end_of, self.flushed)))
 
     def launched(self, now_ns: int, computed_ns: int = 0) -> None:
-        self._submit(self._loading, self.loads, max(now_ns, computed_ns))
+        self._submit(self._loading, self.loads, now_ns, computed_ns)
+        for job in self._running:
+            self._write(job, now_ns)
         over = [job for job in self._running if job.end_ns is not None and job.end_ns <= now_ns]
         self._running = [job for job in self._running if job not in over]
         over.sort(key=lambda job: job.number)
@@ -106,11 +124,43 @@ class OffloadConnector(KvConnector):
         self._reports.append(JobsNoticed(loaded, jobs=over, submitted=self._submitted))
         self._submitted = []
 
-    def _submit(self, link: OffloadLink, jobs: list[OffloadJob], ready_ns: int) -> None:
+    def give_up(self, seq: Sequence, now_ns: int) -> None:
+        """Ends the record of loads of `seq`, which has ended; the transfers go on."""
+        for job in self._running:
+            if job.seq is seq and job.is_load:
+                self._write(job, now_ns)
+                job.written = 3
+
+    def _submit(self, link: OffloadLink, jobs: list[OffloadJob], now_ns: int, computed_ns: int) -> None:
+        """Submits `jobs` at `now_ns`; they begin once the device has computed what they read or write."""
         for job in jobs:
-            link.submit(job, ready_ns)
+            job.began_ns = now_ns
+            link.submit(job, max(now_ns, computed_ns))
+            if self.recorder is not None:
+                remark = TIER_LOAD if job.is_load else TIER_STORE
+                self.recorder.state(now_ns, job.seq.request.id, remark, "host", job.num_tokens)
         self._submitted += jobs
         self._running += jobs
+
+    def _write(self, job: OffloadJob, now_ns: int) -> None:
+        """Writes the states that the request of `job`, a load, has come to by now."""
+        if self.recorder is None or not job.is_load:
+            return
+        stages = (LOAD_QUEUE, job.began_ns), (LOAD, job.start_ns), (LOADED, job.end_ns)
+        for reason, at_ns in stages[job.written :]:
+            if at_ns is None or at_ns > now_ns:
+                return
+            job.written += 1
+            self.recorder.state(at_ns, job.seq.request.id, WAITING, reason)
+
+    def _write_flush(self, recorder: Recorder, idle_ns: int) -> None:
+        """Writes for how long each of the flushed stores, one after the other, keeps the device idle, which has nothing
+        to compute from `idle_ns` on."""
+        for job in sorted(self.flushed, key=_end_of):
+            end_ns = _end_of(job)
+            if end_ns > idle_ns:
+                recorder.state(idle_ns, job.seq.request.id, STORE_FLUSH, "", end_ns - idle_ns)
+                idle_ns = end_ns
 
     def processed(self) -> JobsNoticed:
         noticed = super().processed()
@@ -119,6 +169,11 @@ class OffloadConnector(KvConnector):
         for job in noticed.jobs:
             del self.jobs[job.number]
         return noticed
+
+
+def _end_of(job: OffloadJob) -> int:
+    assert job.end_ns is not None, "it is submitted"
+    return job.end_ns
 
 
 NewOffload = Callable[[], OffloadConnector]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Request states, as the rows of the `states` table name them.
 PREFILL, RECOMPUTE, DECODE, SAT_OUT, PREEMPTED, SWAPPED, BLOCKED, HELD_BACK, ADAPTER, LOADING, LOADED = range(1, 12)
-ENCODED, WAITING, MASKED, RANKS_WAITED, RANKS_PADDED = 12, 13, 14, 15, 16
+ENCODED, WAITING, MASKED, RANKS_WAITED, RANKS_PADDED, TIER_LOAD, TIER_STORE, STORE_FLUSH = range(12, 20)
 STATE_NAMES = {
     PREFILL: "prefill",
     RECOMPUTE: "recompute",
@@ -45,6 +45,9 @@ REMARK_NAMES = {
     MASKED: "masked",
     RANKS_WAITED: "ranks_waited",
     RANKS_PADDED: "ranks_padded",
+    TIER_LOAD: "kv_load",
+    TIER_STORE: "kv_store",
+    STORE_FLUSH: "kv_store_flush",
 }
 """Rows of the `states` table that change no request's state."""
 

@@ -11,7 +11,10 @@ A life runs from `sent_ns` to `delivered_ns`, or to `ended_ns` where nothing was
                             the request itself, since its LoRA adapter would have been one too many. Where prefill and
                             decode are apart, at a decode engine: `waiting_decode_blocks`, until it has blocks for the
                             prompt; `launch`, until it launches its next step; `transfer_queue`, until the link is
-                            free; `transfer`, until the KV is there; `pulled`, until it has noticed and goes on
+                            free; `transfer`, until the KV is there; `pulled`, until it has noticed and goes on.
+                            Where KV is kept in the host's memory: `kv_storing`, until what it could load is stored
+                            there; `kv_load_queue`, until the steps and loads before are over; `kv_load`, until its KV
+                            is there; `kv_loaded`, until the engine has noticed and goes on
     prefill, recompute      steps with a chunk of its own, for the first time or again after a preemption
     decode_alone decode steps without prefill chunks
     decode_beside_prefill   decode steps that also ran prefill chunks
@@ -26,6 +29,7 @@ A life runs from `sent_ns` to `delivered_ns`, or to `ended_ns` where nothing was
     waiting_for_ranks       of ranks that step together: in a step until all others had launched theirs, and for as long
                             as a slower one took; and while its rank ran a dummy for the others
     padding_of_ranks        in a step, computing padding up to the size of the fullest rank
+    kv_store_flush          running, while no step ran since KV was to be stored before its blocks are used again
     host_gap                running, or about to and held by nothing, while no step ran: host work between steps, and
                             in rollouts the pause of engines that load weights with answers under way
     response_held           last token made, response kept until its batch ended
@@ -72,6 +76,7 @@ from batchsim.metrics.lives import (
 from batchsim.metrics.masks import MASK_WAIT, mask_times
 from batchsim.metrics.rank_waits import PADDING
 from batchsim.metrics.rank_waits import WAITING as FOR_RANKS
+from batchsim.metrics.tiers import FLUSH, flush_times
 
 PARTS = (
     "frontend",
@@ -91,6 +96,7 @@ PARTS = (
     "sat_out",
     "preempted",
     "swapped",
+    FLUSH,
     "host_gap",
     "response_held",
 )
@@ -137,7 +143,7 @@ def _part_times(records: Records, per_chunk_ns: int) -> Iterator[PartTimes]:
     yield from _ends(records, per_chunk_ns)
     yield from _queue(records, intervals)
     yield from _running(records, intervals)
-    for times_of in (encoding_times, mask_times):
+    for times_of in (encoding_times, mask_times, flush_times):
         for part, request, ns, after_first in times_of(records, intervals, _is_after_first_token):
             yield _times(part, request, ns, after_first)
     for state in (WAITING, SAT_OUT, PREEMPTED, SWAPPED):

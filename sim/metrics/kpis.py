@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from batchsim.base.units import NS_PER_S
 from batchsim.drive.fleet.fleet_plan import HELD
+from batchsim.kernel.offload import LOAD, LOAD_QUEUE, LOADED
 from batchsim.kernel.record import FINISHED, MISSING
 from batchsim.metrics.point_inputs import FleetInputs, PointInputs, between
 from batchsim.metrics.step_totals import DUMMIES, StepFacts, StepTotals, step_totals
@@ -41,6 +42,10 @@ _QUEUE_BOUNDS = {
     "swap_in_first": "KV",
     "token_budget": "token budget",
     "prefill_interval": "prefill interval",
+    "kv_storing": "KV loads",
+    LOAD_QUEUE: "KV loads",
+    LOAD: "KV loads",
+    LOADED: "KV loads",
     "batch_window": "batch window",
 }
 

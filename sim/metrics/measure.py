@@ -30,6 +30,7 @@ from batchsim.metrics.rollouts import makespan_ns, rollout_kpis
 from batchsim.metrics.slo import Sample, Slo, rank
 from batchsim.metrics.stability import is_too_short, is_unstable
 from batchsim.metrics.tasks import TaskLives, task_lives
+from batchsim.metrics.tiers import FLUSH, tier_kpis
 from batchsim.metrics.warmup import mser5
 
 PERCENTILES = (50, 90, 95, 99)
@@ -110,6 +111,8 @@ def measure(inputs: PointInputs) -> Measured:
         values |= offline_kpis(inputs.offline)
     if inputs.adapters is not None:
         values |= adapter_kpis(inputs.adapters, cohort)
+    if inputs.tiers is not None:
+        values |= tier_kpis(inputs.tiers, requests, cohort)
     part_ns = _time_by_part(inputs, done)
     shares = _shares(part_ns)
     if inputs.adapters is None:
@@ -117,6 +120,8 @@ def measure(inputs: PointInputs) -> Measured:
     if inputs.fleet is None or not inputs.fleet.are_ranks:
         for part in (WAITING, PADDING):
             del shares[f"attr_{part}_share"]
+    if inputs.tiers is None:
+        del shares[f"attr_{FLUSH}_share"]
     values |= shares
     judged = not (inputs.all_at_once or inputs.closed_loop)
     unstable = judged and is_unstable(*inputs.demand)

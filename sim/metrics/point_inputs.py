@@ -15,6 +15,7 @@ from batchsim.kernel.record import UNFINISHED, Records, Replicas
 from batchsim.metrics.adapters import AdapterUse
 from batchsim.metrics.digest import Digest
 from batchsim.metrics.slo import Slo
+from batchsim.metrics.tiers import TierUse
 from batchsim.workload.offline import OfflineLog
 from batchsim.workload.rollout_log import RolloutLog
 
@@ -72,7 +73,7 @@ class PointInputs:
     each row of the requests in its session; None without sessions. `rollout` is what became of the groups of a rollout,
     `rollout_bounds_ns` the least time that the generation of each training could take, None where that is not known;
     `offline` is what became of the requests of offline jobs, `adapters` the use of LoRA adapters; None where the
-    workload has none.
+    workload has none. `tiers`: the use of the host's memory for KV; None where engines keep none there.
     """
 
     records: Records
@@ -106,6 +107,7 @@ class PointInputs:
     rollout_bounds_ns: NDArray[np.float64] | None = None
     offline: OfflineLog | None = None
     adapters: AdapterUse | None = None
+    tiers: TierUse | None = None
 
     def __post_init__(self) -> None:
         start, end = self.window_ns

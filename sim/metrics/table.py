@@ -22,6 +22,7 @@ from batchsim.metrics.adapters import ADAPTER_METRICS
 from batchsim.metrics.attribution import PARTS
 from batchsim.metrics.latencies import LATENCIES, TASK_DOC, TASK_E2E
 from batchsim.metrics.rank_waits import PADDING, RANK_METRICS, WAITING
+from batchsim.metrics.tiers import FLUSH, TIER_METRICS
 
 STATISTICS = {
     "mean": "mean",
@@ -51,6 +52,8 @@ Unit = Literal[
     "preemptions",
     "adapters",
     "loads",
+    "stores",
+    "B",
     "W",
     "J",
     "yes or no",
@@ -77,13 +80,14 @@ Needs = Literal[
     "rollouts",
     "offline",
     "adapters",
+    "tiers",
 ]
 
 
 @dataclass(frozen=True)
 class Metric:
     """One number of a run. Without what it `needs` it is None; without replicas, tasks, sessions, rollouts, offline
-    jobs or adapters theirs are not there at all.
+    jobs, adapters or tiers of KV theirs are not there at all.
 
     `better`: which of two values is the better one, "" where that depends. `heading` stands above it in tables.
     """
@@ -287,13 +291,7 @@ _REPLICAS = (
     ),
     Metric("num_replicas_mean", "replicas", "lower", "replica_seconds / span", "replicas"),
     Metric("num_replicas_max", "replicas", "lower", "the most held at any time of the span", "replicas"),
-    Metric(
-        "retries",
-        "requests",
-        "lower",
-        "lives that the cohort's requests lost with a replica and began again elsewhere",
-        "replicas",
-    ),
+    Metric("retries", "requests", "lower", "lives of the cohort's requests lost with their replica", "replicas"),
 )
 _TASKS = (
     *(
@@ -426,8 +424,9 @@ _OFFLINE = (
 )
 _ADAPTERS = tuple(Metric(*row, needs="adapters") for row in ADAPTER_METRICS)
 _RANKS = tuple(Metric(*row, needs="ranks") for row in RANK_METRICS)
+_TIERS = tuple(Metric(*row, needs="tiers") for row in TIER_METRICS)
 _E2E = "of the summed E2E of the cohort's finished requests"
-_NEEDS: dict[str, Needs] = {"adapter_load": "adapters", WAITING: "ranks", PADDING: "ranks"}
+_NEEDS: dict[str, Needs] = {"adapter_load": "adapters", WAITING: "ranks", PADDING: "ranks", FLUSH: "tiers"}
 _PARTS = (Metric(f"attr_{part}_share", "share", "", f"{part} {_E2E}", _NEEDS.get(part, "")) for part in PARTS)
 _JUDGED = (
     Metric("too_short", "yes or no", "lower", "1 where the median request runs for over a quarter of the window"),
@@ -443,7 +442,7 @@ METRICS = {
     row.name: row
     for rows in (
         *(_latencies(), _COUNTED, _RATES, _OBJECTIVES, _ENGINE, _REPLICAS, _RANKS),
-        *(_TASKS, _ROLLOUTS, _OFFLINE, _ADAPTERS, _PARTS, _JUDGED),
+        *(_TASKS, _ROLLOUTS, _OFFLINE, _ADAPTERS, _TIERS, _PARTS, _JUDGED),
     )
     for row in rows
 }

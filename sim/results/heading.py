@@ -43,7 +43,14 @@ def heading(setup: Setup) -> str:
 
 def kv_text(setup: Setup) -> str:
     """The KV memory of an engine, of several replicas that of each group, with what it is made of."""
-    return "; ".join(f"{group.name} {group.setup.kv}".strip() for group in setup.groups) or str(setup.kv)
+    return "; ".join(f"{group.name} {engine_kv_text(group.setup)}".strip() for group in setup.groups) or engine_kv_text(
+        setup
+    )
+
+
+def engine_kv_text(setup: Setup) -> str:
+    """The KV memory of one engine, with the tier beyond its GPU if it has one."""
+    return " · ".join(str(each) for each in (setup.kv, setup.tier) if each is not None)
 
 
 def _varied(scenario: Scenario) -> str:

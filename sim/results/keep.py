@@ -15,14 +15,15 @@ from batchsim.base.files import write_text
 from batchsim.base.units import format_duration
 from batchsim.drive.fleet.fleet_plan import UP, ReplicaSpan
 from batchsim.drive.fleet.fleet_records import EngineLife, by_engine, merged
-from batchsim.kernel.record import CAP_CUT, FINISHED, Recorder
+from batchsim.kernel.record import CAP_CUT, FINISHED, Recorder, Records
 from batchsim.metrics.adapter_table import adapter_table
-from batchsim.metrics.adapters import AdapterUse, adapter_use
+from batchsim.metrics.adapters import adapter_use
 from batchsim.metrics.measure import Measured, combine, measure, measured_of
 from batchsim.metrics.point_inputs import PointInputs
 from batchsim.metrics.replica_table import replica_table
 from batchsim.metrics.rollouts import training_rows
 from batchsim.metrics.slo import Slo, parse_slo
+from batchsim.metrics.tiers import TierUse, tier_use
 from batchsim.results.checksums import file_facts, sealed
 from batchsim.results.cost_ends import CostEnds, add_ends
 from batchsim.results.digests import digest_of
@@ -96,16 +97,23 @@ def point_inputs(setup: Setup, run: Run) -> PointInputs:
         task_of=task_of(workload),
         turn=turn_of(workload, run.records.requests["request_id"]),
         prunable=workload.prunable if isinstance(workload, TaskWorkload) else None,
-        adapters=_adapters(run) if setup.traffic.lora_rank is not None else None,
+        adapters=adapter_use(run.records.requests, _engines(run)) if setup.traffic.lora_rank is not None else None,
+        tiers=_tiers(setup, run),
         **_logs(setup, run),
     )
     return replace(inputs, digest=digest_of(setup, run, inputs)) if run.lives else inputs
 
 
-def _adapters(run: Run) -> AdapterUse:
-    """The use of LoRA adapters by the requests of a run."""
-    engines = [life.records for life in run.lives] or [engine for _, _, engine in by_engine(run.records)]
-    return adapter_use(run.records.requests, engines)
+def _engines(run: Run) -> list[Records]:
+    """The records of each engine of a run."""
+    return [life.records for life in run.lives] or [engine for _, _, engine in by_engine(run.records)]
+
+
+def _tiers(setup: Setup, run: Run) -> TierUse | None:
+    """The use of the host's memory for KV in a run; None where no engine keeps any there."""
+    tiers = [group.setup.tier for group in setup.groups] or [setup.tier]
+    sizes = [tier.chunk_bytes // tier.chunk_tokens for tier in tiers if tier is not None]
+    return tier_use(run.records.requests, _engines(run), max(sizes)) if sizes else None
 
 
 def _logs(setup: Setup, run: Run) -> dict[str, Any]:

@@ -297,13 +297,16 @@ def scenario_of(results: Results, policy: str) -> dict[str, Any]:
     if variant is None or variant["value"] is None:
         return plain
     *path, last = results.manifest["vary"]["key"].split(".")
-    at = plain
+    at: Any = plain
     for key in path:
+        if isinstance(at, list):
+            at = at[int(key)]
+            continue
         cost = at.get("cost")
         if key == "deployment" and isinstance(cost, dict) and cost.get("kind") == key:
             key = "cost"  # as which it stands in plain values
         at[key] = at = at.get(key) or {}
-    at[last] = variant["value"]
+    at[int(last) if isinstance(at, list) else last] = variant["value"]
     return plain
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from batchsim.base.kv_groups import KvGroup, KvLayout
+from batchsim.base.plain import LEFT_OUT
 from batchsim.base.ranges import Config, PositiveInt, Range, check_ranges
 from batchsim.base.units import Share, Size, percent
+from batchsim.scenario.tier_config import TierConfig
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,15 @@ class KvConfig(Config):
     """Blocks of the pool of `groups`, as an engine counts them: one of them is never handed out."""
     block_bytes: PositiveInt | None = None
     """Bytes of a block of `groups` on each GPU."""
+    tiers: tuple[TierConfig, ...] = field(default=(), metadata=LEFT_OUT)
+    """Where KV is kept beyond the GPU's memory: that of the host, under `vllm` with prefix caching."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        if len(self.tiers) > 1:
+            raise ValueError(f"tiers has {len(self.tiers)}, and vLLM's OffloadingConnector has one here. Keep one")
+        if self.groups and self.tiers:
+            raise ValueError("tiers: KV of groups of layers is not offloaded here. Leave out tiers, or groups")
         if self.groups:
             self._check_groups()
         elif self.num_blocks is not None or self.block_bytes is not None:

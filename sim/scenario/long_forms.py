@@ -37,19 +37,30 @@ def override(document: Document, text: str) -> None:
         raise ScenarioError(f"--set {text}: {path[0]} has no {path[1]}. {nearest(path[1], PARTS)}")
     path = _unwritten(document, rewritten(document.value, path))
     keep_alike = decode_is_the_scenarios(document.value)
-    at = document.value
+    at: Any = document.value
     for i, key in enumerate(path[:-1]):
-        if at.get(key) is None:
-            at[key] = {}
-        at = at[key]
-        if not isinstance(at, dict):
+        at = _below(at, key)
+        place = path[i + 1]
+        if isinstance(at, list) and not (place.isdecimal() and int(place) < len(at)):
+            of = f"{'.'.join(path[: i + 1])} is a list of {len(at)}, and {place} is none of 0 to {len(at) - 1}"
+            raise ScenarioError(f"--set {text}: {of}. Write one of these, or set it as a whole.")
+        if not isinstance(at, dict | list):
             raise ScenarioError(f"--set {text}: {'.'.join(path[: i + 1])} has no keys. Set it as a whole.")
-    at[path[-1]] = parsed
+    at[int(path[-1]) if isinstance(at, list) else path[-1]] = parsed
     if keep_alike:
         keep_alike()
     document.overrides[path] = f"--set {text}"
     for renamed in [each for each in document.renamed if each[: len(path)] == path]:
         del document.renamed[renamed]
+
+
+def _below(at: Any, key: str) -> Any:
+    """What stands at `key` of a mapping, in which a missing one is made, or at that place of a list."""
+    if isinstance(at, list):
+        return at[int(key)]
+    if at.get(key) is None:
+        at[key] = {}
+    return at[key]
 
 
 def _unwritten(document: Document, path: tuple[str, ...]) -> tuple[str, ...]:

@@ -41,6 +41,7 @@ from batchsim.scenario.replicas_config import ReplicasConfig
 from batchsim.scenario.request_kinds import check_kinds, items_context
 from batchsim.scenario.schedulers import drawn_luck, new_scheduler
 from batchsim.scenario.structured import check_structured, take_masks
+from batchsim.scenario.tiered import HostTier, check_no_tiers, tier_of, under_tier
 from batchsim.tables.build import setup_of
 from batchsim.workload.build import BuiltWorkload, build_workload, known_requests
 from batchsim.workload.traces.read_trace import read_trace
@@ -64,7 +65,7 @@ class Setup:
     `traffic` is who asks for what, `rows` the usable rows of its trace by seed, under 0 alone where no jitter moves
     arrivals; `load_name` and `loads` are its load axis, and beyond `max_waiting` an engine rejects. They are the
     scenario's, unless other requests are played to its engines. `groups`: the kinds of its replicas, in order of their
-    numbers; () for one engine without a router.
+    numbers; () for one engine without a router. `tier`: where an engine keeps KV beyond its GPU's memory.
     """
 
     scenario: Scenario
@@ -77,6 +78,7 @@ class Setup:
     loads: tuple[float, ...]
     max_waiting: int | None
     groups: tuple[Group, ...] = ()
+    tier: HostTier | None = None
 
     @classmethod
     def of(cls, scenario: Scenario) -> Setup:
@@ -99,15 +101,16 @@ class Setup:
             setup = cls(scenario, model, cost, kv, file.workload, _Trace(scenario), *axis, file.max_waiting)
         with scenario.at("replicas"):
             check_ranks(scenario, model, cost)
-        for spec in scenario.specs:
-            with scenario.at(f"policies.{spec.label}"):
+        with scenario.at("kv"):
+            setup = replace(setup, tier=tier_of(scenario, model, cost, kv))
+        for stated in scenario.specs:
+            with scenario.at(f"policies.{stated.label}"):
+                spec, connector = under_tier(setup.tier, stated)
                 check_adapters(spec, file.workload)
                 check_structured(spec, file, cost.stages)
                 check_kinds(setup.traffic, spec.config, spec.knobs)
-                empty, connector = setup.new_kv(spec.config), checked_connector(spec.config)
-                new_scheduler(
-                    spec, empty, setup.max_model_len, None, cost, cost.stages, items=setup.items, connector=connector
-                )
+                empty, passing = setup.new_kv(spec.config), connector or checked_connector(spec.config)
+                new_scheduler(spec, empty, setup.max_model_len, None, cost, cost.stages, 0, setup.items, passing)
             with scenario.at("cost"):
                 under = setup.cost_under(spec.config)
                 if file.replicas is not None and file.replicas.autoscaler is not None:
@@ -217,6 +220,7 @@ class Setup:
             raise ScenarioError(
                 f"{self.scenario.places['replicas']}: {what} can only be simulated. Remove {key} to run one engine."
             )
+        check_no_tiers(self.scenario, "can only be simulated")
         check_one_can_be_real(self.scenario, self.traffic, self.kv, self.cost, self.power_cap, self.shapes)
 
     # ---- step times
@@ -358,7 +362,8 @@ class Setup:
         """A block manager with all KV blocks free, of the kind that a policy's config asks for."""
         if (layout := self.kv.layout) is not None:
             return new_grouped_kv(config, layout, self.kv.num_blocks, self.max_model_len, self.cost.stages)
-        return new_kv(config, self.kv.num_blocks, self.kv.block_size, self.num_swap_blocks, ids=False)
+        sizes = self.kv.num_blocks, self.kv.block_size, self.num_swap_blocks
+        return new_kv(config, *sizes, ids=self.tier is not None)
 
     def engine(self, spec: PolicySpec, workload: BuiltWorkload) -> EngineCore:
         """A new engine under `spec` for one simulation of `workload`."""
@@ -366,9 +371,13 @@ class Setup:
 
     def simulator(self, spec: PolicySpec, workload: BuiltWorkload, cost: Cost) -> EngineCore:
         """A new engine for one simulation of `workload`, its steps as long as `cost` says."""
+        spec, connector = under_tier(self.tier, spec)
         executor = SimExecutor(cost, self.max_model_len, spec.config.traits.loop.over(cost.stages))
         take_masks(executor, self.scenario, spec, cost)
-        return self.engine_on(executor, spec, workload, self.new_kv(spec.config), cost, cost.stages)
+        core = self.engine_on(executor, spec, workload, self.new_kv(spec.config), cost, cost.stages, connector)
+        if connector is not None:
+            connector.recorder = core.recorder
+        return core
 
     def engine_on(
         self,

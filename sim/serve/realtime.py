@@ -27,6 +27,7 @@ from batchsim.kernel.record import UNFINISHED, Records
 from batchsim.kernel.types import Arrival, Request
 from batchsim.scenario import PolicySpec
 from batchsim.scenario.setup import Setup
+from batchsim.scenario.tiered import check_no_tiers
 from batchsim.serve.answers import SPILL_BYTES, STOPPED, Answer, Answers, Asked, Update
 from batchsim.serve.metrics import Metrics
 from batchsim.serve.served_workload import unplayed
@@ -119,6 +120,7 @@ class RealtimeSimulation(Answers):
             raise ScenarioError(f"{setup.scenario.name}: prefill and decode apart are not served. Drop pools.")
         if setup.are_ranks:
             raise ScenarioError(f"{setup.scenario.name}: ranks that step together are not served. Drop dp_attention.")
+        check_no_tiers(setup.scenario, "are not served")
         plan = FleetPlan(1) if replicas is None else replicas.plan
         router = (RoundRobinConfig() if replicas is None else replicas.chosen_router).build(seed)
         self._env = simpy.Environment()

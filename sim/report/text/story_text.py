@@ -38,6 +38,7 @@ _LETTERS = {
     "sat_out": "s",
     "preempted": "x",
     "swapped": "X",
+    "kv_store_flush": "S",
     "host_gap": ".",
     "response_held": "h",
 }
@@ -53,6 +54,10 @@ _REASONS = {
     "waits_for_prefix": "another prompt makes blocks it can reuse",
     "decode_first": "decodes first",
     "no_replica": "held at the router",
+    "kv_storing": "its KV is still being stored",
+    "kv_load_queue": "steps and loads before its own",
+    "kv_load": "its KV is loaded from the host",
+    "kv_loaded": "until the engine notices its KV",
     "adapter": "others overtake, its adapter would be one too many",
 }
 

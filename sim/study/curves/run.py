@@ -13,6 +13,7 @@ from batchsim.metrics.latencies import OF_TOKENS
 from batchsim.metrics.point_inputs import NO_TASKS
 from batchsim.metrics.slo import parse_slo
 from batchsim.results.failed import Failed
+from batchsim.results.heading import engine_kv_text
 from batchsim.results.keep import keep_run
 from batchsim.results.known_gaps import check_gaps
 from batchsim.results.read import Results
@@ -119,7 +120,7 @@ def _varied(scenario: Scenario, lines: Sequence[Line]) -> dict[str, Any]:
             line.policy: {
                 "policy": line.label,
                 "value": line.value,
-                "kv": str(line.setup.kv),
+                "kv": engine_kv_text(line.setup),
                 "num_blocks": line.setup.kv.num_blocks,
             }
             for line in lines

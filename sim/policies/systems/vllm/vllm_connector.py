@@ -52,6 +52,7 @@ class VllmConnector(Vllm):
         self._in_flight: deque[Batch] = deque()
         self._late: deque[tuple[Batch, Sequence, int]] = deque()  # blocks to be freed once a batch is processed
         self._hits: Chunks = []  # of pulls that began in calls without a step
+        self._no_room = "waiting_decode_blocks"  # why the head waits whose pull has no blocks
         self._ended_ns: int | None = None  # while ends are processed: now
 
     def _new_queue(self) -> TwoQueues:
@@ -191,7 +192,7 @@ class VllmConnector(Vllm):
                 continue
             if beyond:
                 if not self._pull(seq, hit, beyond):
-                    reason = "waiting_decode_blocks"
+                    reason = self._no_room
                     break
                 held.append(queue.pop())
                 continue

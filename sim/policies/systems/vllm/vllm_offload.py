@@ -28,8 +28,12 @@ from batchsim.kv.block_keys import BlockKeys
 from batchsim.kv.choice import TailFirstKV
 from batchsim.kv.offload_tier import OffloadTier
 from batchsim.kv.prefix_cache import BlockHashKV
+from batchsim.policies.families.held_back import HeldBack
 from batchsim.policies.systems.vllm.offload_config import VllmOffloadConfig
 from batchsim.policies.systems.vllm.vllm_connector import VllmConnector
+
+BEING_STORED = "kv_storing"
+"""Why a request is passed over whose chunks are still being stored, or loaded by another one."""
 
 
 class VllmOffload(VllmConnector):
@@ -56,6 +60,8 @@ class VllmOffload(VllmConnector):
         self._refused: dict[Sequence, None] = {}  # their last offer found no room
         self._stores: dict[Sequence, list[OffloadJob]] = {}  # under way
         self._watched: dict[int, list[OffloadJob]] = {}  # stores of ended requests under way, by the blocks they read
+        self._passed_over = HeldBack()
+        self._no_room = "kv_blocks"
         self._over: list[tuple[Sequence, int, list[int]]] = []  # ended since the last call: tokens computed, blocks
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
@@ -91,6 +97,7 @@ class VllmOffload(VllmConnector):
 
     def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
         self._end(seq, seq.num_computed_tokens)
+        self.offloading.give_up(seq, now_ns)
         return super().cancel(seq, now_ns)
 
     def notice(self) -> None:
@@ -117,6 +124,10 @@ class VllmOffload(VllmConnector):
         beyond = self._in_tier(seq, hit)
         if beyond != 0:
             self.matched.append((seq, hit, beyond))
+        if beyond is None:
+            self.events += self._passed_over.tried({seq: BEING_STORED}, None)
+        else:
+            self.events += self._passed_over.tried({}, seq)
         return beyond
 
     def _in_tier(self, seq: Sequence, hit: int) -> int | None:
@@ -149,7 +160,7 @@ class VllmOffload(VllmConnector):
         first, stop = hit // self._chunk_tokens, (hit + beyond) // self._chunk_tokens
         keys = [self._key(seq, number) for number in range(first, stop)]
         self.tier.load(seq, keys, first)
-        self.offloading.new_job(seq, keys, is_load=True, blocks=[])
+        self.offloading.new_job(seq, keys, is_load=True, blocks=[], num_tokens=beyond)
         self._offered[seq] = stop
         return True
 
@@ -213,7 +224,8 @@ class VllmOffload(VllmConnector):
             if key in stored
             for block in table[number * size : (number + 1) * size]
         ]
-        job = self.offloading.new_job(seq, taken.stored, is_load=False, blocks=blocks)
+        tokens = len(taken.stored) * self._chunk_tokens
+        job = self.offloading.new_job(seq, taken.stored, is_load=False, blocks=blocks, num_tokens=tokens)
         self._stores.setdefault(seq, []).append(job)
         return job
 
@@ -240,6 +252,7 @@ class VllmOffload(VllmConnector):
         for seq, _, _ in over:
             self.tier.end(seq)
             self._refused.pop(seq, None)
+            self._passed_over.forget(seq)
             self._keys.pop(seq, None)
             self._offered.pop(seq, None)
         return jobs

@@ -1,0 +1,130 @@
+"""What KV in the memory of the host did for requests: tokens it had of them, what was copied, how long they waited."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchsim.base.units import NS_PER_S
+from batchsim.kernel.offload import LOAD, LOAD_QUEUE, LOADED
+from batchsim.kernel.record import (
+    DECODE,
+    MISSING,
+    PREFILL,
+    RECOMPUTE,
+    STORE_FLUSH,
+    TIER_LOAD,
+    TIER_STORE,
+    WAITING,
+    Records,
+)
+from batchsim.metrics.lives import Coverage, Int, Intervals, state_intervals
+
+FLUSH = "kv_store_flush"
+"""The part of a request's life in which the device waits for stores."""
+
+_Row = tuple[str, Literal["share", "loads", "stores", "B", "s"], Literal["lower", "higher", ""], str]
+TIER_METRICS: tuple[_Row, ...] = (
+    (
+        "host_hit_rate",
+        "share",
+        "higher",
+        "tokens loaded from the host's memory before the cohort's requests first ran / tokens of their prompts",
+    ),
+    ("host_loads", "loads", "", "loads of a request's KV from the host in the whole run"),
+    ("host_loaded_bytes", "B", "", "bytes of KV loaded from the host in the whole run, of all GPUs"),
+    ("host_stored_bytes", "B", "", "bytes of KV stored in the host in the whole run, of all GPUs"),
+    (
+        "kv_load_mean_s",
+        "s",
+        "lower",
+        "how long those of the cohort that loaded KV waited for that, link and engine included, mean",
+    ),
+    ("kv_stores_stalled", "stores", "lower", "stores of the whole run for whose end the device stood idle"),
+    ("kv_store_flush_s", "s", "lower", "how long it did so in all"),
+)
+"""Rows of the table of metrics: name, unit, what is better, words."""
+
+
+@dataclass(frozen=True)
+class TierUse:
+    """The use of the host's memory for KV in a run, over all engines.
+
+    By row of the requests `loaded_first`, the tokens loaded before it first ran, and `wait_ns`, how long it waited for
+    loads in all. `loads` and `stalls` count; `stall_ns` is the time of these. A token has `token_bytes` on all GPUs.
+    """
+
+    loaded_first: Int
+    wait_ns: Int
+    loads: int
+    loaded_tokens: int
+    stored_tokens: int
+    stalls: int
+    stall_ns: int
+    token_bytes: int
+
+
+def tier_use(requests: NDArray[np.void], engines: Sequence[Records], token_bytes: int) -> TierUse:
+    """The use of tiers by `requests` at `engines`, each with its own states."""
+    loaded_first, wait_ns = np.zeros(len(requests), np.int64), np.zeros(len(requests), np.int64)
+    totals = np.zeros(5, np.int64)
+    for records in engines:
+        states = records.states
+        loaded, stored, idle = (states[states["state"] == code] for code in (TIER_LOAD, TIER_STORE, STORE_FLUSH))
+        row = np.searchsorted(requests["request_id"], loaded["request_id"])
+        scheduled_ns = requests["scheduled_ns"][row]
+        first = (scheduled_ns == MISSING) | (loaded["time_ns"] <= scheduled_ns)
+        np.add.at(loaded_first, row[first], loaded["blocker"][first])
+        intervals = state_intervals(records)
+        codes = [code for code, text in enumerate(records.texts) if text in (LOAD_QUEUE, LOAD, LOADED)]
+        waits = (intervals.state == WAITING) & np.isin(intervals.reason, codes)
+        row = np.searchsorted(requests["request_id"], records.requests["request_id"][intervals.request[waits]])
+        np.add.at(wait_ns, row, intervals.end_ns[waits] - intervals.start_ns[waits])
+        moved = loaded["blocker"].sum(), stored["blocker"].sum()
+        totals += np.array([len(loaded), *moved, len(idle), idle["blocker"].sum()], np.int64)
+    loads, loaded_tokens, stored_tokens, stalls, stall_ns = map(int, totals)
+    return TierUse(loaded_first, wait_ns, loads, loaded_tokens, stored_tokens, stalls, stall_ns, token_bytes)
+
+
+def tier_kpis(use: TierUse, requests: NDArray[np.void], cohort: NDArray[np.bool_]) -> dict[str, float | None]:
+    """The metrics of tiers, by name: copies of the whole run, and what the cohort had of them."""
+    ran = cohort & (requests["scheduled_ns"] != MISSING)
+    prompts, waited = int(requests["prompt_tokens"][ran].sum()), use.wait_ns[cohort & (use.wait_ns > 0)]
+    return {
+        "host_hit_rate": int(use.loaded_first[ran].sum()) / prompts if prompts else None,
+        "host_loads": float(use.loads),
+        "host_loaded_bytes": float(use.loaded_tokens * use.token_bytes),
+        "host_stored_bytes": float(use.stored_tokens * use.token_bytes),
+        "kv_load_mean_s": float(waited.mean()) / NS_PER_S if len(waited) else None,
+        "kv_stores_stalled": float(use.stalls),
+        "kv_store_flush_s": use.stall_ns / NS_PER_S,
+    }
+
+
+def flush_cover(records: Records) -> Coverage | None:
+    """When the device stood idle for stores; None where it never did."""
+    rows = records.states[records.states["state"] == STORE_FLUSH]
+    return Coverage(rows["time_ns"], rows["blocker"]) if len(rows) else None
+
+
+Yielded = tuple[str, Int, Int, NDArray[np.bool_]]
+"""A part, requests by their rows, ns that are to be added to the part, and whether they lie after the first token."""
+
+
+def flush_times(
+    records: Records, intervals: Intervals, is_after_first: Callable[[Records, Int, Int], NDArray[np.bool_]]
+) -> Iterator[Yielded]:
+    """What waits for stores take off the gaps between steps in requests' lives, and add to FLUSH."""
+    cover = flush_cover(records)
+    if cover is None:
+        return
+    at = np.isin(intervals.state, (PREFILL, RECOMPUTE, DECODE))
+    start_ns, request = intervals.start_ns[at], intervals.request[at]
+    ns = cover.between(start_ns, intervals.end_ns[at])
+    after_first = is_after_first(records, request, start_ns)
+    yield "host_gap", request, -ns, after_first
+    yield FLUSH, request, ns, after_first

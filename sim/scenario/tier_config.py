@@ -1,0 +1,35 @@
+"""What a scenario says of memory for KV beyond the GPU's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from batchsim.base.ranges import Config, NonNegativeInt, PositiveInt
+from batchsim.base.units import Bandwidth, Duration, Size
+
+
+@dataclass(frozen=True)
+class TierConfig(Config):
+    """The memory of the host as vLLM's OffloadingConnector uses it for KV; names and defaults are the connector's."""
+
+    size: Size
+    """Bytes for the KV of all GPUs of an engine together, like vLLM's `--kv-offloading-size`."""
+    kind: Literal["host"] = "host"
+    """Where it is: `host`, its memory; disks and remote stores are not simulated."""
+    bandwidth: Bandwidth | None = None
+    """What each GPU's link to its host carries, one way; by default what the data sheet of the GPU says."""
+    store_bandwidth: Bandwidth | None = None
+    """The same from the GPU to the host, where it carries more or less that way."""
+    latency: Duration = 0
+    """What each transfer takes beside its bytes, like 20us."""
+    blocks_per_chunk: PositiveInt = 1
+    """GPU blocks of a chunk, in which KV is kept, stored and loaded."""
+    eviction_policy: Literal["lru", "arc"] = "lru"
+    """Which chunks are given up for others."""
+    store_threshold: NonNegativeInt = 0
+    """At which of its offers a chunk is stored; 0 and 1: at the first."""
+    max_tracker_size: PositiveInt = 64_000
+    """Of how many chunks it is counted how often they were offered, where that matters."""
+    offload_prompt_only: bool = True
+    """Whether chunks of generated tokens are not stored."""

@@ -1,0 +1,175 @@
+"""The engines of a scenario that keep KV in the memory of their host: how much fits, how fast it is copied, and what
+does not go with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+from batchsim.base.errors import ScenarioError
+from batchsim.base.units import NS_PER_S
+from batchsim.cost.base import Cost
+from batchsim.deployment.deployment import Deployment
+from batchsim.deployment.memory import KvBudget
+from batchsim.deployment.model import ModelSpec
+from batchsim.deployment.quantisation import ELEMENT_BYTES
+from batchsim.kernel.offload import OffloadConnector, OffloadLink
+from batchsim.policies.systems.vllm.offload_config import VllmOffloadConfig
+from batchsim.policies.systems.vllm.vllm_offload import VllmOffload
+from batchsim.scenario.config import PolicySpec, Scenario, ScenarioFile
+from batchsim.scenario.tier_config import TierConfig
+from batchsim.workload.rollout_config import Rollout
+
+_KNOBS = ("blocks_per_chunk", "eviction_policy", "store_threshold", "max_tracker_size", "offload_prompt_only")
+
+
+@dataclass(frozen=True)
+class HostTier:
+    """The tier of one engine: `num_chunks` of `chunk_tokens` tokens and `chunk_bytes` on all GPUs together.
+
+    `load_ns` and `store_ns` are what a chunk takes on the link of each GPU, `bandwidth_text` says how fast that is and
+    by what source.
+    """
+
+    config: TierConfig
+    num_chunks: int
+    chunk_tokens: int
+    chunk_bytes: int
+    load_ns: int
+    store_ns: int
+    bandwidth_text: str
+
+    def __str__(self) -> str:
+        tokens, chunk = self.num_chunks * self.chunk_tokens, f"chunks of {self.chunk_tokens}"
+        prompts = "prompts only" if self.config.offload_prompt_only else "prompts and answers"
+        return (
+            f"host tier {tokens:,} tokens ({self.num_chunks:,} {chunk}: {self.config.size / 1e9:.4g} GB over"
+            f" {self.chunk_bytes / self.chunk_tokens:,.0f} B a token; {self.config.eviction_policy}, {prompts};"
+            f" {self.bandwidth_text})"
+        )
+
+    def connector(self) -> OffloadConnector:
+        """A connector for an engine that is about to be made."""
+        fixed_ns = self.config.latency
+        return OffloadConnector(OffloadLink(fixed_ns, self.store_ns), OffloadLink(fixed_ns, self.load_ns))
+
+    def policy(self, spec: PolicySpec) -> PolicySpec:
+        """The policy `spec` of an engine with this tier. ScenarioError for knobs that do not go with one."""
+        knobs = {name: getattr(self.config, name) for name in _KNOBS}
+        try:
+            config = VllmOffloadConfig.tier(spec.config, cpu_chunks=self.num_chunks, **knobs)
+        except (TypeError, ValueError) as error:
+            raise ScenarioError(f"{spec.name}: {error}.".replace("..", ".")) from None
+        return replace(spec, config=config, policy=VllmOffload)
+
+
+def under_tier(tier: HostTier | None, spec: PolicySpec) -> tuple[PolicySpec, OffloadConnector | None]:
+    """The policy `spec` as an engine with `tier` runs it, and a new connector to that; without one `spec`, and None."""
+    return (spec, None) if tier is None else (tier.policy(spec), tier.connector())
+
+
+def check_no_tiers(scenario: Scenario, what: str) -> None:
+    """ScenarioError, saying in `what` that this does not go, if any engine of `scenario` keeps KV in tiers."""
+    groups = {} if scenario.file.replicas is None else scenario.file.replicas.groups or {}
+    if scenario.file.kv.tiers or any(group.kv is not None and group.kv.tiers for group in groups.values()):
+        raise ScenarioError(f"{scenario.places.get('kv', scenario.source)}: kv.tiers {what}. Remove them.")
+
+
+def tier_of(scenario: Scenario, model: ModelSpec, cost: Cost, kv: KvBudget) -> HostTier | None:
+    """The tier of each engine of `scenario`, whose KV on the GPU is `kv`; None without one. ScenarioError for what does
+    not go with it, and for a size or bandwidth that is none."""
+    if not scenario.file.kv.tiers:
+        return None
+    (config,) = scenario.file.kv.tiers
+    try:
+        _check_file(scenario.file, cost, kv)
+        for spec in scenario.specs:
+            _check_policy(spec)
+        return _settled(config, scenario.file, model, cost)
+    except ScenarioError as error:
+        raise ScenarioError(f"kv.tiers: {error}") from None
+
+
+def _check_file(file: ScenarioFile, cost: Cost, kv: KvBudget) -> None:
+    """ScenarioError for what a scenario asks for beside a tier that is not simulated there."""
+    workload, deployment = file.workload, cost.deployment
+    with_others = {
+        "prefill and decode apart": (file.replicas is not None and file.replicas.transfer is not None, "pools"),
+        "a pipeline": (cost.stages > 1, "pp"),
+        "attention groups": (deployment is not None and deployment.dp_attention > 1, "dp_attention"),
+        "KV in groups of layers": (kv.layout is not None, "that model"),
+        "compiled shapes": (getattr(file.cost, "shapes", None) is not None, "shapes"),
+        "LoRA adapters": (workload.lora_rank is not None, "loras"),
+        "images, audios and videos": (bool(workload.all_items), "items"),
+        "models that make no tokens": (workload.makes_no_tokens, "that workload"),
+        "rollouts": (isinstance(workload.arrivals, Rollout), "that workload"),
+        "offline jobs": (any(each.offline for each in workload.classes.values()), "offline"),
+    }
+    for what, (asked, key) in with_others.items():
+        if asked:
+            raise ScenarioError(f"not simulated beside {what}. Leave out {key}, or tiers.")
+    engine = getattr(file.cost, "engine", "")
+    if engine not in ("", "vllm"):
+        raise ScenarioError(
+            f"engine {engine}: only vLLM's OffloadingConnector is simulated, no HiCache, LMCache or host cache of"
+            " TensorRT-LLM. Write engine: vllm."
+        )
+
+
+def _check_policy(spec: PolicySpec) -> None:
+    """ScenarioError for a policy that does not offload KV here."""
+    if spec.kind != "vllm":
+        raise ScenarioError(f"{spec.name} is of kind {spec.kind}, and only vllm offloads KV here. Leave it out.")
+    config = spec.config
+    if config.traits.prefix_cache != "blocks":
+        raise ScenarioError(
+            f"{spec.name} caches no prefixes, and these are what tiers keep. Set enable_prefix_caching: true."
+        )
+    if config.traits.speculation is not None:
+        raise ScenarioError(f"{spec.name} drafts tokens, not simulated with a tier. Leave out speculative_config.")
+    if config.prefill_schedule_interval != 1:
+        raise ScenarioError(
+            f"{spec.name} has prefill_schedule_interval {config.prefill_schedule_interval}, not simulated with a tier."
+            " Set it to 1."
+        )
+
+
+def _settled(config: TierConfig, file: ScenarioFile, model: ModelSpec, cost: Cost) -> HostTier:
+    """The tier that `config` states. ScenarioError where it holds no chunk, or no link is known."""
+    tokens = file.kv.block_size * config.blocks_per_chunk
+    on_gpu, of_all = _token_bytes(file, model, cost.deployment)
+    chunk_bytes = of_all * tokens
+    if (num_chunks := config.size // chunk_bytes) < 1:
+        raise ScenarioError(
+            f"size {config.size:,} B holds no chunk of {chunk_bytes:,} B ({tokens} tokens), and vLLM does not start"
+            " then. State more, or leave out tiers."
+        )
+    gpu = None if cost.deployment is None else cost.deployment.gpu
+    load = config.bandwidth or (None if gpu is None else gpu.host_link)
+    if load is None:
+        raise ScenarioError("no GPU of the catalog says how fast its host is. Write bandwidth: 50GB/s, say.")
+    store = config.store_bandwidth or load
+    text = f"{load / 1e9:.4g} GB/s a GPU and way"
+    if store != load:
+        text = f"loads at {load / 1e9:.4g}, stores at {store / 1e9:.4g} GB/s a GPU"
+    if config.bandwidth is None and gpu is not None:
+        text += f", the most that the data sheet of {gpu.name} has"
+    load_ns, store_ns = (round(on_gpu * tokens * NS_PER_S / bandwidth) for bandwidth in (load, store))
+    return HostTier(config, num_chunks, tokens, chunk_bytes, load_ns, store_ns, text)
+
+
+def _token_bytes(file: ScenarioFile, model: ModelSpec, deployment: Deployment | None) -> tuple[int, int]:
+    """Bytes of a token's KV on each GPU, and in the host's memory for all of them: latent attention, of which each GPU
+    has the same, once; fewer KV heads than GPUs as often as they are replicated."""
+    tp = 1 if deployment is None else deployment.tp
+    if file.kv.per_token is not None:
+        return file.kv.per_token, file.kv.per_token * tp
+    if deployment is None:
+        return model.kv_bytes_per_token, model.kv_bytes_per_token
+    own = replace(deployment, model=model)
+    element = ELEMENT_BYTES[own.types.kv]
+    of_all = sum(
+        each.count * each.attention.kv_bytes(tp, element) * (1 if each.attention.kind == "latent" else tp)
+        for each in model.kinds
+    )
+    return own.kv_bytes_per_token, ceil(of_all)

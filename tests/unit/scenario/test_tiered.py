@@ -1,0 +1,179 @@
+"""KV in the memory of the host in a scenario: its size and speed, what is said of it, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from batchsim.base.errors import ScenarioError
+from batchsim.base.plain import value_at
+from batchsim.kernel.record import (
+    TIER_LOAD,
+    TIER_STORE,
+)
+from batchsim.metrics.measure import measure
+from batchsim.results.heading import kv_text
+from batchsim.results.keep import point_inputs
+from batchsim.scenario import load_scenario
+from batchsim.scenario.parse import parse_scenario
+from batchsim.scenario.point import simulate_point
+from batchsim.scenario.setup import Setup
+from batchsim.study.curves.run import run_scenario
+from tests.support.tier_lives import check_sums, moved
+
+# ---- scenarios
+
+TEXT = """model: llama-3.1-8b
+cost: {kind: roofline, gpu: h100}
+kv: {tokens: 40000, tiers: [{size: 64GB}]}
+workload:
+  arrivals: {kind: poisson, mean_rate: 2/s}
+  sessions: {turns: {kind: fixed, tokens: 4}, think_time: 10s}
+  lengths: {prompt: {kind: fixed, tokens: 3000}, output: {kind: fixed, tokens: 20}}
+  duration: 60s
+  output_cap: 50
+policies:
+  vllm: {max_num_seqs: 16}
+slo: ttft<1s @ 90%
+load: {mean_rate: [1/s]}
+seeds: 1
+"""
+
+
+def _setup(before: str = "seeds: 1", after: str = "seeds: 1") -> Setup:
+    assert before in TEXT
+    return Setup.of(parse_scenario(TEXT.replace(before, after), "mine.yaml", Path()))
+
+
+def test_a_size_is_as_many_chunks_as_vllm_counts() -> None:
+    """64 GB over 131,072 B a token of Llama-3.1-8B; split over 2 GPUs the same, each with half the bytes on its link;
+    16 GPUs replicate each of 8 KV heads; a block of 16 tokens takes 2,097,152 B / 64 GB/s of a H100's link."""
+    one = _setup().tier
+    assert one is not None
+    assert (one.num_chunks, one.chunk_bytes, one.load_ns, one.store_ns) == (30_517, 2_097_152, 32_768, 32_768)
+    two = _setup("gpu: h100}", "gpu: h100, tp: 2}").tier
+    assert two is not None
+    assert (two.num_chunks, two.chunk_bytes, two.load_ns) == (30_517, 2_097_152, 16_384)
+    chunked = "{size: 64GB, blocks_per_chunk: 4, bandwidth: 32GB/s, store_bandwidth: 16GB/s}"
+    four = _setup("{size: 64GB}", chunked).tier
+    assert four is not None
+    assert (four.num_chunks, four.chunk_tokens, four.load_ns, four.store_ns) == (7_629, 64, 262_144, 524_288)
+
+
+def test_the_heading_says_how_much_fits_and_how_fast_it_is() -> None:
+    """With the source of a bandwidth that the scenario does not state."""
+    said = kv_text(_setup())
+    assert "host tier 488,272 tokens (30,517 chunks of 16: 64 GB over 131,072 B a token; lru, prompts only" in said
+    assert "64 GB/s a GPU and way, the most that the data sheet of h100 has" in said
+    assert "loads at 10, stores at 5 GB/s" in kv_text(
+        _setup("{size: 64GB}", "{size: 64GB, bandwidth: 10GB/s, store_bandwidth: 5GB/s}")
+    )
+
+
+def test_metrics_count_what_the_records_have() -> None:
+    """Loads, tokens and bytes of the run, and all of a life in its parts."""
+    setup = _setup()
+    run = simulate_point(setup, setup.scenario.points()[0])
+    values = measure(point_inputs(setup, run)).values
+    loads, stores = moved(run.records, TIER_LOAD), moved(run.records, TIER_STORE)
+    assert len(loads) > 3
+    assert values["host_loads"] == len(loads)
+    assert values["host_loaded_bytes"] == sum(loads.values()) * 131_072
+    assert values["host_stored_bytes"] == sum(stores.values()) * 131_072
+    prompts = int(run.records.requests["prompt_tokens"].sum())
+    assert values["host_hit_rate"] == pytest.approx(sum(loads.values()) / prompts)
+    assert 0 < (values["kv_load_mean_s"] or 0) < 0.1
+    check_sums(run.records)
+
+
+def test_replicas_have_tiers_of_their_own() -> None:
+    """One replica is the engine alone; of two each loads what it stored."""
+    alone = _setup()
+    point = alone.scenario.points()[0]
+    one = simulate_point(alone, point).records
+    as_replica = _setup("seeds: 1", "seeds: 1\nreplicas: {count: 1}")
+    behind = simulate_point(as_replica, point).records
+    assert one.requests["first_token_ns"].tolist() == behind.requests["first_token_ns"].tolist()
+    two = _setup("seeds: 1", "seeds: 1\nreplicas: {count: 2, router: {kind: round_robin}}")
+    run = simulate_point(two, point)
+    assert measure(point_inputs(two, run)).values["host_loads"] == len(moved(run.records, TIER_LOAD))
+
+
+def test_a_tier_is_set_by_its_place() -> None:
+    """`--set`, `vary` and `--counterfactual` name the tiers of the list from 0 on."""
+    scenario = parse_scenario(TEXT, "mine.yaml", Path(), ("kv.tiers.0.size=128GB",))
+    assert [tier.size for tier in scenario.file.kv.tiers] == [128_000_000_000]
+    assert value_at(scenario.plain, ("kv", "tiers", "0", "size")) == "128GB"
+    assert value_at(scenario.plain, ("kv", "tiers", "1", "size")) is None
+    for wrong in ("kv.tiers.1.size=1GB", "kv.tiers.first.size=1GB"):
+        with pytest.raises(ScenarioError, match=r"kv.tiers is a list of 1, and (1|first) is none of 0 to 0"):
+            parse_scenario(TEXT, "mine.yaml", Path(), (wrong,))
+
+
+POLICY = "vllm: {max_num_seqs: 16}"
+COST = "cost: {kind: roofline, gpu: h100}"
+TIER = "{size: 64GB}"
+POOLS = "pools: {prefill: {count: 1}, decode: {count: 1}, transfer: {bandwidth: 50GB/s}}"
+LORAS = "lora_cost: {step: 5%, per_adapter: 1%, load_gpu: 10ms, load_disk: 200ms}"
+MISTAKES = [
+    (TIER, "{size: 64GB}, {size: 1GB}", "tiers has 2, and vLLM's OffloadingConnector has one here"),
+    (TIER, "{kind: disk, size: 64GB}", "kv.tiers.0.kind is \"disk\". Write 'host'."),
+    (TIER, "{kind: remote, size: 64GB}", "kv.tiers.0.kind is \"remote\". Write 'host'."),
+    (TIER, "{kind: host}", "kv.tiers.0.size is missing"),
+    (TIER, "{size: 0B}", "size 0 B holds no chunk of 2,097,152 B (16 tokens), and vLLM does not start"),
+    (TIER, "{size: 2MB}", "size 2,000,000 B holds no chunk of 2,097,152 B (16 tokens)"),
+    (TIER, "{size: 64}", "kv.tiers.0.size: 64 is not a size"),
+    (TIER, "{size: 64GB, speed: 3}", "kv.tiers.0.speed is not a field of kv.tiers.0"),
+    (TIER, "{size: 64GB, bandwidth: 0GB/s}", "kv.tiers.0.bandwidth: '0GB/s' is not above 0"),
+    (TIER, "{size: 64GB, store_bandwidth: 3}", "kv.tiers.0.store_bandwidth: 3 is not a bandwidth"),
+    (TIER, "{size: 64GB, latency: -1us}", "kv.tiers.0.latency"),
+    (TIER, "{size: 64GB, blocks_per_chunk: 0}", "kv.tiers.0: blocks_per_chunk is 0"),
+    (TIER, "{size: 64GB, eviction_policy: lfu}", 'kv.tiers.0.eviction_policy is "lfu"'),
+    (TIER, "{size: 64GB, store_threshold: -1}", "kv.tiers.0: store_threshold is -1"),
+    ("[{size: 64GB}]", "{size: 64GB}", "kv.tiers is"),
+    (COST, "cost: {kind: constant, step: 10ms}", "no GPU of the catalog says how fast its host is"),
+    (COST, "cost: {kind: roofline, gpu: h100, pp: 2}", "not simulated beside a pipeline. Leave out pp, or tiers."),
+    (POLICY, "sglang: {}", "sglang is of kind sglang, and only vllm offloads KV here"),
+    (
+        POLICY,
+        "continuous: {max_num_seqs: 4, max_num_batched_tokens: 64}",
+        "continuous is of kind continuous, and only",
+    ),
+    (POLICY, "vllm: {enable_prefix_caching: false}", "vllm caches no prefixes"),
+    (POLICY, "vllm: {prefill_schedule_interval: 4}", "vllm has prefill_schedule_interval 4"),
+    (
+        POLICY,
+        "vllm: {speculative_config: {method: eagle, num_speculative_tokens: 1, acceptance: [0.5]}}",
+        "vllm drafts tokens",
+    ),
+    ("seeds: 1", "seeds: 1\n" + POOLS, "not simulated beside prefill and decode apart. Leave out pools, or tiers."),
+    ("  output_cap: 50", "  output_cap: 50\n  loras: {count: 3}\n" + LORAS, "not simulated beside LoRA adapters."),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "complaint"), MISTAKES)
+def test_a_mistake_is_one_line_that_says_where_and_what(before: str, after: str, complaint: str) -> None:
+    """With the key, the numbers, and what to do."""
+    with pytest.raises(ScenarioError) as caught:
+        _setup(before, after)
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith("mine.yaml") and complaint in line
+
+
+def test_real_engines_have_no_tiers() -> None:
+    """Only a simulation has one."""
+    with pytest.raises(ScenarioError, match=r"kv.tiers can only be simulated. Remove them"):
+        _setup().check_can_be_real()
+
+
+@pytest.mark.slow
+def test_the_shipped_scenario_answers_as_it_says(tmp_path: Path) -> None:
+    """Its text: at 1/s the host changes nothing; at 4/s the mean TTFT is two thirds and its p99 two fifths."""
+    rows = run_scenario(load_scenario("tiers"), out=tmp_path).summary.set_index(["vary", "load"])
+    small, large = ({load: rows.loc[(size, load)] for load in (1.0, 4.0)} for size in ("2GB", "256GB"))
+    for name in ("ttft_mean_s", "ttft_p99_s", "prefix_hit_rate", "host_hit_rate"):
+        assert small[1.0][name] == large[1.0][name]
+    assert small[4.0]["host_loads"] == 0 < large[4.0]["host_loads"]
+    assert large[4.0]["ttft_mean_s"] / small[4.0]["ttft_mean_s"] == pytest.approx(2 / 3, abs=0.05)
+    assert large[4.0]["ttft_p99_s"] / small[4.0]["ttft_p99_s"] == pytest.approx(2 / 5, abs=0.05)
