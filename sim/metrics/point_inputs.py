@@ -30,7 +30,7 @@ class FleetInputs:
     """The replicas that wrote a run's records: arrays by replica number, and what each was doing when.
 
     `group` is the name of each replica's kind, "" where all are alike. Peaks, and W between steps, are of all GPUs of a
-    replica; None unless all are known.
+    replica; None unless all are known. `sleeps`: they are models that take turns on a GPU.
     """
 
     group: tuple[str, ...]
@@ -40,6 +40,7 @@ class FleetInputs:
     memory_bandwidth: NDArray[np.float64] | None
     idle_watts: NDArray[np.float64] | None
     spans: tuple[ReplicaSpan, ...]
+    sleeps: bool = False
 
     def replica_ns(self, span_ns: tuple[int, int], states: tuple[str, ...]) -> NDArray[np.int64]:
         """For each replica, the ns within the span in which its state was one of `states`."""

@@ -21,6 +21,7 @@ from typing import Literal
 from batchsim.metrics.adapters import ADAPTER_METRICS
 from batchsim.metrics.attribution import PARTS
 from batchsim.metrics.latencies import LATENCIES, TASK_DOC, TASK_E2E
+from batchsim.metrics.sleeping import SLEEP_METRICS
 
 STATISTICS = {
     "mean": "mean",
@@ -75,13 +76,14 @@ Needs = Literal[
     "rollouts",
     "offline",
     "adapters",
+    "sleep",
 ]
 
 
 @dataclass(frozen=True)
 class Metric:
     """One number of a run. Without what it `needs` it is None; without replicas, tasks, sessions, rollouts, offline
-    jobs or adapters theirs are not there at all.
+    jobs, adapters or models that sleep theirs are not there at all.
 
     `better`: which of two values is the better one, "" where that depends. `heading` stands above it in tables.
     """
@@ -423,6 +425,7 @@ _OFFLINE = (
     ),
 )
 _ADAPTERS = tuple(Metric(*row, needs="adapters") for row in ADAPTER_METRICS)
+_SLEEP = tuple(Metric(*row, needs="sleep") for row in SLEEP_METRICS)
 _E2E = "of the summed E2E of the cohort's finished requests"
 _NEEDS: dict[str, Needs] = {"adapter_load": "adapters"}
 _PARTS = (Metric(f"attr_{part}_share", "share", "", f"{part} {_E2E}", _NEEDS.get(part, "")) for part in PARTS)
@@ -440,7 +443,7 @@ METRICS = {
     row.name: row
     for rows in (
         *(_latencies(), _COUNTED, _RATES, _OBJECTIVES, _ENGINE, _REPLICAS),
-        *(_TASKS, _ROLLOUTS, _OFFLINE, _ADAPTERS, _PARTS, _JUDGED),
+        *(_TASKS, _ROLLOUTS, _OFFLINE, _ADAPTERS, _SLEEP, _PARTS, _JUDGED),
     )
     for row in rows
 }

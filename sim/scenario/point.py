@@ -9,7 +9,9 @@ from batchsim.base.units import format_duration
 from batchsim.drive.fleet.fleet_plan import ReplicaSpan
 from batchsim.drive.fleet.fleet_records import EngineLife
 from batchsim.drive.fleet.pools import Pools, PrefillCore, simulate_pools
+from batchsim.drive.fleet.shared_gpu import Models, simulate_shared
 from batchsim.drive.fleet.simulate_fleet import simulate_fleet
+from batchsim.drive.fleet.sleeping import SleepConfig
 from batchsim.drive.simulate import Pulse, simulate
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_transfer import KvConnector
@@ -17,6 +19,7 @@ from batchsim.kernel.record import Records
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.scenario.config import Keep, Point
 from batchsim.scenario.pooled import block_bytes
+from batchsim.scenario.replicas_config import ReplicasConfig
 from batchsim.scenario.setup import Setup
 from batchsim.workload.build import BuiltWorkload
 from batchsim.workload.open_loop import OpenWorkload
@@ -84,6 +87,8 @@ def _simulate_fleet(setup: Setup, point: Point, workload: BuiltWorkload, pulse: 
             return cores[-1]
 
         fleet = simulate_pools(new_pooled, router, pools, workload, **options)
+    elif config.sleep is not None:
+        fleet = simulate_shared(new_engine, _models_of(setup, config, config.sleep), workload, **options)
     else:
         feeds_back = not isinstance(workload, OpenWorkload)
         fleet = simulate_fleet(new_engine, router, config.plan, workload, feeds_back=feeds_back, **options)
@@ -109,3 +114,27 @@ def _pooled_engine(setup: Setup, point: Point, workload: BuiltWorkload, connecto
     executor = SimExecutor(cost, setup.max_model_len, own.config.traits.loop)
     kind = PrefillCore if own.config.delivers else EngineCore
     return setup.engine_on(executor, own, workload, setup.new_kv(own.config), cost, connector=connector, kind=kind)
+
+
+def _models_of(setup: Setup, replicas: ReplicasConfig, sleep: SleepConfig) -> Models:
+    """The models of `setup`, with how long the weights of each that shares the GPU take to move.
+
+    ScenarioError where they are not on the same GPU, or on as many.
+    """
+    written, moves = replicas.groups or {}, {}
+    sharing = [(number, group) for number, group in enumerate(setup.groups) if not written[group.name].own_gpu]
+    first = sharing[0][1].setup
+    for number, group in sharing:
+        own = group.setup
+        if own.num_gpus != first.num_gpus or own.gpu != first.gpu:
+            texts = [
+                f"{name} is on {each.num_gpus} × {'an unnamed GPU' if each.gpu is None else each.gpu.name}"
+                for name, each in ((sharing[0][1].name, first), (group.name, own))
+            ]
+            where = setup.scenario.places["replicas"]
+            raise ScenarioError(
+                f"{where}: {' and '.join(texts)}: they cannot share it. Write the same, or own_gpu: true."
+            )
+        deployment = own.cost.deployment
+        moves[number] = sleep.moves(own.model.weight_bytes if deployment is None else deployment.weight_bytes)
+    return Models({group.name: number for number, group in enumerate(setup.groups)}, moves, sleep.min_awake)

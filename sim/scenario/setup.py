@@ -39,6 +39,7 @@ from batchsim.scenario.real_engine import check_one_can_be_real
 from batchsim.scenario.replicas_config import ReplicasConfig
 from batchsim.scenario.request_kinds import check_kinds, items_context
 from batchsim.scenario.schedulers import drawn_luck, new_scheduler
+from batchsim.scenario.shared import check_models, with_model
 from batchsim.tables.build import setup_of
 from batchsim.workload.build import BuiltWorkload, build_workload, known_requests
 from batchsim.workload.traces.read_trace import read_trace
@@ -400,10 +401,14 @@ def _groups(setup: Setup, replicas: ReplicasConfig) -> tuple[Group, ...]:
     alone = replace(setup.scenario, file=replace(setup.scenario.file, replicas=None))
     if replicas.groups is None:
         return (Group("", replicas.total, replace(setup, scenario=alone)),)
+    if replicas.sleep is not None:
+        with setup.scenario.at("replicas"):
+            check_models(replicas, setup.traffic)
     groups = []
     for name, group in replicas.groups.items():
+        lone = with_model(alone, group.model)
         file = replace(
-            alone.file,
+            lone.file,
             cost=alone.file.cost if group.cost is None else group.cost,
             kv=alone.file.kv if group.kv is None else group.kv,
         )
@@ -414,8 +419,8 @@ def _groups(setup: Setup, replicas: ReplicasConfig) -> tuple[Group, ...]:
             )
         try:
             if replicas.transfer is None:
-                check_same_defaults(alone, file)
-                own = replace(alone, file=file, places={})
+                check_same_defaults(lone, file)
+                own = replace(lone, file=file, places={})
             else:
                 own = pooled(alone, file, name, group.knobs or {})
             groups.append(Group(name, group.count, Setup.of(own)))

@@ -117,6 +117,8 @@ class RealtimeSimulation(Answers):
         replicas = setup.scenario.file.replicas
         if replicas is not None and replicas.transfer is not None:
             raise ScenarioError(f"{setup.scenario.name}: prefill and decode apart are not served. Drop pools.")
+        if replicas is not None and replicas.sleep is not None:
+            raise ScenarioError(f"{setup.scenario.name}: models that take turns on a GPU are not served. Drop sleep.")
         plan = FleetPlan(1) if replicas is None else replicas.plan
         router = (RoundRobinConfig() if replicas is None else replicas.chosen_router).build(seed)
         self._env = simpy.Environment()

@@ -22,6 +22,7 @@ from batchsim.workload.lengths import (
 )
 from batchsim.workload.loras import Loras, check_loras
 from batchsim.workload.offline_config import Offline, Requests, Users, check_beside
+from batchsim.workload.popularity import SHARE_TOLERANCE, Popularity, check_popularity
 from batchsim.workload.processes import (
     ConstantArrivals,
     DiurnalArrivals,
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
 else:
     Tasks = later("batchsim.workload.task_config:Tasks")
     TraceConfig = later("batchsim.workload.traces.trace_config:TraceConfig")
-
-SHARE_TOLERANCE = 1e-9  # shares are decimal percentages: their sum misses 1 by rounding only
 
 
 @dataclass(frozen=True)
@@ -232,6 +231,8 @@ class WorkloadConfig(Config):
     """Requests are parts of tasks, in stages."""
     loras: Loras | None = field(default=None, metadata=LEFT_OUT)
     """LoRA adapters that requests ask for; a session and a task ask for one."""
+    popularity: Popularity | None = field(default=None, metadata=LEFT_OUT)
+    """The shares of the classes, in their order, by a law."""
 
     @property
     def rows_tell_loras(self) -> bool:
@@ -282,7 +283,10 @@ class WorkloadConfig(Config):
         if "" in self.classes:
             raise ValueError("a class has no name. Name it.")
         self._check_offline()
-        self._check_classes()
+        if self.popularity is None:
+            self._check_classes()
+        else:
+            check_popularity(self.popularity, self.classes, by_row=self.by_row)
         own = {f"classes.{name}.loras": traffic.loras for name, traffic in self.classes.items()}
         check_loras({"loras": self.loras, **own}, by_rows=self.rows_tell_loras)
 

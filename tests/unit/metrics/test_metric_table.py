@@ -47,8 +47,8 @@ BESIDES = {
 def test_what_is_measured_has_a_row_and_what_has_a_row_is_measured() -> None:
     """In the order of the table; of classes after a metric's own name."""
     for scenario, without in (
-        ("replicas", "tasks sessions rollouts offline adapters"),
-        ("mixed-priority", "replicas tasks sessions rollouts offline adapters"),
+        ("replicas", "tasks sessions rollouts offline adapters sleep"),
+        ("mixed-priority", "replicas tasks sessions rollouts offline adapters sleep"),
     ):
         loaded = load_scenario(scenario)
         names = metric_names(Setup.of(loaded), loaded.points()[0])
