@@ -10,7 +10,7 @@ from batchsim.base.later import np
 from batchsim.base.plain import LEFT_OUT
 from batchsim.base.ranges import Config, Range, check_ranges
 from batchsim.base.units import Share
-from batchsim.workload.popularity import Popularity, SharePopularity, ZipfPopularity
+from batchsim.workload.popularity import FirstPopularity, Popularity, SharePopularity, ZipfPopularity, shares_of
 from batchsim.workload.sharing import zipf_drawn
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ class Loras(Config):
         shares = self.popularity.shares if isinstance(self.popularity, SharePopularity) else None
         if shares is not None and self.count is not None and len(shares) != self.count:
             raise ValueError(f"loras: popularity.shares has {len(shares)} shares, and count is {self.count}.")
+        if isinstance(self.popularity, FirstPopularity) and self.count == 1:
+            raise ValueError("loras: popularity first has others beside the first, and count is 1. Drop it.")
 
     @property
     def stated(self) -> list[str]:
@@ -57,8 +59,9 @@ class Loras(Config):
         share = 1.0 if self.share_of_requests is None else self.share_of_requests
         asks = uniform < share
         chance = np.where(asks, uniform / share if share else 0.0, 0.0)
-        if isinstance(self.popularity, SharePopularity):
-            adapter = np.searchsorted(np.cumsum(self.popularity.shares)[:-1], chance, side="right")
+        if isinstance(self.popularity, SharePopularity | FirstPopularity):
+            shares = shares_of(self.popularity, self.count)
+            adapter = np.searchsorted(np.cumsum(shares)[:-1], chance, side="right")
         else:
             alpha = self.popularity.alpha if isinstance(self.popularity, ZipfPopularity) else 0.0
             adapter = zipf_drawn(chance, self.count, alpha)

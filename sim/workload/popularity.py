@@ -45,13 +45,24 @@ class SharePopularity(Config):
             raise ValueError(f"popularity.shares add up to {100 * sum(self.shares):.6g}%. They must make 100%.")
 
 
-Popularity = Annotated[UniformPopularity | ZipfPopularity | SharePopularity, ByKind()]
+@dataclass(frozen=True)
+class FirstPopularity(Config):
+    """The first has a share of the requests, the others are asked for alike."""
+
+    share: Share
+    """The share of the first one."""
+    kind: Literal["first"] = "first"
+
+
+Popularity = Annotated[UniformPopularity | ZipfPopularity | SharePopularity | FirstPopularity, ByKind()]
 
 
 def shares_of(law: Popularity, count: int) -> list[float]:
     """The share of each of `count` things, the first one first."""
     if isinstance(law, SharePopularity):
         return list(law.shares)
+    if isinstance(law, FirstPopularity):
+        return [law.share, *[(1 - law.share) / (count - 1)] * (count - 1)]
     alpha = law.alpha if isinstance(law, ZipfPopularity) else 0.0
     weights = [k**-alpha for k in range(1, count + 1)]
     return [weight / sum(weights) for weight in weights]
@@ -67,5 +78,7 @@ def check_popularity(law: Popularity, classes: Mapping[str, Any], *, by_row: boo
         if each.share is not None or each.offline is not None:
             key = "offline" if each.share is None else "share"
             raise ValueError(f"popularity says the shares of all classes, and classes.{name} has {key}. Drop one.")
+    if isinstance(law, FirstPopularity) and len(classes) < 2:
+        raise ValueError("popularity first has others beside the first, and there is one class. Drop it.")
     if isinstance(law, SharePopularity) and len(law.shares) != len(classes):
         raise ValueError(f"popularity.shares has {len(law.shares)} shares, and there are {len(classes)} classes.")

@@ -50,6 +50,7 @@ _REASONS = {
     "waits_for_prefix": "another prompt makes blocks it can reuse",
     "decode_first": "decodes first",
     "no_replica": "held at the router",
+    "waking": "its model wakes up",
     "adapter": "others overtake, its adapter would be one too many",
 }
 
