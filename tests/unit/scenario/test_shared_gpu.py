@@ -21,10 +21,10 @@ def _in_time(share: str, *, own: bool) -> float:
 
 @pytest.mark.slow
 def test_a_model_deserves_its_own_gpu_from_a_popularity_on_and_up_to_another() -> None:
-    """At 10 % even that does not keep the SLO, at 40 and 80 % it does and one GPU for all does not, at 90 % one does."""
+    """At 10 % that does not keep the SLO, at 40 and 80 % it does and one GPU for all does not, at 90 % one does."""
     shared = {share: _in_time(share, own=False) for share in ("10%", "40%", "80%", "90%")}
     apart = {share: _in_time(share, own=True) for share in ("10%", "40%", "80%")}
     assert max(shared["10%"], shared["40%"], shared["80%"]) < SLO_SHARE < shared["90%"]
     assert apart["10%"] < SLO_SHARE < min(apart["40%"], apart["80%"])
     percents = [round(100 * each) for each in (*shared.values(), *apart.values())]
-    assert percents == [64, 63, 85, 95, 84, 95, 100]  # those of docs/shared-gpu.md
+    assert percents == [65, 63, 85, 95, 84, 95, 100]  # those of docs/shared-gpu.md
