@@ -19,6 +19,7 @@ from batchsim.drive.fleet.admission import AdmissionConfig
 from batchsim.drive.fleet.fleet_plan import Failure, Lost
 from batchsim.drive.fleet.routing import RouterConfig
 from batchsim.drive.fleet.scaling.kinds import Scaler
+from batchsim.drive.fleet.sleeping import SleepConfig
 from batchsim.drive.fleet.transfer import TransferConfig
 from batchsim.scenario.config import LoadConfig
 from batchsim.scenario.deployment_config import Anchor, DeploymentConfig, Engine, GpuSheet, KvType, WeightType
@@ -29,6 +30,7 @@ from batchsim.workload import processes, workload_config
 from batchsim.workload.items import Items
 from batchsim.workload.lengths import AnyLengths
 from batchsim.workload.loras import Loras
+from batchsim.workload.popularity import Popularity
 from batchsim.workload.sharing import Sessions, SharedPrefix
 from batchsim.workload.task_config import Tasks
 from batchsim.workload.traces.trace_config import TraceConfig
@@ -110,6 +112,7 @@ class Workload(workload_config.WorkloadConfig):
         tasks: Tasks | None = None,
         loras: Loras | None = None,
         structured: float | None = None,
+        popularity: Popularity | None = None,
     ) -> None: ...
 
 
@@ -178,4 +181,5 @@ class Replicas(ReplicasConfig):
         price: float | str | None = None,
         admission: AdmissionConfig | None = None,
         transfer: TransferConfig | None = None,
+        sleep: SleepConfig | None = None,
     ) -> None: ...

@@ -7,9 +7,10 @@ A life runs from `sent_ns` to `delivered_ns`, or to `ended_ns` where nothing was
     failover                lived on replicas that failed, until it could be sent to another
     waiting_step            arrived while a step ran, until that step ended
     queued:REASON           in the queue; REASON is what held its head at the time, until that head left. `no_replica`:
-                            at the router, while no replica was up or its gate was closed. `adapter`: others overtook
-                            the request itself, since its LoRA adapter would have been one too many. Where prefill and
-                            decode are apart, at a decode engine: `waiting_decode_blocks`, until it has blocks for the
+                            at the router, while no replica was up, its gate was closed or the model slept. `waking`:
+                            at a model that wakes up. `adapter`: others overtook the request itself, since its LoRA
+                            adapter would have been one too many. Where prefill and decode are apart, at a decode
+                            engine: `waiting_decode_blocks`, until it has blocks for the
                             prompt; `launch`, until it launches its next step; `transfer_queue`, until the link is
                             free; `transfer`, until the KV is there; `pulled`, until it has noticed and goes on.
                             Where KV is kept in the host's memory: `kv_storing`, until what it could load is stored

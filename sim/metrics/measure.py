@@ -27,6 +27,7 @@ from batchsim.metrics.latencies import LATENCIES, MAKESPAN, TASK_E2E, judged_ns,
 from batchsim.metrics.point_inputs import PointInputs, between, makespan, of_class, span_of
 from batchsim.metrics.rank_waits import PADDING, WAITING
 from batchsim.metrics.rollouts import makespan_ns, rollout_kpis
+from batchsim.metrics.sleeping import sleep_kpis
 from batchsim.metrics.slo import Sample, Slo, rank
 from batchsim.metrics.stability import is_too_short, is_unstable
 from batchsim.metrics.tasks import TaskLives, task_lives
@@ -113,6 +114,8 @@ def measure(inputs: PointInputs) -> Measured:
         values |= adapter_kpis(inputs.adapters, cohort)
     if inputs.tiers is not None:
         values |= tier_kpis(inputs.tiers, requests, cohort)
+    if inputs.fleet is not None and inputs.fleet.sleeps and inputs.records.replicas is not None:
+        values |= sleep_kpis(inputs.fleet, inputs.records.requests, inputs.records.replicas, cohort, span_ns)
     part_ns = _time_by_part(inputs, done)
     shares = _shares(part_ns)
     if inputs.adapters is None:

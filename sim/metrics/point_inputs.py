@@ -31,7 +31,8 @@ class FleetInputs:
     """The replicas that wrote a run's records: arrays by replica number, and what each was doing when.
 
     `group` is the name of each replica's kind, "" where all are alike. Peaks, and W between steps, are of all GPUs of a
-    replica; None unless all are known. `are_ranks`: the replicas are ranks that step together.
+    replica; None unless all are known. `are_ranks`: the replicas are ranks that step together. `sleeps`: they are
+    models that take turns on a GPU.
     """
 
     group: tuple[str, ...]
@@ -42,6 +43,7 @@ class FleetInputs:
     idle_watts: NDArray[np.float64] | None
     spans: tuple[ReplicaSpan, ...]
     are_ranks: bool = False
+    sleeps: bool = False
 
     def replica_ns(self, span_ns: tuple[int, int], states: tuple[str, ...]) -> NDArray[np.int64]:
         """For each replica, the ns within the span in which its state was one of `states`."""

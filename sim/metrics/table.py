@@ -22,6 +22,7 @@ from batchsim.metrics.adapters import ADAPTER_METRICS
 from batchsim.metrics.attribution import PARTS
 from batchsim.metrics.latencies import LATENCIES, TASK_DOC, TASK_E2E
 from batchsim.metrics.rank_waits import PADDING, RANK_METRICS, WAITING
+from batchsim.metrics.sleeping import SLEEP_METRICS
 from batchsim.metrics.tiers import FLUSH, TIER_METRICS
 
 STATISTICS = {
@@ -81,13 +82,14 @@ Needs = Literal[
     "offline",
     "adapters",
     "tiers",
+    "sleep",
 ]
 
 
 @dataclass(frozen=True)
 class Metric:
     """One number of a run. Without what it `needs` it is None; without replicas, tasks, sessions, rollouts, offline
-    jobs, adapters or tiers of KV theirs are not there at all.
+    jobs, adapters, tiers of KV or models that sleep theirs are not there at all.
 
     `better`: which of two values is the better one, "" where that depends. `heading` stands above it in tables.
     """
@@ -407,11 +409,7 @@ _OFFLINE = (
     Metric("offline_expired_share", "share", "lower", "of these, the share not done by then", "offline"),
     Metric("offline_makespan_s", "s", "lower", "from the start of the first job to the last answer", "offline"),
     Metric(
-        "offline_tokens_per_s",
-        "tokens/s",
-        "higher",
-        "output tokens of offline requests that were done / that time",
-        "offline",
+        "offline_tokens_per_s", "tokens/s", "higher", "output tokens of those that were done / that time", "offline"
     ),
     Metric("offline_aborts", "requests", "lower", "aborts of offline requests for others", "offline"),
     Metric(
@@ -425,6 +423,7 @@ _OFFLINE = (
 _ADAPTERS = tuple(Metric(*row, needs="adapters") for row in ADAPTER_METRICS)
 _RANKS = tuple(Metric(*row, needs="ranks") for row in RANK_METRICS)
 _TIERS = tuple(Metric(*row, needs="tiers") for row in TIER_METRICS)
+_SLEEP = tuple(Metric(*row, needs="sleep") for row in SLEEP_METRICS)
 _E2E = "of the summed E2E of the cohort's finished requests"
 _NEEDS: dict[str, Needs] = {"adapter_load": "adapters", WAITING: "ranks", PADDING: "ranks", FLUSH: "tiers"}
 _PARTS = (Metric(f"attr_{part}_share", "share", "", f"{part} {_E2E}", _NEEDS.get(part, "")) for part in PARTS)
@@ -441,7 +440,7 @@ _JUDGED = (
 METRICS = {
     row.name: row
     for rows in (
-        *(_latencies(), _COUNTED, _RATES, _OBJECTIVES, _ENGINE, _REPLICAS, _RANKS),
+        *(_latencies(), _COUNTED, _RATES, _OBJECTIVES, _ENGINE, _REPLICAS, _RANKS, _SLEEP),
         *(_TASKS, _ROLLOUTS, _OFFLINE, _ADAPTERS, _TIERS, _PARTS, _JUDGED),
     )
     for row in rows

@@ -141,8 +141,16 @@ def num_blocks(setup: Setup) -> list[int]:
     return [setup.group_of(replica).setup.kv.num_blocks for replica in range(setup.num_engines)]
 
 
-def is_lasting(run: Run) -> bool:
-    """Whether the replicas that were up at the start were so to the end, and no others: else nothing is steady."""
+def _sleeps(setup: Setup) -> bool:
+    """Whether the replicas are models that take turns on a GPU."""
+    replicas = setup.scenario.file.replicas
+    return replicas is not None and replicas.sleep is not None
+
+
+def is_lasting(setup: Setup, run: Run) -> bool:
+    """Whether the same replicas were up from the start to the end, or took turns all along: else nothing is steady."""
+    if _sleeps(setup):
+        return True
     return all(span.state == UP for span in run.spans) and len({span.start_ns for span in run.spans}) < 2
 
 
@@ -167,4 +175,5 @@ def fleet_inputs(setup: Setup, run: Run) -> FleetInputs:
         idle_watts=None if None in idle else np.array(idle, np.float64),
         spans=run.spans,
         are_ranks=setup.are_ranks,
+        sleeps=_sleeps(setup),
     )

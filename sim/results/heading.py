@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from batchsim.base.units import format_duration
 from batchsim.cost.base import Cost
 from batchsim.cost.presets import ways_there
 from batchsim.cost.scaled import Scaled
 from batchsim.deployment.catalog import read_model
+from batchsim.drive.fleet.sleeping import SleepConfig
 from batchsim.scenario import Scenario
 from batchsim.scenario.deployment_config import ENGINES, DeploymentConfig
 from batchsim.scenario.setup import Setup
@@ -43,14 +45,21 @@ def heading(setup: Setup) -> str:
 
 def kv_text(setup: Setup) -> str:
     """The KV memory of an engine, of several replicas that of each group, with what it is made of."""
-    return "; ".join(f"{group.name} {engine_kv_text(group.setup)}".strip() for group in setup.groups) or engine_kv_text(
-        setup
-    )
+    names = _joined((engine_kv_text(group.setup), group.name) for group in setup.groups)
+    return "; ".join(f"{named} {text}".strip() for text, named in names.items()) or engine_kv_text(setup)
 
 
 def engine_kv_text(setup: Setup) -> str:
     """The KV memory of one engine, with the tier beyond its GPU if it has one."""
     return " · ".join(str(each) for each in (setup.kv, setup.tier) if each is not None)
+
+
+def _joined(named: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The names of which each text is, by text, as in `a, b and c`."""
+    names: dict[str, list[str]] = {}
+    for text, name in named:
+        names.setdefault(text, []).append(name)
+    return {text: ", ".join(each[:-1]) + " and " * (len(each) > 1) + each[-1] for text, each in names.items()}
 
 
 def _varied(scenario: Scenario) -> str:
@@ -139,6 +148,8 @@ def _describe_replicas(setup: Setup) -> str:
     config = setup.scenario.file.replicas
     assert config is not None, "asked of several replicas"
     kinds = []
+    if config.sleep is not None:
+        return _describe_models(setup, config.sleep)
     for group in setup.groups:
         gpu = "" if group.setup.gpu is None else group.setup.gpu.name
         gpu += f" × {group.setup.num_gpus}" if group.setup.num_gpus > 1 else ""
@@ -153,6 +164,28 @@ def _describe_replicas(setup: Setup) -> str:
     lost = "sent again" if config.lost == "retry" else "lost"
     fails = f" · a replica fails {times}, what it held is {lost}" if config.failures else ""
     return " · ".join(kinds) + router + scaler + fails
+
+
+def _describe_models(setup: Setup, sleep: SleepConfig) -> str:
+    """Which models take turns on which GPU, and how their weights move."""
+    config, kinds = setup.scenario.file.replicas, []
+    assert config is not None and config.groups is not None, "models that sleep are groups"
+    for own in (False, True):
+        groups = [group for group in setup.groups if config.groups[group.name].own_gpu == own]
+        costs = _joined(
+            (_describe_engine(group.setup, config.groups[group.name].model), group.name) for group in groups
+        )
+        kinds += [f"{names}{' with a GPU of its own' * own}: {text}" for text, names in costs.items()]
+    disk = "" if sleep.disk is None else f", disk {sleep.disk / 1e9:g} GB/s"
+    where = f"one awake at a time, sleep level {sleep.level}, link {sleep.link / 1e9:g} GB/s{disk}"
+    least = f", awake {format_duration(sleep.min_awake)} at least" if sleep.min_awake else ""
+    return " · ".join([f"{sum(not group.own_gpu for group in config.groups.values())} models: {where}{least}", *kinds])
+
+
+def _describe_engine(own: Setup, model: str | None) -> str:
+    """The model where it is not the scenario's, the GPU and the cost of an engine."""
+    gpu = "" if own.gpu is None else f"{own.gpu.name}" + (f" × {own.num_gpus}" if own.num_gpus > 1 else "")
+    return " · ".join(filter(None, (model, gpu, own.deployment_text, own.cost_text)))
 
 
 def _name(config: object) -> str:

@@ -80,7 +80,7 @@ def point_inputs(setup: Setup, run: Run) -> PointInputs:
         num_offered=workload.num_offered,
         all_at_once=workload.all_at_once,
         closed_loop=isinstance(file.workload.arrivals, ClosedLoop | Rollout),
-        stationary=not isinstance(file.workload.arrivals, _CHANGING) and is_lasting(run),
+        stationary=not isinstance(file.workload.arrivals, _CHANGING) and is_lasting(setup, run),
         max_num_seqs=traits.max_num_seqs,
         per_chunk_ns=workload.frontend.per_chunk,
         slo=parse_slo(file.slo),

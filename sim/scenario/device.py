@@ -21,6 +21,7 @@ from batchsim.deployment.model import GpuSpec, ModelSpec
 from batchsim.kernel.policy_config import Device
 from batchsim.scenario.config import Scenario, ScenarioFile
 from batchsim.scenario.deployment_config import DeploymentConfig
+from batchsim.tables.build import setup_of
 
 
 def device_of(file: ScenarioFile, model_path: str) -> Device | None:
@@ -240,3 +241,17 @@ def _drafter(scenario: Scenario, engine: Deployment) -> tuple[DraftMemory | None
             own, said = memory_of_drafter(engine, scenario.cost.draft, speculation)
             most, unsaid = max(most, own, key=lambda each: each or (0, 0)), unsaid or said
     return most, unsaid
+
+
+def deployed_words(stated: DeploymentConfig, cost: Cost) -> str:
+    """The engine of a `stated` deployment, how it divides the model and its types, in words, or which version each is of
+    where the one asked for has no tables; "" where the description of `cost` says it."""
+    deployment, profile = cost.deployment, cost.profile
+    if deployment is None:
+        return ""
+    if profile is None or profile.setup is None:
+        return str(setup_of(deployment, deployment.version))
+    asked, nearest = stated.version, profile.setup.version
+    if not asked or f"{nearest}.".startswith(f"{asked}."):
+        return ""
+    return f"memory and defaults of {deployment.engine} {asked}, step costs of {nearest}, the nearest with tables"

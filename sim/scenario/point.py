@@ -14,7 +14,9 @@ from batchsim.drive.fleet.lockstep.passes import LockstepCost
 from batchsim.drive.fleet.lockstep.rank_costs import RankCosts
 from batchsim.drive.fleet.lockstep.recorded_ranks import simulate_ranks
 from batchsim.drive.fleet.pools import Pools, PrefillCore, simulate_pools
+from batchsim.drive.fleet.shared_gpu import Models, simulate_shared
 from batchsim.drive.fleet.simulate_fleet import FleetRun, simulate_fleet
+from batchsim.drive.fleet.sleeping import SleepConfig
 from batchsim.drive.simulate import Pulse, simulate
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_transfer import KvConnector
@@ -22,6 +24,7 @@ from batchsim.kernel.record import Records
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.scenario.config import Keep, Point, PolicySpec
 from batchsim.scenario.pooled import block_bytes
+from batchsim.scenario.replicas_config import ReplicasConfig
 from batchsim.scenario.setup import Setup
 from batchsim.workload.build import BuiltWorkload
 from batchsim.workload.open_loop import OpenWorkload
@@ -98,6 +101,8 @@ def _simulate_fleet(setup: Setup, point: Point, workload: BuiltWorkload, pulse: 
             return cores[-1]
 
         fleet = simulate_pools(new_pooled, router, pools, workload, **options)
+    elif config.sleep is not None:
+        fleet = simulate_shared(new_engine, _models_of(setup, config, config.sleep), workload, **options)
     else:
         feeds_back = not isinstance(workload, OpenWorkload)
         fleet = simulate_fleet(new_engine, router, config.plan, workload, feeds_back=feeds_back, **options)
@@ -147,3 +152,27 @@ def _graph_sizes(spec: PolicySpec, lockstep: LockstepConfig) -> list[int]:
     """The tokens of the CUDA graphs that each rank captures; none where it is eager."""
     config = spec.config
     return [] if lockstep.eager else vllm_graph_sizes(config.max_num_seqs, config.max_num_batched_tokens)
+
+
+def _models_of(setup: Setup, replicas: ReplicasConfig, sleep: SleepConfig) -> Models:
+    """The models of `setup`, with how long the weights of each that shares the GPU take to move.
+
+    ScenarioError where they are not on the same GPU, or on as many.
+    """
+    written, moves = replicas.groups or {}, {}
+    sharing = [(number, group) for number, group in enumerate(setup.groups) if not written[group.name].own_gpu]
+    first = sharing[0][1].setup
+    for number, group in sharing:
+        own = group.setup
+        if own.num_gpus != first.num_gpus or own.gpu != first.gpu:
+            texts = [
+                f"{name} is on {each.num_gpus} × {'an unnamed GPU' if each.gpu is None else each.gpu.name}"
+                for name, each in ((sharing[0][1].name, first), (group.name, own))
+            ]
+            where = setup.scenario.places["replicas"]
+            raise ScenarioError(
+                f"{where}: {' and '.join(texts)}: they cannot share it. Write the same, or own_gpu: true."
+            )
+        deployment = own.cost.deployment
+        moves[number] = sleep.moves(own.model.weight_bytes if deployment is None else deployment.weight_bytes)
+    return Models({group.name: number for number, group in enumerate(setup.groups)}, moves, sleep.min_awake)

@@ -15,6 +15,7 @@ from batchsim.drive.fleet.lockstep.lockstep_config import MAX_RANKS, LockstepCon
 from batchsim.drive.fleet.routing import ROUTERS, RoundRobinConfig, RouterConfig
 from batchsim.drive.fleet.scaling.autoscaler import Replicas
 from batchsim.drive.fleet.scaling.kinds import Scaler
+from batchsim.drive.fleet.sleeping import SleepConfig
 from batchsim.drive.fleet.transfer import TransferConfig
 from batchsim.scenario.kv_config import KvConfig
 from batchsim.scenario.scenario_cost import ScenarioCost
@@ -35,6 +36,10 @@ class ReplicaGroup(Config):
     """Their KV memory; the scenario's unless given."""
     knobs: dict[str, Any] | None = None
     """With `transfer`, knobs of the policy that these replicas have; the scenario's unless given."""
+    model: str | None = field(default=None, metadata=LEFT_OUT)
+    """With `sleep`, their model; the scenario's unless given."""
+    own_gpu: bool = field(default=False, metadata=LEFT_OUT)
+    """With `sleep`, whether the model has a GPU of its own, and never sleeps."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,8 @@ class ReplicasConfig(Config):
     """The gate before the router; without it every request goes to a replica at once."""
     transfer: TransferConfig | None = None
     """How KV gets from the replicas of the group prefill, which compute prompts, to those of the group decode."""
+    sleep: SleepConfig | None = field(default=None, metadata=LEFT_OUT)
+    """Groups are models that take turns on a GPU, each that of the requests of the class of its name."""
 
     lockstep: LockstepConfig | None = field(default=None, metadata=LEFT_OUT)
     """With `count`: the replicas are ranks of one model with experts that step together, in short `dp_attention`."""
@@ -87,7 +94,8 @@ class ReplicasConfig(Config):
             raise ValueError("groups is empty. Name at least one, like {h200: {count: 2}}.")
         if self.groups is not None and not all(name.strip() for name in self.groups):
             raise ValueError("groups: a group has an empty name. Name it, like {h200: {count: 2}}.")
-        if self.router is None and self.plan.most > 1 and self.lockstep is None:
+        self._check_sleep()
+        if self.router is None and self.plan.most > 1 and self.sleep is None and self.lockstep is None:
             *others, last = ROUTERS
             raise ValueError(
                 f"router is missing, and {self.plan.most} replicas need one. Add it: {', '.join(others)} or {last}."
@@ -139,6 +147,31 @@ class ReplicasConfig(Config):
         if self.failures or self.admission is not None:
             what = "failures" if self.failures else "admission"
             raise ValueError(f"{what} is not simulated where prefill and decode are apart. Leave it out.")
+
+    def _check_sleep(self) -> None:
+        groups = self.groups or {}
+        if self.sleep is None:
+            for name, group in groups.items():
+                if group.model is not None or group.own_gpu:
+                    key = "own_gpu" if group.model is None else "model"
+                    raise ValueError(f"groups.{name}.{key} is for models that take turns on a GPU. Add sleep.")
+            return
+        if self.groups is None:
+            raise ValueError("sleep is of several models, and all replicas are alike. Write groups, a model each.")
+        given = ("router", "failures", "autoscaler", "admission", "transfer")
+        if key := next((key for key in given if getattr(self, key)), ""):
+            raise ValueError(f"{key} is not simulated where models take turns on a GPU. Drop it, or drop sleep.")
+        for name, group in groups.items():
+            if group.count != 1:
+                raise ValueError(
+                    f"groups.{name}.count is {group.count}: models that take turns have one engine each, and so"
+                    " have those beside them. Write 1."
+                )
+        if (sharing := sum(not group.own_gpu for group in groups.values())) < 2:
+            raise ValueError(
+                f"sleep: of the models {sharing} shares a GPU, so that none ever sleeps. Leave two without own_gpu, or"
+                " drop sleep and write a router."
+            )
 
     @property
     def total(self) -> int:

@@ -8,6 +8,7 @@ from batchsim.base.errors import ScenarioError
 from batchsim.deployment.model import DTYPE_BYTES, ModelSpec
 from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.kernel.protocols import ItemsContext
+from batchsim.scenario.config import Scenario
 from batchsim.workload.items import largest_item
 from batchsim.workload.rollout_config import Rollout
 from batchsim.workload.workload_config import WorkloadConfig
@@ -45,6 +46,18 @@ def check_kinds(traffic: WorkloadConfig, config: PolicyConfig, stated: Iterable[
         raise ScenarioError(
             "requests with output 0 are of a pooling model (embedding, reranking, classification), which this policy"
             " does not run. Write runner: pooling of vllm or is_embedding: true of sglang, or an output."
+        )
+
+
+def check_hash_ids(scenario: Scenario, block_tokens: int, alignment: int) -> None:
+    """ScenarioError where blocks of the KV cache, of `alignment` tokens, do not fit into the `block_tokens` of the blocks
+    in which a trace states shared prompts, and a policy of `scenario` shares them."""
+    caching = [spec.name for spec in scenario.specs if spec.config.traits.prefix_cache]
+    if caching and block_tokens % alignment:
+        raise ScenarioError(
+            f"{scenario.name}: kv.block_size {alignment} does not divide the {block_tokens} tokens of"
+            f" the trace's hash_ids, by which {', '.join(caching)} would share. Set another, or write trace.prefix:"
+            " ignore."
         )
 
 

@@ -80,6 +80,7 @@ EXAMPLES: dict[str, list[Any]] = {
     "Columns.structured": ["guided"],
     "DrafterConfig.model": ["drafter/config.json"],
     "KvConfig.log": ["startup.log"],
+    "ReplicaGroup.model": ["qwen2.5-7b"],
     "ReplicaGroup.knobs": [{"max_num_batched_tokens": 16384}],
     "Own.kind": ["own_router:Sticky"],
     "TraceConfig.reader": ["own_reader:OwnReader"],

@@ -32,17 +32,17 @@ from batchsim.scenario.adapters import adapter_times_of, check_adapters, take_ad
 from batchsim.scenario.anchor import REQUESTS, anchored
 from batchsim.scenario.config import PolicySpec, Scenario
 from batchsim.scenario.deployment_config import DeploymentConfig
-from batchsim.scenario.device import check_same_defaults, kv_budget
+from batchsim.scenario.device import check_same_defaults, deployed_words, kv_budget
 from batchsim.scenario.patient import patient
 from batchsim.scenario.pooled import checked_connector, pooled
 from batchsim.scenario.ranks import check_ranks
 from batchsim.scenario.real_engine import check_one_can_be_real
 from batchsim.scenario.replicas_config import ReplicasConfig
-from batchsim.scenario.request_kinds import check_kinds, items_context
+from batchsim.scenario.request_kinds import check_hash_ids, check_kinds, items_context
 from batchsim.scenario.schedulers import drawn_luck, new_scheduler
+from batchsim.scenario.shared import check_models, with_model
 from batchsim.scenario.structured import check_structured, take_masks
 from batchsim.scenario.tiered import HostTier, check_no_tiers, tier_of, under_tier
-from batchsim.tables.build import setup_of
 from batchsim.workload.build import BuiltWorkload, build_workload, known_requests
 from batchsim.workload.traces.read_trace import read_trace
 from batchsim.workload.traces.trace_rows import TraceRows
@@ -199,17 +199,8 @@ class Setup:
     def deployment_text(self) -> str:
         """The engine, how it divides the model and its types, in words, and which version each is of where the one
         asked for has no tables; "" where `cost_text` says it, or none does."""
-        its_cost = self.cost.cost if isinstance(self.cost, Scaled) else self.cost
-        deployment, profile = its_cost.deployment, its_cost.profile
-        if not isinstance(self.scenario.cost, DeploymentConfig) or deployment is None:
-            return ""
-        if profile is None or profile.setup is None:
-            return str(setup_of(deployment, deployment.version))
-        asked, nearest = self.scenario.cost.version, profile.setup.version
-        is_asked = not asked or f"{nearest}.".startswith(f"{asked}.")
-        if is_asked:
-            return ""
-        return f"memory and defaults of {deployment.engine} {asked}, step costs of {nearest}, the nearest with tables"
+        stated, cost = self.scenario.cost, self.cost.cost if isinstance(self.cost, Scaled) else self.cost
+        return deployed_words(stated, cost) if isinstance(stated, DeploymentConfig) else ""
 
     def check_can_be_real(self) -> None:
         """ScenarioError if only a simulation could run the scenario: it stretches steps, has replicas or many GPUs."""
@@ -327,17 +318,8 @@ class Setup:
         )
         listed = known_requests(workload)
         if listed is not None and listed.hash_ids is not None:
-            self._check_hash_ids(listed.hash_ids.block_tokens)
+            check_hash_ids(self.scenario, listed.hash_ids.block_tokens, self.kv.alignment)
         return workload
-
-    def _check_hash_ids(self, block_tokens: int) -> None:
-        caching = [spec.name for spec in self.scenario.specs if spec.config.traits.prefix_cache]
-        if caching and block_tokens % (size := self.kv.alignment):
-            raise ScenarioError(
-                f"{self.scenario.name}: kv.block_size {size} does not divide the {block_tokens} tokens of"
-                f" the trace's hash_ids, by which {', '.join(caching)} would share. Set another, or write trace.prefix:"
-                " ignore."
-            )
 
     def trace_rows(self, seed: int) -> TraceRows | None:
         """The usable rows of the trace for a run's `seed`; None without a trace."""
@@ -423,12 +405,16 @@ def _groups(setup: Setup, replicas: ReplicasConfig) -> tuple[Group, ...]:
     alone = replace(setup.scenario, file=replace(setup.scenario.file, replicas=None))
     if replicas.groups is None:
         return (Group("", replicas.total, replace(setup, scenario=alone)),)
+    if replicas.sleep is not None:
+        with setup.scenario.at("replicas"):
+            check_models(replicas, setup.traffic)
     groups = []
     for name, group in replicas.groups.items():
+        lone = with_model(alone, group.model)
         of = f"replicas.groups.{name}" if replicas.transfer is None else f"the {name} side"
         where = f"{setup.scenario.places['replicas']}: {of}"
         file = replace(
-            alone.file,
+            lone.file,
             cost=alone.file.cost if group.cost is None else group.cost,
             kv=alone.file.kv if group.kv is None else group.kv,
         )
@@ -439,8 +425,8 @@ def _groups(setup: Setup, replicas: ReplicasConfig) -> tuple[Group, ...]:
             )
         try:
             if replicas.transfer is None:
-                check_same_defaults(alone, file)
-                own = replace(alone, file=file, places={})
+                check_same_defaults(lone, file)
+                own = replace(lone, file=file, places={})
             else:
                 own = pooled(alone, file, name, group.knobs or {})
             groups.append(Group(name, group.count, Setup.of(own)))

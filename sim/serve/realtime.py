@@ -121,6 +121,8 @@ class RealtimeSimulation(Answers):
         if setup.are_ranks:
             raise ScenarioError(f"{setup.scenario.name}: ranks that step together are not served. Drop dp_attention.")
         check_no_tiers(setup.scenario, "are not served")
+        if replicas is not None and replicas.sleep is not None:
+            raise ScenarioError(f"{setup.scenario.name}: models that take turns on a GPU are not served. Drop sleep.")
         plan = FleetPlan(1) if replicas is None else replicas.plan
         router = (RoundRobinConfig() if replicas is None else replicas.chosen_router).build(seed)
         self._env = simpy.Environment()

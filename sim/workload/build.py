@@ -14,6 +14,7 @@ from batchsim.workload.closed_loop import ClosedLoopWorkload, build_closed
 from batchsim.workload.limited_client import LimitedClient, limited
 from batchsim.workload.offline import OfflineWorkload, with_offline
 from batchsim.workload.open_loop import OpenWorkload, build_open
+from batchsim.workload.popularity import shares_of
 from batchsim.workload.replayed_sessions import ReplayedSessions, response_driven
 from batchsim.workload.request_columns import RequestSampler
 from batchsim.workload.rollout import RolloutWorkload, build_rollout
@@ -148,6 +149,17 @@ def classes_of_rows(config: WorkloadConfig, rows: TraceRows) -> WorkloadConfig:
     classes = {name: config.classes.get(name, TrafficClass()) for name in [*config.classes, *sorted(counts)]}
     classes = {name: replace(each, share=counts[name] / len(rows)) for name, each in classes.items()}
     return replace(config, classes=classes, assign="by_row")
+
+
+def classes_by_popularity(config: WorkloadConfig) -> WorkloadConfig:
+    """`config` with the share of each class as its law of popularity has it; `config` itself where it has none."""
+    if config.popularity is None:
+        return config
+    shares = shares_of(config.popularity, len(config.classes))
+    classes = {
+        name: replace(each, share=share) for (name, each), share in zip(config.classes.items(), shares, strict=True)
+    }
+    return replace(config, classes=classes, popularity=None)
 
 
 def _trace_rows(config: WorkloadConfig, rows: TraceRows | None, seed: int, base: Path) -> TraceRows:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from batchsim.base.later import np
 from batchsim.base.plain import LEFT_OUT
 from batchsim.base.ranges import Config, Range, check_ranges
 from batchsim.base.units import Share
-from batchsim.workload.sharing import Exponent, zipf_drawn
-from batchsim.workload.tagged import ByKind
+from batchsim.workload.popularity import FirstPopularity, Popularity, SharePopularity, ZipfPopularity, shares_of
+from batchsim.workload.sharing import zipf_drawn
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,42 +20,8 @@ MAX_ADAPTERS = 100_000
 """Adapters of a workload; reports have a row for each that was asked for."""
 MAX_RANK = 512
 """The largest rank that engines serve: `MaxLoRARanks` of vllm/config/lora.py of the 0.33.0 wheel."""
-SHARE_TOLERANCE = 1e-9  # as of classes: shares are decimal percentages
 Count = Annotated[int, Range(1, MAX_ADAPTERS)]
 Rank = Annotated[int, Range(1, MAX_RANK)]
-
-
-@dataclass(frozen=True)
-class UniformPopularity(Config):
-    """All adapters are asked for alike."""
-
-    kind: Literal["uniform"] = "uniform"
-
-
-@dataclass(frozen=True)
-class ZipfPopularity(Config):
-    """Adapter k of 1, 2, ... is asked for with a chance in proportion to k^-alpha."""
-
-    alpha: Exponent
-    """The exponent: 0, all alike; 1, the second half as often as the first."""
-    kind: Literal["zipf"] = "zipf"
-
-
-@dataclass(frozen=True)
-class SharePopularity(Config):
-    """Each adapter has a share of the requests with adapters; all together 100 %."""
-
-    shares: tuple[Share, ...]
-    """The shares, one for each adapter."""
-    kind: Literal["shares"] = "shares"
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        if abs(sum(self.shares) - 1) > SHARE_TOLERANCE:
-            raise ValueError(f"popularity.shares add up to {100 * sum(self.shares):.6g}%. They must make 100%.")
-
-
-Popularity = Annotated[UniformPopularity | ZipfPopularity | SharePopularity, ByKind()]
 
 
 @dataclass(frozen=True)
@@ -79,6 +45,8 @@ class Loras(Config):
         shares = self.popularity.shares if isinstance(self.popularity, SharePopularity) else None
         if shares is not None and self.count is not None and len(shares) != self.count:
             raise ValueError(f"loras: popularity.shares has {len(shares)} shares, and count is {self.count}.")
+        if isinstance(self.popularity, FirstPopularity) and self.count == 1:
+            raise ValueError("loras: popularity first has others beside the first, and count is 1. Drop it.")
 
     @property
     def stated(self) -> list[str]:
@@ -91,8 +59,9 @@ class Loras(Config):
         share = 1.0 if self.share_of_requests is None else self.share_of_requests
         asks = uniform < share
         chance = np.where(asks, uniform / share if share else 0.0, 0.0)
-        if isinstance(self.popularity, SharePopularity):
-            adapter = np.searchsorted(np.cumsum(self.popularity.shares)[:-1], chance, side="right")
+        if isinstance(self.popularity, SharePopularity | FirstPopularity):
+            shares = shares_of(self.popularity, self.count)
+            adapter = np.searchsorted(np.cumsum(shares)[:-1], chance, side="right")
         else:
             alpha = self.popularity.alpha if isinstance(self.popularity, ZipfPopularity) else 0.0
             adapter = zipf_drawn(chance, self.count, alpha)

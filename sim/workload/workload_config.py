@@ -20,8 +20,9 @@ from batchsim.workload.lengths import (
     check_no_tokens,
     check_rows_of_classes,
 )
-from batchsim.workload.loras import SHARE_TOLERANCE, Loras, check_loras
+from batchsim.workload.loras import Loras, check_loras
 from batchsim.workload.offline_config import Offline, Requests, Users, check_beside
+from batchsim.workload.popularity import SHARE_TOLERANCE, Popularity, check_popularity
 from batchsim.workload.processes import (
     AllAtOnce,
     ConstantArrivals,
@@ -224,6 +225,8 @@ class WorkloadConfig(Config):
     """LoRA adapters that requests ask for; a session and a task ask for one."""
     structured: Share | None = field(default=None, metadata=LEFT_OUT)
     """Part of the requests whose answers a grammar constrains (JSON, a regular expression)."""
+    popularity: Popularity | None = field(default=None, metadata=LEFT_OUT)
+    """The shares of the classes, in their order, by a law."""
 
     @property
     def rows_tell_loras(self) -> bool:
@@ -274,7 +277,10 @@ class WorkloadConfig(Config):
         if "" in self.classes:
             raise ValueError("a class has no name. Name it.")
         self._check_offline()
-        self._check_classes()
+        if self.popularity is None:
+            self._check_classes()
+        else:
+            check_popularity(self.popularity, self.classes, by_row=self.by_row)
         own = {f"classes.{name}.loras": traffic.loras for name, traffic in self.classes.items()}
         check_loras({"loras": self.loras, **own}, by_rows=self.rows_tell_loras)
 

@@ -75,6 +75,7 @@ TESTS = {
     "sim/metrics/measure.py": f"{MEASURES} curves/test_precision test_tasks test_offline",
     "sim/metrics/kpis.py": f"{MEASURES} test_offline",
     "sim/metrics/rollouts.py": "metrics/test_rollouts workload/test_rollout",
+    "sim/metrics/sleeping.py": "unit/scenario/test_shared",
     "sim/metrics/step_totals.py": f"{MEASURES} test_keep",
     "sim/metrics/digest.py": "test_keep",
     "sim/metrics/histogram.py": "test_keep",

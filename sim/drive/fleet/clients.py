@@ -270,12 +270,16 @@ class Clients:
         number = self.router.route(arrival.request, "both", self.fleet.up)
         engine = self.fleet.slots[number].engine
         assert engine is not None and number in self.fleet.up, "a router answers with one of the replicas that are up"
+        self._send(engine, arrival, sent, now_ns)
+
+    def _send(self, engine: Engine, arrival: Arrival, sent: InFlight, now_ns: int) -> None:
+        """Puts a request into the inbox of `engine`."""
         sent.since_ns = now_ns
         self.num_outstanding += 1
         engine.cut(now_ns)
         engine.core.submit(arrival)
-        if request_id in self.pruned:
-            engine.core.prune(request_id, now_ns)
+        if arrival.request.id in self.pruned:
+            engine.core.prune(arrival.request.id, now_ns)
         engine.rouse()
 
     def _show(self) -> None:

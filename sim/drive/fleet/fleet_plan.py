@@ -11,7 +11,10 @@ from batchsim.drive.fleet.admission import AdmissionConfig
 from batchsim.drive.fleet.scaling.autoscaler import AutoscalerConfig
 
 STARTING, UP, DRAINING, FAILED, LOST = "starting", "up", "draining", "failed", "lost"
-HELD = (STARTING, UP, DRAINING, FAILED)
+OFFLOADING = "offloading"
+"""The state of a model that goes to sleep, its weights on their way to the host's memory. One that sleeps has none; one
+that wakes up is starting."""
+HELD = (STARTING, UP, DRAINING, FAILED, OFFLOADING)
 """The states in which a replica has its GPUs, and costs."""
 
 Lost = Literal["retry", "fail"]
@@ -67,7 +70,8 @@ class FleetPlan:
 
 @dataclass(frozen=True)
 class ReplicaSpan:
-    """A replica was in a `state`, `starting`, `up`, `draining`, `failed` or `lost`, from `start_ns` to `end_ns`."""
+    """A replica was in a `state`, `starting`, `up`, `draining`, `failed`, `lost` or `offloading`, from `start_ns` to
+    `end_ns`."""
 
     replica: int
     state: str

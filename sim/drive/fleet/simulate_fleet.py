@@ -221,6 +221,8 @@ class Fleet:
     def rouse_undrained(self) -> None:
         """Wakes engines that went to sleep waiting for arrivals, where by now none will come."""
         for engine in self._living:
+            if engine.core.paused_until_ns > self.env.now:  # it asks by itself when it goes on
+                continue
             if engine.wake is not None and not engine.asked_to_drain and engine.core.has_work and self.drain(engine):
                 engine.rouse()
 

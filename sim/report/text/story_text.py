@@ -58,6 +58,7 @@ _REASONS = {
     "kv_load_queue": "steps and loads before its own",
     "kv_load": "its KV is loaded from the host",
     "kv_loaded": "until the engine notices its KV",
+    "waking": "its model wakes up",
     "adapter": "others overtake, its adapter would be one too many",
 }
 

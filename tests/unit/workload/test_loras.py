@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from batchsim.workload.adapter_draws import AdapterDraws
-from batchsim.workload.loras import Loras, SharePopularity, UniformPopularity, ZipfPopularity
+from batchsim.workload.loras import Loras
+from batchsim.workload.popularity import SharePopularity, UniformPopularity, ZipfPopularity
 
 EVENLY = (np.arange(100_000) + 0.5) / 100_000
 
