@@ -128,7 +128,7 @@ def _to_fetch(name: str) -> str:
     revision = f" --revision {matched['revision']}" if matched["revision"] else ""
     return (
         f" If it is an id of Hugging Face: pip install 'batchsim[hub]', then"
-        f" hf download {matched['repository']} config.json{revision}"
+        f" hf download {matched['repository']} config.json{revision}."
     )
 
 

@@ -25,7 +25,7 @@ from batchsim.scenario.device import device_of
 from batchsim.scenario.document import Document
 from batchsim.scenario.document import Path as Keys
 from batchsim.scenario.own_code import check_reader, own_predictor
-from batchsim.workload.build import apply_load, classes_by_popularity, classes_of_rows
+from batchsim.workload.build import apply_load, classes_of_rows
 from batchsim.workload.predictors import PredictorConfig
 from batchsim.workload.traces.read_trace import read_trace
 from batchsim.workload.workload_config import ClosedLoop
@@ -77,7 +77,6 @@ def build(
             if any(each.share is not None for each in file.workload.classes.values()):
                 raise ScenarioError("classes have a share and assign by_row. Drop the shares.")
             file = replace(file, workload=classes_of_rows(file.workload, rows))
-    file = replace(file, workload=classes_by_popularity(file.workload))
     load_name, loads = file.load.axis if file.load else ("", (1.0,))
     return Scenario(
         name=_name(document.source),

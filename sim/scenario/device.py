@@ -244,8 +244,8 @@ def _drafter(scenario: Scenario, engine: Deployment) -> tuple[DraftMemory | None
 
 
 def deployed_words(stated: DeploymentConfig, cost: Cost) -> str:
-    """The engine of a `stated` deployment, how it divides the model and its types, in words, or which version each is of
-    where the one asked for has no tables; "" where the description of `cost` says it."""
+    """The engine of a `stated` deployment, how it divides the model and its types, in words, or which version each is
+    of where the one asked for has no tables; "" where the description of `cost` says it."""
     deployment, profile = cost.deployment, cost.profile
     if deployment is None:
         return ""

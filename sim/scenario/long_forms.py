@@ -46,7 +46,8 @@ def override(document: Document, text: str) -> None:
             raise ScenarioError(f"--set {text}: {of}. Write one of these, or set it as a whole.")
         if not isinstance(at, dict | list):
             raise ScenarioError(f"--set {text}: {'.'.join(path[: i + 1])} has no keys. Set it as a whole.")
-    at[int(path[-1]) if isinstance(at, list) else path[-1]] = parsed
+    place: Any = int(path[-1]) if isinstance(at, list) else path[-1]
+    at[place] = parsed
     if keep_alike:
         keep_alike()
     document.overrides[path] = f"--set {text}"

@@ -50,7 +50,7 @@ def check_kinds(traffic: WorkloadConfig, config: PolicyConfig, stated: Iterable[
 
 
 def check_hash_ids(scenario: Scenario, block_tokens: int, alignment: int) -> None:
-    """ScenarioError where blocks of the KV cache, of `alignment` tokens, do not fit into the `block_tokens` of the blocks
+    """ScenarioError where blocks of the KV cache, of `alignment` tokens, do not fit into the `block_tokens` of those
     in which a trace states shared prompts, and a policy of `scenario` shares them."""
     caching = [spec.name for spec in scenario.specs if spec.config.traits.prefix_cache]
     if caching and block_tokens % alignment:

@@ -43,7 +43,7 @@ from batchsim.scenario.schedulers import drawn_luck, new_scheduler
 from batchsim.scenario.shared import check_models, with_model
 from batchsim.scenario.structured import check_structured, take_masks
 from batchsim.scenario.tiered import HostTier, check_no_tiers, tier_of, under_tier
-from batchsim.workload.build import BuiltWorkload, build_workload, known_requests
+from batchsim.workload.build import BuiltWorkload, build_workload, classes_by_popularity, known_requests
 from batchsim.workload.traces.read_trace import read_trace
 from batchsim.workload.traces.trace_rows import TraceRows
 from batchsim.workload.workload_config import ClosedLoop, WorkloadConfig
@@ -98,7 +98,8 @@ class Setup:
             if cost.deployment is not None:
                 cost.deployment.check_one_scheduler()
             kv, axis = kv_budget(scenario, model, cost), (scenario.load_name, scenario.loads)
-            setup = cls(scenario, model, cost, kv, file.workload, _Trace(scenario), *axis, file.max_waiting)
+            traffic = classes_by_popularity(file.workload)
+            setup = cls(scenario, model, cost, kv, traffic, _Trace(scenario), *axis, file.max_waiting)
         with scenario.at("replicas"):
             check_ranks(scenario, model, cost)
         with scenario.at("kv"):
@@ -197,8 +198,7 @@ class Setup:
 
     @property
     def deployment_text(self) -> str:
-        """The engine, how it divides the model and its types, in words, and which version each is of where the one
-        asked for has no tables; "" where `cost_text` says it, or none does."""
+        """The engine in words, as `deployed_words` has it; "" where the scenario states no deployment."""
         stated, cost = self.scenario.cost, self.cost.cost if isinstance(self.cost, Scaled) else self.cost
         return deployed_words(stated, cost) if isinstance(stated, DeploymentConfig) else ""
 

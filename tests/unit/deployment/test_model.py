@@ -86,7 +86,7 @@ def test_an_id_that_was_not_fetched_says_how_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, advice: str
 ) -> None:
     _fetched(tmp_path, monkeypatch)
-    with pytest.raises(ScenarioError, match=rf"model: {name} is neither .* {advice}\Z"):
+    with pytest.raises(ScenarioError, match=rf"model: {name} is neither .* {advice}\.\Z"):
         read_model(name)
 
 

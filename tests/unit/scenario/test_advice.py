@@ -25,7 +25,10 @@ from tests.support.paths import ROOT
 SIM = ROOT / "sim"
 _OF_ENGINES = ("scenario/command_lines", "check/measured", "check/steps")
 """Where flags of engines and benchmark tools are named, which are no options of ours."""
-_THEIRS = {"--max-concurrency", "--save-detailed", "--cuda-graph-max-bs", "--burstiness", "--head"}
+_THEIRS = {"--max-concurrency", "--save-detailed", "--cuda-graph-max-bs", "--burstiness", "--head"} | {
+    "--kv-transfer-config",
+    "--revision",
+}
 _OPTION = re.compile(r"(?<![\w`-])--[a-z][a-z0-9-]+")
 _COMMAND = re.compile(r"\bbatchsim ((?:trace |calibrate )?[a-z-]+)((?:(?! batchsim)[^.;])*)")
 _DOTTED = re.compile(r"(?<![\w./{}])[a-z_]+(?:\.[a-z_]+)+(?![\w./(}])")
