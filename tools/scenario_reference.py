@@ -23,7 +23,18 @@ _WHOLE = "A scenario"
 ORDER = {
     _WHOLE: (
         *("model", "deployment", "cost", "cost_factor", "kv", "max_model_len", "max_waiting", "workload"),
-        *("lora_cost", "structured_cost", "policies", "replicas", "pools", "vary", "load", "slo", "seeds"),
+        *(
+            "lora_cost",
+            "structured_cost",
+            "policies",
+            "replicas",
+            "pools",
+            "dp_attention",
+            "vary",
+            "load",
+            "slo",
+            "seeds",
+        ),
         *("keep", "plan"),
     ),
     "workload": ("arrivals", "lengths", "trace", "classes", "output_cap", "requests", "duration", "warmup", "drain"),

@@ -17,6 +17,7 @@ from batchsim.cost.host_config import StatedHost
 from batchsim.cost.shapes.config import ShapesConfig
 from batchsim.drive.fleet.admission import AdmissionConfig
 from batchsim.drive.fleet.fleet_plan import Failure, Lost
+from batchsim.drive.fleet.lockstep.lockstep_config import LockstepConfig
 from batchsim.drive.fleet.routing import RouterConfig
 from batchsim.drive.fleet.scaling.kinds import Scaler
 from batchsim.drive.fleet.sleeping import SleepConfig
@@ -182,4 +183,5 @@ class Replicas(ReplicasConfig):
         admission: AdmissionConfig | None = None,
         transfer: TransferConfig | None = None,
         sleep: SleepConfig | None = None,
+        lockstep: LockstepConfig | None = None,
     ) -> None: ...

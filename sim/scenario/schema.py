@@ -115,9 +115,14 @@ def _schema() -> Node:
     ranks = {"type": "integer", "minimum": 1, "maximum": MAX_RANKS, "description": "How many ranks"}
     options = schema["$defs"]["LockstepConfig"]["properties"]
     long = {"type": "object", "properties": {"ranks": ranks} | deepcopy(options), "additionalProperties": False}
-    long["required"] = ["ranks"]
+    long |= {"required": ["ranks"], "description": "Ranks of one model with experts that step together"}
+    schema["$defs"]["DpAttention"] = long
     words = "Ranks of a model with experts that step together, in the place of `replicas`: vLLM's data parallelism"
-    schema["properties"]["dp_attention"] = {"anyOf": [ranks, long], "description": words, "default": None}
+    schema["properties"]["dp_attention"] = {
+        "anyOf": [ranks, {"$ref": "#/$defs/DpAttention"}],
+        "description": words,
+        "default": None,
+    }
     _write_defaults(schema)
     for owner in (schema, *schema["$defs"].values()):
         own = {*owner.get("properties", ())}
