@@ -36,7 +36,7 @@ from tests.bench import ROWS, azure, engine
 PAIRS = {
     "vllm-async": ("vllm", 0.9),
     "steps-256-drafts": ("steps-256-vllm", 0.25),
-    "mooncake-tier": ("mooncake-prefix", 0.06),
+    "mooncake-tier": ("mooncake-prefix", 0.67),
     "fleet": ("fleet, engine by engine", 0.95),
     "fleet-least-tokens": ("fleet-least-tokens, engine by engine", 0.75),
 }
@@ -44,6 +44,8 @@ PAIRS = {
 TURNS = 27
 FIRST = 3_000
 """Requests of a trace in a turn."""
+FEWER = {"mooncake-tier": (300, 5)}
+"""Requests in a turn, and turns, of pairs one of which takes much longer."""
 FLEETS: dict[str, RoundRobinConfig | LeastTokensConfig] = {
     "fleet": RoundRobinConfig(),
     "fleet-least-tokens": LeastTokensConfig(),
@@ -66,12 +68,13 @@ REPLICAS, FLEETS_ROW, FACTOR = 7, "vllm-async", 10.5
 
 @dataclass(frozen=True)
 class First:
-    """The first requests of `workload`, an open loop."""
+    """The first `most` requests of `workload`, an open loop."""
 
     workload: Workload
+    most: int = FIRST
 
     def arrivals(self) -> Iterator[Arrival]:
-        return islice(self.workload.arrivals(), FIRST)
+        return islice(self.workload.arrivals(), self.most)
 
     def responded(self, request: Request, now_ns: int) -> Arrival | None:
         return None
@@ -94,12 +97,12 @@ Run = Callable[[], tuple[float, float]]
 """Runs a row once; returns requests (or steps, for rows named so) and steps a second of CPU."""
 
 
-def of_engine(name: str, traces: Path, leap: bool = True) -> Run:
-    """The simulation alone of a row of ROWS, its tables read; without leaps where not `leap`."""
+def of_engine(name: str, traces: Path, leap: bool = True, most: int = FIRST) -> Run:
+    """The simulation alone of `most` requests of a row of ROWS, its tables read; without leaps where not `leap`."""
     row = ROWS[name]
 
     def run() -> tuple[float, float]:
-        workload, core = First(row.workload(traces)), engine(row)
+        workload, core = First(row.workload(traces), most), engine(row)
         gc.collect()
         start_s = time.process_time()
         simulate(core, workload, leap=row.leap and leap)
@@ -179,10 +182,10 @@ def wins(mechanism: str, name: str, traces: Path) -> str:
 def compared(name: str, other: str, traces: Path) -> dict[str, float]:
     """What `name` does a second, divided by what `other` does: the median `ratio` of `turns` by what the rows are named
     for, its extremes, and `by_steps`."""
-    of_kind = of_engine if name in ROWS else of_fleet
-    runs = [of_kind(row, traces) for row in (name, other)]
+    most, turns = FEWER.get(name, (FIRST, TURNS))
+    runs = [of_engine(row, traces, most=most) if name in ROWS else of_fleet(row, traces) for row in (name, other)]
     ratios, by_steps = list[float](), list[float]()
-    for turn in range(TURNS):
+    for turn in range(turns):
         order = (0, 1) if turn % 2 else (1, 0)
         did = {number: runs[number]() for number in order}
         ratios.append(did[0][0] / did[1][0])
