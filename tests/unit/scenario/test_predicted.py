@@ -99,8 +99,12 @@ def check_predicted(scenario: Scenario) -> None:
             assert predicted.policy == spec.name and predicted.num_offered == run.workload.num_offered
 
 
+SIMULATED = {"day", "disaggregated", "replicas", "rollout", "shared-gpu", "tiers"}
+"""Scenarios of several engines, of a trainer and of a tier of KV, which are only simulated."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted({*shipped_scenarios()} - {"day", "replicas", "rollout"}))  # those of one engine
+@pytest.mark.parametrize("name", sorted({*shipped_scenarios()} - SIMULATED))
 def test_shipped_scenarios_run_live_as_in_simulation(name: str) -> None:
     """live in virtual time leaves the records of simulate, bit for bit, for every policy."""
     if ("azure" in name or "mooncake" in name) and TRACES is None:
