@@ -52,6 +52,7 @@ _TIME_TICKS: tuple[tuple[float, tuple[int, ...], tuple[int, ...], tuple[int, ...
     (math.inf, (1,), (1, 10), (1, 6)),
 )
 # Text height in inches a point of font size takes up with its leading.
+_LEAST_INCH = 1.5  # of axes with their labels
 _LINE_INCH = 1.45 / 72
 
 _RC: dict[Any, Any] = {
@@ -149,16 +150,20 @@ def put_around(fig: Figure, title: str, heading: str, foot: str, handles: list[L
         letters = int((width - 0.24) * 72 / (0.6 * size))
         return "\n".join(textwrap.fill(line, letters) for line in wrapped(text, letters).split("\n"))
 
-    y = 0.10
-    title = lines(title, 13)
-    fig.text(left, 1 - y / height, title, size=13, weight="bold", va="top")
-    y += 13 * _LINE_INCH * (title.count("\n") + 1)
-    heading = lines(heading, 9)
-    fig.text(left, 1 - y / height, heading, size=9, color=GREY, va="top")
-    y += 9 * _LINE_INCH * (heading.count("\n") + 1) + 0.05
+    title, heading, foot = lines(title, 13), lines(heading, 9), lines(foot, 8)
+    under_title = 0.10 + 13 * _LINE_INCH * (title.count("\n") + 1)
+    y = under_title + 9 * _LINE_INCH * (heading.count("\n") + 1) + 0.05
+    labels = [textwrap.fill(str(handle.get_label()), int((width - 1.0) * 72 / (0.54 * 9))) for handle in handles]
+    columns = _legend_columns(labels, width) if handles else 1
+    rows = math.ceil(len(handles) / columns) * max((label.count("\n") + 1 for label in labels), default=0)
+    top = y + (9 * _LINE_INCH * rows + 0.12 if handles else 0)
+    below = 0.12 + 8 * _LINE_INCH * (foot.count("\n") + 1)
+    if height < top + below + _LEAST_INCH:  # a long legend would leave no room for the axes
+        height = top + below + _LEAST_INCH
+        fig.set_size_inches(width, height)
+    fig.text(left, 1 - 0.10 / height, title, size=13, weight="bold", va="top")
+    fig.text(left, 1 - under_title / height, heading, size=9, color=GREY, va="top")
     if handles:
-        labels = [textwrap.fill(str(handle.get_label()), int((width - 1.0) * 72 / (0.54 * 9))) for handle in handles]
-        columns = _legend_columns(labels, width)
         fig.legend(
             handles=handles,
             labels=labels,
@@ -171,14 +176,10 @@ def put_around(fig: Figure, title: str, heading: str, foot: str, handles: list[L
             handlelength=2.6,
             columnspacing=1.6,
         )
-        rows = math.ceil(len(handles) / columns) * max(label.count("\n") + 1 for label in labels)
-        y += 9 * _LINE_INCH * rows + 0.12
-    foot = lines(foot, 8)
     fig.text(left, 0.07 / height, foot, size=8, color=GREY, va="bottom")
-    below = 0.12 + 8 * _LINE_INCH * (foot.count("\n") + 1)
     engine = fig.get_layout_engine()
     assert engine is not None  # every figure here is made by `figure`
-    engine.set(rect=(0.005, below / height, 0.99, 1 - (y + below) / height))  # type: ignore[call-arg]
+    engine.set(rect=(0.005, below / height, 0.99, 1 - (top + below) / height))  # type: ignore[call-arg]
 
 
 def _legend_columns(labels: list[str], width_inch: float) -> int:

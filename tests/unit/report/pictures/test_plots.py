@@ -14,6 +14,7 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.image import imread
+from matplotlib.lines import Line2D
 
 from batchsim.report.pictures import closeup, plots
 from batchsim.report.pictures.frontier_picture import draw_throughput_latency, pareto
@@ -470,6 +471,19 @@ def test_a_heading_stays_within_its_picture() -> None:
     fig.canvas.draw()
     assert len(fig.texts) == 3
     assert all(text.get_window_extent().x1 <= fig.bbox.x1 for text in fig.texts)
+
+
+def test_a_picture_grows_where_its_legend_would_leave_no_room_for_the_axes() -> None:
+    """Twelve policies with long notes, a line each, in a picture that is four inches high."""
+    fig = figure(6.0, 4.0)
+    (axes,) = [fig.subplots()]
+    label = "vllm, structured_cost.per_request=200us, too few requests to tell whether its queue grows from 4 req/s on"
+    put_around(fig, "Title", "heading", "foot", [Line2D([], [], label=f"{label} ({n})") for n in range(12)])
+    fig.canvas.draw()
+    assert axes.get_window_extent().height > fig.dpi * 0.8 and fig.get_size_inches()[1] > 4.0
+    low = figure(6.0, 4.0)
+    put_around(low, "Title", "heading", "foot", [])
+    assert low.get_size_inches()[1] == 4.0
 
 
 def test_what_the_plotting_library_warns_of_is_not_told() -> None:
