@@ -70,9 +70,12 @@ def varied_name(label: str, key: str, value: Any) -> str:
 
 
 def short_key(key: str) -> str:
-    """The end of a dotted key that says what it is: a knob's name, else its last two parts."""
+    """The end of a dotted key that says what it is: a knob's name, else its last two parts, three with a place of a
+    list among them (`tiers.0.size`)."""
     path = key.split(".")
-    return path[-1] if path[0] == "policies" else ".".join(path[-2:])
+    if path[0] == "policies":
+        return path[-1]
+    return ".".join(path[-3:] if path[-2:-1] and path[-2].isdecimal() else path[-2:])
 
 
 def same_requests(lines: Sequence[Line], load: float) -> bool:

@@ -19,6 +19,7 @@ from batchsim.scenario import load_scenario
 from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.point import simulate_point
 from batchsim.scenario.setup import Setup
+from batchsim.study.curves.lines import short_key
 from batchsim.study.curves.run import run_scenario
 from tests.support.tier_lives import check_sums, moved
 
@@ -109,6 +110,14 @@ def test_a_tier_is_set_by_its_place() -> None:
     for wrong in ("kv.tiers.1.size=1GB", "kv.tiers.first.size=1GB"):
         with pytest.raises(ScenarioError, match=r"kv.tiers is a list of 1, and (1|first) is none of 0 to 0"):
             parse_scenario(TEXT, "mine.yaml", Path(), (wrong,))
+
+
+@pytest.mark.parametrize(
+    ("key", "short"),
+    [("kv.tiers.0.size", "tiers.0.size"), ("kv.tokens", "kv.tokens"), ("policies.a.b", "b"), ("a", "a")],
+)
+def test_a_varied_tier_is_named_with_its_list(key: str, short: str) -> None:
+    assert short_key(key) == short
 
 
 POLICY = "vllm: {max_num_seqs: 16}"
