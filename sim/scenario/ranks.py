@@ -6,13 +6,15 @@ from typing import Any
 
 from batchsim.base.errors import ScenarioError
 from batchsim.cost.base import Cost
+from batchsim.deployment.memory import KvBudget
 from batchsim.deployment.model import ModelSpec
 from batchsim.scenario.config import PolicySpec, Scenario
 from batchsim.scenario.rank_forms import KEY
 from batchsim.workload.rollout_config import Rollout
+from batchsim.workload.structured import is_structured
 
 
-def check_ranks(scenario: Scenario, model: ModelSpec, cost: Cost) -> None:
+def check_ranks(scenario: Scenario, model: ModelSpec, cost: Cost, kv: KvBudget) -> None:
     """ScenarioError for what is not simulated of ranks that step together, if the scenario has some."""
     file = scenario.file
     replicas = file.replicas
@@ -31,7 +33,9 @@ def check_ranks(scenario: Scenario, model: ModelSpec, cost: Cost) -> None:
         "LoRA adapters": traffic.lora_rank is not None,
         "images, audios and videos": bool(traffic.all_items),
         "models that make no tokens": traffic.makes_no_tokens,
-        "groups of KV blocks": bool(file.kv.groups),
+        "constrained answers": is_structured(traffic),
+        "groups of KV blocks": kv.layout is not None,
+        "tiers of KV": bool(file.kv.tiers),
         "rollouts": isinstance(traffic.arrivals, Rollout),
         "offline jobs": any(each.offline for each in traffic.classes.values()),
     }

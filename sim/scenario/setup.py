@@ -101,7 +101,7 @@ class Setup:
             traffic = classes_by_popularity(file.workload)
             setup = cls(scenario, model, cost, kv, traffic, _Trace(scenario), *axis, file.max_waiting)
         with scenario.at("replicas"):
-            check_ranks(scenario, model, cost)
+            check_ranks(scenario, model, cost, kv)
         with scenario.at("kv"):
             setup = replace(setup, tier=tier_of(scenario, model, cost, kv))
         for stated in scenario.specs:
@@ -407,7 +407,7 @@ def _groups(setup: Setup, replicas: ReplicasConfig) -> tuple[Group, ...]:
         return (Group("", replicas.total, replace(setup, scenario=alone)),)
     if replicas.sleep is not None:
         with setup.scenario.at("replicas"):
-            check_models(replicas, setup.traffic)
+            check_models(replicas, setup.traffic, has_tiers=setup.tier is not None)
     groups = []
     for name, group in replicas.groups.items():
         lone = with_model(alone, group.model)

@@ -23,7 +23,7 @@ def with_model(alone: Scenario, model: str | None) -> Scenario:
     )
 
 
-def check_models(replicas: ReplicasConfig, workload: WorkloadConfig) -> None:
+def check_models(replicas: ReplicasConfig, workload: WorkloadConfig, *, has_tiers: bool) -> None:
     """ScenarioError where it is not said of which model a request is, or requests are ones that sleep cannot keep."""
     models, classes = replicas.groups or {}, workload.classes
     if not classes:
@@ -39,6 +39,7 @@ def check_models(replicas: ReplicasConfig, workload: WorkloadConfig) -> None:
             raise ScenarioError(f"replicas.groups.{name}: no class asks for it. {nearest(name, classes)}")
     others = {
         "LoRA adapters": workload.lora_rank is not None,
+        "tiers of KV": has_tiers or any(each.kv is not None and each.kv.tiers for each in models.values()),
         "a rollout": isinstance(workload.arrivals, Rollout),
         "offline jobs": workload.offline_class is not None,
     }

@@ -90,6 +90,7 @@ MISTAKES = {
         "drafts are not simulated for ranks",
     ),
     "shapes": ("cost.shapes={preset: cuda_graphs}", "shapes: ranks are padded to vLLM's own sizes"),
+    "tiers": ("kv.tiers=[{size: 10GB, bandwidth: 50GB/s}]", "tiers of KV are not simulated for ranks"),
 }
 
 
@@ -102,6 +103,11 @@ def test_what_is_not_simulated_is_refused_in_one_line(path: str, mistake: str) -
     text = str(error.value)
     assert message in text
     assert "\n" not in text
+
+
+def test_constrained_answers_of_ranks_are_refused(path: str) -> None:
+    with pytest.raises(ScenarioError, match="constrained answers are not simulated for ranks that step together"):
+        setup_of(path, "workload.structured=50%", "structured_cost={step: 10us, per_request: 10us}")
 
 
 def test_a_deployment_does_not_say_what_a_rank_costs(tmp_path: Path) -> None:

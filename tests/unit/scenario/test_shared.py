@@ -134,3 +134,7 @@ def test_kinds_of_work_that_sleep_does_not_keep_are_refused() -> None:
     )
     with pytest.raises(ScenarioError, match="LoRA adapters beside models that take turns on a GPU: not simulated"):
         ran(adapters)
+    tiers = "tiers: [{size: 10GB, bandwidth: 50GB/s}]}"
+    for kv in ("kv: {tokens: 100000", "kv: {tokens: 50000"):  # of all models, of one
+        with pytest.raises(ScenarioError, match="tiers of KV beside models that take turns on a GPU: not simulated"):
+            ran(TEXT.replace(f"{kv}}}", f"{kv}, {tiers}"))
