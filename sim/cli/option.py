@@ -57,6 +57,9 @@ Columns = Annotated[
     typer.Option(metavar="arrival=A,prompt=P,output=O", help="The columns of a format batchsim does not know."),
 ]
 TimeUnit = Annotated[str | None, typer.Option(help="Unit of the arrival times: ns, us, ms, s or iso.")]
+TracePicture = Annotated[
+    Path | None, typer.Option(help="The picture; without --json, FILE's name in this folder by default.")
+]
 TraceSet = Annotated[
     list[str] | None,
     typer.Option(

@@ -35,9 +35,7 @@ def reuse(
     columns: option.Columns = None,
     time_unit: option.TimeUnit = None,
     set_: option.TraceSet = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The picture; without --json, FILE's name in this folder by default.")
-    ] = None,
+    out: option.TracePicture = None,
     as_json: option.Json = False,
 ) -> None:
     """Show what part of a trace's prompts a cache of each size would find again, from one pass over it.

@@ -29,9 +29,7 @@ def inspect(
     columns: option.Columns = None,
     time_unit: option.TimeUnit = None,
     set_: option.TraceSet = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The picture; without --json, FILE's name in this folder by default.")
-    ] = None,
+    out: option.TracePicture = None,
     as_json: option.Json = False,
 ) -> None:
     """Show a trace's rate, burstiness and lengths, and draw them.

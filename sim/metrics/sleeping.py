@@ -1,4 +1,4 @@
-"""What models that take turns on a GPU cost their requests: how often one woke up, and who waited for that."""
+"""What models that take turns on a GPU cost their requests: how often one woke up, and how long requests waited."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SLEEP_METRICS: tuple[_Row, ...] = (
     ("wakes", "loads", "lower", "models that began to wake up within the span"),
     ("weights_moving_share", "share", "lower", "of the span, the time in which weights left the GPU or came to it"),
     ("asleep_wait_mean_s", "s", "lower", "how long requests of the cohort waited for their model to be awake, mean"),
-    ("asleep_wait_share", "share", "lower", "of the cohort's requests, those that waited for that"),
+    ("asleep_wait_share", "share", "lower", "share of the cohort's requests that waited for their model to be awake"),
 )
 """Rows of the table of metrics: name, unit, what is better, words."""
 

@@ -22,6 +22,7 @@ from batchsim.kernel.record import (
     WAITING,
     Records,
 )
+from batchsim.metrics.encoding import Yielded
 from batchsim.metrics.lives import Coverage, Int, Intervals, state_intervals
 
 FLUSH = "kv_store_flush"
@@ -45,7 +46,7 @@ TIER_METRICS: tuple[_Row, ...] = (
         "how long those of the cohort that loaded KV waited for that, link and engine included, mean",
     ),
     ("kv_stores_stalled", "stores", "lower", "stores of the whole run for whose end the device stood idle"),
-    ("kv_store_flush_s", "s", "lower", "how long it did so in all"),
+    ("kv_store_flush_s", "s", "lower", "how long the device stood idle for ends of stores, in the whole run"),
 )
 """Rows of the table of metrics: name, unit, what is better, words."""
 
@@ -109,10 +110,6 @@ def flush_cover(records: Records) -> Coverage | None:
     """When the device stood idle for stores; None where it never did."""
     rows = records.states[records.states["state"] == STORE_FLUSH]
     return Coverage(rows["time_ns"], rows["blocker"]) if len(rows) else None
-
-
-Yielded = tuple[str, Int, Int, NDArray[np.bool_]]
-"""A part, requests by their rows, ns that are to be added to the part, and whether they lie after the first token."""
 
 
 def flush_times(

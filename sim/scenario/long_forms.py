@@ -43,7 +43,8 @@ def override(document: Document, text: str) -> None:
         place = path[i + 1]
         if isinstance(at, list) and not (place.isdecimal() and int(place) < len(at)):
             of = f"{'.'.join(path[: i + 1])} is a list of {len(at)}, and {place} is none of 0 to {len(at) - 1}"
-            raise ScenarioError(f"--set {text}: {of}. Write one of these, or set it as a whole.")
+            of = of if at else f"{'.'.join(path[: i + 1])} is empty"
+            raise ScenarioError(f"--set {text}: {of}. {'Write one of these, or s' if at else 'S'}et it as a whole.")
         if not isinstance(at, dict | list):
             raise ScenarioError(f"--set {text}: {'.'.join(path[: i + 1])} has no keys. Set it as a whole.")
     place: Any = int(path[-1]) if isinstance(at, list) else path[-1]

@@ -81,6 +81,11 @@ def _variants(scenario: Scenario, document: Document) -> tuple[Scenario, ...]:
             where = document.where(("vary", key))
             message = str(error).removeprefix(f"--set {override}: ")
             raise ScenarioError(f"{where}: vary {key}, value {value}: {message}") from None
+        if (variants[-1].file.replicas is None) != (variants[0].file.replicas is None):
+            raise ScenarioError(
+                f"{document.where(('vary', key))}: vary {key}, value {value}: one engine beside several, whose tables"
+                " have other columns. Leave that value out and run it by itself."
+            )
         if [*variants[-1].file.policies] != [*scenario.file.policies]:
             own, new = ", ".join(scenario.file.policies), ", ".join(variants[-1].file.policies)
             raise ScenarioError(

@@ -155,24 +155,10 @@ def _graph_sizes(spec: PolicySpec, lockstep: LockstepConfig) -> list[int]:
 
 
 def _models_of(setup: Setup, replicas: ReplicasConfig, sleep: SleepConfig) -> Models:
-    """The models of `setup`, with how long the weights of each that shares the GPU take to move.
-
-    ScenarioError where they are not on the same GPU, or on as many.
-    """
+    """The models of `setup`, with how long the weights of each that shares the GPU take to move."""
     written, moves = replicas.groups or {}, {}
-    sharing = [(number, group) for number, group in enumerate(setup.groups) if not written[group.name].own_gpu]
-    first = sharing[0][1].setup
-    for number, group in sharing:
-        own = group.setup
-        if own.num_gpus != first.num_gpus or own.gpu != first.gpu:
-            texts = [
-                f"{name} is on {each.num_gpus} × {'an unnamed GPU' if each.gpu is None else each.gpu.name}"
-                for name, each in ((sharing[0][1].name, first), (group.name, own))
-            ]
-            where = setup.scenario.places["replicas"]
-            raise ScenarioError(
-                f"{where}: {' and '.join(texts)}: they cannot share it. Write the same, or own_gpu: true."
-            )
-        deployment = own.cost.deployment
-        moves[number] = sleep.moves(own.model.weight_bytes if deployment is None else deployment.weight_bytes)
+    for number, group in enumerate(setup.groups):
+        if not written[group.name].own_gpu:
+            model, deployment = group.setup.model, group.setup.cost.deployment
+            moves[number] = sleep.moves(model.weight_bytes if deployment is None else deployment.weight_bytes)
     return Models({group.name: number for number, group in enumerate(setup.groups)}, moves, sleep.min_awake)

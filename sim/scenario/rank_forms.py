@@ -27,18 +27,18 @@ def take_ranks(document: Document) -> None:
     where = document.where((KEY,))
     if not isinstance(block, dict):
         raise ScenarioError(f"{where}: {KEY} is {shown(block)}. Write {_EXAMPLE}.")
-    there = plain.get("replicas")
-    if there is not None and value_at(plain, ("replicas", "lockstep")) is None:
+    there, own = plain.get("replicas"), value_at(plain, ("replicas", "lockstep"))
+    is_change = any(path[:1] == (KEY,) for path in document.overrides)  # of ranks that the file has
+    if there is not None and not (is_change and isinstance(own, dict)):
         raise ScenarioError(f"{where}: ranks are replicas, and {KEY} and replicas are both given. Keep one of them.")
-    own = {"count": value_at(plain, ("replicas", "count")), "lockstep": value_at(plain, ("replicas", "lockstep")) or {}}
-    count = block.get("ranks", own["count"])
-    options = own["lockstep"] | {key: value for key, value in block.items() if key != "ranks"}
+    count = block.get("ranks", value_at(plain, ("replicas", "count")))
+    options = (own or {}) | {key: value for key, value in block.items() if key != "ranks"}
     if count is None:
         raise ScenarioError(f"{where}: {KEY} has no ranks. Write {_EXAMPLE}.")
     if count == 1 and not options:
         plain.pop("replicas", None)
         return
-    plain["replicas"] = {"count": count, "lockstep": options}
+    plain["replicas"] = (there or {}) | {"count": count, "lockstep": options}
     document.moved((KEY,), ("replicas",))
     document.moved((KEY,), ("replicas", "lockstep"))
     document.moved((KEY, "ranks"), ("replicas", "count"))

@@ -36,6 +36,7 @@ def check_ranks(scenario: Scenario, model: ModelSpec, cost: Cost, kv: KvBudget) 
         "constrained answers": is_structured(traffic),
         "groups of KV blocks": kv.layout is not None,
         "tiers of KV": bool(file.kv.tiers),
+        "tasks": traffic.tasks is not None,
         "rollouts": isinstance(traffic.arrivals, Rollout),
         "offline jobs": any(each.offline for each in traffic.classes.values()),
     }

@@ -405,10 +405,7 @@ def _groups(setup: Setup, replicas: ReplicasConfig) -> tuple[Group, ...]:
     alone = replace(setup.scenario, file=replace(setup.scenario.file, replicas=None))
     if replicas.groups is None:
         return (Group("", replicas.total, replace(setup, scenario=alone)),)
-    if replicas.sleep is not None:
-        with setup.scenario.at("replicas"):
-            check_models(replicas, setup.traffic, has_tiers=setup.tier is not None)
-    groups = []
+    groups = list[Group]()
     for name, group in replicas.groups.items():
         lone = with_model(alone, group.model)
         of = f"replicas.groups.{name}" if replicas.transfer is None else f"the {name} side"
@@ -432,6 +429,9 @@ def _groups(setup: Setup, replicas: ReplicasConfig) -> tuple[Group, ...]:
             groups.append(Group(name, group.count, Setup.of(own)))
         except (ScenarioError, CalibrationError) as error:
             raise type(error)(f"{where}: {error}") from None
+    if replicas.sleep is not None:
+        with setup.scenario.at("replicas"):
+            check_models(replicas, alone.file, {each.name: (each.setup.num_gpus, each.setup.gpu) for each in groups})
     return tuple(groups)
 
 

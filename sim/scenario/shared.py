@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from batchsim.base.errors import ScenarioError, nearest
-from batchsim.scenario.config import Scenario
+from batchsim.deployment.model import GpuSpec
+from batchsim.scenario.config import Scenario, ScenarioFile
 from batchsim.scenario.replicas_config import ReplicasConfig
 from batchsim.workload.rollout_config import Rollout
-from batchsim.workload.workload_config import WorkloadConfig
 
 
 def with_model(alone: Scenario, model: str | None) -> Scenario:
@@ -23,8 +24,10 @@ def with_model(alone: Scenario, model: str | None) -> Scenario:
     )
 
 
-def check_models(replicas: ReplicasConfig, workload: WorkloadConfig, *, has_tiers: bool) -> None:
-    """ScenarioError where it is not said of which model a request is, or requests are ones that sleep cannot keep."""
+def check_models(replicas: ReplicasConfig, file: ScenarioFile, gpus: Mapping[str, tuple[int, GpuSpec | None]]) -> None:
+    """ScenarioError where it is not said of which model a request is, requests are ones that sleep cannot keep, or
+    models that share a GPU are not on the same one. `gpus`: of each model, how many and which."""
+    workload = file.workload
     models, classes = replicas.groups or {}, workload.classes
     if not classes:
         raise ScenarioError(
@@ -39,9 +42,18 @@ def check_models(replicas: ReplicasConfig, workload: WorkloadConfig, *, has_tier
             raise ScenarioError(f"replicas.groups.{name}: no class asks for it. {nearest(name, classes)}")
     others = {
         "LoRA adapters": workload.lora_rank is not None,
-        "tiers of KV": has_tiers or any(each.kv is not None and each.kv.tiers for each in models.values()),
+        "max_waiting": file.max_waiting is not None,
+        "tiers of KV": bool(file.kv.tiers) or any(each.kv is not None and each.kv.tiers for each in models.values()),
         "a rollout": isinstance(workload.arrivals, Rollout),
         "offline jobs": workload.offline_class is not None,
     }
     for what in (what for what, asked in others.items() if asked):
         raise ScenarioError(f"{what} beside models that take turns on a GPU: not simulated. Drop one of the two.")
+    first, *sharing = (name for name, group in models.items() if not group.own_gpu)
+    for name in sharing:
+        if gpus[name] != gpus[first]:
+            texts = (
+                f"{each} is on {count} × {'an unnamed GPU' if gpu is None else gpu.name}"
+                for each, (count, gpu) in ((first, gpus[first]), (name, gpus[name]))
+            )
+            raise ScenarioError(f"{' and '.join(texts)}: they cannot share it. Write the same, or own_gpu: true.")

@@ -163,7 +163,8 @@ def _token_bytes(file: ScenarioFile, model: ModelSpec, deployment: Deployment | 
     has the same, once; fewer KV heads than GPUs as often as they are replicated."""
     tp = 1 if deployment is None else deployment.tp
     if file.kv.per_token is not None:
-        return file.kv.per_token, file.kv.per_token * tp
+        is_same = all(each.attention.kind == "latent" for each in model.kinds)
+        return file.kv.per_token, file.kv.per_token * (1 if is_same else tp)
     if deployment is None:
         return model.kv_bytes_per_token, model.kv_bytes_per_token
     own = replace(deployment, model=model)

@@ -121,6 +121,8 @@ class RealtimeSimulation(Answers):
         if setup.are_ranks:
             raise ScenarioError(f"{setup.scenario.name}: ranks that step together are not served. Drop dp_attention.")
         check_no_tiers(setup.scenario, "are not served")
+        if setup.scenario.file.structured_cost is not None:
+            raise ScenarioError(f"{setup.scenario.name}: constrained answers are not served. Drop structured_cost.")
         if replicas is not None and replicas.sleep is not None:
             raise ScenarioError(f"{setup.scenario.name}: models that take turns on a GPU are not served. Drop sleep.")
         plan = FleetPlan(1) if replicas is None else replicas.plan

@@ -137,7 +137,7 @@ def _nearest(deployment: Deployment) -> str:
         other_gpu = f"-{gpu}-" not in name
         return not name.startswith(f"{slug}-"), other_gpu, not engine, len(own ^ set(rest.split("-")[1:])), name
 
-    return f"Nearest of those that come: {', '.join(sorted(profile_names(), key=distance)[:3])}."
+    return f"The nearest that come with batchsim: {', '.join(sorted(profile_names(), key=distance)[:3])}."
 
 
 def _shipped_of(deployment: Deployment) -> list[Profile]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from batchsim.explain.story import Stories
-from batchsim.kernel.record import FINISHED, Records
+from batchsim.kernel.record import Records
 from batchsim.metrics.attribution import attribute
 
 
@@ -25,19 +22,3 @@ def parts_of(records: Records, number: int) -> dict[str, int]:
     for part, each in zip(mine["part"].tolist(), mine["ns"].tolist(), strict=True):
         ns[part] = ns.get(part, 0) + each
     return ns
-
-
-def check_sums(records: Records) -> None:
-    """The parts of every request's life sum to its length, and its chapters are without gaps and of the same parts."""
-    requests = records.requests
-    whole_ns = np.where(requests["outcome"] == FINISHED, requests["delivered_ns"], requests["ended_ns"])
-    stories = Stories(records)
-    for row, end_ns in zip(requests, whole_ns, strict=True):
-        number, life_ns = int(row["request_id"]), int(end_ns - row["sent_ns"])
-        mine = parts_of(records, number)
-        assert min(mine.values(), default=1) > 0
-        assert sum(mine.values()) == life_ns, number
-        story = stories.tell(number)
-        assert story.parts() == mine
-        ends = [chapter.end_ns for chapter in story.chapters]
-        assert [chapter.start_ns for chapter in story.chapters] == [row["sent_ns"], *ends[:-1]][: len(ends)]

@@ -6,6 +6,8 @@ robin.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 from batchsim.scenario import Point, load_scenario
 from batchsim.scenario.point import simulate_point
 from batchsim.scenario.setup import Setup
+from batchsim.study.curves.run import run_scenario
 
 TTFT_MS, SHARE = 1_000, 0.95
 
@@ -75,9 +78,28 @@ def test_answers_of_six_tokens_are_carried_by_two_mixed_engines_at_twice_the_rat
 
 
 @pytest.mark.slow
+def test_the_shipped_scenario_has_the_shares_of_its_page(tmp_path: Path) -> None:
+    """The table of docs/pools.md, in percent at 10, 20 and 40 requests a second."""
+    shares: dict[tuple[str, int], list[int]] = {}
+    for name, changes in (("pools", ()), ("mixed", _mixed(4))):
+        summary = run_scenario(load_scenario("disaggregated", overrides=changes), out=tmp_path / name).summary
+        for tokens in (64, 256):
+            rows = summary[(summary["vary"] == tokens) & (summary["load"] > 5)]
+            shares[name, tokens] = [round(100 * share) for share in rows["in_slo"]]
+    assert shares == {
+        ("pools", 64): [100, 100, 100],
+        ("mixed", 64): [99, 89, 41],
+        ("pools", 256): [98, 2, 0],
+        ("mixed", 256): [99, 67, 5],
+    }
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tokens", "rate", "tpot_ms", "pools", "mixed"),
     [
+        pytest.param(64, 10, 10, True, True, id="short_answers_at_a_tight_pace_and_a_low_load"),
+        pytest.param(64, 20, 10, True, False, id="short_answers_at_a_tight_pace_and_a_higher_load"),
         pytest.param(64, 40, 10, True, False, id="short_answers_at_a_tight_pace"),
         pytest.param(256, 20, 10, False, False, id="longer_answers_at_a_tight_pace"),
         pytest.param(256, 35, 25, False, True, id="longer_answers_at_a_loose_pace"),

@@ -28,6 +28,7 @@ from pydantic import ValidationError
 from batchsim.base.errors import cut, nearest, shown
 from batchsim.base.problems import first_problem
 from batchsim.base.reading import read
+from batchsim.base.units import counted
 from batchsim.check.conform.fields import ANY, IDS, LIST, OBJECT, TEXT, BadRecording, ListOf, check_row, whole
 from batchsim.training.packers.bins import PackerConfig
 from batchsim.training.packers.registry import PACKERS
@@ -61,7 +62,8 @@ class PackingComparison:
 
     def __str__(self) -> str:
         note = f", {self.note}" if self.note else ""
-        lines = [f"{self.path.name}: {self.difference or f'equal, {self.num_bins} bins ({self.packer}){note}'}"]
+        equal = f"equal, {counted(self.num_bins, 'bin')} ({self.packer}){note}"
+        lines = [f"{self.path.name}: {self.difference or equal}"]
         if self.difference:
             lines += [f"    here      {self.here}", f"    recorded  {self.recorded}"]
         return "\n".join(lines)

@@ -10,7 +10,8 @@ Source: src/clockwork/controller/infer5/infer5_scheduler.cpp of Clockwork (OSDI 
 fbd2f11c.
 Simplifies: a batch is chosen when the GPU is free, not up to 10 ms before; what is in no queue is rejected then, not
 at its deadline; no loading of weights, no clocks that change. Prompts are padded to the longest. A size that does not
-fit the KV ends the search, as one that is not full does. A batch ended by a cancel is not timed.
+fit the KV ends the search, as one that is not full does. A batch ended by a cancel is not timed. A request that is
+sent anew to another replica has its SLO from then on.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class SizeQueue:
 
 
 class Clockwork(WholeBatchesInOrder):
-    """The scheduler. A decode step is O(1), a start O(batch log batch + sizes)."""
+    """The scheduler. A decode step is O(1), a start O(batch log batch + sizes + waiting)."""
 
     evidence = "hand-derived"
 

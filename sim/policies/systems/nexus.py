@@ -47,7 +47,7 @@ class NexusConfig(PolicyConfig):
         super().__post_init__()
         if self.batch is not None and self.workload is not None:
             raise ValueError(f"workload has no effect beside batch {self.batch}. Leave one of the two out")
-        if self.batch is None and self.latency_ns(1) > self.latency_sla:
+        if self.latency_ns(1) > self.latency_sla:
             alone, sla = format_duration(self.latency_ns(1)), format_duration(self.latency_sla)
             raise ValueError(f"alpha + beta {alone} are above latency_sla {sla}, so that no request is in time")
 
@@ -76,7 +76,7 @@ class NexusConfig(PolicyConfig):
 
 
 class Nexus(WholeBatchesInOrder):
-    """The scheduler. A decode step is O(1), a start O(batch log batch + dropped)."""
+    """The scheduler. A decode step is O(1), a start O(batch log batch + waiting)."""
 
     evidence = "hand-derived"
 

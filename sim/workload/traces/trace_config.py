@@ -15,8 +15,10 @@ FormatName = Literal["auto", "azure", "mooncake", "burstgpt", "vidur", "guidellm
 
 WAITS = ("session", "turn", "id", "parent", "delay")
 """Those of LABELS that say what a row waits for, and how long after the answer it is sent."""
-LABELS = ("request_class", "priority", "tenant", *WAITS, "deadline", "status", "ttft", "e2e", "task", "lora", "items")
-LABELS = (*LABELS, "structured")
+LABELS = (
+    *("request_class", "priority", "tenant", *WAITS, "deadline", "status", "ttft", "e2e", "task", "lora", "items"),
+    "structured",
+)
 """What a row of a log may tell beside its arrival and its lengths."""
 MAX_ITEMS = 1000
 """Images, audios and videos of one request; a draw of more is an error, not cut."""

@@ -1,4 +1,4 @@
-"""KV in the memory of the host in a scenario: what it brings, what it costs, what is refused."""
+"""KV in the memory of the host at one engine: times by hand, and what is conserved."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 from batchsim.policies.systems.vllm.vllm_offload import VllmOffload
 from tests.conformance.runs import MS, Listed, TokenCost
+from tests.support.life_sums import check_lives
 from tests.support.random_cases import random_cases
-from tests.support.tier_lives import check_sums, moved, parts_of
+from tests.support.tier_lives import moved, parts_of
 
 BLOCK = 16
 MAX_LEN = 4096
@@ -88,7 +89,7 @@ def _run(
 # ---- by hand
 
 
-def test_a_load_is_waited_for_in_threeparts_of() -> None:
+def test_a_load_is_waited_for_in_three_parts() -> None:
     """A prompt of 4 blocks whose KV the GPU no longer has: the load waits for the step that was launched with it, takes
     4 x 1 ms, and goes on with the call after the one that noticed it."""
     asked = [_asked(0, 0, 65, 1, 0), _asked(1, 100, 150, 1, 1), _asked(2, 200, 65, 1, 0)]
@@ -98,7 +99,7 @@ def test_a_load_is_waited_for_in_threeparts_of() -> None:
     assert mine["queued:kv_load"] == 4 * MS
     assert 0 < mine["queued:kv_loaded"] <= 2 * MS
     assert records.requests["cached_tokens"].tolist() == [0, 0, 0]
-    check_sums(records)
+    check_lives(records)
 
 
 def test_a_store_is_flushed_and_the_device_waits() -> None:
@@ -110,7 +111,7 @@ def test_a_store_is_flushed_and_the_device_waits() -> None:
     assert len(flushes) == 1
     mine = parts_of(records, 1)
     assert mine["kv_store_flush"] == flushes["blocker"].sum() > 30 * MS
-    check_sums(records)
+    check_lives(records)
 
 
 def test_a_tier_that_is_never_hit_changes_no_time_of_a_request() -> None:
@@ -204,7 +205,7 @@ def test_a_client_may_give_up_while_its_kv_is_loaded(cancel_ms: float) -> None:
     asked = [_asked(0, 0, 65, 1, 0), _asked(1, 100, 150, 1, 1), _asked(2, 200, 65, 30, 0, cancel_ms=cancel_ms)]
     records = _run(asked, 10, 100, load_ns=MS)
     assert records.requests["outcome"].tolist() == [FINISHED, FINISHED, CANCELLED]
-    check_sums(records)
+    check_lives(records)
 
 
 # ---- random
@@ -253,7 +254,7 @@ def _is_conserved(case: dict[str, Any]) -> None:
             assert row["output_tokens"] == arrival.output_tokens
         elif case["stop_ns"] is None:
             assert arrival.cancel_ns is not None
-    check_sums(records)
+    check_lives(records)
 
 
 @given(_cases())

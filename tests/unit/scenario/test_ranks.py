@@ -13,6 +13,7 @@ from batchsim.results.keep import metric_names
 from batchsim.scenario import load_scenario
 from batchsim.scenario.point import simulate_point
 from batchsim.scenario.setup import Setup
+from tests.support.life_sums import check_lives
 
 SCENARIO = """
 model: Qwen/Qwen3-30B-A3B
@@ -52,21 +53,17 @@ def test_dp_attention_is_replicas_in_lockstep(path: str) -> None:
     assert load_scenario(path, overrides=["dp_attention=1"]).file.replicas is None
 
 
-@pytest.mark.parametrize("keep", ["all", "requests"])
-def test_a_run_has_the_parts_and_the_shares_of_ranks(path: str, keep: str) -> None:
-    """Requests wait for ranks, and the share of dummies is measured, whatever is kept."""
-    setup = setup_of(path, f"keep={keep}")
+def test_a_run_has_the_parts_and_the_shares_of_ranks(path: str) -> None:
+    """Requests wait for ranks, and the share of dummies is measured."""
+    setup = setup_of(path)
     point = setup.scenario.points()[0]
     names = metric_names(setup, point)
     assert {"idle_rank_share", "attr_waiting_for_ranks_share", "attr_padding_of_ranks_share"} <= {*names}
-    run = simulate_point(setup, point)
-    if keep == "all":
-        requests, rows = run.records.requests, attribute(run.records)
-        assert {"waiting_for_ranks", "padding_of_ranks"} <= {*rows["part"]}
-        total = rows.groupby("request_id")["ns"].sum().to_numpy()
-        assert (total == requests["delivered_ns"] - requests["sent_ns"]).all()
-        assert run.records.replicas is not None
-        assert len({*np.bincount(run.records.replicas.steps).tolist()}) == 1
+    records = simulate_point(setup, point).records
+    assert {"waiting_for_ranks", "padding_of_ranks"} <= {*attribute(records)["part"]}
+    check_lives(records)
+    assert records.replicas is not None
+    assert len({*np.bincount(records.replicas.steps).tolist()}) == 1
 
 
 def test_without_graphs_no_rank_is_padded(path: str) -> None:
@@ -89,6 +86,10 @@ MISTAKES = {
         "policies.vllm.speculative_config={method: mtp, num_speculative_tokens: 2, acceptance: 0.7}",
         "drafts are not simulated for ranks",
     ),
+    "one_beside_several": (
+        "vary={dp_attention: [1, 2]}",
+        "vary dp_attention, value 2: one engine beside several, whose tables have other columns",
+    ),
     "shapes": ("cost.shapes={preset: cuda_graphs}", "shapes: ranks are padded to vLLM's own sizes"),
     "tiers": ("kv.tiers=[{size: 10GB, bandwidth: 50GB/s}]", "tiers of KV are not simulated for ranks"),
 }
@@ -103,6 +104,23 @@ def test_what_is_not_simulated_is_refused_in_one_line(path: str, mistake: str) -
     text = str(error.value)
     assert message in text
     assert "\n" not in text
+
+
+def test_ranks_beside_replicas_of_the_file_are_refused(tmp_path: Path) -> None:
+    """Also beside some that step together, of which a router or a number would be passed over."""
+    file = tmp_path / "both.yaml"
+    for lockstep in ("lockstep: {}", "lockstep: 3", "router: round_robin"):
+        file.write_text(f"{SCENARIO}replicas: {{count: 8, {lockstep}}}\n")
+        with pytest.raises(ScenarioError, match="dp_attention and replicas are both given"):
+            setup_of(str(file))
+        with pytest.raises(ScenarioError, match="dp_attention and replicas are both given"):
+            setup_of(str(file), "dp_attention.eager=true")
+
+
+def test_tasks_of_ranks_are_refused(path: str) -> None:
+    stage = "{prompt: {kind: fixed, tokens: 40}, output: {kind: fixed, tokens: 8}}"
+    with pytest.raises(ScenarioError, match="tasks are not simulated for ranks that step together"):
+        setup_of(path, f"workload.tasks={{stages: [{stage}]}}", "workload.lengths=null")
 
 
 def test_constrained_answers_of_ranks_are_refused(path: str) -> None:

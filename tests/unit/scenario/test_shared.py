@@ -91,7 +91,12 @@ def test_metrics_tell_wakes_moves_and_waits() -> None:
     requests = run.records.requests
     queued_ns = requests["scheduled_ns"] - requests["sent_ns"]  # with 8 places a request waits for nothing else
     assert values["asleep_wait_mean_s"] == pytest.approx(queued_ns.mean() / 1e9, abs=0.01)
-    assert values["asleep_wait_share"] == pytest.approx((requests["router_ns"] > 0).mean(), abs=0.3)
+    assert run.records.replicas is not None
+    waited = requests["router_ns"] > 0
+    for span in waking:
+        came = (span.start_ns <= requests["arrival_ns"]) & (requests["arrival_ns"] < span.end_ns)
+        waited |= (run.records.replicas.requests == span.replica) & came
+    assert values["asleep_wait_share"] == pytest.approx(waited.mean())
     assert values["num_replicas_mean"] == pytest.approx(1)  # one GPU, whoever has it
 
 
@@ -122,18 +127,20 @@ def test_mistakes_are_one_line(old: str, new: str, words: str) -> None:
     """Each says where it is and what to write."""
     assert old in TEXT
     with pytest.raises(ScenarioError) as error:
-        ran(TEXT.replace(old, new))
+        setup_of(TEXT.replace(old, new))
     (line,) = str(error.value).splitlines()
     assert words in line
 
 
 def test_kinds_of_work_that_sleep_does_not_keep_are_refused() -> None:
-    """Adapters, rollouts and offline jobs."""
+    """Adapters, tiers of KV, and a bound of the queue."""
     adapters = TEXT.replace("  requests: 60", "  loras: {count: 2}\n  requests: 60").replace(
         "slo:", "lora_cost: {step: 5%, per_adapter: 1%, load_gpu: 1ms, load_disk: 2ms}\nslo:"
     )
     with pytest.raises(ScenarioError, match="LoRA adapters beside models that take turns on a GPU: not simulated"):
         ran(adapters)
+    with pytest.raises(ScenarioError, match="max_waiting beside models that take turns on a GPU: not simulated"):
+        setup_of(TEXT.replace("slo:", "max_waiting: 5\nslo:"))
     tiers = "tiers: [{size: 10GB, bandwidth: 50GB/s}]}"
     for kv in ("kv: {tokens: 100000", "kv: {tokens: 50000"):  # of all models, of one
         with pytest.raises(ScenarioError, match="tiers of KV beside models that take turns on a GPU: not simulated"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from batchsim.base.errors import ScenarioError, TraceError
@@ -13,6 +12,7 @@ from batchsim.explain.story import Stories
 from batchsim.kernel.record import MASKED
 from batchsim.metrics.attribution import attribute
 from batchsim.metrics.masks import MASK_WAIT, step_mask_ns
+from batchsim.scenario import load_scenario
 from batchsim.scenario.config import Point
 from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.point import Run, simulate_point
@@ -63,6 +63,24 @@ def test_the_parts_of_every_life_sum_to_its_e2e(policy: str) -> None:
         assert stories.tell(request_id).parts() == own[own != 0].to_dict()
 
 
+@pytest.mark.slow
+def test_what_masks_cost_is_what_the_page_says(tmp_path: Path) -> None:
+    """The numbers of docs/structured.md, by its command."""
+    changes = [
+        "policies={vllm: {}, waits: {kind: vllm, async_scheduling: false}}",
+        "load.mean_rate=[8/s]",
+        *("seeds=1", "workload.duration=2min", "workload.structured=100%"),
+        "structured_cost={step: 100us, per_request: 200us}",
+        "vary={structured_cost.per_request: [1ns, 200us, 500us, 1ms]}",
+    ]
+    summary = run_scenario(load_scenario("chat", overrides=changes), out=tmp_path).summary
+    rows = {label: summary[summary["label"].str.startswith(f"{label}, ")] for label in ("vllm", "waits")}
+    paces_ms = {label: (1e3 * each["tpot_p50_s"]).tolist() for label, each in rows.items()}
+    assert [float(f"{pace:.3g}") for pace in paces_ms["vllm"]] == [9.3, 9.3, 17.9, 332]
+    assert [float(f"{pace:.3g}") for pace in paces_ms["waits"]] == [12.2, 12.2, 37.2, 356]
+    assert [round(100 * each) for each in rows["vllm"]["attr_mask_wait_share"]] == [0, 0, 32, 68]
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_all_drivers_leave_the_same_records(policy: str) -> None:
     """By a clock and in simulated time, bit for bit."""
@@ -85,12 +103,12 @@ def test_masks_that_take_no_longer_than_forwards_delay_no_sampling(policy: str) 
     short = TEXT.replace("{step: 2ms, per_request: 3ms}", "{step: 1ms, per_request: 500us}").replace(VLLM, policy)
     records = ran(short).records
     free = ran(short.replace("{step: 1ms, per_request: 500us}", "{step: 1ns}")).records
+    assert not (records.states["state"] == MASKED).any()
     if "async_scheduling: false" in policy or "disable_overlap" in policy:
-        assert not (records.states["state"] == MASKED).any()
         assert records.steps.tobytes() == free.steps.tobytes() and records.requests.tobytes() == free.requests.tobytes()
     else:
         late_ns = records.requests["first_token_ns"] - free.requests["first_token_ns"]
-        assert np.median(late_ns) >= 0 and late_ns.max() >= 1_500_000 - 1
+        assert late_ns.max() >= 1_500_000 - 1
 
 
 def test_replicas_fill_masks_of_their_own_requests() -> None:

@@ -21,9 +21,8 @@ from batchsim.scenario.point import simulate_point
 from batchsim.scenario.setup import Setup
 from batchsim.study.curves.lines import short_key
 from batchsim.study.curves.run import run_scenario
-from tests.support.tier_lives import check_sums, moved
-
-# ---- scenarios
+from tests.support.life_sums import check_lives
+from tests.support.tier_lives import moved
 
 TEXT = """model: llama-3.1-8b
 cost: {kind: roofline, gpu: h100}
@@ -85,7 +84,7 @@ def test_metrics_count_what_the_records_have() -> None:
     prompts = int(run.records.requests["prompt_tokens"].sum())
     assert values["host_hit_rate"] == pytest.approx(sum(loads.values()) / prompts)
     assert 0 < (values["kv_load_mean_s"] or 0) < 0.1
-    check_sums(run.records)
+    check_lives(run.records)
 
 
 def test_replicas_have_tiers_of_their_own() -> None:
@@ -110,6 +109,8 @@ def test_a_tier_is_set_by_its_place() -> None:
     for wrong in ("kv.tiers.1.size=1GB", "kv.tiers.first.size=1GB"):
         with pytest.raises(ScenarioError, match=r"kv.tiers is a list of 1, and (1|first) is none of 0 to 0"):
             parse_scenario(TEXT, "mine.yaml", Path(), (wrong,))
+    with pytest.raises(ScenarioError, match=r"kv.tiers is empty. Set it as a whole."):
+        parse_scenario(TEXT, "mine.yaml", Path(), ("kv.tiers=[]", "kv.tiers.0.size=1GB"))
 
 
 @pytest.mark.parametrize(
@@ -186,3 +187,6 @@ def test_the_shipped_scenario_answers_as_it_says(tmp_path: Path) -> None:
     assert small[4.0]["host_loads"] == 0 < large[4.0]["host_loads"]
     assert large[4.0]["ttft_mean_s"] / small[4.0]["ttft_mean_s"] == pytest.approx(2 / 3, abs=0.05)
     assert large[4.0]["ttft_p99_s"] / small[4.0]["ttft_p99_s"] == pytest.approx(2 / 5, abs=0.05)
+    # the numbers of docs/tiers.md
+    assert [round(1e3 * each[4.0]["ttft_mean_s"], 1) for each in (large, small)] == [64.6, 94.9]
+    assert [each[load]["host_loads"] for each in (small, large) for load in (1.0, 4.0)] == [0, 0, 0, 178]

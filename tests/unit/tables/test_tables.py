@@ -131,11 +131,11 @@ def test_what_is_neither_shipped_nor_built_says_how_to_get_it(no_tables: None) -
         ({"model": replace(LLAMA.model, name="x", hidden_size=64)}, "llama-3.1-70b-h100-vllm-0.24.0-tp4-fp8"),
     ],
 )
-def test_what_is_not_shipped_is_told_the_nearest_that_are(
+def test_the_nearest_profiles_are_named_where_one_is_missing(
     no_tables: None, change: dict[str, Any], nearest: str
 ) -> None:
     """Of the same model before the same GPU, of this before the same engine, of that before the same degrees."""
-    with pytest.raises(CalibrationError, match=re.escape(f"Nearest of those that come: {nearest}")):
+    with pytest.raises(CalibrationError, match=re.escape(f"The nearest that come with batchsim: {nearest}")):
         find.profile_of(replace(LLAMA, **change))
 
 

@@ -14,7 +14,6 @@ from batchsim.drive.fleet.pools import Pools, PrefillCore, simulate_pools
 from batchsim.drive.fleet.routing import RoundRobinConfig
 from batchsim.drive.fleet.simulate_fleet import FleetRun
 from batchsim.drive.fleet.transfer import TransferConfig
-from batchsim.explain.story import Stories
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import CANCELLED, FINISHED, UNFINISHED, Recorder
@@ -26,6 +25,7 @@ from batchsim.metrics.attribution import attribute
 from batchsim.policies.systems.vllm.connector_config import VllmConnectorConfig
 from batchsim.policies.systems.vllm.vllm_connector import VllmConnector
 from tests.conformance.runs import MS, Listed, TokenCost
+from tests.support.life_sums import check_lives
 from tests.support.random_cases import random_cases
 
 INSTANT = TransferConfig(bandwidth=1e15)
@@ -78,23 +78,6 @@ class _Case:
         return run
 
 
-def _sums(run: FleetRun) -> None:
-    """The parts of every request's life sum to its length, and its chapters are without gaps and of the same parts."""
-    requests, records = run.records.requests, run.records
-    whole_ns = np.where(requests["outcome"] == FINISHED, requests["delivered_ns"], requests["ended_ns"])
-    parts = attribute(records)
-    sums = parts.groupby("request_id")["ns"].sum()
-    stories = Stories(records)
-    for row, end_ns in zip(requests, whole_ns, strict=True):
-        number, life_ns = int(row["request_id"]), int(end_ns - row["sent_ns"])
-        assert sums.get(number, 0) == life_ns, number
-        story = stories.tell(number)
-        mine = parts[parts["request_id"] == number].groupby("part", observed=True)["ns"].sum().to_dict()
-        assert story.parts() == mine
-        ends = [chapter.end_ns for chapter in story.chapters]
-        assert [chapter.start_ns for chapter in story.chapters] == [row["sent_ns"], *ends[:-1]][: len(ends)]
-
-
 def test_without_transfer_time_the_first_token_is_prefill_and_one_decode_step() -> None:
     """vLLM 0.33.0, nixl/pull_scheduler.py: prefill's token is thrown away; the decode engine's first call begins the
     pull and notices its end, a sleep of 1 ms later the last token of the prompt is computed again. The pace is the
@@ -109,7 +92,7 @@ def test_without_transfer_time_the_first_token_is_prefill_and_one_decode_step() 
     later = [host_ns + 40_000 + cost.base_ns + cost.per_token_ns + cost.per_context_ns * n for n in range(100, 104)]
     assert row["last_token_ns"] - row["first_token_ns"] == sum(later)
     assert (row["output_tokens"], row["scheduled_ns"], row["recomputed_tokens"]) == (5, 0, 0)
-    _sums(run)
+    check_lives(run.records)
 
 
 def test_transfers_wait_for_their_link_one_after_the_other() -> None:
@@ -124,7 +107,7 @@ def test_transfers_wait_for_their_link_one_after_the_other() -> None:
         of = {part: parts[parts["part"] == f"queued:{part}"]["ns"].tolist() for part in ("transfer", "transfer_queue")}
         assert of["transfer"] == [1_500_000, 1_500_000]
         waits[links] = of["transfer_queue"]
-        _sums(run)
+        check_lives(run.records)
     assert waits == {"shared": [1_000_000], "per_pair": []}
 
 
@@ -136,7 +119,7 @@ def test_a_prompt_waits_for_blocks_at_its_decode_engine() -> None:
     assert waits["request_id"].tolist() == [1]
     first, second = run.records.requests
     assert second["first_token_ns"] > first["last_token_ns"] > int(waits["ns"].iloc[0])
-    _sums(run)
+    check_lives(run.records)
 
 
 def test_prefill_goes_on_until_its_memory_is_full_of_kept_blocks() -> None:
@@ -146,7 +129,7 @@ def test_prefill_goes_on_until_its_memory_is_full_of_kept_blocks() -> None:
     scheduled = run.records.requests["scheduled_ns"]
     ended = run.records.requests["last_token_ns"]
     assert scheduled[2] < ended[0] < scheduled[3]
-    _sums(run)
+    check_lives(run.records)
 
 
 def test_engines_are_taken_in_turn() -> None:
@@ -167,7 +150,7 @@ def test_a_client_may_give_up_anywhere(cancel_ms: float) -> None:
     asked = [_asked(0, 0, 100, 30), _asked(1, 0, 100, 30, cancel_ms=cancel_ms)]
     run = _Case(asked, slow, blocks=(4096, 20)).run()
     assert run.records.requests["outcome"].tolist() == [FINISHED, CANCELLED]
-    _sums(run)
+    check_lives(run.records)
 
 
 @pytest.mark.parametrize("stop_ms", [0.5, 4, 6.5, 8, 9.5, 14, 40])
@@ -179,7 +162,7 @@ def test_a_run_may_be_cut_anywhere(stop_ms: float) -> None:
     run = _Case(asked, slow, blocks=(4096, 24), stop_ns=int(stop_ms * MS)).run()
     assert run.records.requests["outcome"].tolist() == [UNFINISHED] * 4
     assert run.end_ns < (stop_ms + 12) * MS  # the step that ran is 11.3 ms long
-    _sums(run)
+    check_lives(run.records)
 
 
 @st.composite
@@ -222,4 +205,4 @@ def test_requests_and_blocks_are_conserved(case: _Case) -> None:
     assert (requests["output_tokens"][finished] == lengths[finished]).all()
     patient = np.array([arrival.cancel_ns is None for arrival in case.arrivals])
     assert finished[patient].all()
-    _sums(run)
+    check_lives(run.records)

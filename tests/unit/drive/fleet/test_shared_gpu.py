@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +17,6 @@ from batchsim.drive.fleet.fleet_plan import ReplicaSpan
 from batchsim.drive.fleet.shared_gpu import Models, simulate_shared
 from batchsim.drive.fleet.simulate_fleet import FleetRun
 from batchsim.drive.fleet.sleeping import Moves, SleepConfig
-from batchsim.explain.story import Stories
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.protocols import PolicyContext
@@ -32,6 +30,7 @@ from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 from tests.conformance.runs import MS, Listed, TokenCost
 from tests.support.engine import Requests, arrival, engine, vllm
+from tests.support.life_sums import check_lives
 from tests.support.random_cases import random_cases
 
 MOVES = Moves(5, 7)
@@ -221,8 +220,10 @@ def test_requests_blocks_and_the_gpu_are_conserved(case: _Case) -> None:
         assert replica in (-1, case.models.homes[each.request.request_class])
         if row["outcome"] == FINISHED:
             assert row["output_tokens"] == each.output_tokens
+        elif row["outcome"] == CANCELLED:
+            assert each.cancel_ns is not None
         else:
-            assert row["outcome"] == (CANCELLED if each.cancel_ns is not None else UNFINISHED) or case.stop_ns
+            assert row["outcome"] == UNFINISHED and case.stop_ns is not None
     shared = sorted((each for each in found.spans if each.replica in case.models.moves), key=lambda each: each.start_ns)
     assert all(one.end_ns <= other.start_ns for one, other in pairwise(shared))
     steps = found.records.steps
@@ -231,20 +232,7 @@ def test_requests_blocks_and_the_gpu_are_conserved(case: _Case) -> None:
     ):
         awake = [span for span in found.spans if span.replica == replica and span.state in ("up", "draining")]
         assert any(span.start_ns <= start_ns and start_ns < span.end_ns for span in awake), (start_ns, end_ns)
-    _sums(found)
+    check_lives(found.records)
     stepped = case.run(leap=False)
     assert (stepped.records.requests == requests).all()
     assert (stepped.records.steps == steps).all()
-
-
-def _sums(found: FleetRun) -> None:
-    requests, records = found.records.requests, found.records
-    whole_ns = np.where(requests["outcome"] == FINISHED, requests["delivered_ns"], requests["ended_ns"])
-    rows = attribute(records)
-    sums = rows.groupby("request_id")["ns"].sum()
-    stories = Stories(records)
-    for row, end_ns in zip(requests, whole_ns, strict=True):
-        number = int(row["request_id"])
-        assert sums.get(number, 0) == int(end_ns - row["sent_ns"]), number
-        mine = rows[rows["request_id"] == number].groupby("part", observed=True)["ns"].sum().to_dict()
-        assert stories.tell(number).parts() == mine
