@@ -123,6 +123,11 @@ class Cost(CostModel, StepEstimator, Protocol):
         """ns in which the activations of `tokens` go from one stage of a pipeline to the next."""
         return 0.0
 
+    def experts_ns(self, tokens: int, *, decodes: bool) -> float:
+        """ns of a model's experts, and of the dispatch to them, in a pass of several attention groups with `tokens`
+        together, of `decodes` alone or not; 0 where `step_ns` of a group's own batch holds it."""
+        return 0.0
+
     def lanes(self) -> Lanes:
         """The times of steps on the GPUs and on the host, apart."""
         return Lanes(self, self.stages)

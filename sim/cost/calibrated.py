@@ -295,6 +295,9 @@ class Calibrated(Cost):
         transfer = self.profile.costs.transfer
         return 0.0 if transfer is None else transfer.at_one(tokens)
 
+    def experts_ns(self, tokens: int, *, decodes: bool) -> float:
+        return self.profile.costs.experts_ns(tokens, decodes=decodes)
+
     @property
     def host_part(self) -> HostPart:
         return _part(self._ahead.host)
@@ -334,8 +337,7 @@ class Calibrated(Cost):
         attention of decodes and of chunks; `other` is what a step waits for its launches, and what a step of chunks
         alone takes besides. With an overlapped host, `host` is the part of its time that the kernels do not hide.
         """
-        work = padded_work(columns)
-        terms = self._kernels(columns, work)
+        terms = self._kernels(columns, padded_work(columns))
         kernel, host = sum(terms.values(), np.zeros(1)), _part(self.host).of(columns)
         swapped = columns["swap_blocks"]
         base, per_block = self._swap_parts() if swapped.any() else (0.0, 0.0)

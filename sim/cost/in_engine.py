@@ -78,7 +78,7 @@ def in_engine(costs: StepCosts, *, decode: float = 1.0, shift_ns: float = 0.0, p
     if graphs is not None:
         ns = tuple(max(decode * ns + shift_ns, _LEAST * ns) for ns in graphs.ns)
         graphs = Curve(graphs.x, (*ns[:-1], max(ns[-2:])))
-    chunk = costs.chunk_attention
+    chunk, experts = costs.chunk_attention, costs.experts
     return replace(
         costs,
         layers=_stretched(costs.layers, prompts),
@@ -94,6 +94,8 @@ def in_engine(costs: StepCosts, *, decode: float = 1.0, shift_ns: float = 0.0, p
         ),
         chunk_grid=None if costs.chunk_grid is None else _stretched_grid(costs.chunk_grid, prompts),
         prefill_ns=costs.prefill_ns * prompts,
+        experts=experts
+        and replace(experts, layers=_stretched(experts.layers, prompts), decode=_stretched(experts.decode, decode)),
     )
 
 

@@ -66,3 +66,6 @@ class Scaled(Wrapped):
 
     def transfer_ns(self, tokens: int) -> float:
         return self.factor * self.cost.transfer_ns(tokens)
+
+    def experts_ns(self, tokens: int, *, decodes: bool) -> float:
+        return self.factor * self.cost.experts_ns(tokens, decodes=decodes)

@@ -115,6 +115,19 @@ class Recurrence:
 
 
 @dataclass(frozen=True)
+class SharedExperts:
+    """What routed experts and the dispatch to them take over the tokens of all attention groups that share them: in a
+    step launched op by op, `layers`, and in one of decodes that replays a graph, `decode`."""
+
+    layers: Curve
+    decode: Curve
+
+    def __post_init__(self) -> None:
+        self.layers.check_end("layers")
+        self.decode.check_end("decode")
+
+
+@dataclass(frozen=True)
 class StepCosts:
     """The parts of a step's time, in ns.
 
@@ -131,6 +144,7 @@ class StepCosts:
     the attention of decodes beside chunks over the same attention in a step of decodes alone. `transfer`, if any, is
     the time of the hidden states from one stage of a pipeline to the next, over tokens. `windowed` and `recurrence`, if
     any, come on top of the grids and of `layers`; `decode` holds the recurrence of its rows.
+    `experts`, where several attention groups share them, are a part of `layers` and `decode`.
     """
 
     layers: Curve
@@ -149,6 +163,7 @@ class StepCosts:
     more_chunks: tuple[ChunkGrid, ...] = field(default=(), metadata=LEFT_OUT)
     windowed: WindowedAttention | None = field(default=None, metadata=LEFT_OUT)
     recurrence: Recurrence | None = field(default=None, metadata=LEFT_OUT)
+    experts: SharedExperts | None = field(default=None, metadata=LEFT_OUT)
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -159,6 +174,12 @@ class StepCosts:
         numbers = [more.chunks for more in self.more_chunks]
         if numbers != sorted(set(numbers)) or (numbers and self.chunk_grid is None):
             raise ValueError(f"more_chunks are of {numbers} chunks, which do not increase from chunk_grid's one")
+
+    def experts_ns(self, tokens: int, *, decodes: bool) -> float:
+        """ns of the experts that attention groups share, as of `Cost.experts_ns`; 0 where none are told apart."""
+        if self.experts is None:
+            return 0.0
+        return self.in_situ * (self.experts.decode if decodes else self.experts.layers).at_one(tokens)
 
     def chunks_ns(self, chunks: NDArray[Any], tokens: NDArray[Any], pairs: NDArray[Any]) -> NDArray[np.float64]:
         """ns of the attention of a step's chunks, of arrays of one a step."""

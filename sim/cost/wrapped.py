@@ -54,6 +54,9 @@ class Wrapped(Cost):
     def transfer_ns(self, tokens: int) -> float:
         return self.cost.transfer_ns(tokens)
 
+    def experts_ns(self, tokens: int, *, decodes: bool) -> float:
+        return self.cost.experts_ns(tokens, decodes=decodes)
+
     @property
     def deployment(self) -> Deployment | None:
         return self.cost.deployment

@@ -179,8 +179,8 @@ class DeploymentConfig(Config):
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of one engine."""
-        return self.tp * self.pp * self.dp_attention
+        """GPUs of one engine; of several attention groups, each an engine, those of one."""
+        return self.tp * self.pp
 
     def gpu_spec(self) -> GpuSpec:
         """The GPU. ScenarioError if no GPU of the catalog has that name."""

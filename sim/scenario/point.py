@@ -24,6 +24,7 @@ from batchsim.kernel.record import Records
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.scenario.config import Keep, Point, PolicySpec
 from batchsim.scenario.pooled import block_bytes
+from batchsim.scenario.ranks import shares_experts
 from batchsim.scenario.replicas_config import ReplicasConfig
 from batchsim.scenario.setup import Setup
 from batchsim.workload.build import BuiltWorkload
@@ -141,7 +142,8 @@ def _run_ranks(setup: Setup, spec: PolicySpec, workload: BuiltWorkload, until_ns
     for _ in range(replicas.count):
         executor = SimExecutor(LockstepCost(lanes), one.max_model_len, loop)
         cores.append(one.engine_on(executor, spec, workload, one.new_kv(config), cost))
-    costs = RankCosts(lanes.device_ns if loop.is_ahead else cost.step_ns, _graph_sizes(spec, replicas.lockstep))
+    step_ns, sizes = lanes.device_ns if loop.is_ahead else cost.step_ns, _graph_sizes(spec, replicas.lockstep)
+    costs = RankCosts(step_ns, sizes, cost.experts_ns if shares_experts(cost) else None)
     fleet = simulate_ranks(cores, costs, replicas.lockstep, workload, until_ns=until_ns, join=join)
     for core in cores:
         core.check_returned()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from batchsim.base.errors import ScenarioError
 from batchsim.cost.base import Cost
+from batchsim.cost.calibrated import Calibrated
+from batchsim.cost.one_group import of_one_group
+from batchsim.cost.scaled import Scaled
 from batchsim.deployment.memory import KvBudget
 from batchsim.deployment.model import ModelSpec
 from batchsim.scenario.config import PolicySpec, Scenario
+from batchsim.scenario.deployment_config import DeploymentConfig
 from batchsim.scenario.rank_forms import KEY
 from batchsim.workload.rollout_config import Rollout
 from batchsim.workload.structured import is_structured
@@ -25,7 +30,7 @@ def check_ranks(scenario: Scenario, model: ModelSpec, cost: Cost, kv: KvBudget) 
             f"{model.name} has no experts, and vLLM's data-parallel ranks of it are engines that do not wait for each"
             f" other. Write replicas: {{count: {replicas.count}, router: shortest_queue}} instead of {KEY}."
         )
-    _check_cost(file.cost, cost)
+    _check_cost(file.cost, cost, replicas.total)
     for spec in scenario.specs:
         _check_policy(spec)
     traffic = file.workload
@@ -44,12 +49,45 @@ def check_ranks(scenario: Scenario, model: ModelSpec, cost: Cost, kv: KvBudget) 
         raise ScenarioError(f"{what} are not simulated for ranks that step together. Drop them, or {KEY}.")
 
 
-def _check_cost(stated: Any, cost: Cost) -> None:
-    if (cost.deployment is not None and cost.profile is None) or getattr(stated, "kind", "") == "deployment":
+def check_one_scheduler(scenario: Scenario, cost: Cost) -> None:
+    """ScenarioError if the deployment has attention groups that schedule for themselves, and they are no ranks."""
+    replicas, deployment = scenario.file.replicas, cost.deployment
+    if deployment is not None and (replicas is None or replicas.lockstep is None):
+        deployment.check_one_scheduler()
+
+
+def shares_experts(cost: Cost) -> bool:
+    """Whether `cost` is of a deployment with attention groups that share experts."""
+    return cost.deployment is not None and cost.deployment.dp_attention > 1
+
+
+def of_one_rank(cost: Cost) -> Cost:
+    """`cost` for the steps of one rank: where its deployment has several attention groups, without their experts."""
+    if not shares_experts(cost):
+        return cost
+    if isinstance(cost, Scaled):
+        return replace(cost, cost=of_one_rank(cost.cost))
+    assert isinstance(cost, Calibrated), "checked by check_ranks"
+    return of_one_group(cost)
+
+
+def _check_cost(stated: Any, cost: Cost, ranks: int) -> None:
+    deployment = cost.deployment
+    if deployment is not None and (cost.profile is None or deployment.dp_attention > 1):
+        apart = cost.profile is not None and cost.profile.costs.experts is not None
+        if not isinstance(stated, DeploymentConfig) or not apart:
+            raise ScenarioError(
+                f"{KEY} needs what the ranks' experts take apart from the rest of their steps, which a roofline and a"
+                " profile of other attention groups do not tell. Write deployment: {engine: vllm, gpu: h200_sxm,"
+                f" {KEY}: {ranks}, ep: {ranks}}}, or the cost of one rank's steps: cost: {{kind: linear, ...}}."
+            )
+    elif isinstance(stated, DeploymentConfig):
         raise ScenarioError(
-            f"{KEY} needs the cost of one rank's steps, which a deployment or a roofline does not give: experts are"
-            " shared by all ranks. State it: cost: {kind: linear, ...}, or a profile measured on a rank."
+            f"{KEY} has {ranks} ranks, and the deployment one attention group. Write {KEY}: {ranks} in the deployment."
         )
+    for key in ("anchor", "power_cap"):
+        if getattr(stated, key, None) is not None:
+            raise ScenarioError(f"{key} is not simulated for ranks that step together. Leave it out, or {KEY}.")
     if cost.stages > 1:
         raise ScenarioError(f"pp {cost.stages}: ranks that are pipelines are not simulated. Set pp to 1.")
     if getattr(stated, "shapes", None) is not None:

@@ -35,7 +35,7 @@ from batchsim.scenario.deployment_config import DeploymentConfig
 from batchsim.scenario.device import check_same_defaults, deployed_words, kv_budget
 from batchsim.scenario.patient import patient
 from batchsim.scenario.pooled import checked_connector, pooled
-from batchsim.scenario.ranks import check_ranks
+from batchsim.scenario.ranks import check_one_scheduler, check_ranks, of_one_rank
 from batchsim.scenario.real_engine import check_one_can_be_real
 from batchsim.scenario.replicas_config import ReplicasConfig
 from batchsim.scenario.request_kinds import check_hash_ids, check_kinds, items_context
@@ -95,8 +95,7 @@ class Setup:
         with scenario.at("cost"):
             longest = limit if file.max_model_len is None else file.max_model_len
             cost = file.cost.build(model, block_size=file.kv.block_size, max_model_len=longest)
-            if cost.deployment is not None:
-                cost.deployment.check_one_scheduler()
+            check_one_scheduler(scenario, cost)
             kv, axis = kv_budget(scenario, model, cost), (scenario.load_name, scenario.loads)
             traffic = classes_by_popularity(file.workload)
             setup = cls(scenario, model, cost, kv, traffic, _Trace(scenario), *axis, file.max_waiting)
@@ -404,7 +403,7 @@ def _groups(setup: Setup, replicas: ReplicasConfig) -> tuple[Group, ...]:
     """The groups of replicas, each with a setup of its own, as if the scenario were about one of its engines."""
     alone = replace(setup.scenario, file=replace(setup.scenario.file, replicas=None))
     if replicas.groups is None:
-        return (Group("", replicas.total, replace(setup, scenario=alone)),)
+        return (Group("", replicas.total, replace(setup, scenario=alone, cost=of_one_rank(setup.cost))),)
     groups = list[Group]()
     for name, group in replicas.groups.items():
         lone = with_model(alone, group.model)

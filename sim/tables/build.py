@@ -10,7 +10,7 @@ own, which end where it is full.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -24,6 +24,7 @@ from batchsim.cost.profile import (
     Hull,
     Profile,
     Recurrence,
+    SharedExperts,
     StepCosts,
     WindowedAttention,
 )
@@ -107,6 +108,7 @@ def build_profile(tables: Tables) -> Profile:
         more_chunks=tuple(ChunkGrid(n, _chunk_grid(tables, longest, n)) for n in _MORE_CHUNKS * tables.compound),
         windowed=None if tables.window is None else _windowed(tables, tables.window),
         recurrence=_recurrence(tables) if tables.recurrent else None,
+        experts=_experts(tables, most) if groups > 1 else None,
     )
     shares = tables.provenance()
     power = shares.pop("power")
@@ -176,11 +178,20 @@ def marks_of(setup: EngineSetup) -> list[str]:
 
 
 def _layers(tables: Tables) -> Curve:
-    """The layers over tokens, knots where no time between them is off by more than the tolerance."""
+    return _over_tokens(tables, tables.layers)
+
+
+def _experts(tables: Tables, most: int) -> SharedExperts:
+    """The part that all attention groups compute together."""
+    return SharedExperts(_over_tokens(tables, tables.experts), _over_graphs(tables, tables.decode_experts, most))
+
+
+def _over_tokens(tables: Tables, ms: Callable[[int], float]) -> Curve:
+    """`ms` over tokens, knots where no time between them is off by more than the tolerance."""
     groups = tables.deployment.dp_attention
     edges = range(_EVERY, MAX_TOKENS + 1, _TILE)
     counts = [*range(1, _EVERY), *(n for edge in edges for n in (edge, edge + 1) if n <= MAX_TOKENS)]
-    points = [(n * groups, tables.layers(n * groups)) for n in counts]
+    points = [(n * groups, ms(n * groups)) for n in counts]
     return _curve([points[i] for i in knots_of(points)])
 
 
@@ -204,13 +215,17 @@ def knots_of(points: Sequence[tuple[float, float]], tolerance: float = TOLERANCE
 
 
 def _decode(tables: Tables, most: int) -> Curve:
-    """Layers and output matmul of decodes alone at the sizes of CUDA graphs; beyond the largest the knots are spaced
-    1/16 apart."""
+    """Layers and output matmul of decodes alone."""
+    return _over_graphs(tables, tables.decode, most)
+
+
+def _over_graphs(tables: Tables, ms: Callable[[int], float], most: int) -> Curve:
+    """`ms` at the sizes of CUDA graphs; beyond the largest the knots are spaced 1/16 apart."""
     groups = tables.deployment.dp_attention
     sizes = [size * groups for size in _GRAPHS[tables.deployment.engine]]
     while sizes[-1] < most:
         sizes.append(min(most, sizes[-1] + groups * max(8, sizes[-1] // groups // 16 // 8 * 8)))
-    return _curve([(size, tables.decode(size)) for size in sizes[: bisect_left(sizes, most) + 1]])
+    return _curve([(size, ms(size)) for size in sizes[: bisect_left(sizes, most) + 1]])
 
 
 def _decode_grid(tables: Tables, longest: int) -> Grid:
@@ -281,6 +296,7 @@ def _notes(tables: Tables, beside: float) -> tuple[str, ...]:
     notes = [f"kernels as the tables have them: {tables.modes}; graph of {tables.model_id}"]
     if tables.deployment.dp_attention > 1:
         notes.append("dp_attention: tokens and sequences of a step are taken as divided evenly among the groups")
+        notes.append(f"experts: their loads are those of {tables.law_of_experts}, without copies of the busiest (EPLB)")
     if tables.compound:
         notes.append("attention is timed as one block with its projections: what grows with keys is told apart")
     if tables.adds_states:

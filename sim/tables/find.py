@@ -90,6 +90,7 @@ def key_of(deployment: Deployment) -> str:
         "tables": f"{PACKAGE} {version()}",
         "builder": BUILDER,
     }
+    shape |= {"experts": "apart"} if deployment.dp_attention > 1 else {}  # as they were not kept at first
     return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -17,6 +17,8 @@ ATTENTION = frozenset({"ContextAttention", "GenerationAttention"})
 """Classes of attention and nothing else, with a window or without."""
 _RECURRENT = frozenset({"Gdn", "Kda", "Mamba2"})
 """Classes of the kernels that read and write a state of fixed size for each sequence: convolution and recurrence."""
+_EXPERTS = frozenset({"Moe", "MoeDispatch"})
+"""Classes of the kernels of routed experts, and of the way of tokens to the GPUs that hold these and back."""
 _STATE_BYTES = 4
 """Of an element of a recurrent state: engines keep it in float32 (Nemotron-H's `mamba_ssm_cache_dtype`)."""
 REACHED = 0.8
@@ -27,13 +29,20 @@ REACHED = 0.8
 @dataclass(frozen=True)
 class Operation:
     """One operation of a graph: its index there, its class, its window in tokens (None: none), and the bytes of the
-    state that each sequence has in all of its layers, on all GPUs (0: none, or the tables' rooflines count it)."""
+    state that each sequence has in all of its layers, on all GPUs (0: none, or the tables' rooflines count it). `law`:
+    of the loads of experts, as the tables name it."""
 
     index: int
     name: str
     kind: str
     window: int | None = None
     state_bytes: float = 0.0
+    law: str = ""
+
+    @property
+    def is_of_experts(self) -> bool:
+        """Whether it is of routed experts, of a shared one that is computed beside them too."""
+        return self.kind in _EXPERTS or (self.kind == "Overlap" and "moe" in self.name)
 
     @classmethod
     def of(cls, index: int, spec: dict[str, dict[str, Any]]) -> Operation:
@@ -44,7 +53,7 @@ class Operation:
         if kind == "Mamba2" and values["kernel_source"] == "selective_state_update":
             elements = values["nheads"] * values["head_dim"] * values["d_state"]
             state = values["scale_factor"] * elements * _STATE_BYTES
-        return cls(index, values["name"], kind, window or None, state)
+        return cls(index, values["name"], kind, window or None, state, values.get("workload_distribution", ""))
 
 
 @dataclass(frozen=True)
@@ -52,7 +61,8 @@ class Phase:
     """Indices of the operations of steps with chunks, or of steps of decodes, by what their times depend on.
 
     `attention` and `windowed`: keys alone. `blocks`: keys too, with projections. `recurrent`: tokens or sequences, not
-    keys. `head`: the output matmul. `rest`: the tokens of the step."""
+    keys. `head`: the output matmul. `rest`: the tokens of the step; of these `experts`: the tokens of all GPUs that
+    share the experts."""
 
     rest: tuple[int, ...]
     head: tuple[int, ...]
@@ -60,6 +70,7 @@ class Phase:
     windowed: tuple[int, ...]
     blocks: tuple[int, ...]
     recurrent: tuple[int, ...]
+    experts: tuple[int, ...]
 
     @classmethod
     def of(cls, operations: Sequence[Operation], of_keys: frozenset[int], *, whole: bool) -> Phase:
@@ -71,13 +82,15 @@ class Phase:
         recurrent = [each for each in operations if each.kind in _RECURRENT]
         head = [each for each in operations if "logits" in each.name]
         counted = [*keyed, *recurrent, *head]
+        rest = [each for each in operations if each not in counted]
         return cls(
-            _indices(each for each in operations if each not in counted),
+            _indices(rest),
             _indices(head),
             _indices(apart),
             _indices(each for each in keyed if each.window is not None),
             _indices(each for each in plain if each not in apart),
             _indices(recurrent),
+            _indices(each for each in rest if each.is_of_experts),
         )
 
     @property

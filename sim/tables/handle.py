@@ -191,6 +191,11 @@ class Tables:
         return bool(self._decodes_of.recurrent)
 
     @property
+    def law_of_experts(self) -> str:
+        """How unequal the loads of experts are taken, by the tables' name for it: power_law_1.2, for example."""
+        return next((each.law for each in self._names["generation"] if each.law), "")
+
+    @property
     def adds_states(self) -> bool:
         """Whether reading and writing the recurrent states is added, which the tables leave out."""
         return self._state_bytes > 0
@@ -206,6 +211,14 @@ class Tables:
         recurrent layers scan."""
         share = self._share(tokens)
         return self._context(self._prompts_of.rest, 1, share, 0) + self._projections(share)
+
+    def experts(self, tokens: int) -> float:
+        """Experts and the dispatch to them, of `layers`."""
+        return self._context(self._prompts_of.experts, 1, self._share(tokens), 0)
+
+    def decode_experts(self, rows: int) -> float:
+        """Experts and the dispatch to them, of `decode`."""
+        return self._generation(self._decodes_of.experts, self._share(rows), _SHORT)
 
     def scan(self, tokens: int, chunks: int = 1) -> float:
         """The scan of recurrent layers over `tokens` in equal `chunks`."""

@@ -99,7 +99,7 @@ def check_predicted(scenario: Scenario) -> None:
             assert predicted.policy == spec.name and predicted.num_offered == run.workload.num_offered
 
 
-SIMULATED = {"day", "disaggregated", "replicas", "rollout", "shared-gpu", "tiers"}
+SIMULATED = {"day", "disaggregated", "experts", "replicas", "rollout", "shared-gpu", "tiers"}
 """Scenarios of several engines, of a trainer and of a tier of KV, which are only simulated."""
 
 

@@ -128,12 +128,70 @@ def test_constrained_answers_of_ranks_are_refused(path: str) -> None:
         setup_of(path, "workload.structured=50%", "structured_cost={step: 10us, per_request: 10us}")
 
 
-def test_a_deployment_does_not_say_what_a_rank_costs(tmp_path: Path) -> None:
+DEPLOYED = SCENARIO.replace("dp_attention: 4\n", "").replace(
+    "model: Qwen/Qwen3-30B-A3B", "model: deepseek-ai/DeepSeek-R1"
+)
+DEPLOYED = DEPLOYED.replace(
+    "cost: {kind: linear, base: 5ms, per_token: 20us}",
+    "deployment: {engine: vllm, gpu: h200, dp_attention: 8, ep: 8}",
+)
+
+
+@pytest.fixture
+def deployed(tmp_path: Path) -> str:
+    file = tmp_path / "deployed.yaml"
+    file.write_text(DEPLOYED)
+    return str(file)
+
+
+def test_the_groups_of_a_deployment_are_ranks(deployed: str) -> None:
+    """Each an engine on its own GPUs; with options by their own key, and none where --set leaves one group."""
+    setup = setup_of(deployed)
+    replicas = setup.scenario.file.replicas
+    assert replicas is not None and replicas.lockstep is not None
+    assert (replicas.count, setup.num_gpus) == (8, 1)
+    eager = load_scenario(deployed, overrides=["dp_attention.eager=true"]).file.replicas
+    assert eager is not None and eager.lockstep is not None
+    assert (eager.count, eager.lockstep.eager) == (8, True)
+    alone = ["deployment.dp_attention=1", "deployment.ep=1", "deployment.tp=8"]
+    assert load_scenario(deployed, overrides=alone).file.replicas is None
+
+
+def test_their_passes_last_as_the_slowest_ranks_and_the_experts_of_all(deployed: str) -> None:
+    """What a step of a rank takes besides its waiting: its own kernels and the experts' share."""
+    setup = setup_of(deployed, "load={mean_rate: [20/s]}")
+    point = setup.scenario.points()[0]
+    records = simulate_point(setup, point).records
+    check_lives(records)
+    cost = setup.groups[0].setup.cost_under(point.spec.config)
+    assert cost.experts_ns(8, decodes=True) > 0
+    assert records.steps["duration_ns"].min() > int(cost.experts_ns(8, decodes=True))
+
+
+DEPLOYED_MISTAKES = {
+    "other_number": ("dp_attention=4", "dp_attention has 4 ranks, and deployment.dp_attention 8 groups, which are"),
+    "replicas": ("replicas={count: 2, router: round_robin}", "dp_attention 8: so many schedulers"),
+    "anchor": ("deployment.anchor={concurrency: 4, tpot: 20ms}", "anchor is not simulated for ranks"),
+    "power_cap": ("deployment.power_cap=600W", "power_cap is not simulated for ranks"),
+    "other_engine": ("deployment.engine=sglang", "dp_attention 8: so many schedulers"),
+}
+
+
+@pytest.mark.parametrize("mistake", DEPLOYED_MISTAKES)
+def test_what_a_deployment_of_ranks_cannot_have(deployed: str, mistake: str) -> None:
+    override, message = DEPLOYED_MISTAKES[mistake]
+    with pytest.raises(ScenarioError) as error:
+        setup_of(deployed, override)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_deployment_of_one_group_is_no_rank(tmp_path: Path) -> None:
     """Its experts are on all ranks."""
     file = tmp_path / "deployed.yaml"
     deployment = "deployment: {engine: vllm, gpu: h200_sxm}"
     file.write_text(SCENARIO.replace("cost: {kind: linear, base: 5ms, per_token: 20us}", deployment))
-    with pytest.raises(ScenarioError, match=r"deployed.yaml:5: dp_attention needs the cost of one rank's steps"):
+    with pytest.raises(ScenarioError, match=r"deployed.yaml:5: dp_attention has 4 ranks, and the deployment one"):
         setup_of(str(file))
 
 

@@ -27,6 +27,10 @@ OPERATIONS = operations_of(
         spec("Mamba2", "generation_mamba_ssm", kernel_source="selective_state_update", **SCAN),
         spec("Gdn", "generation_gdn_recurrence", kernel_source="any"),
         spec("Gemm", "generation_logits_gemm"),
+        spec("MoeDispatch", "generation_moe_pre_dispatch"),
+        spec("Moe", "generation_moe", workload_distribution="power_law_1.2"),
+        spec("Overlap", "generation_moe_overlap"),
+        spec("Overlap", "generation_other_overlap"),
     ]
 )
 
@@ -34,7 +38,13 @@ OPERATIONS = operations_of(
 def test_operations_are_known_by_their_class_not_by_their_name() -> None:
     """What is called attention and holds projections is a block; a window inside such a block is the block's affair."""
     assert Phase.of(OPERATIONS, frozenset({1, 2, 3}), whole=True) == Phase(
-        rest=(0,), head=(7,), attention=(1,), windowed=(2,), blocks=(3,), recurrent=(4, 5, 6)
+        rest=(0, 8, 9, 10, 11),
+        head=(7,),
+        attention=(1,),
+        windowed=(2,),
+        blocks=(3,),
+        recurrent=(4, 5, 6),
+        experts=(8, 9, 10),
     )
     assert Phase.of(OPERATIONS, frozenset({1, 2, 3}), whole=False).attention == (1, 3)
 

@@ -1,6 +1,7 @@
 """How long a pass takes by the cost of a rank's own steps, and what it pads them to.
 
-1. A pass lasts as long as the step of the slowest rank, a dummy's among them: one token without context.
+1. A pass lasts as long as the step of the slowest rank, a dummy's among them: one token without context. Where the cost
+   holds experts apart, they come on top, by the tokens of all ranks, padded; the kernels of graphs where all decode.
 2. Where the largest batch of any rank fits a captured size of CUDA graphs, every rank is padded to the least size that
    holds the fullest one; with a larger one all run eager, as they are.
 Source: vllm/v1/worker/gpu/dp_utils.py and cudagraph_utils.py of the vLLM 0.33.0 wheel.
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from batchsim.drive.fleet.lockstep.passes import num_tokens
 from batchsim.kernel.batch import Batch
@@ -25,15 +26,25 @@ class Share(NamedTuple):
     rows: int
 
 
+class ExpertsNs(Protocol):
+    """How long experts take over the tokens of all ranks: `Cost.experts_ns`."""
+
+    def __call__(self, tokens: int, /, *, decodes: bool) -> float: ...
+
+
 class RankCosts:
-    """The cost of passes by `step_ns`, that of one rank's step. `sizes`: the captured ones, rising; none: all eager.
+    """The cost of passes by `step_ns`, that of one rank's step, and `experts_ns`, that of all ranks' experts where
+    `step_ns` leaves them out. `sizes`: the captured ones, rising; none: all eager.
 
     `shares` are those of the latest pass, by rank.
     """
 
-    def __init__(self, step_ns: Callable[[Batch], int], sizes: Sequence[int]) -> None:
+    def __init__(
+        self, step_ns: Callable[[Batch], int], sizes: Sequence[int], experts_ns: ExpertsNs | None = None
+    ) -> None:
         self._step_ns = step_ns
         self._sizes = sizes
+        self._experts_ns = experts_ns
         self.shares: list[Share] = []
 
     def pass_ns(self, batches: Sequence[Batch | None]) -> int:
@@ -42,6 +53,13 @@ class RankCosts:
         at = bisect_left(self._sizes, max(tokens))
         size = self._sizes[at] if at < len(self._sizes) else 0
         self.shares = [self._share(batch, max(size - count, 0)) for batch, count in zip(batches, tokens, strict=True)]
+        if self._experts_ns is not None:
+            decodes = not any(batch is not None and batch.chunks for batch in batches)
+            asked = sum(tokens)
+            padded = sum(max(size, count) for count in tokens)
+            ns = int(self._experts_ns(padded, decodes=decodes))
+            padding_ns = max(ns - int(self._experts_ns(asked, decodes=decodes)), 0)  # a larger kernel may be faster
+            self.shares = [Share(share.own_ns + ns, share.padding_ns + padding_ns, share.rows) for share in self.shares]
         return max(share.own_ns for share in self.shares)
 
     def _share(self, batch: Batch | None, padding: int) -> Share:
