@@ -7,6 +7,7 @@ projections are called `context_attention` there, as attention alone is.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ _RECURRENT = frozenset({"Gdn", "Kda", "Mamba2"})
 """Classes of the kernels that read and write a state of fixed size for each sequence: convolution and recurrence."""
 _EXPERTS = frozenset({"Moe", "MoeDispatch"})
 """Classes of the kernels of routed experts, and of the way of tokens to the GPUs that hold these and back."""
+_LAW = re.compile(r'"workload_distribution": "([^"]+)"')
 _STATE_BYTES = 4
 """Of an element of a recurrent state: engines keep it in float32 (Nemotron-H's `mamba_ssm_cache_dtype`)."""
 REACHED = 0.8
@@ -53,7 +55,8 @@ class Operation:
         if kind == "Mamba2" and values["kernel_source"] == "selective_state_update":
             elements = values["nheads"] * values["head_dim"] * values["d_state"]
             state = values["scale_factor"] * elements * _STATE_BYTES
-        return cls(index, values["name"], kind, window or None, state, values.get("workload_distribution", ""))
+        law = _LAW.search(json.dumps(values))  # of an operation within one that overlaps several, too
+        return cls(index, values["name"], kind, window or None, state, law[1] if law else "")
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ OPERATIONS = operations_of(
         spec("Gemm", "generation_logits_gemm"),
         spec("MoeDispatch", "generation_moe_pre_dispatch"),
         spec("Moe", "generation_moe", workload_distribution="power_law_1.2"),
-        spec("Overlap", "generation_moe_overlap"),
+        spec("Overlap", "generation_moe_overlap", ops=[{"Moe": {"workload_distribution": "power_law_1.01"}}]),
         spec("Overlap", "generation_other_overlap"),
     ]
 )
@@ -47,6 +47,10 @@ def test_operations_are_known_by_their_class_not_by_their_name() -> None:
         experts=(8, 9, 10),
     )
     assert Phase.of(OPERATIONS, frozenset({1, 2, 3}), whole=False).attention == (1, 3)
+
+
+def test_the_law_of_experts_is_found_within_an_overlap() -> None:
+    assert [each.law for each in OPERATIONS if each.law] == ["power_law_1.2", "power_law_1.01"]
 
 
 def test_attention_is_such_even_where_a_size_does_not_show_it() -> None:
