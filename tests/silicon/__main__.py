@@ -1,12 +1,13 @@
 """Simulates measured points of real engines, and prints the errors beside aiconfigurator's own estimates.
 
-    python -m tests.silicon [--engine vllm] [--model TEXT ...] [--limit N] [--out FOLDER] [--own FOLDER]
+    python -m tests.silicon [--engine vllm] [--model TEXT ...] [--limit N] [--out FOLDER] [--own FOLDER] [--ranks]
 
 Needs `pip install 'batchsim[gpus]' aiconfigurator`. Only deployments of one half are read (`rows.is_given`): the other
 is kept for others to try. One point of each deployment, that nearest to a concurrency of 16, anchors it in a column of
 its own, which then leaves that point out. `--own`: estimates from the points.csv of that folder, made before; with
 `--model` all of other models is from there too, and only points of models with one of the texts in their names are
-simulated.
+simulated. `--ranks`: the points of vLLM's attention data parallelism in the place of those of one scheduler, to
+FOLDER/ranks.md and ranks.csv; none is anchored.
 """
 
 from __future__ import annotations
@@ -48,6 +49,10 @@ there by presets fitted to these very points; anchored: one point of each deploy
 aiconfigurator: its `cli_estimate`, mode `agg`, of aiconfigurator {own}. Errors in % of what was measured: median, 90th
 percentile and mean of their size, and the mean with its sign.
 """
+_RANKS = """These are points of vLLM's attention data parallelism (`--ranks`), ranks of one GPU each. Nothing was fitted
+to them.
+
+"""
 _COLUMNS = ("id", "kind", "measured_ms", "simulated_ms", "anchored_ms", "own_ms")
 
 
@@ -58,9 +63,10 @@ def main() -> int:
     parser.add_argument("--limit", type=int, help="at most so many points of each engine")
     parser.add_argument("--out", type=Path, help="writes table.md and points.csv there")
     parser.add_argument("--own", type=Path, help="a folder with points.csv, whose estimates are taken over")
+    parser.add_argument("--ranks", action="store_true", help="points of vLLM's attention data parallelism")
     args = parser.parse_args()
     try:
-        rows = given_rows()
+        rows = given_rows(ranks=args.ranks)
     except FileNotFoundError as error:
         print(error, file=sys.stderr)
         return 2
@@ -77,12 +83,14 @@ def main() -> int:
             continue
         points += _points(mine[: args.limit], {row: own for row, (*_, own) in kept.items()})
         print(f"{number}: {mine[0].deployment}, {len(points):,} of {len(rows):,} points", file=sys.stderr, flush=True)
-    text = f"{_HEAD.format(core=version('aiconfigurator-core'), own=_own_version(args.own))}\n{tables(points)}"
+    text = f"{_HEAD.format(core=version('aiconfigurator-core'), own=_own_version(args.own))}\n"
+    text += f"{_RANKS if args.ranks else ''}{tables(points)}"
     print(text)
     if args.out is not None:
         args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / "table.md").write_text(text + "\n")
-        (args.out / "points.csv").write_text(_csv(points))
+        table, kept_as = ("ranks.md", "ranks.csv") if args.ranks else ("table.md", "points.csv")
+        (args.out / table).write_text(text + "\n")
+        (args.out / kept_as).write_text(_csv(points))
     return 0
 
 
@@ -98,8 +106,9 @@ def _points(rows: Sequence[Row], kept: dict[str, _Pair]) -> Iterator[Point]:
     """The points of one deployment."""
     anchor = min(rows, key=lambda row: (abs(log(row.concurrency / _ANCHOR)), row.isl, row.osl, row.id))
     point, met = Anchor(anchor.concurrency, round(anchor.tpot_ms * 1e6)), None
-    with suppress(BatchsimError):  # out of reach, which its simulated points show, or not to be simulated, as they say
-        met = _met(_setup(anchor), point)
+    if anchor.ranks == 1:
+        with suppress(BatchsimError):  # out of reach, which its simulated points show, or not simulated, as they say
+            met = _met(_setup(anchor), point)
     for row in rows:
         own = kept[row.id] if row.id in kept else own_estimate(row)
         try:

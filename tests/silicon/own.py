@@ -34,10 +34,11 @@ def own_estimate(row: Row) -> tuple[float, float] | None:
                 backend_name=row.backend,
                 isl=row.isl,
                 osl=row.osl,
-                batch_size=row.concurrency,
-                tp_size=row.tp,
-                moe_tp_size=row.moe_tp,
-                moe_ep_size=row.ep,
+                batch_size=-(-row.concurrency // row.ranks),
+                tp_size=row.tp if row.ranks == 1 else 1,
+                attention_dp_size=row.ranks,
+                moe_tp_size=row.moe_tp if row.ranks == 1 else 1,
+                moe_ep_size=row.ep if row.ranks == 1 else row.ranks,
                 **{name: dtype for name, dtype in types.items() if dtype},
             )
         except Exception:

@@ -34,6 +34,8 @@ MAX_CONCURRENCY, MAX_TP, MAX_TTFT_MS = 256, 8, 20_000
 class Row:
     """One measured point. `gap`: its client is not known, and its lengths are exact; `concurrency` requests at a time
     with prompts of `isl` and answers of `osl` tokens at most; TTFT and TPOT in ms. Types are as the file has them.
+    `ranks` is its `attention_dp_size`: with several, its `tp` GPUs are as many ranks of one GPU, whatever the file
+    makes of `ep`, which is how InferenceX starts vLLM with attention data parallelism.
     """
 
     id: str
@@ -53,6 +55,7 @@ class Row:
     osl: int
     ttft_ms: float
     tpot_ms: float
+    ranks: int = 1
 
     @property
     def backend(self) -> str:
@@ -62,7 +65,8 @@ class Row:
     @property
     def deployment(self) -> str:
         """What halves are made of: repeats and loads of one deployment are never in both."""
-        return f"{self.model}|{self.gpu}|{self.backend}|{self.precision}|tp{self.tp}"
+        ranks = f"|dp{self.ranks}" if self.ranks > 1 else ""
+        return f"{self.model}|{self.gpu}|{self.backend}|{self.precision}|tp{self.tp}{ranks}"
 
     @property
     def kv(self) -> str:
@@ -83,11 +87,12 @@ def is_given(deployment: str) -> bool:
     return int(hashlib.sha256(deployment.encode()).hexdigest(), 16) % 2 == 0
 
 
-def given_rows() -> list[Row]:
-    """The points of the GIVEN half that are not left out, each once. FileNotFoundError without the package."""
+def given_rows(*, ranks: bool = False) -> list[Row]:
+    """The points of the GIVEN half that are not left out, each once: of one scheduler, or of vLLM's `ranks`.
+    FileNotFoundError without the package."""
     rows: dict[tuple[object, ...], Row] = {}
     for row in _rows():
-        if is_given(row.deployment):
+        if is_given(row.deployment) and (row.ranks > 1) == ranks:
             rows.setdefault((row.deployment, row.ep, row.isl, row.osl, row.concurrency, row.ttft_ms, row.tpot_ms), row)
     return list(rows.values())
 
@@ -105,7 +110,7 @@ def _rows() -> Iterator[Row]:
             continue  # gpt-oss ran there with experts of another type than the row says
         row = _row(plain)
         within = row.concurrency <= MAX_CONCURRENCY and row.tp <= MAX_TP and row.ttft_ms <= MAX_TTFT_MS
-        if within and int(plain["attention_dp_size"] or 1) == 1:
+        if within and (row.ranks == 1 or (row.engine == "vllm" and row.ranks == row.tp)):
             yield row
 
 
@@ -131,6 +136,7 @@ def _row(plain: dict[str, str]) -> Row:
         osl=int(plain["osl"]),
         ttft_ms=float(plain["silicon_ttft_ms"]),
         tpot_ms=float(plain["silicon_tpot_ms"]),
+        ranks=int(float(plain["attention_dp_size"] or 1)),
     )
 
 
@@ -143,6 +149,7 @@ def scenario_text(row: Row, *, kv: str | None = None) -> str:
     weights, moe = row.types
     types = {"weights": weights, "moe": moe, "kv": row.kv if kv is None else kv}
     stated = "".join(f", {name}: {dtype}" for name, dtype in types.items() if dtype)
+    degrees = f"tp: {row.tp}, ep: {row.ep}" if row.ranks == 1 else f"dp_attention: {row.ranks}, ep: {row.ranks}"
     policy = {
         "vllm": f"max_num_seqs: {row.concurrency}, max_num_batched_tokens: 8192, enable_prefix_caching: false",
         "sglang": _sglang(row),
@@ -151,7 +158,7 @@ def scenario_text(row: Row, *, kv: str | None = None) -> str:
     }[row.engine]
     return f"""
 model: {CHECKPOINTS[row.model]}
-deployment: {{engine: {row.engine}, gpu: {row.gpu}, tp: {row.tp}, ep: {row.ep}{stated}}}
+deployment: {{engine: {row.engine}, gpu: {row.gpu}, {degrees}{stated}}}
 workload:
   arrivals: {{kind: closed_loop, users: {row.concurrency}, think_time: 0s, shared_list: true, ramp: 0s}}
   lengths: {{prompt: {_law(row.isl, row.gap)}, output: {_law(row.osl, row.gap)}}}

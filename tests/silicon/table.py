@@ -53,8 +53,9 @@ def _table(by: str, points: Sequence[Point], group: Callable[[Row], str]) -> Ite
             yield _line(name, "batchsim", [(point.simulated, point.row) for point in mine])
             yield _line("", "aiconfigurator", [(point.own, point.row) for point in mine])
             anchored = [point for point in mine if point.anchored]
-            yield _line("", "batchsim, of the next line", [(point.simulated, point.row) for point in anchored])
-            yield _line("", "batchsim, anchored", [(point.anchored, point.row) for point in anchored])
+            if anchored:
+                yield _line("", "batchsim, of the next line", [(point.simulated, point.row) for point in anchored])
+                yield _line("", "batchsim, anchored", [(point.anchored, point.row) for point in anchored])
     yield ""
 
 

@@ -46,6 +46,16 @@ def test_halves_are_of_whole_deployments():
     assert 160 < sum(given) < 240
 
 
+def test_ranks_are_of_one_gpu_each_and_a_half_of_their_own():
+    """Whatever the file says of tp and ep."""
+    ranks = replace(ROW, model="MiniMaxAI/MiniMax-M2.5", tp=4, ep=16, ranks=4)
+    assert ranks.deployment == "MiniMaxAI/MiniMax-M2.5|h100_sxm|vllm|fp8|tp4|dp4"
+    scenario = parse_scenario(scenario_text(ranks), "a", Path(), ())
+    stated, replicas = scenario.cost, scenario.file.replicas
+    assert isinstance(stated, DeploymentConfig) and (stated.tp, stated.dp_attention, stated.ep) == (1, 4, 4)
+    assert replicas is not None and replicas.count == 4 and replicas.lockstep is not None
+
+
 def test_a_point_is_simulated_as_its_clients_asked():
     """Ten requests a client, from one list, all at once, lengths from four fifths of the greatest, by the way there."""
     scenario = parse_scenario(scenario_text(ROW), "a", Path(), ())
