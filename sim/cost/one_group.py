@@ -43,12 +43,16 @@ def _own(costs: StepCosts, groups: int) -> StepCosts:
         decode_attention=_grid(costs.decode_attention, groups),
         chunk_attention=replace(costs.chunk_attention, per_pair=per_pair),
         chunk_grid=costs.chunk_grid and _grid(costs.chunk_grid, groups),
-        more_chunks=tuple(ChunkGrid(more.chunks, _grid(more.grid, groups)) for more in costs.more_chunks),
+        more_chunks=tuple(
+            ChunkGrid(more.chunks // groups, _grid(more.grid, groups))
+            for more in costs.more_chunks
+            if more.chunks > groups
+        ),
         windowed=windowed
         and WindowedAttention(windowed.window, _grid(windowed.decode, groups), _grid(windowed.chunks, groups)),
         recurrence=recurrence
         and Recurrence(
-            replace(recurrence.scan, context=_divided(recurrence.scan.context, groups)),
+            replace(_grid(recurrence.scan, groups), context=_divided(recurrence.scan.context, groups)),
             _curve(recurrence.update, groups),
         ),
     )

@@ -105,7 +105,7 @@ def build_profile(tables: Tables) -> Profile:
         transfer=_curve([(n, tables.transfer(n)) for n in (1, 64, 1_024, 8_192, MAX_TOKENS)])
         if deployment.pp > 1
         else None,
-        more_chunks=tuple(ChunkGrid(n, _chunk_grid(tables, longest, n)) for n in _MORE_CHUNKS * tables.compound),
+        more_chunks=_more_chunks(tables, longest, chunks) if tables.compound else (),
         windowed=None if tables.window is None else _windowed(tables, tables.window),
         recurrence=_recurrence(tables) if tables.recurrent else None,
         experts=_experts(tables, most) if groups > 1 else None,
@@ -242,6 +242,13 @@ def _chunk_grid(tables: Tables, longest: int, chunks: int = 1) -> Grid:
     return _grid(tokens, keys, [[tables.chunk_attention(n, k, chunks) for k in keys] for n in tokens])
 
 
+def _more_chunks(tables: Tables, longest: int, single: Grid) -> tuple[ChunkGrid, ...]:
+    """The chunks of steps with several on each attention group; `single` is of those with one on each."""
+    groups = tables.deployment.dp_attention
+    more = tuple(ChunkGrid(n * groups, _chunk_grid(tables, longest, n)) for n in _MORE_CHUNKS)
+    return more if groups == 1 else (ChunkGrid(groups, single), *more)
+
+
 def _windowed(tables: Tables, window: int) -> WindowedAttention:
     """The attention of layers with a window; knots end where it is full.
 
@@ -264,7 +271,11 @@ def _recurrence(tables: Tables) -> Recurrence:
     groups = tables.deployment.dp_attention
     tokens = [n * groups for n in _SCANNED]
     return Recurrence(
-        _grid(_SCANNED_CHUNKS, tokens, [[tables.scan(n, k) for n in tokens] for k in _SCANNED_CHUNKS]),
+        _grid(
+            [k * groups for k in _SCANNED_CHUNKS],
+            tokens,
+            [[tables.scan(n, k) for n in tokens] for k in _SCANNED_CHUNKS],
+        ),
         _curve([(n * groups, tables.update(n * groups)) for n in _SEQUENCES]),
     )
 

@@ -19,6 +19,7 @@ GROUPS = 8
 EVEN = {
     "decodes": ([1_200] * 32, []),
     "a_prompt": ([], [(0, 1_000)]),
+    "prompts": ([], [(0, 300), (0, 500), (0, 200)]),
     "a_chunk_after_a_prefix": ([], [(4_096, 512)]),
     "both": ([700] * 16, [(0, 900)]),
 }
@@ -36,15 +37,13 @@ def own(whole: Calibrated) -> Calibrated:
 
 
 @pytest.mark.parametrize("case", EVEN)
-def test_even_groups_take_what_the_profile_says_of_all(whole: Calibrated, case: str) -> None:
-    """To the ns that rounding takes; its grids of several chunks are of those of one group, and left out."""
-    single = whole.of(replace(whole.profile, costs=replace(whole.profile.costs, more_chunks=())))
-    own = of_one_group(single)
+def test_even_groups_take_what_the_profile_says_of_all(whole: Calibrated, own: Calibrated, case: str) -> None:
+    """To the ns that rounding takes."""
     decodes, chunks = EVEN[case]
     batches = [step(decodes, chunks) for _ in range(GROUPS)]
     together = step(decodes * GROUPS, chunks * GROUPS)
     ns = RankCosts(own.without_host().step_ns, [], own.experts_ns).pass_ns(batches)
-    assert ns == pytest.approx(single.without_host().step_ns(together), abs=2)
+    assert ns == pytest.approx(whole.without_host().step_ns(together), abs=2)
 
 
 def test_of_uneven_groups_the_slowest_decides_and_experts_count_all_tokens(own: Calibrated) -> None:
