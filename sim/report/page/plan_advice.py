@@ -85,7 +85,7 @@ def _tied(tables: Tables, other: int, index: int) -> Sentence:
     )
     said: Sentence = [" (", gpu, " × ", replicas, " under ", policy, " costs as much, with "]
     if rows[other]["headroom"] < rows[index]["headroom"]:
-        return [*said, "a headroom of ", room, ")"]
+        return [*said, "a headroom of ", room, " where this has ", cell(tables, "configurations", index, "headroom"), ")"]
     return [*said, "no more headroom or margin)"]
 
 

@@ -2,7 +2,8 @@
 "use strict";
 (() => {
   const $ = (id) => document.getElementById(id);
-  const WRITE = window.batchsim.write;
+  const WRITE = window.batchsim.write, NINES = window.batchsim.scales.nines;
+  const MOST = Math.max(...window.batchsim.nines);
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   // On a dark ground black is nearly white, and all others are a third of the way there.
@@ -182,13 +183,14 @@
     const { label, kind, log } = spec;
     const made = {
       label, stroke: css("--ink"), grid: { stroke: css("--grid"), width: 1 }, ticks: { stroke: css("--line"), width: 1 },
-      font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif", size: across ? 44 : 66, labelSize: 20,
-      values: (u, at) => at.map((v) => (v == null || kind === "none" ? "" : WRITE[kind](v))),
+      font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif", size: across ? 44 : spec.nines ? 78 : 66, labelSize: 20,
+      values: (u, at) => at.map((v) => (v == null || kind === "none" ? "" : spec.nines && v >= MOST ? "≥99.99 %" : WRITE[kind](v))),
     };
     if (kind === "seconds" && !log) {
       made.incrs = window.batchsim.steps;
       made.values = (u, at) => clock(at, at.length > 1 ? at[1] - at[0] : 1);
     }
+    if (spec.nines) made.splits = () => window.batchsim.nines;
     if (spec.at) {
       made.splits = (u, i, min, max) => spec.at.filter((v) => v >= min && v <= max);
       made.filter = (u, at) => at;
@@ -210,7 +212,7 @@
     figure.append(caption, place);
     holder.append(figure);
     let plot = null, width = 0;
-    const scaleOf = (log) => (log ? { distr: 3 } : {});
+    const scaleOf = ({ log, nines }) => (log ? { distr: 3 } : nines ? { distr: 100, fwd: NINES.to, bwd: NINES.from } : {});
     const range = (log) => (u, min, max) => {
       if (min == null || !isFinite(min)) return log ? [1e-3, 1] : [0, 1];
       for (const v of [spec.target, ...spec.lines.flatMap((line) => [...(line.low || []), ...(line.high || [])])])
@@ -307,8 +309,8 @@
       plot = new uPlot({
         width, height: spec.height || Math.round(Math.max(220, Math.min(320, width * 0.55))), series,
         scales: {
-          x: { time: false, ...scaleOf(spec.x.log), range: spec.x.range ? () => spec.x.range : across },
-          y: { ...scaleOf(spec.y.log), dir: spec.painted ? -1 : 1, range: spec.y.range ? () => spec.y.range : range(spec.y.log) },
+          x: { time: false, ...scaleOf(spec.x), range: spec.x.range ? () => spec.x.range : across },
+          y: { ...scaleOf(spec.y), dir: spec.painted ? -1 : 1, range: spec.y.range ? () => spec.y.range : range(spec.y.log) },
         },
         axes: [axis(spec.x, true), axis(spec.y, false)],
         legend: { show: !spec.painted },
@@ -382,19 +384,17 @@
       const xs = [...new Set(each.series.flatMap((line) => line.x))].sort((a, b) => a - b);
       // A line leads over loads that its policy was not tried at, which are undefined, and over no gap.
       const at = (line, values) => xs.map((x) => { const i = line.x.indexOf(x); return i < 0 ? undefined : values[i]; });
-      const log = each.y.scale === "log", kind = each.y.kind;
-      // An interval of a share ends at 0 and 1.
-      const ends = (line, values) => at(line, values).map((v) => (v == null || each.y.scale !== "nines" ? v : Math.max(0, Math.min(1, v))));
+      const { kind, scale } = each.y, log = scale === "log", nines = scale === "nines";
       const lines = each.series.map((line) => ({
         label: line.label, color: line.color, dashed: line.dashed, marked: true, y: at(line, line.y),
         crosses: at(line, line.crosses), points: at(line, line.points),
-        low: line.low.length ? ends(line, line.low) : null, high: line.high.length ? ends(line, line.high) : null,
+        low: line.low.length ? at(line, line.low) : null, high: line.high.length ? at(line, line.high) : null,
       }));
       window.batchsim.depths(lines.map((line) => line.y)).forEach((depth, k) => { lines[k].depth = depth; wide ||= depth > 0; });
       const asked = each.target == null ? "" : `, asked: ${WRITE[kind](each.target)} (dashed)`;
       chart($("curves"), {
         caption: `${each.caption}${asked}`, xs, lines, target: each.target, group: "curves",
-        x: { label: each.x.label, kind: each.x.kind, log: each.x.scale === "log", at: xs }, y: { label: each.y.label, kind, log },
+        x: { label: each.x.label, kind: each.x.kind, log: each.x.scale === "log", at: xs }, y: { label: each.y.label, kind, log, nines, range: nines ? [0, MOST] : null },
         picked: (i, k) => { if (lines[k].points[i] != null) openPoint(lines[k].points[i], true); },
       });
     }

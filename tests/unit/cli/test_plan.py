@@ -268,8 +268,8 @@ def test_a_page_opens_with_the_decision_and_ends_with_closed_appendices(planned:
     page = (planned[0] / "report" / "report.html").read_text(encoding="utf-8")
     heads = re.findall(r"<h2>(.*)</h2>", page)
     assert heads[:3] == ["Recommendation", "Why", "Within the SLO against load"]
-    folds = ["What if", "How sure", "Assumptions", "All configurations"]
-    assert re.findall(r"<details><summary><h2>(.*)</h2>", page) == heads[-4:] == folds
+    folds = ["The rest of the traffic", "What if", "How sure", "Assumptions", "All configurations"]
+    assert re.findall(r"<details><summary><h2>(.*)</h2>", page) == heads[-5:] == folds
     charts = [json.loads(text) for text in re.findall(r'<script type="application/json">(.*?)</script>', page)]
     within = charts[0]
     replicas = planned[1]["tables"]["recommendation"][0]["replicas"]

@@ -190,6 +190,39 @@ def test_curves_and_the_header_say_what_their_numbers_are_of(tab: Page, url: str
     assert len(titles) > 8 and all(titles)
 
 
+DASHED = """
+(() => {
+  const over = document.querySelector('#curves .u-over'), canvas = document.querySelector('#curves canvas');
+  const { offsetLeft: left, offsetTop: top, clientWidth: wide, clientHeight: high } = over;
+  const { data } = canvas.getContext('2d').getImageData(left, top, wide, high);
+  const black = (at) => data[at] + data[at + 1] + data[at + 2] < 150 && data[at + 3] > 200;
+  const row = (y) => [...Array(wide).keys()].filter((x) => black(4 * (y * wide + x))).length;
+  const rows = [...Array(high).keys()].map(row);
+  return rows.indexOf(Math.max(...rows)) / high;
+})()
+"""
+"""How far down the first chart its line of dashes lies, as a share of its height."""
+
+
+def test_shares_stand_on_a_scale_of_nines(tab: Page, url: str) -> None:
+    """What is asked, 99 %, half-way between none and 99.99 %, as in the report: above it shares are told apart."""
+    opened(tab, url)
+    assert tab.run("devicePixelRatio") == 1
+    assert tab.run(DASHED) == pytest.approx(0.5, abs=0.03)
+
+
+def test_lanes_have_the_numbers_of_their_requests(tab: Page, url: str) -> None:
+    """As many as have room, one every 14 pixels at most; each stands beside its own lane."""
+    opened(tab, url)
+    found = (
+        "const of = (n) => window.batchsim.lanes({ id: [...Array(n).keys()].map((k) => 7 * k), lane: [] }, [], null,"
+        " null, null); return [10, 40, 320].map((n) => of(n).numbered.map(of(n).name))"
+    )
+    ten, forty, many = tab.run(f"(() => {{ {found} }})()")
+    assert ten == [str(7 * k) for k in range(10)] and forty == [str(7 * k) for k in range(40)]
+    assert many == [str(28 * k) for k in range(80)]
+
+
 def test_a_line_beneath_another_is_wide(tab: Page, url: str, page_data: PageData) -> None:
     """Where half of two or more values of both are the same within 1 %; above the charts stands why not more."""
     opened(tab, url)

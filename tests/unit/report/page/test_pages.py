@@ -57,6 +57,14 @@ def test_why_a_policy_sustains_no_more_is_said() -> None:
     assert why(results) == [f"{missed} (asked: 1 s)."]
     results.summary.loc[results.summary["load"] == 20.0, ["slo_margin", "slo_margin_ci"]] = -0.01, 0.02
     assert why(results) == [f"{missed} (asked: 1 s); other seeds may decide otherwise."]
+    results = sample_results({"continuous": ("continuous", "continuous", 11.0)}, loads=(8.0, 9.0, 10.0, 12.0))
+    results.summary.loc[results.summary["load"] == 9.0, ["slo_margin", "slo_margin_ci"]] = -0.01, 0.02
+    opened, missed = why(results)
+    assert opened.startswith("Why not more: at 9 req/s offered, ") and opened.endswith("seeds may decide otherwise.")
+    surely = "At 10 req/s offered the SLO is surely missed: 3.0 % are within the SLO; P99 TTFT is "
+    assert missed.startswith(surely) and missed.endswith("(asked: 1 s).")
+    results.summary.loc[results.summary["load"] == 10.0, ["slo_margin", "slo_margin_ci"]] = -0.01, 0.02
+    assert why(results)[1] == "At 12 req/s offered the SLO is surely missed: the queue grows as long as requests come."
     dynamic = {"dynamic": ("dynamic", "dynamic", 6.5)}
     grows = "Why not more: at 8 req/s offered, the next load tested, the queue grows as long as requests come."
     assert why(sample_results(dynamic)) == [grows] and why(sample_results(dynamic, loads=(1.0, 2.0))) == []
