@@ -139,7 +139,7 @@ def sections(tables: Tables, currency: str, pictures: dict[str, str]) -> list[Se
             " would do, none of them simulated alone."
         ]
         charts = day_charts(tables)
-        rest = Section("The rest of the traffic", [sentence_of_day], pictures=day, views=views, charts=charts, folded=True)
+        rest = Section("The rest of the traffic", [sentence_of_day], day, views, charts, folded=True)
     if "classes" in tables:
         page.append(Section("What each class gets and costs", views=[view(tables, "classes", CLASSES, currency)]))
     page += [rest] if rest is not None else []
