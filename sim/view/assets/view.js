@@ -190,7 +190,7 @@
       made.incrs = window.batchsim.steps;
       made.values = (u, at) => clock(at, at.length > 1 ? at[1] - at[0] : 1);
     }
-    if (spec.nines) made.splits = () => window.batchsim.nines;
+    if (spec.nines) Object.assign(made, { splits: () => window.batchsim.nines, filter: (u, at) => at });
     if (spec.at) {
       made.splits = (u, i, min, max) => spec.at.filter((v) => v >= min && v <= max);
       made.filter = (u, at) => at;

@@ -190,25 +190,29 @@ def test_curves_and_the_header_say_what_their_numbers_are_of(tab: Page, url: str
     assert len(titles) > 8 and all(titles)
 
 
-DASHED = """
+BLACK = """
 (() => {
   const over = document.querySelector('#curves .u-over'), canvas = document.querySelector('#curves canvas');
   const { offsetLeft: left, offsetTop: top, clientWidth: wide, clientHeight: high } = over;
-  const { data } = canvas.getContext('2d').getImageData(left, top, wide, high);
-  const black = (at) => data[at] + data[at + 1] + data[at + 2] < 150 && data[at + 3] > 200;
-  const row = (y) => [...Array(wide).keys()].filter((x) => black(4 * (y * wide + x))).length;
-  const rows = [...Array(high).keys()].map(row);
-  return rows.indexOf(Math.max(...rows)) / high;
+  const rows = (left, top, wide, high) => {
+    const { data } = canvas.getContext('2d').getImageData(left, top, wide, high);
+    const black = (at) => data[at] + data[at + 1] + data[at + 2] < 150 && data[at + 3] > 200;
+    const row = (y) => [...Array(wide).keys()].filter((x) => black(4 * (y * wide + x))).length;
+    return [...Array(high).keys()].map(row);
+  };
+  const inside = rows(left, top, wide, high), beside = rows(left - 55, top - 8, 50, high + 16);
+  return [inside.indexOf(Math.max(...inside)) / high, beside.filter((count, y) => count && !beside[y - 1]).length];
 })()
 """
-"""How far down the first chart its line of dashes lies, as a share of its height."""
+"""How far down the first chart its line of dashes lies, as a share of its height, and the number of labels beside it."""
 
 
 def test_shares_stand_on_a_scale_of_nines(tab: Page, url: str) -> None:
-    """What is asked, 99 %, half-way between none and 99.99 %, as in the report: above it shares are told apart."""
+    """What is asked, 99 %, half-way between none and 99.99 %, as in the report, with six labels: 0, 50, 90, 99, 99.9 and
+    99.99 %."""
     opened(tab, url)
     assert tab.run("devicePixelRatio") == 1
-    assert tab.run(DASHED) == pytest.approx(0.5, abs=0.03)
+    assert tab.run(BLACK) == [pytest.approx(0.5, abs=0.03), 6]
 
 
 def test_lanes_have_the_numbers_of_their_requests(tab: Page, url: str) -> None:
