@@ -80,8 +80,8 @@ def search(book: Book, space: Space) -> Searched:
 def _tied(space: Space, halving: Halving, seen: _Looks, best: int, possible: list[int]) -> list[int]:
     """Up to TIED other groups that hold at the winner's price, of which headroom is to decide.
 
-    As planned it may be that none of them misses any. Where more may hold, those come first that miss least in a short
-    look with STRESS times the traffic, and of equals those that answer soonest.
+    As planned it may be that none of them misses any. Where more may hold, they are ordered by their margin in a short
+    look with STRESS times the traffic, and of equals the soonest answers come first.
     """
     states = halving.states
     groups = {_group(space.groups[best], states[best].held or 0): best}
