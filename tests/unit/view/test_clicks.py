@@ -204,12 +204,11 @@ BLACK = """
   return [inside.indexOf(Math.max(...inside)) / high, beside.filter((count, y) => count && !beside[y - 1]).length];
 })()
 """
-"""How far down the first chart its line of dashes lies, as a share of its height, and the number of labels beside it."""
+"""How far down the first chart its line of dashes lies, as a share of its height, and how many labels stand beside."""
 
 
 def test_shares_stand_on_a_scale_of_nines(tab: Page, url: str) -> None:
-    """What is asked, 99 %, half-way between none and 99.99 %, as in the report, with six labels: 0, 50, 90, 99, 99.9 and
-    99.99 %."""
+    """What is asked, 99 %, lies half-way between none and 99.99 %, as in the report; six labels stand beside."""
     opened(tab, url)
     assert tab.run("devicePixelRatio") == 1
     assert tab.run(BLACK) == [pytest.approx(0.5, abs=0.03), 6]
