@@ -5,10 +5,11 @@
   const WRITE = window.batchsim.write, NINES = window.batchsim.scales.nines;
   const MOST = Math.max(...window.batchsim.nines);
   const dark = matchMedia("(prefers-color-scheme: dark)");
+  let printing = false;
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   // On a dark ground black is nearly white, and all others are a third of the way there.
   const paint = (color) => {
-    if (!dark.matches) return color;
+    if (!dark.matches || printing) return color;
     const parts = [1, 3, 5].map((i) => parseInt(color.slice(i, i + 2), 16)), share = Math.max(...parts) ? 0.33 : 0.9;
     return `#${parts.map((part) => Math.round(part + share * (255 - part)).toString(16).padStart(2, "0")).join("")}`;
   };
@@ -241,7 +242,7 @@
       return 8 + 13 * above.length;
     };
     const redraw = () => {
-      width = Math.max(240, Math.floor(figure.clientWidth));
+      width = printing ? (holder.classList.contains("wide") ? 680 : 330) : Math.max(240, Math.floor(figure.clientWidth));
       if (plot) plot.destroy();
       const series = [{ label: spec.x.label, value: (u, v) => (v == null ? "" : `${spec.x.said || "at"} ${WRITE[spec.x.kind](v)}`) }];
       for (const line of spec.lines)
@@ -355,7 +356,7 @@
       if (best) spec.picked(...best);
     };
     redraw();
-    const fit = () => { if (figure.clientWidth && Math.max(240, Math.floor(figure.clientWidth)) !== width) redraw(); };
+    const fit = () => { if (!printing && figure.clientWidth && Math.max(240, Math.floor(figure.clientWidth)) !== width) redraw(); };
     new ResizeObserver(() => requestAnimationFrame(fit)).observe(figure);
     const list = drawn.get(holder) || [];
     list.push(redraw);
@@ -363,7 +364,15 @@
   }
 
   function clear(holder) { holder.replaceChildren(); drawn.delete(holder); }
-  dark.addEventListener("change", () => { for (const list of drawn.values()) for (const redraw of list) redraw(); });
+  const again = () => { for (const list of drawn.values()) for (const redraw of list) redraw(); };
+  dark.addEventListener("change", again);
+  // On paper all is light, and charts are as wide as two beside each other, or one, may be.
+  for (const name of ["beforeprint", "afterprint"])
+    addEventListener(name, () => {
+      printing = name === "beforeprint";
+      document.documentElement.classList.toggle("printing", printing);
+      again();
+    });
 
   // ---- curves
 

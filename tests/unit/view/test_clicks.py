@@ -271,6 +271,25 @@ def test_times_of_one_step_late_in_a_run_are_told_apart(tab: Page, url: str) -> 
     assert start.endswith(" s") and end.endswith(" s") and 0.005 < float(end[:-2]) - float(start[:-2]) < 0.1
 
 
+def test_a_dark_page_is_printed_light_with_two_charts_a_row(tab: Page, url: str) -> None:
+    """What is folded is open then; afterwards the screen has its own again."""
+    opened(tab, url, dark=True)
+    tab.until("document.querySelector('#lanes canvas')")
+    seen = (
+        "[getComputedStyle(document.body).backgroundColor, document.querySelector('#timeline canvas').width,"
+        " document.querySelector('#lanes canvas').width]"
+    )
+    on_screen = tab.run(seen)
+    tab.run("dispatchEvent(new Event('beforeprint'))")
+    tab.call("Emulation.setEmulatedMedia", media="print")
+    assert tab.run(seen) == ["rgb(255, 255, 255)", 330, 680]
+    assert tab.run("[...document.querySelectorAll('details')].every((each) => each.open)")
+    assert tab.run("getComputedStyle(document.getElementById('change')).display") == "none"
+    tab.call("Emulation.setEmulatedMedia", media="", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    tab.run("dispatchEvent(new Event('afterprint'))")
+    assert on_screen[0] == "rgb(22, 24, 27)" and tab.run(seen) == on_screen
+
+
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("dark", [False, True])
 def test_no_width_makes_the_page_scroll_sideways(tab: Page, url: str, width: int, dark: bool) -> None:
