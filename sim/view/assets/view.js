@@ -13,7 +13,7 @@
     const parts = [1, 3, 5].map((i) => parseInt(color.slice(i, i + 2), 16)), share = Math.max(...parts) ? 0.33 : 0.9;
     return `#${parts.map((part) => Math.round(part + share * (255 - part)).toString(16).padStart(2, "0")).join("")}`;
   };
-  const state = { all: null, point: null, replica: 0, window: null, by: "", asked: {}, errors: {}, knobs: [], picked: null, compared: null, way: new Set(), chosen: null, restoring: 0 };
+  const state = { all: null, point: null, replica: 0, window: null, by: "", asked: {}, errors: {}, knobs: [], picked: null, compared: null, way: new Set(), chosen: null };
 
   // ---- asking
 
@@ -54,7 +54,7 @@
 
   // Back comes to what was looked at before a push; a replacement is a move within that.
   function keep(how) {
-    if (!state.restoring && hash() !== location.hash) history[`${how}State`](null, "", hash());
+    if (hash() !== location.hash) history[`${how}State`](null, "", hash());
   }
 
   // Shows what the address says, and without one the point to begin with.
@@ -72,23 +72,18 @@
     const request = number("request", Infinity), other = number("with", last);
     const by = state.all.by.some(([name]) => name === asked.get("by")) ? asked.get("by") : state.all.by[0][0];
     const window = from != null && to != null && from < to ? [from, to] : null;
-    state.restoring += 1; // another Back may come before this is done
-    try {
-      const before = JSON.stringify([state.window, state.replica, state.by]);
-      if (!state.point || state.point.point !== point) await openPoint(point, false, { window, replica, by });
-      else if (before !== JSON.stringify([window, replica ?? (state.point.replicas[0] || 0), by])) {
-        Object.assign(state, { window, replica: replica ?? (state.point.replicas[0] || 0), by });
-        $("replica").value = state.replica;
-        $("by").value = by;
-        await look();
-      }
-      if (!state.point) return;
-      if (request == null) closeRequest(); else if (request !== state.picked) await openRequest(request);
-      if (other == null) uncompared();
-      else if (other !== state.compared) { $("other").value = other; await compare(); }
-    } finally {
-      state.restoring -= 1;
+    const before = JSON.stringify([state.window, state.replica, state.by]);
+    if (!state.point || state.point.point !== point) await openPoint(point, false, { window, replica, by });
+    else if (before !== JSON.stringify([window, replica ?? (state.point.replicas[0] || 0), by])) {
+      Object.assign(state, { window, replica: replica ?? (state.point.replicas[0] || 0), by });
+      $("replica").value = state.replica;
+      $("by").value = by;
+      await look();
     }
+    if (!state.point) return;
+    if (request == null) closeRequest(); else if (request !== state.picked) await openRequest(request, true);
+    if (other == null) uncompared();
+    else if (other !== state.compared) { $("other").value = other; await compare(true); }
     fail("address", wrong.length ? `The address says ${wrong.join(", ")}, which this run has not.` : "");
   }
   addEventListener("popstate", restore);
@@ -427,10 +422,11 @@
 
   // ---- a point
 
-  async function openPoint(number, scroll, view = {}) {
+  // With a `view` it is restored from the address, which has it already; so are a request and a comparison if `kept`.
+  async function openPoint(number, scroll, view) {
     const found = await ask("point", { point: number });
     if (!found) return;
-    Object.assign(state, { point: found, replica: view.replica ?? (found.replicas[0] || 0), window: clamped(view.window, found.end_s), by: view.by || state.by, picked: null, compared: null, way: new Set(), chosen: null });
+    Object.assign(state, { point: found, replica: view?.replica ?? (found.replicas[0] || 0), window: clamped(view?.window, found.end_s), by: view?.by || state.by, picked: null, compared: null, way: new Set(), chosen: null });
     $("by").value = state.by;
     for (const id of ["point", "compare", "change"]) $(id).hidden = false;
     $("request").hidden = true;
@@ -457,7 +453,7 @@
     for (const id of ["queues", "pairs"]) clear($(id));
     for (const id of ["beside", "largest"]) $(id).replaceChildren();
     for (const [panel, id] of [["change", "changed"], ["compare", "compared"]]) $(id).textContent = found.lacks[panel] || "";
-    keep("push");
+    if (!view) keep("push");
     await Promise.all([look(), knobs()]);
     if (scroll) $("point").scrollIntoView({ behavior: "instant" });
   }
@@ -646,14 +642,14 @@
     remark();
   }
 
-  async function openRequest(number) {
+  async function openRequest(number, kept) {
     const found = await ask("request", { point: state.point.point, id: number });
     if (!found) return;
     state.life = found;
     state.picked = found.request_id;
     state.way = new Set(found.chapters.flatMap((chapter) => [chapter.head, chapter.blocker]).filter((id) => id != null));
     if (state.lanes && !state.lanes.id.includes(state.picked)) lanes(); else remark();
-    keep("push");
+    if (!kept) keep("push");
     $("request").hidden = false;
     $("request-title").textContent = `Request ${found.request_id}`;
     $("sentence").textContent = found.sentence;
@@ -687,12 +683,12 @@
     $("compared").textContent = state.point.lacks.compare || "";
   }
 
-  async function compare() {
+  async function compare(kept) {
     const other = Number($("other").value);
     const found = await ask("compare", { point: state.point.point, other, by: state.by });
     if (!found) return;
     state.compared = other;
-    keep("push");
+    if (!kept) keep("push");
     const many = (n) => n.toLocaleString("en"), change = found.median_change_s, [a, b] = found.unanswered, { by } = found;
     const also = (n, text) => (n ? ` ${many(n)} ${text}` : "");
     const of = (n, side) => (n ? `, ${many(n)} of them without any ${by} in ${side}, since they did not finish there` : "");
@@ -839,7 +835,7 @@
   };
   $("go").onclick = () => openRequest($("id").value);
   $("id").onkeydown = (event) => { if (event.key === "Enter") $("go").click(); };
-  $("pair").onclick = compare;
+  $("pair").onclick = () => compare();
   $("reset").onclick = () => { for (const { slider } of state.knobs) slider.value = 0; slid(); };
   $("simulate").onclick = simulate;
   curves();

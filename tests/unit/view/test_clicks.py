@@ -167,6 +167,28 @@ def test_the_address_holds_what_is_looked_at(tab: Page, url: str) -> None:
     assert tab.run("location.hash") == ""
 
 
+def test_a_move_before_all_is_drawn_is_in_the_address(tab: Page, url: str) -> None:
+    """A stretch is dragged over while the lanes are not there yet: the address has it, and Back the whole run."""
+    held = (
+        "window.fetched = window.fetch; window.fetch = (path) => path.startsWith('/lanes?') && !window.freed"
+        " ? new Promise((done) => (window.free = () => { window.freed = true; done(window.fetched(path)); }))"
+        " : window.fetched(path);"
+    )
+    added = tab.call("Page.addScriptToEvaluateOnNewDocument", source=held)["identifier"]
+    tab.open("about:blank", 1280)
+    opened(tab, url)
+    tab.call("Page.removeScriptToEvaluateOnNewDocument", identifier=added)
+    whole = text(tab, "window")
+    tab.click("document.querySelector('#timeline .u-over')", (0.1, 0.5), to=(0.6, 0.5))
+    tab.until(f"document.getElementById('window').textContent !== {whole!r}")
+    assert "from=" in tab.run("location.hash") and not tab.run("document.querySelector('#lanes canvas')")
+    tab.run("window.free()")
+    tab.until("document.querySelector('#lanes canvas')")
+    assert "from=" in tab.run("location.hash")
+    tab.run("history.back()")
+    tab.until(f"document.getElementById('window').textContent === {whole!r}")
+
+
 def test_an_address_that_names_what_is_not_there_says_so(tab: Page, url: str, page_data: PageData) -> None:
     """And shows the point that the page begins with."""
     tab.call("Page.navigate", url="about:blank")
