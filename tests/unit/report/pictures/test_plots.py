@@ -197,7 +197,7 @@ def test_loads_whose_numbers_have_no_room_are_counted_in_words():
     said = []
     for count in range(1, 9):
         ax, loads = axes(), tuple(2 + k / 1000 for k in range(count))
-        ax.set_xlim(0, 200), ax.set_ylim(0, 3000)
+        ax.set(xlim=(0, 200), ylim=(0, 3000))
         label_loads(ax, sample_results({"continuous": FOUR["continuous"]}, loads=loads), USER, GPU)
         left = count - len(ax.texts)
         assert ax.get_title(loc="right") == (
