@@ -52,7 +52,7 @@ LINES = {
     "study": 50,
     "study.capacity": 1200,
     "study.curves": 900,
-    "study.planning": 3100,
+    "study.planning": 3150,
     "study.sweep": 1000,
     "tables": 1750,
     "view": 1200,

@@ -24,7 +24,6 @@ from batchsim.report.text.capacity_text import (
     remarks,
     share_or_margin,
     unit,
-    use_in_words,
 )
 from batchsim.results.heading import heading
 from batchsim.study.capacity.book import probes
@@ -70,13 +69,20 @@ def decision(study: CapacityStudy) -> list[Sentence]:
             f". With the longest and the shortest steps that the cost's error allows it is {by_cost(best)}; which"
         ]
         first += [f" {CANNOT_TELL}"]
-    second: Sentence = [f"Just above that, what breaks first is {first_to_break(best)}"]
-    if (use := use_in_words(best)) != "–":
-        second += [f"; at the load just below the engine is used like this: {use}"]
+    second: Sentence = [f"Just above that, what breaks first is {first_to_break(best)}{_use(best)}"]
     name = study.scenario.load_name
     each = "; ".join(f"{p.name}: {decision_text(decided(study, p), name)}" for p in study.policies if p.case.book)
     judged: Sentence = [f"Of the loads tried, at the lower end of the interval, {each}."]
     return [[*first, "."], [*second, "."], judged, sure]
+
+
+def _use(best: PolicyCapacity) -> str:
+    """How the engine is used just below the capacity, which a share of the time alone would not say: it may run steps
+    all the time and still have room."""
+    steps, kv = (best.at.get(name) for name in ("engine_busy_share", "kv_utilisation_p99"))
+    said = "" if steps is None else f"; just below it, steps run {steps:.0%} of the time"
+    said += "" if kv is None else f"; {kv:.0%} of the KV blocks are in use at the 99th percentile"
+    return said.replace("%", " %")
 
 
 def share_chart(study: CapacityStudy) -> Chart:

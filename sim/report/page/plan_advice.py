@@ -83,9 +83,10 @@ def _tied(tables: Tables, other: int, index: int) -> Sentence:
     gpu, policy, replicas, room = (
         cell(tables, "configurations", other, name) for name in ("gpu", "policy", "replicas", "headroom")
     )
+    own = cell(tables, "configurations", index, "headroom")
     said: Sentence = [" (", gpu, " × ", replicas, " under ", policy, " costs as much, with "]
     if rows[other]["headroom"] < rows[index]["headroom"]:
-        return [*said, "a headroom of ", room, ")"]
+        return [*said, "a headroom of ", room, " where this has ", own, ")"]
     return [*said, "no more headroom or margin)"]
 
 

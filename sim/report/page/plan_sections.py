@@ -128,6 +128,7 @@ def sections(tables: Tables, currency: str, pictures: dict[str, str]) -> list[Se
         page.append(Section("Within the SLO against load", charts=charts, pictures=_of(pictures, "replicas")))
     if charts := latency_charts(tables):
         page.append(Section("Latency against load", charts=charts))
+    rest = None
     if "traffic" in tables:
         views = [folded(view(tables, "traffic", TRAFFIC, currency))]
         if "growth" in tables:
@@ -138,9 +139,10 @@ def sections(tables: Tables, currency: str, pictures: dict[str, str]) -> list[Se
             " would do, none of them simulated alone."
         ]
         charts = day_charts(tables)
-        page.append(Section("The rest of the traffic", [sentence_of_day], pictures=day, views=views, charts=charts))
+        rest = Section("The rest of the traffic", [sentence_of_day], day, views, charts, folded=True)
     if "classes" in tables:
         page.append(Section("What each class gets and costs", views=[view(tables, "classes", CLASSES, currency)]))
+    page += [rest] if rest is not None else []
     if "what_if" in tables:
         page.append(Section("What if", views=[view(tables, "what_if", WHAT_IF, currency)], folded=True))
     if "sureness" in tables:

@@ -93,14 +93,28 @@ def _within(results: Results, sweep: PolicyCurve, i: int, before: str) -> Senten
 
 
 def _why_not_more(results: Results, sweep: PolicyCurve, i: int) -> list[Sentence]:
-    """What a policy misses at its `i`-th load, the first above that which it surely sustains: its growing queue, or the
-    share within the SLO and the P99s above their bounds; [] where there is no such load, or nothing is known of it."""
+    """What a policy misses at its `i`-th load, the first above that which it surely sustains, and where the verdict is
+    open there, also at the next load that it misses; [] where there is no such load, or nothing is known of it."""
     if i >= len(sweep.loads) or sweep.failed[i]:
         return []
-    where = f"Why not more: {at_load(load_name(results), float(sweep.loads[i]))}, the next load tested, "
-    judged = decided(results, sweep).loads[i]
-    if sweep.grows[i] and not judged.by_cost:
-        return [[f"{where}the queue grows as long as requests come."]]
+    judged, name = decided(results, sweep).loads, load_name(results)
+    where = f"Why not more: {at_load(name, float(sweep.loads[i]))}, the next load tested, "
+    said = _missed(results, sweep, i, grows=bool(sweep.grows[i]) and not judged[i].by_cost)
+    if not said or judged[i].verdict != "open":
+        return [[where, *said, "."]] if said else []
+    why = f"; {BY_COST} whether that is enough" if judged[i].by_cost else "; other seeds may decide otherwise"
+    sentences: list[Sentence] = [[where, *said, why, "."]]
+    for k in range(i + 1, len(judged)):
+        if judged[k].verdict == "missed" and (missed := _missed(results, sweep, k, grows=judged[k].grows)):
+            at = at_load(name, float(sweep.loads[k]))
+            return [*sentences, [f"{at[0].upper()}{at[1:]} the SLO is surely missed: ", *missed, "."]]
+    return sentences
+
+
+def _missed(results: Results, sweep: PolicyCurve, i: int, *, grows: bool) -> Sentence:
+    """A growing queue, or the share within the SLO and the P99s above their bounds, at the `i`-th load."""
+    if grows:
+        return ["the queue grows as long as requests come"]
     said = _within(results, sweep, i, "")
     for panel in latency_panels(results):
         metric = panel.metric("p99")
@@ -109,5 +123,4 @@ def _why_not_more(results: Results, sweep: PolicyCurve, i: int) -> list[Sentence
         if most > bound:
             asked = f" (asked: {format_duration(bound * NS_PER_S)})"
             said += ["; " if said else "", f"P99 {panel.title} is ", metric_cell(results, sweep, i, metric), asked]
-    why = f"; {BY_COST} whether that is enough" if judged.by_cost else "; other seeds may decide otherwise"
-    return [[where, *said, why if judged.verdict == "open" else "", "."]] if said else []
+    return said

@@ -321,10 +321,10 @@ def _changes(study: CapacityStudy) -> list[str]:
     if best is None or best.found.load is None or not study.changes:
         return []
     helping = [c for c in study.changes if c.load is not None and c.load > best.found.load]
-    text = "    ".join(f"{c.what} → {number(c.load)}" for c in helping)
+    text = "; ".join(f"{c.what} → {number(c.load)}" for c in helping)
     if not text:
         return [f"what would help {best.name}: none of {len(study.changes)} single changes wins 5 %"]
-    return [f"what would help {best.name}:  {text}"]
+    return [f"what would help {best.name}: {text}"]
 
 
 def _cost(study: CapacityStudy) -> list[str]:

@@ -92,11 +92,15 @@ class Halving:
             going_on = self._climb(self._best(going_on), rung)
         self._decide(self._best(going_on))
         while waiting := self._cheaper():
-            for rung in range(1, self.rungs - 1):
-                waiting = self._climb(waiting, rung)
-            self._decide(waiting)
+            self.finish(waiting)
         holding = [i for i, state in enumerate(self.states) if state.held is not None]
         return min(holding, key=lambda i: (round(self.states[i].cost, 9), -self.states[i].margin, i), default=None)
+
+    def finish(self, configurations: list[int]) -> None:
+        """Takes configurations that wait to the last rung: after it each holds or is ruled out."""
+        for rung in range(1, self.rungs - 1):
+            configurations = self._climb(configurations, rung)
+        self._decide(configurations)
 
     # ---- the steps
 

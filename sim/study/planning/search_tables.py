@@ -12,7 +12,7 @@ from batchsim.study.planning.halving import FEWEST, KEPT, SAME, State
 from batchsim.study.planning.make import TURNED, Planned
 from batchsim.study.planning.money import HOURS_A_MONTH, cost_per_month
 from batchsim.study.planning.probe import PLANNED, Ask, GpuGroup
-from batchsim.study.planning.searched import Searched
+from batchsim.study.planning.searched import STRESS, Searched
 
 Row = dict[str, Any]
 PRICE = "price of"
@@ -26,6 +26,7 @@ _LEFT = {
     HOLDS: "{} shown to hold",
 }
 """Why configurations are left on a rung, in words."""
+_STRESSED = f"in a short look with {STRESS - 1:.0%} more traffic did no better".replace("%", " %")
 
 
 def search_tables(planned: Planned) -> dict[str, list[Row]]:
@@ -133,14 +134,14 @@ def why_lost(searched: Searched, i: int) -> str:
         return "one replica costs more than the winner"
     if dearer:
         return f"{_counted(state.replicas - 1)} shown to be too few, and one more costs more than the winner"
-    return "waited: at the same price at least, with no more margin in the short looks than those that went on"
+    return f"waited: at the same price at least, and {_STRESSED} than those that went on"
 
 
 def _tied(searched: Searched, i: int) -> str:
     """Why a configuration that holds at the winner's price is not the winner."""
     assert searched.best is not None, "something holds"
     if i not in searched.rooms:
-        return "holds at the same price, with no more margin; its headroom was not looked at"
+        return f"holds at the same price, and {_STRESSED} than those whose headroom was looked at"
     room, most = (round(100 * (searched.rooms[each] - 1)) for each in (i, searched.best))
     if room < most:
         return f"holds at the same price, with headroom of {room} % where the winner has {most} %"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from batchsim.base.errors import BatchsimError
 from batchsim.metrics.slo import parse_slo
@@ -24,6 +25,7 @@ LEAST = 200  # requests, or tasks, of a short look: below, one more or less of t
 MORE_COME = 1.1  # of the requests that the part of a window suggests: how many the whole may have
 GUESS = 4  # replicas with which the first look begins
 TIED = 3  # other configurations of the winner's price whose headroom is looked at
+STRESS = 1.3  # times the traffic, with which a short look chooses them: as much as the widest headroom
 OTHERS = 2  # other kinds of GPU whose best configuration is judged beside the winner
 
 
@@ -69,19 +71,44 @@ def search(book: Book, space: Space) -> Searched:
     if best is None:
         return Searched(space, halving, parts, best, tuple(pilots), ())
     possible = [i for i in _possible(halving, best) if halving.states[i].rung >= 0 or seen.can_be_built(i)]
-    finalists = _finalists(space, halving, best, possible)
+    tied = _tied(space, halving, seen, best, possible)
+    possible = [i for i in possible if halving.states[i].out not in ("limit", "failed")]  # some were decided just now
+    finalists = _finalists(space, halving, best, possible, tied)
     return Searched(space, halving, parts, best, finalists, _contenders(space, halving, best, possible, finalists))
 
 
-def _finalists(space: Space, halving: Halving, best: int, possible: list[int]) -> tuple[int, ...]:
-    """The cheapest that holds, those of its price of which headroom is to decide or else the next best that holds, and
-    the best of further kinds of GPU."""
+def _tied(space: Space, halving: Halving, seen: _Looks, best: int, possible: list[int]) -> list[int]:
+    """Up to TIED other groups that hold at the winner's price, of which headroom is to decide.
+
+    As planned it may be that none of them misses any. Where more may hold, they are ordered by their margin in a short
+    look with STRESS times the traffic, and of equals the soonest answers come first.
+    """
+    states = halving.states
+    groups = {_group(space.groups[best], states[best].held or 0): best}
+    for i in possible:
+        if states[i].cost <= states[best].cost * (1 + SAME):
+            groups.setdefault(_group(space.groups[i], states[i].held or states[i].replicas), i)
+    level = [i for i in groups.values() if i != best]
+    if len(level) > TIED:
+        looks = dict(zip(level, seen.under_stress([(i, states[i].replicas) for i in level]), strict=True))
+        level.sort(key=looks.__getitem__)
+    held: list[int] = []
+    while level and len(held) < TIED:
+        next_best, level = level[: TIED - len(held)], level[TIED - len(held) :]
+        halving.finish([i for i in next_best if states[i].held is None])
+        held += [
+            i for i in next_best if states[i].held is not None and states[i].cost <= states[best].cost * (1 + SAME)
+        ]
+    return held
+
+
+def _finalists(space: Space, halving: Halving, best: int, possible: list[int], tied: list[int]) -> tuple[int, ...]:
+    """The cheapest that holds, the `tied` ones or else the next best that holds, the best of further kinds of GPU."""
     kinds: dict[str, int] = {}
     for i in possible:
         kinds.setdefault(space.groups[i].gpu, i)
     others = [i for gpu, i in kinds.items() if gpu != space.groups[best].gpu][:OTHERS]
     held = [i for i in possible if halving.states[i].held is not None and not _alike(space, halving, i, best)]
-    tied = [i for i in held if halving.states[i].cost <= halving.states[best].cost * (1 + SAME)][:TIED]
     return tuple(sorted({best, *others, *(tied or held[:1])}))
 
 
@@ -124,6 +151,22 @@ class _Looks:
     def __call__(self, rung: int, wanted: list[tuple[int, int]]) -> list[Look]:
         last = rung == len(self.parts) - 1
         change = PLANNED if self.parts[rung] == 1 else Variation(window=self.parts[rung])
+        return self._looks(wanted, change, last)
+
+    def under_stress(self, wanted: list[tuple[int, int]]) -> list[tuple[float, float]]:
+        """Sort keys, the best first: the margin with its sign turned, and the mean E2E in seconds, of one seed at the
+        beginning of the window with STRESS times the traffic; infinite where that cannot be simulated."""
+        change = Variation(traffic=STRESS, window=self.parts[0])
+        keys: list[tuple[float, float]] = []
+        for (i, replicas), look in zip(wanted, self._looks(wanted, change, last=False), strict=True):
+            results = (
+                [] if look.failed else self.book.probe(Ask(_group(self.space.groups[i], replicas), change)).results
+            )
+            e2e_s = [result["values"]["e2e_mean_s"] for result in results]
+            keys.append((inf if look.failed else -look.margin, inf if not e2e_s or e2e_s[0] is None else e2e_s[0]))
+        return keys
+
+    def _looks(self, wanted: list[tuple[int, int]], change: Variation, last: bool) -> list[Look]:
         asks = [Ask(_group(self.space.groups[i], replicas), change) for i, replicas in wanted]
         failed = {ask: reason for ask in dict.fromkeys(asks) if (reason := self._cannot_be_built(ask))}
         runnable = [ask for ask in dict.fromkeys(asks) if ask not in failed]

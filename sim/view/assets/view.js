@@ -2,16 +2,18 @@
 "use strict";
 (() => {
   const $ = (id) => document.getElementById(id);
-  const WRITE = window.batchsim.write;
+  const WRITE = window.batchsim.write, NINES = window.batchsim.scales.nines;
+  const MOST = Math.max(...window.batchsim.nines);
   const dark = matchMedia("(prefers-color-scheme: dark)");
+  let printing = false;
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   // On a dark ground black is nearly white, and all others are a third of the way there.
   const paint = (color) => {
-    if (!dark.matches) return color;
+    if (!dark.matches || printing) return color;
     const parts = [1, 3, 5].map((i) => parseInt(color.slice(i, i + 2), 16)), share = Math.max(...parts) ? 0.33 : 0.9;
     return `#${parts.map((part) => Math.round(part + share * (255 - part)).toString(16).padStart(2, "0")).join("")}`;
   };
-  const state = { all: null, point: null, replica: 0, window: null, by: "", asked: {}, errors: {}, knobs: [], picked: null, compared: null, way: new Set(), chosen: null, restoring: 0 };
+  const state = { all: null, point: null, replica: 0, window: null, by: "", asked: {}, errors: {}, knobs: [], picked: null, compared: null, way: new Set(), chosen: null };
 
   // ---- asking
 
@@ -52,7 +54,7 @@
 
   // Back comes to what was looked at before a push; a replacement is a move within that.
   function keep(how) {
-    if (!state.restoring && hash() !== location.hash) history[`${how}State`](null, "", hash());
+    if (hash() !== location.hash) history[`${how}State`](null, "", hash());
   }
 
   // Shows what the address says, and without one the point to begin with.
@@ -70,23 +72,18 @@
     const request = number("request", Infinity), other = number("with", last);
     const by = state.all.by.some(([name]) => name === asked.get("by")) ? asked.get("by") : state.all.by[0][0];
     const window = from != null && to != null && from < to ? [from, to] : null;
-    state.restoring += 1; // another Back may come before this is done
-    try {
-      const before = JSON.stringify([state.window, state.replica, state.by]);
-      if (!state.point || state.point.point !== point) await openPoint(point, false, { window, replica, by });
-      else if (before !== JSON.stringify([window, replica ?? (state.point.replicas[0] || 0), by])) {
-        Object.assign(state, { window, replica: replica ?? (state.point.replicas[0] || 0), by });
-        $("replica").value = state.replica;
-        $("by").value = by;
-        await look();
-      }
-      if (!state.point) return;
-      if (request == null) closeRequest(); else if (request !== state.picked) await openRequest(request);
-      if (other == null) uncompared();
-      else if (other !== state.compared) { $("other").value = other; await compare(); }
-    } finally {
-      state.restoring -= 1;
+    const before = JSON.stringify([state.window, state.replica, state.by]);
+    if (!state.point || state.point.point !== point) await openPoint(point, false, { window, replica, by });
+    else if (before !== JSON.stringify([window, replica ?? (state.point.replicas[0] || 0), by])) {
+      Object.assign(state, { window, replica: replica ?? (state.point.replicas[0] || 0), by });
+      $("replica").value = state.replica;
+      $("by").value = by;
+      await look();
     }
+    if (!state.point) return;
+    if (request == null) closeRequest(); else if (request !== state.picked) await openRequest(request, true);
+    if (other == null) uncompared();
+    else if (other !== state.compared) { $("other").value = other; await compare(true); }
     fail("address", wrong.length ? `The address says ${wrong.join(", ")}, which this run has not.` : "");
   }
   addEventListener("popstate", restore);
@@ -182,13 +179,14 @@
     const { label, kind, log } = spec;
     const made = {
       label, stroke: css("--ink"), grid: { stroke: css("--grid"), width: 1 }, ticks: { stroke: css("--line"), width: 1 },
-      font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif", size: across ? 44 : 66, labelSize: 20,
-      values: (u, at) => at.map((v) => (v == null || kind === "none" ? "" : WRITE[kind](v))),
+      font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif", size: across ? 44 : spec.nines ? 78 : 66, labelSize: 20,
+      values: (u, at) => at.map((v) => (v == null || kind === "none" ? "" : spec.nines && v >= MOST ? "≥99.99 %" : WRITE[kind](v))),
     };
     if (kind === "seconds" && !log) {
       made.incrs = window.batchsim.steps;
       made.values = (u, at) => clock(at, at.length > 1 ? at[1] - at[0] : 1);
     }
+    if (spec.nines) Object.assign(made, { splits: () => window.batchsim.nines, filter: (u, at) => at });
     if (spec.at) {
       made.splits = (u, i, min, max) => spec.at.filter((v) => v >= min && v <= max);
       made.filter = (u, at) => at;
@@ -210,7 +208,7 @@
     figure.append(caption, place);
     holder.append(figure);
     let plot = null, width = 0;
-    const scaleOf = (log) => (log ? { distr: 3 } : {});
+    const scaleOf = ({ log, nines }) => (log ? { distr: 3 } : nines ? { distr: 100, fwd: NINES.to, bwd: NINES.from } : {});
     const range = (log) => (u, min, max) => {
       if (min == null || !isFinite(min)) return log ? [1e-3, 1] : [0, 1];
       for (const v of [spec.target, ...spec.lines.flatMap((line) => [...(line.low || []), ...(line.high || [])])])
@@ -239,7 +237,7 @@
       return 8 + 13 * above.length;
     };
     const redraw = () => {
-      width = Math.max(240, Math.floor(figure.clientWidth));
+      width = printing ? (holder.classList.contains("wide") ? 680 : 330) : Math.max(240, Math.floor(figure.clientWidth));
       if (plot) plot.destroy();
       const series = [{ label: spec.x.label, value: (u, v) => (v == null ? "" : `${spec.x.said || "at"} ${WRITE[spec.x.kind](v)}`) }];
       for (const line of spec.lines)
@@ -307,8 +305,8 @@
       plot = new uPlot({
         width, height: spec.height || Math.round(Math.max(220, Math.min(320, width * 0.55))), series,
         scales: {
-          x: { time: false, ...scaleOf(spec.x.log), range: spec.x.range ? () => spec.x.range : across },
-          y: { ...scaleOf(spec.y.log), dir: spec.painted ? -1 : 1, range: spec.y.range ? () => spec.y.range : range(spec.y.log) },
+          x: { time: false, ...scaleOf(spec.x), range: spec.x.range ? () => spec.x.range : across },
+          y: { ...scaleOf(spec.y), dir: spec.painted ? -1 : 1, range: spec.y.range ? () => spec.y.range : range(spec.y.log) },
         },
         axes: [axis(spec.x, true), axis(spec.y, false)],
         legend: { show: !spec.painted },
@@ -353,7 +351,7 @@
       if (best) spec.picked(...best);
     };
     redraw();
-    const fit = () => { if (figure.clientWidth && Math.max(240, Math.floor(figure.clientWidth)) !== width) redraw(); };
+    const fit = () => { if (!printing && figure.clientWidth && Math.max(240, Math.floor(figure.clientWidth)) !== width) redraw(); };
     new ResizeObserver(() => requestAnimationFrame(fit)).observe(figure);
     const list = drawn.get(holder) || [];
     list.push(redraw);
@@ -361,7 +359,15 @@
   }
 
   function clear(holder) { holder.replaceChildren(); drawn.delete(holder); }
-  dark.addEventListener("change", () => { for (const list of drawn.values()) for (const redraw of list) redraw(); });
+  const again = () => { for (const list of drawn.values()) for (const redraw of list) redraw(); };
+  dark.addEventListener("change", again);
+  // On paper all is light, and charts are as wide as two beside each other, or one, may be.
+  for (const name of ["beforeprint", "afterprint"])
+    addEventListener(name, () => {
+      printing = name === "beforeprint";
+      document.documentElement.classList.toggle("printing", printing);
+      again();
+    });
 
   // ---- curves
 
@@ -382,19 +388,17 @@
       const xs = [...new Set(each.series.flatMap((line) => line.x))].sort((a, b) => a - b);
       // A line leads over loads that its policy was not tried at, which are undefined, and over no gap.
       const at = (line, values) => xs.map((x) => { const i = line.x.indexOf(x); return i < 0 ? undefined : values[i]; });
-      const log = each.y.scale === "log", kind = each.y.kind;
-      // An interval of a share ends at 0 and 1.
-      const ends = (line, values) => at(line, values).map((v) => (v == null || each.y.scale !== "nines" ? v : Math.max(0, Math.min(1, v))));
+      const { kind, scale } = each.y, log = scale === "log", nines = scale === "nines";
       const lines = each.series.map((line) => ({
         label: line.label, color: line.color, dashed: line.dashed, marked: true, y: at(line, line.y),
         crosses: at(line, line.crosses), points: at(line, line.points),
-        low: line.low.length ? ends(line, line.low) : null, high: line.high.length ? ends(line, line.high) : null,
+        low: line.low.length ? at(line, line.low) : null, high: line.high.length ? at(line, line.high) : null,
       }));
       window.batchsim.depths(lines.map((line) => line.y)).forEach((depth, k) => { lines[k].depth = depth; wide ||= depth > 0; });
       const asked = each.target == null ? "" : `, asked: ${WRITE[kind](each.target)} (dashed)`;
       chart($("curves"), {
         caption: `${each.caption}${asked}`, xs, lines, target: each.target, group: "curves",
-        x: { label: each.x.label, kind: each.x.kind, log: each.x.scale === "log", at: xs }, y: { label: each.y.label, kind, log },
+        x: { label: each.x.label, kind: each.x.kind, log: each.x.scale === "log", at: xs }, y: { label: each.y.label, kind, log, nines, range: nines ? [0, MOST] : null },
         picked: (i, k) => { if (lines[k].points[i] != null) openPoint(lines[k].points[i], true); },
       });
     }
@@ -418,10 +422,11 @@
 
   // ---- a point
 
-  async function openPoint(number, scroll, view = {}) {
+  // With a `view` it is restored from the address, which has it already; so are a request and a comparison if `kept`.
+  async function openPoint(number, scroll, view) {
     const found = await ask("point", { point: number });
     if (!found) return;
-    Object.assign(state, { point: found, replica: view.replica ?? (found.replicas[0] || 0), window: clamped(view.window, found.end_s), by: view.by || state.by, picked: null, compared: null, way: new Set(), chosen: null });
+    Object.assign(state, { point: found, replica: view?.replica ?? (found.replicas[0] || 0), window: clamped(view?.window, found.end_s), by: view?.by || state.by, picked: null, compared: null, way: new Set(), chosen: null });
     $("by").value = state.by;
     for (const id of ["point", "compare", "change"]) $(id).hidden = false;
     $("request").hidden = true;
@@ -448,7 +453,7 @@
     for (const id of ["queues", "pairs"]) clear($(id));
     for (const id of ["beside", "largest"]) $(id).replaceChildren();
     for (const [panel, id] of [["change", "changed"], ["compare", "compared"]]) $(id).textContent = found.lacks[panel] || "";
-    keep("push");
+    if (!view) keep("push");
     await Promise.all([look(), knobs()]);
     if (scroll) $("point").scrollIntoView({ behavior: "instant" });
   }
@@ -637,14 +642,14 @@
     remark();
   }
 
-  async function openRequest(number) {
+  async function openRequest(number, kept) {
     const found = await ask("request", { point: state.point.point, id: number });
     if (!found) return;
     state.life = found;
     state.picked = found.request_id;
     state.way = new Set(found.chapters.flatMap((chapter) => [chapter.head, chapter.blocker]).filter((id) => id != null));
     if (state.lanes && !state.lanes.id.includes(state.picked)) lanes(); else remark();
-    keep("push");
+    if (!kept) keep("push");
     $("request").hidden = false;
     $("request-title").textContent = `Request ${found.request_id}`;
     $("sentence").textContent = found.sentence;
@@ -678,12 +683,12 @@
     $("compared").textContent = state.point.lacks.compare || "";
   }
 
-  async function compare() {
+  async function compare(kept) {
     const other = Number($("other").value);
     const found = await ask("compare", { point: state.point.point, other, by: state.by });
     if (!found) return;
     state.compared = other;
-    keep("push");
+    if (!kept) keep("push");
     const many = (n) => n.toLocaleString("en"), change = found.median_change_s, [a, b] = found.unanswered, { by } = found;
     const also = (n, text) => (n ? ` ${many(n)} ${text}` : "");
     const of = (n, side) => (n ? `, ${many(n)} of them without any ${by} in ${side}, since they did not finish there` : "");
@@ -830,7 +835,7 @@
   };
   $("go").onclick = () => openRequest($("id").value);
   $("id").onkeydown = (event) => { if (event.key === "Enter") $("go").click(); };
-  $("pair").onclick = compare;
+  $("pair").onclick = () => compare();
   $("reset").onclick = () => { for (const { slider } of state.knobs) slider.value = 0; slid(); };
   $("simulate").onclick = simulate;
   curves();

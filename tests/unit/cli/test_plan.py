@@ -19,6 +19,7 @@ from batchsim.report.page.plan_columns import margin
 from batchsim.report.page.plan_sections import sections
 from batchsim.report.page.plan_text import plan_text
 from batchsim.report.sheet import Sheet
+from tests.support.browser import CHROMIUM, browser
 from tests.support.tiny_scenario import batchsim
 
 TRACES = os.environ.get("BATCHSIM_TRACES")
@@ -268,8 +269,8 @@ def test_a_page_opens_with_the_decision_and_ends_with_closed_appendices(planned:
     page = (planned[0] / "report" / "report.html").read_text(encoding="utf-8")
     heads = re.findall(r"<h2>(.*)</h2>", page)
     assert heads[:3] == ["Recommendation", "Why", "Within the SLO against load"]
-    folds = ["What if", "How sure", "Assumptions", "All configurations"]
-    assert re.findall(r"<details><summary><h2>(.*)</h2>", page) == heads[-4:] == folds
+    folds = ["The rest of the traffic", "What if", "How sure", "Assumptions", "All configurations"]
+    assert re.findall(r"<details><summary><h2>(.*)</h2>", page) == heads[-5:] == folds
     charts = [json.loads(text) for text in re.findall(r'<script type="application/json">(.*?)</script>', page)]
     within = charts[0]
     replicas = planned[1]["tables"]["recommendation"][0]["replicas"]
@@ -286,6 +287,20 @@ def test_a_second_plan_simulates_nothing_anew(planned: tuple[Path, Any]) -> None
     assert result.exit_code == 0, result.output
     assert {path.name for path in (folder / "results" / "tiny" / "points").iterdir()} == before
     assert max(map(len, result.stdout.splitlines()[:-4])) <= 100
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+def test_a_phone_shows_what_survives_what_and_the_price(planned: tuple[Path, Any], tmp_path: Path) -> None:
+    """Of the first table all columns but the last, which says the same in words, without scrolling; and the page is as
+    wide as the screen, in light and dark."""
+    with browser(tmp_path) as tab:
+        for dark in (False, True):
+            tab.open((planned[0] / "report" / "report.html").as_uri(), 390, dark=dark)
+            ends = tab.run("[...document.querySelectorAll('.lead th')].map((e) => e.getBoundingClientRect().right)")
+            heads = tab.run("[...document.querySelectorAll('.lead th')].map((e) => e.textContent)")
+            assert heads[-2:] == ["cost a month (EUR)", "choice"] and ends[-2] <= 390
+            assert tab.run("document.documentElement.scrollWidth") <= 390
 
 
 @pytest.mark.slow

@@ -167,6 +167,28 @@ def test_the_address_holds_what_is_looked_at(tab: Page, url: str) -> None:
     assert tab.run("location.hash") == ""
 
 
+def test_a_move_before_all_is_drawn_is_in_the_address(tab: Page, url: str) -> None:
+    """A stretch is dragged over while the lanes are not there yet: the address has it, and Back the whole run."""
+    held = (
+        "window.fetched = window.fetch; window.fetch = (path) => path.startsWith('/lanes?') && !window.freed"
+        " ? new Promise((done) => (window.free = () => { window.freed = true; done(window.fetched(path)); }))"
+        " : window.fetched(path);"
+    )
+    added = tab.call("Page.addScriptToEvaluateOnNewDocument", source=held)["identifier"]
+    tab.open("about:blank", 1280)
+    opened(tab, url)
+    tab.call("Page.removeScriptToEvaluateOnNewDocument", identifier=added)
+    whole = text(tab, "window")
+    tab.click("document.querySelector('#timeline .u-over')", (0.1, 0.5), to=(0.6, 0.5))
+    tab.until(f"document.getElementById('window').textContent !== {whole!r}")
+    assert "from=" in tab.run("location.hash") and not tab.run("document.querySelector('#lanes canvas')")
+    tab.run("window.free()")
+    tab.until("document.querySelector('#lanes canvas')")
+    assert "from=" in tab.run("location.hash")
+    tab.run("history.back()")
+    tab.until(f"document.getElementById('window').textContent === {whole!r}")
+
+
 def test_an_address_that_names_what_is_not_there_says_so(tab: Page, url: str, page_data: PageData) -> None:
     """And shows the point that the page begins with."""
     tab.call("Page.navigate", url="about:blank")
@@ -188,6 +210,42 @@ def test_curves_and_the_header_say_what_their_numbers_are_of(tab: Page, url: str
     tab.until("document.querySelector('#parts .told')")
     titles = tab.run("[...document.querySelectorAll('#parts .told, #metrics .told')].map((each) => each.title)")
     assert len(titles) > 8 and all(titles)
+
+
+BLACK = """
+(() => {
+  const over = document.querySelector('#curves .u-over'), canvas = document.querySelector('#curves canvas');
+  const { offsetLeft: left, offsetTop: top, clientWidth: wide, clientHeight: high } = over;
+  const rows = (left, top, wide, high) => {
+    const { data } = canvas.getContext('2d').getImageData(left, top, wide, high);
+    const black = (at) => data[at] + data[at + 1] + data[at + 2] < 150 && data[at + 3] > 200;
+    const row = (y) => [...Array(wide).keys()].filter((x) => black(4 * (y * wide + x))).length;
+    return [...Array(high).keys()].map(row);
+  };
+  const inside = rows(left, top, wide, high), beside = rows(left - 55, top - 8, 50, high + 16);
+  return [inside.indexOf(Math.max(...inside)) / high, beside.filter((count, y) => count && !beside[y - 1]).length];
+})()
+"""
+"""How far down the first chart its line of dashes lies, as a share of its height, and how many labels stand beside."""
+
+
+def test_shares_stand_on_a_scale_of_nines(tab: Page, url: str) -> None:
+    """What is asked, 99 %, lies half-way between none and 99.99 %, as in the report; six labels stand beside."""
+    opened(tab, url)
+    assert tab.run("devicePixelRatio") == 1
+    assert tab.run(BLACK) == [pytest.approx(0.5, abs=0.03), 6]
+
+
+def test_lanes_have_the_numbers_of_their_requests(tab: Page, url: str) -> None:
+    """As many as have room, one every 14 pixels at most; each stands beside its own lane."""
+    opened(tab, url)
+    found = (
+        "const of = (n) => window.batchsim.lanes({ id: [...Array(n).keys()].map((k) => 7 * k), lane: [] }, [], null,"
+        " null, null); return [10, 40, 320].map((n) => of(n).numbered.map(of(n).name))"
+    )
+    ten, forty, many = tab.run(f"(() => {{ {found} }})()")
+    assert ten == [str(7 * k) for k in range(10)] and forty == [str(7 * k) for k in range(40)]
+    assert many == [str(28 * k) for k in range(80)]
 
 
 def test_a_line_beneath_another_is_wide(tab: Page, url: str, page_data: PageData) -> None:
@@ -233,6 +291,25 @@ def test_times_of_one_step_late_in_a_run_are_told_apart(tab: Page, url: str) -> 
     tab.until("/: one step$/.test(document.getElementById('window').textContent)")
     start, _, end = text(tab, "window").partition(":")[0].partition(" to ")
     assert start.endswith(" s") and end.endswith(" s") and 0.005 < float(end[:-2]) - float(start[:-2]) < 0.1
+
+
+def test_a_dark_page_is_printed_light_with_two_charts_a_row(tab: Page, url: str) -> None:
+    """What is folded is open then; afterwards the screen has its own again."""
+    opened(tab, url, dark=True)
+    tab.until("document.querySelector('#lanes canvas')")
+    seen = (
+        "[getComputedStyle(document.body).backgroundColor, document.querySelector('#timeline canvas').width,"
+        " document.querySelector('#lanes canvas').width]"
+    )
+    on_screen = tab.run(seen)
+    tab.run("dispatchEvent(new Event('beforeprint'))")
+    tab.call("Emulation.setEmulatedMedia", media="print")
+    assert tab.run(seen) == ["rgb(255, 255, 255)", 330, 680]
+    assert tab.run("[...document.querySelectorAll('details')].every((each) => each.open)")
+    assert tab.run("getComputedStyle(document.getElementById('change')).display") == "none"
+    tab.call("Emulation.setEmulatedMedia", media="", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    tab.run("dispatchEvent(new Event('afterprint'))")
+    assert on_screen[0] == "rgb(22, 24, 27)" and tab.run(seen) == on_screen
 
 
 @pytest.mark.parametrize("width", [390, 1280])

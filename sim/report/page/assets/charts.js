@@ -77,7 +77,7 @@
   }
 
   function axisOf(axis, scale, across) {
-    const tick = axis.kind === "seconds" && scale === "linear" ? tickOf
+    const tick = axis.kind === "seconds" ? tickOf
       : axis.kind === "points" ? (v) => digits(100 * v, 3).replace("-", "−") : WRITE[axis.kind];
     const write = (v) => (axis.names.length ? axis.names[v] || "" : tick(SCALES[scale].from(v)));
     const made = {
@@ -234,7 +234,7 @@
 
   function widthOf(figure) { return Math.max(240, Math.floor(figure.clientWidth)); }
 
-  window.batchsim = { write: WRITE, depths, tick: tickOf, steps: STEPS, scales: SCALES }; // for pages that draw charts of their own
+  window.batchsim = { write: WRITE, depths, tick: tickOf, steps: STEPS, scales: SCALES, nines: NINES }; // for pages that draw charts of their own
   const redraws = [];
   for (const figure of document.querySelectorAll("figure.chart")) {
     const chart = JSON.parse(figure.querySelector("script").textContent);

@@ -17,6 +17,7 @@ from batchsim.report.page.capacity_page import capacity_sections, write_capacity
 from batchsim.report.page.run_decision import decision
 from batchsim.report.page.run_page import run_sections, write_run_page
 from batchsim.report.sheet import Cell, Chart, ChartAxis, Sentence, Series, Table, folded
+from batchsim.report.text.capacity_text import capacity_table
 from batchsim.results.read import Results
 from tests.support.browser import browser
 from tests.support.report_samples import SEVEN, sample_results
@@ -57,6 +58,14 @@ def test_why_a_policy_sustains_no_more_is_said() -> None:
     assert why(results) == [f"{missed} (asked: 1 s)."]
     results.summary.loc[results.summary["load"] == 20.0, ["slo_margin", "slo_margin_ci"]] = -0.01, 0.02
     assert why(results) == [f"{missed} (asked: 1 s); other seeds may decide otherwise."]
+    results = sample_results({"continuous": ("continuous", "continuous", 11.0)}, loads=(8.0, 9.0, 10.0, 12.0))
+    results.summary.loc[results.summary["load"] == 9.0, ["slo_margin", "slo_margin_ci"]] = -0.01, 0.02
+    opened, missed = why(results)
+    assert opened.startswith("Why not more: at 9 req/s offered, ") and opened.endswith("seeds may decide otherwise.")
+    surely = "At 10 req/s offered the SLO is surely missed: 3.0 % are within the SLO; P99 TTFT is "
+    assert missed.startswith(surely) and missed.endswith("(asked: 1 s).")
+    results.summary.loc[results.summary["load"] == 10.0, ["slo_margin", "slo_margin_ci"]] = -0.01, 0.02
+    assert why(results)[1] == "At 12 req/s offered the SLO is surely missed: the queue grows as long as requests come."
     dynamic = {"dynamic": ("dynamic", "dynamic", 6.5)}
     grows = "Why not more: at 8 req/s offered, the next load tested, the queue grows as long as requests come."
     assert why(sample_results(dynamic)) == [grows] and why(sample_results(dynamic, loads=(1.0, 2.0))) == []
@@ -118,6 +127,16 @@ def test_the_page_of_a_capacity_shades_where_the_verdict_is_open() -> None:
     assert judged.endswith("budget 512: sure at 8 req/s; open at 10 req/s (73 to 100 %).")
     (table,) = sections["Policies"].views
     assert table.headings[1:3] == ("capacity (95 %), req/s", "probes") and table.rows[0][1].column == "capacity_rps"
+
+
+def test_that_steps_run_all_the_time_is_not_said_as_if_an_engine_were_full() -> None:
+    """Just below its capacity: in a sentence, and in the table under a name that says what it is a share of."""
+    found = study({8.0: PASSES, 10.0: DOUBTFUL, 14.0: FAILS})
+    found.policies[0].at = {"engine_busy_share": 0.998, "kv_utilisation_p99": 0.4}
+    said = words(capacity_sections(found)[0].sentences[1])
+    used = "; just below it, steps run 100 % of the time; 40 % of the KV blocks are in use at the 99th percentile."
+    assert said.endswith(used) and "busy" not in said
+    assert capacity_table(found).rows[0][-1].text == "in steps 100 %, KV p99 40 %"
 
 
 def test_rows_that_say_the_same_are_one() -> None:

@@ -17,6 +17,7 @@ from matplotlib.image import imread
 from matplotlib.lines import Line2D
 
 from batchsim.report.pictures import closeup, plots
+from batchsim.report.pictures.curve_lines import label_loads
 from batchsim.report.pictures.frontier_picture import draw_throughput_latency, pareto
 from batchsim.report.pictures.palette import contrast_to_white, policy_styles
 from batchsim.report.pictures.plots import draw_slo_share
@@ -29,7 +30,7 @@ from batchsim.report.pictures.style import (
     seconds_text,
     time_ticks,
 )
-from batchsim.report.reading import FREE_DRAFTS, STATED_DRAFTS, log_ends, sweeps, systems_note
+from batchsim.report.reading import FREE_DRAFTS, GPU, STATED_DRAFTS, USER, log_ends, sweeps, systems_note
 from batchsim.report.slo_shares import LatencyPanel, latency_panels, slo_bounds, slo_shares
 from batchsim.results.knobs import speculation
 from tests.support.report_samples import FOUR, NUM_BLOCKS, SEVEN, sample_results
@@ -189,6 +190,21 @@ def test_a_footer_explains_crosses_where_there_are_some():
     for results, there in ((sample_results(), True), (at_rest, False)):
         words = " ".join(text.get_text() for text in plots.p99_vs_qps_figure(results).texts)
         assert [mark in words for mark in ("× in the grey strip", "shaded: the queue grows")] == [there] * 2
+
+
+def test_loads_whose_numbers_have_no_room_are_counted_in_words():
+    """All that are not written; one is no plural, and where all are written nothing is said."""
+    said = []
+    for count in range(1, 9):
+        ax, loads = axes(), tuple(2 + k / 1000 for k in range(count))
+        ax.set(xlim=(0, 200), ylim=(0, 3000))
+        label_loads(ax, sample_results({"continuous": FOUR["continuous"]}, loads=loads), USER, GPU)
+        left = count - len(ax.texts)
+        assert ax.get_title(loc="right") == (
+            f"{left} load{'s have' if left > 1 else ' has'} no number: no room" if left else ""
+        )
+        said.append(left)
+    assert {0, 1, 2} <= set(said)
 
 
 def test_no_line_leads_to_a_cross_and_crosses_at_one_load_stand_apart():

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from batchsim.cost.cost_error import Unknown
+from batchsim.report.pictures import capacity_picture as capacity_picture_module
 from batchsim.report.pictures.capacity_picture import capacity_picture
 from batchsim.report.text.capacity_text import capacity_json, capacity_text
 from batchsim.scenario import load_scenario
@@ -88,3 +92,17 @@ def test_the_picture_shades_no_further_than_what_was_decided(tmp_path: Path, mon
     assert both == (below[0], above[1])
     assert [style for _, style in values] == [":", ":", ":", "-"]
     assert all(low < at < high for (low, high), (at, _) in zip(spans, values, strict=True))
+
+
+def test_the_picture_of_one_policy_has_room_for_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the shares beside the panel none stands on another."""
+    drawn: list[Figure] = []
+    monkeypatch.setattr(capacity_picture_module, "save", lambda fig, path: drawn.append(fig))
+    capacity_picture(study({8.0: PASSES, 10.0: DOUBTFUL, 14.0: FAILS}), tmp_path / "capacity.png")
+    (fig,) = drawn
+    canvas = FigureCanvasAgg(fig)
+    canvas.draw()
+    (ax,) = fig.axes
+    boxes = [text.get_window_extent(canvas.get_renderer()) for text in ax.get_yticklabels() if text.get_text()]
+    ends = sorted((box.y0, box.y1) for box in boxes)
+    assert len(ends) > 4 and all(below[1] <= above[0] for below, above in pairwise(ends))

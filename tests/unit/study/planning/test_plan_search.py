@@ -225,6 +225,29 @@ def test_a_plan_that_searches_ends_with_command_and_manifest(searched: Scenario,
     assert all(one["attainment"] < two["attainment"] for one, two in pairwise(frontier))
 
 
+def test_of_one_price_headroom_decides_whoever_waited(searched: Scenario) -> None:
+    """Five narrow and five wide engines hold today's traffic without a miss, the narrow ones first in the space, the
+    last wide one waiting. A short look with more traffic names those of which headroom decides: a wide one wins."""
+    free = "{gpu: [own], max_num_seqs: [7, 64], max_num_batched_tokens: [512, 1024, 2048, 4096, 8192]}"
+    changes = ["slo=ttft<60ms @ 90%", "plan.target.rate=100/s", "plan.window=1s", "seeds=2", f"plan.free={free}"]
+    scenario = load_scenario(searched.source, overrides=changes)
+    tables = plan_tables(scenario, out=Path(searched.source).parent / "results")
+    rows = tables["configurations"]
+    assert len({(row["replicas"], row["margin_low"]) for row in rows}) == 1 and len(rows) == 4
+    room = {row["policy"]: row["headroom"] for row in rows}
+    assert {"max_num_seqs 7," in policy: held for policy, held in room.items()} == {True: 0, False: pytest.approx(0.3)}
+    winner = tables["recommendation"][0]["policy"]
+    assert "max_num_seqs 64," in winner
+    assert tables["searched"][0]["policy"] == winner
+    why = {row["policy"]: row["why_lost"] for row in tables["searched"][1:]}
+    narrow = next(policy for policy in room if "max_num_seqs 7," in policy)
+    assert why[narrow] == "holds at the same price, with headroom of 0 % where the winner has 30 %"
+    other = (
+        "holds at the same price, and in a short look with 30 % more traffic did no better than those whose headroom"
+    )
+    assert {f"{other} was looked at"} == {why[policy] for policy in set(why) - set(room)}
+
+
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> Tables:
     """The tables of a search of four configurations."""

@@ -212,7 +212,7 @@ def test_of_one_price_the_configuration_with_more_headroom_is_chosen(replay: Sce
     assert narrow["headroom"] == 0 and wide["headroom"] == pytest.approx(0.2)
     first, *others = map(sentence_text, recommendation(tables, "$"))
     assert first.startswith("Run 2 replicas on one under wide behind least_tokens, the cheapest that holds ")
-    assert first.endswith(" (one × 2 under narrow costs as much, with a headroom of 0 %).")
+    assert first.endswith(" (one × 2 under narrow costs as much, with a headroom of 0 % where this has +20 %).")
     assert "With 30 % more traffic it would take 3 replicas, $ 4,380 a month." in others
     (grown,) = (row for row in tables["what_if"] if row["change"] == GROWN)
     assert (grown["policy"], grown["holds"], grown["shown"]) == ("wide", False, "overloaded")
