@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from batchsim.base.later import np
 from batchsim.cost.cost_error import CostError, Unknown
 from batchsim.cost.work import TIME_TERMS, Columns, Terms, padded_work
-from batchsim.kernel.protocols import CostModel, DecodeLine, StepEstimator
+from batchsim.kernel.protocols import CostModel, DecodeLine, Encodes, StepEstimator
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,19 +43,10 @@ class HostPart:
         return HostPart(self.base * factor, self.per_sequence * factor, self.per_token * factor)
 
 
-@dataclass(frozen=True, slots=True)
-class EncoderTime:
-    """ns in which an encoder computes an item (an image, audio or video), and for each of its embeddings."""
+class EncoderTime(Encodes, Protocol):
+    """How long an encoder takes for the images, audios and videos of a step, `*` a factor."""
 
-    base: float
-    per_token: float
-
-    def item_ns(self, tokens: int) -> int:
-        """ns of an item of `tokens` placeholder tokens, each of which stands for an embedding."""
-        return int(self.base + self.per_token * tokens)
-
-    def __mul__(self, factor: float) -> EncoderTime:
-        return EncoderTime(self.base * factor, self.per_token * factor)
+    def __mul__(self, factor: float) -> EncoderTime: ...
 
 
 class Cost(CostModel, StepEstimator, Protocol):

@@ -28,6 +28,7 @@ from batchsim.deployment.config_json import (
 from batchsim.deployment.config_values import count_at, flag_at, object_at
 from batchsim.deployment.layers import DenseMlp, GroupedAttention, Layers
 from batchsim.deployment.quantisation import Quantisation, read_quantisation
+from batchsim.deployment.vision import VisionTower, vision_tower
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of one element by its type, of the types that a config.json has for a model that is not quantised."""
@@ -67,7 +68,8 @@ class ModelSpec:
     `layers`: the layers in order, where they differ or are not dense with full attention; () where the fields before
     say all. `untimed`: why a roofline cannot time a step, with the ways out; "" where it can. `image`: tokens and
     pixels, in three colours, of the largest image of a model that sees, where known; (0, 0) without. `rotary_dim`: how
-    many elements of a head are rotated by the position, 0: none; None: all of the first layer's.
+    many elements of a head are rotated by the position, 0: none; None: all of the first layer's. `vision`: the
+    tower of a model that sees, where known.
     """
 
     name: str
@@ -87,6 +89,7 @@ class ModelSpec:
     quantised: Quantisation = field(default=Quantisation(), metadata=LEFT_OUT)
     image: tuple[NonNegativeInt, NonNegativeInt] = field(default=(0, 0), compare=False, metadata=LEFT_OUT)
     rotary_dim: NonNegativeInt | None = field(default=None, compare=False, metadata=LEFT_OUT)
+    vision: VisionTower | None = field(default=None, compare=False, metadata=LEFT_OUT)
 
     __post_init__ = check_ranges
 
@@ -123,7 +126,8 @@ class ModelSpec:
         except ScenarioError as error:
             raise ScenarioError(f"{name}: {str(error).removeprefix(f'{name}: ')} {_STATED_INSTEAD}") from None
         quantised = read_quantisation(keys, name, spec.kinds)
-        return replace(spec, untimed=untimed, quantised=quantised, image=largest_image(keys, name))
+        seen = {"image": largest_image(keys, name), "vision": vision_tower(keys, name)}
+        return replace(spec, untimed=untimed, quantised=quantised, **seen)
 
     @classmethod
     def _read_family(cls, config: Mapping[str, object], name: str, layers: Sequence[Layers]) -> ModelSpec:

@@ -20,7 +20,7 @@ from batchsim.metrics.encoding import step_encode_ns
 from batchsim.metrics.host_lane import stage_spans_ns
 from batchsim.metrics.masks import step_mask_ns
 from batchsim.metrics.rank_waits import rank_waits
-from batchsim.results.knobs import asks_for_no_tokens, speculation
+from batchsim.results.knobs import asks_for_no_tokens, has_items, speculation
 from batchsim.results.read import Results, scenario_of
 from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.setup import Setup
@@ -128,7 +128,7 @@ def _cost(results: Results, records: Records, policy: str, replica: int | None) 
     scenario = scenario_of(results, policy)
     stand_in = {"vllm": {"speculative_config": drafts or None}} if len(records.lanes) or drafts else {"gated": {}}
     pools = asks_for_no_tokens(scenario)
-    if pools or scenario.get("structured_cost") or (scenario.get("cost") or {}).get("encoder") is not None:
+    if pools or scenario.get("structured_cost") or has_items(scenario):
         runner = "pooling" if pools else "generate"
         stand_in = {"vllm": {"async_scheduling": len(records.lanes) > 0, "runner": runner}}
     if rank_waits(records) is not None:

@@ -220,7 +220,7 @@ def encoded_ns(batch: Batch, encoder: Encodes | None) -> list[int]:
     """ns that the items of each sequence of `batch.encoded` take to encode. ValueError without an `encoder`."""
     if encoder is None:
         raise ValueError("a simulation of images, audios or videos needs a cost model with an encoder_time")
-    return [sum(encoder.item_ns(seq.request.items[i].tokens) for i in places) for seq, places in batch.encoded]
+    return encoder.items_ns([[seq.request.items[i].tokens for i in places] for seq, places in batch.encoded])
 
 
 def _no_host(batch: Batch | None) -> tuple[int, int]:
