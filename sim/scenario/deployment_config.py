@@ -106,7 +106,7 @@ class DeploymentConfig(Config):
     tp: Degree = 1
     """GPUs that share each layer (tensor parallel)."""
     pp: Degree = 1
-    """Stages of a pipeline, each with as many layers."""
+    """Stages of a pipeline, among which the layers are divided."""
     ep: Degree = 1
     """GPUs among which whole experts are divided (expert parallel), a divisor of tp × dp_attention."""
     dp_attention: Degree = 1
