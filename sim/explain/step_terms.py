@@ -19,7 +19,7 @@ from batchsim.kernel.record import Records
 from batchsim.metrics.encoding import step_encode_ns
 from batchsim.metrics.host_lane import stage_spans_ns
 from batchsim.metrics.masks import step_mask_ns
-from batchsim.metrics.rank_waits import rank_waits
+from batchsim.metrics.rank_waits import gpu_waits, rank_waits
 from batchsim.results.knobs import asks_for_no_tokens, has_items, speculation
 from batchsim.results.read import Results, scenario_of
 from batchsim.scenario.parse import parse_scenario
@@ -61,6 +61,8 @@ def step_terms(
     if rank_waits(records) is not None:  # in which other ranks took longer, and dummies of this one
         by_term["other"] = by_term["other"] + rest_ns
         rest_ns = np.minimum(rest_ns, 0)
+    if (of_gpu := gpu_waits(records)) is not None:
+        by_term["other"], rest_ns = by_term["other"] + of_gpu[1], rest_ns - of_gpu[1]
     if len(encode_ns := step_encode_ns(records)):
         by_term["other"], rest_ns = by_term["other"] + encode_ns, rest_ns - encode_ns
     if len(mask_ns := step_mask_ns(records)):

@@ -429,9 +429,9 @@ def _groups(setup: Setup, replicas: ReplicasConfig) -> tuple[Group, ...]:
             groups.append(Group(name, group.count, Setup.of(own)))
         except (ScenarioError, CalibrationError) as error:
             raise type(error)(f"{where}: {error}") from None
-    if replicas.sleep is not None:
+    if replicas.are_models:
         with setup.scenario.at("replicas"):
-            check_models(replicas, alone.file, {each.name: (each.setup.num_gpus, each.setup.gpu) for each in groups})
+            check_models(replicas, alone.file, {each.name: each.setup for each in groups})
     return tuple(groups)
 
 
