@@ -29,7 +29,7 @@ LINES = {
     "check.steps": 750,
     "check.validation": 2150,
     "cost": 5450,
-    "deployment": 4150,
+    "deployment": 4200,
     "drive": 1150,
     "drive.fleet": 4850,
     "explain": 1550,

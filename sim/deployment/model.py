@@ -16,7 +16,7 @@ from typing import Any
 from batchsim.base.errors import ScenarioError
 from batchsim.base.plain import LEFT_OUT
 from batchsim.base.ranges import NonNegativeInt, PositiveInt, check_ranges
-from batchsim.deployment.config_families import FAMILIES, rotary_dim
+from batchsim.deployment.config_families import FAMILIES, input_of_layers, rotary_dim
 from batchsim.deployment.config_json import (
     attention_vectors,
     check_flags,
@@ -69,7 +69,8 @@ class ModelSpec:
     say all. `untimed`: why a roofline cannot time a step, with the ways out; "" where it can. `image`: tokens and
     pixels, in three colours, of the largest image of a model that sees, where known; (0, 0) without. `rotary_dim`: how
     many elements of a head are rotated by the position, 0: none; None: all of the first layer's. `vision`: the
-    tower of a model that sees, where known.
+    tower of a model that sees, where known. `layer_input`: words and width of an embedding that gives each
+    layer an input of its own.
     """
 
     name: str
@@ -90,6 +91,7 @@ class ModelSpec:
     image: tuple[NonNegativeInt, NonNegativeInt] = field(default=(0, 0), compare=False, metadata=LEFT_OUT)
     rotary_dim: NonNegativeInt | None = field(default=None, compare=False, metadata=LEFT_OUT)
     vision: VisionTower | None = field(default=None, compare=False, metadata=LEFT_OUT)
+    layer_input: tuple[NonNegativeInt, NonNegativeInt] = field(default=(0, 0), metadata=LEFT_OUT)
 
     __post_init__ = check_ranges
 
@@ -157,6 +159,7 @@ class ModelSpec:
             **_types(config, name),
             layers=runs,
             rotary_dim=rotary_dim(config, name),
+            layer_input=input_of_layers(config, name),
         )
 
     @classmethod
@@ -238,11 +241,21 @@ class ModelSpec:
         return self.vocab_size * self.hidden_size
 
     @property
+    def layer_embedding(self) -> int:
+        """Number of weights of the embedding from which layers have inputs of their own, with its projection and norm,
+        of which each GPU of several has its part (vLLM 0.33.0, `Gemma4Model`)."""
+        words, width = self.layer_input
+        return self.num_hidden_layers * width * (words + self.hidden_size) + width
+
+    @property
     def num_parameters(self) -> int:
         """Number of all parameters, exact for model types that can be timed; others may lack biases and norms."""
         embeddings = self.head_parameters * (1 if self.tie_word_embeddings else 2)
         return (
-            sum(each.count * sum(each.weights(self.hidden_size)) for each in self.kinds) + embeddings + self.hidden_size
+            sum(each.count * sum(each.weights(self.hidden_size)) for each in self.kinds)
+            + embeddings
+            + self.layer_embedding
+            + self.hidden_size
         )
 
     @property

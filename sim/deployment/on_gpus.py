@@ -218,6 +218,7 @@ class ModelOnGpus:
             last = first + count == model.num_hidden_layers
             tied = model.tie_word_embeddings and self.pp == 1
             vocabulary = matrix * ((first == 0) - tied * last) + model.hidden_size * last
+            vocabulary += -(-model.layer_embedding // self.tp) * (first == 0)
             head = matrix * last * ELEMENT_BYTES[types.head]
             size = sum(n * b for n, b in zip(weights, bytes_of, strict=True)) + vocabulary * plain + head
             runs = tuple(replace(kind, count=len(list(same))) for kind, same in groupby(in_stage, _alone))
