@@ -7,8 +7,9 @@ GPUs as vLLM and SGLang cut it unless a flag divides images among them.
 from __future__ import annotations
 
 import logging
+from functools import cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from batchsim.cost.encoder import VisionTime
 from batchsim.cost.interpolation import Curve, Grid
@@ -43,15 +44,37 @@ def vision_time(deployment: Deployment) -> VisionTime:
     if version() is None:
         raise NoTablesError("the kernel tables are not installed (pip install 'batchsim[gpus]')")
     _check_cut(tower, deployment.tp)
+    kernels = _Kernels(system_of(deployment), engine_of(deployment), deployment.engine, tuple(versions_for(deployment)))
+    return _timed(tower, deployment.tp, kernels)
+
+
+class _Kernels(NamedTuple):
+    """Where the tables have an engine's kernels: their names of the GPU and of the engine, the engine's own name, and
+    the versions that may answer, in order."""
+
+    system: str
+    backend: str
+    engine: str
+    versions: tuple[str, ...]
+
+
+@cache
+def _timed(tower: VisionTower, tp: int, kernels: _Kernels) -> VisionTime:
+    """`vision_time` of a tower cut over `tp` GPUs."""
     logging.getLogger(PACKAGE.replace("-", "_")).setLevel(logging.ERROR)
     problems: list[str] = []
     with model_folder(MODELS["llama-3.1-8b"], "bfloat16") as (_, folder):  # any: no graph of it is asked
-        for backend in versions_for(deployment):
+        for version_of in kernels.versions:
             try:
-                return _asked(_Operations(deployment, tower, folder, backend), tower, deployment, backend)
+                operations = _Operations(tower, tp, kernels, folder, version_of)
+                return _asked(operations, f"{_words(tower, tp)}, kernels of {kernels.engine} {version_of}")
             except errors_of_tables() as error:
                 problems.append(reason_of(str(error)))
     raise NoTablesError("; ".join(dict.fromkeys(problems)))
+
+
+def _words(tower: VisionTower, tp: int) -> str:
+    return f"vision tower of {tower}" + (f" cut over {tp} GPUs" if tp > 1 else "")
 
 
 def _check_cut(tower: VisionTower, tp: int) -> None:
@@ -64,7 +87,7 @@ def _check_cut(tower: VisionTower, tp: int) -> None:
 class _Operations:
     """The tower's operations in the tables of one version: ms of attention, and of all else."""
 
-    def __init__(self, deployment: Deployment, tower: VisionTower, folder: str, backend: str) -> None:
+    def __init__(self, tower: VisionTower, tp: int, kernels: _Kernels, folder: str, version_of: str) -> None:
         from aiconfigurator_core.sdk import common  # pyright: ignore[reportMissingImports]
         from aiconfigurator_core.sdk.engine import (  # pyright: ignore[reportMissingImports]
             EngineHandle,
@@ -90,9 +113,9 @@ class _Operations:
         )
         self._patches = tower.patches
         self._handle: Any = EngineHandle.compile(
-            folder, system_of(deployment), engine_of(deployment), backend_version=backend, tp_size=1, pp_size=1
+            folder, kernels.system, kernels.backend, backend_version=version_of, tp_size=1, pp_size=1
         )
-        ops = build_encoder_ops(encoder, deployment.tp, enable_encoder_dp=False)
+        ops = build_encoder_ops(encoder, tp, enable_encoder_dp=False)
         attention = [op for op in ops if op._name == "encoder_attention"]
         after = [op for op in ops if "projector" in op._name]
         before = [op for op in ops if op not in attention and op not in after]
@@ -111,7 +134,7 @@ class _Operations:
         return sum(ms for _, ms, _, _ in asked)
 
 
-def _asked(ops: _Operations, tower: VisionTower, deployment: Deployment, backend: str) -> VisionTime:
+def _asked(ops: _Operations, source: str) -> VisionTime:
     counts = [*range(1, _EVERY), *range(_EVERY, _MAX_TOKENS + 1, _APART)]
     dense = _rising([(n, ops.dense(n)) for n in counts])
     kept = [dense[i] for i in knots_of(dense)]
@@ -120,11 +143,10 @@ def _asked(ops: _Operations, tower: VisionTower, deployment: Deployment, backend
     rows = [_rising([(n, ops.attention(images, n)) for n in sizes]) for images in _IMAGES]
     for above, row in pairwise(rows):
         row[-1] = (row[-1][0], max(row[-1][1], above[-1][1]))
-    cut = f" on {deployment.tp} GPUs each" if deployment.tp > 1 else ""
     return VisionTime(
         Curve(tuple(float(n) for n, _ in kept), tuple(_ns(ms) for _, ms in kept)),
         Grid(_IMAGES, tuple(float(n) for n in sizes), tuple(tuple(_ns(ms) for _, ms in row) for row in rows)),
-        f"vision tower of {tower}{cut}, kernels of {deployment.engine} {backend}",
+        source,
     )
 
 
