@@ -28,15 +28,15 @@ LINES = {
     "check.measured": 2150,
     "check.steps": 750,
     "check.validation": 2150,
-    "cost": 5550,
-    "deployment": 4050,
+    "cost": 5600,
+    "deployment": 4200,
     "drive": 1150,
-    "drive.fleet": 4750,
+    "drive.fleet": 4850,
     "explain": 1550,
     "fit": 1300,
     "fit.server": 1150,
     "fit.traffic": 1100,
-    "kernel": 5800,
+    "kernel": 5850,
     "kv": 3200,
     "metrics": 4100,
     "policies": 300,
@@ -46,15 +46,15 @@ LINES = {
     "report.page": 1850,
     "report.pictures": 3300,
     "report.text": 3300,
-    "results": 3050,
-    "scenario": 6250,
+    "results": 3100,
+    "scenario": 6350,
     "serve": 3900,
     "study": 50,
     "study.capacity": 1200,
     "study.curves": 900,
     "study.planning": 3150,
     "study.sweep": 1000,
-    "tables": 1750,
+    "tables": 1900,
     "view": 1200,
     "workload": 6250,
     "workload.traces": 2750,
@@ -108,7 +108,7 @@ def test_small_files_used_once_do_not_become_more() -> None:
 
 def test_the_ratchets_hold() -> None:
     """More lines than allowed, far fewer, a room without a budget and a small file used once are noticed."""
-    lines, budgets = {"kv": 101, "cost": 100, "new": 1, "base": 200}, {"kv": 100, "cost": 350, "base": 300}
+    lines, budgets = {"kv": 101, "cost": 5600, "new": 1, "base": 200}, {"kv": 100, "cost": 5600, "base": 300}
     assert over_and_under(lines, budgets) == [
         "cost: 100 lines, its budget is 350. Lower it to 100.",
         "kv: 101 lines, its budget is 100. " + TOO_MUCH,

@@ -20,7 +20,7 @@ from batchsim.drive.fleet.fleet_plan import Failure, Lost
 from batchsim.drive.fleet.lockstep.lockstep_config import LockstepConfig
 from batchsim.drive.fleet.routing import RouterConfig
 from batchsim.drive.fleet.scaling.kinds import Scaler
-from batchsim.drive.fleet.sleeping import SleepConfig
+from batchsim.drive.fleet.sleeping import ShareConfig, SleepConfig
 from batchsim.drive.fleet.transfer import TransferConfig
 from batchsim.scenario.config import LoadConfig
 from batchsim.scenario.deployment_config import Anchor, DeploymentConfig, Engine, GpuSheet, KvType, WeightType
@@ -183,5 +183,6 @@ class Replicas(ReplicasConfig):
         admission: AdmissionConfig | None = None,
         transfer: TransferConfig | None = None,
         sleep: SleepConfig | None = None,
+        share: ShareConfig | None = None,
         lockstep: LockstepConfig | None = None,
     ) -> None: ...

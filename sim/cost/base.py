@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from batchsim.base.later import np
 from batchsim.cost.cost_error import CostError, Unknown
 from batchsim.cost.work import TIME_TERMS, Columns, Terms, padded_work
-from batchsim.kernel.protocols import CostModel, DecodeLine, StepEstimator
+from batchsim.kernel.protocols import CostModel, DecodeLine, Encodes, StepEstimator
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,19 +43,10 @@ class HostPart:
         return HostPart(self.base * factor, self.per_sequence * factor, self.per_token * factor)
 
 
-@dataclass(frozen=True, slots=True)
-class EncoderTime:
-    """ns in which an encoder computes an item (an image, audio or video), and for each of its embeddings."""
+class EncoderTime(Encodes, Protocol):
+    """How long an encoder takes for the images, audios and videos of a step, `*` a factor."""
 
-    base: float
-    per_token: float
-
-    def item_ns(self, tokens: int) -> int:
-        """ns of an item of `tokens` placeholder tokens, each of which stands for an embedding."""
-        return int(self.base + self.per_token * tokens)
-
-    def __mul__(self, factor: float) -> EncoderTime:
-        return EncoderTime(self.base * factor, self.per_token * factor)
+    def __mul__(self, factor: float) -> EncoderTime: ...
 
 
 class Cost(CostModel, StepEstimator, Protocol):
@@ -151,8 +142,8 @@ class Lanes:
     """The times of steps by `cost`, taken apart. Half of the host's part of a step comes before its launch, half after
     its end: assumed.
 
-    With several `stages` each holds an equal part of the layers, the last one the output matmul too, and what goes from
-    one to the next takes its time on the links between them.
+    With several `stages` each takes its part of the layers' time by their number, the last one the output matmul too,
+    and what goes from one to the next takes its time on the links between them.
     """
 
     def __init__(self, cost: Cost, stages: int) -> None:
@@ -160,7 +151,9 @@ class Lanes:
         self.step_ns = self.device_ns = self.cost.step_ns
         self.decode_line = self.cost.decode_line
         self._host = cost.host_part
-        self._stages = stages
+        layers = (1,) * stages if cost.deployment is None else cost.deployment.stage_layers
+        self._layers = (1,) * stages if len(set(layers)) == 1 else layers  # equal parts are equal, bit for bit
+        self._all_layers = sum(self._layers)
         self._host_of_decodes: dict[int, tuple[int, int]] = {}  # by rows of a step of decodes
         self._of_decodes: dict[int, tuple[float, int]] = {}  # by rows of a step of decodes: its head, its transfer
 
@@ -178,17 +171,17 @@ class Lanes:
 
     def stages_of(self, columns: Columns) -> NDArray[np.int64]:
         """ns of each stage for recorded steps, a row a step, a column a stage: `stages_ns`, but for the rounding."""
-        cost, stages, work, terms = self.cost, self._stages, padded_work(columns), self.cost.explain(columns)
+        cost, work, terms = self.cost, padded_work(columns), self.cost.explain(columns)
         whole = sum((terms[name] for name in TIME_TERMS), np.zeros(len(work.rows)))
         head = np.array([cost.head_ns(rows) for rows in work.rows.tolist()])
         between = np.array([int(cost.transfer_ns(tokens)) for tokens in work.tokens.tolist()], np.int64)
-        each = ((whole - head) / stages).astype(np.int64)
-        stages_ns = np.stack([each + between] * (stages - 1) + [(each + head).astype(np.int64)], axis=1)
+        *before, last = [((whole - head) * count / self._all_layers).astype(np.int64) for count in self._layers]
+        stages_ns = np.stack([*(each + between for each in before), (last + head).astype(np.int64)], axis=1)
         return np.maximum(stages_ns, 1)
 
     def stages_ns(self, batch: Batch) -> tuple[int, ...]:
         """ns of the step `batch` in each stage, the transfer to the next one included."""
-        cost, stages = self.cost, self._stages
+        cost = self.cost
         rows = batch.num_decode_tokens + batch.pad_decode_rows
         if batch.chunks or batch.pad_prefill_tokens or batch.pad_prefill_rows:
             tokens = rows + batch.num_prefill_tokens + batch.pad_prefill_tokens
@@ -198,8 +191,9 @@ class Lanes:
             head_ns, between = self._of_decodes[rows]
         else:
             head_ns, between = self._of_decodes[rows] = cost.head_ns(rows), int(cost.transfer_ns(rows))
-        each = int((cost.step_ns(batch) - head_ns) / stages)
-        return ((each + between or 1),) * (stages - 1) + (int(each + head_ns) or 1,)
+        body_ns = cost.step_ns(batch) - head_ns
+        *before, last = [int(body_ns * count / self._all_layers) for count in self._layers]
+        return (*(each + between or 1 for each in before), int(last + head_ns) or 1)
 
 
 def _halves(ns: int) -> tuple[int, int]:

@@ -21,7 +21,8 @@ class GroupedAttention:
     Multi-head and multi-query attention are the ends: as many KV heads as heads, and one. `window`: the most tokens
     back that a query reads (sliding-window and chunked attention); None: all. `value_dim`: width of a head's values; 0:
     `head_dim`, as of its keys. `gated`: the queries' matrix has a gate of the output beside (Qwen3.5). `one_matrix`:
-    keys and values are of one matrix, and both are cached (Gemma 4).
+    keys and values are of one matrix, and both are cached (Gemma 4). `shares_kv`: it reads the keys and values of an
+    earlier layer and keeps none, though engines hold its matrices for them (Gemma 4 E2B).
     """
 
     num_heads: PositiveInt
@@ -33,6 +34,7 @@ class GroupedAttention:
     value_dim: NonNegativeInt = field(default=0, metadata=LEFT_OUT)
     gated: bool = field(default=False, metadata=LEFT_OUT)
     one_matrix: bool = field(default=False, metadata=LEFT_OUT)
+    shares_kv: bool = field(default=False, metadata=LEFT_OUT)
 
     __post_init__ = check_ranges
 
@@ -45,6 +47,8 @@ class GroupedAttention:
 
     def kv_elements(self, tp: int = 1) -> int:
         """Elements of a token's keys and values in one layer on each of `tp` GPUs; fewer KV heads are replicated."""
+        if self.shares_kv:
+            return 0
         return max(1, self.num_kv_heads // tp) * (self.head_dim + (self.value_dim or self.head_dim))
 
     @property

@@ -93,20 +93,18 @@ def minimax_m3(config: Mapping[str, object], name: str) -> list[Layers]:
 
 def gemma4(config: Mapping[str, object], name: str) -> list[Layers]:
     """Windows, and full attention with other heads whose keys and values are of one matrix; a dense MLP, with experts
-    beside it where `enable_moe_block` is."""
-    for key, meaning in (
-        ("hidden_size_per_layer_input", "an embedding for each layer"),
-        ("num_kv_shared_layers", "layers that keep no KV of their own"),
-    ):
-        if config.get(key):
-            raise ScenarioError(f"{name}: {key} means {meaning}, which is not known here.")
+    beside it where `enable_moe_block` is.
+
+    The last `num_kv_shared_layers` read the KV of the last layer of their kind before; their MLP is twice as wide with
+    `use_double_wide_mlp`. With an embedding for each layer every GPU has its gate and its projection (vLLM's
+    `ReplicatedLinear`)."""
     count, hidden = count_at(config, "num_hidden_layers", name), count_at(config, "hidden_size", name)
     heads, head_dim = count_at(config, "num_attention_heads", name), count_at(config, "head_dim", name)
     kv_heads, window = count_at(config, "num_key_value_heads", name), count_at(config, "sliding_window", name)
     wide = count_at(config, "global_head_dim", name, default=head_dim)
     one = config.get("attention_k_eq_v") is True
     full_heads = count_at(config, "num_global_key_value_heads", name, default=kv_heads) if one else kv_heads
-    kinds: dict[object, Attention] = {
+    kinds: dict[object, GroupedAttention] = {
         "sliding_attention": GroupedAttention(heads, kv_heads, head_dim, window, vectors=2 * head_dim),
         "full_attention": GroupedAttention(heads, full_heads, wide, vectors=2 * wide, one_matrix=one),
     }
@@ -116,8 +114,27 @@ def gemma4(config: Mapping[str, object], name: str) -> list[Layers]:
         experts = count_at(config, "num_experts", name)
         per_token, own = count_at(config, "top_k_experts", name), count_at(config, "moe_intermediate_size", name)
         mlp, norms = Experts(experts, per_token, own, width, vectors=1), norms + 4 * hidden
+    if own_input := count_or_none(config, "hidden_size_per_layer_input", name):
+        norms += (2 * own_input + 1) * hidden
     types = list_at(config, "layer_types", name, WINDOWS, count)
-    return [Layers(1, kinds[kind], mlp, norms) for kind in types]
+    keeping = count - count_or_none(config, "num_kv_shared_layers", name)
+    if keeping < count and not set(types) <= set(types[: max(keeping, 0)]):
+        raise ScenarioError(
+            f"{name}: num_kv_shared_layers is {count - keeping} of {count} layers, and of some kind none keeps KV for"
+            " them. Correct it, or layer_types."
+        )
+    wider = DenseMlp(2 * width) if config.get("use_double_wide_mlp") and isinstance(mlp, DenseMlp) else mlp
+    sharing = {kind: replace(attention, shares_kv=True) for kind, attention in kinds.items()}
+    kept = [Layers(1, kinds[kind], mlp, norms) for kind in types[:keeping]]
+    return kept + [Layers(1, sharing[kind], wider, norms) for kind in types[keeping:]]
+
+
+def input_of_layers(config: Mapping[str, object], name: str) -> tuple[int, int]:
+    """(Words, width) of the embedding that gives each layer an input of its own; zeros of a model without one."""
+    width = count_or_none(config, "hidden_size_per_layer_input", name)
+    if not width or not str(config.get("model_type")).startswith("gemma4"):
+        return 0, 0
+    return count_at(config, "vocab_size_per_layer_input", name, default=count_at(config, "vocab_size", name)), width
 
 
 def mimo_v2(config: Mapping[str, object], name: str) -> list[Layers]:

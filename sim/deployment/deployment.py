@@ -17,7 +17,7 @@ class Deployment(ModelOnGpus):
 
     `gpu` None: not in the catalog, and neither its memory nor its speed is known. `engine` and `version`: the software,
     "" where none in particular is meant. `tp`: GPUs that share every layer. `pp`: stages of `tp` × `dp_attention`
-    GPUs, each with an equal part of the layers, the last one with the output matrix too. `ep`: GPUs among which whole
+    GPUs, each with its part of the layers, the last one with the output matrix too. `ep`: GPUs among which whole
     experts are divided, a divisor of `tp` × `dp_attention`; what remains of that product cuts every expert.
     `dp_attention`: groups of `tp` GPUs of which each runs the attention and the dense MLPs of its own sequences and
     keeps their KV, while all share the experts. `weight_dtype`, `moe_dtype` (of experts) and `kv_dtype` (of the KV

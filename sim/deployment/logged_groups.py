@@ -8,6 +8,7 @@ states a request keeps, no line says: every way is tried, and the numbers must a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 from math import ceil
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from batchsim.base.errors import ScenarioError
 from batchsim.deployment.kv_groups import Grouped, States, group_layers, has_states
 from batchsim.deployment.log_lines import CACHES, DEGREES, DRAFT_TOKENS, FP8, FULL, GROWN, RUNNING, STEP, Wanted
 from batchsim.deployment.model import ModelSpec
-from batchsim.deployment.on_gpus import ModelOnGpus
+from batchsim.deployment.on_gpus import ModelOnGpus, stage_layers
 from batchsim.deployment.quantisation import ELEMENT_BYTES
 from batchsim.deployment.vllm_memory import release
 
@@ -140,9 +141,8 @@ def groups_in(text: str, path: Path, model: ModelSpec, wanted: Wanted, version: 
 def block_bytes(grouped: Grouped, model: ModelSpec, wanted: Wanted) -> int:
     """Bytes of a block on a GPU of the stage that has most of it."""
     stages = wanted.pp if isinstance(wanted.pp, int) and wanted.pp > 0 else 1
-    count = -(-model.num_hidden_layers // stages)
     last = 1 + max(max(group) for group in grouped.layers)
-    starts = range(0, model.num_hidden_layers, count)
+    starts = [0, *accumulate(stage_layers(model.num_hidden_layers, stages))][:-1]
     ends = [*starts[1:], last]
     return max(grouped.block_bytes(*own) for own in zip(starts, ends, strict=True))
 

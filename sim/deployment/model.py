@@ -16,7 +16,7 @@ from typing import Any
 from batchsim.base.errors import ScenarioError
 from batchsim.base.plain import LEFT_OUT
 from batchsim.base.ranges import NonNegativeInt, PositiveInt, check_ranges
-from batchsim.deployment.config_families import FAMILIES, rotary_dim
+from batchsim.deployment.config_families import FAMILIES, input_of_layers, rotary_dim
 from batchsim.deployment.config_json import (
     attention_vectors,
     check_flags,
@@ -28,6 +28,7 @@ from batchsim.deployment.config_json import (
 from batchsim.deployment.config_values import count_at, flag_at, object_at
 from batchsim.deployment.layers import DenseMlp, GroupedAttention, Layers
 from batchsim.deployment.quantisation import Quantisation, read_quantisation
+from batchsim.deployment.vision import VisionTower, vision_tower
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of one element by its type, of the types that a config.json has for a model that is not quantised."""
@@ -67,7 +68,9 @@ class ModelSpec:
     `layers`: the layers in order, where they differ or are not dense with full attention; () where the fields before
     say all. `untimed`: why a roofline cannot time a step, with the ways out; "" where it can. `image`: tokens and
     pixels, in three colours, of the largest image of a model that sees, where known; (0, 0) without. `rotary_dim`: how
-    many elements of a head are rotated by the position, 0: none; None: all of the first layer's.
+    many elements of a head are rotated by the position, 0: none; None: all of the first layer's. `vision`: the
+    tower of a model that sees, where known. `layer_input`: words and width of an embedding that gives each
+    layer an input of its own.
     """
 
     name: str
@@ -87,6 +90,8 @@ class ModelSpec:
     quantised: Quantisation = field(default=Quantisation(), metadata=LEFT_OUT)
     image: tuple[NonNegativeInt, NonNegativeInt] = field(default=(0, 0), compare=False, metadata=LEFT_OUT)
     rotary_dim: NonNegativeInt | None = field(default=None, compare=False, metadata=LEFT_OUT)
+    vision: VisionTower | None = field(default=None, compare=False, metadata=LEFT_OUT)
+    layer_input: tuple[NonNegativeInt, NonNegativeInt] = field(default=(0, 0), metadata=LEFT_OUT)
 
     __post_init__ = check_ranges
 
@@ -123,7 +128,8 @@ class ModelSpec:
         except ScenarioError as error:
             raise ScenarioError(f"{name}: {str(error).removeprefix(f'{name}: ')} {_STATED_INSTEAD}") from None
         quantised = read_quantisation(keys, name, spec.kinds)
-        return replace(spec, untimed=untimed, quantised=quantised, image=largest_image(keys, name))
+        seen = {"image": largest_image(keys, name), "vision": vision_tower(keys, name)}
+        return replace(spec, untimed=untimed, quantised=quantised, **seen)
 
     @classmethod
     def _read_family(cls, config: Mapping[str, object], name: str, layers: Sequence[Layers]) -> ModelSpec:
@@ -153,6 +159,7 @@ class ModelSpec:
             **_types(config, name),
             layers=runs,
             rotary_dim=rotary_dim(config, name),
+            layer_input=input_of_layers(config, name),
         )
 
     @classmethod
@@ -234,11 +241,21 @@ class ModelSpec:
         return self.vocab_size * self.hidden_size
 
     @property
+    def layer_embedding(self) -> int:
+        """Number of weights of the embedding from which layers have inputs of their own, with its projection and norm,
+        of which each GPU of several has its part (vLLM 0.33.0, `Gemma4Model`)."""
+        words, width = self.layer_input
+        return self.num_hidden_layers * width * (words + self.hidden_size) + width
+
+    @property
     def num_parameters(self) -> int:
         """Number of all parameters, exact for model types that can be timed; others may lack biases and norms."""
         embeddings = self.head_parameters * (1 if self.tie_word_embeddings else 2)
         return (
-            sum(each.count * sum(each.weights(self.hidden_size)) for each in self.kinds) + embeddings + self.hidden_size
+            sum(each.count * sum(each.weights(self.hidden_size)) for each in self.kinds)
+            + embeddings
+            + self.layer_embedding
+            + self.hidden_size
         )
 
     @property

@@ -77,10 +77,15 @@ class ModelOnGpus:
             raise ScenarioError(
                 f"tp: {model.name} ({', '.join(shape)}) cannot be cut into {tp} equal parts. Use another tp."
             )
-        if self.pp < 1 or model.num_hidden_layers % self.pp:
+        if not 1 <= self.pp <= model.num_hidden_layers:
+            raise ScenarioError(
+                f"pp: the {model.num_hidden_layers} layers of {model.name} cannot be cut into {self.pp} stages. Use"
+                " another pp."
+            )
+        if model.num_hidden_layers % self.pp and self.engine != "vllm":
             raise ScenarioError(
                 f"pp: the {model.num_hidden_layers} layers of {model.name} cannot be cut into {self.pp} equal stages."
-                " Use another pp."
+                " Use another pp, or a deployment with engine: vllm, whose rule for unequal ones is known."
             )
         for what, dtype in (("weights", self.weight_dtype), ("moe", self.moe_dtype), ("kv", self.kv_dtype)):
             if dtype and dtype not in ELEMENT_BYTES:
@@ -120,6 +125,11 @@ class ModelOnGpus:
     @property
     def num_gpus(self) -> int:
         return self.tp * self.dp_attention * self.pp
+
+    @property
+    def stage_layers(self) -> tuple[int, ...]:
+        """How many layers each stage has."""
+        return stage_layers(self.model.num_hidden_layers, self.pp)
 
     @property
     def split(self) -> Split:
@@ -197,10 +207,10 @@ class ModelOnGpus:
         attention, mlp, plain = (ELEMENT_BYTES[kind] for kind in (types.attention, types.mlp, types.plain))
         bytes_of = (attention, mlp, self._expert_bytes, plain, ELEMENT_BYTES[types.linear])
         each_layer = [layers for layers in model.kinds for _ in range(layers.count)]
-        count = model.num_hidden_layers // self.pp
         matrix = -(-model.head_parameters // self.tp)
         stages: list[Stage] = []
-        for first in range(0, model.num_hidden_layers, count):
+        for stage, count in enumerate(self.stage_layers):
+            first = sum(self.stage_layers[:stage])
             in_stage = each_layer[first : first + count]
             weights = Weights(
                 *map(sum, zip(*(each.weights(model.hidden_size, split) for each in in_stage), strict=True))
@@ -208,6 +218,7 @@ class ModelOnGpus:
             last = first + count == model.num_hidden_layers
             tied = model.tie_word_embeddings and self.pp == 1
             vocabulary = matrix * ((first == 0) - tied * last) + model.hidden_size * last
+            vocabulary += -(-model.layer_embedding // self.tp) * (first == 0)
             head = matrix * last * ELEMENT_BYTES[types.head]
             size = sum(n * b for n, b in zip(weights, bytes_of, strict=True)) + vocabulary * plain + head
             runs = tuple(replace(kind, count=len(list(same))) for kind, same in groupby(in_stage, _alone))
@@ -258,6 +269,16 @@ class ModelOnGpus:
             return plain
         windows = stage.window_bytes * step_requests + stage.windowed_bytes * step_tokens
         return max(plain, (room - windows) / full)
+
+
+def stage_layers(layers: int, stages: int) -> tuple[int, ...]:
+    """How many of the `layers` each of the `stages` has: as many, and of the layers left over one more each in the
+    last stages but the last one, which has the output matrix too.
+
+    Source: vLLM 0.33.0, vllm/distributed/utils.py, `get_pp_indices`.
+    """
+    each, over = divmod(layers, stages)
+    return tuple(each + (stages - 1 - over <= stage < stages - 1) for stage in range(stages))
 
 
 def _alone(layers: Layers) -> Layers:

@@ -19,8 +19,8 @@ from batchsim.kernel.record import Records
 from batchsim.metrics.encoding import step_encode_ns
 from batchsim.metrics.host_lane import stage_spans_ns
 from batchsim.metrics.masks import step_mask_ns
-from batchsim.metrics.rank_waits import rank_waits
-from batchsim.results.knobs import asks_for_no_tokens, speculation
+from batchsim.metrics.rank_waits import gpu_waits, rank_waits
+from batchsim.results.knobs import asks_for_no_tokens, has_items, speculation
 from batchsim.results.read import Results, scenario_of
 from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.setup import Setup
@@ -61,6 +61,8 @@ def step_terms(
     if rank_waits(records) is not None:  # in which other ranks took longer, and dummies of this one
         by_term["other"] = by_term["other"] + rest_ns
         rest_ns = np.minimum(rest_ns, 0)
+    if (of_gpu := gpu_waits(records)) is not None:
+        by_term["other"], rest_ns = by_term["other"] + of_gpu[1], rest_ns - of_gpu[1]
     if len(encode_ns := step_encode_ns(records)):
         by_term["other"], rest_ns = by_term["other"] + encode_ns, rest_ns - encode_ns
     if len(mask_ns := step_mask_ns(records)):
@@ -128,7 +130,7 @@ def _cost(results: Results, records: Records, policy: str, replica: int | None) 
     scenario = scenario_of(results, policy)
     stand_in = {"vllm": {"speculative_config": drafts or None}} if len(records.lanes) or drafts else {"gated": {}}
     pools = asks_for_no_tokens(scenario)
-    if pools or scenario.get("structured_cost") or (scenario.get("cost") or {}).get("encoder") is not None:
+    if pools or scenario.get("structured_cost") or has_items(scenario):
         runner = "pooling" if pools else "generate"
         stand_in = {"vllm": {"async_scheduling": len(records.lanes) > 0, "runner": runner}}
     if rank_waits(records) is not None:

@@ -153,6 +153,11 @@ class StepsInFlight:
     def _has_token_in_flight(self, seq: Sequence) -> bool:
         return any(outputs > 0 for _, _, outputs in self._rows(seq))
 
+    @property
+    def free_ns(self) -> int:
+        """When the device, or its first stage, is free of the steps launched so far, if the loop is ahead; else 0."""
+        return self._free_ns[0]
+
     def occupy(self, until_ns: int) -> None:
         """Keeps the device from the next step before `until_ns`: it waits for other ranks' devices."""
         self._free_ns[0] = max(self._free_ns[0], until_ns)

@@ -281,10 +281,10 @@ class Adapters(Protocol):
 
 
 class Encodes(Protocol):
-    """How long an encoder takes for an image, audio or video."""
+    """How long an encoder takes for the images, audios and videos of a step."""
 
-    def item_ns(self, tokens: int) -> int:
-        """ns of one of `tokens` placeholder tokens."""
+    def items_ns(self, items: list[list[int]]) -> list[int]:
+        """ns of the items of each sequence, given the placeholder tokens of each item; all are of one step."""
         ...
 
 

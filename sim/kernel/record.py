@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # Request states, as the rows of the `states` table name them.
 PREFILL, RECOMPUTE, DECODE, SAT_OUT, PREEMPTED, SWAPPED, BLOCKED, HELD_BACK, ADAPTER, LOADING, LOADED = range(1, 12)
 ENCODED, WAITING, MASKED, RANKS_WAITED, RANKS_PADDED, TIER_LOAD, TIER_STORE, STORE_FLUSH = range(12, 20)
+GPU_WAITED = 20
 STATE_NAMES = {
     PREFILL: "prefill",
     RECOMPUTE: "recompute",
@@ -45,6 +46,7 @@ REMARK_NAMES = {
     MASKED: "masked",
     RANKS_WAITED: "ranks_waited",
     RANKS_PADDED: "ranks_padded",
+    GPU_WAITED: "gpu_waited",
     TIER_LOAD: "kv_load",
     TIER_STORE: "kv_store",
     STORE_FLUSH: "kv_store_flush",

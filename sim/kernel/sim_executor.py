@@ -51,6 +51,8 @@ class SimExecutor:
         self.masks: FillsMasks | None = None
         self.encoder: Encodes | None = getattr(cost, "encoder_time", None)
         """How long encoding takes before a step's forward; None: the engine has no encoder."""
+        self.wait_ns = 0
+        """How long the next step waits for the GPU, which runs those of other engines before."""
         self._launch_ns: dict[int, int] = {}  # by rows of a step of decodes
         self._targets: dict[Sequence, int] = {}
         self._ends: dict[DecodeGroup, list[tuple[int, int, int, Sequence]]] = {}  # (group step, order, epoch, sequence)
@@ -123,7 +125,7 @@ class SimExecutor:
                 finished.append(seq)
         if len(finished) > 1:
             finished = batch.in_order(finished)
-        extra_ns = 0 if self.pads is None else self.pads.pad(batch)
+        extra_ns = self.wait_ns if self.pads is None else self.wait_ns + self.pads.pad(batch)
         encode_ns = encoded_ns(batch, self.encoder) if batch.encoded else None
         if encode_ns is not None:
             extra_ns += sum(encode_ns)
@@ -139,7 +141,7 @@ class SimExecutor:
             duration_ns, loads = self.adapters.step(batch, duration_ns)
             return StepResult(duration_ns, finished, verified, loads=loads, encode_ns=encode_ns)
         if extra_ns or self.adapters is not None:
-            raise ValueError("padding, encoding and LoRA adapters have no time in a pipeline of several stages")
+            raise ValueError("padding, encoding, LoRA adapters and a shared GPU have no time in a pipeline of stages")
         stages_ns = self.stages_ns(batch)
         return StepResult(sum(stages_ns), finished, verified, stages_ns)
 
@@ -220,7 +222,7 @@ def encoded_ns(batch: Batch, encoder: Encodes | None) -> list[int]:
     """ns that the items of each sequence of `batch.encoded` take to encode. ValueError without an `encoder`."""
     if encoder is None:
         raise ValueError("a simulation of images, audios or videos needs a cost model with an encoder_time")
-    return [sum(encoder.item_ns(seq.request.items[i].tokens) for i in places) for seq, places in batch.encoded]
+    return encoder.items_ns([[seq.request.items[i].tokens for i in places] for seq, places in batch.encoded])
 
 
 def _no_host(batch: Batch | None) -> tuple[int, int]:

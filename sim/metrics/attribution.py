@@ -20,6 +20,7 @@ A life runs from `sent_ns` to `delivered_ns`, or to `ended_ns` where nothing was
     decode_alone decode steps without prefill chunks
     decode_beside_prefill   decode steps that also ran prefill chunks
     adapter_load            in a step that first loaded LoRA adapters, of its own requests or of others
+    waiting_for_gpu         in a step until those of other models on the GPU that were launched before were over
     encoding                in a step that first encoded images, audios or videos of its own
     encoding_of_others      in a step that first encoded those of others
     mask_wait               in a step whose sampling waited for masks of constrained answers, its own or others'
@@ -75,7 +76,7 @@ from batchsim.metrics.lives import (
     step_spans,
 )
 from batchsim.metrics.masks import MASK_WAIT, mask_times
-from batchsim.metrics.rank_waits import PADDING
+from batchsim.metrics.rank_waits import FOR_GPU, PADDING
 from batchsim.metrics.rank_waits import WAITING as FOR_RANKS
 from batchsim.metrics.tiers import FLUSH, flush_times
 
@@ -89,6 +90,7 @@ PARTS = (
     "decode_alone",
     "decode_beside_prefill",
     "adapter_load",
+    FOR_GPU,
     FOR_RANKS,
     PADDING,
     OWN,

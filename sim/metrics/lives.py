@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from batchsim.kernel.record import BLOCKED, FINISHED, HELD_BACK, LOADED, LOADING, MISSING, STATE_NAMES, Records
 from batchsim.metrics.host_lane import ends_before_ns
-from batchsim.metrics.rank_waits import PADDING, WAITING, outside, rank_waits
+from batchsim.metrics.rank_waits import FOR_GPU, PADDING, WAITING, gpu_waits, outside, rank_waits
 
 Int = NDArray[np.int64]
 _OF_LIVES = [state for state in STATE_NAMES if state != BLOCKED]  # the others are remarks on a life or on the queue
@@ -194,9 +194,11 @@ class Lead(NamedTuple):
 
 
 def step_leads(records: Records) -> list[Lead]:
-    """What steps do first and what is no work of their sequences, in this order: adapters are loaded, a rank waits for
-    others and computes padding."""
+    """What steps do first and what is no work of their sequences, in this order: the GPU runs other models' steps,
+    adapters are loaded, a rank waits for others and computes padding."""
     leads: list[Lead] = []
+    if (of_gpu := gpu_waits(records)) is not None:
+        leads.append(Lead(FOR_GPU, *of_gpu))
     if len(loads_ns := step_loads_ns(records)):
         leads.append(Lead("adapter_load", step_spans(records)[0], loads_ns))
     if (waits := rank_waits(records)) is not None:

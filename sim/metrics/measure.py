@@ -25,7 +25,7 @@ from batchsim.metrics.intervals import half_width
 from batchsim.metrics.kpis import bound_by, engine_kpis, offline_kpis, totals_of
 from batchsim.metrics.latencies import LATENCIES, MAKESPAN, TASK_E2E, judged_ns, values_ns
 from batchsim.metrics.point_inputs import PointInputs, between, makespan, of_class, span_of
-from batchsim.metrics.rank_waits import PADDING, WAITING
+from batchsim.metrics.rank_waits import FOR_GPU, PADDING, WAITING
 from batchsim.metrics.rollouts import makespan_ns, rollout_kpis
 from batchsim.metrics.sleeping import sleep_kpis
 from batchsim.metrics.slo import Sample, Slo, rank
@@ -123,6 +123,8 @@ def measure(inputs: PointInputs) -> Measured:
     if inputs.fleet is None or not inputs.fleet.are_ranks:
         for part in (WAITING, PADDING):
             del shares[f"attr_{part}_share"]
+    if inputs.fleet is None or not inputs.fleet.shares:
+        del shares[f"attr_{FOR_GPU}_share"]
     if inputs.tiers is None:
         del shares[f"attr_{FLUSH}_share"]
     values |= shares

@@ -32,7 +32,7 @@ class FleetInputs:
 
     `group` is the name of each replica's kind, "" where all are alike. Peaks, and W between steps, are of all GPUs of a
     replica; None unless all are known. `are_ranks`: the replicas are ranks that step together. `sleeps`: they are
-    models that take turns on a GPU.
+    models that take turns on a GPU; `shares`: models awake side by side on one, which the first of them counts.
     """
 
     group: tuple[str, ...]
@@ -44,6 +44,7 @@ class FleetInputs:
     spans: tuple[ReplicaSpan, ...]
     are_ranks: bool = False
     sleeps: bool = False
+    shares: bool = False
 
     def replica_ns(self, span_ns: tuple[int, int], states: tuple[str, ...]) -> NDArray[np.int64]:
         """For each replica, the ns within the span in which its state was one of `states`."""

@@ -1,4 +1,5 @@
-"""How long each step of a rank in lockstep waited for other ranks, or computed padding to the fullest of them."""
+"""How long each step of a rank in lockstep waited for other ranks, or computed padding to the fullest of them; and how
+long a step waited for those of other engines on the same GPU."""
 
 from __future__ import annotations
 
@@ -7,11 +8,14 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsim.kernel.record import RANKS_PADDED, RANKS_WAITED, Records
+from batchsim.kernel.record import GPU_WAITED, RANKS_PADDED, RANKS_WAITED, Records
 
 Int = NDArray[np.int64]
 WAITING, PADDING = "waiting_for_ranks", "padding_of_ranks"
 """The parts of a request's life in which its rank waited for others, and computed padding."""
+
+FOR_GPU = "waiting_for_gpu"
+"""The part of a request's life in steps that waited for those of other models on their GPU."""
 
 RANK_METRICS: tuple[tuple[str, Literal["share"], Literal["lower"], str], ...] = (
     (
@@ -39,13 +43,24 @@ def rank_waits(records: Records) -> RankWaits | None:
     if not known.any():
         return None
     start_ns = np.ascontiguousarray(records.step_columns["start_ns"])
-    by_state: list[Int] = []
-    for state in (RANKS_WAITED, RANKS_PADDED):
-        rows = states[states["state"] == state]
-        ns = np.zeros(len(start_ns), np.int64)
-        ns[np.searchsorted(start_ns, rows["time_ns"])] = rows["blocker"]
-        by_state.append(ns)
-    return RankWaits(start_ns, *by_state)
+    return RankWaits(start_ns, *(_by_step(records, start_ns, state) for state in (RANKS_WAITED, RANKS_PADDED)))
+
+
+def gpu_waits(records: Records) -> tuple[Int, Int] | None:
+    """The start of each step of one engine, from which on it waits for the GPU, and for how long, in ns; None where
+    none waited."""
+    if not (records.states["state"] == GPU_WAITED).any():
+        return None
+    start_ns = np.ascontiguousarray(records.step_columns["start_ns"])
+    return start_ns, _by_step(records, start_ns, GPU_WAITED)
+
+
+def _by_step(records: Records, start_ns: Int, state: int) -> Int:
+    """The ns in rows of `state`, by the step that starts at their time; `start_ns` has those of all steps."""
+    rows = records.states[records.states["state"] == state]
+    ns = np.zeros(len(start_ns), np.int64)
+    ns[np.searchsorted(start_ns, rows["time_ns"])] = rows["blocker"]
+    return ns
 
 
 def outside(start_ns: Int, length_ns: Int, held_start_ns: Int, held_end_ns: Int) -> tuple[Int, Int]:

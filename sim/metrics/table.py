@@ -21,7 +21,7 @@ from typing import Literal
 from batchsim.metrics.adapters import ADAPTER_METRICS
 from batchsim.metrics.attribution import PARTS
 from batchsim.metrics.latencies import LATENCIES, TASK_DOC, TASK_E2E
-from batchsim.metrics.rank_waits import PADDING, RANK_METRICS, WAITING
+from batchsim.metrics.rank_waits import FOR_GPU, PADDING, RANK_METRICS, WAITING
 from batchsim.metrics.sleeping import SLEEP_METRICS
 from batchsim.metrics.tiers import FLUSH, TIER_METRICS
 
@@ -83,13 +83,14 @@ Needs = Literal[
     "adapters",
     "tiers",
     "sleep",
+    "share",
 ]
 
 
 @dataclass(frozen=True)
 class Metric:
     """One number of a run. Without what it `needs` it is None; without replicas, tasks, sessions, rollouts, offline
-    jobs, adapters, tiers of KV or models that sleep theirs are not there at all.
+    jobs, adapters, tiers of KV or models that sleep or share a GPU theirs are not there at all.
 
     `better`: which of two values is the better one, "" where that depends. `heading` stands above it in tables.
     """
@@ -426,6 +427,7 @@ _TIERS = tuple(Metric(*row, needs="tiers") for row in TIER_METRICS)
 _SLEEP = tuple(Metric(*row, needs="sleep") for row in SLEEP_METRICS)
 _E2E = "of the summed E2E of the cohort's finished requests"
 _NEEDS: dict[str, Needs] = {"adapter_load": "adapters", WAITING: "ranks", PADDING: "ranks", FLUSH: "tiers"}
+_NEEDS[FOR_GPU] = "share"
 _PARTS = (Metric(f"attr_{part}_share", "share", "", f"{part} {_E2E}", _NEEDS.get(part, "")) for part in PARTS)
 _JUDGED = (
     Metric("too_short", "yes or no", "lower", "1 where the median request runs for over a quarter of the window"),

@@ -71,6 +71,8 @@ def step_watts(setup: Setup, records: Records, terms: Mapping[str, NDArray[np.fl
     any other that of the measured prefill step. Else it is estimated by the power law of its GPUs from the `flops` and
     `bytes` in `terms`, those of the steps.
     """
+    if _shares(setup):
+        return None  # steps wait for others, whose power is not theirs
     setups = [group.setup for group in setup.groups] or [setup]
     of_step = np.zeros(records.num_steps, np.int64)
     if records.replicas is not None and len(setups) > 1:
@@ -147,6 +149,12 @@ def _sleeps(setup: Setup) -> bool:
     return replicas is not None and replicas.sleep is not None
 
 
+def _shares(setup: Setup) -> bool:
+    """Whether the replicas are models awake side by side on a GPU."""
+    replicas = setup.scenario.file.replicas
+    return replicas is not None and replicas.share is not None
+
+
 def is_lasting(setup: Setup, run: Run) -> bool:
     """Whether the same replicas were up from the start to the end, or took turns all along: else nothing is steady."""
     if _sleeps(setup):
@@ -161,19 +169,25 @@ def fleet_inputs(setup: Setup, run: Run) -> FleetInputs:
     gpus = [s.gpu for s in setups]
     known = [gpu for gpu in gpus if gpu is not None]
     idle = [idle_watts(each) for each in setups]
-    num_gpus = np.array([s.num_gpus for s in setups])
+    num_gpus, replicas = np.array([s.num_gpus for s in setups]), setup.scenario.file.replicas
 
     def peaks(values: list[float]) -> NDArray[np.float64] | None:
         return np.array(values) * num_gpus if len(known) == len(gpus) else None
 
+    counted = num_gpus
+    if replicas is not None and replicas.share is not None:
+        _, *others = (number for number, g in enumerate(groups) if not (replicas.groups or {})[g.name].own_gpu)
+        counted = np.where(np.isin(np.arange(len(groups)), others), 0, num_gpus)
+
     return FleetInputs(
         group=tuple(group.name for group in groups),
         num_blocks=np.array(num_blocks(setup)),
-        num_gpus=num_gpus,
+        num_gpus=counted,
         peak_flops=peaks([gpu.peak_flops for gpu in known]),
         memory_bandwidth=peaks([gpu.memory_bandwidth for gpu in known]),
-        idle_watts=None if None in idle else np.array(idle, np.float64),
+        idle_watts=None if None in idle or _shares(setup) else np.array(idle, np.float64),
         spans=run.spans,
         are_ranks=setup.are_ranks,
         sleeps=_sleeps(setup),
+        shares=_shares(setup),
     )

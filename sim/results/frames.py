@@ -108,7 +108,7 @@ COLUMN_DOCS: dict[str, dict[str, str]] = {
         "state": "prefill, recompute, decode, sat_out, preempted, swapped; blocked: it heads the queue and waits;"
         " held_back: others overtake it there; adapter, adapter_load, adapter_ready: of its LoRA adapter;"
         " ranks_waited, ranks_padded: the step that begins then waited for other ranks, or computed padding to the"
-        " fullest, for `blocker` ns, and request_id is null",
+        " fullest, for `blocker` ns, and request_id is null; gpu_waited: likewise, for other models' steps",
         "reason": "why, where the policy gave a reason; else empty; of an adapter its name, or whence it comes",
         "blocker": "the request that stands in the way; null where none does",
     },

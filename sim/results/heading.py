@@ -148,7 +148,7 @@ def _describe_replicas(setup: Setup) -> str:
     config = setup.scenario.file.replicas
     assert config is not None, "asked of several replicas"
     kinds = []
-    if config.sleep is not None:
+    if config.are_models:
         return _describe_models(setup, config.sleep)
     for group in setup.groups:
         gpu = "" if group.setup.gpu is None else group.setup.gpu.name
@@ -166,20 +166,23 @@ def _describe_replicas(setup: Setup) -> str:
     return " · ".join(kinds) + router + scaler + fails
 
 
-def _describe_models(setup: Setup, sleep: SleepConfig) -> str:
-    """Which models take turns on which GPU, and how their weights move."""
+def _describe_models(setup: Setup, sleep: SleepConfig | None) -> str:
+    """Which models share which GPU, and how their weights move where they take turns."""
     config, kinds = setup.scenario.file.replicas, []
-    assert config is not None and config.groups is not None, "models that sleep are groups"
+    assert config is not None and config.groups is not None, "models that share a GPU are groups"
     for own in (False, True):
         groups = [group for group in setup.groups if config.groups[group.name].own_gpu == own]
         costs = _joined(
             (_describe_engine(group.setup, config.groups[group.name].model), group.name) for group in groups
         )
         kinds += [f"{names}{' with a GPU of its own' * own}: {text}" for text, names in costs.items()]
+    count = f"{sum(not group.own_gpu for group in config.groups.values())} models"
+    if sleep is None:
+        return " · ".join([f"{count}: side by side, their steps one after another", *kinds])
     disk = "" if sleep.disk is None else f", disk {sleep.disk / 1e9:g} GB/s"
     where = f"one awake at a time, sleep level {sleep.level}, link {sleep.link / 1e9:g} GB/s{disk}"
     least = f", awake {format_duration(sleep.min_awake)} at least" if sleep.min_awake else ""
-    return " · ".join([f"{sum(not group.own_gpu for group in config.groups.values())} models: {where}{least}", *kinds])
+    return " · ".join([f"{count}: {where}{least}", *kinds])
 
 
 def _describe_engine(own: Setup, model: str | None) -> str:

@@ -26,6 +26,13 @@ def asks_for_no_tokens(scenario: Mapping[str, Any]) -> bool:
     return any(isinstance(output, Mapping) and output.get("kind") == "none" for output in outputs)
 
 
+def has_items(scenario: Mapping[str, Any]) -> bool:
+    """Whether requests of a scenario, as plain values, have images, audios or videos."""
+    workload = scenario.get("workload") or {}
+    owners = [workload, *((workload.get("classes") or {}).values())]
+    return any(owner.get("items") is not None for owner in owners if isinstance(owner, Mapping))
+
+
 def speculation(results: Results, policy: str) -> Mapping[str, Any]:
     """How `policy` drafts tokens, as its scenario states it: a `speculative_config` of vLLM, or a choice of several; of
     SGLang the `method` alone; empty if it does not."""

@@ -181,8 +181,9 @@ class ScenarioFile(Config):
             raise ValueError(
                 "plan: GPUs are not planned for ranks that step together. Leave out plan, or dp_attention."
             )
-        if self.replicas is not None and self.replicas.sleep is not None:
-            raise ValueError("plan: GPUs are not planned for models that take turns on one. Leave out plan, or sleep.")
+        if self.replicas is not None and self.replicas.are_models:
+            key, how = ("share", "are") if self.replicas.sleep is None else ("sleep", "take turns")
+            raise ValueError(f"plan: GPUs are not planned for models that {how} on one. Leave out plan, or {key}.")
         stated = next((name for name in ("tokens", "memory") if getattr(self.kv, name) is not None), "")
         if stated and any(offer.kv_tokens is None for offer in plan.gpus.values()):
             raise ValueError(

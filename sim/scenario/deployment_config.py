@@ -20,6 +20,7 @@ from batchsim.workload.tagged import OrWord
 
 if TYPE_CHECKING:
     from batchsim.cost.base import Cost
+    from batchsim.cost.encoder import VisionTime
     from batchsim.cost.presets import Preset
     from batchsim.cost.roofline import Roofline
     from batchsim.deployment.deployment import Deployment
@@ -105,7 +106,7 @@ class DeploymentConfig(Config):
     tp: Degree = 1
     """GPUs that share each layer (tensor parallel)."""
     pp: Degree = 1
-    """Stages of a pipeline, each with as many layers."""
+    """Stages of a pipeline, among which the layers are divided."""
     ep: Degree = 1
     """GPUs among which whole experts are divided (expert parallel), a divisor of tp × dp_attention."""
     dp_attention: Degree = 1
@@ -125,7 +126,7 @@ class DeploymentConfig(Config):
     draft: DraftersConfig | None = None
     """What drafting costs, by method."""
     encoder: EncoderConfig | None = None
-    """What encoding images, audios and videos takes, beside the steps."""
+    """What encoding images, audios and videos takes, beside the steps; images: by kernel tables unless given."""
     shapes: ShapesConfig | None = None
     """Compiled shapes, to which steps are padded; without it no step is."""
     extrapolate: bool = False
@@ -228,6 +229,22 @@ class DeploymentConfig(Config):
                 max_model_len=max_model_len,
             )
         return self._roofline(deployment, block_size)
+
+    def vision_time(self, model: ModelSpec, largest: int) -> VisionTime:
+        """The time of the model's vision tower on these GPUs, from the kernel tables. ScenarioError where it is not
+        known, or for images of more than `MAX_IMAGE` embeddings, the `largest` of which is given."""
+        from batchsim.cost.encoder import encoder_unknown
+        from batchsim.tables.modes import NoTablesError
+        from batchsim.tables.vision import MAX_IMAGE, vision_time
+
+        if not self.has_tables:
+            raise encoder_unknown("no kernel tables are of such a GPU")
+        if largest > MAX_IMAGE:
+            raise encoder_unknown(f"items of {largest:,} tokens are above the {MAX_IMAGE:,} of the largest image timed")
+        try:
+            return vision_time(self.deployment(model))
+        except NoTablesError as error:
+            raise encoder_unknown(error.reason) from None
 
     def preset(self, policy: PolicyConfig) -> Preset | None:
         """The host, and how slow kernels are in the engine, under a policy; None where that is stated or not known."""

@@ -15,6 +15,7 @@ from batchsim.drive.fleet.lockstep.rank_costs import RankCosts
 from batchsim.drive.fleet.lockstep.recorded_ranks import simulate_ranks
 from batchsim.drive.fleet.pools import Pools, PrefillCore, simulate_pools
 from batchsim.drive.fleet.shared_gpu import Models, simulate_shared
+from batchsim.drive.fleet.side_by_side import simulate_side_by_side
 from batchsim.drive.fleet.simulate_fleet import FleetRun, simulate_fleet
 from batchsim.drive.fleet.sleeping import SleepConfig
 from batchsim.drive.simulate import Pulse, simulate
@@ -102,6 +103,10 @@ def _simulate_fleet(setup: Setup, point: Point, workload: BuiltWorkload, pulse: 
             return cores[-1]
 
         fleet = simulate_pools(new_pooled, router, pools, workload, **options)
+    elif config.share is not None:
+        homes = {group.name: number for number, group in enumerate(setup.groups)}
+        sharing = [homes[name] for name, group in (config.groups or {}).items() if not group.own_gpu]
+        fleet = simulate_side_by_side(new_engine, homes, sharing, workload, **options)
     elif config.sleep is not None:
         fleet = simulate_shared(new_engine, _models_of(setup, config, config.sleep), workload, **options)
     else:

@@ -15,7 +15,7 @@ from batchsim.drive.fleet.lockstep.lockstep_config import MAX_RANKS, LockstepCon
 from batchsim.drive.fleet.routing import ROUTERS, RoundRobinConfig, RouterConfig
 from batchsim.drive.fleet.scaling.autoscaler import Replicas
 from batchsim.drive.fleet.scaling.kinds import Scaler
-from batchsim.drive.fleet.sleeping import SleepConfig
+from batchsim.drive.fleet.sleeping import ShareConfig, SleepConfig
 from batchsim.drive.fleet.transfer import TransferConfig
 from batchsim.scenario.kv_config import KvConfig
 from batchsim.scenario.scenario_cost import ScenarioCost
@@ -37,9 +37,9 @@ class ReplicaGroup(Config):
     knobs: dict[str, Any] | None = None
     """With `transfer`, knobs of the policy that these replicas have; the scenario's unless given."""
     model: str | None = field(default=None, metadata=LEFT_OUT)
-    """With `sleep`, their model; the scenario's unless given."""
+    """With `sleep` or `share`, their model; the scenario's unless given."""
     own_gpu: bool = field(default=False, metadata=LEFT_OUT)
-    """With `sleep`, whether the model has a GPU of its own, and never sleeps."""
+    """With `sleep` or `share`, whether the model has a GPU of its own."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,8 @@ class ReplicasConfig(Config):
     """How KV gets from the replicas of the group prefill, which compute prompts, to those of the group decode."""
     sleep: SleepConfig | None = field(default=None, metadata=LEFT_OUT)
     """Groups are models that take turns on a GPU, each that of the requests of the class of its name."""
+    share: ShareConfig | None = field(default=None, metadata=LEFT_OUT)
+    """Groups are models awake side by side on a GPU, each that of the requests of the class of its name."""
 
     lockstep: LockstepConfig | None = field(default=None, metadata=LEFT_OUT)
     """With `count`: the replicas are ranks of one model with experts that step together, in short `dp_attention`."""
@@ -94,8 +96,8 @@ class ReplicasConfig(Config):
             raise ValueError("groups is empty. Name at least one, like {h200: {count: 2}}.")
         if self.groups is not None and not all(name.strip() for name in self.groups):
             raise ValueError("groups: a group has an empty name. Name it, like {h200: {count: 2}}.")
-        self._check_sleep()
-        if self.router is None and self.plan.most > 1 and self.sleep is None and self.lockstep is None:
+        self._check_models()
+        if self.router is None and self.plan.most > 1 and not self.are_models and self.lockstep is None:
             *others, last = ROUTERS
             raise ValueError(
                 f"router is missing, and {self.plan.most} replicas need one. Add it: {', '.join(others)} or {last}."
@@ -148,30 +150,44 @@ class ReplicasConfig(Config):
             what = "failures" if self.failures else "admission"
             raise ValueError(f"{what} is not simulated where prefill and decode are apart. Leave it out.")
 
-    def _check_sleep(self) -> None:
+    def _check_models(self) -> None:
         groups = self.groups or {}
-        if self.sleep is None:
+        if not self.are_models:
             for name, group in groups.items():
                 if group.model is not None or group.own_gpu:
                     key = "own_gpu" if group.model is None else "model"
-                    raise ValueError(f"groups.{name}.{key} is for models that take turns on a GPU. Add sleep.")
+                    raise ValueError(
+                        f"groups.{name}.{key} is for models that share a GPU. Add sleep, where they take turns, or"
+                        " share, where they are side by side."
+                    )
             return
+        which, how = "share", "are side by side on a GPU"
+        if self.sleep is not None:
+            which, how = "sleep", "take turns on a GPU"
+        if self.sleep is not None and self.share is not None:
+            raise ValueError("sleep and share both say how models share a GPU. Write one of them.")
         if self.groups is None:
-            raise ValueError("sleep is of several models, and all replicas are alike. Write groups, a model each.")
+            raise ValueError(f"{which} is of several models, and all replicas are alike. Write groups, a model each.")
         given = ("router", "failures", "autoscaler", "admission", "transfer")
         if key := next((key for key in given if getattr(self, key)), ""):
-            raise ValueError(f"{key} is not simulated where models take turns on a GPU. Drop it, or drop sleep.")
+            raise ValueError(f"{key} is not simulated where models {how}. Drop it, or drop {which}.")
         for name, group in groups.items():
             if group.count != 1:
                 raise ValueError(
-                    f"groups.{name}.count is {group.count}: models that take turns have one engine each, and so"
+                    f"groups.{name}.count is {group.count}: models that {how} have one engine each, and so"
                     " have those beside them. Write 1."
                 )
         if (sharing := sum(not group.own_gpu for group in groups.values())) < 2:
+            never = "sleeps" if which == "sleep" else "waits for another"
             raise ValueError(
-                f"sleep: of the models {sharing} shares a GPU, so that none ever sleeps. Leave two without own_gpu, or"
-                " drop sleep and write a router."
+                f"{which}: of the models {sharing} shares a GPU, so that none ever {never}. Leave two without own_gpu,"
+                f" or drop {which} and write a router."
             )
+
+    @property
+    def are_models(self) -> bool:
+        """Whether the groups are models that share a GPU, in turns or side by side."""
+        return self.sleep is not None or self.share is not None
 
     @property
     def total(self) -> int:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from batchsim.base.errors import ScenarioError
+from batchsim.cost.encoder import VisionTime, encoder_unknown
+from batchsim.cost.encoder_config import EncoderConfig
 from batchsim.deployment.model import DTYPE_BYTES, ModelSpec
 from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.kernel.protocols import ItemsContext
 from batchsim.scenario.config import Scenario
+from batchsim.scenario.deployment_config import DeploymentConfig
 from batchsim.workload.items import largest_item
 from batchsim.workload.rollout_config import Rollout
 from batchsim.workload.workload_config import WorkloadConfig
+
+if TYPE_CHECKING:
+    from batchsim.scenario.scenario_cost import ScenarioCost
 
 
 def items_context(traffic: WorkloadConfig, model: ModelSpec) -> ItemsContext | None:
@@ -20,6 +27,23 @@ def items_context(traffic: WorkloadConfig, model: ModelSpec) -> ItemsContext | N
     if not said:
         return None
     return ItemsContext(largest_item(said), model.hidden_size * DTYPE_BYTES.get(model.dtype, 2))
+
+
+def encoder_of(cost: ScenarioCost, traffic: WorkloadConfig, model: ModelSpec) -> EncoderConfig | VisionTime | None:
+    """The encoder of an engine for the items of `traffic`: as `cost` states it, else a deployment's from kernel tables;
+    None where no request has any.
+
+    ScenarioError for items of which no encoder is known, and for an encoder without items.
+    """
+    stated, items = cost.encoder, traffic.all_items
+    if not items and stated is not None:
+        what = f"encoder {stated}: no request has images, audios or videos"
+        raise ScenarioError(f"{what}. Add workload.items, or drop it.")
+    if stated is not None or not items:
+        return stated
+    if not isinstance(cost, DeploymentConfig):
+        raise encoder_unknown()
+    return cost.vision_time(model, largest_item(items))
 
 
 ITEM_KNOBS = frozenset(

@@ -12,7 +12,8 @@ from batchsim.cost.base import Cost
 from batchsim.cost.capped import capped
 from batchsim.cost.cost_error import CostError, Unknown
 from batchsim.cost.drafter import with_drafter
-from batchsim.cost.encoder import with_encoder
+from batchsim.cost.encoder import VisionTime, with_encoder
+from batchsim.cost.encoder_config import EncoderConfig
 from batchsim.cost.presets import Preset, under_preset
 from batchsim.cost.scaled import Scaled
 from batchsim.cost.shapes.config import EngineSizes, ShapesConfig
@@ -38,7 +39,7 @@ from batchsim.scenario.pooled import checked_connector, pooled
 from batchsim.scenario.ranks import check_one_scheduler, check_ranks, of_one_rank
 from batchsim.scenario.real_engine import check_one_can_be_real
 from batchsim.scenario.replicas_config import ReplicasConfig
-from batchsim.scenario.request_kinds import check_hash_ids, check_kinds, items_context
+from batchsim.scenario.request_kinds import check_hash_ids, check_kinds, encoder_of, items_context
 from batchsim.scenario.schedulers import drawn_luck, new_scheduler
 from batchsim.scenario.shared import check_models, with_model
 from batchsim.scenario.structured import check_structured, take_masks
@@ -79,6 +80,7 @@ class Setup:
     max_waiting: int | None
     groups: tuple[Group, ...] = ()
     tier: HostTier | None = None
+    encoder: EncoderConfig | VisionTime | None = None  # of requests' images, audios and videos
 
     @classmethod
     def of(cls, scenario: Scenario) -> Setup:
@@ -98,7 +100,8 @@ class Setup:
             check_one_scheduler(scenario, cost)
             kv, axis = kv_budget(scenario, model, cost), (scenario.load_name, scenario.loads)
             traffic = classes_by_popularity(file.workload)
-            setup = cls(scenario, model, cost, kv, traffic, _Trace(scenario), *axis, file.max_waiting)
+            encoder = encoder_of(file.cost, traffic, model)
+            setup = cls(scenario, model, cost, kv, traffic, _Trace(scenario), *axis, file.max_waiting, encoder=encoder)
         with scenario.at("replicas"):
             check_ranks(scenario, model, cost, kv)
         with scenario.at("kv"):
@@ -232,7 +235,7 @@ class Setup:
         ScenarioError where its draft model cannot be timed, or the shapes do not go with the policy.
         """
         cost = with_drafter(self._preset_cost(config), self.scenario.cost.draft, config.traits.speculation)
-        return with_encoder(self._in_shapes(cost, config), self.scenario.cost.encoder, items=self.items is not None)
+        return with_encoder(self._in_shapes(cost, config), self.encoder)
 
     def _in_shapes(self, cost: Cost, config: PolicyConfig) -> Cost:
         """`cost` with the compiled shapes of the scenario's cost, if it states any."""
@@ -250,12 +253,9 @@ class Setup:
     @property
     def cost_text(self) -> str:
         """The cost in words, with what drafting, LoRA adapters and masks cost."""
-        draft = self.scenario.cost.draft
-        config = self.scenario.specs[0].config
-        cost = self._in_shapes(self._preset_cost(config), config)
-        cost = with_encoder(cost, self.scenario.cost.encoder, items=self.items is not None)
-        file = self.scenario.file
-        beside = (("drafting", draft), ("LoRA", file.lora_cost), ("structured", file.structured_cost))
+        config, file = self.scenario.specs[0].config, self.scenario.file
+        cost = with_encoder(self._in_shapes(self._preset_cost(config), config), self.encoder)
+        beside = (("drafting", file.cost.draft), ("LoRA", file.lora_cost), ("structured", file.structured_cost))
         return cost.describe() + "".join(f" · {name}: {each}" for name, each in beside if each is not None)
 
     @property
@@ -428,9 +428,9 @@ def _groups(setup: Setup, replicas: ReplicasConfig) -> tuple[Group, ...]:
             groups.append(Group(name, group.count, Setup.of(own)))
         except (ScenarioError, CalibrationError) as error:
             raise type(error)(f"{where}: {error}") from None
-    if replicas.sleep is not None:
+    if replicas.are_models:
         with setup.scenario.at("replicas"):
-            check_models(replicas, alone.file, {each.name: (each.setup.num_gpus, each.setup.gpu) for each in groups})
+            check_models(replicas, alone.file, {each.name: each.setup for each in groups})
     return tuple(groups)
 
 

@@ -123,8 +123,9 @@ class RealtimeSimulation(Answers):
         check_no_tiers(setup.scenario, "are not served")
         if setup.scenario.file.structured_cost is not None:
             raise ScenarioError(f"{setup.scenario.name}: constrained answers are not served. Drop structured_cost.")
-        if replicas is not None and replicas.sleep is not None:
-            raise ScenarioError(f"{setup.scenario.name}: models that take turns on a GPU are not served. Drop sleep.")
+        if replicas is not None and replicas.are_models:
+            key = "share" if replicas.sleep is None else "sleep"
+            raise ScenarioError(f"{setup.scenario.name}: models that share a GPU are not served. Drop {key}.")
         plan = FleetPlan(1) if replicas is None else replicas.plan
         router = (RoundRobinConfig() if replicas is None else replicas.chosen_router).build(seed)
         self._env = simpy.Environment()

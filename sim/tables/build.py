@@ -117,7 +117,7 @@ def build_profile(tables: Tables) -> Profile:
         name=name_of(deployment, tables.backend),
         origin="imported",
         executor=deployment.engine,
-        model=replace(deployment.model, untimed="", quantised=Quantisation()),
+        model=replace(deployment.model, untimed="", quantised=Quantisation(), vision=None),
         gpu=None if deployment.gpu is None else deployment.gpu.name,
         hardware={"gpu": tables.system, "gpus": deployment.num_gpus},
         software={PACKAGE: version(), deployment.engine: tables.backend},

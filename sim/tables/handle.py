@@ -61,7 +61,7 @@ class Tables:
                     try:
                         self._open(folder)
                         return
-                    except _errors() as error:
+                    except errors_of_tables() as error:
                         problems.append(reason_of(str(error)))
         raise _lacking(deployment, versions[0], problems)
 
@@ -408,6 +408,6 @@ def _holes() -> tuple[type[Exception], ...]:
     )
 
 
-def _errors() -> tuple[type[Exception], ...]:
+def errors_of_tables() -> tuple[type[Exception], ...]:
     """What the package raises for a deployment that it has no answer for."""
     return (ValueError, KeyError, AssertionError, NotImplementedError, RuntimeError, OSError)

@@ -23,6 +23,10 @@ def _attention(match: Match[str]) -> str:
     return f"no attention of heads of {fields.get('head_size', '?')} with {heads} KV heads{within} and {kept} was timed"
 
 
+def _encoder(match: Match[str]) -> str:
+    return f"no encoder attention of heads of {_fields(match['key']).get('head_size', '?')} was timed"
+
+
 def _experts(match: Match[str]) -> str:
     fields = _fields(match["key"])
     count, chosen, quant = (fields.get(name, "?") for name in ("num_experts", "topk", "quant"))
@@ -53,6 +57,8 @@ _CLAUSES = (
     (r"module data missing for \w+ ?\{(?P<key>[^}]*)", _blocks),
     (r"MoE data missing for \w+ ?\{(?P<key>[^}]*)", _experts),
     (r"no \w+ module rows loaded.*?(?P<what>[a-z]+\d*)_\w*module_perf", _loaded),
+    (r"encoder attention data missing for \w+ ?\{(?P<key>[^}]*)", _encoder),
+    (r"no encoder-attention rows loaded", "no encoder attention was timed on this GPU under this engine"),
     (r"quant mode '(?P<quant>\w+)' needs", r"the GPU has no arithmetic in \g<quant>"),
     (r"Parallelism width mismatch", "its GPUs share attention and experts in another way than the tables know"),
 )

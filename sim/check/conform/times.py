@@ -96,8 +96,8 @@ class RecordedTimes:
         """Itself: what encoding took is in the recorded steps."""
         return self
 
-    def item_ns(self, tokens: int) -> int:
-        return 0
+    def items_ns(self, items: list[list[int]]) -> list[int]:
+        return [0] * len(items)
 
     def stages_ns(self, batch: Batch) -> tuple[int, ...]:
         assert self._law is not None  # a pipeline's times are read only as a law

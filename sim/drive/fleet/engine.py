@@ -71,11 +71,20 @@ class Home(Protocol):
         ...
 
 
+class SharedGpu(Protocol):
+    """A GPU that runs the steps of several engines."""
+
+    def execute(self, core: EngineCore, batch: Batch, now_ns: int) -> int:
+        """Launches a step of `core` at `now_ns`; returns its end in ns."""
+        ...
+
+
 class Engine:
     """One engine from the start of its replica to its end or failure."""
 
-    def __init__(self, fleet: Home, slot: Slot, core: EngineCore) -> None:
+    def __init__(self, fleet: Home, slot: Slot, core: EngineCore, gpu: SharedGpu | None = None) -> None:
         self.fleet = fleet
+        self.gpu = gpu  # that runs the steps of other engines too
         self.slot = slot
         self.core = core
         self.leaps = Leaps(core, leaps=fleet.leap)
@@ -162,13 +171,13 @@ class Engine:
                     if not self.alive:
                         return
                 if wait.batch is not None:
-                    self.core.execute(wait.batch, now_ns)
+                    self._execute(wait.batch, now_ns)
                     self._reached_ns = now_ns
                     if leaps.follow_steps:
                         yield from self._go_on()
                         now_ns = self._reached_ns
             elif isinstance(wait, Batch):
-                self._reached_ns = self.core.execute(wait, now_ns)
+                self._reached_ns = self._execute(wait, now_ns)
                 if leaps.follow_steps:
                     yield from self._go_on()
                 now_ns, phase = self._reached_ns, END
@@ -189,6 +198,9 @@ class Engine:
             if not self.alive:
                 return
             wait = loop.send(now_ns)
+
+    def _execute(self, batch: Batch, now_ns: int) -> int:
+        return self.core.execute(batch, now_ns) if self.gpu is None else self.gpu.execute(self.core, batch, now_ns)
 
     def _go_on(self) -> Steps:
         """Simulates steps like the latest, just executed, up to the next event; sleeps while they have no observable

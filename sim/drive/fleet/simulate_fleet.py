@@ -272,13 +272,16 @@ class Fleet:
         now_ns = int(self.env.now)
         self._become(slot, UP, now_ns)
         slot.is_noticed = False
-        slot.engine = Engine(self, slot, self.new_engine(slot.number))
+        slot.engine = self._new_engine(slot)
         if isinstance(self.router, SeesFirstTokens):
             slot.engine.core.journal.first_tokens = []
         self._engines.append(slot.engine)
         self._living.append(slot.engine)
         self.env.process(slot.engine.process())
         self.clients.release()
+
+    def _new_engine(self, slot: Slot) -> Engine:
+        return Engine(self, slot, self.new_engine(slot.number))
 
     def _failure(self, slot: Slot, down_ns: int) -> Callable[[], None]:
         def act() -> None:

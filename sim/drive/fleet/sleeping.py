@@ -1,4 +1,4 @@
-"""What a scenario says of models that take turns on a GPU, and how long their weights take to move.
+"""What a scenario says of models that share a GPU: side by side, or in turns, and how long their weights take to move.
 
 An engine that sleeps keeps no KV. At level 1 its weights are copied to the host's memory and back, both over the
 GPU's link to the host; at level 2 they are dropped, and read from disk again: vLLM 0.33.0, v1/engine/core.py, `sleep`
@@ -40,6 +40,14 @@ class SleepConfig(Config):
             copy_ns = round(weight_bytes * NS_PER_S / self.link)
             return Moves(copy_ns, copy_ns)
         return Moves(0, round(weight_bytes * NS_PER_S / min(self.disk, self.link)))
+
+
+@dataclass(frozen=True)
+class ShareConfig(Config):
+    """Models that are awake side by side on a GPU, each with its share of the memory."""
+
+    steps: Literal["queued"]
+    """`queued`: the GPU runs one step at a time, whole, in the order in which they were launched."""
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ _CAUSES = {
     "queued:prefill_interval": "queueing for a step with prompts",
     "queued:adapter": "queueing for a place for its adapter",
     "adapter_load": "adapters being loaded",
+    "waiting_for_gpu": "waiting for other models' steps",
     "waiting_for_ranks": "waiting for slower ranks",
     "padding_of_ranks": "padding to the fullest rank",
     "queued:kv_storing": "waiting for KV to be stored in the host",

@@ -68,7 +68,7 @@ def shown_deployment(scenario: Scenario) -> ShownDeployment:
         commands = {side.name: _side_command(side, scenario.plain) for side in deployed}
         return ShownDeployment(title, kv, missing, of, None, commands)
     policies = {spec.name: spec.config for spec in scenario.specs}
-    is_one = replicas is None or replicas.sleep is None  # whose command is that of all engines
+    is_one = replicas is None or not replicas.are_models  # whose command is that of all engines
     command = command_of(scenario) if is_one and isinstance(scenario.cost, DeploymentConfig) else None
     return ShownDeployment(title, kv, missing, policies, command)
 

@@ -33,6 +33,7 @@ _LETTERS = {
     "decode": "d",
     "decode_beside_prefill": "b",
     "adapter_load": "A",
+    "waiting_for_gpu": "g",
     "waiting_for_ranks": "r",
     "padding_of_ranks": "p",
     "sat_out": "s",

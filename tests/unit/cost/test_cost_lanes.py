@@ -11,6 +11,7 @@ from batchsim.cost.host_config import HostCost
 from batchsim.cost.profile import HostTerm, load_profile
 from batchsim.cost.roofline import Roofline
 from batchsim.cost.scaled import Scaled
+from batchsim.cost.work import columns_of
 from batchsim.deployment.catalog import GPUS, MODELS
 from batchsim.deployment.deployment import Deployment
 from batchsim.scenario import load_scenario
@@ -95,3 +96,15 @@ def test_who_cannot_fill_a_pipeline_is_refused(policy: str, message: str) -> Non
     overrides = ["cost={kind: roofline, gpu: h100, pp: 2}", f"policies={{it: {policy}}}"]
     with pytest.raises(ScenarioError, match=f"^--set policies=.*{message}"):
         Setup.of(load_scenario("bursty", overrides=overrides))
+
+
+def test_unequal_stages_take_as_much_as_they_have_layers() -> None:
+    """Of 32 layers three stages have 11, 11 and 10, by vLLM's rule; recorded steps are cut alike."""
+    cost, batch = Roofline(LLAMA, H100, deployment=Deployment(LLAMA, H100, "vllm", pp=3)), BATCHES["mixed"]
+    first, second, last = (float(ns) for ns in cost.lanes().stages_ns(batch))
+    tokens, rows = batch.num_decode_tokens + batch.num_prefill_tokens, batch.num_decode_tokens + len(batch.chunks)
+    sent_ns, body_ns = cost.transfer_ns(tokens), cost.without_host().step_ns(batch) - cost.head_ns(rows)
+    assert first == second == pytest.approx(body_ns * 11 / 32 + sent_ns, abs=2)
+    assert last == pytest.approx(body_ns * 10 / 32 + cost.head_ns(rows), abs=2)
+    recorded = cost.lanes().stages_of(columns_of(batch))[0]
+    assert recorded == pytest.approx([first, second, last], abs=2)

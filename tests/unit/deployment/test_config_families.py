@@ -11,6 +11,7 @@ import pytest
 from batchsim.base.errors import ScenarioError
 from batchsim.base.plain import from_plain, to_plain
 from batchsim.deployment.deployment import Deployment
+from batchsim.deployment.kv_groups import States, group_layers
 from batchsim.deployment.kv_room import check_derivable
 from batchsim.deployment.layers import (
     BlockSparseAttention,
@@ -247,8 +248,6 @@ def test_a_gated_delta_net_is_counted_matrix_by_matrix() -> None:
             "num_hidden_layers is 8, and 3 blocks are listed",
         ),
         ({"model_type": "kimi_linear"}, "linear_attn_config is missing. Write an object"),
-        ({"model_type": "gemma4", "num_kv_shared_layers": 20}, "num_kv_shared_layers means layers that keep no KV"),
-        ({"model_type": "gemma4", "hidden_size_per_layer_input": 256}, "means an embedding for each layer"),
         ({"model_type": "deepseek_v4", "compress_ratios": [8] * 8}, "compress_ratios has 8; known are 0, 4, 128"),
         ({"model_type": "deepseek_v4", "compress_ratios": [4] * 3}, "compress_ratios has 3 of 8 layers"),
         ({"model_type": "minimax_m3"}, "sparse_attention_config is missing"),
@@ -284,6 +283,62 @@ def test_a_list_of_layers_that_cannot_be_is_refused(listed: object) -> None:
     """Numbers are not passed over: of no layer, or between other signs than commas."""
     with pytest.raises(ScenarioError, match=r"s: moe_layers_enum is .* from 0 to 3, with commas"):
         ModelSpec.from_config(STEP | {"moe_layers_enum": listed}, "s")
+
+
+E2B: dict[str, object] = {
+    **{"model_type": "gemma4_text", "hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 35},
+    **{
+        "num_attention_heads": 8,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "vocab_size": 262144,
+    },
+    **{"sliding_window": 512, "num_kv_shared_layers": 20, "use_double_wide_mlp": True},
+    **{"hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262144, "torch_dtype": "bfloat16"},
+    "max_position_embeddings": 131072,
+    "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7,
+}
+
+
+def test_layers_that_share_kv_keep_none_and_an_embedding_of_layers_is_weights() -> None:
+    """Gemma 4 E2B: 12 windowed and 3 full layers keep KV, the 20 behind read theirs and have MLPs twice as wide; every
+    layer has a gate and a projection of its own input, whose embedding is half of all weights."""
+    spec = ModelSpec.from_config(E2B, "e2b")
+    assert [(each.count, each.attention.kv_elements()) for each in spec.kinds[:6]] == [
+        *((4, 512), (1, 1024)) * 3,
+    ]
+    assert not any(each.attention.kv_elements() for each in spec.kinds[6:])
+    assert {each.mlp.width for each in spec.kinds[6:]} == {12_288}
+    assert spec.kv_bytes_per_token == (12 * 512 + 3 * 1024) * 2
+    attention = 28 * 1536 * 256 * (8 + 8 + 2) + 7 * 1536 * 512 * (8 + 8 + 2)
+    mlps, inputs = (15 + 2 * 20) * 3 * 1536 * 6144, 35 * 2 * 1536 * 256
+    of_layers = 35 * 256 * (262_144 + 1536) + 256
+    vectors = 35 * (5 * 1536 + 1) + 28 * 2 * 256 + 7 * 2 * 512 + 1536
+    assert spec.num_parameters == attention + mlps + inputs + of_layers + vectors + 262_144 * 1536
+    assert spec.num_parameters == pytest.approx(4.65e9, rel=0.01)
+    one, two = (Deployment(spec, engine="vllm", tp=tp) for tp in (1, 2))
+    assert one.weight_bytes == 2 * spec.num_parameters
+    copies = inputs + vectors + 28 * 1536 * 512 + 7 * 1536 * 1024  # its only KV head is on both
+    assert two.weight_bytes == pytest.approx(spec.num_parameters + copies, rel=1e-6)
+
+
+def test_groups_of_kv_leave_out_layers_that_share_it() -> None:
+    """A block of a full layer has 16 tokens, of a windowed one 32, and five groups of three layers."""
+    grouped = group_layers(ModelSpec.from_config(E2B, "e2b"), 1, 2, States())
+    assert sorted((group.window or 0, group.block_size) for group in grouped.layout.groups) == [
+        (0, 16),
+        *[(512, 32)] * 4,
+    ]
+    assert {len(layers) for layers in grouped.layers} == {3}
+    assert max(max(layers) for layers in grouped.layers) == 14
+
+
+def test_a_layer_without_one_to_share_with_is_refused() -> None:
+    """All 35 would share, or none of the kind is left that keeps KV."""
+    for shared in (35, 31, 99):
+        with pytest.raises(ScenarioError, match=f"e2b: num_kv_shared_layers is {shared} of 35 layers"):
+            ModelSpec.from_config(E2B | {"num_kv_shared_layers": shared}, "e2b")
 
 
 def test_gemma_ties_its_embeddings_where_its_file_does_not_say() -> None:

@@ -19,6 +19,7 @@ from batchsim.cost.work import WORK_COLUMNS, useful_flops_bytes
 from batchsim.deployment.catalog import MODELS, read_model, sheet_gpu
 from batchsim.deployment.deployment import Deployment, Types
 from batchsim.deployment.model import ModelSpec
+from batchsim.deployment.on_gpus import stage_layers
 from batchsim.deployment.quantisation import Quantisation, read_quantisation
 
 FP8_BLOCK = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
@@ -269,11 +270,25 @@ def test_attention_groups_have_all_of_attention_each_and_share_the_experts() -> 
     one.check_one_scheduler()
 
 
+@pytest.mark.parametrize(
+    ("layers", "stages", "parts"),
+    [(22, 4, (5, 6, 6, 5)), (5, 3, (2, 2, 1)), (4, 3, (1, 2, 1)), (3, 2, (2, 1)), (61, 4, (15, 15, 16, 15))],
+)
+def test_layers_that_are_left_over_are_in_the_middle(layers: int, stages: int, parts: tuple[int, ...]) -> None:
+    """vLLM's rule: one more from the last stage but one on, towards the first."""
+    assert stage_layers(layers, stages) == parts
+    held = Deployment(replace(model(GPT_OSS), num_hidden_layers=layers, layers=()), engine="vllm", pp=stages).stages()
+    assert [sum(runs.count for runs in stage.layers) for stage in held] == list(parts)
+    assert [stage.is_last for stage in held] == [False] * (stages - 1) + [True]
+
+
 def test_a_stage_holds_its_own_layers() -> None:
     """DeepSeek's dense layers are in the first of two stages; the fullest counts."""
     spec = replace(model(DEEPSEEK), num_hidden_layers=60, layers=())
-    with pytest.raises(ScenarioError, match="61 layers of m cannot be cut into 2 equal stages"):
+    with pytest.raises(ScenarioError, match=r"61 layers of m cannot be cut into 2 equal stages.*engine: vllm"):
         Deployment(model(DEEPSEEK), pp=2)
+    with pytest.raises(ScenarioError, match="61 layers of m cannot be cut into 62 stages"):
+        Deployment(model(DEEPSEEK), engine="vllm", pp=62)
     first, last = Deployment(model(GPT_OSS), pp=2).stages()
     assert last.weight_bytes - first.weight_bytes == 2 * 2880  # the last norm; either has one of two equal matrices
     tied = replace(spec, tie_word_embeddings=True)

@@ -166,5 +166,5 @@ def test_padding_has_no_time_in_stages() -> None:
     loop = VllmConfig().traits.loop.over(2)
     batch = Batch(None, [], 0)
     assert SimExecutor(StagedCost(2), 1000, loop).execute(batch).duration_ns == 9
-    with pytest.raises(ValueError, match="no time in a pipeline of several stages"):
+    with pytest.raises(ValueError, match="no time in a pipeline of stages"):
         SimExecutor(Padded(2), 1000, loop).execute(batch)

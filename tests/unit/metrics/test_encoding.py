@@ -77,10 +77,10 @@ def test_items_of_two_requests_in_a_step_are_each_of_their_own() -> None:
 
 def test_a_stretched_cost_stretches_its_encoder() -> None:
     """Half as long again, for an item too; a cost without an encoder has none."""
-    assert COST.encoder_time.item_ns(20) == 1200
+    assert COST.encoder_time.items_ns([[20]]) == [1200]
     slower = Scaled(COST, 1.5).encoder_time
     assert slower is not None
-    assert slower.item_ns(20) == 1800
+    assert slower.items_ns([[20]]) == [1800]
     assert Scaled(COST.cost, 1.5).encoder_time is None
 
 

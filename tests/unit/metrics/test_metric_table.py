@@ -47,8 +47,8 @@ BESIDES = {
 def test_what_is_measured_has_a_row_and_what_has_a_row_is_measured() -> None:
     """In the order of the table; of classes after a metric's own name."""
     for scenario, without in (
-        ("replicas", "ranks tasks sessions rollouts offline adapters tiers sleep"),
-        ("mixed-priority", "replicas ranks tasks sessions rollouts offline adapters tiers sleep"),
+        ("replicas", "ranks tasks sessions rollouts offline adapters tiers sleep share"),
+        ("mixed-priority", "replicas ranks tasks sessions rollouts offline adapters tiers sleep share"),
     ):
         loaded = load_scenario(scenario)
         names = metric_names(Setup.of(loaded), loaded.points()[0])

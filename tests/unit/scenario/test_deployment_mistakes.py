@@ -64,7 +64,7 @@ MISTAKES = {
     "tp_too_large": (TP, "tp: 2048", "tp is 2048. It must be from 1 to 1024."),
     "tp_misspelt": (TP, "tpp: 4", "s.yaml:5: deployment.tpp is not a field of deployment. Did you mean tp?"),
     "tp_by_another_name": (TP, "tensor_parallel_size: 4", "Known are engine, gpu, version, tp, pp, ep"),
-    "pp_that_cuts_no_layers": (TP, "pp: 3", "the 80 layers of meta-llama/Llama-3.1-70B cannot be cut into 3"),
+    "pp_that_cuts_no_layers": (TP, "pp: 81", "the 80 layers of meta-llama/Llama-3.1-70B cannot be cut into 81"),
     "ep_without_experts": (TP, "tp: 4\n  ep: 4", "has no experts to divide. Leave out ep"),
     "groups_without_experts": (TP, "tp: 4\n  dp_attention: 2", "has no experts to divide"),
     "type_unknown": (

@@ -1,4 +1,4 @@
-"""Scenarios of models that take turns on a GPU: what each engine is, popularity laws, metrics, and mistakes."""
+"""Scenarios of models that share a GPU, in turns or side by side: what each engine is, metrics, and mistakes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from batchsim.base.errors import ScenarioError
+from batchsim.metrics.attribution import attribute
 from batchsim.metrics.measure import measure
 from batchsim.results.keep import point_inputs
 from batchsim.scenario.config import Point
@@ -110,7 +111,7 @@ def test_metrics_tell_wakes_moves_and_waits() -> None:
         (SLEEP, SLEEP.replace("level: 1", "level: 2"), "sleep.disk is missing"),
         (SLEEP, SLEEP.replace("link", "disk: 2GB/s, link"), "at level 1 weights are in the host's memory"),
         (SLEEP, SLEEP + "\n  router: round_robin", "router is not simulated where models take turns"),
-        (SLEEP, "  router: round_robin", "groups.search.model is for models that take turns on a GPU. Add sleep."),
+        (SLEEP, "  router: round_robin", "groups.search.model is for models that share a GPU. Add sleep, where"),
         ("chat: {count: 1}, code: {count: 1}", "chat: {count: 1, own_gpu: true}, code: {count: 1, own_gpu: true}",
          "of the models 1 shares a GPU"),
         (POPULARITY, "", "classes.chat has no share"),
@@ -145,3 +146,86 @@ def test_kinds_of_work_that_sleep_does_not_keep_are_refused() -> None:
     for kv in ("kv: {tokens: 100000", "kv: {tokens: 50000"):  # of all models, of one
         with pytest.raises(ScenarioError, match="tiers of KV beside models that take turns on a GPU: not simulated"):
             ran(TEXT.replace(f"{kv}}}", f"{kv}, {tiers}"))
+
+
+# ---- side by side
+
+SIDE = """\
+model: llama-3.1-8b
+deployment: {engine: vllm, gpu: h100}
+workload:
+  arrivals: {kind: poisson, mean_rate: 6/s}
+  lengths: {prompt: {kind: fixed, tokens: 300}, output: {kind: uniform, min: 20, max: 60}}
+  output_cap: 60
+  classes: {chat: {share: 60%}, code: {share: 40%}}
+  requests: 60
+replicas:
+  groups:
+    chat: {count: 1, kv: {utilisation: 50%}}
+    code: {count: 1, kv: {utilisation: 40%}}
+  share: {steps: queued}
+policies:
+  vllm: {max_num_seqs: 16, max_num_batched_tokens: 2048}
+slo: ttft<1s @ 90%
+seeds: 1
+"""
+
+
+def test_each_model_has_the_kv_of_its_share() -> None:
+    """As an engine alone with that share would have it; the GPU counts once, and its energy is not known."""
+    setup, run = ran(SIDE)
+    for group, share in zip(setup.groups, (0.5, 0.4), strict=True):
+        room = share * setup.groups[0].setup.gpu.memory_bytes  # pyright: ignore[reportOptionalMemberAccess]
+        assert group.setup.kv.num_blocks * 16 * 131_072 < room - group.setup.model.weight_bytes
+        alone = setup_of(
+            SIDE.split("replicas:")[0] + f"kv: {{utilisation: {share}}}\n" + SIDE[SIDE.index("policies:") :]
+        )
+        assert group.setup.kv.num_blocks == alone.kv.num_blocks
+    values = measure(point_inputs(setup, run)).values
+    waited = attribute(run.records)
+    share_waited = waited[waited["part"] == "waiting_for_gpu"]["ns"].sum() / waited["ns"].sum()
+    assert values["attr_waiting_for_gpu_share"] == pytest.approx(share_waited, abs=0.02) and share_waited > 0.1
+    alone_on_it = values["output_tokens_per_s"]
+    assert values["output_tokens_per_s_per_gpu"] == alone_on_it
+    assert values["energy_j_per_output_token"] is None
+
+
+def test_a_model_with_its_own_gpu_is_not_waited_for() -> None:
+    """Of three models two share a GPU; the third one's requests wait for none."""
+    third = SIDE.replace("classes: {chat: {share: 60%}", "classes: {own: {share: 30%}, chat: {share: 30%}").replace(
+        "  groups:\n", "  groups:\n    own: {count: 1, own_gpu: true}\n"
+    )
+    _, run = ran(third)
+    requests, parts = run.records.requests, attribute(run.records)
+    assert run.records.replicas is not None
+    of = dict(zip(requests["request_id"].tolist(), run.records.replicas.requests.tolist(), strict=True))
+    waiting = parts[parts["part"] == "waiting_for_gpu"]["request_id"]
+    assert {of[request_id] for request_id in waiting} == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("steps: queued", "steps: mps", "replicas.share.steps is \"mps\". Write 'queued'"),
+        ("50%", "61%", "kv.utilisation: chat 61% and code 40% are more than all of the GPU's memory. Lower one."),
+        (", kv: {utilisation: 50%}", "", "replicas.groups.chat.kv.utilisation is missing: models side by side"),
+        ("engine: vllm", "engine: sglang", "groups.chat: sglang shares the memory that is free as it starts"),
+        ("gpu: h100}", "gpu: h100, pp: 2}", "groups.chat: pp 2 beside other models on its GPUs: not simulated"),
+        ("share: {steps", "sleep: {level: 1, link: 9GB/s}\n  share: {steps", "sleep and share both say how"),
+        ("queued}\n", "queued}\n  router: round_robin\n", "router is not simulated where models are side by side"),
+        ("code: {count: 1, kv", "code: {count: 1, own_gpu: true, kv", "share: of the models 1 shares a GPU"),
+        ("  classes: {chat: {share: 60%}, code: {share: 40%}}\n", "", "replicas.share: a request is of the model"),
+        ("  requests: 60", "  loras: {count: 2}\n  requests: 60", "lora_cost"),
+        ("slo:", "max_waiting: 9\nslo:", "max_waiting beside models that are side by side on a GPU: not simulated"),
+    ],
+)  # fmt: skip
+def test_mistakes_side_by_side_are_one_line(old: str, new: str, words: str) -> None:
+    """Each says where it is and what to write."""
+    assert old in SIDE
+    text = SIDE.replace(old, new)
+    if "sglang" in new:
+        text = text.replace("vllm: {max_num_seqs: 16, max_num_batched_tokens: 2048}", "sglang: {}")
+    with pytest.raises(ScenarioError) as error:
+        setup_of(text)
+    (line,) = str(error.value).splitlines()
+    assert words in line

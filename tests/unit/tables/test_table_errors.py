@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from tools.table_errors import HEAD, JUMPS, MEDIAN, WORST, WORST_OF_JUMPS, Row
+from tools.table_errors import (
+    HEAD,
+    JUMPS,
+    MEDIAN,
+    NARROW_MEDIAN,
+    NARROW_WORST,
+    WORST,
+    WORST_OF_JUMPS,
+    Row,
+    narrow,
+)
 
 SHIPPED = Path(__file__).parents[3] / "results" / "reference" / "tables" / "errors.md"
 
@@ -22,10 +32,26 @@ def _row(line: str) -> Row:
 def test_the_shipped_table_is_within_the_bounds() -> None:
     """Of each of its rows, which are written as the tool writes them."""
     text = SHIPPED.read_text(encoding="utf-8")
-    lines = text[text.index(HEAD) + len(HEAD) + 1 :].splitlines()
+    *lines, blank, last = text[text.index(HEAD) + len(HEAD) + 1 :].splitlines()
     rows = [_row(line) for line in lines]
-    assert len(rows) == 48 and [row.line() for row in rows] == lines
+    assert len(rows) == 64 and [row.line() for row in rows] == lines
     assert [row.words for row in rows if not row.is_within] == []
+    assert (blank, last) == ("", narrow(rows))
+    assert "12 models of 8 families" in last
+
+
+def test_a_model_is_narrow_where_all_of_its_rows_are() -> None:
+    """A row beyond either bound, or without errors, leaves its model out."""
+    good = ((NARROW_MEDIAN, NARROW_WORST),)
+    rows = [
+        Row((name, "layers", "h200 × 1", "vllm 1"), good) for name in ("gpt-oss-1", "MiMo-V2", "gpt-oss-2", "GLM-5")
+    ]
+    rows += [
+        Row(("GLM-5",), ((NARROW_MEDIAN, 1.01 * NARROW_WORST),)),
+        Row(("MiMo-V2",), ((1.01 * NARROW_MEDIAN, NARROW_WORST),)),
+        Row(("Kimi-K3",), reason="no experts"),
+    ]
+    assert narrow(rows).endswith("wherever they run here are 2 models of 1 families: gpt-oss-1, gpt-oss-2.")
 
 
 @pytest.mark.parametrize(("family", "worst"), [("Mamba2", WORST), (JUMPS, WORST_OF_JUMPS)])

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from batchsim.base.errors import SchedulerStalled
-from batchsim.cost.base import EncoderTime
 from batchsim.cost.constant import Constant
-from batchsim.cost.encoder import Encoding
+from batchsim.cost.encoder import Encoding, ItemTime
 from batchsim.cost.encoder_config import EncoderConfig
 from batchsim.kernel.batch import Batch, Idle
 from batchsim.kernel.core import EngineCore
@@ -87,7 +86,7 @@ def scenario(seed: int) -> tuple[VllmConfig, int, int, list[Arrival]]:
 class Lanes(test_naive_vllm.Lanes):
     """Encoding takes no time."""
 
-    encoder_time = EncoderTime(0, 0)
+    encoder_time = ItemTime(0, 0)
 
 
 class Watched(Watching, VllmWithItems):
