@@ -108,7 +108,7 @@ def test_small_files_used_once_do_not_become_more() -> None:
 
 def test_the_ratchets_hold() -> None:
     """More lines than allowed, far fewer, a room without a budget and a small file used once are noticed."""
-    lines, budgets = {"kv": 101, "cost": 5600, "new": 1, "base": 200}, {"kv": 100, "cost": 5600, "base": 300}
+    lines, budgets = {"kv": 101, "cost": 100, "new": 1, "base": 200}, {"kv": 100, "cost": 350, "base": 300}
     assert over_and_under(lines, budgets) == [
         "cost: 100 lines, its budget is 350. Lower it to 100.",
         "kv: 101 lines, its budget is 100. " + TOO_MUCH,
