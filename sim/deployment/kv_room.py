@@ -6,12 +6,20 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from batchsim.base.errors import ScenarioError
+from batchsim.base.kv_pools import KvPools, WindowDemand
 from batchsim.deployment.config_json import SIZED
 from batchsim.deployment.kv_groups import Grouped, group_layers, has_layout, has_states, states_of
 from batchsim.deployment.memory import STEP_REQUESTS, STEP_TOKENS, KvBudget, Reserve
 from batchsim.deployment.on_gpus import DraftMemory, ModelOnGpus, Stage
 from batchsim.deployment.quantisation import ELEMENT_BYTES
-from batchsim.deployment.sglang_pools import SglangPools, pools_with_states, slots_of, state_bytes
+from batchsim.deployment.sglang_pools import (
+    SglangPools,
+    pools_with_states,
+    pools_with_windows,
+    slots_of,
+    state_bytes,
+    window_tokens,
+)
 
 _STATED = (
     "State it: kv: {memory: ..., per_token: ..., per_request: ...}, bytes of a GPU in all, of a token, of a request."
@@ -31,6 +39,8 @@ class KvWanted(NamedTuple):
     prefix_cache: bool | None = None
     draft_tokens: int = 0
     adapter_bytes: int = 0
+    apart: bool = False
+    windows: WindowDemand | None = None
 
 
 def derive(engine: ModelOnGpus, wanted: KvWanted) -> KvBudget:
@@ -41,7 +51,7 @@ def derive(engine: ModelOnGpus, wanted: KvWanted) -> KvBudget:
     num_blocks, terms = asked.blocks(stage), asked.terms(stage)
     if num_blocks >= 1 or wanted.room_bytes is not None:
         if asked.grouped is None:
-            return KvBudget(int(num_blocks), wanted.block_size, terms)
+            return KvBudget(int(num_blocks), wanted.block_size, terms, pools=asked.pools(stage))
         layout = replace(asked.grouped.layout, block_bytes=asked.block_bytes(stage))
         return KvBudget(max(int(num_blocks), 0), layout.unit, terms, layout)
     missing, model = (1 - num_blocks) * asked.block_bytes(stage), engine.model
@@ -118,8 +128,34 @@ class _Asked:
             if room < 0:
                 return room / self.block_bytes(stage)
             return self._pools(stage, room).full_tokens / wanted.block_size
+        if self._has_windows_apart and room >= 0:
+            return self._windows_apart(stage, room).full_tokens / wanted.block_size
         tokens = self.engine.tokens_in(stage, room, wanted.step_tokens, wanted.step_requests, wanted.draft)
         return tokens / wanted.block_size
+
+    def pools(self, stage: Stage) -> KvPools | None:
+        """The pools beside that of the layers that keep all tokens; None where there is none."""
+        if not self._has_windows_apart:
+            return None
+        windows = [window for each in self.engine.model.kinds if (window := each.attention.window) is not None]
+        return KvPools(max(windows), self._windows_apart(stage, self.room(stage)).window_tokens or 0)
+
+    @property
+    def _has_windows_apart(self) -> bool:
+        """Whether layers with a window have a pool of their own."""
+        engine = self.engine
+        if engine.engine != "sglang" or not self.wanted.apart or has_states(engine.model):
+            return False
+        return all(stage.full_bytes and stage.windowed_bytes for stage in engine.stages())
+
+    def _windows_apart(self, stage: Stage, room: int) -> SglangPools:
+        """SGLang's pools of layers with a window and without."""
+        wanted, cap = self.wanted, None
+        if (demand := wanted.windows) is not None:
+            window = max(each.attention.window or 0 for each in self.engine.model.kinds)
+            cap = window_tokens(demand.requests, window - 1, chunks=demand.prompt_tokens, page=wanted.block_size)
+        draft = wanted.draft.token_bytes if stage.is_last and wanted.draft is not None else 0
+        return pools_with_windows(room, stage.full_bytes + draft, stage.windowed_bytes, window_cap=cap)
 
     def block_bytes(self, stage: Stage) -> int:
         """Bytes of a block on a GPU of the stage; with one pool while all its tokens are in all windows."""
