@@ -13,6 +13,7 @@ from batchsim.deployment.memory import STEP_REQUESTS, STEP_TOKENS, KvBudget, Res
 from batchsim.deployment.on_gpus import DraftMemory, ModelOnGpus, Stage
 from batchsim.deployment.quantisation import ELEMENT_BYTES
 from batchsim.deployment.sglang_pools import (
+    BUFFERED,
     SglangPools,
     pools_with_states,
     pools_with_windows,
@@ -124,37 +125,49 @@ class _Asked:
         room, wanted = self.room(stage), self.wanted
         if self.grouped is not None:
             return room / self.block_bytes(stage) - 1  # of the null block, which stands for blocks that are not there
+        if self._is_apart and room >= 0:
+            return self._apart(stage, room).full_tokens / wanted.block_size
         if has_states(self.engine.model):
             if room < 0:
                 return room / self.block_bytes(stage)
             return self._pools(stage, room).full_tokens / wanted.block_size
-        if self._has_windows_apart and room >= 0:
-            return self._windows_apart(stage, room).full_tokens / wanted.block_size
         tokens = self.engine.tokens_in(stage, room, wanted.step_tokens, wanted.step_requests, wanted.draft)
         return tokens / wanted.block_size
 
     def pools(self, stage: Stage) -> KvPools | None:
         """The pools beside that of the layers that keep all tokens; None where there is none."""
-        if not self._has_windows_apart:
+        if not self._is_apart:
             return None
-        windows = [window for each in self.engine.model.kinds if (window := each.attention.window) is not None]
-        return KvPools(max(windows), self._windows_apart(stage, self.room(stage)).window_tokens or 0)
+        model, apart = self.engine.model, self._apart(stage, self.room(stage))
+        if apart.states is not None:
+            buffered = model.model_type in BUFFERED and self.wanted.prefix_cache is not False
+            return KvPools(states=apart.states, extra_buffer=buffered)
+        return KvPools(max(each.attention.window or 0 for each in model.kinds), apart.window_tokens)
 
     @property
-    def _has_windows_apart(self) -> bool:
-        """Whether layers with a window have a pool of their own."""
+    def _is_apart(self) -> bool:
+        """Whether layers with a window, or with states, have a pool of their own."""
         engine = self.engine
-        if engine.engine != "sglang" or not self.wanted.apart or has_states(engine.model):
+        if engine.engine != "sglang" or not self.wanted.apart:
             return False
-        return all(stage.full_bytes and stage.windowed_bytes for stage in engine.stages())
+        windowed = [bool(stage.windowed_bytes) for stage in engine.stages()]
+        if has_states(engine.model):
+            return not any(windowed)
+        return all(windowed) and all(stage.full_bytes for stage in engine.stages())
 
-    def _windows_apart(self, stage: Stage, room: int) -> SglangPools:
-        """SGLang's pools of layers with a window and without."""
-        wanted, cap = self.wanted, None
-        if (demand := wanted.windows) is not None:
-            window = max(each.attention.window or 0 for each in self.engine.model.kinds)
-            cap = window_tokens(demand.requests, window - 1, chunks=demand.prompt_tokens, page=wanted.block_size)
+    def _apart(self, stage: Stage, room: int) -> SglangPools:
+        """SGLang's pools in `room` bytes of a GPU of the stage."""
+        engine, wanted = self.engine, self.wanted
+        demand, cap = wanted.windows, None
         draft = wanted.draft.token_bytes if stage.is_last and wanted.draft is not None else 0
+        if has_states(engine.model):
+            slots = slots_of(engine.model, radix_cache=wanted.prefix_cache is not False)
+            state = state_bytes(stage.layers, engine.tp, engine.model.dtype_bytes)
+            token_bytes, asked = stage.full_bytes + stage.windowed_bytes + draft, demand and demand.requests
+            return pools_with_states(room, token_bytes, state, slots, drafts=wanted.draft_tokens, asked=asked)
+        if demand is not None and demand.prompt_tokens:
+            window = max(each.attention.window or 0 for each in engine.model.kinds)
+            cap = window_tokens(demand.requests, window - 1, chunks=demand.prompt_tokens, page=wanted.block_size)
         return pools_with_windows(room, stage.full_bytes + draft, stage.windowed_bytes, window_cap=cap)
 
     def block_bytes(self, stage: Stage) -> int:
@@ -195,16 +208,11 @@ class _Asked:
 
     def _pools(self, stage: Stage, room: int) -> SglangPools:
         """SGLang's pools; ScenarioError where fewer requests can run at once than a step may have."""
-        engine, wanted = self.engine, self.wanted
-        slots = slots_of(engine.model, radix_cache=wanted.prefix_cache is not False)
-        draft = wanted.draft.token_bytes if stage.is_last and wanted.draft is not None else 0
-        state = state_bytes(stage.layers, engine.tp, engine.model.dtype_bytes)
-        token_bytes = stage.full_bytes + stage.windowed_bytes + draft
-        pools = pools_with_states(room, token_bytes, state, slots, drafts=wanted.draft_tokens)
-        if (most := pools.max_running_requests) is not None and most < wanted.step_requests:
+        engine, pools = self.engine, self._apart(stage, room)
+        if (most := pools.max_running_requests) is not None and most < self.wanted.step_requests:
             raise ScenarioError(
-                f"{engine.model.name}: SGLang has {pools.states:,} states of linear layers, {slots} for each running"
-                f" request, and the scenario allows {wanted.step_requests:,} at once. Write"
+                f"{engine.model.name}: SGLang has {pools.states:,} states of linear layers, {pools.slots} for each"
+                f" running request, and the scenario allows {self.wanted.step_requests:,} at once. Write"
                 f" max_running_requests: {most}."
             )
         return pools

@@ -17,7 +17,7 @@ STATES_SHARE = 0.9
 """`mamba_full_memory_ratio`: bytes of states for each byte of KV."""
 WINDOW_SHARE = 0.8
 """`swa_full_tokens_ratio`: tokens of layers with a window for each token of full ones; of DeepSeek-V4 0.1."""
-_BUFFERED = ("qwen3_5", "qwen3_5_moe")
+BUFFERED = ("qwen3_5", "qwen3_5_moe")
 """Model types whose states have buffers beside (`extra_buffer`) where nothing is said, as their class allows."""
 
 
@@ -43,7 +43,7 @@ def slots_of(model: ModelSpec, *, radix_cache: bool = True, overlap: bool = True
     one more, or two where the next step is scheduled while one runs."""
     if not radix_cache:
         return 1
-    return 3 + (1 + overlap if model.model_type in _BUFFERED else 0)
+    return 3 + (1 + overlap if model.model_type in BUFFERED else 0)
 
 
 def state_bytes(layers: Sequence[Layers], tp: int, element: int) -> int:
@@ -56,15 +56,22 @@ def state_bytes(layers: Sequence[Layers], tp: int, element: int) -> int:
 
 
 def pools_with_states(
-    room: int, token_bytes: float, state: int, slots: int, *, share: float = STATES_SHARE, drafts: int = 0
+    room: int,
+    token_bytes: float,
+    state: int,
+    slots: int,
+    *,
+    share: float = STATES_SHARE,
+    drafts: int = 0,
+    asked: int | None = None,
 ) -> SglangPools:
     """The pools of a model with states of `state` bytes in `room` bytes of a GPU, where a token has `token_bytes`.
 
     `slots`: states of a running request; each has one more of `drafts` draft tokens, and a slot is for padding.
     ScenarioError where there is no room for one request.
     """
-    for_states = room * share / (1 + share)
-    states = int((for_states - state * (1 + drafts)) // (state * (1 + drafts / slots)))
+    for_states = room * share / (1 + share) if asked is None else float(state * (asked + 1))
+    states = asked if asked is not None else int((for_states - state * (1 + drafts)) // (state * (1 + drafts / slots)))
     pools = SglangPools(int((room - for_states) // token_bytes), None, states, slots)
     if states < slots or pools.full_tokens < 1:
         raise ScenarioError(

@@ -16,6 +16,7 @@ from batchsim.kv.pooled_radix import PooledRadixKV
 from batchsim.kv.prefix_cache import BlockHashKV
 from batchsim.kv.radix_cache import RadixKV
 from batchsim.kv.reuse_tree import ReuseTreeKV
+from batchsim.kv.states import StateRadixKV, StatesKV
 from batchsim.kv.windows import PooledKV
 
 MAX_IDS = 2**24
@@ -111,26 +112,30 @@ def new_grouped_kv(
     return GroupedHashKV(layout, num_blocks, max_model_len, in_flight, batches)
 
 
-def new_pooled_kv(config: PolicyConfig, pools: KvPools, num_blocks: int, block_size: int) -> PooledKV | PooledRadixKV:
+def new_pooled_kv(config: PolicyConfig, pools: KvPools, num_blocks: int, block_size: int) -> KVBlockManager:
     """An empty pool of `num_blocks` blocks of layers that keep all tokens, with `pools` beside it.
 
     ScenarioError where the policy of `config` cannot have these, or there are more than MAX_IDS blocks that have an id.
     """
-    traits = config.traits
+    traits, kind = config.traits, "windows" if pools.states is None else "states"
     if not traits.kv_pools:
         drafts = " with drafts" if traits.speculation is not None else ""
         raise ScenarioError(
-            f"{type(config).__name__.removesuffix('Config')}{drafts} with a pool of windows apart is not simulated. Use"
+            f"{type(config).__name__.removesuffix('Config')}{drafts} with a pool of {kind} apart is not simulated. Use"
             " sglang without drafts, or leave out kv.pools."
         )
-    if pools.window_tokens < block_size:
+    if traits.prefix_cache:
+        _check_ids(num_blocks, block_size)
+    if pools.states is not None:
+        if not traits.prefix_cache:
+            return StatesKV(num_blocks, block_size, pools.states)
+        buffers = (2 if traits.loop.is_ahead else 1) if pools.extra_buffer else 0
+        return StateRadixKV(num_blocks, block_size, pools.states, buffers)
+    if (pools.window_tokens or 0) < block_size:
         raise ScenarioError(
             f"kv.pools: window_tokens {pools.window_tokens} must hold at least one block of block_size {block_size}."
         )
-    if not traits.prefix_cache:
-        return PooledKV(num_blocks, block_size, pools)
-    _check_ids(num_blocks, block_size)
-    return PooledRadixKV(num_blocks, block_size, pools)
+    return (PooledRadixKV if traits.prefix_cache else PooledKV)(num_blocks, block_size, pools)
 
 
 def _check_ids(num_blocks: int, block_size: int) -> None:

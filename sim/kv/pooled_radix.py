@@ -14,38 +14,29 @@ from typing import cast
 from batchsim.base.kv_pools import KvPools
 from batchsim.kernel.kv_blocks import KVBlockManager
 from batchsim.kernel.types import DecodeGroup, Sequence
-from batchsim.kv.radix_cache import Holding, RadixKV
-from batchsim.kv.window_tree import WindowNode, WindowTree
+from batchsim.kv.radix_cache import Holding
+from batchsim.kv.side_radix import SideRadixKV
+from batchsim.kv.side_tree import SideNode
+from batchsim.kv.window_tree import WindowTree
 from batchsim.kv.windows import PooledKV, Span, Windows
 
 
-class PooledRadixKV(RadixKV):
+class PooledRadixKV(SideRadixKV):
     """A `RadixKV` of layers that keep all tokens, with `windows` beside."""
 
-    __slots__ = ("_last_walked", "_windowed", "windows")
+    __slots__ = ("_windowed", "windows")
 
     def __init__(self, num_blocks: int, block_size: int, pools: KvPools) -> None:
         super().__init__(num_blocks, block_size)
         self.windows = Windows(pools, block_size, caches=True)
-        self._tree = self._windowed = WindowTree(block_size, self.windows)
-        self._last_walked = 0  # tokens that layers that keep all tokens had of the last match
-
-    def match(self, seq: Sequence, limit: int) -> int:
-        last, tree = self._last_match, self._windowed
-        if last is None or last[:3] != (seq, limit, tree.now):
-            node, hit, walked = tree.match(tree.known_pages(seq, limit))
-            self._last_match = last = (seq, limit, tree.now, node, hit)
-            self._last_walked = walked
-        return last[4]
+        self._tree = self._side = self._windowed = WindowTree(block_size, self.windows)
 
     def take(self, seq: Sequence, hit_tokens: int) -> None:
-        last, tree = self._last_match, self._windowed
-        if last is None or last[0] is not seq or last[2] != tree.now or last[4] != hit_tokens or seq in self._held:
-            raise ValueError(f"cannot take {hit_tokens} cached tokens that were not just matched: {seq!r}")
-        node, span = cast(WindowNode, last[3]), Span(hit_tokens)
+        node, walked = self._matched(seq, hit_tokens)
+        span, tree = Span(hit_tokens), self._windowed
         tree.lock(node)
         span.locked_from = tree.lock_window(node)
-        span.junction = self._last_walked if self._last_walked > hit_tokens else None
+        span.junction = walked if walked > hit_tokens else None
         self.windows.spans[seq] = span
         self._held[seq] = Holding(node, node.path_blocks())
         seq.num_blocks = hit_tokens // self.block_size
@@ -61,7 +52,7 @@ class PooledRadixKV(RadixKV):
         super().make_room(num_blocks)
         lacking = num_blocks - self.windows.num_free
         if lacking > 0:
-            self._free += self._windowed.evict_windows(lacking)
+            self._free.extend(self._windowed.evict_side(lacking))
 
     def allocate(self, seq: Sequence, num_tokens: int) -> bool:
         need = self.blocks_for(num_tokens) - self.held(seq)
@@ -84,25 +75,25 @@ class PooledRadixKV(RadixKV):
             return
         holding, windows = self._held.get(seq), self.windows
         if holding is not None:
-            self._windowed.unlock_window(cast(WindowNode, holding.node), windows.spans[seq].locked_from)
+            self._windowed.unlock_window(cast(SideNode, holding.node), windows.spans[seq].locked_from)
             windows.leave(seq, self.held(seq))
         super().free(seq)
 
     def check(self) -> None:
         super().check()
-        windows, nodes = self.windows, [cast(WindowNode, node) for node in self._tree.nodes()]
+        windows, nodes = self.windows, [cast(SideNode, node) for node in self._tree.nodes()]
         locks = dict.fromkeys(nodes, 0)
         for seq, holding in self._held.items():
-            node = cast(WindowNode, holding.node)
+            node = cast(SideNode, holding.node)
             while node.parent is not None and node.end > windows.spans[seq].locked_from:
                 locks[node] += 1
-                node = cast(WindowNode, node.parent)
-        assert all(node.window_locks == locks[node] <= node.locks for node in nodes)
+                node = cast(SideNode, node.parent)
+        assert all(node.side_locks == locks[node] <= node.locks for node in nodes)
         live = [node for node in nodes if node.live]
-        assert all(node.is_offered for node in live if not node.window_locks)
+        assert all(node.is_offered for node in live if not node.side_locks)
         own = sum(windows.own(seq, self._taken(seq)) for seq in windows.spans)
         assert windows.num_free + sum(len(node.blocks) for node in live) + own == windows.num_blocks
-        assert windows.num_evictable == sum(len(node.blocks) for node in live if not node.window_locks)
+        assert windows.num_evictable == sum(len(node.blocks) for node in live if not node.side_locks)
 
     def _taken(self, seq: Sequence) -> int:
         """Pages that `seq` has, those of a step to come among them."""
@@ -120,16 +111,11 @@ class PooledRadixKV(RadixKV):
         before = windows.own(seq, len(holding.table))
         run, blocks = tree.known_pages(seq, length), holding.table[:num_blocks]
         node, matched, adopted = tree.insert(run, span.kept, span.cursor, blocks)
-        copies = holding.table[holding.shared : matched // page]
         tree.lock(node)
         locked_from = tree.lock_window(node)
-        tree.unlock_window(cast(WindowNode, holding.node), span.locked_from)
-        tree.unlock(holding.node)
-        holding.node, holding.shared = node, num_blocks
+        tree.unlock_window(cast(SideNode, holding.node), span.locked_from)
+        self._share(holding, node, num_blocks, matched)
         span.kept, span.locked_from = num_blocks * page, locked_from
-        if copies:
-            holding.table[:num_blocks] = node.path_blocks()
-            self._free += reversed(copies)
         windows.num_free += before - windows.own(seq, len(holding.table)) - adopted
         if span.junction is not None and span.kept >= span.junction:
             span.junction = None

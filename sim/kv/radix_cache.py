@@ -45,7 +45,7 @@ class RadixKV(Pins):
         self.num_blocks = num_blocks
         self.num_swap_blocks = self.num_swap_free = num_swap_blocks
         self._tree = RadixTree(block_size)
-        self._free = list(range(num_blocks - 1, -1, -1))
+        self._free: list[int] = list(range(num_blocks - 1, -1, -1))
         self._held: dict[Sequence, Holding] = {}
         self._owed = 0  # pages the group grew by whose ids were not looked up yet; they are among the free
         self._room_step: int | None = None  # the group step that `grow_group` last made room for

@@ -16,6 +16,7 @@ from heapq import heappop, heappush
 from batchsim.base.kv_pools import KvPools
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.types import DecodeGroup, Sequence
+from batchsim.kv.side_tree import SidePool
 
 
 class Span:
@@ -32,30 +33,24 @@ class Span:
         self.junction: int | None = None
 
 
-class Windows:
+class Windows(SidePool):
     """Pages of layers with a window, counted: `num_free` of `num_blocks`, and `num_evictable` in a prefix cache without
     a lock. `reach`: the tokens before its own that a layer attends to."""
 
     __slots__ = (
-        "_kept_tokens", "_num_joined", "_turns", "every", "num_blocks", "num_evictable", "num_free", "page", "reach",
-        "spans",
+        "_kept_tokens", "_num_joined", "_turns", "every", "page", "reach", "spans",
     )  # fmt: skip
 
     def __init__(self, pools: KvPools, page: int, *, caches: bool) -> None:
+        assert pools.window is not None and pools.window_tokens is not None, "the pools are of windows"
+        super().__init__(pools.window_tokens // page)
         self.page = page
-        self.num_blocks = self.num_free = pools.window_tokens // page
-        self.num_evictable = 0
         self.reach = pools.window - 1
         self.every = pools.slide_every
         self.spans: dict[Sequence, Span] = {}
         self._kept_tokens = -(-max(self.reach, page) // page) * page if caches else self.reach
         self._turns: list[tuple[int, int, int, Sequence]] = []  # heap: step of the group at a look, serial, epoch, who
         self._num_joined = 0
-
-    @property
-    def available(self) -> int:
-        """Pages that are free or can be evicted."""
-        return self.num_free + self.num_evictable
 
     def own(self, seq: Sequence, num_blocks: int) -> int:
         """Pages that are of `seq` alone, which has `num_blocks` of the other pool from its first token on."""

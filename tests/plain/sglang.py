@@ -386,6 +386,7 @@ class Naive:
                 break
             row.node, hit = memory.walk(row.tokens[:-1])
             row.seen = (row.known, hit)
+            self.matched(row, hit)
             if config.prefill_max_requests is not None and len(self.work) >= config.prefill_max_requests:
                 row.node = None
                 break
@@ -405,6 +406,9 @@ class Naive:
             self.push(row)
         self.take_pages()
         return self.work
+
+    def matched(self, row: Row, hit: int) -> None:
+        """Called with each look at a prefix that may be taken."""
 
     def take_pages(self) -> None:
         """Takes pages for the work."""

@@ -30,6 +30,7 @@ class TwoPools(Memory):
 
     def __init__(self, blocks: int, page: int, pools: KvPools, *, caches: bool) -> None:
         super().__init__(blocks, page, caches=caches)
+        assert pools.window is not None and pools.window_tokens is not None, "the pools are of windows"
         self.window_blocks, self.reach, self.every = pools.window_tokens // page, pools.window - 1, pools.slide_every
         self.by_use: list[Node] = []
         self.marks: dict[Row, Mark] = {}

@@ -81,6 +81,20 @@ def test_windows_that_find_nothing_again_have_what_they_ever_need() -> None:
     assert budget.num_blocks == (10**10 - tokens * 24_576) // 24_576
 
 
+def test_states_have_nine_nineteenths_or_what_they_ever_need() -> None:
+    """Of 19 GB 9 are for states of 154 MB, of which one pads; without a radix cache 8 requests have 8 and the padding,
+    and the tokens the rest."""
+    engine = Deployment(read_model("Qwen/Qwen3.5-27B"), GPUS["h200"], "sglang")
+    state, token = 48 * 3_207_168, 65_536
+    budget = engine.derive_kv(block_size=1, room_bytes=19 * 10**9, apart=True)
+    assert budget.pools == KvPools(states=9 * 10**9 // state - 1, extra_buffer=True)
+    assert budget.num_blocks == 10**10 // token
+    bounded = SglangConfig(disable_radix_cache=True, max_running_requests=8).traits.windows
+    budget = engine.derive_kv(block_size=1, room_bytes=10**10, apart=True, windows=bounded, prefix_cache=False)
+    assert budget.pools == KvPools(states=8)
+    assert budget.num_blocks == (10**10 - 9 * state) // token
+
+
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
@@ -91,7 +105,11 @@ def test_windows_that_find_nothing_again_have_what_they_ever_need() -> None:
         ),
         (("20000", "10000"), "10,000 tokens of windows are fewer than 16,517"),
         (("tokens: 40000, ", "memory: 10GB, "), "pools are beside that of tokens"),
-        (("window: 128", "window: 1"), "window"),
+        (("window: 128", "window: 1"), "window is 1. It must be from 2"),
+        (("window: 128, ", ""), "window and window_tokens go together"),
+        (("window: 128, ", "states: 9, window: 128, "), "pools are of windows or of states"),
+        (("window: 128, window_tokens: 20000", "window: 128, window_tokens: 20000, extra_buffer: true"), "of states"),
+        (("window: 128, window_tokens: 20000", "states: 9, slide_every: 4"), "slide_every is of windows"),
     ],
 )
 def test_what_is_not_simulated_is_one_line(change: tuple[str, str], complaint: str) -> None:

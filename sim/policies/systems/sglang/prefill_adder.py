@@ -12,6 +12,7 @@ from batchsim.kernel.kv_blocks import KVBlockManager
 from batchsim.kernel.types import Event, Sequence, by_order
 from batchsim.kv.pooled_radix import windows_of
 from batchsim.kv.radix_cache import RadixKV
+from batchsim.kv.states import StateRadixKV
 from batchsim.policies.systems.sglang.lora_batch import LoraBatch
 from batchsim.policies.systems.sglang.running_batch import RunningBatch
 from batchsim.policies.systems.sglang.sglang_config import SglangConfig
@@ -127,6 +128,8 @@ class PrefillAdder:
     def _allocate(self, chunks: list[tuple[Sequence, int]]) -> None:
         """Takes pages for `chunks`. Before that SGLang evicts, for each chunk, for a page more than its tokens need."""
         kv = self._kv
+        if isinstance(self._cache, StateRadixKV):
+            self._cache.take_states(chunks)
         if self._cache is not None and chunks:
             spare = len(chunks) if kv.block_size > 1 else 0
             self._cache.make_room(kv.blocks_for(sum([n for _, n in chunks])) + spare)
@@ -205,7 +208,10 @@ class PrefillAdder:
 
     def _match(self, seq: Sequence) -> int:
         """The cached tokens of `seq`, at most all known ones but one; counts as a use of them."""
-        hit = 0 if self._cache is None else self._cache.match(seq, seq.num_tokens - 1)
+        cache = self._cache
+        hit = 0 if cache is None else cache.match(seq, seq.num_tokens - 1)
+        if isinstance(cache, StateRadixKV):
+            cache.reserve_state(seq)
         if self._preempts:
             self._matched[seq] = (seq.num_tokens, hit)
         return hit

@@ -20,11 +20,13 @@ Unlike elsewhere here the HIGHER priority number comes first, unless `schedule_l
 from __future__ import annotations
 
 from batchsim.base.errors import ScenarioError
+from batchsim.base.kv_pools import STATE_GRID
 from batchsim.kernel.batch import IDLE, Batch, Idle
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.types import MISSING, DecodeGroup, Event, Sequence, by_order
 from batchsim.kv.pooled_radix import PooledRadixKV, windows_of
 from batchsim.kv.radix_cache import RadixKV
+from batchsim.kv.states import StateRadixKV, states_of
 from batchsim.policies.systems.sglang.lora_batch import LoraBatch
 from batchsim.policies.systems.sglang.prefill_adder import Prefill, PrefillAdder
 from batchsim.policies.systems.sglang.running_batch import RunningBatch
@@ -62,11 +64,12 @@ class Sglang:
         self.running: dict[Sequence, None] = {}
         self.ratio = NewTokenRatio(config.schedule_conservativeness)
         self._cache = kv if isinstance(kv, RadixKV) and not config.disable_radix_cache else None
-        self._windows = windows_of(kv)
-        self._check_windows()
         self._low_first = config.schedule_low_priority_values_first
         self._preempts = config.preempts
         self._ahead = context.loop.is_ahead
+        self._windows, self._states = windows_of(kv), states_of(kv)
+        self._check_windows()
+        self._check_states()
         self._last: Batch | None = None  # the batch of the call before, whose prompts' ends do not decode yet
         self._unread: list[Sequence] = []  # have arrived and are not taken in yet
         self._now_ns = 0  # of the latest call
@@ -333,7 +336,7 @@ class Sglang:
     def _insert_ended(self, seq: Sequence, num_tokens: int) -> None:
         """Puts the first `num_tokens` tokens of `seq`, which has ended, into the tree, if there is one."""
         cache = self._cache
-        if isinstance(cache, PooledRadixKV):
+        if isinstance(cache, PooledRadixKV | StateRadixKV):
             cache.insert_ended(seq, num_tokens)
         elif cache is not None:
             cache.insert(seq, num_tokens)
@@ -376,6 +379,25 @@ class Sglang:
                 " kv.pools.window_tokens."
             )
 
+    def _check_states(self) -> None:
+        """ScenarioError for states that SGLang does not keep so, or so few that no request can run."""
+        states, config, what = self._states, self.config, ""
+        if states is None:
+            return
+        if states.num_blocks < states.per_request:
+            what = f"{states.num_blocks} states are fewer than the {states.per_request} that SGLang sets aside for a"
+            what += " request. Raise kv.pools.states"
+        elif self._cache is not None and not states.buffers and self.kv.block_size > 1:
+            what = "states without an extra buffer are cached in pages of one token. Write kv.block_size: 1"
+        elif self._cache is not None and not states.buffers and self._ahead:
+            what = "states without an extra buffer do not go with overlap. Write disable_overlap_schedule: true"
+        elif states.buffers and config.mixes:
+            what = "states of answers in mixed steps are not simulated. Write enable_mixed_chunk: false"
+        elif max(STATE_GRID, self.kv.block_size) % min(STATE_GRID, self.kv.block_size):
+            what = f"pages of {self.kv.block_size} and {STATE_GRID} tokens must divide each other. Change kv.block_size"
+        if what:
+            raise ScenarioError(f"sglang: {what}.")
+
     def _most_running(self) -> int:
         tokens = self.kv.num_blocks * self.kv.block_size
         asked = self.config.asked_running_requests
@@ -383,6 +405,8 @@ class Sglang:
             asked = max(min(tokens * 512 // self.max_model_len, 4096), 2048)
         if tokens < 2:
             raise ScenarioError(f"sglang: max_running_requests is 0 with {tokens} KV tokens. Give the engine more KV.")
+        if self._states is not None:
+            asked = min(asked, self._states.num_blocks // self._states.per_request)
         return min(asked, tokens // 2)
 
     def _most_output(self, prompt: int) -> int:

@@ -173,11 +173,11 @@ class SglangConfig(PolicyConfig):
 
     @property
     def _window_demand(self) -> WindowDemand | None:
-        """What bounds windows; None with a radix cache, whole prompts, or where max_running_requests is not stated."""
-        if not self.disable_radix_cache or self.max_running_requests is None or self.chunked_prefill_size <= 0:
+        """What bounds the other pools; None with a radix cache, or where max_running_requests is not stated."""
+        if not self.disable_radix_cache or self.max_running_requests is None:
             return None
         steps = 1 if self.disable_overlap_schedule else 2
-        return WindowDemand(self.max_running_requests, steps * self.chunked_prefill_size)
+        return WindowDemand(self.max_running_requests, steps * max(self.chunked_prefill_size, 0))
 
     @property
     def lora_slots(self) -> int:

@@ -1,4 +1,4 @@
-"""What SGLang must keep where layers with a window have a pool of their own, scheduling ahead or not."""
+"""What SGLang must keep where windows or states have a pool of their own, scheduling ahead or not."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from batchsim.kernel.record import Recorder
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kv.choice import new_pooled_kv
 from batchsim.kv.pooled_radix import PooledRadixKV
+from batchsim.kv.states import StateRadixKV, StatesKV
 from batchsim.kv.windows import PooledKV
 from batchsim.policies.registry import POLICIES
 from tests.conformance import test_conformance as conformance
@@ -44,12 +45,14 @@ class OnPools(Case):
 
 @st.composite
 def on_pools(draw: st.DrawFn) -> Case | None:
-    """A case of `cases` with a random pool of windows."""
+    """A case of `cases` with a random pool of windows or states."""
     case = draw(cases("sglang"))
     if case is None or not case.config.traits.kv_pools:
         return None
     pick = random.Random(draw(st.integers(0, 10_000)))
     pools = KvPools(pick.choice([2, 5, 9, 17]), pick.choice([60, 100, 180, 300]), pick.choice([1, 3, 8]))
+    if pick.random() < 0.5:
+        pools = KvPools(states=pick.choice([5, 8, 12, 30]), extra_buffer=pick.random() < 0.6)
     fixed = {each.name: getattr(case, each.name) for each in fields(Case)}
     return OnPools(**fixed, pools=pools)
 
@@ -64,7 +67,7 @@ def built_on(case: Case | None) -> bool:
 
 @RANDOM
 @given(data=st.data())
-def test_a_random_engine_with_windows_apart_keeps_what_every_policy_must(data: st.DataObject) -> None:
+def test_a_random_engine_with_pools_apart_keeps_what_every_policy_must(data: st.DataObject) -> None:
     """With and without leaps and by both drivers records are equal; requests end once, and all blocks come back."""
     case = data.draw(on_pools())
     assume(built_on(case))
@@ -75,15 +78,17 @@ def test_a_random_engine_with_windows_apart_keeps_what_every_policy_must(data: s
     conformance._budgets_are_kept_in_every_step(case)
     if case.stop_ns is None:
         kv = core.scheduler.kv
-        assert isinstance(kv, PooledKV | PooledRadixKV)
-        kv.check()
-        assert kv.windows.available == kv.windows.num_blocks
+        assert isinstance(kv, PooledKV | PooledRadixKV | StatesKV | StateRadixKV)
+        side = kv.windows if isinstance(kv, PooledKV | PooledRadixKV) else kv.states
+        assert side.available == side.num_blocks
+        if not isinstance(kv, StatesKV):
+            kv.check()
 
 
 @pytest.mark.slow
 @MANY
 @given(data=st.data())
-def test_records_with_windows_apart_are_equal_in_many_more_cases(data: st.DataObject) -> None:
+def test_records_with_pools_apart_are_equal_in_many_more_cases(data: st.DataObject) -> None:
     """The records of both drivers, with leaps and without, far more often."""
     case = data.draw(on_pools())
     assume(built_on(case))
@@ -93,7 +98,7 @@ def test_records_with_windows_apart_are_equal_in_many_more_cases(data: st.DataOb
     same(records, case.live().recorder.records())
 
 
-def test_any_other_policy_with_windows_apart_is_refused_in_one_line() -> None:
+def test_any_other_policy_with_pools_apart_is_refused_in_one_line() -> None:
     """The policies that can have them are SGLang's without drafts."""
     pools = KvPools(128, 4096)
     can = {
