@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 from batchsim.base.errors import ScenarioError
 from batchsim.base.kv_pools import KvPools
 from batchsim.kernel.batch import Batch, Idle
+from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.types import Arrival
 from batchsim.kv.pooled_radix import PooledRadixKV
+from batchsim.kv.radix_cache import RadixKV
 from batchsim.kv.windows import PooledKV
 from batchsim.policies.systems.sglang.sglang import Sglang
 from batchsim.policies.systems.sglang.sglang_config import SglangConfig
 from tests.plain.sglang_pools import NaivePools
 from tests.support.random_cases import random_cases
-from tests.support.stepping import Logged, run
+from tests.support.stepping import Logged, crowds, run
 from tests.support.whole_batches import MAX_MODEL_LEN
 from tests.unit.policies.systems.sglang.test_sglang_naive import KNOBS, texts
 
@@ -78,13 +80,31 @@ def _alike(knobs: dict[str, Any], arrivals: list[Arrival], pool: tuple[int, int]
         return
 
 
-@random_cases(200)
+@random_cases(100)
 @given(st.fixed_dictionaries(KNOBS), texts(), POOLS, WINDOWS)
 def test_the_steps_are_those_of_the_plain_loops(
     knobs: dict[str, Any], arrivals: list[Arrival], pool: tuple[int, int], pools: KvPools
 ) -> None:
     """Step by step the same work in the same order, retractions and free pages of both pools."""
     _alike(knobs, arrivals, pool, pools)
+
+
+@random_cases(40)
+@given(st.fixed_dictionaries(KNOBS), crowds(), POOLS)
+def test_windows_that_are_never_short_change_nothing(
+    knobs: dict[str, Any], arrivals: list[Arrival], pool: tuple[int, int]
+) -> None:
+    """Prompts that share nothing, beside a pool of windows for all their tokens: the steps are those of one pool."""
+    try:
+        config = SglangConfig(**knobs)
+    except ValueError:
+        return
+    blocks, page = pool
+    pools = KvPools(5, 10_000, 3)
+    one, two = (RadixKV, PooledRadixKV) if config.traits.prefix_cache else (CountingKV, PooledKV)
+    setting: dict[str, Any] = {"blocks": blocks, "block_size": page}
+    apart = run(Sglang, config, arrivals, kv=lambda n, size, swap: two(n, size, pools), **setting)
+    assert apart.log == run(Sglang, config, arrivals, kv=one, **setting).log
 
 
 @pytest.mark.slow

@@ -110,6 +110,20 @@ def test_a_leaf_goes_with_its_state_and_what_is_above_another_loses_its_state_al
     assert (kv.cached_blocks, kv.states.num_free) == (25, 0)
 
 
+def test_a_slot_for_a_copy_is_free_before_the_request_comes_in() -> None:
+    """Two prompts have both slots; one that goes on from the first makes the other's go, and its own stays."""
+    kv = StateRadixKV(100, 1, 2, 0)
+    first, second, longer = asked([(A, 8)], [(B, 5)], [(A, 8), (B, 4)])
+    computed(kv, first)
+    computed(kv, second)
+    seq = Sequence(longer.request)
+    assert kv.match(seq, 11) == 8
+    kv.reserve_state(seq)
+    assert (kv.states.num_free, kv.cached_blocks) == (1, 8)
+    kv.take(seq, 8)
+    assert (kv.states.num_free, kv.states.num_evictable) == (0, 0)
+
+
 @pytest.mark.parametrize(("states", "buffers", "most"), [(10, 0, 3), (10, 1, 2), (10, 2, 2), (9, 2, 1)])
 def test_as_many_run_as_have_states_set_aside(states: int, buffers: int, most: int) -> None:
     """Three and the buffers for each."""

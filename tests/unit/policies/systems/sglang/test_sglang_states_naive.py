@@ -87,7 +87,7 @@ CASES = (
 )
 
 
-@random_cases(200)
+@random_cases(100)
 @given(*CASES)
 def test_the_steps_are_those_of_the_plain_loops(
     knobs: dict[str, Any], arrivals: list[Arrival], pool: tuple[int, int], states: int, buffers: int, every: int

@@ -15,6 +15,7 @@ from batchsim.kernel.tokens import TokenIds, prompt_stream
 from batchsim.kernel.types import Arrival, Request, Sequence
 from batchsim.kv.pooled_radix import PooledRadixKV
 from batchsim.kv.windows import PooledKV
+from batchsim.policies.systems.sglang.running_batch import RunningBatch
 from batchsim.policies.systems.sglang.sglang import Sglang
 from batchsim.policies.systems.sglang.sglang_config import SglangConfig
 from batchsim.policies.systems.sglang.window_budget import WindowBudget
@@ -138,6 +139,59 @@ def test_a_leaf_goes_whole_and_what_is_above_another_loses_its_window_alone() ->
     assert found == [(28, 38), (28, 39), (25, 42), (25, 46)]
 
 
+def test_what_is_put_in_makes_a_window_and_a_page_recently_used() -> None:
+    """The prompt of 20 leaves nodes of 1 and 3 tokens, and so does one of 10. A second request for the 20 goes on from
+    19 before the 10 are computed, and puts in its last token after that: then the nodes of the 10 are the least
+    recently used, those of 1 and 3, and go first, the latter whole."""
+    kv = PooledRadixKV(100, 1, KvPools(4, 50, 3))
+    long, again, other = prompts([(2, 20)], [(2, 20)], [(4, 10)])
+    computed(kv, long)
+    seq = Sequence(again.request)
+    kv.take(seq, kv.match(seq, 19))
+    computed(kv, other)
+    assert kv.allocate(seq, 20)
+    seq.settled_computed_tokens = 20
+    kv.insert(seq)
+    kv.free(seq)
+    assert (kv.cached_blocks, kv.windows.num_free) == (30, 42)
+    kv.make_room(44)
+    assert (kv.cached_blocks, kv.windows.num_free) == (27, 46)
+
+
+def test_the_upper_part_of_a_node_that_is_split_is_as_recently_used_as_the_lower_one() -> None:
+    """One that shares 18 of 20 tokens finds no whole window before 18, and uses nothing: of the nodes 16 to 17, 17 to
+    18 and 18 to 20 the first two go first, and take no token of the other layers along."""
+    kv = PooledRadixKV(100, 1, KvPools(4, 50, 3))
+    long, other, part = prompts([(2, 20)], [(4, 10)], [(2, 18), (6, 4)])
+    computed(kv, long)
+    computed(kv, other)
+    assert kv.match(Sequence(part.request), 21) == 0
+    kv.make_room(kv.windows.num_free + 2)
+    assert (kv.cached_blocks, kv.windows.num_free) == (30, 44)
+
+
+def test_a_decode_evicts_before_it_lets_go() -> None:
+    """A prompt of 6, of which the tree has all, decodes: at 13 known tokens 6 to 9 have left its window. No page is
+    free then: for the one that it needs the oldest page of another prompt goes first, and 3 of 4 are left."""
+    kv = PooledRadixKV(100, 1, KvPools(4, 50, 3))
+    other, *decoded = prompts([(2, 10)], [(4, 6)], [(6, 40)], output=20)
+    prompt, filler = (Sequence(each.request) for each in decoded)
+    computed(kv, other)
+    kv.take(prompt, kv.match(prompt, 5))
+    assert kv.allocate(prompt, 6)
+    prompt.settled_computed_tokens, prompt.settled_output_tokens = 6, 1
+    kv.insert(prompt, 6)
+    batch = RunningBatch(kv, kv)
+    batch.join(prompt)
+    for _ in range(6):
+        assert batch.grow()
+        batch.group.advance()
+    assert kv.allocate(filler, kv.windows.num_free)
+    before = kv.windows.num_evictable
+    assert batch.grow()
+    assert (kv.windows.num_free, before - kv.windows.num_evictable) == (1 + 3 - 1, 1)
+
+
 def test_the_pool_that_is_short_keeps_a_request_out() -> None:
     """Windows of 9 in 29 pages, whole prompts of 12 in chunks of 8: the first takes 12, and a second one needs
     max(8 - 8, 0) + min(12 + 4, 8) + 1 = 9 of them beside; of a third there are too few, though the other layers have
@@ -160,9 +214,9 @@ def test_decodes_are_retracted_where_windows_are_short() -> None:
     assert whole.preemptions() == []
 
 
-def budget(windows: int, *, chunk: int | None = 8, held: int = 0) -> WindowBudget:
-    """A budget of a pass on 1,000 pages, and on `windows` of a window of 5, of which a sequence holds `held`."""
-    kv = PooledKV(1000, 1, KvPools(5, windows))
+def budget(windows: int, *, chunk: int | None = 8, held: int = 0, page: int = 1) -> WindowBudget:
+    """A budget of a pass on 1,000 pages, and on `windows` tokens of a window of 5, of which a sequence holds `held`."""
+    kv = PooledKV(1000, page, KvPools(5, windows))
     if held:
         kv.allocate(Sequence(Request(0, 0, held, 1)), held)
     return WindowBudget(kv, 100, chunk, 0.0, 0, windows=kv.windows)
@@ -192,6 +246,13 @@ def test_a_pass_spends_windows_and_a_prompt_that_is_cut_leaves_a_page() -> None:
     assert (spent.left_window, spent.chunk_room()) == (21, 0)
     assert budget(30, held=25).chunk_room() == 4
     assert (budget(30, held=29).chunk_room(), budget(30, held=30).no_kv) == (0, True)
+
+
+def test_a_pass_spends_whole_pages() -> None:
+    """In pages of 4, 6 tokens of a prompt that goes on are 8: 4 beyond the 4 that a window reaches back, and a page."""
+    spent = budget(40, page=4)
+    spent.charge(6, 0)
+    assert spent.left_window == 40 - 4 - 4 - 4
 
 
 @pytest.mark.parametrize(("config", "least"), [(PLAIN, 8 + 3 + 4 + 6), (CACHED, 8 + 8 + 4 + 6)])
