@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from batchsim.base.kv_groups import KvGroup
+from batchsim.base.kv_pools import KvPools
 from batchsim.cost.drafter_config import DraftersConfig
 from batchsim.cost.encoder_config import EncoderConfig
 from batchsim.cost.host_config import StatedHost
@@ -166,6 +167,7 @@ class Kv(KvConfig):
         groups: Sequence[KvGroup] = (),
         num_blocks: int | None = None,
         block_bytes: int | None = None,
+        pools: KvPools | None = None,
         tiers: Sequence[TierConfig] = (),
     ) -> None: ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from batchsim.base.kv_pools import WindowDemand
 from batchsim.deployment.kv_room import KvWanted, derive
 from batchsim.deployment.memory import STEP_REQUESTS, STEP_TOKENS, KvBudget
 from batchsim.deployment.on_gpus import DraftMemory, ModelOnGpus, Stage, Types
@@ -38,6 +39,8 @@ class Deployment(ModelOnGpus):
         room_bytes: int | None = None,
         prefix_cache: bool | None = None,
         draft_tokens: int = 0,
+        apart: bool = False,
+        windows: WindowDemand | None = None,
     ) -> KvBudget:
         """The blocks of `block_size` tokens for which each GPU's memory has room beside weights and reserves.
 
@@ -50,8 +53,10 @@ class Deployment(ModelOnGpus):
 
         A model with states has a layout of groups (`kv_groups`), whose blocks are counted without the null block:
         `prefix_cache`: whether prefixes are cached, by default as the version does; `draft_tokens`: of a request in a
-        step. ScenarioError, saying what is missing, if there is no room for one block.
+        step. `apart`: whether layers with a window have a pool of their own where SGLang divides its memory so, as
+        large as `windows` ever need. ScenarioError, saying what is missing, if there is no room for one block.
         """
         wanted = KvWanted(utilisation, block_size, reserve_bytes, step_tokens, step_requests, draft, room_bytes)
         wanted = wanted._replace(adapter_bytes=adapter_bytes)
+        wanted = wanted._replace(apart=apart, windows=windows)
         return derive(self, wanted._replace(prefix_cache=prefix_cache, draft_tokens=draft_tokens))

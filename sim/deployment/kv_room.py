@@ -6,12 +6,21 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from batchsim.base.errors import ScenarioError
+from batchsim.base.kv_pools import KvPools, WindowDemand
 from batchsim.deployment.config_json import SIZED
 from batchsim.deployment.kv_groups import Grouped, group_layers, has_layout, has_states, states_of
 from batchsim.deployment.memory import STEP_REQUESTS, STEP_TOKENS, KvBudget, Reserve
 from batchsim.deployment.on_gpus import DraftMemory, ModelOnGpus, Stage
 from batchsim.deployment.quantisation import ELEMENT_BYTES
-from batchsim.deployment.sglang_pools import SglangPools, pools_with_states, slots_of, state_bytes
+from batchsim.deployment.sglang_pools import (
+    BUFFERED,
+    SglangPools,
+    pools_with_states,
+    pools_with_windows,
+    slots_of,
+    state_bytes,
+    window_tokens,
+)
 
 _STATED = (
     "State it: kv: {memory: ..., per_token: ..., per_request: ...}, bytes of a GPU in all, of a token, of a request."
@@ -31,6 +40,8 @@ class KvWanted(NamedTuple):
     prefix_cache: bool | None = None
     draft_tokens: int = 0
     adapter_bytes: int = 0
+    apart: bool = False
+    windows: WindowDemand | None = None
 
 
 def derive(engine: ModelOnGpus, wanted: KvWanted) -> KvBudget:
@@ -41,7 +52,7 @@ def derive(engine: ModelOnGpus, wanted: KvWanted) -> KvBudget:
     num_blocks, terms = asked.blocks(stage), asked.terms(stage)
     if num_blocks >= 1 or wanted.room_bytes is not None:
         if asked.grouped is None:
-            return KvBudget(int(num_blocks), wanted.block_size, terms)
+            return KvBudget(int(num_blocks), wanted.block_size, terms, pools=asked.pools(stage))
         layout = replace(asked.grouped.layout, block_bytes=asked.block_bytes(stage))
         return KvBudget(max(int(num_blocks), 0), layout.unit, terms, layout)
     missing, model = (1 - num_blocks) * asked.block_bytes(stage), engine.model
@@ -114,12 +125,50 @@ class _Asked:
         room, wanted = self.room(stage), self.wanted
         if self.grouped is not None:
             return room / self.block_bytes(stage) - 1  # of the null block, which stands for blocks that are not there
+        if self._is_apart and room >= 0:
+            return self._apart(stage, room).full_tokens / wanted.block_size
         if has_states(self.engine.model):
             if room < 0:
                 return room / self.block_bytes(stage)
             return self._pools(stage, room).full_tokens / wanted.block_size
         tokens = self.engine.tokens_in(stage, room, wanted.step_tokens, wanted.step_requests, wanted.draft)
         return tokens / wanted.block_size
+
+    def pools(self, stage: Stage) -> KvPools | None:
+        """The pools beside that of the layers that keep all tokens; None where there is none."""
+        if not self._is_apart:
+            return None
+        model, apart = self.engine.model, self._apart(stage, self.room(stage))
+        if apart.states is not None:
+            buffered = model.model_type in BUFFERED and self.wanted.prefix_cache is not False
+            return KvPools(states=apart.states, extra_buffer=buffered)
+        return KvPools(max(each.attention.window or 0 for each in model.kinds), apart.window_tokens)
+
+    @property
+    def _is_apart(self) -> bool:
+        """Whether layers with a window, or with states, have a pool of their own."""
+        engine = self.engine
+        if engine.engine != "sglang" or not self.wanted.apart:
+            return False
+        windowed = [bool(stage.windowed_bytes) for stage in engine.stages()]
+        if has_states(engine.model):
+            return not any(windowed)
+        return all(windowed) and all(stage.full_bytes for stage in engine.stages())
+
+    def _apart(self, stage: Stage, room: int) -> SglangPools:
+        """SGLang's pools in `room` bytes of a GPU of the stage."""
+        engine, wanted = self.engine, self.wanted
+        demand, cap = wanted.windows, None
+        draft = wanted.draft.token_bytes if stage.is_last and wanted.draft is not None else 0
+        if has_states(engine.model):
+            slots = slots_of(engine.model, radix_cache=wanted.prefix_cache is not False)
+            state = state_bytes(stage.layers, engine.tp, engine.model.dtype_bytes)
+            token_bytes, asked = stage.full_bytes + stage.windowed_bytes + draft, demand and demand.requests
+            return pools_with_states(room, token_bytes, state, slots, drafts=wanted.draft_tokens, asked=asked)
+        if demand is not None and demand.prompt_tokens:
+            window = max(each.attention.window or 0 for each in engine.model.kinds)
+            cap = window_tokens(demand.requests, window - 1, chunks=demand.prompt_tokens, page=wanted.block_size)
+        return pools_with_windows(room, stage.full_bytes + draft, stage.windowed_bytes, window_cap=cap)
 
     def block_bytes(self, stage: Stage) -> int:
         """Bytes of a block on a GPU of the stage; with one pool while all its tokens are in all windows."""
@@ -159,16 +208,11 @@ class _Asked:
 
     def _pools(self, stage: Stage, room: int) -> SglangPools:
         """SGLang's pools; ScenarioError where fewer requests can run at once than a step may have."""
-        engine, wanted = self.engine, self.wanted
-        slots = slots_of(engine.model, radix_cache=wanted.prefix_cache is not False)
-        draft = wanted.draft.token_bytes if stage.is_last and wanted.draft is not None else 0
-        state = state_bytes(stage.layers, engine.tp, engine.model.dtype_bytes)
-        token_bytes = stage.full_bytes + stage.windowed_bytes + draft
-        pools = pools_with_states(room, token_bytes, state, slots, drafts=wanted.draft_tokens)
-        if (most := pools.max_running_requests) is not None and most < wanted.step_requests:
+        engine, pools = self.engine, self._apart(stage, room)
+        if (most := pools.max_running_requests) is not None and most < self.wanted.step_requests:
             raise ScenarioError(
-                f"{engine.model.name}: SGLang has {pools.states:,} states of linear layers, {slots} for each running"
-                f" request, and the scenario allows {wanted.step_requests:,} at once. Write"
+                f"{engine.model.name}: SGLang has {pools.states:,} states of linear layers, {pools.slots} for each"
+                f" running request, and the scenario allows {self.wanted.step_requests:,} at once. Write"
                 f" max_running_requests: {most}."
             )
         return pools

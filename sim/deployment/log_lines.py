@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from batchsim.base.kv_groups import KvLayout
+from batchsim.base.kv_pools import KvPools
 
 LINES = {
     "vllm": re.compile(r"GPU KV cache size: (\d[\d,]{0,20}) tokens"),
@@ -72,11 +73,12 @@ class Wanted:
 
 class Logged(NamedTuple):
     """What a log says: `tokens` of one pool, or, where layers keep unlike numbers of tokens, bytes of KV on each GPU,
-    or the `layout` of groups that share `num_blocks` blocks, the null block among them. `source`: the log and what it
-    is of, in words."""
+    or the `layout` of groups that share `num_blocks` blocks, the null block among them; `pools`: those beside that of
+    `tokens`. `source`: the log and what it is of, in words."""
 
     tokens: int | None
     memory_bytes: int | None
     source: str
     layout: KvLayout | None = None
     num_blocks: int | None = None
+    pools: KvPools | None = None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from batchsim.base.kv_groups import KvLayout
+from batchsim.base.kv_pools import KvPools
 from batchsim.deployment.layers import Experts, Split
 from batchsim.deployment.model import GpuSpec, ModelSpec
 from batchsim.deployment.vllm_memory import Start, needs, release, rotary_bytes
@@ -52,6 +53,8 @@ class KvBudget:
     terms: str
     layout: KvLayout | None = None
     """Groups of layers that share the blocks, of which `num_blocks` can be given out; None: one of full attention."""
+    pools: KvPools | None = None
+    """Pools beside that of the blocks, which is then of the layers that keep all tokens; None: there is none."""
 
     @property
     def tokens(self) -> int:
@@ -71,7 +74,8 @@ class KvBudget:
             count = len(layout.groups)
             of = f"{count} group{'s'[: count != 1]} of layers ({layout}; {self.terms})"
             return f"KV {self.num_blocks:,} blocks for {of}: {layout.per_request}"
-        return f"KV {self.tokens:,} tokens ({self.num_blocks:,} blocks of {self.block_size}: {self.terms})"
+        beside = "" if self.pools is None else f", and beside them {self.pools}"
+        return f"KV {self.tokens:,} tokens ({self.num_blocks:,} blocks of {self.block_size}: {self.terms}){beside}"
 
 
 class Reserve(NamedTuple):

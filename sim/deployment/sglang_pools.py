@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from batchsim.base.errors import ScenarioError
+from batchsim.base.kv_pools import SLIDE_EVERY
 from batchsim.deployment.layers import Layers, LinearAttention
 from batchsim.deployment.model import ModelSpec
 
@@ -16,9 +17,7 @@ STATES_SHARE = 0.9
 """`mamba_full_memory_ratio`: bytes of states for each byte of KV."""
 WINDOW_SHARE = 0.8
 """`swa_full_tokens_ratio`: tokens of layers with a window for each token of full ones; of DeepSeek-V4 0.1."""
-TRACKED = 256
-"""Tokens between two places of an answer at which a state is kept, or blocks of a window are let go."""
-_BUFFERED = ("qwen3_5", "qwen3_5_moe")
+BUFFERED = ("qwen3_5", "qwen3_5_moe")
 """Model types whose states have buffers beside (`extra_buffer`) where nothing is said, as their class allows."""
 
 
@@ -44,7 +43,7 @@ def slots_of(model: ModelSpec, *, radix_cache: bool = True, overlap: bool = True
     one more, or two where the next step is scheduled while one runs."""
     if not radix_cache:
         return 1
-    return 3 + (1 + overlap if model.model_type in _BUFFERED else 0)
+    return 3 + (1 + overlap if model.model_type in BUFFERED else 0)
 
 
 def state_bytes(layers: Sequence[Layers], tp: int, element: int) -> int:
@@ -57,15 +56,22 @@ def state_bytes(layers: Sequence[Layers], tp: int, element: int) -> int:
 
 
 def pools_with_states(
-    room: int, token_bytes: float, state: int, slots: int, *, share: float = STATES_SHARE, drafts: int = 0
+    room: int,
+    token_bytes: float,
+    state: int,
+    slots: int,
+    *,
+    share: float = STATES_SHARE,
+    drafts: int = 0,
+    asked: int | None = None,
 ) -> SglangPools:
     """The pools of a model with states of `state` bytes in `room` bytes of a GPU, where a token has `token_bytes`.
 
     `slots`: states of a running request; each has one more of `drafts` draft tokens, and a slot is for padding.
     ScenarioError where there is no room for one request.
     """
-    for_states = room * share / (1 + share)
-    states = int((for_states - state * (1 + drafts)) // (state * (1 + drafts / slots)))
+    for_states = room * share / (1 + share) if asked is None else float(state * (asked + 1))
+    states = asked if asked is not None else int((for_states - state * (1 + drafts)) // (state * (1 + drafts / slots)))
     pools = SglangPools(int((room - for_states) // token_bytes), None, states, slots)
     if states < slots or pools.full_tokens < 1:
         raise ScenarioError(
@@ -79,14 +85,15 @@ def pools_with_windows(
     room: int, full_bytes: float, window_bytes: float, *, share: float = WINDOW_SHARE, window_cap: int | None = None
 ) -> SglangPools:
     """The pools of a model with windows in `room` bytes of a GPU, where a token has `full_bytes` in layers that keep it
-    and `window_bytes` in those with a window. `window_cap`: the most tokens of the latter, as by `window_tokens`."""
+    and `window_bytes` in those with a window. `window_cap`: the tokens of the latter, as by `window_tokens`."""
+    if window_cap is not None:
+        return SglangPools(int((room - window_cap * window_bytes) // full_bytes), window_cap)
     full = int(room // (full_bytes + share * window_bytes))
-    if window_cap is None or window_cap >= int(share * full):
-        return SglangPools(full, int(share * full))
-    return SglangPools(int((room - window_cap * window_bytes) // full_bytes), window_cap)
+    return SglangPools(full, int(share * full))
 
 
-def window_tokens(requests: int, window: int, *, chunk: int, page: int = 1, tracked: int = TRACKED) -> int:
-    """The most tokens that windows of `requests` requests take, where no radix cache keeps more: their windows, what
-    decodes until blocks are let go, and two chunks of prompts."""
-    return requests * (window + tracked + 2 * page) + 2 * chunk + page
+def window_tokens(requests: int, window: int, *, chunks: int, page: int = 1, every: int = SLIDE_EVERY) -> int:
+    """The most tokens that windows of `requests` requests take, where no radix cache keeps more: the `window` tokens
+    before a token's own, the `every` that decode until blocks are let go, and `chunks`, the tokens of prompts in the
+    steps in flight."""
+    return requests * (window + every + 2 * page) + chunks + page

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.files import read_text, reason_text
+from batchsim.base.kv_pools import KvPools
 from batchsim.deployment.kv_groups import has_layout, has_states
 from batchsim.deployment.log_lines import (
     ALIKE,
@@ -80,11 +81,14 @@ def read_kv_log(path: Path, wanted: Wanted) -> Logged:
     if model is not None and has_states(model):
         check_states(text, path, model, wanted, engine)
     if pools := TWO_POOLS.search(text):
-        raise ScenarioError(
-            f"kv.log: {path} says {int(pools[1]):,} tokens of layers that keep all, and {int(pools[2]):,} of layers"
-            " with a window: two pools, of which one is simulated. Where all windows fit, write kv: {tokens:"
-            f" {pools[1]}}}."
-        )
+        window = max((each.attention.window or 0 for each in model.kinds), default=0) if model is not None else 0
+        if window < 2:
+            raise ScenarioError(
+                f"kv.log: {path} says {int(pools[1]):,} tokens of layers that keep all, and {int(pools[2]):,} of layers"
+                f" with a window, and {wanted.model or 'the model'} is not known to have any. Write kv: {{tokens:"
+                f" {pools[1]}, pools: {{window: ..., window_tokens: {pools[2]}}}}}."
+            )
+        return Logged(int(pools[1]), None, source, pools=KvPools(window, int(pools[2])))
     if engine == "vllm":
         _check_pool(text, tokens, path, wanted.block_size, version)
     return Logged(least, None, source)

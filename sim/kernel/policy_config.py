@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from batchsim.base.kv_pools import WindowDemand
 from batchsim.base.ranges import Config
 from batchsim.kernel.engine_loop import SYNC, EngineLoop
 
@@ -76,7 +77,8 @@ class Traits:
     pipeline where the policy `pipelines`, that is, can have a batch in each. `speculation`: of its drafts; None: it has
     none. `adapters`: of LoRA adapters; None: it serves none. `takes_items`: its requests may have images, audios and
     videos. `pooling`: its model is one of embeddings, reranking or classification, which ends each request with its
-    prompt. `kv_groups`: it can run on a model whose layers keep KV in several groups. `masks`: answers may be
+    prompt. `kv_groups`: it can run on a model whose layers keep KV in several groups; `kv_pools`: on one where layers
+    with a window have a pool of their own, `windows` being what bounds that. `masks`: answers may be
     constrained by grammars, whose masks the host fills for the sequences of a step that get a token (`sampled`), or for
     all of them, those with a part of their prompt too; "": they may not.
     """
@@ -96,6 +98,8 @@ class Traits:
     takes_items: bool = False
     pooling: bool = False
     kv_groups: bool = False
+    kv_pools: bool = False
+    windows: WindowDemand | None = None
     masks: Literal["", "sampled", "all"] = ""
 
 

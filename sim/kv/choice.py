@@ -6,14 +6,18 @@ from typing import Literal, overload
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.kv_groups import KvLayout
+from batchsim.base.kv_pools import KvPools
 from batchsim.kernel.kv_blocks import BlockTables, CountingKV, KVBlockManager, TableKV
 from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.kernel.types import Sequence
 from batchsim.kv.grouped import GroupedBlocks, GroupedKV
 from batchsim.kv.grouped_cache import GroupedHashKV
+from batchsim.kv.pooled_radix import PooledRadixKV
 from batchsim.kv.prefix_cache import BlockHashKV
 from batchsim.kv.radix_cache import RadixKV
 from batchsim.kv.reuse_tree import ReuseTreeKV
+from batchsim.kv.states import StateRadixKV, StatesKV
+from batchsim.kv.windows import PooledKV
 
 MAX_IDS = 2**24
 """The most blocks of a pool that keeps their ids: a gigabyte of ids, for 268 million tokens in blocks of 16."""
@@ -37,22 +41,34 @@ def new_kv(
 ) -> BlockTables: ...
 @overload
 def new_kv(
-    config: PolicyConfig, num_blocks: int, block_size: int, num_swap_blocks: int = 0, *, ids: bool
+    config: PolicyConfig,
+    num_blocks: int,
+    block_size: int,
+    num_swap_blocks: int = 0,
+    *,
+    ids: bool,
+    pools: KvPools | None = None,
 ) -> KVBlockManager: ...
 def new_kv(
-    config: PolicyConfig, num_blocks: int, block_size: int, num_swap_blocks: int = 0, *, ids: bool
+    config: PolicyConfig,
+    num_blocks: int,
+    block_size: int,
+    num_swap_blocks: int = 0,
+    *,
+    ids: bool,
+    pools: KvPools | None = None,
 ) -> KVBlockManager:
     """An empty pool of the kind that `config.traits.prefix_cache` names: "blocks", "radix", "reuse", or "" for none.
 
     `ids`: whether block ids are kept, which a live executor needs. "radix" and "reuse" keep them all the same.
+    `pools`: see `new_pooled_kv`.
     ScenarioError for a kind that does not exist, or more than MAX_IDS blocks that have an id.
     """
+    if pools is not None:
+        return new_pooled_kv(config, pools, num_blocks, block_size)
     kind = config.traits.prefix_cache
-    if (ids or kind in ("radix", "reuse")) and num_blocks > MAX_IDS:
-        raise ScenarioError(
-            f"kv: {num_blocks:,} blocks of {block_size} tokens, of which each has an id where prefixes are cached; at"
-            f" most {MAX_IDS:,} are possible. Lower kv.tokens, or cache no prefixes."
-        )
+    if ids or kind in ("radix", "reuse"):
+        _check_ids(num_blocks, block_size)
     if kind == "blocks":
         return BlockHashKV(num_blocks, block_size, num_swap_blocks, ids=ids)
     if kind == "radix":
@@ -94,6 +110,41 @@ def new_grouped_kv(
         return GroupedKV(layout, num_blocks, max_model_len, in_flight, batches)
     _check_found(layout)
     return GroupedHashKV(layout, num_blocks, max_model_len, in_flight, batches)
+
+
+def new_pooled_kv(config: PolicyConfig, pools: KvPools, num_blocks: int, block_size: int) -> KVBlockManager:
+    """An empty pool of `num_blocks` blocks of layers that keep all tokens, with `pools` beside it.
+
+    ScenarioError where the policy of `config` cannot have these, or there are more than MAX_IDS blocks that have an id.
+    """
+    traits, kind = config.traits, "windows" if pools.states is None else "states"
+    if not traits.kv_pools:
+        drafts = " with drafts" if traits.speculation is not None else ""
+        raise ScenarioError(
+            f"{type(config).__name__.removesuffix('Config')}{drafts} with a pool of {kind} apart is not simulated. Use"
+            " sglang without drafts, or leave out kv.pools."
+        )
+    if traits.prefix_cache:
+        _check_ids(num_blocks, block_size)
+    if pools.states is not None:
+        if not traits.prefix_cache:
+            return StatesKV(num_blocks, block_size, pools.states)
+        buffers = (2 if traits.loop.is_ahead else 1) if pools.extra_buffer else 0
+        return StateRadixKV(num_blocks, block_size, pools.states, buffers)
+    if (pools.window_tokens or 0) < block_size:
+        raise ScenarioError(
+            f"kv.pools: window_tokens {pools.window_tokens} must hold at least one block of block_size {block_size}."
+        )
+    return (PooledRadixKV if traits.prefix_cache else PooledKV)(num_blocks, block_size, pools)
+
+
+def _check_ids(num_blocks: int, block_size: int) -> None:
+    """ScenarioError for more than MAX_IDS blocks, of which each has an id."""
+    if num_blocks > MAX_IDS:
+        raise ScenarioError(
+            f"kv: {num_blocks:,} blocks of {block_size} tokens, of which each has an id where prefixes are cached; at"
+            f" most {MAX_IDS:,} are possible. Lower kv.tokens, or cache no prefixes."
+        )
 
 
 def _check_found(layout: KvLayout) -> None:

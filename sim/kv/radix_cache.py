@@ -16,7 +16,7 @@ from batchsim.kv.radix_tokens import tail
 from batchsim.kv.radix_tree import Node, RadixTree
 
 
-class _Holding:
+class Holding:
     """The block table of one sequence; its first `shared` pages are the tree's, locked from the root to `node`."""
 
     __slots__ = ("node", "shared", "table")
@@ -45,8 +45,8 @@ class RadixKV(Pins):
         self.num_blocks = num_blocks
         self.num_swap_blocks = self.num_swap_free = num_swap_blocks
         self._tree = RadixTree(block_size)
-        self._free = list(range(num_blocks - 1, -1, -1))
-        self._held: dict[Sequence, _Holding] = {}
+        self._free: list[int] = list(range(num_blocks - 1, -1, -1))
+        self._held: dict[Sequence, Holding] = {}
         self._owed = 0  # pages the group grew by whose ids were not looked up yet; they are among the free
         self._room_step: int | None = None  # the group step that `grow_group` last made room for
         self._last_match: tuple[Sequence, int, int, Node, int] | None = None  # sequence, limit, now, node, hit
@@ -122,7 +122,7 @@ class RadixKV(Pins):
         if seq in self._held or hit != hit_tokens:
             raise ValueError(f"cannot take {hit_tokens} cached tokens, {hit} are found: {seq!r}")
         tree.lock(node)
-        self._held[seq] = _Holding(node, node.path_blocks())
+        self._held[seq] = Holding(node, node.path_blocks())
         seq.num_blocks = hit_tokens // self.block_size
 
     def insert(self, seq: Sequence, limit: int | None = None) -> None:
@@ -162,7 +162,7 @@ class RadixKV(Pins):
     def allocate(self, seq: Sequence, num_tokens: int) -> bool:
         holding = self._held.get(seq)
         if holding is None:
-            holding = _Holding(self._tree.root, [])
+            holding = Holding(self._tree.root, [])
         elif seq.group is not None:
             self._fill(holding, self._grown(seq))
         table = holding.table
@@ -239,7 +239,7 @@ class RadixKV(Pins):
             return group.blocks_held(seq) * self.block_size
         return seq.num_computed_tokens
 
-    def _fill(self, holding: _Holding, num_tokens: int) -> None:
+    def _fill(self, holding: Holding, num_tokens: int) -> None:
         """Gives out the ids of pages the group grew by, up to `num_tokens` tokens."""
         lacking = -(-num_tokens // self.block_size) - len(holding.table)
         if lacking > 0:

@@ -57,7 +57,7 @@ class RadixTree:
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self.lookahead = 0
-        self.root = Node((), [], None, 0)
+        self.root = self._node((), [], None, 0)
         self.cached_blocks = 0
         self.num_evictable = 0  # pages of nodes without locks
         self.now = 0  # counts walks and changes: while it stands still, what `descend` returned is still so
@@ -114,7 +114,7 @@ class RadixTree:
     def add_leaf(self, parent: Node, key: TokenRun, blocks: list[int]) -> Node:
         """A new leaf without locks below `parent`, used later than all nodes walked over so far."""
         self.now += 1
-        leaf = Node(key, blocks, parent, self.now)
+        leaf = self._node(key, blocks, parent, self.now)
         parent.children[self._first(key)] = leaf
         self.cached_blocks += len(blocks)
         self.num_evictable += len(blocks)
@@ -149,22 +149,30 @@ class RadixTree:
             if used < node.used:  # walked over since it was queued
                 self._offer(node)
                 continue
-            parent = node.parent
-            assert parent is not None
-            del parent.children[self._first(node.key)]
-            node.parent = None
-            freed += reversed(node.blocks)
-            self.cached_blocks -= len(node.blocks)
-            self.num_evictable -= len(node.blocks)
-            self.now += 1
-            self._offer(parent)
+            freed += self._remove(node)
         return freed
+
+    def _node(self, key: TokenRun, blocks: list[int], parent: Node | None, used: int) -> Node:
+        """A new node of the tree's kind."""
+        return Node(key, blocks, parent, used)
+
+    def _remove(self, node: Node) -> list[int]:
+        """Takes out `node`, a leaf without locks; returns the ids of its pages, the last one first."""
+        parent = node.parent
+        assert parent is not None
+        del parent.children[self._first(node.key)]
+        node.parent = None
+        self.cached_blocks -= len(node.blocks)
+        self.num_evictable -= len(node.blocks)
+        self.now += 1
+        self._offer(parent)
+        return node.blocks[::-1]
 
     def _split(self, node: Node, num_tokens: int) -> Node:
         """Makes the first `num_tokens` of `node` a node of their own above the rest, and returns it."""
         assert node.parent is not None
         at = num_tokens // self.block_size
-        upper = Node(head(node.key, num_tokens + self.lookahead), node.blocks[:at], node.parent, self.now)
+        upper = self._node(head(node.key, num_tokens + self.lookahead), node.blocks[:at], node.parent, self.now)
         upper.locks = node.locks
         node.parent.children[self._first(node.key)] = upper
         node.key, node.blocks, node.parent = tail(node.key, num_tokens), node.blocks[at:], upper

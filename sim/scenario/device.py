@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from batchsim.base.errors import CalibrationError, ScenarioError
 from batchsim.base.kv_groups import KvGroup, KvLayout
+from batchsim.base.kv_pools import WindowDemand
 from batchsim.cost.adapters import adapter_bytes
 from batchsim.cost.base import Cost
 from batchsim.cost.drafter import memory_of_drafter
@@ -18,7 +20,7 @@ from batchsim.deployment.deployment import Deployment, DraftMemory
 from batchsim.deployment.kv_groups import batches_in_flight, request_blocks
 from batchsim.deployment.memory import STEP_REQUESTS, STEP_TOKENS, KvBudget
 from batchsim.deployment.model import GpuSpec, ModelSpec
-from batchsim.kernel.policy_config import Device
+from batchsim.kernel.policy_config import Device, Traits
 from batchsim.scenario.config import Scenario, ScenarioFile
 from batchsim.scenario.deployment_config import DeploymentConfig
 from batchsim.tables.build import setup_of
@@ -75,13 +77,16 @@ def kv_budget(scenario: Scenario, model: ModelSpec, cost: Cost) -> KvBudget:
         return KvBudget(kv.pool_blocks, layout.unit, kv.source or "stated in the scenario", layout)
     if kv.tokens is not None:
         _check_shapes_keep_nothing(shapes, "kv.tokens")
-        return KvBudget(kv.tokens // kv.block_size, kv.block_size, kv.source or "stated in the scenario")
+        source = kv.source or "stated in the scenario"
+        return KvBudget(kv.tokens // kv.block_size, kv.block_size, source, pools=kv.pools)
     traits = [spec.config.traits for spec in scenario.specs]
     largest_step = _LargestStep(
         max((each.max_num_batched_tokens or 0 for each in traits), default=0) or STEP_TOKENS,
         max((each.max_num_seqs or 0 for each in traits), default=0) or STEP_REQUESTS,
         any(each.prefix_cache for each in traits),
         max((each.speculation.num_drafts for each in traits if each.speculation is not None), default=0),
+        all(each.kv_pools for each in traits),
+        _window_demand(traits),
     )
     if kv.memory is not None:
         _check_shapes_keep_nothing(shapes, "kv.memory")
@@ -169,6 +174,17 @@ class _LargestStep(NamedTuple):
     step_requests: int
     prefix_cache: bool
     draft_tokens: int
+    apart: bool
+    windows: WindowDemand | None
+
+
+def _window_demand(traits: Sequence[Traits]) -> WindowDemand | None:
+    """What bounds the windows of all policies; None where those of any are not bounded."""
+    demands = [each.windows for each in traits]
+    known = [demand for demand in demands if demand is not None]
+    if not known or len(known) < len(demands):
+        return None
+    return WindowDemand(max(demand.requests for demand in known), max(demand.prompt_tokens for demand in known))
 
 
 def _in_memory(scenario: Scenario, engine: Deployment, size: int, step: _LargestStep) -> KvBudget:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from batchsim.base.kv_groups import KvGroup, KvLayout
+from batchsim.base.kv_pools import KvPools
 from batchsim.base.plain import LEFT_OUT
 from batchsim.base.ranges import Config, PositiveInt, Range, check_ranges
 from batchsim.base.units import Share, Size, percent
@@ -45,6 +46,8 @@ class KvConfig(Config):
     """Blocks of the pool of `groups`, as an engine counts them: one of them is never handed out."""
     block_bytes: PositiveInt | None = None
     """Bytes of a block of `groups` on each GPU."""
+    pools: KvPools | None = field(default=None, metadata=LEFT_OUT)
+    """Pools beside that of `tokens`, which is then of the layers that keep all tokens, as SGLang has them."""
     tiers: tuple[TierConfig, ...] = field(default=(), metadata=LEFT_OUT)
     """Where KV is kept beyond the GPU's memory: that of the host, under `vllm` with prefix caching."""
 
@@ -54,6 +57,10 @@ class KvConfig(Config):
             raise ValueError(f"tiers has {len(self.tiers)}, and vLLM's OffloadingConnector has one here. Keep one")
         if self.groups and self.tiers:
             raise ValueError("tiers: KV of groups of layers is not offloaded here. Leave out tiers, or groups")
+        if self.pools is not None and (self.tokens is None or self.groups or self.tiers):
+            raise ValueError(
+                "pools are beside that of tokens, without groups or tiers. Write tokens, of the layers that keep all"
+            )
         if self.groups:
             self._check_groups()
         elif self.num_blocks is not None or self.block_bytes is not None:

@@ -164,6 +164,9 @@ def _room_of(logged: Logged) -> dict[str, Any]:
     if logged.layout is not None:
         groups = [{key: value for key, value in asdict(group).items() if value} for group in logged.layout.groups]
         return {"groups": groups, "num_blocks": logged.num_blocks, "block_bytes": logged.layout.block_bytes}
+    if logged.pools is not None:
+        pools = {"window": logged.pools.window, "window_tokens": logged.pools.window_tokens}
+        return {"tokens": logged.tokens, "pools": pools}
     return {"tokens": logged.tokens} if logged.tokens is not None else {"memory": f"{logged.memory_bytes}B"}
 
 

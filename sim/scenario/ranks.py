@@ -40,6 +40,7 @@ def check_ranks(scenario: Scenario, model: ModelSpec, cost: Cost, kv: KvBudget) 
         "models that make no tokens": traffic.makes_no_tokens,
         "constrained answers": is_structured(traffic),
         "groups of KV blocks": kv.layout is not None,
+        "pools of KV apart": kv.pools is not None,
         "tiers of KV": bool(file.kv.tiers),
         "tasks": traffic.tasks is not None,
         "rollouts": isinstance(traffic.arrivals, Rollout),

@@ -28,6 +28,11 @@ def check_one_can_be_real(
             f"{scenario.source}: a model with groups of KV blocks can only be simulated, a real run has one of"
             " full attention. Leave kv.groups out."
         )
+    if kv.pools is not None:
+        raise ScenarioError(
+            f"{scenario.source}: a pool of windows apart can only be simulated, a real run has one for all layers."
+            " Leave kv.pools out."
+        )
     check_real_requests(traffic, scenario.places["workload"])
     check_no_adapters(scenario)
     check_unconstrained(scenario)

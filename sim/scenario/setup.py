@@ -344,7 +344,7 @@ class Setup:
         if (layout := self.kv.layout) is not None:
             return new_grouped_kv(config, layout, self.kv.num_blocks, self.max_model_len, self.cost.stages)
         sizes = self.kv.num_blocks, self.kv.block_size, self.num_swap_blocks
-        return new_kv(config, *sizes, ids=self.tier is not None)
+        return new_kv(config, *sizes, ids=self.tier is not None, pools=self.kv.pools)
 
     def engine(self, spec: PolicySpec, workload: BuiltWorkload) -> EngineCore:
         """A new engine under `spec` for one simulation of `workload`."""

@@ -30,6 +30,10 @@ SGLANG = (
     " test_sglang_batch test_sglang_parts test_sglang_overlap conformance:sglang"
 )
 TENSORRT_DRAFTS = "test_tensorrt_llm_drafts test_tensorrt_llm_drafts_naive conformance:tensorrt_llm"
+POOLS = (
+    "test_sglang_pools_naive test_sglang_windows test_sglang_states test_sglang_states_naive"
+    " conformance/test_pools_apart"
+)
 SGLANG_DRAFTS = "test_sglang_drafts test_sglang_drafts_naive test_sglang_drafts_overlap conformance:sglang"
 # The tests of each file, by names in tests/ that are of one file; `conformance:KIND` are those of one policy.
 TESTS = {
@@ -64,6 +68,10 @@ TESTS = {
     "sim/kv/offload_*.py": "test_offload_tier test_vllm_offload",
     "sim/kv/prefix_cache.py": CACHE,
     "sim/kv/radix_*.py": RADIX,
+    "sim/kv/pooled_radix.py": POOLS,
+    "sim/kv/side_*.py": POOLS,
+    "sim/kv/states.py": POOLS,
+    "sim/kv/window*.py": POOLS,
     "sim/kv/search.py": CACHE,
     "sim/kv/reuse_tree.py": f"{REUSE} {TENSORRT_DRAFTS}",
     "sim/metrics/*.py": MEASURES,

@@ -151,6 +151,10 @@ class Memory:
             self.walk(row.prompt)
         row.node = node
 
+    def hold(self, row: Row, hit: int) -> None:
+        self.holders.append(row)
+        row.computed, row.pages = hit, hit // self.page
+
     def drop(self, row: Row) -> None:
         self.holders.remove(row)
         row.node, row.pages, row.computed = None, 0, 0
@@ -214,11 +218,15 @@ class Naive:
                 continue
             ids = [(row.id, n) for row, n in work]
             self.log.append((self.now_ns, ids, [row.id for row in self.retracted], memory.available() // self.page))
+            self.note()
             self.retracted = []
             self.now_ns += 10 + sum(2 if row in self.riding else n for row, n in work)
             for row, n in work:
                 self.advance(row, n)
             self.last = self.batch if is_prefill else Group()
+
+    def note(self) -> None:
+        """Called with each step."""
 
     def enter(self, row: Row) -> None:
         prompt = len(row.prompt)
@@ -294,10 +302,13 @@ class Naive:
     def due(self, rows: list[Row]) -> int:
         return sum(row.computed % self.page == 0 for row in rows)
 
+    def fits(self, pages: int) -> bool:
+        return pages <= self.memory.free()
+
     def grow(self) -> bool:
         rows, memory = self.running.rows, self.memory
         memory.evict(self.due(rows))
-        if self.due(rows) > memory.free():
+        if not self.fits(self.due(rows)):
             return False
         memory.evict(len(rows))
         for row in rows:
@@ -326,7 +337,7 @@ class Naive:
             self.retract(row, len(stay))
             self.push(row)
             self.memory.evict(self.due(stay))
-            if self.due(stay) <= self.memory.free():
+            if self.fits(self.due(stay)):
                 break
         self.running.rows, self.running.full = stay, False
         generated = sum(row.generated for row in stay) + 20 * len(stay)
@@ -367,7 +378,7 @@ class Naive:
         if self.chunked is not None and not self.go_on(self.chunked):
             return []
         for row in list(self.waiting):
-            if self.left() > 0 and self.left_now() > 0 and min(self.left_input, self.left_chunk) <= 0:
+            if self.has_kv() and min(self.left_input, self.left_chunk) <= 0:
                 break
             if len(self.work) >= self.slots - len(running.rows):
                 running.full = True
@@ -375,15 +386,15 @@ class Naive:
                 break
             row.node, hit = memory.walk(row.tokens[:-1])
             row.seen = (row.known, hit)
+            self.matched(row, hit)
             if config.prefill_max_requests is not None and len(self.work) >= config.prefill_max_requests:
                 row.node = None
                 break
-            memory.holders.append(row)
-            row.computed, row.pages = hit, hit // self.page
+            memory.hold(row, hit)
             verdict = self.add(row)
             if verdict == "added":
                 self.waiting.remove(row)
-                if self.left() > 0 and self.left_now() > 0:
+                if self.has_kv():
                     continue
                 verdict = "no tokens"
             else:
@@ -393,11 +404,22 @@ class Naive:
             break
         for row in self.retracted[victims:]:
             self.push(row)
+        self.take_pages()
+        return self.work
+
+    def matched(self, row: Row, hit: int) -> None:
+        """Called with each look at a prefix that may be taken."""
+
+    def take_pages(self) -> None:
+        """Takes pages for the work."""
         spare = len(self.work) if self.page > 1 else 0
-        memory.evict(self.ceil(sum(n for _, n in self.work)) // self.page + spare)
+        self.memory.evict(self.ceil(sum(n for _, n in self.work)) // self.page + spare)
         for row, n in self.work:
             row.pages = self.ceil(row.computed + n) // self.page
-        return self.work
+
+    def has_kv(self) -> bool:
+        """Whether any KV memory is left, of what is spoken for and of what is taken."""
+        return self.left() > 0 and self.left_now() > 0
 
     def left(self) -> float:
         return self.memory.available() - self.spent

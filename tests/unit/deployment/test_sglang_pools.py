@@ -32,13 +32,13 @@ def test_draft_tokens_have_states_for_each_running_request() -> None:
     assert pools_with_states(19_000_000_000, 65_536, 100_000_000, 5, drafts=3).states == 53
 
 
-def test_windows_have_eight_tenths_of_the_tokens_unless_fewer_are_ever_needed() -> None:
+def test_windows_have_eight_tenths_of_the_tokens_unless_what_they_ever_need_is_known() -> None:
     """A token has 100 bytes in full layers and 50 in windows: 1,400,000 bytes are 10,000 and 8,000 tokens."""
     assert pools_with_windows(1_400_000, 100, 50) == SglangPools(10_000, 8_000)
-    assert pools_with_windows(1_400_000, 100, 50, window_cap=9_000) == SglangPools(10_000, 8_000)
+    assert pools_with_windows(1_400_000, 100, 50, window_cap=9_000) == SglangPools(9_500, 9_000)
     assert pools_with_windows(1_400_000, 100, 50, window_cap=2_000) == SglangPools(13_000, 2_000)
     assert pools_with_windows(1_400_000, 100, 50, share=0.1) == SglangPools(13_333, 1_333)
-    assert window_tokens(4, 128, chunk=8192, page=16) == 4 * (128 + 256 + 32) + 2 * 8192 + 16
+    assert window_tokens(4, 127, chunks=2 * 8192, page=16) == 4 * (127 + 128 + 32) + 2 * 8192 + 16
 
 
 def test_a_running_request_has_slots_by_what_it_keeps() -> None:

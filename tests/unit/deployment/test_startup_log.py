@@ -9,6 +9,7 @@ import pytest
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.files import read_text
+from batchsim.base.kv_pools import KvPools
 from batchsim.deployment.startup_log import Wanted, read_kv_log
 from batchsim.scenario import load_scenario
 from batchsim.scenario.setup import Setup
@@ -176,7 +177,7 @@ SERVED = "INFO:     Application startup complete.\n"
         (
             "max_total_num_tokens=8000\nfull_layer_tokens=8000, swa_layer_tokens=6400\n",
             Wanted("sglang"),
-            "says 8,000 tokens of layers that keep all, and 6,400 of layers with a window",
+            "says 8,000 tokens of layers that keep all, and 6,400 of layers with a window, and the model is not known",
         ),
         ("ServerArgs(tp_size=1)\nmax_total_num_tokens=80", Wanted("sglang"), "has no line that says how many tokens"),
         (
@@ -402,3 +403,10 @@ def test_a_scenario_says_what_its_log_must_be_of(tmp_path: Path, changes: tuple[
         return
     kv = load_scenario(str(tmp_path / "s.yaml"), overrides=list(changes)).file.kv
     assert (kv.tokens, kv.source) == (904_000, "from the log start.log: vllm 0.19.0, meta-llama/Llama-3.1-8B-Instruct")
+
+
+def test_two_pools_of_sglang_are_read_with_the_window_of_the_model(tmp_path: Path) -> None:
+    """8,000 tokens of layers that keep all and 6,400 of those with gpt-oss's window of 128."""
+    log = "max_total_num_tokens=8000\nfull_layer_tokens=8000, swa_layer_tokens=6400\n"
+    logged = read_kv_log(written(tmp_path, log), Wanted("sglang", model="openai/gpt-oss-20b"))
+    assert (logged.tokens, logged.pools) == (8000, KvPools(128, 6400))

@@ -10,12 +10,15 @@ from dataclasses import dataclass, field
 
 from batchsim.kernel.kv_blocks import KVBlockManager
 from batchsim.kernel.types import Event, Sequence, by_order
+from batchsim.kv.pooled_radix import windows_of
 from batchsim.kv.radix_cache import RadixKV
+from batchsim.kv.states import StateRadixKV
 from batchsim.policies.systems.sglang.lora_batch import LoraBatch
 from batchsim.policies.systems.sglang.running_batch import RunningBatch
 from batchsim.policies.systems.sglang.sglang_config import SglangConfig
 from batchsim.policies.systems.sglang.token_budget import CLIP_MAX_NEW_TOKENS, Completion, PrefillBudget
 from batchsim.policies.systems.sglang.waiting_queue import Waiting
+from batchsim.policies.systems.sglang.window_budget import WindowBudget
 
 
 @dataclass
@@ -46,6 +49,7 @@ class PrefillAdder:
         *,
         slots: int,
         loras: LoraBatch,
+        ahead: bool = False,
     ) -> None:
         self.chunked: Sequence | None = None
         self.why = ""
@@ -55,6 +59,8 @@ class PrefillAdder:
         self._loras = loras
         self._config = config
         self._kv = kv
+        self._windows = windows_of(kv)
+        self._ahead = ahead
         self._cache = cache
         self._waiting = waiting
         self._batch = batch
@@ -113,14 +119,25 @@ class PrefillAdder:
         config, batch = self._config, self._batch
         num_mixed = len(batch) if config.mixes else 0
         reserved = batch.reserved(ratio, exact=self._preempts)
+        if self._windows is not None:
+            return WindowBudget(
+                self._kv, config.max_prefill_tokens, self._chunk, reserved, num_mixed, windows=self._windows
+            )
         return PrefillBudget(self._kv, config.max_prefill_tokens, self._chunk, reserved, num_mixed)
 
     def _allocate(self, chunks: list[tuple[Sequence, int]]) -> None:
         """Takes pages for `chunks`. Before that SGLang evicts, for each chunk, for a page more than its tokens need."""
         kv = self._kv
+        if isinstance(self._cache, StateRadixKV):
+            self._cache.take_states(chunks)
         if self._cache is not None and chunks:
             spare = len(chunks) if kv.block_size > 1 else 0
             self._cache.make_room(kv.blocks_for(sum([n for _, n in chunks])) + spare)
+        if self._windows is not None and self._cache is None:
+            unread = self._chunk if self._ahead and self._chunk is not None else 0
+            for seq, _ in chunks:
+                if seq.settled_computed_tokens:
+                    self._windows.slide(seq, seq.settled_computed_tokens - unread)
         for seq, n in chunks:
             room = kv.allocate(seq, seq.settled_computed_tokens + n)
             assert room, f"{n} tokens were admitted with {kv.num_free} blocks free"
@@ -130,9 +147,7 @@ class PrefillAdder:
         kv, page = self._kv, self._kv.block_size
         computed = seq.settled_computed_tokens
         lacking = seq.num_tokens - computed
-        limit = min(budget.left_chunk, int(budget.left_total))
-        if limit <= 0:
-            limit = budget.left_chunk
+        limit = budget.chunk_room()
         reserved = self._waiting.reserved_for_shorter(lacking, budget.left_chunk, page)
         if reserved:
             limit = min(limit, (budget.left_chunk - reserved) // page * page)
@@ -193,7 +208,10 @@ class PrefillAdder:
 
     def _match(self, seq: Sequence) -> int:
         """The cached tokens of `seq`, at most all known ones but one; counts as a use of them."""
-        hit = 0 if self._cache is None else self._cache.match(seq, seq.num_tokens - 1)
+        cache = self._cache
+        hit = 0 if cache is None else cache.match(seq, seq.num_tokens - 1)
+        if isinstance(cache, StateRadixKV):
+            cache.reserve_state(seq)
         if self._preempts:
             self._matched[seq] = (seq.num_tokens, hit)
         return hit
@@ -227,13 +245,16 @@ class PrefillAdder:
         expected = min(max(seq.max_output_tokens - seq.num_output_tokens, 0), CLIP_MAX_NEW_TOKENS)
         if lacking + expected + page >= budget.left_total:
             return "kv_blocks", 0
+        limit = budget.chunk_limit(lacking, expected)
+        if limit is None:
+            return "kv_blocks", 0
         if not budget.chunked:
             # The first may exceed the budget, or it could never run.
             alone = not made.chunks or budget.paged(lacking) < budget.left_input
             return "" if alone else "token_budget", lacking
-        if budget.paged(lacking) <= budget.left_chunk:
+        if budget.paged(lacking) <= limit:
             return "", lacking
-        n = budget.left_chunk // page * page
+        n = limit // page * page
         return "token_budget" if n < 1 or self.chunked is not None else "", n
 
     def _whole_or_cut(
@@ -243,7 +264,11 @@ class PrefillAdder:
         need = budget.paged(lacking) + self._kv.block_size
         if need > min(budget.left_now, budget.left_total):
             return "kv_blocks", 0
-        if not completion.fits(seq, self._batch.rows(), made.chunks, budget.left_now - need):
+        expected = min(max(seq.max_output_tokens - seq.num_output_tokens, 0), CLIP_MAX_NEW_TOKENS)
+        if self._windows is not None:
+            if not budget.has_room(lacking, expected):
+                return "kv_blocks", 0
+        elif not completion.fits(seq, self._batch.rows(), made.chunks, budget.left_now - need):
             return "kv_blocks", 0
         if lacking <= budget.left_chunk:
             return "", lacking

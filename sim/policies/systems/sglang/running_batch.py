@@ -10,6 +10,7 @@ from heapq import heappop, heappush
 from batchsim.kernel.batch import Batch
 from batchsim.kernel.kv_blocks import KVBlockManager
 from batchsim.kernel.types import DecodeGroup, Sequence, by_order
+from batchsim.kv.pooled_radix import windows_of
 from batchsim.kv.radix_cache import RadixKV
 from batchsim.policies.systems.sglang.token_budget import RETRACT_DECODE_STEPS, RemainingOutput
 
@@ -25,7 +26,7 @@ class RunningBatch:
 
     __slots__ = (
         "_ahead", "_all_in_flight", "_cache", "_caps", "_first", "_in_flight", "_kv", "_next", "_num_joined",
-        "capped", "full", "group", "growth",
+        "_windows", "capped", "full", "group", "growth",
     )  # fmt: skip
 
     def __init__(self, kv: KVBlockManager, cache: RadixKV | None, *, ahead: bool = False) -> None:
@@ -34,6 +35,7 @@ class RunningBatch:
         self.full = ""
         self.capped: set[Sequence] = set()
         self._kv = kv
+        self._windows = windows_of(kv)
         self._cache = cache
         self._first = self._next = 0  # orders not given yet lie below and from here on
         self._ahead = ahead
@@ -56,6 +58,8 @@ class RunningBatch:
         """Lets `seq`, whose prompt is done, decode from the next step on; its place was given by `place`."""
         self.group.join(seq)
         self.growth.join(seq, self.group.step)
+        if self._windows is not None:
+            self._windows.join(seq, self.group)
         if self._ahead:
             left = max(seq.max_output_tokens - seq.num_output_tokens, 0)
             self._num_joined += 1
@@ -147,6 +151,11 @@ class RunningBatch:
         """How many KV blocks the decodes lack for the next step."""
         return self.group.blocks_due()
 
+    def lacks_blocks(self) -> bool:
+        """Whether any pool has too few pages for the decodes' next step."""
+        due, windows = self.blocks_due(), self._windows
+        return due > self._kv.num_free or (windows is not None and due > windows.available)
+
     def grow(self) -> bool:
         """Takes pages for one more token of every decode; False, and nothing changed, if they are short.
 
@@ -154,7 +163,12 @@ class RunningBatch:
         many are free.
         """
         group = self.group
-        if group.blocks_due() > self._kv.num_free:
+        if self._windows is not None:
+            if self.lacks_blocks():
+                return False
+            self._evict_for(group.blocks_due())
+            self._windows.slide_group(group, self.in_flight)
+        elif group.blocks_due() > self._kv.num_free:
             return False
         if self._cache is not None:
             self._cache.make_room(len(group.members))

@@ -20,10 +20,13 @@ Unlike elsewhere here the HIGHER priority number comes first, unless `schedule_l
 from __future__ import annotations
 
 from batchsim.base.errors import ScenarioError
+from batchsim.base.kv_pools import STATE_GRID
 from batchsim.kernel.batch import IDLE, Batch, Idle
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.types import MISSING, DecodeGroup, Event, Sequence, by_order
+from batchsim.kv.pooled_radix import PooledRadixKV, windows_of
 from batchsim.kv.radix_cache import RadixKV
+from batchsim.kv.states import StateRadixKV, states_of
 from batchsim.policies.systems.sglang.lora_batch import LoraBatch
 from batchsim.policies.systems.sglang.prefill_adder import Prefill, PrefillAdder
 from batchsim.policies.systems.sglang.running_batch import RunningBatch
@@ -64,6 +67,9 @@ class Sglang:
         self._low_first = config.schedule_low_priority_values_first
         self._preempts = config.preempts
         self._ahead = context.loop.is_ahead
+        self._windows, self._states = windows_of(kv), states_of(kv)
+        self._check_windows()
+        self._check_states()
         self._last: Batch | None = None  # the batch of the call before, whose prompts' ends do not decode yet
         self._unread: list[Sequence] = []  # have arrived and are not taken in yet
         self._now_ns = 0  # of the latest call
@@ -73,7 +79,14 @@ class Sglang:
         self.waiting: Waiting = self._new_queue()
         self.loras = LoraBatch(config, context.adapter_copy_ns)
         self.adder = PrefillAdder(
-            config, kv, self._cache, self.waiting, self.batch, slots=self._most_running(), loras=self.loras
+            config,
+            kv,
+            self._cache,
+            self.waiting,
+            self.batch,
+            slots=self._most_running(),
+            loras=self.loras,
+            ahead=self._ahead,
         )
         self.events: list[Event] = []
         self.free_blocks_asked = kv.num_blocks  # at the latest call, once the last chunk is in the tree
@@ -121,8 +134,8 @@ class Sglang:
             self.waiting.remove(seq)
             self._forget(seq)
             return []
-        if seq is not self.adder.chunked and self._cache is not None:
-            self._cache.insert(seq, self._computed(seq))
+        if seq is not self.adder.chunked:
+            self._insert_ended(seq, self._computed(seq))
         self._leave(seq)
         return []
 
@@ -180,6 +193,8 @@ class Sglang:
             return False
         if self._unread or ((self._preempts or not self.batch.full) and len(self.waiting)):
             return False
+        if self._ahead and self._windows is not None:
+            self.batch.await_results(batch)
         if not self.batch.grow():
             return False
         if self.config.scheduler_recv_interval > 1:
@@ -272,7 +287,7 @@ class Sglang:
         if waits:
             return False
         stay = sorted(batch.rows(), key=self._worth, reverse=True)
-        while batch.blocks_due() > self.kv.num_free and stay:
+        while batch.lacks_blocks() and stay:
             if len(stay) == 1 and self.adder.chunked is None:
                 raise AssertionError(f"one decode alone does not fit {self.kv.num_free} free blocks: {stay[0]!r}")
             victim = stay.pop()
@@ -315,9 +330,16 @@ class Sglang:
         return True
 
     def _finish(self, seq: Sequence) -> None:
-        if self._cache is not None:
-            self._cache.insert(seq, self._kept(seq))
+        self._insert_ended(seq, self._kept(seq))
         self._leave(seq)
+
+    def _insert_ended(self, seq: Sequence, num_tokens: int) -> None:
+        """Puts the first `num_tokens` tokens of `seq`, which has ended, into the tree, if there is one."""
+        cache = self._cache
+        if isinstance(cache, PooledRadixKV | StateRadixKV):
+            cache.insert_ended(seq, num_tokens)
+        elif cache is not None:
+            cache.insert(seq, num_tokens)
 
     def _kept(self, seq: Sequence) -> int:
         """How many tokens of `seq`, which has its last one, are offered to the tree."""
@@ -340,6 +362,42 @@ class Sglang:
 
     # ---- the rest
 
+    def _check_windows(self) -> None:
+        """ScenarioError for a pool of windows in which a prompt alone could wait for ever: a part of it takes as much
+        as there is of it, and its window, beside a prefix whose last part is as long and whose window it has locked."""
+        windows, page = self._windows, self.kv.block_size
+        if windows is None:
+            return
+        chunk = self.config.chunked_prefill_size if self.config.chunked_prefill_size > 0 else self.max_model_len
+        locked = windows.every if self._cache is None else max(chunk, windows.reach + windows.every)
+        least = max(chunk, windows.reach) + locked + windows.reach + 6 * page
+        if windows.num_blocks * page < least:
+            what = f"chunked_prefill_size {chunk:,}" if chunk != self.max_model_len else f"max_model_len {chunk:,}"
+            raise ScenarioError(
+                f"sglang: {windows.num_blocks * page:,} tokens of windows are fewer than {least:,}, with which a prompt"
+                f" never waits for ever at {what} and windows of {windows.reach + 1:,}. Lower the former, or raise"
+                " kv.pools.window_tokens."
+            )
+
+    def _check_states(self) -> None:
+        """ScenarioError for states that SGLang does not keep so, or so few that no request can run."""
+        states, config, what = self._states, self.config, ""
+        if states is None:
+            return
+        if states.num_blocks < states.per_request:
+            what = f"{states.num_blocks} states are fewer than the {states.per_request} that SGLang sets aside for a"
+            what += " request. Raise kv.pools.states"
+        elif self._cache is not None and not states.buffers and self.kv.block_size > 1:
+            what = "states without an extra buffer are cached in pages of one token. Write kv.block_size: 1"
+        elif self._cache is not None and not states.buffers and self._ahead:
+            what = "states without an extra buffer do not go with overlap. Write disable_overlap_schedule: true"
+        elif states.buffers and config.mixes:
+            what = "states of answers in mixed steps are not simulated. Write enable_mixed_chunk: false"
+        elif max(STATE_GRID, self.kv.block_size) % min(STATE_GRID, self.kv.block_size):
+            what = f"pages of {self.kv.block_size} and {STATE_GRID} tokens must divide each other. Change kv.block_size"
+        if what:
+            raise ScenarioError(f"sglang: {what}.")
+
     def _most_running(self) -> int:
         tokens = self.kv.num_blocks * self.kv.block_size
         asked = self.config.asked_running_requests
@@ -347,6 +405,8 @@ class Sglang:
             asked = max(min(tokens * 512 // self.max_model_len, 4096), 2048)
         if tokens < 2:
             raise ScenarioError(f"sglang: max_running_requests is 0 with {tokens} KV tokens. Give the engine more KV.")
+        if self._states is not None:
+            asked = min(asked, self._states.num_blocks // self._states.per_request)
         return min(asked, tokens // 2)
 
     def _most_output(self, prompt: int) -> int:

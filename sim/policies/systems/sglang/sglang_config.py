@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from batchsim.base.kv_pools import WindowDemand
 from batchsim.base.plain import LEFT_OUT
 from batchsim.base.ranges import INT32_MAX, NonNegative, PositiveInt, Priority, Range
 from batchsim.kernel.engine_loop import OVERLAP, SYNC
@@ -165,8 +166,18 @@ class SglangConfig(PolicyConfig):
             ),
             takes_items=not self.is_embedding,
             pooling=bool(self.is_embedding),
+            kv_pools=self.speculative_algorithm is None,
+            windows=self._window_demand,
             masks="" if self.is_embedding or self.disable_consecutive_prefill_overlap else "all",
         )
+
+    @property
+    def _window_demand(self) -> WindowDemand | None:
+        """What bounds the other pools; None with a radix cache, or where max_running_requests is not stated."""
+        if not self.disable_radix_cache or self.max_running_requests is None:
+            return None
+        steps = 1 if self.disable_overlap_schedule else 2
+        return WindowDemand(self.max_running_requests, steps * max(self.chunked_prefill_size, 0))
 
     @property
     def lora_slots(self) -> int:

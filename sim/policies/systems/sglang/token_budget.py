@@ -187,6 +187,20 @@ class PrefillBudget:
         """Whether KV tokens are used up: with what the running may need, or already without."""
         return self.left_total <= 0 or self.left_now <= 0
 
+    def chunk_room(self) -> int:
+        """Tokens that the next chunk of a prompt that is cut already may have; SGLang gives one even without room."""
+        room = min(self.left_chunk, int(self.left_total))
+        return room if room > 0 else self.left_chunk
+
+    def chunk_limit(self, num_tokens: int, max_new_tokens: int) -> int | None:
+        """Tokens that the next chunk of a request with `num_tokens` to compute may have, which may then generate
+        `max_new_tokens`; None where there is no room for it beside those of other layers."""
+        return self.left_chunk
+
+    def has_room(self, num_tokens: int, max_new_tokens: int) -> bool:
+        """Whether a request as in `chunk_limit` has room in layers with a window."""
+        return True
+
     @property
     def no_tokens(self) -> bool:
         """Whether the budget of the batch's input tokens or that of its chunks is used up."""
