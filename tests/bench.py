@@ -45,7 +45,8 @@ from batchsim.deployment.deployment import Deployment
 from batchsim.drive.simulate import simulate
 from batchsim.kernel.acceptance import DrawnLuck
 from batchsim.kernel.core import EngineCore
-from batchsim.kernel.offload import OffloadConnector, OffloadLink
+from batchsim.kernel.host_link import OffloadLink
+from batchsim.kernel.offload import OffloadConnector
 from batchsim.kernel.protocols import PolicyContext, Workload
 from batchsim.kernel.record import Recorder, Records
 from batchsim.kernel.sim_executor import SimExecutor

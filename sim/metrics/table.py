@@ -21,6 +21,7 @@ from typing import Literal
 from batchsim.metrics.adapters import ADAPTER_METRICS
 from batchsim.metrics.attribution import PARTS
 from batchsim.metrics.latencies import LATENCIES, TASK_DOC, TASK_E2E
+from batchsim.metrics.lives import KV_LOAD
 from batchsim.metrics.rank_waits import PADDING, RANK_METRICS, WAITING
 from batchsim.metrics.sleeping import SLEEP_METRICS
 from batchsim.metrics.tiers import FLUSH, TIER_METRICS
@@ -426,6 +427,7 @@ _TIERS = tuple(Metric(*row, needs="tiers") for row in TIER_METRICS)
 _SLEEP = tuple(Metric(*row, needs="sleep") for row in SLEEP_METRICS)
 _E2E = "of the summed E2E of the cohort's finished requests"
 _NEEDS: dict[str, Needs] = {"adapter_load": "adapters", WAITING: "ranks", PADDING: "ranks", FLUSH: "tiers"}
+_NEEDS[KV_LOAD] = "tiers"
 _PARTS = (Metric(f"attr_{part}_share", "share", "", f"{part} {_E2E}", _NEEDS.get(part, "")) for part in PARTS)
 _JUDGED = (
     Metric("too_short", "yes or no", "lower", "1 where the median request runs for over a quarter of the window"),

@@ -46,12 +46,13 @@ class KvConfig(Config):
     block_bytes: PositiveInt | None = None
     """Bytes of a block of `groups` on each GPU."""
     tiers: tuple[TierConfig, ...] = field(default=(), metadata=LEFT_OUT)
-    """Where KV is kept beyond the GPU's memory: that of the host, under `vllm` with prefix caching."""
+    """Where KV is kept beyond the GPU's memory: that of the host, under `vllm` and `sglang` with prefix
+    caching."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
         if len(self.tiers) > 1:
-            raise ValueError(f"tiers has {len(self.tiers)}, and vLLM's OffloadingConnector has one here. Keep one")
+            raise ValueError(f"tiers has {len(self.tiers)}, and only one, the host's memory, is simulated. Keep one")
         if self.groups and self.tiers:
             raise ValueError("tiers: KV of groups of layers is not offloaded here. Leave out tiers, or groups")
         if self.groups:

@@ -61,6 +61,8 @@ TESTS = {
     "sim/kv/free_queue.py": CACHE,
     "sim/kv/group_*.py": GROUPS,
     "sim/kv/grouped*.py": GROUPS,
+    "sim/kv/hicache.py": "test_hicache test_sglang_hicache",
+    "sim/kv/host_tree.py": "test_hicache test_sglang_hicache",
     "sim/kv/offload_*.py": "test_offload_tier test_vllm_offload",
     "sim/kv/prefix_cache.py": CACHE,
     "sim/kv/radix_*.py": RADIX,
