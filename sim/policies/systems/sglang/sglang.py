@@ -267,7 +267,7 @@ class Sglang:
             self.ratio.decay()
             return True
         batch.evict_for_growth()
-        if waits:
+        if waits or (len(batch) == 1 and self.adder.chunked is None and self._pages_will_be_free()):
             return False
         stay = sorted(batch.rows(), key=self._worth, reverse=True)
         while batch.blocks_due() > self.kv.num_free and stay:
