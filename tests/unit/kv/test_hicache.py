@@ -186,6 +186,47 @@ def test_copies_of_what_is_on_the_gpu_make_room_first() -> None:
     kv.check()
 
 
+def _written_and_loaded(loads: tuple[int, int]) -> tuple[HiCacheKV, dict[int, Sequence]]:
+    """A GPU of 12 pages and a host of 9, which has 4 of text 0 and, written back behind them, 4 of text 1. The texts
+    are loaded in the order of `loads`; a request holds each of them."""
+    kv = HiCacheKV(12, 4, 9, "write_back")
+    for text in range(2):
+        computed(kv, sequence(text, (text, 16)))
+        kv.make_room(12)
+    holders: dict[int, Sequence] = {}
+    for text in loads:
+        seq = holders[text] = sequence(10 + text, (text, 17))
+        _, number = admitted(kv, seq)
+        kv.loaded(kv.loading(seq), number)
+    computed(kv, sequence(2, (2, 8)))
+    return kv, holders
+
+
+def test_the_copy_that_was_written_first_makes_room_first() -> None:
+    """Text 1 was loaded first, but text 0 written back first: its copy goes, for the 2 pages of text 2."""
+    kv, holders = _written_and_loaded((1, 0))
+    for seq in holders.values():
+        kv.free(seq)
+        kv.match(seq, 16)
+    kv.make_room(3)
+    assert kv.host.written_back[2:] == [(2, 2)]
+    kv.make_room(12)
+    assert kv.host.written_back[3:] == [(0, 4)]
+
+
+def test_the_copy_of_what_leaves_the_gpu_next_makes_room_last() -> None:
+    """Text 0 was written back first, but can be evicted from the GPU; text 1 is held, and loses its copy. Once it is
+    not, it is written back again, and now text 0 loses its own for that."""
+    kv, holders = _written_and_loaded((0, 1))
+    kv.free(holders[0])
+    kv.match(holders[0], 16)
+    kv.make_room(3)
+    assert kv.host.written_back[2:] == [(2, 2)]
+    kv.free(holders[1])
+    kv.make_room(12)
+    assert kv.host.written_back[3:] == [(1, 4), (0, 4)]
+
+
 def test_what_cannot_be_written_back_is_dropped_with_all_below() -> None:
     """A host of 4 pages has the leaf; its parent, of 6, has no room, and both are gone."""
     kv = HiCacheKV(10, 4, 4, "write_back")

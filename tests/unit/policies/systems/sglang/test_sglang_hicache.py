@@ -144,6 +144,17 @@ def test_an_eviction_waits_for_what_it_writes_back() -> None:
     assert moved(done.records, TIER_LOAD) == {2: 20}
 
 
+def test_a_growing_decode_waits_for_what_it_writes_back() -> None:
+    """Text 0 has 6 of 12 pages, and text 1 comes to have 8: as it needs the 7th, text 0 is written back, and 6 ns pass
+    before that step, among steps that are leapt over as elsewhere."""
+    arrivals = [asked(0, 0, 24, 0), asked(1, 100, 12, 1, output=20)]
+    done = hicache_timeline(arrivals, replace(HOST, policy="write_back"), blocks=12)
+    first, last = (column(done, f"{name}_token_ns")[1] for name in ("first", "last"))
+    assert first == 122
+    assert last - first == 19 * 12 + 6
+    assert [(request, ns) for _, request, ns in rows(done, STORE_FLUSH)] == [(0, 6)]
+
+
 def test_pages_are_locked_until_they_are_stored() -> None:
     """6 pages of 100 ns, from 34 on: text 1, which needs their room, begins at 634."""
     done = there_again(replace(HOST, store_ns=100))
