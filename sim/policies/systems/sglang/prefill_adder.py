@@ -228,7 +228,8 @@ class PrefillAdder:
 
     def _placed(self, seq: Sequence, lacking: int, budget: PrefillBudget, made: Prefill) -> tuple[str, int, int]:
         """As `_fitting`, and how many of the lacking tokens are loaded from elsewhere and not computed."""
-        return *self._fitting(seq, lacking, budget, made), 0
+        obstacle, n = self._fitting(seq, lacking, budget, made)
+        return obstacle, n, 0
 
     def _fitting(
         self, seq: Sequence, lacking: int, budget: PrefillBudget, made: Prefill, loaded: int = 0

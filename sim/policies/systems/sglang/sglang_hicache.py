@@ -53,7 +53,8 @@ class HiCacheAdder(PrefillAdder):
             return obstacle, n, 0
         number = hicache.load(seq, limit)
         if not number:
-            return *self._fitting(seq, lacking, budget, made), 0
+            obstacle, n = self._fitting(seq, lacking, budget, made)
+            return obstacle, n, 0
         self.loading[number] = hicache.loading(seq)
         return "", n, on_host
 
