@@ -27,7 +27,8 @@ _THRESHOLDS = {"write_through": 1, "write_through_selective": 2}
 
 class HiCacheKV(RadixKV):
     """A RadixKV with `num_host_pages` pages on the `host`. `to_store` gathers nodes to be copied there, each with the
-    id of the request for which it is; until `stored` says that this is done they are locked."""
+    id of the request for which it is; until `stored` says that this is done they are locked. `lookup` counts what
+    either place has."""
 
     __slots__ = ("_beyond", "_copied", "_end", "_loads", "_threshold", "host", "to_store")
 

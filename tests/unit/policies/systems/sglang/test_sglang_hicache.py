@@ -195,6 +195,18 @@ def test_the_wait_of_a_load_is_its_requests() -> None:
     assert (use.loads, use.loaded_tokens, use.stored_tokens) == (1, 20, 24 + 40)
 
 
+def test_with_overlap_a_load_begins_with_its_step_and_a_store_behind_the_steps_in_flight() -> None:
+    """The host takes 3 ns to launch and 2 to process. The first token of text 0 is known at 39, while a decode runs
+    until 49: its 6 pages are stored from then on, and locked until 55. The load of the second visit begins with its
+    step, at 303."""
+    arrivals = [asked(0, 0, 24, 0, output=2), asked(1, 100, 36, 1), asked(2, 300, 24, 0)]
+    done = hicache_timeline(arrivals, HOST, blocks=12, overlaps=True)
+    assert rows(done, TIER_STORE)[:2] == [(39, 0, 24), (151, 1, 36)]
+    assert rows(done, TIER_LOAD) == [(300, 2, 20)]
+    assert rows(done, LOAD_WAITED) == [(303, 2, 20)]
+    assert column(done, "first_token_ns")[2] == 303 + 34 + 2
+
+
 def test_longest_prefix_counts_what_the_host_has() -> None:
     """lpm: two that wait, one with 20 tokens on the host, the other with 8 on the GPU. The first goes first."""
     arrivals = [asked(0, 0, 24, 0), asked(1, 100, 40, 1), asked(2, 300, 12, 1), asked(3, 300, 24, 0)]
