@@ -11,10 +11,12 @@ from batchsim.kernel.record import STORE_FLUSH, TIER_LOAD, TIER_STORE
 from batchsim.metrics.measure import measure
 from batchsim.results.heading import kv_text
 from batchsim.results.keep import point_inputs
+from batchsim.scenario import load_scenario
 from batchsim.scenario.hicache_tier import HiCacheTier
 from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.point import simulate_point
 from batchsim.scenario.setup import Setup
+from batchsim.study.curves.run import run_scenario
 from tests.support.life_sums import check_lives
 from tests.support.tier_lives import moved
 
@@ -148,3 +150,14 @@ def test_a_mistake_is_one_line_that_says_where_and_what(before: str, after: str,
 def test_vllm_has_no_knobs_of_sglang() -> None:
     with pytest.raises(ScenarioError, match=r"write_policy is not read under vllm. Leave it out, or vllm."):
         _setup((TIER, "{size: 64GB, write_policy: write_back}"), (POLICY, "vllm: {}"))
+
+
+@pytest.mark.slow
+def test_the_shipped_scenario_under_sglang_answers_as_the_page_says(tmp_path: Path) -> None:
+    """The numbers of docs/tiers.md."""
+    scenario = load_scenario("tiers", overrides=("policies={sglang: {}}", "load={mean_rate: [4/s]}"))
+    rows = run_scenario(scenario, out=tmp_path).summary.set_index("vary")
+    small, large = rows.loc["2GB"], rows.loc["256GB"]
+    assert [round(1e3 * each["ttft_mean_s"], 1) for each in (small, large)] == [95.4, 52.3]
+    assert [each["host_loads"] for each in (small, large)] == [0, 179]
+    assert [round(100 * each["host_hit_rate"]) for each in (small, large)] == [0, 23]
