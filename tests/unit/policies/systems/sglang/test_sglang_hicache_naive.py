@@ -1,14 +1,15 @@
-"""HiCache under the SGLang policy against plain loops over lists, step by step on random runs."""
+"""HiCache under the SGLang policy on random runs: against plain loops, step by step, and what is conserved."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchsim.kernel.record import TIER_LOAD
+from batchsim.kernel.record import CAP_CUT, FINISHED, REJECTED, TIER_LOAD
 from batchsim.kernel.tokens import TokenIds, prompt_stream
 from batchsim.kernel.types import Arrival, Request
 from batchsim.policies.systems.sglang.sglang_config import SglangConfig
@@ -99,20 +100,55 @@ def test_the_steps_are_those_of_the_plain_loops_far_more_often(
     compared(knobs, arrivals, pool, host)
 
 
-@random_cases(60)
-@given(*CASES, st.booleans())
-def test_leaps_change_no_record(
+MORE = KNOBS | {"scheduler_recv_interval": st.sampled_from([1, 1, 3]), "enable_priority_scheduling": st.booleans()}
+
+
+@st.composite
+def given_up(draw: st.DrawFn) -> list[Arrival]:
+    """As `visits`, of three priorities, some given up while they wait, are computed, or their KV is loaded."""
+    arrivals: list[Arrival] = []
+    for arrival in draw(visits()):
+        request, after = arrival.request, draw(st.sampled_from([None, None, None, 5, 15, 60, 200]))
+        request = replace(request, priority=draw(st.integers(0, 2)))
+        cancel_ns = None if after is None else request.arrival_ns + after
+        arrivals.append(replace(arrival, request=request, cancel_ns=cancel_ns))
+    return arrivals
+
+
+MORE_CASES = (st.fixed_dictionaries(MORE), given_up(), POOLS, HOSTS, st.booleans())
+
+
+def _conserved(
     knobs: dict[str, Any], arrivals: list[Arrival], pool: tuple[int, int], host: Host, overlaps: bool
 ) -> None:
-    """Nor is any page or time lost, with overlap and without."""
-    hicache_timeline(arrivals, host, blocks=pool[0], page=pool[1], overlaps=overlaps, **knobs)
+    """Every request ends once, with its tokens or given up; no page or time is lost, and leaps change no record."""
+    if knobs["enable_priority_scheduling"]:
+        knobs |= {"schedule_policy": "fcfs", "priority_scheduling_preemption_threshold": 0}
+    done = hicache_timeline(arrivals, host, blocks=pool[0], page=pool[1], overlaps=overlaps, **knobs)
+    requests = done.records.requests
+    assert requests["request_id"].tolist() == [arrival.request.id for arrival in arrivals]
+    for row, arrival in zip(requests, arrivals, strict=True):
+        if row["outcome"] == FINISHED:
+            is_cut = done.records.texts[row["reason"]] == CAP_CUT  # to what fits the pool
+            assert is_cut or row["output_tokens"] == arrival.output_tokens
+        else:
+            assert row["outcome"] == REJECTED or arrival.cancel_ns is not None
+
+
+@random_cases(60)
+@given(*MORE_CASES)
+def test_requests_and_pages_are_conserved(
+    knobs: dict[str, Any], arrivals: list[Arrival], pool: tuple[int, int], host: Host, overlaps: bool
+) -> None:
+    """`_conserved`, a few cases."""
+    _conserved(knobs, arrivals, pool, host, overlaps)
 
 
 @pytest.mark.slow
 @random_cases(3000)
-@given(*CASES, st.booleans())
-def test_leaps_change_no_record_in_many_cases(
+@given(*MORE_CASES)
+def test_requests_and_pages_are_conserved_in_many_cases(
     knobs: dict[str, Any], arrivals: list[Arrival], pool: tuple[int, int], host: Host, overlaps: bool
 ) -> None:
-    """The same in many more cases."""
-    hicache_timeline(arrivals, host, blocks=pool[0], page=pool[1], overlaps=overlaps, **knobs)
+    """`_conserved`, many cases."""
+    _conserved(knobs, arrivals, pool, host, overlaps)
