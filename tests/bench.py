@@ -45,13 +45,18 @@ from batchsim.deployment.deployment import Deployment
 from batchsim.drive.simulate import simulate
 from batchsim.kernel.acceptance import DrawnLuck
 from batchsim.kernel.core import EngineCore
-from batchsim.kernel.offload import OffloadConnector, OffloadLink
+from batchsim.kernel.host_copies import HostCopies
+from batchsim.kernel.host_link import OffloadLink
+from batchsim.kernel.kv_blocks import KVBlockManager
+from batchsim.kernel.offload import OffloadConnector
 from batchsim.kernel.protocols import PolicyContext, Workload
 from batchsim.kernel.record import Recorder, Records
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Arrival, Request
 from batchsim.kv.choice import new_kv
+from batchsim.kv.hicache import HiCacheKV
 from batchsim.policies.registry import POLICIES
+from batchsim.policies.systems.sglang.sglang_hicache import SglangWithHiCache
 from batchsim.policies.systems.vllm.offload_config import VllmOffloadConfig
 from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
 from batchsim.policies.systems.vllm.vllm_offload import VllmOffload
@@ -75,6 +80,7 @@ MOONCAKE = "mooncake/conversation_trace.jsonl.gz"
 MILLION = 1_000_000
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 131_072
+NUM_LAYERS = 32
 CHUNK_NS = 32_768  # a block of Llama-3.1-8B over a link of 64 GB/s
 ALL_RUN = 400_000  # KV blocks with which 256 sequences of 20,512 tokens run at once
 
@@ -100,11 +106,15 @@ def engine(row: Row) -> EngineCore:
     make_config, make_policy = POLICIES[row.policy]
     config = make_config(**row.knobs)
     num_blocks = row.num_blocks or Deployment(model, gpu, pp=row.pp).derive_kv(block_size=BLOCK_SIZE).num_blocks
-    connector = None
+    connector: OffloadConnector | HostCopies | None = None
+    kv: KVBlockManager | None = None
+    if row.host_pages:
+        kv, make_policy = HiCacheKV(num_blocks, BLOCK_SIZE, row.host_pages, "write_through"), SglangWithHiCache
+        connector = HostCopies(OffloadLink(0, CHUNK_NS), OffloadLink(0, CHUNK_NS), NUM_LAYERS)
     if row.tier_chunks:
         config, make_policy = VllmOffloadConfig.tier(config, cpu_chunks=row.tier_chunks), VllmOffload
         connector = OffloadConnector(OffloadLink(0, CHUNK_NS), OffloadLink(0, CHUNK_NS))
-    kv = new_kv(config, num_blocks, BLOCK_SIZE, ids=connector is not None)
+    kv = kv or new_kv(config, num_blocks, BLOCK_SIZE, ids=connector is not None)
     speculation, loop = config.traits.speculation, config.traits.loop.over(row.pp)
     scheduler: Any = make_policy(
         config, PolicyContext(kv, MAX_MODEL_LEN, estimator=cost, loop=loop, connector=connector)
@@ -113,7 +123,7 @@ def engine(row: Row) -> EngineCore:
     executor = SimExecutor(cost, MAX_MODEL_LEN, loop, luck)
     core = EngineCore(scheduler, executor, Recorder(), max_model_len=MAX_MODEL_LEN, loop=loop)
     if connector is not None:
-        connector.recorder = core.recorder
+        connector.attach(core.recorder, core.in_flight)
     return core
 
 
@@ -157,7 +167,8 @@ DRAFTS = PLAIN_VLLM | {"speculative_config": SpeculativeConfig("eagle", 3, (0.8,
 @dataclass(frozen=True)
 class Row:
     """`what` is the quantity per bare timeout: requests or steps. `num_blocks` replaces the GPU's KV blocks. `pp`: GPUs
-    in a row, each a stage. `tier_chunks`: blocks that the memory of the host holds beyond these."""
+    in a row, each a stage. `tier_chunks` and `host_pages`: blocks that the memory of the host holds beyond these, as
+    vLLM offloads them and by SGLang's HiCache."""
 
     workload: Callable[[Path], Workload] = lambda traces: azure(traces, 1)
     leap: bool = True
@@ -168,6 +179,7 @@ class Row:
     knobs: dict[str, Any] = field(default_factory=lambda: CONTINUOUS)
     pp: int = 1
     tier_chunks: int = 0
+    host_pages: int = 0
 
 
 def of_system(policy: str, **knobs: Any) -> Row:
@@ -193,6 +205,8 @@ ROWS = {
     ),
     "mooncake-prefix": Row(mooncake, num_blocks=60_000, policy="vllm", knobs=VLLM),
     "mooncake-tier": Row(mooncake, num_blocks=60_000, policy="vllm", knobs=VLLM, tier_chunks=1_000_000),
+    "mooncake-radix": Row(mooncake, num_blocks=60_000, policy="sglang", knobs={}),
+    "mooncake-hicache": Row(mooncake, num_blocks=60_000, policy="sglang", knobs={}, host_pages=1_000_000),
     "vllm": of_system("vllm", **VLLM),
     "vllm-async": of_system("vllm", async_scheduling=True),
     "vllm-pp4": replace(of_system("vllm", **VLLM), pp=4),

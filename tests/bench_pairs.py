@@ -37,6 +37,7 @@ PAIRS = {
     "vllm-async": ("vllm", 0.9),
     "steps-256-drafts": ("steps-256-vllm", 0.25),
     "mooncake-tier": ("mooncake-prefix", 0.67),
+    "mooncake-hicache": ("mooncake-radix", 0.67),
     "fleet": ("fleet, engine by engine", 0.95),
     "fleet-least-tokens": ("fleet-least-tokens, engine by engine", 0.75),
 }
@@ -44,7 +45,7 @@ PAIRS = {
 TURNS = 27
 FIRST = 3_000
 """Requests of a trace in a turn."""
-FEWER = {"mooncake-tier": (300, 5)}
+FEWER = {"mooncake-tier": (300, 5), "mooncake-hicache": (1000, 9)}
 """Requests in a turn, and turns, of pairs one of which takes much longer."""
 FLEETS: dict[str, RoundRobinConfig | LeastTokensConfig] = {
     "fleet": RoundRobinConfig(),

@@ -116,6 +116,7 @@ def crank(
 
 def _sync(core: EngineCore, driver: Driver, drains: Callable[[], bool], settles: bool) -> Waits:
     """A step, then the next: while one runs the host stands still."""
+    connected, stalled = core.connected, Busy("launch")
     while True:
         now_ns = yield ENTER
         if not core.has_work and driver.is_over():
@@ -129,6 +130,10 @@ def _sync(core: EngineCore, driver: Driver, drains: Callable[[], bool], settles:
             continue
         work = _ask(core, driver, drains, now_ns)
         if type(work) is not Idle:
+            if connected is not None:
+                stalled.until_ns = connected.connector.before_launch(now_ns, 0)
+                if stalled.until_ns > now_ns:
+                    yield stalled
             end_ns = yield work
             events = core.complete(end_ns) if core.in_flight.steps else []  # else a leap has delivered the last one
             if events:
@@ -205,15 +210,13 @@ def _batch_queue(core: EngineCore, driver: Driver, drains: Callable[[], bool], s
                 batch.host_ns = host_ns
             launch.until_ns, launch.batch = now_ns + host_ns[0], batch
             if connected is not None:
-                computed_ns = core.in_flight.steps[-1].end_ns if core.in_flight.steps else 0
-                launch.until_ns = connected.connector.before_launch(launch.until_ns, computed_ns)
+                launch.until_ns = connected.connector.before_launch(launch.until_ns, core.in_flight.computed_ns)
             now_ns = yield launch
             if core.in_flight.busy_until_ns > now_ns:
                 masking.until_ns = core.in_flight.busy_until_ns
                 now_ns = yield masking
             if connected is not None:
-                computed_ns = core.in_flight.steps[-1].end_ns if core.in_flight.steps else 0
-                connected.connector.launched(now_ns, computed_ns)
+                connected.connector.launched(now_ns, core.in_flight.computed_ns)
             queue.append(ran)
             if ran and len(core.in_flight.steps) < sum(queue):  # a leap has landed the oldest
                 queue.popleft()
@@ -247,6 +250,7 @@ def _overlap(core: EngineCore, driver: Driver, drains: Callable[[], bool], settl
     """
     executor = core.executor
     launch, masking, launching = Launch(), Busy("masks"), Busy("launch")
+    connected = core.connected
     last: Batch | None = None  # launched by the call before, its results not processed
     while True:
         now_ns = yield ENTER
@@ -265,6 +269,8 @@ def _overlap(core: EngineCore, driver: Driver, drains: Callable[[], bool], settl
         if batch is not None:
             batch.host_ns = executor.host_ns(batch)
             launch.until_ns, launch.batch = now_ns + batch.host_ns[0], batch
+            if connected is not None:
+                launch.until_ns = connected.connector.before_launch(launch.until_ns, core.in_flight.computed_ns)
             apart = batch.apart and last is not None
             if apart:
                 launching.until_ns = launch.until_ns

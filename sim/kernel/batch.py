@@ -16,6 +16,7 @@ from batchsim.kernel.types import DecodeGroup, Sequence, by_order
 
 if TYPE_CHECKING:
     from batchsim.kernel.draft_group import DraftRows, Verified
+    from batchsim.kernel.host_link import LayerLoad
 
 
 class Batch:
@@ -41,7 +42,8 @@ class Batch:
     `num_steps` counts the steps it stands for: 1, and one more for each by which a leap repeated it. `group_step` is
     the group's count of steps with this one, filled in as the step is launched. `host_ns`: the executor's host times
     for it, cached; None before they are computed. `encoded` lists the sequences of which the encoder computes images,
-    audios or videos before the step's forward, each with the places of these in `Request.items`.
+    audios or videos before the step's forward, each with the places of these in `Request.items`. `load`: KV that is
+    copied onto the GPU layer by layer beside the step, which waits for it; None where none is.
     """
 
     __slots__ = (
@@ -57,6 +59,7 @@ class Batch:
         "joined",
         "layout",
         "left",
+        "load",
         "num_accepted_tokens",
         "num_decode",
         "num_decode_tokens",
@@ -111,6 +114,7 @@ class Batch:
         self.group_step = self.num_accepted_tokens = 0
         self.drafting: DraftRows | None = None
         self.encoded: list[tuple[Sequence, tuple[int, ...]]] | tuple[()] = ()
+        self.load: LayerLoad | None = None
         self.sampled: list[Sequence] | tuple[()] = ()
         self.joined: list[Sequence] | tuple[()] = ()
         self.left: list[Sequence] | tuple[()] = ()

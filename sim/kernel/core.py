@@ -52,9 +52,7 @@ class EngineCore:
         tells_tokens: bool = False,
         loop: EngineLoop = SYNC,
     ) -> None:
-        self.scheduler = scheduler
-        self.executor = executor
-        self.recorder = recorder
+        self.scheduler, self.executor, self.recorder = scheduler, executor, recorder
         self.max_model_len, self.max_waiting = max_model_len, max_waiting
         self.stop_ns = stop_ns
         self.tells_tokens = tells_tokens
@@ -238,7 +236,11 @@ class EngineCore:
             duration_ns = end_ns - start_ns
             self.recorder.lanes.launched(self.in_flight.called_ns, now_ns)
         else:
+            if batch.load is not None:
+                duration_ns = (end_ns := batch.load.beside(now_ns, end_ns)) - now_ns
             self.in_flight.steps.append(LaunchedStep(batch, result.finished, end_ns))
+        if batch.load is not None:
+            self.journal.kv_loaded(batch.load, self.in_flight.called_ns, start_ns)
         if result.encode_ns is not None:
             self.journal.encoded(batch, result.encode_ns, start_ns)
         if result.masks is not None:

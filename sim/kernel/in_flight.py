@@ -111,6 +111,11 @@ class StepsInFlight:
         """Whether any step is in flight, or a call that had nothing to run."""
         return bool(self.steps or self.calls)
 
+    @property
+    def computed_ns(self) -> int:
+        """When the device is through with all steps in flight, in ns; 0 without any."""
+        return self.steps[-1].end_ns if self.steps else 0
+
     def landing_ns(self, now_ns: int) -> int:
         """When the host has processed the results of the oldest step in flight, in ns, if it is free at `now_ns`."""
         oldest = self.steps[0]
@@ -125,6 +130,8 @@ class StepsInFlight:
             free_ns = self._free_ns
             start_ns = now_ns if now_ns > free_ns[0] else free_ns[0]
             end_ns = start_ns + result.duration_ns
+            if batch.load is not None:
+                end_ns = batch.load.beside(start_ns, end_ns)
             if result.masks is not None:
                 end_ns = self._sampled_ns(result.masks, now_ns, end_ns)
             free_ns[0] = end_ns

@@ -29,7 +29,9 @@ ENCODED is none either: a row for each request of a step that encodes items of i
 place of the blocker, the ns that they take. MASKED likewise: a row for each step whose sampling waits for masks, of the
 first request that needs one, with the ns of the wait. TIER_LOAD and TIER_STORE: a transfer of a request from or to a
 tier of KV beyond the GPU begins, of as many tokens as stand in the place of the blocker. STORE_FLUSH: from then on, for
-as many ns as stand there, the device stands idle until that request's KV is stored. `kernel/offload.py` writes these.
+as many ns as stand there, the device stands idle until that request's KV is stored. LOAD_WAITED, after
+the rows of all that is loaded beside one step: the step begins then, and is longer by the ns that stand there.
+`kernel/offload.py` and `kernel/host_copies.py` write what the journal does not.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ import struct
 
 from batchsim.base.errors import ScenarioError
 from batchsim.kernel.batch import AdapterLoad, Batch, Masks
+from batchsim.kernel.host_link import LayerLoad
 from batchsim.kernel.protocols import Scheduler
 from batchsim.kernel.record import (
     ADAPTER,
@@ -47,6 +50,7 @@ from batchsim.kernel.record import (
     ENCODED,
     FINISHED,
     HELD_BACK,
+    LOAD_WAITED,
     LOADED,
     LOADING,
     MASKED,
@@ -57,6 +61,7 @@ from batchsim.kernel.record import (
     RECOMPUTE,
     SAT_OUT,
     SWAPPED,
+    TIER_LOAD,
     Recorder,
     pack_step,
 )
@@ -209,6 +214,13 @@ class Journal:
         """Notes how long sampling of the step that begins at `start_ns` waits for its masks."""
         if masks.wait_ns:
             self.recorder.state(start_ns, masks.sequences[0].request.id, MASKED, "", masks.wait_ns)
+
+    def kv_loaded(self, load: LayerLoad, called_ns: int, start_ns: int) -> None:
+        """Notes what the call of the scheduler at `called_ns` has loaded beside its step, which begins at `start_ns`,
+        and by how long that is longer."""
+        for seq, tokens in load.parts:
+            self.recorder.state(called_ns, seq.request.id, TIER_LOAD, "host", tokens)
+        self.recorder.state(start_ns, load.parts[0][0].request.id, LOAD_WAITED, "", load.wait_ns)
 
     def scheduled(self, batch: Batch, now_ns: int, reasons: Reasons) -> None:
         """Writes the state changes that the batch, about to run at `now_ns`, brings."""

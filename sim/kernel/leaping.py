@@ -37,8 +37,8 @@ class Leaps:
         padded = core.executor.pads is not None and core.loop.is_ahead
         # Steps with adapters or masks depend on who decodes.
         leaps = leaps and core.executor.adapters is None and core.executor.masks is None
-        # Each launch of a step is a look at the transfers that are over.
-        leaps = leaps and not padded and core.connected is None
+        # With most connectors each launch of a step is a look at the transfers that are over.
+        leaps = leaps and not padded and (core.connected is None or core.connected.connector.leaps)
         self.follow_steps = leaps and core.loop.stages == 1
         self.precede_calls = leaps and core.loop.stages > 1
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from batchsim.kernel.host_link import OffloadLink
+from batchsim.kernel.in_flight import StepsInFlight
 from batchsim.kernel.kv_transfer import KvConnector, Noticed
 from batchsim.kernel.record import STORE_FLUSH, TIER_LOAD, TIER_STORE, WAITING, Recorder
 from batchsim.kernel.types import Request, Sequence
@@ -39,20 +41,6 @@ class OffloadJob:
 
 
 @dataclass(slots=True)
-class OffloadLink:
-    """One direction: a transfer takes `fixed_ns` and `chunk_ns` for each chunk, once those before it are over."""
-
-    fixed_ns: int
-    chunk_ns: int
-    _free_ns: int = 0
-
-    def submit(self, job: OffloadJob, ready_ns: int) -> None:
-        """Begins `job` at `ready_ns`, or once the link is free."""
-        job.start_ns = max(ready_ns, self._free_ns)
-        job.end_ns = self._free_ns = job.start_ns + self.fixed_ns + self.chunk_ns * len(job.keys)
-
-
-@dataclass(slots=True)
 class JobsNoticed(Noticed):
     """As `Noticed`; also the `jobs` seen to be over, by number, and those `submitted` at that launch."""
 
@@ -70,7 +58,7 @@ class OffloadConnector(KvConnector):
     """
 
     def __init__(self, storing: OffloadLink, loading: OffloadLink) -> None:
-        super().__init__(_NoPeers())
+        super().__init__(NoPeers())
         self.noticed = self.jobs_noticed = JobsNoticed()
         self.jobs: dict[int, OffloadJob] = {}
         self.loads: list[OffloadJob] = []
@@ -88,6 +76,10 @@ class OffloadConnector(KvConnector):
     @property
     def is_busy(self) -> bool:
         return bool(self.jobs) or super().is_busy
+
+    def attach(self, recorder: Recorder, in_flight: StepsInFlight) -> None:
+        """Makes this the connector of the engine whose records and steps in flight these are."""
+        self.recorder = recorder
 
     def new_call(self) -> None:
         """The scheduler is called."""
@@ -135,7 +127,7 @@ class OffloadConnector(KvConnector):
         """Submits `jobs` at `now_ns`; they begin once the device has computed what they read or write."""
         for job in jobs:
             job.began_ns = now_ns
-            link.submit(job, max(now_ns, computed_ns))
+            job.start_ns, job.end_ns = link.take(len(job.keys), max(now_ns, computed_ns))
             if self.recorder is not None:
                 remark = TIER_LOAD if job.is_load else TIER_STORE
                 self.recorder.state(now_ns, job.seq.request.id, remark, "host", job.num_tokens)
@@ -180,7 +172,7 @@ NewOffload = Callable[[], OffloadConnector]
 """Makes the connector of an engine that offloads KV."""
 
 
-class _NoPeers:
+class NoPeers:
     """The link of an engine that passes KV to no other."""
 
     def pulls(self, request: Request) -> bool:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 # Request states, as the rows of the `states` table name them.
 PREFILL, RECOMPUTE, DECODE, SAT_OUT, PREEMPTED, SWAPPED, BLOCKED, HELD_BACK, ADAPTER, LOADING, LOADED = range(1, 12)
-ENCODED, WAITING, MASKED, RANKS_WAITED, RANKS_PADDED, TIER_LOAD, TIER_STORE, STORE_FLUSH = range(12, 20)
-GPU_WAITED = 20
+ENCODED, WAITING, MASKED, RANKS_WAITED, RANKS_PADDED, TIER_LOAD, TIER_STORE, STORE_FLUSH, LOAD_WAITED = range(12, 21)
+GPU_WAITED = 21
 STATE_NAMES = {
     PREFILL: "prefill",
     RECOMPUTE: "recompute",
@@ -50,6 +50,7 @@ REMARK_NAMES = {
     TIER_LOAD: "kv_load",
     TIER_STORE: "kv_store",
     STORE_FLUSH: "kv_store_flush",
+    LOAD_WAITED: "kv_load_waited",
 }
 """Rows of the `states` table that change no request's state."""
 

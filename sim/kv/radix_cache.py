@@ -4,7 +4,7 @@ A page is a block. A sequence locks the pages it shares with the tree. `insert` 
 its own copies of pages that the tree has already; what is never inserted is never found. Short of free pages, the tree
 evicts. Unlocked pages count as free.
 Source: python/sglang/srt/mem_cache/unified_radix_cache.py and common.py of the 0.5.23 wheel.
-Simplifies: no LoRA or salt keys, no host tier. Only the pages needed are made free; `make_room` frees more.
+Simplifies: no salt keys. Only the pages needed are made free; `make_room` frees more.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from batchsim.kv.radix_tree import Node, RadixTree
 class Holding:
     """The block table of one sequence; its first `shared` pages are the tree's, locked from the root to `node`."""
 
-    __slots__ = ("node", "shared", "table")
+    __slots__ = ("inserted", "node", "shared", "table")
 
     def __init__(self, node: Node, table: list[int]) -> None:
         self.node = node
         self.table = table
         self.shared = len(table)
+        self.inserted = 0  # pages that the sequence has put into the tree, or found there as it did
 
 
 class RadixKV(Pins):
@@ -53,7 +54,12 @@ class RadixKV(Pins):
 
     @property
     def num_free(self) -> int:
-        return len(self._free) - self._owed + self._tree.num_evictable
+        return self.num_unused + self._tree.num_evictable
+
+    @property
+    def num_unused(self) -> int:
+        """Pages that hold nothing."""
+        return len(self._free) - self._owed
 
     @property
     def lookahead(self) -> int:
@@ -109,6 +115,11 @@ class RadixKV(Pins):
         self._last_match = (seq, limit, tree.now, node, hit)
         return hit
 
+    def match_all(self, seq: Sequence, limit: int) -> tuple[int, int]:
+        """(`match`, the tokens found in any tier of memory)."""
+        hit = self.match(seq, limit)
+        return hit, hit
+
     def take(self, seq: Sequence, hit_tokens: int) -> None:
         """Gives `seq`, which holds nothing, its first `hit_tokens` cached tokens and locks them. Allocates nothing.
 
@@ -139,11 +150,13 @@ class RadixKV(Pins):
         limit = seq.num_computed_tokens if limit is None else limit
         run, size = tree.known_pages(seq, limit), tree.num_pages(limit) * page
         node, matched = tree.descend(run)
+        copied = self._adopt(holding, node, matched // page)
         if matched < size:
             node = tree.add_leaf(node, tail(run, matched), holding.table[matched // page : size // page])
+        self._inserted(seq, holding, node, size // page)
         if tree.num_pages(seq.request.prompt_tokens) * page < size:
             tree.descend(tree.known_pages(seq, seq.request.prompt_tokens))
-        copies = holding.table[holding.shared : matched // page]
+        copies = holding.table[holding.shared : copied]
         tree.lock(node)
         tree.unlock(holding.node)
         holding.node, holding.shared = node, size // page
@@ -151,9 +164,18 @@ class RadixKV(Pins):
             holding.table[: holding.shared] = node.path_blocks()
             self._free += reversed(copies)
 
+    def _adopt(self, holding: Holding, node: Node, num_pages: int) -> int:
+        """Of the first `num_pages` pages of `holding`, which the tree has down to the end of `node`: how many it has on
+        the GPU. Those behind become the tree's."""
+        return num_pages
+
+    def _inserted(self, seq: Sequence, holding: Holding, node: Node, num_pages: int) -> None:
+        """The first `num_pages` pages of `seq` are in the tree, down to the end of `node`."""
+        holding.inserted = num_pages
+
     def make_room(self, num_blocks: int) -> None:
         """Evicts until `num_blocks` pages are free, or nothing more can be evicted."""
-        lacking = num_blocks - (len(self._free) - self._owed)
+        lacking = num_blocks - self.num_unused
         if lacking > 0:
             self._free += self._tree.evict(lacking)
 
@@ -208,14 +230,13 @@ class RadixKV(Pins):
         """AssertionError unless tables, tree and free list share out all pages and locks are those of the holders."""
         nodes = self._tree.nodes()
         locks = dict.fromkeys(nodes, 0)
-        for holding in self._held.values():
-            node = holding.node
-            assert holding.table[: holding.shared] == node.path_blocks()
+        assert all(holding.table[: holding.shared] == holding.node.path_blocks() for holding in self._held.values())
+        for node in self._locked():
             while node.parent is not None:
                 locks[node] += 1
                 node = node.parent
         assert all(node.locks == locks[node] for node in nodes)
-        assert all(node.queued for node in nodes if node.evictable)
+        self._tree.check_queued()
         cached = [block for node in nodes for block in node.blocks]
         own = [block for holding in self._held.values() for block in holding.table[holding.shared :]]
         assert sorted([*self._free, *cached, *own]) == list(range(self.num_blocks))
@@ -224,6 +245,10 @@ class RadixKV(Pins):
         members = [(seq, holding) for seq, holding in self._held.items() if seq.group is not None]
         owed = sum(max(self.blocks_for(self._room(seq)) - len(holding.table), 0) for seq, holding in members)
         assert owed == self._owed <= len(self._free)
+
+    def _locked(self) -> list[Node]:
+        """The ends of all locked paths, as often as they are."""
+        return [holding.node for holding in self._held.values()]
 
     def _room(self, seq: Sequence) -> int:
         """Tokens that the pages of `seq`, which decodes, hold: one more than `_grown` once the group grew in a step."""

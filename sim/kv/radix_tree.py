@@ -10,17 +10,23 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from itertools import count
 
-from batchsim.kernel.types import Sequence
+from batchsim.kernel.types import MISSING, Sequence
 from batchsim.kv.radix_tokens import TokenRun, common_tokens, head, known_tokens, tail
 
 
 class Node:
     """A run of pages below `parent`; `children` by the tokens of their first page.
 
-    `locks` counts the sequences that hold this node or one below it, `used` is the last walk over it.
+    `locks` counts the sequences that hold this node or one below it, `used` is the last walk over it. The others are of
+    trees whose pages have copies on the host (`kv/host_tree.py`): `host_pages` of this node are there, `hits` requests
+    inserted it, first that of `owner`, `num_on_device` children have pages on the GPU, into which load number `loading`
+    copies its own, if not 0.
     """
 
-    __slots__ = ("blocks", "children", "key", "locks", "parent", "queued", "used")
+    __slots__ = (
+        "blocks", "children", "hits", "host_pages", "key", "loading", "locks", "num_on_device", "owner", "parent",
+        "queued", "queued_on_host", "used",
+    )  # fmt: skip
 
     def __init__(self, key: TokenRun, blocks: list[int], parent: Node | None, used: int) -> None:
         self.key = key
@@ -30,6 +36,14 @@ class Node:
         self.locks = 0
         self.used = used
         self.queued = False  # has an entry in the queue of leaves
+        self.queued_on_host = False
+        self.hits = self.host_pages = self.loading = self.num_on_device = 0
+        self.owner = MISSING
+
+    @property
+    def num_pages(self) -> int:
+        """The pages of the run, on the GPU or only on the host."""
+        return len(self.blocks) or self.host_pages
 
     @property
     def evictable(self) -> bool:
@@ -90,7 +104,7 @@ class RadixTree:
         while run and (child := node.children.get(self._first(run))) is not None:
             n = self.whole_pages(common_tokens(child.key, run) - self.lookahead)
             hit += n
-            if n < len(child.blocks) * page:
+            if n < child.num_pages * page:
                 break
             node, run = child, tail(run, n)
         return hit
@@ -106,7 +120,7 @@ class RadixTree:
             child.used = self.now
             n = self.whole_pages(common_tokens(child.key, run) - self.lookahead)
             hit += n
-            if n < len(child.blocks) * page:
+            if n < child.num_pages * page:
                 return self._split(child, n), hit
             node, run = child, tail(run, n)
         return node, hit
@@ -182,6 +196,10 @@ class RadixTree:
     def _first(self, run: TokenRun) -> TokenRun:
         """What a node is found by: the tokens of its first page, and those on which it depends."""
         return head(run, self.block_size + self.lookahead)
+
+    def check_queued(self) -> None:
+        """AssertionError unless all nodes that can be evicted are in the queue."""
+        assert all(node.queued for node in self.nodes() if node.evictable)
 
     def _offer(self, node: Node) -> None:
         """Queues `node` for eviction if it can be evicted."""

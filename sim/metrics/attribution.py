@@ -31,6 +31,8 @@ A life runs from `sent_ns` to `delivered_ns`, or to `ended_ns` where nothing was
     waiting_for_ranks       of ranks that step together: in a step until all others had launched theirs, and for as long
                             as a slower one took; and while its rank ran a dummy for the others
     padding_of_ranks        in a step, computing padding up to the size of the fullest rank
+    kv_load                 in a step that waited for KV which was loaded from the host beside it, layer by layer, its
+                            own or another request's
     kv_store_flush          running, while no step ran since KV was to be stored before its blocks are used again
     host_gap                running, or about to and held by nothing, while no step ran: host work between steps, and
                             in rollouts the pause of engines that load weights with answers under way
@@ -62,6 +64,7 @@ from batchsim.kernel.record import (
 )
 from batchsim.metrics.encoding import OTHERS, OWN, encoding_times
 from batchsim.metrics.lives import (
+    KV_LOAD,
     Coverage,
     Int,
     Intervals,
@@ -91,6 +94,7 @@ PARTS = (
     "decode_beside_prefill",
     "adapter_load",
     FOR_GPU,
+    KV_LOAD,
     FOR_RANKS,
     PADDING,
     OWN,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.kernel.record import DECODE, ENCODED, PREFILL, RECOMPUTE, Records
-from batchsim.metrics.lives import Coverage, Int, Intervals, step_kinds, step_spans
+from batchsim.metrics.lives import Coverage, Int, Intervals, remarked_ns, step_kinds, step_spans
 
 OWN, OTHERS = "encoding", "encoding_of_others"
 """The parts of a request's life in steps that encode: its own items, and those of other requests."""
@@ -35,17 +35,6 @@ def own_encoding(records: Records) -> OwnEncoding:
 def step_encode_ns(records: Records) -> Int:
     """How long each recorded step encodes before its forward, in ns; empty where none does."""
     return remarked_ns(records, ENCODED)
-
-
-def remarked_ns(records: Records, remark: int) -> Int:
-    """The ns that the rows of `remark` say of each recorded step, at its start; empty without such rows."""
-    rows = records.states[records.states["state"] == remark]
-    if not len(rows):
-        return np.empty(0, np.int64)
-    ns = np.zeros(records.num_steps, np.int64)
-    at = np.searchsorted(records.step_columns["start_ns"], rows["time_ns"], "right") - 1
-    np.add.at(ns, at, rows["blocker"])
-    return ns
 
 
 Yielded = tuple[str, Int, Int, NDArray[np.bool_]]

@@ -7,7 +7,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsim.kernel.record import BLOCKED, FINISHED, HELD_BACK, LOADED, LOADING, MISSING, STATE_NAMES, Records
+from batchsim.kernel.record import (
+    BLOCKED,
+    FINISHED,
+    HELD_BACK,
+    LOAD_WAITED,
+    LOADED,
+    LOADING,
+    MISSING,
+    STATE_NAMES,
+    Records,
+)
 from batchsim.metrics.host_lane import ends_before_ns
 from batchsim.metrics.rank_waits import FOR_GPU, PADDING, WAITING, gpu_waits, outside, rank_waits
 
@@ -185,6 +195,21 @@ def step_loads_ns(records: Records) -> Int:
     return np.minimum(loads_ns, spans_ns)
 
 
+def remarked_ns(records: Records, remark: int) -> Int:
+    """The ns that the rows of `remark` say of each recorded step, at its start; empty without such rows."""
+    rows = records.states[records.states["state"] == remark]
+    if not len(rows):
+        return np.empty(0, np.int64)
+    ns = np.zeros(records.num_steps, np.int64)
+    at = np.searchsorted(records.step_columns["start_ns"], rows["time_ns"], "right") - 1
+    np.add.at(ns, at, rows["blocker"])
+    return ns
+
+
+KV_LOAD = "kv_load"
+"""The part of a request's life in which its step waits for KV that is loaded beside it."""
+
+
 class Lead(NamedTuple):
     """A time at or near the start of each step, of which it is a part: (start, length) in ns, a row a step."""
 
@@ -195,7 +220,8 @@ class Lead(NamedTuple):
 
 def step_leads(records: Records) -> list[Lead]:
     """What steps do first and what is no work of their sequences, in this order: the GPU runs other models' steps,
-    adapters are loaded, a rank waits for others and computes padding."""
+    adapters are loaded, a rank waits for others and computes padding. Waits for KV lie among the layers of a step, and
+    count as before them."""
     leads: list[Lead] = []
     if (of_gpu := gpu_waits(records)) is not None:
         leads.append(Lead(FOR_GPU, *of_gpu))
@@ -204,6 +230,9 @@ def step_leads(records: Records) -> list[Lead]:
     if (waits := rank_waits(records)) is not None:
         leads.append(Lead(WAITING, waits.start_ns, waits.wait_ns))
         leads.append(Lead(PADDING, waits.start_ns + waits.wait_ns, waits.padding_ns))
+    if len(waits_ns := remarked_ns(records, LOAD_WAITED)):
+        starts_ns, spans_ns = step_spans(records)
+        leads.append(Lead(KV_LOAD, starts_ns, np.minimum(waits_ns, spans_ns)))
     return leads
 
 

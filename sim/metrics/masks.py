@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.kernel.record import DECODE, MASKED, PREFILL, RECOMPUTE, Records
-from batchsim.metrics.encoding import Yielded, remarked_ns
-from batchsim.metrics.lives import Coverage, Int, Intervals, step_kinds, step_spans
+from batchsim.metrics.encoding import Yielded
+from batchsim.metrics.lives import Coverage, Int, Intervals, remarked_ns, step_kinds, step_spans
 
 MASK_WAIT = "mask_wait"
 """The part of a request's life in steps whose forward was over, while the host still filled masks."""

@@ -24,6 +24,7 @@ from batchsim.metrics.gaps import token_gaps
 from batchsim.metrics.intervals import half_width
 from batchsim.metrics.kpis import bound_by, engine_kpis, offline_kpis, totals_of
 from batchsim.metrics.latencies import LATENCIES, MAKESPAN, TASK_E2E, judged_ns, values_ns
+from batchsim.metrics.lives import KV_LOAD
 from batchsim.metrics.point_inputs import PointInputs, between, makespan, of_class, span_of
 from batchsim.metrics.rank_waits import FOR_GPU, PADDING, WAITING
 from batchsim.metrics.rollouts import makespan_ns, rollout_kpis
@@ -126,7 +127,8 @@ def measure(inputs: PointInputs) -> Measured:
     if inputs.fleet is None or not inputs.fleet.shares:
         del shares[f"attr_{FOR_GPU}_share"]
     if inputs.tiers is None:
-        del shares[f"attr_{FLUSH}_share"]
+        for part in (FLUSH, KV_LOAD):
+            del shares[f"attr_{part}_share"]
     values |= shares
     judged = not (inputs.all_at_once or inputs.closed_loop)
     unstable = judged and is_unstable(*inputs.demand)

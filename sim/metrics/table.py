@@ -5,11 +5,10 @@ The values are made by `batchsim.metrics.measure`, those of the engine by `batch
 
 Cohort: the requests sent in the arrival window [start, end], warm-up and pruned ones excluded. They run to their end,
 so what drains after the window counts for latency; never for throughput. Span: the arrival window, or the makespan of
-work that arrives all at once. Busy time: the time of the span in which steps ran.
-
-Of several replicas the same, over the steps of all: means over busy time weigh each by its own, the use of KV memory
-being of the replica's own blocks; the busy share is of the time replicas were up or draining; mfu and mbu are of the
-peaks of the replicas that ran the steps. Of a pipeline, whose steps overlap, each counts from the end of those before.
+work that arrives all at once. Busy time: the time of the span in which steps ran. Of several replicas the same, over
+the steps of all: means over busy time weigh each by its own, the use of KV memory being of the replica's own blocks;
+the busy share is of the time replicas were up or draining; mfu and mbu are of the peaks of the replicas that ran the
+steps. Of a pipeline, whose steps overlap, each counts from the end of those before.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from typing import Literal
 from batchsim.metrics.adapters import ADAPTER_METRICS
 from batchsim.metrics.attribution import PARTS
 from batchsim.metrics.latencies import LATENCIES, TASK_DOC, TASK_E2E
+from batchsim.metrics.lives import KV_LOAD
 from batchsim.metrics.rank_waits import FOR_GPU, PADDING, RANK_METRICS, WAITING
 from batchsim.metrics.sleeping import SLEEP_METRICS
 from batchsim.metrics.tiers import FLUSH, TIER_METRICS
@@ -426,8 +426,8 @@ _RANKS = tuple(Metric(*row, needs="ranks") for row in RANK_METRICS)
 _TIERS = tuple(Metric(*row, needs="tiers") for row in TIER_METRICS)
 _SLEEP = tuple(Metric(*row, needs="sleep") for row in SLEEP_METRICS)
 _E2E = "of the summed E2E of the cohort's finished requests"
-_NEEDS: dict[str, Needs] = {"adapter_load": "adapters", WAITING: "ranks", PADDING: "ranks", FLUSH: "tiers"}
-_NEEDS[FOR_GPU] = "share"
+_NEEDS: dict[str, Needs] = {"adapter_load": "adapters", WAITING: "ranks", PADDING: "ranks"}
+_NEEDS |= {FLUSH: "tiers", KV_LOAD: "tiers", FOR_GPU: "share"}
 _PARTS = (Metric(f"attr_{part}_share", "share", "", f"{part} {_E2E}", _NEEDS.get(part, "")) for part in PARTS)
 _JUDGED = (
     Metric("too_short", "yes or no", "lower", "1 where the median request runs for over a quarter of the window"),

@@ -13,6 +13,7 @@ from batchsim.base.units import NS_PER_S
 from batchsim.kernel.offload import LOAD, LOAD_QUEUE, LOADED
 from batchsim.kernel.record import (
     DECODE,
+    LOAD_WAITED,
     MISSING,
     PREFILL,
     RECOMPUTE,
@@ -85,10 +86,22 @@ def tier_use(requests: NDArray[np.void], engines: Sequence[Records], token_bytes
         waits = (intervals.state == WAITING) & np.isin(intervals.reason, codes)
         row = np.searchsorted(requests["request_id"], records.requests["request_id"][intervals.request[waits]])
         np.add.at(wait_ns, row, intervals.end_ns[waits] - intervals.start_ns[waits])
+        _add_waits_of_steps(wait_ns, requests, states)
         moved = loaded["blocker"].sum(), stored["blocker"].sum()
         totals += np.array([len(loaded), *moved, len(idle), idle["blocker"].sum()], np.int64)
     loads, loaded_tokens, stored_tokens, stalls, stall_ns = map(int, totals)
     return TierUse(loaded_first, wait_ns, loads, loaded_tokens, stored_tokens, stalls, stall_ns, token_bytes)
+
+
+def _add_waits_of_steps(wait_ns: Int, requests: NDArray[np.void], states: NDArray[np.void]) -> None:
+    """Adds to `wait_ns` of each request what the steps waited in which its KV was loaded."""
+    if not (states["state"] == LOAD_WAITED).any():
+        return
+    rows = states[np.isin(states["state"], (TIER_LOAD, LOAD_WAITED))]
+    is_wait = rows["state"] == LOAD_WAITED
+    step = np.cumsum(is_wait)[~is_wait]  # of a load: its step's place among those that wait
+    row = np.searchsorted(requests["request_id"], rows["request_id"][~is_wait])
+    np.add.at(wait_ns, row, rows["blocker"][is_wait][step])
 
 
 def tier_kpis(use: TierUse, requests: NDArray[np.void], cohort: NDArray[np.bool_]) -> dict[str, float | None]:

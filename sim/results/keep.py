@@ -112,7 +112,7 @@ def _engines(run: Run) -> list[Records]:
 def _tiers(setup: Setup, run: Run) -> TierUse | None:
     """The use of the host's memory for KV in a run; None where no engine keeps any there."""
     tiers = [group.setup.tier for group in setup.groups] or [setup.tier]
-    sizes = [tier.chunk_bytes // tier.chunk_tokens for tier in tiers if tier is not None]
+    sizes = [tier.token_bytes for tier in tiers if tier is not None]
     return tier_use(run.records.requests, _engines(run), max(sizes)) if sizes else None
 
 

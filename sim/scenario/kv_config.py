@@ -49,12 +49,13 @@ class KvConfig(Config):
     pools: KvPools | None = field(default=None, metadata=LEFT_OUT)
     """Pools beside that of `tokens`, which is then of the layers that keep all tokens, as SGLang has them."""
     tiers: tuple[TierConfig, ...] = field(default=(), metadata=LEFT_OUT)
-    """Where KV is kept beyond the GPU's memory: that of the host, under `vllm` with prefix caching."""
+    """Where KV is kept beyond the GPU's memory: that of the host, under `vllm` and `sglang` with prefix
+    caching."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
         if len(self.tiers) > 1:
-            raise ValueError(f"tiers has {len(self.tiers)}, and vLLM's OffloadingConnector has one here. Keep one")
+            raise ValueError(f"tiers has {len(self.tiers)}, and only one, the host's memory, is simulated. Keep one")
         if self.groups and self.tiers:
             raise ValueError("tiers: KV of groups of layers is not offloaded here. Leave out tiers, or groups")
         if self.pools is not None and (self.tokens is None or self.groups or self.tiers):

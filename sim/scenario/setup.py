@@ -28,7 +28,7 @@ from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.kernel.protocols import Executor, ItemsContext, StepEstimator
 from batchsim.kernel.record import Recorder
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kv.choice import new_grouped_kv, new_kv
+from batchsim.kv.choice import new_grouped_kv
 from batchsim.scenario.adapters import adapter_times_of, check_adapters, take_adapters
 from batchsim.scenario.anchor import REQUESTS, anchored
 from batchsim.scenario.config import PolicySpec, Scenario
@@ -43,7 +43,7 @@ from batchsim.scenario.request_kinds import check_hash_ids, check_kinds, encoder
 from batchsim.scenario.schedulers import drawn_luck, new_scheduler
 from batchsim.scenario.shared import check_models, with_model
 from batchsim.scenario.structured import check_structured, take_masks
-from batchsim.scenario.tiered import HostTier, check_no_tiers, tier_of, under_tier
+from batchsim.scenario.tiered import EngineTiers, check_no_tiers, kv_under, tier_of, under_tier
 from batchsim.workload.build import BuiltWorkload, build_workload, classes_by_popularity, known_requests
 from batchsim.workload.traces.read_trace import read_trace
 from batchsim.workload.traces.trace_rows import TraceRows
@@ -79,7 +79,7 @@ class Setup:
     loads: tuple[float, ...]
     max_waiting: int | None
     groups: tuple[Group, ...] = ()
-    tier: HostTier | None = None
+    tier: EngineTiers | None = None
     encoder: EncoderConfig | VisionTime | None = None  # of requests' images, audios and videos
 
     @classmethod
@@ -344,7 +344,7 @@ class Setup:
         if (layout := self.kv.layout) is not None:
             return new_grouped_kv(config, layout, self.kv.num_blocks, self.max_model_len, self.cost.stages)
         sizes = self.kv.num_blocks, self.kv.block_size, self.num_swap_blocks
-        return new_kv(config, *sizes, ids=self.tier is not None, pools=self.kv.pools)
+        return kv_under(self.tier, config, *sizes, pools=self.kv.pools)
 
     def engine(self, spec: PolicySpec, workload: BuiltWorkload) -> EngineCore:
         """A new engine under `spec` for one simulation of `workload`."""
@@ -357,7 +357,7 @@ class Setup:
         take_masks(executor, self.scenario, spec, cost)
         core = self.engine_on(executor, spec, workload, self.new_kv(spec.config), cost, cost.stages, connector)
         if connector is not None:
-            connector.recorder = core.recorder
+            connector.attach(core.recorder, core.in_flight)
         return core
 
     def engine_on(

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
-from batchsim.base.ranges import Config, NonNegativeInt, PositiveInt
+from batchsim.base.plain import LEFT_OUT
+from batchsim.base.ranges import Config, NonNegativeInt, PositiveInt, Range
 from batchsim.base.units import Bandwidth, Duration, Size
+from batchsim.kv.hicache import WritePolicy
 
 
 @dataclass(frozen=True)
 class TierConfig(Config):
-    """The memory of the host as vLLM's OffloadingConnector uses it for KV; names and defaults are the connector's."""
+    """The memory of the host as vLLM's OffloadingConnector or SGLang's HiCache uses it for KV; names and defaults are
+    theirs."""
 
-    size: Size
-    """Bytes for the KV of all GPUs of an engine together, like vLLM's `--kv-offloading-size`."""
+    size: Size | None = None
+    """Bytes for the KV of all GPUs of an engine together, like vLLM's `--kv-offloading-size`; `sglang` does without:
+    `ratio`."""
     kind: Literal["host"] = "host"
     """Where it is: `host`, its memory; disks and remote stores are not simulated."""
     bandwidth: Bandwidth | None = None
@@ -33,3 +37,8 @@ class TierConfig(Config):
     """Of how many chunks it is counted how often they were offered, where that matters."""
     offload_prompt_only: bool = True
     """Whether chunks of generated tokens are not stored."""
+    ratio: Annotated[float, Range(0, 1e6, above=True)] | None = field(default=None, metadata=LEFT_OUT)
+    """Under `sglang`, in the place of `size`: how many times the tokens of the GPU (`--hicache-ratio`); null: 2."""
+    write_policy: WritePolicy | None = field(default=None, metadata=LEFT_OUT)
+    """Under `sglang`: whether pages are stored as a first request inserts them, as a second one does, or as the GPU
+    gives them up (`--hicache-write-policy`); null: write_through."""

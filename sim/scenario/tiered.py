@@ -3,29 +3,43 @@ does not go with it."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from math import ceil
 
 from batchsim.base.errors import ScenarioError
-from batchsim.base.units import NS_PER_S
+from batchsim.base.kv_pools import KvPools
 from batchsim.cost.base import Cost
 from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.memory import KvBudget
 from batchsim.deployment.model import ModelSpec
 from batchsim.deployment.quantisation import ELEMENT_BYTES
-from batchsim.kernel.offload import OffloadConnector, OffloadLink
+from batchsim.kernel.host_copies import HostCopies
+from batchsim.kernel.host_link import OffloadLink
+from batchsim.kernel.kv_blocks import KVBlockManager
+from batchsim.kernel.offload import OffloadConnector
+from batchsim.kernel.policy_config import PolicyConfig
+from batchsim.kv.choice import new_kv
+from batchsim.policies.systems.sglang.sglang_config import SglangConfig
 from batchsim.policies.systems.vllm.offload_config import VllmOffloadConfig
 from batchsim.policies.systems.vllm.vllm_offload import VllmOffload
 from batchsim.scenario.config import PolicySpec, Scenario, ScenarioFile
+from batchsim.scenario.hicache_tier import HiCacheTier, Link
 from batchsim.scenario.tier_config import TierConfig
 from batchsim.workload.rollout_config import Rollout
+from batchsim.workload.structured import is_structured
 
+_CACHES = {
+    "vllm": ("blocks", "enable_prefix_caching: true", "speculative_config"),
+    "sglang": ("radix", "disable_radix_cache: false", "speculative_algorithm"),
+}
+"""By kind of policy: its prefix cache, how that is switched on, and the knob of drafts."""
 _KNOBS = ("blocks_per_chunk", "eviction_policy", "store_threshold", "max_tracker_size", "offload_prompt_only")
 
 
 @dataclass(frozen=True)
 class HostTier:
-    """The tier of one engine: `num_chunks` of `chunk_tokens` tokens and `chunk_bytes` on all GPUs together.
+    """The tier of one engine under `vllm`: `num_chunks` of `chunk_tokens` tokens and `chunk_bytes` on all GPUs.
 
     `load_ns` and `store_ns` are what a chunk takes on the link of each GPU, `bandwidth_text` says how fast that is and
     by what source.
@@ -43,7 +57,7 @@ class HostTier:
         tokens, chunk = self.num_chunks * self.chunk_tokens, f"chunks of {self.chunk_tokens}"
         prompts = "prompts only" if self.config.offload_prompt_only else "prompts and answers"
         return (
-            f"host tier {tokens:,} tokens ({self.num_chunks:,} {chunk}: {self.config.size / 1e9:.4g} GB over"
+            f"host tier {tokens:,} tokens ({self.num_chunks:,} {chunk}: {(self.config.size or 0) / 1e9:.4g} GB over"
             f" {self.chunk_bytes / self.chunk_tokens:,.0f} B a token; {self.config.eviction_policy}, {prompts};"
             f" {self.bandwidth_text})"
         )
@@ -63,9 +77,42 @@ class HostTier:
         return replace(spec, config=config, policy=VllmOffload)
 
 
-def under_tier(tier: HostTier | None, spec: PolicySpec) -> tuple[PolicySpec, OffloadConnector | None]:
-    """The policy `spec` as an engine with `tier` runs it, and a new connector to that; without one `spec`, and None."""
-    return (spec, None) if tier is None else (tier.policy(spec), tier.connector())
+@dataclass(frozen=True)
+class EngineTiers:
+    """The tier of each engine of a scenario, as policies of kind `vllm` keep it, and as ones of kind `sglang`; None
+    where the scenario has none of that kind. A token has `token_bytes` there."""
+
+    vllm: HostTier | None
+    sglang: HiCacheTier | None
+    token_bytes: int
+
+    def __str__(self) -> str:
+        return " · ".join(str(each) for each in (self.vllm, self.sglang) if each is not None)
+
+
+def kv_under(
+    tiers: EngineTiers | None,
+    config: PolicyConfig,
+    num_blocks: int,
+    block_size: int,
+    num_swap_blocks: int,
+    pools: KvPools | None = None,
+) -> KVBlockManager:
+    """A block manager with all KV blocks free, of the kind that a policy's `config` asks for in an engine with
+    `tiers`, or with `pools` beside that of layers which keep all tokens."""
+    if tiers is not None and tiers.sglang is not None and isinstance(config, SglangConfig):
+        return tiers.sglang.new_kv(num_blocks, block_size)
+    return new_kv(config, num_blocks, block_size, num_swap_blocks, ids=tiers is not None, pools=pools)
+
+
+def under_tier(tiers: EngineTiers | None, spec: PolicySpec) -> tuple[PolicySpec, OffloadConnector | HostCopies | None]:
+    """The policy `spec` as an engine with `tiers` runs it, and a new connector to that; without one `spec`, and
+    None."""
+    if tiers is None:
+        return spec, None
+    tier = tiers.sglang if spec.kind == "sglang" else tiers.vllm
+    assert tier is not None, "the tier is made for all policies of the scenario"
+    return tier.policy(spec), tier.connector()
 
 
 def check_no_tiers(scenario: Scenario, what: str) -> None:
@@ -75,7 +122,7 @@ def check_no_tiers(scenario: Scenario, what: str) -> None:
         raise ScenarioError(f"{scenario.places.get('kv', scenario.source)}: kv.tiers {what}. Remove them.")
 
 
-def tier_of(scenario: Scenario, model: ModelSpec, cost: Cost, kv: KvBudget) -> HostTier | None:
+def tier_of(scenario: Scenario, model: ModelSpec, cost: Cost, kv: KvBudget) -> EngineTiers | None:
     """The tier of each engine of `scenario`, whose KV on the GPU is `kv`; None without one. ScenarioError for what does
     not go with it, and for a size or bandwidth that is none."""
     if not scenario.file.kv.tiers:
@@ -83,9 +130,19 @@ def tier_of(scenario: Scenario, model: ModelSpec, cost: Cost, kv: KvBudget) -> H
     (config,) = scenario.file.kv.tiers
     try:
         _check_file(scenario.file, cost, kv)
+        kinds = {spec.kind for spec in scenario.specs}
         for spec in scenario.specs:
-            _check_policy(spec)
-        return _settled(config, scenario.file, model, cost)
+            _check_policy(spec, scenario.file)
+        _check_keys(config, kinds)
+        link = Link.of(config, cost)
+        on_gpu, of_all = _token_bytes(scenario.file, model, cost.deployment)
+        vllm = _offloading(config, scenario.file, link, on_gpu, of_all) if "vllm" in kinds else None
+        if "sglang" not in kinds:
+            return EngineTiers(vllm, None, of_all)
+        num_gpus = 1 if cost.deployment is None else cost.deployment.tp
+        layers = sum(each.count for each in model.kinds)
+        sglang = HiCacheTier.of(config, kv.num_blocks, kv.block_size, link, on_gpu, num_gpus, layers)
+        return EngineTiers(vllm, sglang, of_all if vllm is not None else on_gpu * num_gpus)
     except ScenarioError as error:
         raise ScenarioError(f"kv.tiers: {error}") from None
 
@@ -98,6 +155,7 @@ def _check_file(file: ScenarioFile, cost: Cost, kv: KvBudget) -> None:
         "a pipeline": (cost.stages > 1, "pp"),
         "attention groups": (deployment is not None and deployment.dp_attention > 1, "dp_attention"),
         "KV in groups of layers": (kv.layout is not None, "that model"),
+        "pools of windows or states": (kv.pools is not None, "that model"),
         "compiled shapes": (getattr(file.cost, "shapes", None) is not None, "shapes"),
         "LoRA adapters": (workload.lora_rank is not None, "loras"),
         "images, audios and videos": (bool(workload.all_items), "items"),
@@ -109,24 +167,30 @@ def _check_file(file: ScenarioFile, cost: Cost, kv: KvBudget) -> None:
         if asked:
             raise ScenarioError(f"not simulated beside {what}. Leave out {key}, or tiers.")
     engine = getattr(file.cost, "engine", "")
-    if engine not in ("", "vllm"):
+    if engine not in ("", *_CACHES):
         raise ScenarioError(
-            f"engine {engine}: only vLLM's OffloadingConnector is simulated, no HiCache, LMCache or host cache of"
-            " TensorRT-LLM. Write engine: vllm."
+            f"engine {engine}: only vLLM's OffloadingConnector and SGLang's HiCache are simulated, no LMCache or host"
+            " cache of TensorRT-LLM. Write engine: vllm, or sglang."
         )
 
 
-def _check_policy(spec: PolicySpec) -> None:
-    """ScenarioError for a policy that does not offload KV here."""
-    if spec.kind != "vllm":
-        raise ScenarioError(f"{spec.name} is of kind {spec.kind}, and only vllm offloads KV here. Leave it out.")
-    config = spec.config
-    if config.traits.prefix_cache != "blocks":
+def _check_policy(spec: PolicySpec, file: ScenarioFile) -> None:
+    """ScenarioError for a policy that keeps no KV beyond the GPU here."""
+    if spec.kind not in _CACHES:
         raise ScenarioError(
-            f"{spec.name} caches no prefixes, and these are what tiers keep. Set enable_prefix_caching: true."
+            f"{spec.name} is of kind {spec.kind}, and only vllm and sglang offload KV here. Leave it out."
         )
+    config, (cache, to_cache, drafts) = spec.config, _CACHES[spec.kind]
+    if config.traits.prefix_cache != cache:
+        raise ScenarioError(f"{spec.name} caches no prefixes, and these are what tiers keep. Set {to_cache}.")
     if config.traits.speculation is not None:
-        raise ScenarioError(f"{spec.name} drafts tokens, not simulated with a tier. Leave out speculative_config.")
+        raise ScenarioError(f"{spec.name} drafts tokens, not simulated with a tier. Leave out {drafts}.")
+    if spec.kind == "sglang":
+        if is_structured(file.workload):
+            raise ScenarioError(
+                f"{spec.name} with constrained answers: not simulated beside HiCache. Leave out structured, or tiers."
+            )
+        return
     if config.prefill_schedule_interval != 1:
         raise ScenarioError(
             f"{spec.name} has prefill_schedule_interval {config.prefill_schedule_interval}, not simulated with a tier."
@@ -134,28 +198,28 @@ def _check_policy(spec: PolicySpec) -> None:
         )
 
 
-def _settled(config: TierConfig, file: ScenarioFile, model: ModelSpec, cost: Cost) -> HostTier:
-    """The tier that `config` states. ScenarioError where it holds no chunk, or no link is known."""
+def _check_keys(config: TierConfig, kinds: Collection[str]) -> None:
+    """ScenarioError for keys that are another engine's than those of `kinds`."""
+    defaults = TierConfig()
+    for kind, names in (("sglang", _KNOBS), ("vllm", ("ratio", "write_policy"))):
+        for name in names:
+            if kind in kinds and getattr(config, name) != getattr(defaults, name):
+                raise ScenarioError(f"{name} is not read under {kind}. Leave it out, or {kind}.")
+
+
+def _offloading(config: TierConfig, file: ScenarioFile, link: Link, on_gpu: int, of_all: int) -> HostTier:
+    """The tier that `config` states under `vllm`. ScenarioError where it holds no chunk."""
     tokens = file.kv.block_size * config.blocks_per_chunk
-    on_gpu, of_all = _token_bytes(file, model, cost.deployment)
     chunk_bytes = of_all * tokens
+    if config.size is None:
+        raise ScenarioError("size is missing, for which vLLM has no default. Write size: 64GB, say.")
     if (num_chunks := config.size // chunk_bytes) < 1:
         raise ScenarioError(
             f"size {config.size:,} B holds no chunk of {chunk_bytes:,} B ({tokens} tokens), and vLLM does not start"
             " then. State more, or leave out tiers."
         )
-    gpu = None if cost.deployment is None else cost.deployment.gpu
-    load = config.bandwidth or (None if gpu is None else gpu.host_link)
-    if load is None:
-        raise ScenarioError("no GPU of the catalog says how fast its host is. Write bandwidth: 50GB/s, say.")
-    store = config.store_bandwidth or load
-    text = f"{load / 1e9:.4g} GB/s a GPU and way"
-    if store != load:
-        text = f"loads at {load / 1e9:.4g}, stores at {store / 1e9:.4g} GB/s a GPU"
-    if config.bandwidth is None and gpu is not None:
-        text += f", the most that the data sheet of {gpu.name} has"
-    load_ns, store_ns = (round(on_gpu * tokens * NS_PER_S / bandwidth) for bandwidth in (load, store))
-    return HostTier(config, num_chunks, tokens, chunk_bytes, load_ns, store_ns, text)
+    load_ns, store_ns = link.times_ns(on_gpu * tokens)
+    return HostTier(config, num_chunks, tokens, chunk_bytes, load_ns, store_ns, link.text)
 
 
 def _token_bytes(file: ScenarioFile, model: ModelSpec, deployment: Deployment | None) -> tuple[int, int]:

@@ -34,6 +34,7 @@ POOLS = (
     "test_sglang_pools_naive test_sglang_windows test_sglang_states test_sglang_states_naive"
     " conformance/test_pools_apart"
 )
+HICACHE = "test_sglang_hicache test_sglang_hicache_naive"
 SGLANG_DRAFTS = "test_sglang_drafts test_sglang_drafts_naive test_sglang_drafts_overlap conformance:sglang"
 # The tests of each file, by names in tests/ that are of one file; `conformance:KIND` are those of one policy.
 TESTS = {
@@ -54,6 +55,8 @@ TESTS = {
     "sim/kernel/types.py": f"{ENGINE} test_handover test_window_sum",
     "sim/kernel/kv_transfer.py": "test_vllm_connector test_pools",
     "sim/kernel/offload.py": "test_vllm_offload metrics/test_tiers",
+    "sim/kernel/host_copies.py": f"test_host_copies {HICACHE}",
+    "sim/kernel/host_link.py": f"test_host_copies {HICACHE} metrics/test_tiers",
     "sim/kernel/window_sum.py": "test_window_sum test_window_leaps",
     "sim/kernel/journal.py": f"{ENGINE} metrics/test_encoding unit/scenario/test_adapters test_pools cost/test_masks",
     "sim/kernel/record.py": ENGINE + " test_frames",
@@ -65,6 +68,8 @@ TESTS = {
     "sim/kv/free_queue.py": CACHE,
     "sim/kv/group_*.py": GROUPS,
     "sim/kv/grouped*.py": GROUPS,
+    "sim/kv/hicache.py": f"test_hicache {HICACHE}",
+    "sim/kv/host_tree.py": f"test_hicache {HICACHE}",
     "sim/kv/offload_*.py": "test_offload_tier test_vllm_offload",
     "sim/kv/prefix_cache.py": CACHE,
     "sim/kv/radix_*.py": RADIX,
@@ -123,6 +128,7 @@ TESTS = {
     "sim/policies/systems/sglang/sglang_drafts.py": SGLANG_DRAFTS,
     "sim/policies/systems/sglang/embedding_cache.py": "test_embedding_cache",
     "sim/policies/systems/sglang/lora_batch.py": "test_lora_batch",
+    "sim/policies/systems/sglang/sglang_hicache.py": HICACHE,
     "sim/policies/systems/sglang/sglang_items.py": "test_embedding_cache test_request_kinds",
     "sim/policies/systems/sglang/speculative_args.py": SGLANG_DRAFTS,
     "sim/policies/systems/tensorrt_llm/tensorrt_llm.py": REUSE,

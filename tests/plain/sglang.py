@@ -332,7 +332,7 @@ class Naive:
             return sign * row.priority if by_priority else 0, row.generated, -len(row.prompt)
 
         stay = sorted(self.running.rows, key=worth, reverse=True)
-        while True:
+        while not self.spares(stay):
             row = stay.pop()
             self.retract(row, len(stay))
             self.push(row)
@@ -343,6 +343,10 @@ class Naive:
         generated = sum(row.generated for row in stay) + 20 * len(stay)
         self.ratio = min(generated / (sum(row.cap for row in stay) + 1), 1.0)
         return self.grow()
+
+    def spares(self, stay: list[Row]) -> bool:
+        """Whether no more than those that do not `stay` are retracted, though pages are short."""
+        return False
 
     def retract(self, row: Row, num_left: int) -> None:
         self.memory.drop(row)

@@ -29,7 +29,8 @@ from batchsim.check.conform.kv_transfers import with_connector
 from batchsim.check.conform.recording import Names, to_ns
 from batchsim.check.conform.step_forms import StepForm
 from batchsim.kernel.core import EngineCore
-from batchsim.kernel.offload import NewOffload, OffloadConnector, OffloadLink
+from batchsim.kernel.host_link import OffloadLink
+from batchsim.kernel.offload import NewOffload, OffloadConnector
 from batchsim.policies.systems.vllm.offload_config import VllmOffloadConfig
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 from batchsim.policies.systems.vllm.vllm_offload import VllmOffload

@@ -25,6 +25,7 @@ _COLORS = {
     "decode_beside_prefill": "#E69F00",
     "adapter_load": "#56B4E9",
     "waiting_for_gpu": "#7B9FCF",
+    "kv_load": "#3F8FBF",
     "waiting_for_ranks": "#B07AA1",
     "padding_of_ranks": "#D4A6C8",
     "encoding": "#56B4A0",

@@ -41,6 +41,7 @@ _CAUSES = {
     "queued:kv_load_queue": "waiting for KV from the host",
     "queued:kv_load": "waiting for KV from the host",
     "queued:kv_loaded": "waiting for KV from the host",
+    "kv_load": "waiting for KV from the host",
     "kv_store_flush": "waiting for KV to be stored in the host",
     "queued:encoder": "queueing for the encoder",
     "waiting_step": "waiting for the running step",

@@ -14,6 +14,7 @@ from batchsim.base.units import NS_PER_S, format_duration, parse_duration_ns
 from batchsim.explain.story import Chapter, Stories, Story
 from batchsim.kernel.record import FINISHED, MISSING, OUTCOME_NAMES, Records
 from batchsim.metrics.encoding import OTHERS, OWN
+from batchsim.metrics.lives import KV_LOAD
 from batchsim.metrics.masks import MASK_WAIT
 from batchsim.report.layout import WIDTH, filled
 from batchsim.report.reading import point_text
@@ -34,6 +35,7 @@ _LETTERS = {
     "decode_beside_prefill": "b",
     "adapter_load": "A",
     "waiting_for_gpu": "g",
+    "kv_load": "L",
     "waiting_for_ranks": "r",
     "padding_of_ranks": "p",
     "sat_out": "s",
@@ -150,6 +152,7 @@ def _sentence(story: Story, facts: dict[str, Any]) -> str:
         (OWN, "encoding its own items"),
         (OTHERS, "encoding items of others"),
         (MASK_WAIT, "sampling waiting for masks"),
+        (KV_LOAD, "steps waiting for KV from the host"),
     )
     for part, what in beside:
         terms += [f"{what} {format_duration(ns)}"] if (ns := story.parts().get(part, 0)) else []

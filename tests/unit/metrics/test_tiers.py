@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from batchsim.drive.simulate import simulate
 from batchsim.kernel.core import EngineCore
-from batchsim.kernel.offload import OffloadConnector, OffloadLink
+from batchsim.kernel.host_link import OffloadLink
+from batchsim.kernel.offload import OffloadConnector
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import (
     CANCELLED,

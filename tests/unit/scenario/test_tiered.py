@@ -19,6 +19,7 @@ from batchsim.scenario import load_scenario
 from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.point import simulate_point
 from batchsim.scenario.setup import Setup
+from batchsim.scenario.tiered import HostTier
 from batchsim.study.curves.lines import short_key
 from batchsim.study.curves.run import run_scenario
 from tests.support.life_sums import check_lives
@@ -46,18 +47,21 @@ def _setup(before: str = "seeds: 1", after: str = "seeds: 1") -> Setup:
     return Setup.of(parse_scenario(TEXT.replace(before, after), "mine.yaml", Path()))
 
 
+def _offloaded(before: str = "seeds: 1", after: str = "seeds: 1") -> HostTier:
+    tiers = _setup(before, after).tier
+    assert tiers is not None and tiers.vllm is not None and tiers.sglang is None
+    return tiers.vllm
+
+
 def test_a_size_is_as_many_chunks_as_vllm_counts() -> None:
     """64 GB over 131,072 B a token of Llama-3.1-8B; split over 2 GPUs the same, each with half the bytes on its link;
     16 GPUs replicate each of 8 KV heads; a block of 16 tokens takes 2,097,152 B / 64 GB/s of a H100's link."""
-    one = _setup().tier
-    assert one is not None
+    one = _offloaded()
     assert (one.num_chunks, one.chunk_bytes, one.load_ns, one.store_ns) == (30_517, 2_097_152, 32_768, 32_768)
-    two = _setup("gpu: h100}", "gpu: h100, tp: 2}").tier
-    assert two is not None
+    two = _offloaded("gpu: h100}", "gpu: h100, tp: 2}")
     assert (two.num_chunks, two.chunk_bytes, two.load_ns) == (30_517, 2_097_152, 16_384)
     chunked = "{size: 64GB, blocks_per_chunk: 4, bandwidth: 32GB/s, store_bandwidth: 16GB/s}"
-    four = _setup("{size: 64GB}", chunked).tier
-    assert four is not None
+    four = _offloaded("{size: 64GB}", chunked)
     assert (four.num_chunks, four.chunk_tokens, four.load_ns, four.store_ns) == (7_629, 64, 262_144, 524_288)
 
 
@@ -127,10 +131,10 @@ TIER = "{size: 64GB}"
 POOLS = "pools: {prefill: {count: 1}, decode: {count: 1}, transfer: {bandwidth: 50GB/s}}"
 LORAS = "lora_cost: {step: 5%, per_adapter: 1%, load_gpu: 10ms, load_disk: 200ms}"
 MISTAKES = [
-    (TIER, "{size: 64GB}, {size: 1GB}", "tiers has 2, and vLLM's OffloadingConnector has one here"),
+    (TIER, "{size: 64GB}, {size: 1GB}", "tiers has 2, and only one, the host's memory, is simulated"),
     (TIER, "{kind: disk, size: 64GB}", "kv.tiers.0.kind is \"disk\". Write 'host'."),
     (TIER, "{kind: remote, size: 64GB}", "kv.tiers.0.kind is \"remote\". Write 'host'."),
-    (TIER, "{kind: host}", "kv.tiers.0.size is missing"),
+    (TIER, "{kind: host}", "kv.tiers: size is missing, for which vLLM has no default. Write size: 64GB, say."),
     (TIER, "{size: 0B}", "size 0 B holds no chunk of 2,097,152 B (16 tokens), and vLLM does not start"),
     (TIER, "{size: 2MB}", "size 2,000,000 B holds no chunk of 2,097,152 B (16 tokens)"),
     (TIER, "{size: 64}", "kv.tiers.0.size: 64 is not a size"),
@@ -144,7 +148,7 @@ MISTAKES = [
     ("[{size: 64GB}]", "{size: 64GB}", "kv.tiers is"),
     (COST, "cost: {kind: constant, step: 10ms}", "no GPU of the catalog says how fast its host is"),
     (COST, "cost: {kind: roofline, gpu: h100, pp: 2}", "not simulated beside a pipeline. Leave out pp, or tiers."),
-    (POLICY, "sglang: {}", "sglang is of kind sglang, and only vllm offloads KV here"),
+    (POLICY, "tensorrt_llm: {}", "tensorrt_llm is of kind tensorrt_llm, and only vllm and sglang offload KV here"),
     (
         POLICY,
         "continuous: {max_num_seqs: 4, max_num_batched_tokens: 64}",

@@ -23,11 +23,12 @@ from batchsim.policies.systems.sglang.window_budget import WindowBudget
 
 @dataclass
 class Prefill:
-    """A prefill batch: `chunks` as (sequence, tokens), `cached` as (sequence, tokens found in the radix cache), and
-    `victims`, the decodes retracted for it."""
+    """A prefill batch: `chunks` as (sequence, tokens), `cached` as (sequence, tokens found in the radix cache),
+    `loaded` as (sequence, tokens loaded from the host), and `victims`, the decodes retracted for it."""
 
     chunks: list[tuple[Sequence, int]] = field(default_factory=list[tuple[Sequence, int]])
     cached: list[tuple[Sequence, int]] = field(default_factory=list[tuple[Sequence, int]])
+    loaded: list[tuple[Sequence, int]] = field(default_factory=list[tuple[Sequence, int]])
     victims: list[Sequence] = field(default_factory=list[Sequence])
 
 
@@ -220,27 +221,39 @@ class PrefillAdder:
         """Admits the head of the queue and returns ""; or returns why it does not fit, and nothing changed."""
         if self._cache is not None:
             self._cache.take(seq, hit)  # what it would use cannot be evicted for it
-        lacking = seq.num_tokens - hit
+        lacking, loaded = seq.num_tokens - hit, 0
         if self._cache is None and seq.request.ignore_eos:
             obstacle, n = self._whole_or_cut(seq, lacking, budget, made, completion)
         else:
-            obstacle, n = self._fitting(seq, lacking, budget, made)
+            obstacle, n, loaded = self._placed(seq, lacking, budget, made)
         if obstacle:
             if self._cache is not None:
                 self._cache.free(seq)
             return obstacle
         self._waiting.pop()
+        if hit + loaded:
+            seq.start_from_cache(hit + loaded)
         if hit:
-            seq.start_from_cache(hit)
             made.cached.append((seq, hit))
+        if loaded:
+            made.loaded.append((seq, loaded))
         made.chunks.append((seq, n))
-        if n < lacking:
+        is_whole = n == lacking - loaded
+        if not is_whole:
             self.chunked = seq
-        budget.charge(n, min(seq.max_output_tokens, CLIP_MAX_NEW_TOKENS) if n == lacking else 0)
+        budget.charge(n, min(seq.max_output_tokens, CLIP_MAX_NEW_TOKENS) if is_whole else 0)
         return ""
 
-    def _fitting(self, seq: Sequence, lacking: int, budget: PrefillBudget, made: Prefill) -> tuple[str, int]:
-        """(why `seq` does not fit, or "", how many of its `lacking` tokens the chunk takes)."""
+    def _placed(self, seq: Sequence, lacking: int, budget: PrefillBudget, made: Prefill) -> tuple[str, int, int]:
+        """As `_fitting`, and how many of the lacking tokens are loaded from elsewhere and not computed."""
+        obstacle, n = self._fitting(seq, lacking, budget, made)
+        return obstacle, n, 0
+
+    def _fitting(
+        self, seq: Sequence, lacking: int, budget: PrefillBudget, made: Prefill, loaded: int = 0
+    ) -> tuple[str, int]:
+        """(why `seq` does not fit, or "", how many of its `lacking` tokens the chunk takes). The first `loaded` of
+        these have KV elsewhere; they need room, but are not computed."""
         page = self._kv.block_size
         expected = min(max(seq.max_output_tokens - seq.num_output_tokens, 0), CLIP_MAX_NEW_TOKENS)
         if lacking + expected + page >= budget.left_total:
@@ -248,6 +261,7 @@ class PrefillAdder:
         limit = budget.chunk_limit(lacking, expected)
         if limit is None:
             return "kv_blocks", 0
+        lacking -= loaded
         if not budget.chunked:
             # The first may exceed the budget, or it could never run.
             alone = not made.chunks or budget.paged(lacking) < budget.left_input

@@ -78,16 +78,7 @@ class Sglang:
         self.batch = self._new_batch()
         self.waiting: Waiting = self._new_queue()
         self.loras = LoraBatch(config, context.adapter_copy_ns)
-        self.adder = PrefillAdder(
-            config,
-            kv,
-            self._cache,
-            self.waiting,
-            self.batch,
-            slots=self._most_running(),
-            loras=self.loras,
-            ahead=self._ahead,
-        )
+        self.adder = self._new_adder()
         self.events: list[Event] = []
         self.free_blocks_asked = kv.num_blocks  # at the latest call, once the last chunk is in the tree
         self._blocked: tuple[Sequence, str] | None = None
@@ -284,11 +275,13 @@ class Sglang:
             self.ratio.decay()
             return True
         batch.evict_for_growth()
-        if waits:
+        if waits or (len(batch) == 1 and self.adder.chunked is None and self._pages_will_be_free()):
             return False
         stay = sorted(batch.rows(), key=self._worth, reverse=True)
         while batch.lacks_blocks() and stay:
             if len(stay) == 1 and self.adder.chunked is None:
+                if self._pages_will_be_free():
+                    break
                 raise AssertionError(f"one decode alone does not fit {self.kv.num_free} free blocks: {stay[0]!r}")
             victim = stay.pop()
             short = min((seq for seq in batch.group.members_due() if seq is not victim), key=by_order, default=None)
@@ -304,6 +297,10 @@ class Sglang:
         self.ratio.after_retraction(output_tokens, sum(seq.max_output_tokens for seq in stay), len(stay))
         batch.full, self.adder.why = "", "preemption"
         return len(stay) > 0 and batch.grow()
+
+    def _pages_will_be_free(self) -> bool:
+        """Whether pages that are locked now will not be, though no sequence leaves."""
+        return False
 
     def _worth(self, seq: Sequence) -> tuple[int, int, int]:
         """The key by which decodes are spared from retraction, the largest longest: by priority where
@@ -415,6 +412,18 @@ class Sglang:
 
     def _new_batch(self) -> RunningBatch:
         return RunningBatch(self.kv, self._cache, ahead=self._ahead)
+
+    def _new_adder(self) -> PrefillAdder:
+        return PrefillAdder(
+            self.config,
+            self.kv,
+            self._cache,
+            self.waiting,
+            self.batch,
+            slots=self._most_running(),
+            loras=self.loras,
+            ahead=self._ahead,
+        )
 
     def _new_queue(self) -> Waiting:
         if self.config.enable_priority_scheduling:

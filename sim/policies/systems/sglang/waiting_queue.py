@@ -156,7 +156,7 @@ class ByPrefix(Waiting):
 
     def __init__(self, cache: RadixKV, *, shortest: bool) -> None:
         super().__init__(cache)
-        self._match = cache.match
+        self._match = cache.match_all
         self._shortest = shortest
         self._queue: list[tuple[Sequence, int]] = []
         self._work: dict[Sequence, int] = {}  # uncached tokens when last arranged
@@ -191,8 +191,8 @@ class ByPrefix(Waiting):
         later: set[Sequence] = set()
         for seq, _ in self._queue:
             tokens = seq.num_tokens
-            hit = self._match(seq, tokens)
-            matched[seq] = min(hit, tokens - 1)
+            hit, in_any_tier = self._match(seq, tokens)
+            matched[seq] = min(in_any_tier, tokens - 1)
             if hit > IN_BATCH_TOKENS:
                 continue
             run = known_tokens(seq, tokens)

@@ -17,8 +17,9 @@ from batchsim.base.errors import ScenarioError
 from batchsim.check.conform.recording import Recording
 from batchsim.check.conform.replay import Replay
 from batchsim.check.conform.times import StepLaw
+from batchsim.kernel.host_link import OffloadLink
 from batchsim.kernel.kv_blocks import CountingKV
-from batchsim.kernel.offload import OffloadConnector, OffloadLink
+from batchsim.kernel.offload import OffloadConnector
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.tokens import TokenIds, prompt_stream
 from batchsim.kernel.types import Arrival, Request

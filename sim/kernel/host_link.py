@@ -1,0 +1,58 @@
+"""The links between a GPU and its host, and what is copied onto the GPU layer by layer beside a step.
+
+Each layer of such a step waits for its own part of the copy.
+
+Source: python/sglang/srt/managers/cache_controller.py (LayerDoneCounter, start_loading) and mem_cache/l2_transfer.py of
+the 0.5.23 wheel.
+Simplifies: all layers of a step take equally long, what comes before and behind them included, and so do all parts of a
+copy, which begins with the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from batchsim.kernel.types import Sequence
+
+
+@dataclass(slots=True)
+class OffloadLink:
+    """One direction: a copy takes `fixed_ns` and `chunk_ns` for each chunk, once those before it are over."""
+
+    fixed_ns: int
+    chunk_ns: int
+    _free_ns: int = 0
+
+    def take(self, num_chunks: int, ready_ns: int) -> tuple[int, int]:
+        """Copies `num_chunks` from `ready_ns` on, or once the link is free; returns (start, end) in ns."""
+        start_ns = max(ready_ns, self._free_ns)
+        self._free_ns = start_ns + self.fixed_ns + self.chunk_ns * num_chunks
+        return start_ns, self._free_ns
+
+
+@dataclass(slots=True, eq=False)
+class LayerLoad:
+    """One copy of `num_pages` pages over `link`, in `num_layers` layers. `parts`: (sequence, tokens copied for it).
+
+    Filled in as its step is launched: `end_ns`, when it is over, and `wait_ns`, by how much that step is longer.
+    """
+
+    parts: list[tuple[Sequence, int]]
+    num_pages: int
+    link: OffloadLink
+    num_layers: int
+    end_ns: int = 0
+    wait_ns: int = 0
+
+    def beside(self, start_ns: int, end_ns: int) -> int:
+        """Begins the copy with the step that begins at `start_ns` and would be over at `end_ns`; returns when that step
+        is over, in ns.
+
+        The first layer waits for the first part; the last for all of the copy.
+        """
+        begin_ns, self.end_ns = self.link.take(self.num_pages, start_ns)
+        first_ns = begin_ns + self.link.fixed_ns + -(-self.link.chunk_ns * self.num_pages // self.num_layers)
+        last_ns = self.end_ns + -(-(end_ns - start_ns) // self.num_layers)
+        until_ns = max(end_ns, first_ns + end_ns - start_ns, last_ns)
+        self.wait_ns = until_ns - end_ns
+        return until_ns
