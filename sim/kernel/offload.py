@@ -23,13 +23,13 @@ on."""
 
 @dataclass(slots=True, eq=False)
 class OffloadJob:
-    """One transfer of whole chunks, `keys`, for `num_tokens` tokens of `seq`. `blocks`: those on the GPU that a store
+    """One transfer of `num_chunks` whole chunks, for `num_tokens` tokens of `seq`. `blocks`: those on the GPU that a store
     reads. Times in ns, None before it is submitted. `written` counts the states of a load that are on record."""
 
     number: int
     seq: Sequence
     is_load: bool
-    keys: list[int]
+    num_chunks: int
     blocks: list[int]
     num_tokens: int
     began_ns: int = 0
@@ -49,7 +49,7 @@ class OffloadLink:
     def submit(self, job: OffloadJob, ready_ns: int) -> None:
         """Begins `job` at `ready_ns`, or once the link is free."""
         job.start_ns = max(ready_ns, self._free_ns)
-        job.end_ns = self._free_ns = job.start_ns + self.fixed_ns + self.chunk_ns * len(job.keys)
+        job.end_ns = self._free_ns = job.start_ns + self.fixed_ns + self.chunk_ns * job.num_chunks
 
 
 @dataclass(slots=True)
@@ -94,10 +94,10 @@ class OffloadConnector(KvConnector):
         self.loads, self.stores, self.flushed = [], [], []
 
     def new_job(
-        self, seq: Sequence, keys: list[int], *, is_load: bool, blocks: list[int], num_tokens: int
+        self, seq: Sequence, num_chunks: int, *, is_load: bool, blocks: list[int], num_tokens: int
     ) -> OffloadJob:
         """A job that the scheduler's call asks for."""
-        job = self.jobs[self._made] = OffloadJob(self._made, seq, is_load, keys, blocks, num_tokens)
+        job = self.jobs[self._made] = OffloadJob(self._made, seq, is_load, num_chunks, blocks, num_tokens)
         self._made += 1
         (self.loads if is_load else self.stores).append(job)
         return job

@@ -26,6 +26,7 @@ from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.types import Sequence, by_order
 from batchsim.kv.block_keys import BlockKeys
 from batchsim.kv.choice import TailFirstKV
+from batchsim.kv.offload_chains import Part, num_chunks
 from batchsim.kv.offload_tier import OffloadTier
 from batchsim.kv.prefix_cache import BlockHashKV
 from batchsim.policies.families.held_back import HeldBack
@@ -50,14 +51,15 @@ class VllmOffload(VllmConnector):
         self.offloading = context.connector
         self._tables = context.kv
         self.tier = OffloadTier(
-            config.cpu_chunks, config.eviction_policy, config.store_threshold, config.max_tracker_size
-        )
+            config.cpu_chunks, config.eviction_policy, config.store_threshold, config.max_tracker_size,
+            config.blocks_per_chunk,
+        )  # fmt: skip
         self.matched: list[tuple[Sequence, int, int | None]] = []
         self.offers: list[tuple[Sequence, int, int | None, int]] = []
         self._chunk_tokens = config.blocks_per_chunk * context.kv.block_size
-        self._keys: dict[Sequence, BlockKeys] = {}
         self._offered: dict[Sequence, int] = {}  # chunks of each request that need not be offered again
         self._refused: dict[Sequence, None] = {}  # their last offer found no room
+        self._moving: dict[OffloadJob, list[Part]] = {}  # the chunks of all that are under way
         self._stores: dict[Sequence, list[OffloadJob]] = {}  # under way
         self._watched: dict[int, list[OffloadJob]] = {}  # stores of ended requests under way, by the blocks they read
         self._passed_over = HeldBack()
@@ -103,10 +105,11 @@ class VllmOffload(VllmConnector):
     def notice(self) -> None:
         super().notice()
         for job in self.offloading.jobs_noticed.jobs:
+            chunks = self._moving.pop(job)
             if job.is_load:
-                self.tier.loaded(job.keys)
+                self.tier.loaded(chunks)
                 continue
-            self.tier.stored(job.keys)
+            self.tier.stored(chunks)
             stores = self._stores[job.seq]
             stores.remove(job)
             if not stores:
@@ -135,22 +138,15 @@ class VllmOffload(VllmConnector):
         self._offered[seq] = 0
         if seq in self._stores:
             return None
-        tier, size = self.tier, self._chunk_tokens
+        size = self._chunk_tokens
         most = seq.num_tokens // size * size
         if most - hit < size:
             return 0
-        first = number = hit // size
-        is_storing = is_loading = False
-        while number * size < most and tier.has(key := self._key(seq, number)):
-            is_storing = is_storing or not tier.is_ready(key)
-            is_loading = is_loading or tier.is_being_loaded(key)
-            number += 1
-        if number == first:
-            return 0
-        beyond = number * size - hit
+        found = self._of_tier(seq).find(seq, hit // size, most // size)
+        beyond = found.stop * size - hit
         if beyond < size:
             return 0
-        if is_storing or (is_loading and self.cache is not None):
+        if found.is_storing or (found.is_loading and self.cache is not None):
             return None
         return beyond
 
@@ -158,20 +154,20 @@ class VllmOffload(VllmConnector):
         if not super()._pull(seq, hit, beyond):
             return False
         first, stop = hit // self._chunk_tokens, (hit + beyond) // self._chunk_tokens
-        keys = [self._key(seq, number) for number in range(first, stop)]
-        self.tier.load(seq, keys, first)
-        self.offloading.new_job(seq, keys, is_load=True, blocks=[], num_tokens=beyond)
+        job = self.offloading.new_job(seq, stop - first, is_load=True, blocks=[], num_tokens=beyond)
+        self._moving[job] = self.tier.load(seq, first, stop)
         self._offered[seq] = stop
         return True
 
     # ---- stores
 
-    def _key(self, seq: Sequence, number: int) -> int:
-        """The key of chunk `number` of `seq`."""
-        keys = self._keys.get(seq)
-        if keys is None:
-            keys = self._keys[seq] = BlockKeys(seq.request, self.kv.block_size)
-        return keys.key((number + 1) * self._offload.blocks_per_chunk - 1)
+    def _of_tier(self, seq: Sequence) -> OffloadTier:
+        """The tier, to which `seq` is known."""
+        if not self.tier.knows(seq):
+            cache = self.cache if isinstance(self.cache, BlockHashKV) else None
+            keys = BlockKeys(seq.request, self.kv.block_size) if cache is None else cache.keys(seq)
+            self.tier.begin(seq, keys)
+        return self.tier
 
     def _given(self, held: dict[Sequence, int]) -> set[int]:
         """The blocks that the latest call gave to sequences, of which those running before had `held`."""
@@ -206,26 +202,21 @@ class VllmOffload(VllmConnector):
         if first >= stop:
             self._refused.pop(seq, None)
             return None
-        keys = [self._key(seq, number) for number in range(first, stop)]
-        taken = self.tier.offer(seq, keys, first)
+        taken = self._of_tier(seq).offer(seq, first, stop)
         if taken is None:
-            self.offers.append((seq, len(keys), None, 0))
+            self.offers.append((seq, stop - first, None, 0))
             self._refused[seq] = None
             return None
-        self.offers.append((seq, len(keys), len(taken.stored), len(taken.evicted)))
+        count, size = num_chunks(taken.stored), self._offload.blocks_per_chunk
+        self.offers.append((seq, stop - first, count, num_chunks(taken.evicted)))
         self._refused.pop(seq, None)
         self._offered[seq] = stop
-        if not taken.stored:
+        if not count:
             return None
-        stored, size = set(taken.stored), self._offload.blocks_per_chunk
-        blocks = [
-            block
-            for number, key in enumerate(keys, first)
-            if key in stored
-            for block in table[number * size : (number + 1) * size]
-        ]
-        tokens = len(taken.stored) * self._chunk_tokens
-        job = self.offloading.new_job(seq, taken.stored, is_load=False, blocks=blocks, num_tokens=tokens)
+        blocks = [block for _, low, high in taken.stored for block in table[low * size : high * size]]
+        tokens = count * self._chunk_tokens
+        job = self.offloading.new_job(seq, count, is_load=False, blocks=blocks, num_tokens=tokens)
+        self._moving[job] = taken.stored
         self._stores.setdefault(seq, []).append(job)
         return job
 
@@ -253,6 +244,5 @@ class VllmOffload(VllmConnector):
             self.tier.end(seq)
             self._refused.pop(seq, None)
             self._passed_over.forget(seq)
-            self._keys.pop(seq, None)
             self._offered.pop(seq, None)
         return jobs

@@ -1,0 +1,226 @@
+"""Chunks of KV one after another in prompts, kept as runs, so that a tier does its work a run at a time.
+
+1. A chain is chunks that follow each other in the prompt which first had them, numbered from that prompt's first chunk.
+   A chunk belongs to one chain. What a request asks for is a path: parts of chains, the later ones its own.
+2. A run is chunks of a chain that the tier has, alike in all that it knows of them. It is cut where they begin to
+   differ.
+3. A chain is known while the tier has chunks of it, or a request is on a path along it, or another chain goes on from
+   within one of its rows of keys.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import pairwise
+
+from batchsim.kv.block_keys import MOST_BLOCKS, BlockKeys
+
+STORING = -1
+"""The count of loads of chunks that are not ready."""
+
+
+class Line:
+    """The runs of one place in an order of eviction, from the head of a prompt to its tail, of the `rank` at which
+    others stand before or behind. `is_open`: runs may still come in."""
+
+    __slots__ = ("is_open", "rank", "runs")
+
+    def __init__(self, rank: int, is_open: bool) -> None:
+        self.rank = rank
+        self.runs: list[ChunkRun] = []
+        self.is_open = is_open
+
+    def add(self, run: ChunkRun) -> None:
+        """Puts `run` where it belongs."""
+        runs, at = self.runs, len(self.runs)
+        while at and runs[at - 1].start > run.start:
+            at -= 1
+        runs.insert(at, run)
+        run.line = self
+
+
+class ChunkRun:
+    """The chunks `start` to `stop` - 1 of `chain`, each loaded by as many requests as `loads` says, or STORING. `line`:
+    where they stand in an order that keeps runs."""
+
+    __slots__ = ("chain", "line", "loads", "start", "stop")
+
+    def __init__(self, chain: Chain, start: int, stop: int, loads: int) -> None:
+        self.chain = chain
+        self.start = start
+        self.stop = stop
+        self.loads = loads
+        self.line: Line | None = None
+
+    def cut(self, at: int) -> ChunkRun:
+        """Takes off the chunks from number `at` on, which stay in the chain and the line as a run of their own."""
+        rest = ChunkRun(self.chain, at, self.stop, self.loads)
+        runs, self.stop = self.chain.runs, at
+        runs.insert(runs.index(self) + 1, rest)
+        if (line := self.line) is not None:
+            line.runs.insert(line.runs.index(self) + 1, rest)
+            rest.line = line
+        return rest
+
+
+class Chain:
+    """`runs`: what the tier has of its chunks, in order. `firsts`: the numbers of the chunks at which its keys start
+    anew, `keys`: these keys. `users`: paths along it, and chains that go on `behind` it from within a row of keys."""
+
+    __slots__ = ("behind", "firsts", "keys", "runs", "users")
+
+    def __init__(self, behind: Chain | None) -> None:
+        self.runs: list[ChunkRun] = []
+        self.firsts: list[int] = []
+        self.keys: list[int] = []
+        self.users = 0
+        self.behind = behind
+
+    def add(self, start: int, stop: int, loads: int) -> ChunkRun:
+        """A run of chunks of which the tier has none yet."""
+        run, runs = ChunkRun(self, start, stop, loads), self.runs
+        at = len(runs)
+        while at and runs[at - 1].start > start:
+            at -= 1
+        runs.insert(at, run)
+        return run
+
+    def overlapping(self, start: int, stop: int) -> list[ChunkRun]:
+        """The runs with any of the chunks `start` to `stop` - 1, in order."""
+        runs = self.runs
+        if len(runs) > 8:
+            at = max(bisect_right(runs, start, key=_start_of) - 1, 0)
+            runs = runs[at : bisect_right(runs, stop, at, key=_start_of)]
+        return [run for run in runs if run.start < stop and run.stop > start]
+
+    def within(self, start: int, stop: int) -> list[ChunkRun]:
+        """The runs of the chunks `start` to `stop` - 1 alone, cut off others."""
+        runs = self.overlapping(start, stop)
+        if runs:
+            if runs[0].start < start:
+                runs[0] = runs[0].cut(start)
+            if runs[-1].stop > stop:
+                runs[-1].cut(stop)
+        return runs
+
+
+Part = tuple[Chain, int, int]
+"""The chunks of a chain from one number up to before another."""
+
+
+class Path:
+    """All chunks of one request, as `parts` of chains in order."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: list[Part]) -> None:
+        self.parts = parts
+
+    def between(self, first: int, stop: int) -> list[Part]:
+        """The parts of the chunks `first` to `stop` - 1."""
+        found: list[Part] = []
+        for chain, low, high in self.parts:
+            if high > first:
+                if low >= stop:
+                    break
+                found.append((chain, max(low, first), min(high, stop)))
+        return found
+
+
+class Chains:
+    """The chains of one tier, whose chunks have `chunk_blocks` blocks each, found by the keys of their chunks: those of
+    the chunks' last blocks."""
+
+    def __init__(self, chunk_blocks: int) -> None:
+        self._size = chunk_blocks
+        self._index: dict[int, tuple[Chain, int]] = {}  # by the first key of each row of keys: the number of its end
+
+    def path(self, keys: BlockKeys) -> Path:
+        """The path of a request whose blocks have `keys`; to be left once it has ended."""
+        index, size = self._index, self._size
+        numbers, firsts = keys.rows()
+        parts: list[Part] = []
+        chain: Chain | None = None  # of the last part
+        own: Chain | None = None
+        low = high = 0  # the last part
+        for i, number in enumerate(numbers):
+            start = number // size
+            stop = (numbers[i + 1] if i + 1 < len(numbers) else MOST_BLOCKS) // size
+            if start >= stop:
+                continue
+            key = firsts[i] + size * (start + 1) - 1 - number
+            behind: Chain | None = None
+            while start < stop:
+                found = index.get(key)
+                if found is None:
+                    if own is None or own is not chain:
+                        own = Chain(behind)
+                        if behind is not None:
+                            behind.users += 1
+                    its, end = own, stop
+                    own.firsts.append(start)
+                    own.keys.append(key)
+                    index[key] = own, stop
+                else:
+                    its, end = found[0], min(found[1], stop)
+                if its is chain:
+                    high = end
+                else:
+                    if chain is not None:
+                        parts.append((chain, low, high))
+                    its.users += 1
+                    chain, low, high = its, start, end
+                key += size * (end - start)
+                start, behind = end, its
+        if chain is not None:
+            parts.append((chain, low, high))
+        return Path(parts)
+
+    def leave(self, path: Path) -> None:
+        """The request of `path` has ended."""
+        for chain, _, _ in path.parts:
+            chain.users -= 1
+            if not chain.users:
+                self.forget_if_unused(chain)
+
+    def forget_if_unused(self, chain: Chain) -> None:
+        """Forgets `chain` if nothing is left of it."""
+        before: Chain | None = chain
+        while before is not None and not before.users and not before.runs:
+            for key in before.keys:
+                del self._index[key]
+            before = before.behind
+            if before is not None:
+                before.users -= 1
+
+    def runs(self) -> list[ChunkRun]:
+        """All runs. AssertionError unless those of each chain are in order and apart. O(runs)."""
+        chains = dict.fromkeys(chain for chain, _ in self._index.values())
+        for chain in chains:
+            assert chain.runs or chain.users, "a chain of which nothing is left is known"
+            for run, next_ in pairwise(chain.runs):
+                assert run.stop <= next_.start, "two runs have the same chunk"
+        return [run for chain in chains for run in chain.runs]
+
+    def keys(self, part: Part) -> list[int]:
+        """The keys of the chunks of `part`, in order."""
+        chain, start, stop = part
+        keys: list[int] = []
+        at = bisect_right(chain.firsts, start) - 1
+        while start < stop:
+            end = chain.firsts[at + 1] if at + 1 < len(chain.firsts) else stop
+            first = chain.keys[at] + self._size * (start - chain.firsts[at])
+            count = min(end, stop) - start
+            keys += range(first, first + self._size * count, self._size)
+            start += count
+            at += 1
+        return keys
+
+
+def num_chunks(parts: list[Part]) -> int:
+    """The chunks of all `parts`."""
+    return sum([stop - start for _, start, stop in parts])
+
+
+def _start_of(run: ChunkRun) -> int:
+    return run.start
