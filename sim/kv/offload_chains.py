@@ -4,8 +4,8 @@
    A chunk belongs to one chain. What a request asks for is a path: parts of chains, the later ones its own.
 2. A run is chunks of a chain that the tier has, alike in all that it knows of them. It is cut where they begin to
    differ.
-3. A chain is known while the tier has chunks of it, or a request is on a path along it, or another chain goes on from
-   within one of its rows of keys.
+3. A chain is known while the tier has chunks of it, or a request is on a path along it, or a chain that branches off it
+   is known: so a chunk has a chain if any behind it has one.
 """
 
 from __future__ import annotations
@@ -64,17 +64,39 @@ class ChunkRun:
 
 
 class Chain:
-    """`runs`: what the tier has of its chunks, in order. `firsts`: the numbers of the chunks at which its keys start
-    anew, `keys`: these keys. `users`: paths along it, and chains that go on `behind` it from within a row of keys."""
+    """`runs`: what the tier has of its chunks, in order. `firsts`: the numbers of the chunks at which its keys begin to
+    count up anew, `keys`: these keys; the last row has no end. `users`: paths along it, and chains that branch off it,
+    as this does `from_` another one."""
 
-    __slots__ = ("behind", "firsts", "keys", "runs", "users")
+    __slots__ = ("firsts", "from_", "keys", "runs", "users")
 
-    def __init__(self, behind: Chain | None) -> None:
+    def __init__(self, from_: Chain | None) -> None:
         self.runs: list[ChunkRun] = []
         self.firsts: list[int] = []
         self.keys: list[int] = []
         self.users = 0
-        self.behind = behind
+        self.from_ = from_
+        if from_ is not None:
+            from_.users += 1
+
+    def along(self, start: int, starts: list[int], firsts: list[int], i: int) -> tuple[int, int]:
+        """How far a prompt is one with the chain from chunk `start` on, which is of the prompt's row `i`; its rows begin
+        with the chunks `starts` and the keys `firsts`. Returns (the row with the first chunk that is another, or the
+        number of rows; that chunk's number)."""
+        row = bisect_right(self.firsts, start) - 1
+        # A key stands for all before it: rows are equal up to some row, and none is behind it.
+        low, high = 0, min(len(firsts) - i, len(self.keys) - row)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if firsts[i + middle] == self.keys[row + middle]:
+                low = middle
+            else:
+                high = middle
+        i, row = i + low, row + low
+        its = self.firsts[row + 1] if row + 1 < len(self.firsts) else MOST_BLOCKS
+        if i + 1 == len(starts):
+            return (i + 1, MOST_BLOCKS) if its == MOST_BLOCKS else (i, its)
+        return (i, its) if its < starts[i + 1] else (i + 1, starts[i + 1])
 
     def add(self, start: int, stop: int, loads: int) -> ChunkRun:
         """A run of chunks of which the tier has none yet."""
@@ -133,48 +155,38 @@ class Chains:
 
     def __init__(self, chunk_blocks: int) -> None:
         self._size = chunk_blocks
-        self._index: dict[int, tuple[Chain, int]] = {}  # by the first key of each row of keys: the number of its end
+        self._index: dict[int, Chain] = {}  # by the first key of each row
 
     def path(self, keys: BlockKeys) -> Path:
         """The path of a request whose blocks have `keys`; to be left once it has ended."""
-        index, size = self._index, self._size
-        numbers, firsts = keys.rows()
+        starts, firsts = self._rows(keys)
         parts: list[Part] = []
-        chain: Chain | None = None  # of the last part
-        own: Chain | None = None
-        low = high = 0  # the last part
-        for i, number in enumerate(numbers):
-            start = number // size
-            stop = (numbers[i + 1] if i + 1 < len(numbers) else MOST_BLOCKS) // size
-            if start >= stop:
-                continue
-            key = firsts[i] + size * (start + 1) - 1 - number
-            behind: Chain | None = None
-            while start < stop:
-                found = index.get(key)
-                if found is None:
-                    if own is None or own is not chain:
-                        own = Chain(behind)
-                        if behind is not None:
-                            behind.users += 1
-                    its, end = own, stop
-                    own.firsts.append(start)
-                    own.keys.append(key)
-                    index[key] = own, stop
-                else:
-                    its, end = found[0], min(found[1], stop)
-                if its is chain:
-                    high = end
-                else:
-                    if chain is not None:
-                        parts.append((chain, low, high))
-                    its.users += 1
-                    chain, low, high = its, start, end
-                key += size * (end - start)
-                start, behind = end, its
-        if chain is not None:
-            parts.append((chain, low, high))
+        i, start, key = 0, 0, firsts[0]  # the row at hand, and what is not on the path yet
+        while (chain := self._index.get(key)) is not None:
+            i, stop = chain.along(start, starts, firsts, i)
+            chain.users += 1
+            parts.append((chain, start, stop))
+            if i == len(starts):
+                return Path(parts)
+            start, key = stop, firsts[i] + self._size * (stop - starts[i])
+        # Whatever comes behind has no chain either: one would keep the chain before it.
+        own = Chain(parts[-1][0] if parts else None)
+        own.firsts, own.keys = [start, *starts[i + 1 :]], [key, *firsts[i + 1 :]]
+        own.users = 1
+        self._index.update(dict.fromkeys(own.keys, own))
+        parts.append((own, start, MOST_BLOCKS))
         return Path(parts)
+
+    def _rows(self, keys: BlockKeys) -> tuple[list[int], list[int]]:
+        """(The numbers of the chunks at which keys begin to count up anew, the keys of these)."""
+        numbers, firsts = keys.rows()
+        size = self._size
+        if size == 1:
+            return numbers, firsts
+        at: dict[int, int] = {}  # the last row of blocks that has the last block of the chunk, or of a later one
+        for i, number in enumerate(numbers):
+            at[number // size] = i
+        return list(at), [firsts[i] + size * (start + 1) - 1 - numbers[i] for start, i in at.items()]
 
     def leave(self, path: Path) -> None:
         """The request of `path` has ended."""
@@ -185,17 +197,17 @@ class Chains:
 
     def forget_if_unused(self, chain: Chain) -> None:
         """Forgets `chain` if nothing is left of it."""
-        before: Chain | None = chain
-        while before is not None and not before.users and not before.runs:
-            for key in before.keys:
+        last: Chain | None = chain
+        while last is not None and not last.users and not last.runs:
+            for key in last.keys:
                 del self._index[key]
-            before = before.behind
-            if before is not None:
-                before.users -= 1
+            last = last.from_
+            if last is not None:
+                last.users -= 1
 
     def runs(self) -> list[ChunkRun]:
         """All runs. AssertionError unless those of each chain are in order and apart. O(runs)."""
-        chains = dict.fromkeys(chain for chain, _ in self._index.values())
+        chains = dict.fromkeys(self._index.values())
         for chain in chains:
             assert chain.runs or chain.users, "a chain of which nothing is left is known"
             for run, next_ in pairwise(chain.runs):

@@ -70,7 +70,7 @@ class VllmOffload(VllmConnector):
         self.offloading.new_call()
         self.matched, self.offers = [], []
         held: dict[Sequence, int] | None = None
-        if self._watched or self._over:
+        if self._watched or self._may_offer_last():
             held = {seq: len(self._tables.table(seq)) for seq in self.running}
         work = super().schedule(now_ns, drain)
         flushed: dict[OffloadJob, None] = {}
@@ -229,6 +229,15 @@ class VllmOffload(VllmConnector):
     def _watch(self, job: OffloadJob) -> None:
         for block in job.blocks:
             self._watched.setdefault(block, []).append(job)
+
+    def _may_offer_last(self) -> bool:
+        """Whether any request that has ended may have chunks that were not offered."""
+        size, of_all = self._chunk_tokens, not self._offload.offload_prompt_only
+        for seq, computed, _ in self._over:
+            limit = computed if of_all else min(computed, seq.request.prompt_tokens)
+            if limit // size > self._offered.get(seq, 0):
+                return True
+        return False
 
     def _offer_last(self) -> list[OffloadJob]:
         """Offers what is left of the requests that have ended; returns their stores."""
