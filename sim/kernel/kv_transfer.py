@@ -55,11 +55,13 @@ class KvConnector:
     `pulling`: (sequence, tokens, blocks) of the pulls that the latest call asked for, until they begin; `hits`:
     (sequence, tokens) that it found in the prefix cache, of these and of others it admitted, in order. `kept` has the
     ended sequences whose blocks are kept, with their number, `abandoned` the ones that ended while their KV is still on
-    its way into their blocks; `noticed` is what came with the latest step processed.
+    its way into their blocks; `noticed` is what came with the latest step processed. `leaps`: whether steps may be
+    leapt over while the scheduler repeats them.
     """
 
     def __init__(self, link: KvLink) -> None:
         self.link = link
+        self.leaps = False
         self.pulling: list[tuple[Sequence, int, int]] = []
         self.hits: list[tuple[Sequence, int]] = []
         self.kept: dict[Sequence, int] = {}

@@ -71,6 +71,7 @@ class OffloadConnector(KvConnector):
 
     def __init__(self, storing: OffloadLink, loading: OffloadLink) -> None:
         super().__init__(_NoPeers())
+        self.leaps = True
         self.noticed = self.jobs_noticed = JobsNoticed()
         self.jobs: dict[int, OffloadJob] = {}
         self.loads: list[OffloadJob] = []
@@ -84,6 +85,7 @@ class OffloadConnector(KvConnector):
         self._submitted: list[OffloadJob] = []  # at the launch at hand
         self._running: list[OffloadJob] = []  # submitted, not seen to be over
         self._made = 0
+        self._nothing = JobsNoticed()
 
     @property
     def is_busy(self) -> bool:
@@ -104,6 +106,8 @@ class OffloadConnector(KvConnector):
 
     def before_launch(self, now_ns: int, computed_ns: int) -> int:
         self.scheduled_ns = now_ns
+        if not (self._queued or self.stores or self.flushed):
+            return now_ns
         at_once = [job for job in self.stores if job in self.flushed]
         self._submit(self._storing, [*self._queued, *at_once], now_ns, computed_ns)
         self._queued = [job for job in self.stores if job not in self.flushed]
@@ -114,6 +118,9 @@ class OffloadConnector(KvConnector):
         return max(now_ns, max(map(_end_of, self.flushed)))
 
     def launched(self, now_ns: int, computed_ns: int = 0) -> None:
+        if not (self._running or self.loads or self._submitted):
+            self._reports.append(self._nothing)
+            return
         self._submit(self._loading, self.loads, now_ns, computed_ns)
         for job in self._running:
             self._write(job, now_ns)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from batchsim.kv.offload_chains import STORING, Chain, ChunkRun, Line, Part, Path
+from batchsim.kv.offload_chains import Chain, ChunkRun, Line, Part, Path
 
 KeysOf = Callable[[Part], list[int]]
 """The keys of chunks, in order."""
@@ -74,7 +74,8 @@ class EvictionOrder(Protocol):
         ...
 
     def seen(self, access: Access, parts: list[Part]) -> None:
-        """Chunks, some of which may not be there, are seen for the first time with the request of `access`."""
+        """The request of `access` is seen for the first time with the chunks `parts`, which are there, or with others
+        that are not."""
         ...
 
     def found(self, access: Access, parts: list[Part]) -> None:
@@ -117,7 +118,7 @@ class LruOrder:
         line = self._line_of(access)
         for chain, start, stop in parts:
             for run in chain.overlapping(start, stop):
-                if run.loads == STORING or (run.line is not None and run.line.rank >= line.rank):
+                if run.line is not None and run.line.rank >= line.rank:
                     continue
                 if run.start < start:
                     run = run.cut(start)

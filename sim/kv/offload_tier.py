@@ -127,8 +127,9 @@ class OffloadTier:
         parts = access.path.between(first, stop)
         ready, new = self._sorted_out(parts)
         order.missed(access, new)
-        self._note(access, ready)
-        self._note(access, new)
+        fresh = _fresh(access, ready)
+        if any([access.seen.add(low, high) for _, low, high in new]) or fresh:
+            order.seen(access, fresh)
         order.found(access, ready)
         if not new:
             return Taken([], [])
@@ -166,7 +167,8 @@ class OffloadTier:
                 if not run.loads:
                     self.num_evictable -= run.stop - run.start
                 run.loads += 1
-        self._note(access, parts)
+        if fresh := _fresh(access, parts):
+            self._order.seen(access, fresh)
         self._order.found(access, parts)
         return parts
 
@@ -221,12 +223,6 @@ class OffloadTier:
             new = often
         return ready, new
 
-    def _note(self, access: Access, parts: list[Part]) -> None:
-        """Notes an access to those of `parts` that were not seen before with the same request."""
-        fresh = [(chain, *row) for chain, low, high in parts for row in access.seen.add(low, high)]
-        if fresh:
-            self._order.seen(access, fresh)
-
     def _drop(self, part: Part) -> None:
         chain, low, high = part
         for run in chain.within(low, high):
@@ -245,3 +241,8 @@ class OffloadTier:
         assert storing == self.num_storing, "wrong count of chunks being stored"
         evictable = sum([run.stop - run.start for run in runs if not run.loads])
         assert evictable == self.num_evictable, "wrong count of evictable chunks"
+
+
+def _fresh(access: Access, parts: list[Part]) -> list[Part]:
+    """Notes `parts`; returns what of them was not seen before with the same request."""
+    return [(chain, *row) for chain, low, high in parts for row in access.seen.add(low, high)]

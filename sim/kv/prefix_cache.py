@@ -204,6 +204,10 @@ class BlockHashKV(Pins):
                 return True
         return False
 
+    def growth_spares_hits(self, group: DecodeGroup) -> bool:
+        """Whether the next growth of `group` takes no block that the last lookup found."""
+        return self._pool.spares_hits(group.blocks_due())
+
     # ---- publishing
 
     def publish(self, seq: Sequence, num_tokens: int, unknown: int = 0) -> None:

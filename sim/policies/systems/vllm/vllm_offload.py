@@ -23,7 +23,7 @@ from batchsim.base.errors import ScenarioError
 from batchsim.kernel.batch import Batch, Idle
 from batchsim.kernel.offload import OffloadConnector, OffloadJob
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import Sequence, by_order
+from batchsim.kernel.types import Sequence
 from batchsim.kv.block_keys import BlockKeys
 from batchsim.kv.choice import TailFirstKV
 from batchsim.kv.offload_chains import Part, num_chunks
@@ -31,6 +31,7 @@ from batchsim.kv.offload_tier import OffloadTier
 from batchsim.kv.prefix_cache import BlockHashKV
 from batchsim.policies.families.held_back import HeldBack
 from batchsim.policies.systems.vllm.offload_config import VllmOffloadConfig
+from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_connector import VllmConnector
 
 BEING_STORED = "kv_storing"
@@ -70,7 +71,7 @@ class VllmOffload(VllmConnector):
         self.offloading.new_call()
         self.matched, self.offers = [], []
         held: dict[Sequence, int] | None = None
-        if self._watched or self._may_offer_last():
+        if self._watched or any(self._is_left(*each) for each in self._over):
             held = {seq: len(self._tables.table(seq)) for seq in self.running}
         work = super().schedule(now_ns, drain)
         flushed: dict[OffloadJob, None] = {}
@@ -88,8 +89,28 @@ class VllmOffload(VllmConnector):
             for job in self._offer_last():
                 if not given.isdisjoint(job.blocks):
                     flushed[job] = None
-        self.offloading.flushed = sorted(flushed, key=lambda job: job.number)
+        if flushed:
+            self.offloading.flushed = sorted(flushed, key=lambda job: job.number)
         return work
+
+    def repeat(self, batch: Batch, now_ns: int) -> bool:
+        # While nothing is copied, offered or given back, the tier answers as before.
+        if self._moving or self._refused or self._over or not self._offload.offload_prompt_only:
+            return False
+        if self._pulling or self._hits or self._late or (self.waiting and not self._stays_blocked()):
+            return False
+        return Vllm.repeat(self, batch, now_ns)
+
+    def _stays_blocked(self) -> bool:
+        """Whether one more step of decodes leaves the head waiting, for the same reason."""
+        if self._blocked is None:
+            return False
+        head, reason = self._blocked
+        if reason != "kv_blocks":
+            return reason in ("no_slot", "token_budget")
+        # With less of it on the GPU more of it might be loaded, or computed in its place.
+        cache = self.cache
+        return head in self._apart or not isinstance(cache, BlockHashKV) or cache.growth_spares_hits(self.group)
 
     def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
         for seq in finished:
@@ -181,12 +202,14 @@ class VllmOffload(VllmConnector):
     def _computed(self, batch: Batch) -> Iterator[tuple[Sequence, int]]:
         """The sequences of `batch` that may have chunks to offer, in its order, each with its tokens computed once the
         step is over."""
-        rows = dict(batch.chunks)
+        rows = batch.chunks
         decodes = () if batch.decodes is None else batch.decodes.members
         may_offer = self._refused if self._offload.offload_prompt_only else decodes
-        rows |= dict.fromkeys((seq for seq in may_offer if seq in decodes), 1)
-        for seq in sorted(rows, key=by_order):
-            yield seq, seq.num_computed_tokens + rows[seq]
+        if may_offer:
+            chunked = dict(rows)
+            rows = [*rows, *((seq, 1) for seq in may_offer if seq in decodes and seq not in chunked)]
+        for seq, tokens in sorted(rows, key=_by_order) if len(rows) > 1 else rows:
+            yield seq, seq.num_computed_tokens + tokens
 
     def _known(self, seq: Sequence) -> int:
         """The tokens of `seq` that are not in flight."""
@@ -213,7 +236,9 @@ class VllmOffload(VllmConnector):
         self._offered[seq] = stop
         if not count:
             return None
-        blocks = [block for _, low, high in taken.stored for block in table[low * size : high * size]]
+        blocks: list[int] = []
+        for _, low, high in taken.stored:
+            blocks += table[low * size : high * size]
         tokens = count * self._chunk_tokens
         job = self.offloading.new_job(seq, count, is_load=False, blocks=blocks, num_tokens=tokens)
         self._moving[job] = taken.stored
@@ -222,7 +247,8 @@ class VllmOffload(VllmConnector):
 
     def _end(self, seq: Sequence, computed: int) -> None:
         """Notes that `seq`, which still has its blocks, ends with `computed` tokens."""
-        self._over.append((seq, computed, list(self._tables.table(seq))))
+        table = list(self._tables.table(seq)) if self._is_left(seq, computed) else []
+        self._over.append((seq, computed, table))
         for job in self._stores.get(seq, ()):
             self._watch(job)
 
@@ -230,14 +256,10 @@ class VllmOffload(VllmConnector):
         for block in job.blocks:
             self._watched.setdefault(block, []).append(job)
 
-    def _may_offer_last(self) -> bool:
-        """Whether any request that has ended may have chunks that were not offered."""
-        size, of_all = self._chunk_tokens, not self._offload.offload_prompt_only
-        for seq, computed, _ in self._over:
-            limit = computed if of_all else min(computed, seq.request.prompt_tokens)
-            if limit // size > self._offered.get(seq, 0):
-                return True
-        return False
+    def _is_left(self, seq: Sequence, computed: int, table: list[int] | None = None) -> bool:
+        """Whether `seq`, which has ended with `computed` tokens, may have chunks that were not offered."""
+        limit = min(computed, seq.request.prompt_tokens) if self._offload.offload_prompt_only else computed
+        return limit // self._chunk_tokens > self._offered.get(seq, 0)
 
     def _offer_last(self) -> list[OffloadJob]:
         """Offers what is left of the requests that have ended; returns their stores."""
@@ -255,3 +277,7 @@ class VllmOffload(VllmConnector):
             self._passed_over.forget(seq)
             self._offered.pop(seq, None)
         return jobs
+
+
+def _by_order(row: tuple[Sequence, int]) -> int:
+    return row[0].order
