@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from batchsim.base.units import MAX_TIME_NS
 from batchsim.kernel.kv_transfer import KvConnector, Noticed
 from batchsim.kernel.record import STORE_FLUSH, TIER_LOAD, TIER_STORE, WAITING, Recorder
 from batchsim.kernel.types import Request, Sequence
@@ -23,8 +24,8 @@ on."""
 
 @dataclass(slots=True, eq=False)
 class OffloadJob:
-    """One transfer of `num_chunks` whole chunks, for `num_tokens` tokens of `seq`. `blocks`: those on the GPU that a store
-    reads. Times in ns, None before it is submitted. `written` counts the states of a load that are on record."""
+    """One transfer of `num_chunks` whole chunks, for `num_tokens` tokens of `seq`. `blocks`: those on the GPU that a
+    store reads. Times in ns, None before it is submitted. `written` counts the states of a load that are on record."""
 
     number: int
     seq: Sequence
@@ -91,6 +92,17 @@ class OffloadConnector(KvConnector):
     def is_busy(self) -> bool:
         return bool(self.jobs) or super().is_busy
 
+    def quiet_until_ns(self) -> int:
+        if self.loads or self.stores or self._queued or len(self._running) < len(self.jobs):
+            return 0
+        until_ns = MAX_TIME_NS
+        for job in self._running:
+            times_ns = (job.began_ns, job.start_ns, job.end_ns)
+            next_ns = times_ns[job.written] if job.is_load and job.written < len(times_ns) else job.end_ns
+            if next_ns is not None and next_ns < until_ns:
+                until_ns = next_ns
+        return until_ns
+
     def new_call(self) -> None:
         """The scheduler is called."""
         self.loads, self.stores, self.flushed = [], [], []
@@ -110,7 +122,7 @@ class OffloadConnector(KvConnector):
             return now_ns
         at_once = [job for job in self.stores if job in self.flushed]
         self._submit(self._storing, [*self._queued, *at_once], now_ns, computed_ns)
-        self._queued = [job for job in self.stores if job not in self.flushed]
+        self._queued = [job for job in self.stores if job.start_ns is None]
         if not self.flushed:
             return now_ns
         if self.recorder is not None:
@@ -140,6 +152,7 @@ class OffloadConnector(KvConnector):
 
     def _submit(self, link: OffloadLink, jobs: list[OffloadJob], now_ns: int, computed_ns: int) -> None:
         """Submits `jobs` at `now_ns`; they begin once the device has computed what they read or write."""
+        jobs = [job for job in jobs if job.start_ns is None]  # a stopped scheduler is not called before each launch
         for job in jobs:
             job.began_ns = now_ns
             link.submit(job, max(now_ns, computed_ns))

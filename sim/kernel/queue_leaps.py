@@ -1,9 +1,9 @@
-"""Leaps of an engine whose worker looks after transfers at each launch, while there are none: the same rows as stepping
-would write.
+"""Leaps of an engine whose worker looks after transfers at each launch, while it finds nothing: the same rows as
+stepping would write.
 
-Only steps of decodes behind such steps are leapt over: with no transfer under way a look finds nothing, and whether the
-scheduler would ask for one is its own `repeat`'s to say. What the worker saw as the oldest step in flight was launched,
-nothing, then stands for any later one.
+Only steps of decodes behind such steps are leapt over. Until when a look finds nothing the connector knows, and whether
+the scheduler would ask for a transfer is its own `repeat`'s to say. What the worker saw as the oldest step in flight
+was launched, nothing, then stands for any later one.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import DecodeGroup
 
 
-def leap_queue(
-    core: EngineCore, executor: SimExecutor, batch: Batch, now_ns: int, horizon: Callable[[], float]
-) -> int:
+def leap_queue(core: EngineCore, executor: SimExecutor, batch: Batch, now_ns: int, horizon: Callable[[], float]) -> int:
     """Launches `batch`, just launched at `now_ns`, again and again, as long as the host is through with launches before
     the `horizon`, in ns, and no step finishes a sequence. Returns the time of the last launch in ns."""
     steps, group, depth = core.in_flight.steps, batch.decodes, core.loop.depth
@@ -33,7 +31,8 @@ def leap_queue(
     if oldest.finished or latest.finished or oldest.batch.chunks or oldest.batch.decodes is not group:
         return now_ns
     host_ns = batch.host_ns or executor.host_ns(batch)
-    horizon_ns = min(horizon(), MAX_TIME_NS) - host_ns[0]
+    quiet_ns = 0 if core.connected is None else core.connected.connector.quiet_until_ns()
+    horizon_ns = min(horizon(), quiet_ns, MAX_TIME_NS) - host_ns[0]
     if depth == 1:
         return _repeat(core, executor, batch, group, now_ns, host_ns, horizon_ns)
     called_ns = core.in_flight.landing_ns(now_ns)

@@ -80,9 +80,9 @@ class Chain:
             from_.users += 1
 
     def along(self, start: int, starts: list[int], firsts: list[int], i: int) -> tuple[int, int]:
-        """How far a prompt is one with the chain from chunk `start` on, which is of the prompt's row `i`; its rows begin
-        with the chunks `starts` and the keys `firsts`. Returns (the row with the first chunk that is another, or the
-        number of rows; that chunk's number)."""
+        """How far a prompt is one with the chain from chunk `start` on, which is of the prompt's row `i`. Its rows
+        begin with the chunks `starts` and the keys `firsts`. Returns (the row with the first chunk that is another, or
+        the number of rows; that chunk's number)."""
         row = bisect_right(self.firsts, start) - 1
         # A key stands for all before it: rows are equal up to some row, and none is behind it.
         low, high = 0, min(len(firsts) - i, len(self.keys) - row)

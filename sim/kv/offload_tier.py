@@ -1,8 +1,8 @@
 """KV kept in the memory of the host, in chunks of some GPU blocks each, as vLLM's offloading manager keeps it.
 
 A chunk has the key of its last block, which stands for all tokens up to there. It is being stored from the moment it is
-taken in, then ready; while requests load it, it is pinned. Only chunks that are ready and not pinned are evicted. Chunks
-that follow each other in a prompt are kept as runs (`offload_chains`), so that work costs a step for each of these.
+taken in, then ready; while requests load it, it is pinned. Only chunks that are ready and not pinned are evicted.
+Chunks that follow each other in a prompt are kept as runs (`offload_chains`), and work costs a step for each of these.
 Source: vllm/v1/kv_offload/cpu/manager.py of the 0.33.0 wheel.
 """
 
@@ -87,9 +87,7 @@ class OffloadTier:
         self.num_places = num_places
         self.num_used = self.num_evictable = self.num_storing = 0
         self._chains = Chains(chunk_blocks)
-        self._order: EvictionOrder = (
-            LruOrder() if eviction_policy == "lru" else ArcOrder(num_places, self._chains.keys)
-        )
+        self._order: EvictionOrder = LruOrder() if eviction_policy == "lru" else ArcOrder(num_places, self._chains.keys)
         self._threshold = store_threshold
         self._counts = OfferCounts(max_tracker_size) if store_threshold >= 2 else None
         self._accesses: dict[Hashable, Access] = {}
@@ -127,8 +125,8 @@ class OffloadTier:
         parts = access.path.between(first, stop)
         ready, new = self._sorted_out(parts)
         order.missed(access, new)
-        fresh = _fresh(access, ready)
-        if any([access.seen.add(low, high) for _, low, high in new]) or fresh:
+        fresh, others = _fresh(access, ready), _fresh(access, new)
+        if fresh or others:
             order.seen(access, fresh)
         order.found(access, ready)
         if not new:

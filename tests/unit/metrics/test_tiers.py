@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.drive.simulate import simulate
+from batchsim.kernel.batch import Batch, Idle
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.offload import OffloadConnector, OffloadLink
 from batchsim.kernel.protocols import PolicyContext
@@ -57,9 +58,11 @@ def _run(
     load_ns: int = 1000,
     stop_ns: int | None = None,
     leap: bool = True,
+    calls: list[int] | None = None,
     **knobs: Any,
 ) -> Records:
-    """An engine of `blocks` blocks of 16 tokens, with a tier of so many `chunks` of one block unless None."""
+    """An engine of `blocks` blocks of 16 tokens, with a tier of so many `chunks` of one block unless None. `calls` gets
+    the number of calls of its scheduler."""
     engine: dict[str, Any] = {"max_num_seqs": 64, "max_num_batched_tokens": 2048} | {
         name: knobs.pop(name) for name in list(knobs) if name in VllmConfig.__dataclass_fields__
     }
@@ -78,6 +81,15 @@ def _run(
     core = EngineCore(
         scheduler, SimExecutor(TokenCost(), MAX_LEN, loop), recorder, max_model_len=MAX_LEN, stop_ns=stop_ns, loop=loop
     )
+    if calls is not None:
+        calls.append(0)
+        schedule = scheduler.schedule
+
+        def counted(now_ns: int, drain: bool) -> Batch | Idle:
+            calls[-1] += 1
+            return schedule(now_ns, drain)
+
+        scheduler.schedule = counted
     simulate(core, Listed(tuple(arrivals)), leap=leap)
     core.check_returned()
     if isinstance(scheduler, VllmOffload) and stop_ns is None:
@@ -129,14 +141,29 @@ def test_a_tier_that_is_never_hit_changes_no_time_of_a_request() -> None:
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_leaps_change_no_record(ahead: bool) -> None:
-    """An engine with a tier is stepped call by call: asking it to leap changes nothing."""
+    """An engine with a tier leaps over decodes while no copy begins or ends, with a request waiting or none,
+    and every row is that of stepping."""
     asked = [_asked(i, 40 * i, 100 + 7 * i, 60, i % 3) for i in range(12)]
-    both: list[Any] = []
-    for leap in (True, False):
-        records = _run(asked, 30, 200, leap=leap, async_scheduling=ahead)
-        rows = records.requests.tolist(), records.steps.tolist(), records.states.tolist()
-        both.append(rows)
-    assert both[0] == both[1]
+    for blocks, chunks, load_ns in ((30, 200, 1000), (60, 20, 9 * MS), (40, 7, MS)):
+        both: list[Any] = []
+        calls: list[int] = []
+        for leap in (True, False):
+            run = {"leap": leap, "calls": calls, "async_scheduling": ahead, "load_ns": load_ns, "store_ns": 4 * MS}
+            records = _run(asked, blocks, chunks, **run)
+            tables = records.requests, records.steps, records.states, records.lanes
+            both.append([table.tolist() for table in tables])
+        assert both[0] == both[1]
+        assert calls[0] < 0.9 * calls[1], (blocks, chunks)
+
+
+def test_a_stopped_engine_copies_nothing_twice() -> None:
+    """The run is stopped while a load and a store are under way and steps go on to be launched: each is made once."""
+    asked = [_asked(0, 0, 65, 1, 0), _asked(1, 100, 150, 40, 1), _asked(2, 200, 65, 30, 0), _asked(3, 200, 90, 30, 3)]
+    for stop_ms in range(200, 220):
+        records = _run(asked, 20, 100, load_ns=3 * MS, store_ns=3 * MS, stop_ns=stop_ms * MS)
+        for remark in (TIER_LOAD, TIER_STORE):
+            rows = records.states[records.states["state"] == remark]
+            assert len(set(rows["request_id"].tolist())) == len(rows)
 
 
 def test_round_r_of_equal_turns_hits_r_of_r_plus_one() -> None:
@@ -241,7 +268,7 @@ def _cases(draw: st.DrawFn) -> dict[str, Any]:
 
 def _is_conserved(case: dict[str, Any]) -> None:
     """Every request ends once, with all its tokens unless its client gave up or the run was cut; all blocks and chunks
-    come back, and all parts sum to the life."""
+    come back, all parts sum to the life, and steps that are leapt over leave the rows of stepping."""
     arrivals = case["arrivals"]
     records = _run(**case)
     requests = records.requests
@@ -255,6 +282,9 @@ def _is_conserved(case: dict[str, Any]) -> None:
         elif case["stop_ns"] is None:
             assert arrival.cancel_ns is not None
     check_lives(records)
+    stepped = _run(leap=False, **case)
+    for table, other in zip(*([each.requests, each.steps, each.states] for each in (records, stepped)), strict=True):
+        assert table.tolist() == other.tolist()
 
 
 @given(_cases())

@@ -94,10 +94,12 @@ class VllmOffload(VllmConnector):
         return work
 
     def repeat(self, batch: Batch, now_ns: int) -> bool:
-        # While nothing is copied, offered or given back, the tier answers as before.
-        if self._moving or self._refused or self._over or not self._offload.offload_prompt_only:
+        # While nothing is offered or given back and no copy begins or ends, the tier answers as before.
+        if self._refused or self._over or self._watched or not self._offload.offload_prompt_only:
             return False
-        if self._pulling or self._hits or self._late or (self.waiting and not self._stays_blocked()):
+        if self.stalled or self._pulling or self._hits or self._late or now_ns >= self.offloading.quiet_until_ns():
+            return False
+        if self.waiting and not self._stays_blocked():
             return False
         return Vllm.repeat(self, batch, now_ns)
 
