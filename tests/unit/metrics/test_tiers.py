@@ -59,6 +59,7 @@ def _run(
     stop_ns: int | None = None,
     leap: bool = True,
     calls: list[int] | None = None,
+    cost: TokenCost | None = None,
     **knobs: Any,
 ) -> Records:
     """An engine of `blocks` blocks of 16 tokens, with a tier of so many `chunks` of one block unless None. `calls` gets
@@ -79,7 +80,12 @@ def _run(
     if connector is not None:
         connector.recorder = recorder
     core = EngineCore(
-        scheduler, SimExecutor(TokenCost(), MAX_LEN, loop), recorder, max_model_len=MAX_LEN, stop_ns=stop_ns, loop=loop
+        scheduler,
+        SimExecutor(cost or TokenCost(), MAX_LEN, loop),
+        recorder,
+        max_model_len=MAX_LEN,
+        stop_ns=stop_ns,
+        loop=loop,
     )
     if calls is not None:
         calls.append(0)
@@ -126,17 +132,45 @@ def test_a_store_is_flushed_and_the_device_waits() -> None:
     check_lives(records)
 
 
-def test_a_tier_that_is_never_hit_changes_no_time_of_a_request() -> None:
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize(("chunks", "stored"), [(10_000, 40), (1, 0)])
+@pytest.mark.parametrize("policy", ["lru", "arc"])
+def test_a_tier_that_is_never_hit_changes_no_time_of_a_request(
+    ahead: bool, chunks: int, stored: int, policy: str
+) -> None:
     """Prompts that share nothing: tokens, times and steps are those of an engine without a tier, unless a launch waits
-    for stores, as none does here. Blocks are free a step later, as of any engine with a connector."""
+    for stores, as none does here. So they are with one chunk, as near as vLLM starts to none, for which every prompt is
+    too long. Blocks are free a step later, as of any engine with a connector that schedules ahead."""
     asked = [_asked(i, 7.3 * i, 40 + 17 * i % 200, 3 + i % 5, i) for i in range(40)]
-    plain, tiered = _run(asked, 400), _run(asked, 400, 10_000, store_ns=1)
+    plain = _run(asked, 400, cost=_NoHost(), async_scheduling=ahead)
+    knobs: dict[str, Any] = {"store_ns": 1, "eviction_policy": policy, "async_scheduling": ahead}
+    tiered = _run(asked, 400, chunks, cost=_NoHost(), **knobs)
     assert moved(tiered, TIER_LOAD) == {}
-    assert len(moved(tiered, TIER_STORE)) == 40
+    assert len(moved(tiered, TIER_STORE)) == stored
     names = [name for name in plain.requests.dtype.names or () if name not in ("request_class", "tenant", "reason")]
     assert plain.requests[names].tolist() == tiered.requests[names].tolist()
-    same = [name for name in plain.steps.dtype.names or () if name != "free_blocks"]
+    same = [name for name in plain.steps.dtype.names or () if name != "free_blocks" or not ahead]
     assert plain.steps[same].tolist() == tiered.steps[same].tolist()
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_stores_under_way_cost_an_idle_engine_its_sleep_alone(ahead: bool) -> None:
+    """Requests one by one, each sent while the stores of the one before go on, for which the engine stays awake between
+    sleeps of 1 ms: it begins up to one later than without a tier, and takes as long."""
+    asked = [_asked(i, 100.3 * i, 40 + 17 * i % 200, 3 + i % 5, i) for i in range(20)]
+    plain = _run(asked, 400, cost=_NoHost(), async_scheduling=ahead)
+    tiered = _run(asked, 400, 10_000, cost=_NoHost(), store_ns=40 * MS, async_scheduling=ahead)
+    late = tiered.requests["scheduled_ns"] - plain.requests["scheduled_ns"]
+    assert (late >= 0).all() and (late <= MS).all() and late.max() > 0
+    for name in ("first_token_ns", "last_token_ns"):
+        assert (tiered.requests[name] - plain.requests[name] == late).all()
+
+
+class _NoHost(TokenCost):
+    """Steps whose time is all the device's: synchronous engines and those ahead count the host's part differently."""
+
+    def host_ns(self, batch: Batch | None) -> tuple[int, int]:
+        return 0, 0
 
 
 @pytest.mark.parametrize("ahead", [False, True])
