@@ -79,21 +79,20 @@ class Chain:
         if from_ is not None:
             from_.users += 1
 
-    def along(self, start: int, starts: list[int], firsts: list[int], i: int) -> tuple[int, int]:
-        """How far a prompt is one with the chain from chunk `start` on, which is of the prompt's row `i`. Its rows
-        begin with the chunks `starts` and the keys `firsts`. Returns (the row with the first chunk that is another, or
-        the number of rows; that chunk's number)."""
-        row = bisect_right(self.firsts, start) - 1
+    def along(self, starts: list[int], firsts: list[int], i: int) -> tuple[int, int]:
+        """How far a prompt is one with the chain, with which it shares the first chunk, of the prompt's row `i`. Its
+        rows begin with the chunks `starts` and the keys `firsts`. Returns (the row with the first chunk that is
+        another, or the number of rows; that chunk's number)."""
         # A key stands for all before it: rows are equal up to some row, and none is behind it.
-        low, high = 0, min(len(firsts) - i, len(self.keys) - row)
+        low, high = 0, min(len(firsts) - i, len(self.keys))
         while high - low > 1:
             middle = (low + high) // 2
-            if firsts[i + middle] == self.keys[row + middle]:
+            if firsts[i + middle] == self.keys[middle]:
                 low = middle
             else:
                 high = middle
-        i, row = i + low, row + low
-        its = self.firsts[row + 1] if row + 1 < len(self.firsts) else MOST_BLOCKS
+        i += low
+        its = self.firsts[low + 1] if low + 1 < len(self.firsts) else MOST_BLOCKS
         if i + 1 == len(starts):
             return (i + 1, MOST_BLOCKS) if its == MOST_BLOCKS else (i, its)
         return (i, its) if its < starts[i + 1] else (i + 1, starts[i + 1])
@@ -155,7 +154,7 @@ class Chains:
 
     def __init__(self, chunk_blocks: int) -> None:
         self._size = chunk_blocks
-        self._index: dict[int, Chain] = {}  # by the first key of each row
+        self._index: dict[int, Chain] = {}  # by the key of its first chunk, where a path enters it
 
     def path(self, keys: BlockKeys) -> Path:
         """The path of a request whose blocks have `keys`; to be left once it has ended."""
@@ -163,17 +162,17 @@ class Chains:
         parts: list[Part] = []
         i, start, key = 0, 0, firsts[0]  # the row at hand, and what is not on the path yet
         while (chain := self._index.get(key)) is not None:
-            i, stop = chain.along(start, starts, firsts, i)
+            i, stop = chain.along(starts, firsts, i)
             chain.users += 1
             parts.append((chain, start, stop))
             if i == len(starts):
                 return Path(parts)
             start, key = stop, firsts[i] + self._size * (stop - starts[i])
-        # Whatever comes behind has no chain either: one would keep the chain before it.
+        # Whatever comes behind has no chain either, which would keep the one before it.
         own = Chain(parts[-1][0] if parts else None)
         own.firsts, own.keys = [start, *starts[i + 1 :]], [key, *firsts[i + 1 :]]
         own.users = 1
-        self._index.update(dict.fromkeys(own.keys, own))
+        self._index[key] = own
         parts.append((own, start, MOST_BLOCKS))
         return Path(parts)
 
@@ -199,15 +198,14 @@ class Chains:
         """Forgets `chain` if nothing is left of it."""
         last: Chain | None = chain
         while last is not None and not last.users and not last.runs:
-            for key in last.keys:
-                del self._index[key]
+            del self._index[last.keys[0]]
             last = last.from_
             if last is not None:
                 last.users -= 1
 
     def runs(self) -> list[ChunkRun]:
         """All runs. AssertionError unless those of each chain are in order and apart. O(runs)."""
-        chains = dict.fromkeys(self._index.values())
+        chains = list(self._index.values())
         for chain in chains:
             assert chain.runs or chain.users, "a chain of which nothing is left is known"
             for run, next_ in pairwise(chain.runs):
