@@ -109,6 +109,8 @@ class Chain:
     def overlapping(self, start: int, stop: int) -> list[ChunkRun]:
         """The runs with any of the chunks `start` to `stop` - 1, in order."""
         runs = self.runs
+        if not runs or runs[-1].stop <= start:
+            return []
         if len(runs) > 8:
             at = max(bisect_right(runs, start, key=_start_of) - 1, 0)
             runs = runs[at : bisect_right(runs, stop, at, key=_start_of)]

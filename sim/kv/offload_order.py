@@ -18,18 +18,14 @@ KeysOf = Callable[[Part], list[int]]
 
 class Access:
     """What one request, whose chunks are those of `path`, did to chunks. `seen`: the numbers of those it was seen with.
-    `line`: of LRU, where its chunks stand, None before it has a place among the requests. `inserted`, `reused`,
-    `missed`: of ARC, the keys of chunks that it put in, found or loaded, and offered where they were not there."""
+    `line`: of LRU, where its chunks stand, None before it has a place among the requests."""
 
-    __slots__ = ("inserted", "line", "missed", "path", "reused", "seen")
+    __slots__ = ("line", "path", "seen")
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.seen = Numbers()
         self.line: Line | None = None
-        self.inserted: set[int] = set()
-        self.reused: set[int] = set()
-        self.missed: set[int] = set()
 
 
 class Numbers:
@@ -189,6 +185,17 @@ def _beyond(run: ChunkRun, kept: list[Part]) -> list[tuple[int, int]]:
     return rows
 
 
+class _Use:
+    """The keys of chunks that one request put in, found or loaded, and offered where they were not there."""
+
+    __slots__ = ("inserted", "missed", "reused")
+
+    def __init__(self) -> None:
+        self.inserted: set[int] = set()
+        self.reused: set[int] = set()
+        self.missed: set[int] = set()
+
+
 class ArcOrder:
     """Chunks used by one request (`once`) and by several (`often`), each oldest first, and the keys of those lately
     evicted of either. `target` is the size of `once` above which it is the one to give up chunks. O(chunks)."""
@@ -196,6 +203,7 @@ class ArcOrder:
     def __init__(self, capacity: int, keys_of: KeysOf) -> None:
         self._capacity = capacity
         self._keys_of = keys_of
+        self._uses: dict[Access, _Use] = {}
         self.target = 0.0
         self.once: dict[int, tuple[Chain, int]] = {}
         self.often: dict[int, tuple[Chain, int]] = {}
@@ -203,9 +211,16 @@ class ArcOrder:
         self.gone_often: dict[int, None] = {}
 
     def missed(self, access: Access, parts: list[Part]) -> None:
-        missed = [key for part in parts for key in self._keys_of(part) if key not in access.missed]
-        access.missed.update(missed)
+        use = self._use(access)
+        missed = [key for part in parts for key in self._keys_of(part) if key not in use.missed]
+        use.missed.update(missed)
         self.learn(missed)
+
+    def _use(self, access: Access) -> _Use:
+        use = self._uses.get(access)
+        if use is None:
+            use = self._uses[access] = _Use()
+        return use
 
     def learn(self, keys: list[int]) -> None:
         """Lets the target follow the list in which what is missed now would still be, the last key first."""
@@ -222,12 +237,12 @@ class ArcOrder:
         pass
 
     def found(self, access: Access, parts: list[Part]) -> None:
-        keys = [key for part in parts for key in self._keys_of(part)]
-        access.reused.update([key for key in keys if key not in access.inserted])
+        use = self._use(access)
+        use.reused.update([key for part in parts for key in self._keys_of(part) if key not in use.inserted])
 
     def insert(self, access: Access, run: ChunkRun) -> None:
         keys = self._keys_of((run.chain, run.start, run.stop))
-        access.inserted.update(keys)
+        self._use(access).inserted.update(keys)
         for number, key in enumerate(keys, run.start):
             self.once[key] = run.chain, number
             self.gone_once.pop(key, None)
@@ -262,11 +277,14 @@ class ArcOrder:
 
     def ended(self, access: Access, runs: list[ChunkRun]) -> None:
         once, often = self.once, self.often
+        use = self._uses.pop(access, None)
+        if use is None:
+            return
         for run in reversed(runs):
             for key in reversed(self._keys_of((run.chain, run.start, run.stop))):
-                if key in access.reused:
+                if key in use.reused:
                     often[key] = once.pop(key) if key in once else often.pop(key)
-                elif key in access.inserted:
+                elif key in use.inserted:
                     its = once if key in once else often
                     its[key] = its.pop(key)
 
