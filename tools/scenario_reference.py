@@ -50,9 +50,12 @@ UNITS = {
     "power": ("500W", "W kW"),
     "price": ("3.50/h", "/h"),
     "price of energy": ("0.10/kWh", "/kWh"),
+    "price of memory": ("1.50/GB/month", "/GB/month"),
 }
 """By the word for a quantity: an example, and its units."""
-_RANGE = re.compile(r"(?:^|; )(?:from|above|at least) [^;]*?\d(ns|us|ms|s|/s|%|B|B/s|FLOP/s|W|/h|/kWh) (?:to|and) .*")
+_RANGE = re.compile(
+    r"(?:^|; )(?:from|above|at least) [^;]*?\d(ns|us|ms|s|/s|%|B|B/s|FLOP/s|W|/h|/kWh|/GB/month) (?:to|and) .*"
+)
 _OF_UNIT = {unit: word for word, (_, units) in UNITS.items() for unit in units.split()}
 _OF_UNIT["FLOP/s"] = "speed of arithmetic"
 _NUMBERS = {"integer": "whole number", "number": "number"}

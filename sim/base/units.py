@@ -139,6 +139,14 @@ def parse_price_per_kwh(text: object) -> float:
     return value
 
 
+def parse_price_per_gb_month(text: object) -> float:
+    """`"1.50/GB/month"` as 1.5 units of money a GB of memory a month. ValueError on anything else."""
+    value, unit = _split(text, "price of memory", "1.50/GB/month")
+    if unit != "/GB/month" or value < 0:
+        raise ValueError(f"{text!r} is not a price of memory. Write the money for a GB a month, like 1.50/GB/month.")
+    return value
+
+
 def format_duration(ns: float) -> str:
     """A time for people, three significant digits: `1.23 s`, `48 ms`, `850 us`; whole seconds, and years from 2 on."""
     if abs(ns) >= 2 * YEAR_NS:
@@ -283,6 +291,12 @@ PricePerKwh = Annotated[
     float, Quantity(parse_price_per_kwh, "0.10/kWh", _exactly("/kWh")), Range(0, 1e6, show=_with_unit("/kWh"))
 ]
 """Money a kWh, written `0.10/kWh`; which money is said elsewhere."""
+PricePerGbMonth = Annotated[
+    float,
+    Quantity(parse_price_per_gb_month, "1.50/GB/month", _exactly("/GB/month")),
+    Range(0, 1e6, show=_with_unit("/GB/month")),
+]
+"""Money a GB of memory a month, written `1.50/GB/month`; which money is said elsewhere."""
 Share = Annotated[
     float,
     Quantity(parse_share, "99%", _exactly("%", lambda number: number / 100), bare=True),

@@ -29,7 +29,7 @@ class HostCopies(KvConnector):
 
     def __init__(self, storing: OffloadLink, loading: OffloadLink, num_layers: int) -> None:
         super().__init__(NoPeers())
-        self.leaps = True
+        self.leaps = "scheduler"
         self._storing, self._loading, self._num_layers = storing, loading, num_layers
         self._recorder: Recorder | None = None
         self._in_flight: StepsInFlight | None = None

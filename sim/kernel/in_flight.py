@@ -199,6 +199,13 @@ class StepsInFlight:
         oldest.batch.group_step, latest.batch.group_step = group_step - 1, group_step
         self._free_ns[0] = latest.end_ns
 
+    def leapt_alone(self, group_step: int, end_ns: int, process_ns: int) -> None:
+        """Notes that the only step in flight is now the last of the group's, whose count is `group_step`; it ends at
+        `end_ns`, and its results will take the host `process_ns`."""
+        (step,) = self.steps
+        step.batch.group_step, step.end_ns, step.process_ns = group_step, end_ns, process_ns
+        self._free_ns[0] = end_ns
+
     def wait_for(self, number: int, journal: Journal) -> int:
         """Waits, where it runs behind the host, for the end of step `number`, from the oldest; returns that in ns, what
         `journal` supposed of it corrected. ExecutorError if the device failed it."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import Literal, Protocol, cast
 
 from batchsim.kernel.types import Request, Sequence
 
@@ -55,19 +55,23 @@ class KvConnector:
     `pulling`: (sequence, tokens, blocks) of the pulls that the latest call asked for, until they begin; `hits`:
     (sequence, tokens) that it found in the prefix cache, of these and of others it admitted, in order. `kept` has the
     ended sequences whose blocks are kept, with their number, `abandoned` the ones that ended while their KV is still on
-    its way into their blocks; `noticed` is what came with the latest step processed. `leaps`: whether steps alike may
-    be leapt over, since not every launch is a look at transfers.
+    its way into their blocks; `noticed` is what came with the latest step processed. `leaps`: how steps alike may be
+    leapt over: while it is `quiet`, as the `scheduler` lets them be repeated, or not at all ("").
     """
 
     def __init__(self, link: KvLink) -> None:
         self.link = link
-        self.leaps = False
+        self.leaps: Literal["", "quiet", "scheduler"] = ""
         self.pulling: list[tuple[Sequence, int, int]] = []
         self.hits: list[tuple[Sequence, int]] = []
         self.kept: dict[Sequence, int] = {}
         self.abandoned: set[Sequence] = set()
         self.noticed = Noticed()
         self._reports: deque[Noticed] = deque()
+
+    def quiet_until_ns(self) -> int:
+        """A time in ns: looks at launches before it find nothing new, and begin nothing."""
+        return 0
 
     @property
     def is_busy(self) -> bool:

@@ -7,7 +7,8 @@ A leap simulates many steps at once and writes the rows that stepping would have
 2. `leaps_ahead.leap_ahead`: an engine a step ahead of results does, through steps in which requests end.
 3. `pipeline_leaps.leap_calls`: groups of a pipeline decode in turns; such a leap begins before a call of the scheduler,
    the others behind a step that was just launched.
-4. `leaps.quiet_until_ns`: no leap yet, but the time up to which one is certain.
+4. `queue_leaps.leap_queue`: an engine that offloads KV does while no transfer is under way.
+5. `leaps.quiet_until_ns`: no leap yet, but the time up to which one is certain.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from batchsim.kernel.core import EngineCore
 from batchsim.kernel.leaps import Tell, leap, quiet_until_ns
 from batchsim.kernel.leaps_ahead import leap_ahead
 from batchsim.kernel.pipeline_leaps import leap_calls
+from batchsim.kernel.queue_leaps import leap_queue
 from batchsim.kernel.sim_executor import SimExecutor
 
 
@@ -37,8 +39,7 @@ class Leaps:
         padded = core.executor.pads is not None and core.loop.is_ahead
         # Steps with adapters or masks depend on who decodes.
         leaps = leaps and core.executor.adapters is None and core.executor.masks is None
-        # With most connectors each launch of a step is a look at the transfers that are over.
-        leaps = leaps and not padded and (core.connected is None or core.connected.connector.leaps)
+        leaps = leaps and not padded and (core.connected is None or core.connected.connector.leaps != "")
         self.follow_steps = leaps and core.loop.stages == 1
         self.precede_calls = leaps and core.loop.stages > 1
 
@@ -56,6 +57,8 @@ class Leaps:
         drain; None: it is not. If the latest step has been delivered, none is in flight afterwards.
         """
         core, batch = self._core, self._core.in_flight.steps[-1].batch
+        if core.connected is not None and core.connected.connector.leaps == "quiet":
+            return leap_queue(core, self._executor, batch, now_ns, horizon)
         if self._is_ahead:
             return leap_ahead(core, self._executor, batch, now_ns, horizon, tell, drains)
         return leap(core, self._executor, batch, now_ns, horizon, tell, drains)

@@ -95,7 +95,7 @@ def leap_ahead(
             flight.stand_in(oldest, group)
         elif oldest.batch.decodes is not group or not scheduler.repeat(batch, called_ns):
             return now_ns
-        now_ns = _launch_on(core, executor, batch, called_ns, host_ns, horizon_ns)
+        now_ns = launch_on(core, executor, batch, called_ns, host_ns, horizon_ns)
         if not oldest.finished:
             return now_ns
 
@@ -141,7 +141,7 @@ def _decode_on(
     return now_ns
 
 
-def _launch_on(
+def launch_on(
     core: EngineCore,
     executor: SimExecutor,
     batch: Batch,
@@ -173,7 +173,7 @@ def _launch_along(
     host_ns: tuple[int, int],
     horizon_ns: float,
 ) -> tuple[int, int]:
-    """As `_launch_on`, for a steady scheduler whose steps' costs lie on `line`; the first `quiet` of them finish no
+    """As `launch_on`, for a steady scheduler whose steps' costs lie on `line`; the first `quiet` of them finish no
     sequence. Returns (last launch ns, earliest next call ns; MAX_TIME_NS if the scheduler must be called)."""
     (oldest, latest), group, recorder, scheduler = core.in_flight.steps, batch.decodes, core.recorder, core.scheduler
     steady = core.steady
@@ -267,7 +267,7 @@ def _launch_one_by_one(
     host_ns: tuple[int, int],
     horizon_ns: float,
 ) -> int:
-    """As `_launch_on`, of any scheduler's steps; it has granted the first of them."""
+    """As `launch_on`, of any scheduler's steps; it has granted the first of them."""
     (oldest, latest), group, recorder, scheduler = core.in_flight.steps, batch.decodes, core.recorder, core.scheduler
     assert group is not None
     repeat, kv, step_ns, advance = scheduler.repeat, scheduler.kv, executor.duration_ns, group.advance

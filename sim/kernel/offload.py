@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from batchsim.base.units import MAX_TIME_NS
 from batchsim.kernel.host_link import OffloadLink
 from batchsim.kernel.in_flight import StepsInFlight
 from batchsim.kernel.kv_transfer import KvConnector, Noticed
@@ -25,13 +26,13 @@ on."""
 
 @dataclass(slots=True, eq=False)
 class OffloadJob:
-    """One transfer of whole chunks, `keys`, for `num_tokens` tokens of `seq`. `blocks`: those on the GPU that a store
-    reads. Times in ns, None before it is submitted. `written` counts the states of a load that are on record."""
+    """One transfer of `num_chunks` whole chunks, for `num_tokens` tokens of `seq`. `blocks`: those on the GPU that a
+    store reads. Times in ns, None before it is submitted. `written` counts the states of a load that are on record."""
 
     number: int
     seq: Sequence
     is_load: bool
-    keys: list[int]
+    num_chunks: int
     blocks: list[int]
     num_tokens: int
     began_ns: int = 0
@@ -59,6 +60,7 @@ class OffloadConnector(KvConnector):
 
     def __init__(self, storing: OffloadLink, loading: OffloadLink) -> None:
         super().__init__(NoPeers())
+        self.leaps = "quiet"
         self.noticed = self.jobs_noticed = JobsNoticed()
         self.jobs: dict[int, OffloadJob] = {}
         self.loads: list[OffloadJob] = []
@@ -72,6 +74,7 @@ class OffloadConnector(KvConnector):
         self._submitted: list[OffloadJob] = []  # at the launch at hand
         self._running: list[OffloadJob] = []  # submitted, not seen to be over
         self._made = 0
+        self._nothing = JobsNoticed()
 
     @property
     def is_busy(self) -> bool:
@@ -81,24 +84,37 @@ class OffloadConnector(KvConnector):
         """Makes this the connector of the engine whose records and steps in flight these are."""
         self.recorder = recorder
 
+    def quiet_until_ns(self) -> int:
+        if self.loads or self.stores or self._queued or len(self._running) < len(self.jobs):
+            return 0
+        until_ns = MAX_TIME_NS
+        for job in self._running:
+            times_ns = (job.began_ns, job.start_ns, job.end_ns)
+            next_ns = times_ns[job.written] if job.is_load and job.written < len(times_ns) else job.end_ns
+            if next_ns is not None and next_ns < until_ns:
+                until_ns = next_ns
+        return until_ns
+
     def new_call(self) -> None:
         """The scheduler is called."""
         self.loads, self.stores, self.flushed = [], [], []
 
     def new_job(
-        self, seq: Sequence, keys: list[int], *, is_load: bool, blocks: list[int], num_tokens: int
+        self, seq: Sequence, num_chunks: int, *, is_load: bool, blocks: list[int], num_tokens: int
     ) -> OffloadJob:
         """A job that the scheduler's call asks for."""
-        job = self.jobs[self._made] = OffloadJob(self._made, seq, is_load, keys, blocks, num_tokens)
+        job = self.jobs[self._made] = OffloadJob(self._made, seq, is_load, num_chunks, blocks, num_tokens)
         self._made += 1
         (self.loads if is_load else self.stores).append(job)
         return job
 
     def before_launch(self, now_ns: int, computed_ns: int) -> int:
         self.scheduled_ns = now_ns
+        if not (self._queued or self.stores or self.flushed):
+            return now_ns
         at_once = [job for job in self.stores if job in self.flushed]
         self._submit(self._storing, [*self._queued, *at_once], now_ns, computed_ns)
-        self._queued = [job for job in self.stores if job not in self.flushed]
+        self._queued = [job for job in self.stores if job.start_ns is None]
         if not self.flushed:
             return now_ns
         if self.recorder is not None:
@@ -106,6 +122,9 @@ class OffloadConnector(KvConnector):
         return max(now_ns, max(map(_end_of, self.flushed)))
 
     def launched(self, now_ns: int, computed_ns: int = 0) -> None:
+        if not (self._running or self.loads or self._submitted):
+            self._reports.append(self._nothing)
+            return
         self._submit(self._loading, self.loads, now_ns, computed_ns)
         for job in self._running:
             self._write(job, now_ns)
@@ -125,9 +144,10 @@ class OffloadConnector(KvConnector):
 
     def _submit(self, link: OffloadLink, jobs: list[OffloadJob], now_ns: int, computed_ns: int) -> None:
         """Submits `jobs` at `now_ns`; they begin once the device has computed what they read or write."""
+        jobs = [job for job in jobs if job.start_ns is None]  # a stopped scheduler is not called before each launch
         for job in jobs:
             job.began_ns = now_ns
-            job.start_ns, job.end_ns = link.take(len(job.keys), max(now_ns, computed_ns))
+            job.start_ns, job.end_ns = link.take(job.num_chunks, max(now_ns, computed_ns))
             if self.recorder is not None:
                 remark = TIER_LOAD if job.is_load else TIER_STORE
                 self.recorder.state(now_ns, job.seq.request.id, remark, "host", job.num_tokens)

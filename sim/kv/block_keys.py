@@ -14,7 +14,7 @@ from batchsim.kernel.types import Request
 
 _OWN_KEYS = 1 << 64
 """Keys from here on are of requests that share no tokens (`tokens` None); hashes are smaller."""
-_MOST_BLOCKS = 1 << 31
+MOST_BLOCKS = 1 << 31
 """More than a request has; the keys of its partial blocks are beyond them, where it shares no tokens."""
 
 
@@ -34,7 +34,7 @@ class BlockKeys:
         self._numbers = [0]  # of the first block of each run
         self._firsts = [own_key(request)]  # its key
         if request.tokens is not None:
-            self._segments = (*request.tokens.segments, (output_stream(request.id), 0, _MOST_BLOCKS * block_size))
+            self._segments = (*request.tokens.segments, (output_stream(request.id), 0, MOST_BLOCKS * block_size))
             self._numbers, self._firsts = self._runs(block_size + lookahead)
 
     def run(self, number: int, stop: int) -> tuple[int, int]:
@@ -43,6 +43,10 @@ class BlockKeys:
         at = bisect_right(numbers, number)
         end = numbers[at] if at < len(numbers) and numbers[at] < stop else stop
         return self._firsts[at - 1] + number - numbers[at - 1], end - number
+
+    def rows(self) -> tuple[list[int], list[int]]:
+        """(The numbers of the blocks at which keys begin to count up anew, the keys of these); not to be changed."""
+        return self._numbers, self._firsts
 
     def key(self, number: int) -> int:
         """The key of block `number`, counted from 0."""
@@ -60,7 +64,7 @@ class BlockKeys:
     def begun(self, num_tokens: int) -> int:
         """The key of the partial block at the end of the first `num_tokens` tokens."""
         if not self._segments:
-            return self._firsts[0] + _MOST_BLOCKS + num_tokens
+            return self._firsts[0] + MOST_BLOCKS + num_tokens
         full = num_tokens // self._block_size
         before = self.key(full - 1) if full else self._root
         at, end = 0, 0

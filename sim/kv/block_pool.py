@@ -57,6 +57,20 @@ class BlockPool:
                 self._drop(run)
         return ids
 
+    def spares_hits(self, count: int) -> bool:
+        """Whether none of the next `count` free blocks, or as many as there are, is of a run that the last lookup
+        hit."""
+        lacking, search = count - self._num_unpublished, self.search
+        if lacking <= 0 or search is None:
+            return True
+        for run in self._free:
+            if search.has_hit(run):
+                return False
+            lacking -= run.length
+            if lacking <= 0:
+                break
+        return True
+
     def publish(self, holding: Holding, keys: BlockKeys, full: int) -> None:
         """Lets the first `full` blocks of `holding` be found."""
         spans, search = self.spans, self.search

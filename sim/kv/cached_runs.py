@@ -10,6 +10,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from batchsim.kv.block_keys import BlockKeys
 
 
@@ -153,11 +155,13 @@ class FreeRuns:
         assert run is not self._ends, "no free block is left"
         return run
 
-    def runs(self) -> list[Run]:
+    def __iter__(self) -> Iterator[Run]:
         """All runs, oldest first."""
-        runs: list[Run] = []
         run = self._ends.newer
         while run is not self._ends:
-            runs.append(run)
+            yield run
             run = run.newer
-        return runs
+
+    def runs(self) -> list[Run]:
+        """All runs, oldest first."""
+        return list(self)

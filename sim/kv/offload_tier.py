@@ -2,6 +2,7 @@
 
 A chunk has the key of its last block, which stands for all tokens up to there. It is being stored from the moment it is
 taken in, then ready; while requests load it, it is pinned. Only chunks that are ready and not pinned are evicted.
+Chunks that follow each other in a prompt are kept as runs (`offload_chains`), and work costs a step for each of these.
 Source: vllm/v1/kv_offload/cpu/manager.py of the 0.33.0 wheel.
 """
 
@@ -11,18 +12,28 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Literal
 
+from batchsim.kv.block_keys import BlockKeys
+from batchsim.kv.offload_chains import STORING, Chains, ChunkRun, Part, num_chunks
 from batchsim.kv.offload_order import Access, ArcOrder, EvictionOrder, LruOrder
-
-STORING = -1
-"""The count of loads of a chunk that is not ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a tier made of an offer: the keys of the chunks to be stored, in order, and those evicted for them."""
+    """What a tier made of an offer: the chunks to be stored, in order, and those evicted for them, in this order with
+    the last one of each part first."""
 
-    stored: list[int]
-    evicted: list[int]
+    stored: list[Part]
+    evicted: list[Part]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The chunks of a request before number `stop` that are there without a gap, from one asked for on, and whether any
+    of them is being stored, or loaded by another request."""
+
+    stop: int
+    is_storing: bool
+    is_loading: bool
 
 
 class OfferCounts:
@@ -56,131 +67,180 @@ class OfferCounts:
 
 
 class OffloadTier:
-    """`num_chunks` places for chunks. `store_threshold`: at which of its offers a chunk is taken in; 0 and 1: at the
-    first. Of `max_tracker_size` keys the offers are counted.
+    """`num_places` places for chunks of `chunk_blocks` blocks. `store_threshold`: at which of its offers a chunk is
+    taken in; 0 and 1: at the first. Of `max_tracker_size` keys the offers are counted.
 
-    Requests are named by any hashable object. `num_evictable` counts chunks that are ready and not pinned,
-    `num_storing` those not ready.
+    Requests are named by any hashable object. `num_used` counts chunks taken in, ready or not, `num_evictable` those
+    that are ready and not pinned, `num_storing` those not ready.
     """
 
     def __init__(
         self,
-        num_chunks: int,
+        num_places: int,
         eviction_policy: Literal["lru", "arc"] = "lru",
         store_threshold: int = 0,
         max_tracker_size: int = 64_000,
+        chunk_blocks: int = 1,
     ) -> None:
-        if num_chunks < 1:
-            raise ValueError(f"a tier of {num_chunks} chunks holds nothing: give it at least 1")
-        self.num_chunks = num_chunks
-        self.num_evictable = self.num_storing = 0
-        self._order: EvictionOrder = LruOrder() if eviction_policy == "lru" else ArcOrder(num_chunks)
+        if num_places < 1:
+            raise ValueError(f"a tier of {num_places} chunks holds nothing: give it at least 1")
+        self.num_places = num_places
+        self.num_used = self.num_evictable = self.num_storing = 0
+        self._chains = Chains(chunk_blocks)
+        self._order: EvictionOrder = LruOrder() if eviction_policy == "lru" else ArcOrder(num_places, self._chains.keys)
         self._threshold = store_threshold
         self._counts = OfferCounts(max_tracker_size) if store_threshold >= 2 else None
-        self._loads: dict[int, int] = {}  # of each chunk there is: by how many it is being loaded, or STORING
         self._accesses: dict[Hashable, Access] = {}
 
-    @property
-    def num_used(self) -> int:
-        """Chunks taken in, ready or not."""
-        return len(self._loads)
+    def knows(self, request: Hashable) -> bool:
+        """Whether `request` has begun and not ended."""
+        return request in self._accesses
 
-    def has(self, key: int) -> bool:
-        """Whether the chunk of `key` is there, ready or not."""
-        return key in self._loads
+    def begin(self, request: Hashable, keys: BlockKeys) -> None:
+        """`request`, whose blocks have `keys`, is about to ask for chunks or to offer them."""
+        self._accesses[request] = Access(self._chains.path(keys))
 
-    def is_ready(self, key: int) -> bool:
-        """Whether the chunk of `key` is there and stored."""
-        return self._loads.get(key, STORING) != STORING
+    def find(self, request: Hashable, first: int, stop: int) -> Found:
+        """What is there of the chunks `first` to `stop` - 1 of `request`, up to the first one that is not."""
+        is_storing = is_loading = False
+        at = first
+        for chain, low, high in self._accesses[request].path.between(first, stop):
+            if low > at:
+                break
+            for run in chain.overlapping(low, high):
+                if run.start > at:
+                    break
+                is_storing = is_storing or run.loads == STORING
+                is_loading = is_loading or run.loads > 0
+                at = min(run.stop, high)
+        return Found(at, is_storing, is_loading)
 
-    def is_being_loaded(self, key: int) -> bool:
-        """Whether any request loads the chunk of `key`."""
-        return self._loads.get(key, 0) > 0
-
-    def offer(self, request: Hashable, keys: list[int], first: int) -> Taken | None:
-        """Offers the chunks `keys` of `request`, which are its chunks from number `first` on.
+    def offer(self, request: Hashable, first: int, stop: int) -> Taken | None:
+        """Offers the chunks `first` to `stop` - 1 of `request`.
 
         The ones that are not there and have been offered often enough are taken in, all or none; None: there is no
         room.
         """
-        if self._counts is not None:
-            self._counts.count(keys)
-        loads, counts = self._loads, self._counts
-        ready = [key for key in keys if self.is_ready(key)]
-        new = [key for key in keys if key not in loads and (counts is None or counts.of(key) >= self._threshold)]
-        access = self._access(request)
-        missed = [key for key in new if key not in access.missed]
-        if missed:
-            self._order.missed(missed)
-            access.missed.update(missed)
-        self._note(access, {*ready, *new}, keys, first)
-        access.reused.update(key for key in ready if key not in access.inserted)
+        access, order = self._accesses[request], self._order
+        parts = access.path.between(first, stop)
+        ready, new = self._sorted_out(parts)
+        order.missed(access, new)
+        fresh, others = _fresh(access, ready), _fresh(access, new)
+        if fresh or others:
+            order.seen(access, fresh)
+        order.found(access, ready)
         if not new:
             return Taken([], [])
-        evicted: list[int] = []
-        lacking = len(new) - (self.num_chunks - self.num_used)
+        evicted: list[Part] = []
+        count = num_chunks(new)
+        lacking = count - (self.num_places - self.num_used)
         if lacking > 0:
-            kept = set(keys)
-            is_short = lacking > self.num_evictable
-            chosen = None if is_short else self._order.evict(lacking, lambda key: not loads[key] and key not in kept)
+            chosen = order.evict(lacking, parts) if lacking <= self.num_evictable else None
             if chosen is None:
                 return None
             evicted = chosen
-            for key in evicted:
-                del loads[key]
-            self.num_evictable -= lacking
-        self._order.insert(access, new)
-        loads.update(dict.fromkeys(new, STORING))
-        access.inserted.update(new)
-        self.num_storing += len(new)
+            for part in evicted:
+                self._drop(part)
+        for chain, low, high in new:
+            order.insert(access, chain.add(low, high, STORING))
+        self.num_used += count
+        self.num_storing += count
         return Taken(new, evicted)
 
-    def stored(self, keys: list[int]) -> None:
-        """The chunks `keys`, which were taken in together, are ready."""
-        for key in keys:
-            self._loads[key] = 0
-        self.num_storing -= len(keys)
-        self.num_evictable += len(keys)
+    def stored(self, parts: list[Part]) -> None:
+        """The chunks of `parts`, which were taken in together, are ready."""
+        for chain, low, high in parts:
+            for run in chain.within(low, high):
+                run.loads = 0
+        count = num_chunks(parts)
+        self.num_storing -= count
+        self.num_evictable += count
 
-    def load(self, request: Hashable, keys: list[int], first: int) -> None:
-        """Pins the chunks `keys`, all ready, which `request` loads: its chunks from number `first` on."""
-        loads = self._loads
-        for key in keys:
-            self.num_evictable -= not loads[key]
-            loads[key] += 1
-        access = self._access(request)
-        self._note(access, set(keys), keys, first)
-        access.reused.update(key for key in keys if key not in access.inserted)
+    def load(self, request: Hashable, first: int, stop: int) -> list[Part]:
+        """Pins the chunks `first` to `stop` - 1 of `request`, all ready, which it loads; returns them for `loaded`."""
+        access = self._accesses[request]
+        parts = access.path.between(first, stop)
+        for chain, low, high in parts:
+            for run in chain.within(low, high):
+                if not run.loads:
+                    self.num_evictable -= run.stop - run.start
+                run.loads += 1
+        if fresh := _fresh(access, parts):
+            self._order.seen(access, fresh)
+        self._order.found(access, parts)
+        return parts
 
-    def loaded(self, keys: list[int]) -> None:
+    def loaded(self, parts: list[Part]) -> None:
         """Ends what `load` began."""
-        for key in keys:
-            self._loads[key] -= 1
-            self.num_evictable += not self._loads[key]
+        for chain, low, high in parts:
+            for run in chain.within(low, high):
+                run.loads -= 1
+                if not run.loads:
+                    self.num_evictable += run.stop - run.start
 
     def end(self, request: Hashable) -> None:
         """`request` has ended and was offered for the last time."""
         access = self._accesses.pop(request, None)
-        if access is not None:
-            self._order.ended(access)
-
-    def _access(self, request: Hashable) -> Access:
-        access = self._accesses.get(request)
         if access is None:
-            access = self._accesses[request] = Access()
-        return access
+            return
+        runs: list[ChunkRun] = []
+        for first, stop in access.seen.rows:
+            for chain, low, high in access.path.between(first, stop):
+                for run in chain.within(low, high):
+                    last = runs[-1] if runs else run
+                    if last.chain is chain and last.stop == run.start and last.loads == run.loads:
+                        self._order.drop(run)
+                        chain.runs.remove(run)
+                        last.stop = run.stop
+                    else:
+                        runs.append(run)
+        self._order.ended(access, runs)
+        self._chains.leave(access.path)
 
-    def _note(self, access: Access, seen: set[int], keys: list[int], first: int) -> None:
-        """Notes an access to those of `keys` that are `seen` and were not before with the same request."""
-        numbers = access.numbers
-        fresh = {key: number for number, key in enumerate(keys, first) if key in seen and key not in numbers}
-        if fresh:
-            numbers.update(fresh)
-            self._order.seen(access, fresh)
+    def _sorted_out(self, parts: list[Part]) -> tuple[list[Part], list[Part]]:
+        """Of the chunks offered: those that are ready, and those that are not there and were offered often enough."""
+        ready, new = list[Part](), list[Part]()
+        for chain, low, high in parts:
+            at = low
+            for run in chain.overlapping(low, high):
+                if run.start > at:
+                    new.append((chain, at, run.start))
+                at = min(run.stop, high)
+                if run.loads != STORING:
+                    ready.append((chain, max(run.start, low), at))
+            if at < high:
+                new.append((chain, at, high))
+        if (counts := self._counts) is not None:
+            counts.count([key for part in parts for key in self._chains.keys(part)])
+            often = [
+                (part[0], number, number + 1)
+                for part in new
+                for number, key in enumerate(self._chains.keys(part), part[1])
+                if counts.of(key) >= self._threshold
+            ]
+            new = often
+        return ready, new
+
+    def _drop(self, part: Part) -> None:
+        chain, low, high = part
+        for run in chain.within(low, high):
+            self._order.drop(run)
+            chain.runs.remove(run)
+        self.num_used -= high - low
+        self.num_evictable -= high - low
+        self._chains.forget_if_unused(chain)
 
     def check(self) -> None:
-        """AssertionError unless the counts agree with the chunks. O(chunks)."""
-        loads = list(self._loads.values())
-        assert len(loads) <= self.num_chunks, "more chunks than places"
-        assert loads.count(STORING) == self.num_storing, "wrong count of chunks being stored"
-        assert loads.count(0) == self.num_evictable, "wrong count of evictable chunks"
+        """AssertionError unless the counts agree with the chunks, and every row of keys has one chain. O(runs)."""
+        runs = self._chains.runs()
+        used = sum([run.stop - run.start for run in runs])
+        assert used == self.num_used <= self.num_places, "more chunks than places, or lost ones"
+        storing = sum([run.stop - run.start for run in runs if run.loads == STORING])
+        assert storing == self.num_storing, "wrong count of chunks being stored"
+        evictable = sum([run.stop - run.start for run in runs if not run.loads])
+        assert evictable == self.num_evictable, "wrong count of evictable chunks"
+
+
+def _fresh(access: Access, parts: list[Part]) -> list[Part]:
+    """Notes `parts`; returns what of them was not seen before with the same request."""
+    return [(chain, *row) for chain, low, high in parts for row in access.seen.add(low, high)]

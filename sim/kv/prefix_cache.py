@@ -78,6 +78,13 @@ class BlockHashKV(Pins):
     def held(self, seq: Sequence) -> int:
         return seq.num_blocks if seq.group is None else seq.group.blocks_held(seq)
 
+    def keys(self, seq: Sequence) -> BlockKeys:
+        """The keys of all blocks of `seq`, which are under way already where it was looked up last or holds blocks."""
+        search, holding = self._pool.search, self._held.get(seq)
+        if search is not None and search.seq is seq:
+            return search.keys
+        return BlockKeys(seq.request, self.block_size, self.lookahead) if holding is None else self._keys(holding, seq)
+
     # ---- admission
 
     def lookup(self, seq: Sequence) -> int:
@@ -196,6 +203,10 @@ class BlockHashKV(Pins):
             if holding.sharing and self._keys(holding, seq).key(full - 1) == search.missing:
                 return True
         return False
+
+    def growth_spares_hits(self, group: DecodeGroup) -> bool:
+        """Whether the next growth of `group` takes no block that the last lookup found."""
+        return self._pool.spares_hits(group.blocks_due())
 
     # ---- publishing
 

@@ -73,6 +73,10 @@ class Search:
             self._num_unused_of = have
         return self._num_unused
 
+    def has_hit(self, run: Run) -> bool:
+        """Whether blocks of `run` were hit."""
+        return run in self._hits
+
     # ---- what changes
 
     def published(self, key: int, count: int) -> None:

@@ -92,4 +92,5 @@ def _of_replica(inputs: PointInputs, replica: int) -> PointInputs:
         step_watts=None if inputs.step_watts is None else inputs.step_watts[steps],
         fleet=replace(fleet, spans=tuple(span for span in fleet.spans if span.replica == replica)),
         num_offered=None,
+        turn=None if inputs.turn is None else inputs.turn[requests],
     )

@@ -19,6 +19,8 @@ from batchsim.scenario.rank_forms import take_ranks
 if TYPE_CHECKING:
     from batchsim.deployment.log_lines import Logged
 
+_TIERS = ("kv", "tiers")
+"""The list that --set may begin: its first tier is stated by the key of one size."""
 _DEPLOYMENT = "{engine: vllm, gpu: h100_sxm, tp: 4}"  # as an example
 
 
@@ -41,6 +43,8 @@ def override(document: Document, text: str) -> None:
     for i, key in enumerate(path[:-1]):
         at = _below(at, key)
         place = path[i + 1]
+        if path[: i + 1] == _TIERS and at in ({}, []):
+            at = document.value["kv"]["tiers"] = [{}] if place == "0" else []
         if isinstance(at, list) and not (place.isdecimal() and int(place) < len(at)):
             of = f"{'.'.join(path[: i + 1])} is a list of {len(at)}, and {place} is none of 0 to {len(at) - 1}"
             of = of if at else f"{'.'.join(path[: i + 1])} is empty"

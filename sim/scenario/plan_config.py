@@ -7,7 +7,17 @@ from math import prod
 from typing import Annotated, Any
 
 from batchsim.base.ranges import MAX_CHOICES, Config, PositiveInt, Range, check_ranges
-from batchsim.base.units import NS_PER_S, YEAR_NS, Duration, PricePerHour, PricePerKwh, Rate, Share, time_text
+from batchsim.base.units import (
+    NS_PER_S,
+    YEAR_NS,
+    Duration,
+    PricePerGbMonth,
+    PricePerHour,
+    PricePerKwh,
+    Rate,
+    Share,
+    time_text,
+)
 from batchsim.drive.fleet.routing import RouterConfig
 from batchsim.drive.fleet.scaling.autoscaler import Replicas
 from batchsim.scenario.scenario_cost import ScenarioCost
@@ -118,11 +128,14 @@ class PlanConfig(Config):
     """The length of the busiest stretch of the traffic, which all replicas are simulated on together."""
     energy_price: PricePerKwh | None = None
     """Price of electricity, on top of the prices of GPUs, where these do not hold the energy; null: no such column."""
+    host_memory_price: PricePerGbMonth | None = None
+    """Price of the memory of hosts that `kv.tiers` take, on top of the prices of GPUs; null: these hold it."""
     growth: Growth = field(default_factory=lambda: Growth(0.0, 0))
     """Growth of the traffic until the plan's end."""
     free: dict[str, list[Any]] | None = None
     """The values that a search may choose from, by name: `gpu`, `policy`, `router`, keys of the GPUs' deployments such
-    as `tp`, and knobs of the policies; null: every GPU and policy as written, no search."""
+    as `tp`, keys of `kv.tiers` such as `kv.tiers.0.size`, and knobs of the policies; null: every GPU and policy as
+    written, no search."""
 
     def __post_init__(self) -> None:
         check_ranges(self)

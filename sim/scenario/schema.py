@@ -20,6 +20,7 @@ from batchsim.base.units import (
     Bandwidth,
     Duration,
     Flops,
+    PricePerGbMonth,
     PricePerHour,
     PricePerKwh,
     Quantity,
@@ -242,7 +243,7 @@ def _as_written(schema: Node, node: Node, value: Any) -> Any:
 def _quantities() -> dict[str, Callable[[float], str]]:
     """How each quantity is written, by the example that its type has."""
     writers: dict[str, Callable[[float], str]] = {}
-    for kind in (Duration, Rate, Size, Watts, Bandwidth, Flops, PricePerHour, PricePerKwh, Share):
+    for kind in (Duration, Rate, Size, Watts, Bandwidth, Flops, PricePerHour, PricePerKwh, PricePerGbMonth, Share):
         quantity = next(each for each in get_args(kind) if isinstance(each, Quantity))
         writers[quantity.example] = _short_number(quantity)
     return writers

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
@@ -93,6 +94,13 @@ def said_by_energy(results: Results) -> dict[str, str]:
 def said_by_adapters(results: Results) -> dict[str, str]:
     """Which policy has most requests overtaken for their adapters, and which fewest."""
     return {"adapters": adapters_text(results)}
+
+
+def said_by_reuse(found: dict[str, Any]) -> dict[str, str]:
+    """What caches find of a trace, by what `trace reuse --json` says."""
+    parts = [f"{name} {100 * cache['hit_rate']:.1f} %" for name, cache in found["caches"].items()]
+    most = f"{100 * found['hit_rate_without_limit']:.1f} % at most"
+    return {"reuse": f"What a cache of each size finds of Mooncake's conversations: {', '.join(parts)}, {most}"}
 
 
 def said_by_training(runs: Sequence[Run]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -24,19 +25,30 @@ from tests.docs.page_pictures import (
     said_by_drafting,
     said_by_energy,
     said_by_plan,
+    said_by_reuse,
     said_by_training,
     said_by_view,
 )
 from tests.support.tiny_scenario import batchsim
 
-PAGES = ("index.md", "view.md", "shapes.md", "energy.md", "adapters.md", "multimodal.md", "training.md", "rollouts.md")
+PAGES = (
+    "index.md",
+    "view.md",
+    "shapes.md",
+    "energy.md",
+    "adapters.md",
+    "multimodal.md",
+    "training.md",
+    "rollouts.md",
+    "tiers.md",
+)
 REFERENCE = FOLDER.parents[1] / "results/reference/bursty"
 ALT = {page: alt_texts(page) for page in PAGES}
 
 
 def test_each_picture_is_shown_and_small() -> None:
-    """By the first page or those of `view`, shapes, energy, adapters, images, training and rollouts; none is left
-    over."""
+    """By the first page or those of `view`, shapes, energy, adapters, images, training, rollouts and tiers; none is
+    left over."""
     shown = {name for texts in ALT.values() for name in texts}
     assert {path.stem for path in FOLDER.iterdir()} == shown and len(ALT["index.md"]) == 3
     assert [path.name for path in FOLDER.iterdir() if path.stat().st_size >= MOST_BYTES] == []
@@ -103,3 +115,19 @@ def test_the_words_beside_the_picture_of_energy_are_those_of_the_run(tmp_path: P
 def test_the_words_beside_the_picture_of_packers_are_its_title() -> None:
     """Which packer of `packing` as it is shipped trains most tokens."""
     assert said_by_training(run_training(load_training("packing"))) == ALT["training.md"]
+
+
+@pytest.mark.slow
+def test_the_words_beside_the_picture_of_a_trace_are_what_it_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What caches of three sizes find of the conversations that the page's command reads."""
+    if "BATCHSIM_TRACES" not in os.environ:
+        pytest.skip("BATCHSIM_TRACES names no folder of traces")
+    page = (FOLDER.parent / "tiers.md").read_text(encoding="utf-8")
+    command = page[page.index("$ batchsim trace reuse") :].partition("\n")[0].split()[2:]
+    monkeypatch.chdir(tmp_path)
+    Path(command[2]).symlink_to(Path(os.environ["BATCHSIM_TRACES"]) / "mooncake" / command[2])
+    done = batchsim(*command, "--json")
+    assert done.exit_code == 0, done.stderr
+    assert said_by_reuse(json.loads(done.stdout)) == ALT["tiers.md"]

@@ -13,6 +13,7 @@ from batchsim.base.units import (
     parse_bytes,
     parse_duration_ns,
     parse_flops,
+    parse_price_per_gb_month,
     parse_price_per_h,
     parse_price_per_kwh,
     parse_rate_rps,
@@ -35,6 +36,7 @@ READ = {
     "power": parse_watts,
     "price": parse_price_per_h,
     "price of energy": parse_price_per_kwh,
+    "price of memory": parse_price_per_gb_month,
 }
 
 

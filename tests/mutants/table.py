@@ -45,6 +45,7 @@ TESTS = {
         f"{ENGINE} {AHEAD} test_leaps test_sleeping_engines test_draft_leaps conformance/test_shapes"
     ),
     "sim/kernel/leaps_ahead.py": f"{ENGINE} {AHEAD} test_sleeping_engines test_window_leaps",
+    "sim/kernel/queue_leaps.py": "metrics/test_tiers test_vllm_offload",
     "sim/kernel/pipeline_leaps.py": "test_pipeline_leaps test_vllm_pipelines",
     "sim/kernel/lane_rows.py": f"{ENGINE} {AHEAD} test_record test_sleeping_engines",
     "sim/kernel/packed_rows.py": "test_record test_keep",
@@ -70,7 +71,7 @@ TESTS = {
     "sim/kv/grouped*.py": GROUPS,
     "sim/kv/hicache.py": f"test_hicache {HICACHE}",
     "sim/kv/host_tree.py": f"test_hicache {HICACHE}",
-    "sim/kv/offload_*.py": "test_offload_tier test_vllm_offload",
+    "sim/kv/offload_*.py": "test_offload_tier test_offload_lives test_vllm_offload",
     "sim/kv/prefix_cache.py": CACHE,
     "sim/kv/radix_*.py": RADIX,
     "sim/kv/pooled_radix.py": POOLS,

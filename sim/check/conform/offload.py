@@ -132,18 +132,18 @@ class ObservedOffload:
         """Facts of the scheduler's latest call."""
         scheduler, connector, totals = self._scheduler, self.connector, self.totals
         flushed = [job.number for job in connector.flushed]
-        totals["chunks_loaded"] += sum(len(job.keys) for job in connector.loads)
-        totals["chunks_stored"] += sum(len(job.keys) for job in connector.stores)
+        totals["chunks_loaded"] += sum(job.num_chunks for job in connector.loads)
+        totals["chunks_stored"] += sum(job.num_chunks for job in connector.stores)
         totals["stores_refused"] += sum(stored is None for _, _, stored, _ in scheduler.offers)
         totals["evicted"] += sum(evicted for _, _, _, evicted in scheduler.offers)
         totals["deferred_lookups"] += sum(beyond is None for _, _, beyond in scheduler.matched)
         totals["flushed_jobs"] += len(flushed)
         return {
             "matched": [[seq.request.id, hit, beyond] for seq, hit, beyond in scheduler.matched],
-            "chunks_loading": [[job.seq.request.id, len(job.keys), job.number] for job in connector.loads],
+            "chunks_loading": [[job.seq.request.id, job.num_chunks, job.number] for job in connector.loads],
             "offers": [[seq.request.id, *numbers] for seq, *numbers in scheduler.offers],
             "stores_queued": [
-                [job.seq.request.id, len(job.keys), job.number]
+                [job.seq.request.id, job.num_chunks, job.number]
                 for job in connector.stores
                 if job not in connector.flushed
             ],
@@ -162,7 +162,7 @@ class ObservedOffload:
         for job in noticed.submitted:
             assert job.start_ns is not None and job.end_ns is not None
             way, times = "l" if job.is_load else "s", (job.start_ns / NS_PER_S, job.end_ns / NS_PER_S)
-            transfers.append([job.number, way, job.seq.request.id, len(job.keys), *times])
+            transfers.append([job.number, way, job.seq.request.id, job.num_chunks, *times])
         return {
             "xfers": transfers,
             "jobs_done": [job.number for job in noticed.jobs],

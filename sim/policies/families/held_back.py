@@ -17,6 +17,8 @@ class HeldBack:
         """The events of a pass over the queue that has passed over some, each for its reason, and has stopped at
         another one for no reason of its own, if at any."""
         events: list[Event] = []
+        if not (passed_over or self._reasons):
+            return events
         for seq, reason in passed_over.items():
             if self._reasons.get(seq) != reason:
                 self._reasons[seq] = reason

@@ -38,17 +38,18 @@ def reuse_picture(
             rate = curve.hit_rate(tokens)
             ax.axvline(tokens * scale, color=GREY, linewidth=1)
             ax.plot([tokens * scale], [rate], "o", color=_CURVE, markersize=5)
-            above = rate < 0.85 * curve.most  # else the label would lie on the dashed line
+            # The curve rises: above it and to the left there is room, but for the dashed line.
+            height = rate if rate < 0.85 * curve.most else curve.most
             ax.annotate(
                 f"{name}: {percent_text(rate)}",
-                (tokens * scale, rate),
-                xytext=(-5, (6 if above else -16) + (11 if above else -11) * (i % 2)),
+                (tokens * scale, height),
+                xytext=(-5, 5 + 12 * (i % 2)),
                 textcoords="offset points",
                 ha="right",
             )
         ax.set_xscale("log")
         ax.set_xlim(least * scale, largest * scale)
-        ax.set_ylim(0, max(1.12 * curve.most, 0.01))
+        ax.set_ylim(0, max(1.15 * curve.most, 0.01))
         ax.yaxis.set_major_formatter(lambda y, _: f"{100 * y:.3g} %")
         if token_bytes is not None:
             ax.xaxis.set_major_formatter(lambda x, _: bytes_text(x))

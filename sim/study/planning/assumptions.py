@@ -71,6 +71,11 @@ def assumptions(planned: Planned) -> list[dict[str, Any]]:
         setup, offer = planned.book.setup(Ask(group)), planned.book.offer(group)
         gpus = f" a GPU, {offer.gpus} in a replica" if offer.gpus > 1 else ""
         rows.append((f"price of {name}", f"{plan.currency} {offer.price:g} an hour{gpus}: the scenario's number"))
+        if plan.host_memory_price is not None:
+            gb, price = planned.book.host_bytes(group) / 1e9, f"{plan.currency} {plan.host_memory_price:g} a GB a month"
+            rows.append((f"memory of hosts for KV on {name}", f"{gb:g} GB a replica at {price}: the scenario's number"))
+        elif setup.tier is not None:
+            rows.append((f"memory of hosts for KV on {name}", f"{setup.tier}; its price is held by that of the GPU"))
         if setup.deployment_text:
             rows.append((f"deployment on {name}", setup.deployment_text))
         if isinstance(setup.scenario.cost, DeploymentConfig):

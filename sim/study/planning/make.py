@@ -19,7 +19,7 @@ from batchsim.study.planning.demand import Demand, Variation, can_disperse, dema
 from batchsim.study.planning.fleet_search import SmallestGroup, first_guess, headroom, judge, smallest, whole
 from batchsim.study.planning.halving import SAME
 from batchsim.study.planning.money import cost_per_hour, cost_per_month
-from batchsim.study.planning.probe import PLANNED, Ask, Book, GpuGroup, GroupProbe, Search, drive, spec_of
+from batchsim.study.planning.probe import PLANNED, Ask, Book, GpuGroup, GroupProbe, Search, drive, is_of_tiers, spec_of
 from batchsim.study.planning.searched import Searched, search
 from batchsim.study.planning.space import space_of
 from batchsim.study.sweep import overload
@@ -189,6 +189,12 @@ def _check(demand: Demand) -> None:
     if scenario.file.replicas is not None:
         raise ScenarioError(
             f"{scenario.source}: replicas and plan are given, and plan chooses replicas. Drop replicas."
+        )
+    plan, free = demand.plan, demand.plan.free or {}
+    if plan.host_memory_price is not None and not (scenario.file.kv.tiers or any(map(is_of_tiers, free))):
+        raise ScenarioError(
+            f"{scenario.places.get('plan', scenario.source)}: plan.host_memory_price is the price of kv.tiers, and the"
+            " scenario has none. Write them, or leave it out."
         )
     own = {f"classes.{name}": each.slo for name, each in scenario.file.workload.classes.items() if each.slo is not None}
     for name, text in {"slo": scenario.file.slo, **own}.items():

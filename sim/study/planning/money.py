@@ -3,25 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from batchsim.results.point_files import read_table
-from batchsim.scenario.plan_config import GpuOffer
 
 HOURS_A_MONTH = 730.0  # 365 days / 12
 J_PER_KWH = 3.6e6
 MILLION = 1e6
 
 
-def cost_per_hour(offer: GpuOffer, replicas: int) -> float:
-    """The price of all GPUs of a group for an hour, used or not, in the plan's currency."""
-    return offer.price * offer.gpus * replicas
+@dataclass(frozen=True)
+class Bought:
+    """What a replica is made of: `gpus` of a `price` an hour each, and `memory` of its host, whose price an hour is of
+    all of it."""
+
+    price: float
+    gpus: int
+    memory: float = 0.0
 
 
-def cost_per_month(offer: GpuOffer, replicas: int) -> float:
-    return cost_per_hour(offer, replicas) * HOURS_A_MONTH
+def cost_per_hour(bought: Bought, replicas: int) -> float:
+    """The price of all GPUs of a group, and of its hosts' memory where that has one, for an hour, used or not, in the
+    plan's currency."""
+    return (bought.price * bought.gpus + bought.memory) * replicas
+
+
+def cost_per_month(bought: Bought, replicas: int) -> float:
+    """The price of a group for a month."""
+    return cost_per_hour(bought, replicas) * HOURS_A_MONTH
+
+
+def memory_per_hour(num_bytes: int, gb_month: float) -> float:
+    """The price an hour of memory that costs `gb_month` a GB a month."""
+    return num_bytes / 1e9 * gb_month / HOURS_A_MONTH
+
+
+def gpu_price_at(bought: Bought, replicas: int, cost: float) -> float | None:
+    """The price an hour of a GPU at which the group costs `cost` an hour; None if its memory alone costs more."""
+    price = (cost / replicas - bought.memory) / bought.gpus
+    return price if price >= 0 else None
 
 
 def tokens_per_month(peak_rps: float, mean_share: float, output_tokens: float) -> float:

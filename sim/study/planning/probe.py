@@ -15,10 +15,10 @@ from batchsim.metrics.intervals import Interval
 from batchsim.metrics.slo import parse_slo
 from batchsim.results.failed import Failed
 from batchsim.scenario import Point, PolicySpec, Scenario, changed
-from batchsim.scenario.plan_config import GpuOffer
 from batchsim.scenario.setup import Setup
 from batchsim.study.planning.batches import BATCHES, batch_attainments
 from batchsim.study.planning.demand import ONE_COPY, Demand, Variation
+from batchsim.study.planning.money import Bought, memory_per_hour
 from batchsim.study.sweep.points import Sweep
 from batchsim.study.sweep.search import side_by_side
 
@@ -27,6 +27,8 @@ OVERLOADED = "overloaded"
 PLANNED = Variation()
 DEPLOYED = ("tp", "pp", "ep", "dp_attention", "weights", "moe", "kv")
 """Of a plan's `free`, the keys of the GPUs' deployments."""
+TIERS = "kv.tiers"
+"""Of a plan's `free`, all tiers, and the key of which their own are parts: `kv.tiers.0.size`."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,7 @@ class Book:
     first_seed: int = 0
     _setups: dict[tuple[str, ...], Setup] = field(default_factory=dict)
     _observed: dict[tuple[Ask, int], list[Observed]] = field(default_factory=dict)
+    _host_bytes: dict[tuple[str, ...], int] = field(default_factory=dict)
 
     def setup(self, ask: Ask) -> Setup:
         """The setup that simulates an Ask. ScenarioError where its GPU, policy and memory do not go together."""
@@ -188,8 +191,10 @@ class Book:
         offer = self.demand.plan.gpus[group.gpu]
         chosen = {name: json.loads(text) for name, text in group.knobs}
         stated = {name: chosen.pop(name) for name in DEPLOYED if name in chosen}
+        tiers = {name: chosen.pop(name) for name in [*chosen] if is_of_tiers(name)}
         router = chosen.pop("router", written["router"])
         texts = [f"cost={_flow(written['gpus'][group.gpu]['cost'] | stated)}", *self.demand.overrides(ask.change)]
+        texts += [f"{name}={_flow(value)}" for name, value in tiers.items()]
         if group.replicas > 1:
             texts.append(f"replicas={{count: {group.replicas}, router: {_flow(router)}}}")
         if self.demand.plan.free is not None:  # alone: KV memory is left beside the largest step of its own policy
@@ -213,11 +218,23 @@ class Book:
             where = scenario.places.get("plan", scenario.source)
             raise type(error)(f"{where}: plan.gpus.{gpu}: {message}{hint}") from None
 
-    def offer(self, group: GpuGroup) -> GpuOffer:
-        """What a group's replicas are bought as: the plan's offer with the cost that the group's knobs make of it."""
-        offer = self.demand.plan.gpus[group.gpu]
+    def offer(self, group: GpuGroup) -> Bought:
+        """What a replica of a group is bought as: the plan's offer with the knobs of the group."""
+        plan = self.demand.plan
+        offer = plan.gpus[group.gpu]
         stated = {name: json.loads(text) for name, text in group.knobs if name in DEPLOYED}
-        return replace(offer, cost=replace(offer.cost, **stated)) if stated else offer
+        cost = replace(offer.cost, **stated) if stated else offer.cost
+        price = plan.host_memory_price
+        memory = 0.0 if price is None else memory_per_hour(self.host_bytes(group), price)
+        return Bought(offer.price, cost.num_gpus, memory)
+
+    def host_bytes(self, group: GpuGroup) -> int:
+        """Bytes of its host's memory that a replica of a group takes for KV."""
+        texts = tuple(f"{name}={text}" for name, text in group.knobs if is_of_tiers(name))
+        if texts not in self._host_bytes:
+            kv = changed(self.demand.scenario, texts).file.kv if texts else self.demand.scenario.file.kv
+            self._host_bytes[texts] = sum(tier.size for tier in kv.tiers or ())
+        return self._host_bytes[texts]
 
     def seeds(self, change: Variation) -> tuple[int, ...]:
         """The seeds that decide: all of the scenario, or one where copies of a trace are too few to differ by seed."""
@@ -295,6 +312,11 @@ def policy_alone(scenario: Scenario, policy: str, knobs: Mapping[str, Any]) -> d
     """The `policies` of a scenario with the one of that name alone, with some knobs changed."""
     spec = next(spec for spec in scenario.specs if spec.name == policy)
     return {spec.label: {**(scenario.plain["policies"][spec.label] or {}), **spec.knobs, **knobs}}
+
+
+def is_of_tiers(name: str) -> bool:
+    """Whether `name`, of a plan's `free`, is `kv.tiers` or a key of them."""
+    return name == TIERS or name.startswith(f"{TIERS}.")
 
 
 def with_replicas(group: GpuGroup, replicas: int) -> GpuGroup:

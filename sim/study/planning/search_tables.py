@@ -10,7 +10,7 @@ from batchsim.base.units import NS_PER_S
 from batchsim.study.planning.configurations import goodput_rps
 from batchsim.study.planning.halving import FEWEST, KEPT, SAME, State
 from batchsim.study.planning.make import TURNED, Planned
-from batchsim.study.planning.money import HOURS_A_MONTH, cost_per_month
+from batchsim.study.planning.money import HOURS_A_MONTH, cost_per_month, gpu_price_at
 from batchsim.study.planning.probe import PLANNED, Ask, GpuGroup
 from batchsim.study.planning.searched import STRESS, Searched
 
@@ -169,21 +169,25 @@ def _prices(planned: Planned, searched: Searched) -> list[Row]:
     held = planned.held(planned.best)
     assert held is not None, "the best holds"
     chosen_gpu, cost = held.ask.group.gpu, planned.month(planned.best)
-    cheapest: dict[str, State] = {}
+    cheapest: dict[str, int] = {}
     for i in _order(searched):
         state = searched.halving.states[i]
         if not state.failed and state.out != "limit":
-            cheapest.setdefault(searched.space.groups[i].gpu, state)
+            cheapest.setdefault(searched.space.groups[i].gpu, i)
     rows = []
-    for gpu, state in cheapest.items():
-        price = planned.demand.plan.gpus[gpu].price
+    for gpu, i in cheapest.items():
+        state, bought = searched.halving.states[i], planned.book.offer(searched.space.groups[i])
+        price = bought.price
         if gpu == chosen_gpu:
-            rest = [other.cost for name, other in cheapest.items() if name != chosen_gpu]
-            at = price * min(rest) * HOURS_A_MONTH / cost if rest else None
+            rest = [searched.halving.states[other].cost for name, other in cheapest.items() if name != chosen_gpu]
+            bought = planned.book.offer(held.ask.group)
+            at = gpu_price_at(bought, held.ask.group.replicas, min(rest)) if rest else None
             said = "another kind of GPU may be cheaper above this price" if rest else "no other kind of GPU may hold"
         else:
-            at = price * cost / (state.cost * HOURS_A_MONTH)
+            at = gpu_price_at(bought, state.held or state.replicas, cost / HOURS_A_MONTH)
             said = "it may be chosen below this price, and not above"
+            if at is None:
+                said = "not chosen at any price: the memory of its hosts costs more alone"
         rows.append(
             {
                 "change": f"{PRICE} {gpu}",

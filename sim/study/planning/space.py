@@ -13,7 +13,7 @@ from batchsim.base.ranges import MAX_CHOICES
 from batchsim.drive.fleet.routing import ROUTERS
 from batchsim.scenario import Scenario, changed
 from batchsim.scenario.deployment_config import DeploymentConfig
-from batchsim.study.planning.probe import DEPLOYED, GpuGroup, policy_alone
+from batchsim.study.planning.probe import DEPLOYED, TIERS, GpuGroup, is_of_tiers, policy_alone
 
 GPU, POLICY, ROUTER = "gpu", "policy", "router"
 
@@ -81,11 +81,13 @@ def _checked(scenario: Scenario, name: str, values: list[Any], gpus: list[str], 
                     f" {plan.gpus[gpu].kv_tokens:,} for all. Drop kv_tokens: it is derived then.",
                 )
         return values
+    if is_of_tiers(name):
+        return _tiers(scenario, name, values, policies)
     for policy in policies:
         spec = next(spec for spec in scenario.specs if spec.name == policy)
         known = [each.name for each in fields(spec.config)]
         if name not in known:
-            others = [GPU, POLICY, ROUTER, *DEPLOYED]
+            others = [GPU, POLICY, ROUTER, *DEPLOYED, f"{TIERS}.0.size"]
             raise _error(scenario, f"{name}: {policy} has no such knob. {nearest(name, [*known, *others])}")
         for value in values:
             text = f"policies={_json(policy_alone(scenario, policy, {name: value}))}"
@@ -96,6 +98,37 @@ def _checked(scenario: Scenario, name: str, values: list[Any], gpus: list[str], 
                 raise _error(scenario, f"{name}, value {_json(value)}: {message}") from None
             if len(variant.specs) > 1:
                 raise _error(scenario, f"{name}, value {_json(value)} is a list of values. Put each in free.{name}.")
+    return values
+
+
+def _tiers(scenario: Scenario, name: str, values: list[Any], policies: list[str]) -> list[Any]:
+    """The values of `kv.tiers` or a key of them. ScenarioError where there are none, or a policy does not keep KV in
+    them."""
+    plan, tiers = scenario.file.plan, scenario.file.kv.tiers
+    if name != TIERS and not tiers:
+        raise _error(
+            scenario,
+            f"{name}: the scenario has no kv.tiers. Write kv: {{tiers: [{{kind: host, size: 256GB}}]}}, or list whole"
+            f" ones: {TIERS}: [[], [{{kind: host, size: 256GB}}]].",
+        )
+    for policy in policies:
+        spec = next(spec for spec in scenario.specs if spec.name == policy)
+        if spec.kind != "vllm":
+            raise _error(scenario, f"{name}: {policy} is of kind {spec.kind}, and only vllm keeps KV in tiers here.")
+    sizes = set[int]()
+    for value in values:
+        text = f"{name}={_json(value)}"
+        try:
+            sizes.add(sum(tier.size for tier in changed(scenario, [text]).file.kv.tiers or ()))
+        except ScenarioError as error:
+            message = str(error).removeprefix(f"--set {text}: ")
+            raise _error(scenario, f"{name}, value {_json(value)}: {message}") from None
+    if len(sizes) > 1 and plan is not None and plan.host_memory_price is None:
+        raise _error(
+            scenario,
+            f"{name}: its sizes have prices, and none is stated. Write plan.host_memory_price: 1.50/GB/month, or"
+            " 0/GB/month where the prices of the GPUs hold the memory.",
+        )
     return values
 
 

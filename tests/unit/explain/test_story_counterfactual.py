@@ -80,6 +80,24 @@ def test_it_equals_a_run_with_that_change(results, change, override):
     )
 
 
+@pytest.mark.parametrize("size", ["64GB", "2TB"])
+def test_a_tier_may_be_given_to_a_run_without_one(size: str, tmp_path: Path) -> None:
+    """By the key of its size, as a run of a scenario that states it whole: what KV in the host's memory would do."""
+    text = SCENARIO.replace("{kind: linear, base: 8ms, per_token: 80us}", "{kind: roofline, gpu: h100}")
+    policies = text[text.index("policies:") : text.index("load: {")]
+    text = text.replace(policies, "policies:\n  vllm: {}\n").replace("kv: {tokens: 1600}", "kv: {tokens: 4000}")
+    text = text.replace("workload:", "workload:\n  sessions: {turns: {kind: fixed, tokens: 4}, think_time: 1s}")
+    text = text.replace("requests: 40", "duration: 8s")
+    (tmp_path / "s.yaml").write_text(text)
+    results = run_scenario(load_scenario(str(tmp_path / "s.yaml")), out=tmp_path)
+    found = counterfactual(results, "vllm", 6.0, 0, [f"kv.tiers.0.size={size}"])
+    assert [(each.key, each.before, each.after) for each in found.changes] == [("kv.tiers.0.size", None, size)]
+    assert _same(found.changed.records, _direct(results, "vllm", 6.0, 0, f"kv.tiers=[{{kind: host, size: {size}}}]"))
+    assert not _same(found.changed.records, found.base.records)
+    with pytest.raises(ScenarioError, match=r"kv\.tiers\.0\.size is not stated, or no number, so \+20% is of nothing"):
+        counterfactual(results, "vllm", 6.0, 0, ["kv.tiers.0.size=+20%"])
+
+
 def test_several_changes_at_once(results):
     """All of them are in the changed run."""
     found = counterfactual(results, "preemptive", 9.0, 0, ["kv.tokens=+20%", "policies.preemptive.max_num_seqs=4"])

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.drive.simulate import simulate
+from batchsim.kernel.batch import Batch, Idle
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.host_link import OffloadLink
 from batchsim.kernel.offload import OffloadConnector
@@ -58,9 +59,12 @@ def _run(
     load_ns: int = 1000,
     stop_ns: int | None = None,
     leap: bool = True,
+    calls: list[int] | None = None,
+    cost: TokenCost | None = None,
     **knobs: Any,
 ) -> Records:
-    """An engine of `blocks` blocks of 16 tokens, with a tier of so many `chunks` of one block unless None."""
+    """An engine of `blocks` blocks of 16 tokens, with a tier of so many `chunks` of one block unless None. `calls` gets
+    the number of calls of its scheduler."""
     engine: dict[str, Any] = {"max_num_seqs": 64, "max_num_batched_tokens": 2048} | {
         name: knobs.pop(name) for name in list(knobs) if name in VllmConfig.__dataclass_fields__
     }
@@ -77,8 +81,22 @@ def _run(
     if connector is not None:
         connector.recorder = recorder
     core = EngineCore(
-        scheduler, SimExecutor(TokenCost(), MAX_LEN, loop), recorder, max_model_len=MAX_LEN, stop_ns=stop_ns, loop=loop
+        scheduler,
+        SimExecutor(cost or TokenCost(), MAX_LEN, loop),
+        recorder,
+        max_model_len=MAX_LEN,
+        stop_ns=stop_ns,
+        loop=loop,
     )
+    if calls is not None:
+        calls.append(0)
+        schedule = scheduler.schedule
+
+        def counted(now_ns: int, drain: bool) -> Batch | Idle:
+            calls[-1] += 1
+            return schedule(now_ns, drain)
+
+        scheduler.schedule = counted
     simulate(core, Listed(tuple(arrivals)), leap=leap)
     core.check_returned()
     if isinstance(scheduler, VllmOffload) and stop_ns is None:
@@ -115,29 +133,72 @@ def test_a_store_is_flushed_and_the_device_waits() -> None:
     check_lives(records)
 
 
-def test_a_tier_that_is_never_hit_changes_no_time_of_a_request() -> None:
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize(("chunks", "stored"), [(10_000, 40), (1, 0)])
+@pytest.mark.parametrize("policy", ["lru", "arc"])
+def test_a_tier_that_is_never_hit_changes_no_time_of_a_request(
+    ahead: bool, chunks: int, stored: int, policy: str
+) -> None:
     """Prompts that share nothing: tokens, times and steps are those of an engine without a tier, unless a launch waits
-    for stores, as none does here. Blocks are free a step later, as of any engine with a connector."""
+    for stores, as none does here. So they are with one chunk, as near as vLLM starts to none, for which every prompt is
+    too long. Blocks are free a step later, as of any engine with a connector that schedules ahead."""
     asked = [_asked(i, 7.3 * i, 40 + 17 * i % 200, 3 + i % 5, i) for i in range(40)]
-    plain, tiered = _run(asked, 400), _run(asked, 400, 10_000, store_ns=1)
+    plain = _run(asked, 400, cost=_NoHost(), async_scheduling=ahead)
+    knobs: dict[str, Any] = {"store_ns": 1, "eviction_policy": policy, "async_scheduling": ahead}
+    tiered = _run(asked, 400, chunks, cost=_NoHost(), **knobs)
     assert moved(tiered, TIER_LOAD) == {}
-    assert len(moved(tiered, TIER_STORE)) == 40
+    assert len(moved(tiered, TIER_STORE)) == stored
     names = [name for name in plain.requests.dtype.names or () if name not in ("request_class", "tenant", "reason")]
     assert plain.requests[names].tolist() == tiered.requests[names].tolist()
-    same = [name for name in plain.steps.dtype.names or () if name != "free_blocks"]
+    same = [name for name in plain.steps.dtype.names or () if name != "free_blocks" or not ahead]
     assert plain.steps[same].tolist() == tiered.steps[same].tolist()
 
 
 @pytest.mark.parametrize("ahead", [False, True])
+def test_stores_under_way_cost_an_idle_engine_its_sleep_alone(ahead: bool) -> None:
+    """Requests one by one, each sent while the stores of the one before go on, for which the engine stays awake between
+    sleeps of 1 ms: it begins up to one later than without a tier, and takes as long."""
+    asked = [_asked(i, 100.3 * i, 40 + 17 * i % 200, 3 + i % 5, i) for i in range(20)]
+    plain = _run(asked, 400, cost=_NoHost(), async_scheduling=ahead)
+    tiered = _run(asked, 400, 10_000, cost=_NoHost(), store_ns=40 * MS, async_scheduling=ahead)
+    late = tiered.requests["scheduled_ns"] - plain.requests["scheduled_ns"]
+    assert (late >= 0).all() and (late <= MS).all() and late.max() > 0
+    for name in ("first_token_ns", "last_token_ns"):
+        assert (tiered.requests[name] - plain.requests[name] == late).all()
+
+
+class _NoHost(TokenCost):
+    """Steps whose time is all the device's: synchronous engines and those ahead count the host's part differently."""
+
+    def host_ns(self, batch: Batch | None) -> tuple[int, int]:
+        return 0, 0
+
+
+@pytest.mark.parametrize("ahead", [False, True])
 def test_leaps_change_no_record(ahead: bool) -> None:
-    """An engine with a tier is stepped call by call: asking it to leap changes nothing."""
+    """An engine with a tier leaps over decodes while no copy begins or ends, with a request waiting or none,
+    and every row is that of stepping."""
     asked = [_asked(i, 40 * i, 100 + 7 * i, 60, i % 3) for i in range(12)]
-    both: list[Any] = []
-    for leap in (True, False):
-        records = _run(asked, 30, 200, leap=leap, async_scheduling=ahead)
-        rows = records.requests.tolist(), records.steps.tolist(), records.states.tolist()
-        both.append(rows)
-    assert both[0] == both[1]
+    for blocks, chunks, load_ns in ((30, 200, 1000), (60, 20, 9 * MS), (40, 7, MS)):
+        both: list[Any] = []
+        calls: list[int] = []
+        for leap in (True, False):
+            run = {"leap": leap, "calls": calls, "async_scheduling": ahead, "load_ns": load_ns, "store_ns": 4 * MS}
+            records = _run(asked, blocks, chunks, **run)
+            tables = records.requests, records.steps, records.states, records.lanes
+            both.append([table.tolist() for table in tables])
+        assert both[0] == both[1]
+        assert calls[0] < 0.9 * calls[1], (blocks, chunks)
+
+
+def test_a_stopped_engine_copies_nothing_twice() -> None:
+    """The run is stopped while a load and a store are under way and steps go on to be launched: each is made once."""
+    asked = [_asked(0, 0, 65, 1, 0), _asked(1, 100, 150, 40, 1), _asked(2, 200, 65, 30, 0), _asked(3, 200, 90, 30, 3)]
+    for stop_ms in range(200, 220):
+        records = _run(asked, 20, 100, load_ns=3 * MS, store_ns=3 * MS, stop_ns=stop_ms * MS)
+        for remark in (TIER_LOAD, TIER_STORE):
+            rows = records.states[records.states["state"] == remark]
+            assert len(set(rows["request_id"].tolist())) == len(rows)
 
 
 def test_round_r_of_equal_turns_hits_r_of_r_plus_one() -> None:
@@ -242,7 +303,7 @@ def _cases(draw: st.DrawFn) -> dict[str, Any]:
 
 def _is_conserved(case: dict[str, Any]) -> None:
     """Every request ends once, with all its tokens unless its client gave up or the run was cut; all blocks and chunks
-    come back, and all parts sum to the life."""
+    come back, all parts sum to the life, and steps that are leapt over leave the rows of stepping."""
     arrivals = case["arrivals"]
     records = _run(**case)
     requests = records.requests
@@ -256,6 +317,9 @@ def _is_conserved(case: dict[str, Any]) -> None:
         elif case["stop_ns"] is None:
             assert arrival.cancel_ns is not None
     check_lives(records)
+    stepped = _run(leap=False, **case)
+    for table, other in zip(*([each.requests, each.steps, each.states] for each in (records, stepped)), strict=True):
+        assert table.tolist() == other.tolist()
 
 
 @given(_cases())

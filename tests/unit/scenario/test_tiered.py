@@ -113,8 +113,22 @@ def test_a_tier_is_set_by_its_place() -> None:
     for wrong in ("kv.tiers.1.size=1GB", "kv.tiers.first.size=1GB"):
         with pytest.raises(ScenarioError, match=r"kv.tiers is a list of 1, and (1|first) is none of 0 to 0"):
             parse_scenario(TEXT, "mine.yaml", Path(), (wrong,))
-    with pytest.raises(ScenarioError, match=r"kv.tiers is empty. Set it as a whole."):
-        parse_scenario(TEXT, "mine.yaml", Path(), ("kv.tiers=[]", "kv.tiers.0.size=1GB"))
+
+
+@pytest.mark.parametrize("text", [("kv.tiers=[]",), ()])
+def test_a_first_tier_is_begun_by_its_size(text: tuple[str, ...]) -> None:
+    """A scenario without tiers gets one, of the host, with the other keys at their defaults: what a counterfactual of a
+    run without them asks for. Any other key, or place, is one line."""
+    none = TEXT.replace(f", tiers: [{TIER}]", "")
+    scenario = parse_scenario(none if not text else TEXT, "mine.yaml", Path(), (*text, "kv.tiers.0.size=128GB"))
+    (tier,) = scenario.file.kv.tiers
+    assert (tier.kind, tier.size, tier.eviction_policy) == ("host", 128_000_000_000, "lru")
+    for wrong, said in (
+        ("kv.tiers.0.latency=3us", "kv.tiers: size is missing, for which vLLM has no default"),
+        ("kv.tiers.1.size=1GB", "kv.tiers is empty. Set it as a whole."),
+    ):
+        with pytest.raises(ScenarioError, match=said):
+            Setup.of(parse_scenario(none if not text else TEXT, "mine.yaml", Path(), (*text, wrong)))
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,8 @@ class VllmConnector(Vllm):
 
     def notice(self) -> None:
         noticed = self.connector.processed()
+        if not (noticed.loaded or noticed.sent):
+            return
         failed = set(noticed.failed)
         for seq in noticed.loaded:
             if seq in self.connector.abandoned:

@@ -23,13 +23,15 @@ from batchsim.base.errors import ScenarioError
 from batchsim.kernel.batch import Batch, Idle
 from batchsim.kernel.offload import OffloadConnector, OffloadJob
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import Sequence, by_order
+from batchsim.kernel.types import Sequence
 from batchsim.kv.block_keys import BlockKeys
 from batchsim.kv.choice import TailFirstKV
+from batchsim.kv.offload_chains import Part, num_chunks
 from batchsim.kv.offload_tier import OffloadTier
 from batchsim.kv.prefix_cache import BlockHashKV
 from batchsim.policies.families.held_back import HeldBack
 from batchsim.policies.systems.vllm.offload_config import VllmOffloadConfig
+from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_connector import VllmConnector
 
 BEING_STORED = "kv_storing"
@@ -50,14 +52,15 @@ class VllmOffload(VllmConnector):
         self.offloading = context.connector
         self._tables = context.kv
         self.tier = OffloadTier(
-            config.cpu_chunks, config.eviction_policy, config.store_threshold, config.max_tracker_size
-        )
+            config.cpu_chunks, config.eviction_policy, config.store_threshold, config.max_tracker_size,
+            config.blocks_per_chunk,
+        )  # fmt: skip
         self.matched: list[tuple[Sequence, int, int | None]] = []
         self.offers: list[tuple[Sequence, int, int | None, int]] = []
         self._chunk_tokens = config.blocks_per_chunk * context.kv.block_size
-        self._keys: dict[Sequence, BlockKeys] = {}
         self._offered: dict[Sequence, int] = {}  # chunks of each request that need not be offered again
         self._refused: dict[Sequence, None] = {}  # their last offer found no room
+        self._moving: dict[OffloadJob, list[Part]] = {}  # the chunks of all that are under way
         self._stores: dict[Sequence, list[OffloadJob]] = {}  # under way
         self._watched: dict[int, list[OffloadJob]] = {}  # stores of ended requests under way, by the blocks they read
         self._passed_over = HeldBack()
@@ -68,7 +71,7 @@ class VllmOffload(VllmConnector):
         self.offloading.new_call()
         self.matched, self.offers = [], []
         held: dict[Sequence, int] | None = None
-        if self._watched or self._over:
+        if self._watched or any(self._is_left(*each) for each in self._over):
             held = {seq: len(self._tables.table(seq)) for seq in self.running}
         work = super().schedule(now_ns, drain)
         flushed: dict[OffloadJob, None] = {}
@@ -86,8 +89,30 @@ class VllmOffload(VllmConnector):
             for job in self._offer_last():
                 if not given.isdisjoint(job.blocks):
                     flushed[job] = None
-        self.offloading.flushed = sorted(flushed, key=lambda job: job.number)
+        if flushed:
+            self.offloading.flushed = sorted(flushed, key=lambda job: job.number)
         return work
+
+    def repeat(self, batch: Batch, now_ns: int) -> bool:
+        # While nothing is offered or given back and no copy begins or ends, the tier answers as before.
+        if self._refused or self._over or self._watched or not self._offload.offload_prompt_only:
+            return False
+        if self.stalled or self._pulling or self._hits or self._late or now_ns >= self.offloading.quiet_until_ns():
+            return False
+        if self.waiting and not self._stays_blocked():
+            return False
+        return Vllm.repeat(self, batch, now_ns)
+
+    def _stays_blocked(self) -> bool:
+        """Whether one more step of decodes leaves the head waiting, for the same reason."""
+        if self._blocked is None:
+            return False
+        head, reason = self._blocked
+        if reason != "kv_blocks":
+            return reason in ("no_slot", "token_budget")
+        # With less of it on the GPU more of it might be loaded, or computed in its place.
+        cache = self.cache
+        return head in self._apart or not isinstance(cache, BlockHashKV) or cache.growth_spares_hits(self.group)
 
     def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
         for seq in finished:
@@ -103,10 +128,11 @@ class VllmOffload(VllmConnector):
     def notice(self) -> None:
         super().notice()
         for job in self.offloading.jobs_noticed.jobs:
+            chunks = self._moving.pop(job)
             if job.is_load:
-                self.tier.loaded(job.keys)
+                self.tier.loaded(chunks)
                 continue
-            self.tier.stored(job.keys)
+            self.tier.stored(chunks)
             stores = self._stores[job.seq]
             stores.remove(job)
             if not stores:
@@ -135,22 +161,15 @@ class VllmOffload(VllmConnector):
         self._offered[seq] = 0
         if seq in self._stores:
             return None
-        tier, size = self.tier, self._chunk_tokens
+        size = self._chunk_tokens
         most = seq.num_tokens // size * size
         if most - hit < size:
             return 0
-        first = number = hit // size
-        is_storing = is_loading = False
-        while number * size < most and tier.has(key := self._key(seq, number)):
-            is_storing = is_storing or not tier.is_ready(key)
-            is_loading = is_loading or tier.is_being_loaded(key)
-            number += 1
-        if number == first:
-            return 0
-        beyond = number * size - hit
+        found = self._of_tier(seq).find(seq, hit // size, most // size)
+        beyond = found.stop * size - hit
         if beyond < size:
             return 0
-        if is_storing or (is_loading and self.cache is not None):
+        if found.is_storing or (found.is_loading and self.cache is not None):
             return None
         return beyond
 
@@ -158,20 +177,20 @@ class VllmOffload(VllmConnector):
         if not super()._pull(seq, hit, beyond):
             return False
         first, stop = hit // self._chunk_tokens, (hit + beyond) // self._chunk_tokens
-        keys = [self._key(seq, number) for number in range(first, stop)]
-        self.tier.load(seq, keys, first)
-        self.offloading.new_job(seq, keys, is_load=True, blocks=[], num_tokens=beyond)
+        job = self.offloading.new_job(seq, stop - first, is_load=True, blocks=[], num_tokens=beyond)
+        self._moving[job] = self.tier.load(seq, first, stop)
         self._offered[seq] = stop
         return True
 
     # ---- stores
 
-    def _key(self, seq: Sequence, number: int) -> int:
-        """The key of chunk `number` of `seq`."""
-        keys = self._keys.get(seq)
-        if keys is None:
-            keys = self._keys[seq] = BlockKeys(seq.request, self.kv.block_size)
-        return keys.key((number + 1) * self._offload.blocks_per_chunk - 1)
+    def _of_tier(self, seq: Sequence) -> OffloadTier:
+        """The tier, to which `seq` is known."""
+        if not self.tier.knows(seq):
+            cache = self.cache if isinstance(self.cache, BlockHashKV) else None
+            keys = BlockKeys(seq.request, self.kv.block_size) if cache is None else cache.keys(seq)
+            self.tier.begin(seq, keys)
+        return self.tier
 
     def _given(self, held: dict[Sequence, int]) -> set[int]:
         """The blocks that the latest call gave to sequences, of which those running before had `held`."""
@@ -185,12 +204,14 @@ class VllmOffload(VllmConnector):
     def _computed(self, batch: Batch) -> Iterator[tuple[Sequence, int]]:
         """The sequences of `batch` that may have chunks to offer, in its order, each with its tokens computed once the
         step is over."""
-        rows = dict(batch.chunks)
+        rows = batch.chunks
         decodes = () if batch.decodes is None else batch.decodes.members
         may_offer = self._refused if self._offload.offload_prompt_only else decodes
-        rows |= dict.fromkeys((seq for seq in may_offer if seq in decodes), 1)
-        for seq in sorted(rows, key=by_order):
-            yield seq, seq.num_computed_tokens + rows[seq]
+        if may_offer:
+            chunked = dict(rows)
+            rows = [*rows, *((seq, 1) for seq in may_offer if seq in decodes and seq not in chunked)]
+        for seq, tokens in sorted(rows, key=_by_order) if len(rows) > 1 else rows:
+            yield seq, seq.num_computed_tokens + tokens
 
     def _known(self, seq: Sequence) -> int:
         """The tokens of `seq` that are not in flight."""
@@ -206,38 +227,41 @@ class VllmOffload(VllmConnector):
         if first >= stop:
             self._refused.pop(seq, None)
             return None
-        keys = [self._key(seq, number) for number in range(first, stop)]
-        taken = self.tier.offer(seq, keys, first)
+        taken = self._of_tier(seq).offer(seq, first, stop)
         if taken is None:
-            self.offers.append((seq, len(keys), None, 0))
+            self.offers.append((seq, stop - first, None, 0))
             self._refused[seq] = None
             return None
-        self.offers.append((seq, len(keys), len(taken.stored), len(taken.evicted)))
+        count, size = num_chunks(taken.stored), self._offload.blocks_per_chunk
+        self.offers.append((seq, stop - first, count, num_chunks(taken.evicted)))
         self._refused.pop(seq, None)
         self._offered[seq] = stop
-        if not taken.stored:
+        if not count:
             return None
-        stored, size = set(taken.stored), self._offload.blocks_per_chunk
-        blocks = [
-            block
-            for number, key in enumerate(keys, first)
-            if key in stored
-            for block in table[number * size : (number + 1) * size]
-        ]
-        tokens = len(taken.stored) * self._chunk_tokens
-        job = self.offloading.new_job(seq, taken.stored, is_load=False, blocks=blocks, num_tokens=tokens)
+        blocks: list[int] = []
+        for _, low, high in taken.stored:
+            blocks += table[low * size : high * size]
+        tokens = count * self._chunk_tokens
+        job = self.offloading.new_job(seq, count, is_load=False, blocks=blocks, num_tokens=tokens)
+        self._moving[job] = taken.stored
         self._stores.setdefault(seq, []).append(job)
         return job
 
     def _end(self, seq: Sequence, computed: int) -> None:
         """Notes that `seq`, which still has its blocks, ends with `computed` tokens."""
-        self._over.append((seq, computed, list(self._tables.table(seq))))
+        table = list(self._tables.table(seq)) if self._is_left(seq, computed) else []
+        self._over.append((seq, computed, table))
         for job in self._stores.get(seq, ()):
             self._watch(job)
 
     def _watch(self, job: OffloadJob) -> None:
         for block in job.blocks:
             self._watched.setdefault(block, []).append(job)
+
+    def _is_left(self, seq: Sequence, computed: int, table: list[int] | None = None) -> bool:
+        """Whether `seq`, which has ended with `computed` tokens, may have chunks that were not offered."""
+        limit = min(computed, seq.request.prompt_tokens) if self._offload.offload_prompt_only else computed
+        return limit // self._chunk_tokens > self._offered.get(seq, 0)
 
     def _offer_last(self) -> list[OffloadJob]:
         """Offers what is left of the requests that have ended; returns their stores."""
@@ -253,6 +277,9 @@ class VllmOffload(VllmConnector):
             self.tier.end(seq)
             self._refused.pop(seq, None)
             self._passed_over.forget(seq)
-            self._keys.pop(seq, None)
             self._offered.pop(seq, None)
         return jobs
+
+
+def _by_order(row: tuple[Sequence, int]) -> int:
+    return row[0].order

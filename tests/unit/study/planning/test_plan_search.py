@@ -23,7 +23,7 @@ from batchsim.study.planning.demand import Variation, demand_of
 from batchsim.study.planning.fleet_search import SmallestGroup, smallest
 from batchsim.study.planning.halving import Halving, Look
 from batchsim.study.planning.make import GROWN, TURNED, make_plan
-from batchsim.study.planning.money import cost_per_month
+from batchsim.study.planning.money import Bought, cost_per_month, gpu_price_at
 from batchsim.study.planning.plan_tables import plan_tables
 from batchsim.study.planning.probe import Ask, Book, GpuGroup, GroupProbe, Observed, drive
 from batchsim.study.planning.searched import hopeless
@@ -103,6 +103,101 @@ def test_what_cannot_be_free_is_one_line(searched: Scenario, free: str, said: st
     with pytest.raises(ScenarioError) as error:
         space_of(with_free(searched, free))
     assert said in str(error.value) and "\n" not in str(error.value)
+
+
+TIERED = """\
+model: llama-3.1-8b
+cost: {kind: roofline, gpu: h100}
+kv: {tiers: [{kind: host, size: 64GB}]}
+workload:
+  arrivals: {kind: poisson, mean_rate: 2/s}
+  sessions: {turns: {kind: fixed, tokens: 4}, think_time: 2s}
+  lengths: {prompt: {kind: fixed, tokens: 1500}, output: {kind: fixed, tokens: 4}}
+  output_cap: 8
+  duration: 10s
+policies:
+  vllm: {}
+  continuous: {max_num_seqs: 4, max_num_batched_tokens: 4096}
+slo: ttft<2s @ 50%
+seeds: 2
+plan:
+  target: {rate: 2/s}
+  window: 10s
+  currency: $
+  gpus: {h: {price: 2.00/h, kv_tokens: 40000, cost: {kind: roofline, gpu: h100}}}
+  router: least_tokens
+  max_replicas: 3
+  host_memory_price: 1.50/GB/month
+  free: {policy: [vllm], kv.tiers.0.size: [2GB, 64GB]}
+"""
+
+
+def tiered(folder: Path, *overrides: str, text: str = TIERED) -> Scenario:
+    (folder / "t.yaml").write_text(text)
+    return load_scenario(str(folder / "t.yaml"), overrides=overrides)
+
+
+def test_sizes_of_tiers_are_searched_at_their_price(tmp_path: Path) -> None:
+    """A replica of a configuration costs its GPU and as many GB of its host as it takes, stated or chosen; the setup
+    has that tier, and whole tiers may be chosen too, or none."""
+    scenario = tiered(tmp_path)
+    groups, book = space_of(scenario).groups, Book(demand_of(scenario), Sweep(tmp_path / "r"))
+    assert [group.name for group in groups] == ["vllm: kv.tiers.0.size 2GB", "vllm: kv.tiers.0.size 64GB"]
+    months = [cost_per_month(book.offer(group), 3) for group in groups]
+    assert months == pytest.approx([3 * (2 * 730 + 2 * 1.5), 3 * (2 * 730 + 64 * 1.5)])
+    tier = book.setup(Ask(replace(groups[0], replicas=3))).groups[0].setup.tier
+    assert tier is not None and tier.config.size == 2 * 10**9
+    whole = tiered(tmp_path, "plan.free={policy: [vllm], kv.tiers: [[], [{kind: host, size: 8GB}]]}")
+    book, groups = Book(demand_of(whole), Sweep(tmp_path / "r")), space_of(whole).groups
+    assert [book.offer(group).memory * 730 for group in groups] == pytest.approx([0, 12])
+    assert book.setup(Ask(groups[0])).tier is None and book.setup(Ask(groups[1])).tier is not None
+    stated = tiered(tmp_path, "plan.free={policy: [vllm], max_num_seqs: [64, 128]}")
+    group = space_of(stated).groups[0]
+    assert Book(demand_of(stated), Sweep(tmp_path / "r")).offer(group).memory * 730 == pytest.approx(96)
+
+
+def test_the_price_of_a_gpu_beside_memory() -> None:
+    """2 replicas of 4 GPUs and memory for 1 an hour cost 18 an hour where a GPU costs 2; memory alone costs 2."""
+    bought = Bought(3.0, 4, 1.0)
+    assert gpu_price_at(bought, 2, 18.0) == 2.0
+    assert gpu_price_at(bought, 2, 2.0) == 0.0 and gpu_price_at(bought, 2, 1.9) is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ["plan.free={policy: [vllm, continuous], kv.tiers.0.size: [2GB]}"],
+            "t.yaml:15: plan.free: kv.tiers.0.size: continuous is of kind continuous, and only vllm keeps KV in tiers",
+        ),
+        (
+            ["kv.tiers=[]"],
+            "plan.free: kv.tiers.0.size: the scenario has no kv.tiers. Write kv: {tiers: [{kind: host,",
+        ),
+        (["plan.free={policy: [vllm], kv.tiers.0.sise: [2GB]}"], 'plan.free: kv.tiers.0.sise, value "2GB": '),
+        (["plan.free={policy: [vllm], kv.tiers.1.size: [2GB]}"], 'plan.free: kv.tiers.1.size, value "2GB": '),
+        (["plan.free={policy: [vllm], kv.tiers.0.size: [2]}"], "plan.free: kv.tiers.0.size, value 2: "),
+        (["plan.host_memory_price=null"], "none is stated. Write plan.host_memory_price: 1.50/GB/month"),
+    ],
+)
+def test_what_tiers_cannot_be_free_is_one_line(tmp_path: Path, overrides: list[str], said: str) -> None:
+    with pytest.raises(ScenarioError) as error:
+        space_of(tiered(tmp_path, *overrides))
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_price_of_memory_needs_tiers(tmp_path: Path) -> None:
+    scenario = tiered(tmp_path, "kv.tiers=[]", "plan.free={policy: [vllm], max_num_seqs: [8, 64]}")
+    with pytest.raises(ScenarioError, match=r"plan\.host_memory_price is the price of kv\.tiers, .* has none"):
+        make_plan(scenario, Sweep(tmp_path / "r"))
+
+
+def test_a_plan_names_the_tier_that_it_chose(tmp_path: Path) -> None:
+    """Of two sizes that hold alike the smaller one, which is cheaper, over several replicas with sessions too."""
+    planned = make_plan(tiered(tmp_path, "plan.target.rate=8/s"), Sweep(tmp_path / "r"))
+    (row,) = tables_of(planned)["recommendation"]
+    assert row["policy"] == "vllm: kv.tiers.0.size 2GB"
+    assert row["cost_per_month"] == pytest.approx(row["replicas"] * (2 * 730 + 2 * 1.5))
 
 
 # ---- halving, on configurations of which all is known

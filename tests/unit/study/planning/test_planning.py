@@ -543,8 +543,8 @@ def test_a_prompt_beyond_a_profile_is_said_of_its_gpu_before_anything_runs(repla
 
 def test_money_is_price_times_time(replay: Scenario) -> None:
     """730 hours a month of all GPUs; tokens by the mean rate."""
-    offer = replay.file.plan.gpus["one"]  # type: ignore[union-attr]
-    assert cost_per_month(offer, 3) == 2.0 * 3 * 730
+    book = Book(demand_of(replay), Sweep(Path("unused")))
+    assert cost_per_month(book.offer(GpuGroup("one", "continuous", 1)), 3) == 2.0 * 3 * 730
     assert tokens_per_month(10, 0.5, 200) == 10 * 0.5 * 200 * 730 * 3600
 
 
