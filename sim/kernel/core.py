@@ -248,6 +248,8 @@ class EngineCore:
         if result.loads:
             self.journal.loaded(result.loads, start_ns)
         self.journal.step(self.scheduler, batch, start_ns, duration_ns, pairs, sampled)
+        if self.connected is not None:
+            self.connected.connector.launched(now_ns, end_ns)
         return end_ns
 
     def complete(self, now_ns: int) -> list[EngineEvent]:
