@@ -90,8 +90,8 @@ class Pools:
             self._sent(request_id, prefill, now_ns + 1)
 
     def _sent(self, request_id: int, prefill: int, told_ns: int) -> None:
-        """Tells the prefill engine that the KV of the request may go from `told_ns` on: later than now, so that it does
-        not depend on which of two engines acts first at an instant."""
+        """Notes that the prefill engine may free the KV of the request from `told_ns` on: later than now, so that it
+        does not depend on which of two engines acts first at an instant."""
         self._ends[prefill].sent(request_id, told_ns)
         if self.on_sent is not None:
             self.on_sent(prefill, told_ns)

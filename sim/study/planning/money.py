@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from batchsim.results.point_files import read_table
-from batchsim.scenario.plan_config import GpuOffer
 
 HOURS_A_MONTH = 730.0  # 365 days / 12
 J_PER_KWH = 3.6e6
 MILLION = 1e6
 
 
-def cost_per_hour(offer: GpuOffer, replicas: int) -> float:
+@dataclass(frozen=True)
+class Bought:
+    """What a group's replicas are bought as: the price of a GPU an hour, and the GPUs in a replica, or in each set of
+    prefill and decode engines."""
+
+    price: float
+    gpus: int
+
+
+def cost_per_hour(offer: Bought, replicas: int) -> float:
     """The price of all GPUs of a group for an hour, used or not, in the plan's currency."""
     return offer.price * offer.gpus * replicas
 
 
-def cost_per_month(offer: GpuOffer, replicas: int) -> float:
+def cost_per_month(offer: Bought, replicas: int) -> float:
     return cost_per_hour(offer, replicas) * HOURS_A_MONTH
 
 

@@ -15,23 +15,23 @@ from batchsim.metrics.intervals import Interval
 from batchsim.metrics.slo import parse_slo
 from batchsim.results.failed import Failed
 from batchsim.scenario import Point, PolicySpec, Scenario, changed
-from batchsim.scenario.plan_config import GpuOffer
 from batchsim.scenario.setup import Setup
 from batchsim.study.planning.batches import BATCHES, batch_attainments
 from batchsim.study.planning.demand import ONE_COPY, Demand, Variation
+from batchsim.study.planning.money import Bought
+from batchsim.study.planning.split import DEPLOYED, MIXED, POOLS, Side, split_of, split_text
 from batchsim.study.sweep.points import Sweep
 from batchsim.study.sweep.search import side_by_side
 
 T = TypeVar("T")
 OVERLOADED = "overloaded"
 PLANNED = Variation()
-DEPLOYED = ("tp", "pp", "ep", "dp_attention", "weights", "moe", "kv")
-"""Of a plan's `free`, the keys of the GPUs' deployments."""
 
 
 @dataclass(frozen=True)
 class GpuGroup:
-    """A number of replicas of one kind of GPU under one policy (`policy` is the name with its variant).
+    """A number of replicas of one kind of GPU under one policy (`policy` is the name with its variant). Where prefill
+    and decode are apart, a replica is a set of engines of both kinds.
 
     `knobs` are what a search chose of the plan's `free`, but GPU and policy: pairs of name and value as JSON.
     """
@@ -46,6 +46,11 @@ class GpuGroup:
         """The policy with the knobs that were chosen, as tables show it."""
         chosen = ", ".join(f"{name} {_brief(json.loads(text))}" for name, text in self.knobs)
         return f"{self.policy}: {chosen}" if chosen else self.policy
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether prefill and decode are on engines of their own."""
+        return json.loads(dict(self.knobs).get(POOLS, f'"{MIXED}"')) != MIXED
 
 
 @dataclass(frozen=True)
@@ -189,8 +194,12 @@ class Book:
         chosen = {name: json.loads(text) for name, text in group.knobs}
         stated = {name: chosen.pop(name) for name in DEPLOYED if name in chosen}
         router = chosen.pop("router", written["router"])
-        texts = [f"cost={_flow(written['gpus'][group.gpu]['cost'] | stated)}", *self.demand.overrides(ask.change)]
-        if group.replicas > 1:
+        split, cost = split_of(chosen.pop(POOLS, MIXED)), written["gpus"][group.gpu]["cost"] | stated
+        texts = [f"cost={_flow(cost)}", *self.demand.overrides(ask.change)]
+        if split is not None:
+            pools: dict[str, Any] = {side: each.pool(cost, group.replicas) for side, each in split.items()}
+            texts += ["plan=null", f"pools={_flow(pools | {'transfer': written['transfer']})}"]
+        elif group.replicas > 1:
             texts.append(f"replicas={{count: {group.replicas}, router: {_flow(router)}}}")
         if self.demand.plan.free is not None:  # alone: KV memory is left beside the largest step of its own policy
             texts.append(f"policies={_flow(policy_alone(self.demand.scenario, group.policy, chosen))}")
@@ -213,11 +222,14 @@ class Book:
             where = scenario.places.get("plan", scenario.source)
             raise type(error)(f"{where}: plan.gpus.{gpu}: {message}{hint}") from None
 
-    def offer(self, group: GpuGroup) -> GpuOffer:
-        """What a group's replicas are bought as: the plan's offer with the cost that the group's knobs make of it."""
-        offer = self.demand.plan.gpus[group.gpu]
-        stated = {name: json.loads(text) for name, text in group.knobs if name in DEPLOYED}
-        return replace(offer, cost=replace(offer.cost, **stated)) if stated else offer
+    def offer(self, group: GpuGroup) -> Bought:
+        """What a group's replicas are bought as: the plan's offer with what the group's knobs make of it."""
+        offer, knobs = self.demand.plan.gpus[group.gpu], dict(group.knobs)
+        stated = {name: json.loads(text) for name, text in knobs.items() if name in DEPLOYED}
+        split = split_of(json.loads(knobs.get(POOLS, f'"{MIXED}"')))
+        sides = [Side(1)] if split is None else split.values()
+        costs = [(side.count, replace(offer.cost, **{**stated, **side.stated})) for side in sides]
+        return Bought(offer.price, sum(count * cost.num_gpus for count, cost in costs))
 
     def seeds(self, change: Variation) -> tuple[int, ...]:
         """The seeds that decide: all of the scenario, or one where copies of a trace are too few to differ by seed."""
@@ -303,6 +315,8 @@ def with_replicas(group: GpuGroup, replicas: int) -> GpuGroup:
 
 def _brief(value: Any) -> str:
     """A knob's value in a name: a mapping of a kind alone, as routers are, by its kind."""
+    if isinstance(value, dict) and "prefill" in value:
+        return split_text(value)
     return str(value["kind"]) if isinstance(value, dict) and [*value] == ["kind"] else _flow(value).strip('"')
 
 
