@@ -23,15 +23,25 @@ from itertools import islice
 from pathlib import Path
 from unittest.mock import patch
 
+from batchsim.cost.kinds import build_cost
+from batchsim.cost.roofline_config import RooflineConfig
+from batchsim.deployment.catalog import load_model
 from batchsim.drive.fleet.fleet_plan import FleetPlan
+from batchsim.drive.fleet.pools import Pools, PrefillCore, simulate_pools
 from batchsim.drive.fleet.routing import LeastTokensConfig, RoundRobinConfig
 from batchsim.drive.fleet.simulate_fleet import simulate_fleet
+from batchsim.drive.fleet.transfer import TransferConfig
 from batchsim.drive.simulate import simulate
 from batchsim.kernel.acceptance import DrawnLuck
 from batchsim.kernel.core import EngineCore
-from batchsim.kernel.protocols import Workload
+from batchsim.kernel.protocols import PolicyContext, Workload
+from batchsim.kernel.record import Recorder
+from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Arrival, Request
-from tests.bench import ROWS, azure, engine
+from batchsim.kv.choice import new_kv
+from batchsim.policies.systems.vllm.connector_config import KvRole, VllmConnectorConfig
+from batchsim.policies.systems.vllm.vllm_connector import VllmConnector
+from tests.bench import BLOCK_SIZE, MAX_MODEL_LEN, ROWS, Row, azure, engine
 
 PAIRS = {
     "vllm-async": ("vllm", 0.9),
@@ -40,12 +50,13 @@ PAIRS = {
     "mooncake-hicache": ("mooncake-radix", 0.67),
     "fleet": ("fleet, engine by engine", 0.95),
     "fleet-least-tokens": ("fleet-least-tokens, engine by engine", 0.75),
+    "pools": ("replicas of pools", 0.77),
 }
 """Rows that are to do, a second, no less than so much of what the row named does."""
 TURNS = 27
 FIRST = 3_000
 """Requests of a trace in a turn."""
-FEWER = {"mooncake-tier": (300, 5), "mooncake-hicache": (1000, 9)}
+FEWER = {"mooncake-tier": (300, 5), "mooncake-hicache": (1000, 9), "pools": (FIRST, 9)}
 """Requests in a turn, and turns, of pairs one of which takes much longer."""
 FLEETS: dict[str, RoundRobinConfig | LeastTokensConfig] = {
     "fleet": RoundRobinConfig(),
@@ -65,6 +76,8 @@ WINS = {
 WIN_TURNS = 3
 REPLICAS, FLEETS_ROW, FACTOR = 7, "vllm-async", 10.5
 """Of a fleet: engines of a row, and by how much a trace is compressed for them."""
+EACH, POOLS_FACTOR = 4, 12
+"""Engines in each of two pools, against as many replicas in all, and by how much the trace is compressed for them."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +161,50 @@ def of_fleet(name: str, traces: Path) -> Run:
     return run
 
 
+def of_pools(name: str, traces: Path) -> Run:
+    """Prefill engines and decode engines, their requests' tables joined; or as many replicas behind a router."""
+    row, known = ROWS[FLEETS_ROW], list(First(azure(traces, POOLS_FACTOR)).arrivals())
+    transfer = TransferConfig(bandwidth=50e9, latency=20_000, links="per_pair")
+    size = load_model("llama-3.1-8b").kv_bytes_per_token * BLOCK_SIZE
+
+    def run() -> tuple[float, float]:
+        pools = Pools(EACH, EACH, transfer, size)
+        is_mixed = name != "pools"
+        cores = [engine(row) if is_mixed else pooled_engine(row, pools, number) for number in range(2 * EACH)]
+        router = RoundRobinConfig().build(0)
+        gc.collect()
+        start_s = time.process_time()
+        if is_mixed:
+            plan = FleetPlan(2 * EACH)
+            simulate_fleet(cores.__getitem__, router, plan, Known(known), feeds_back=False, join=False)
+        else:
+            simulate_pools(cores.__getitem__, router, pools, Known(known), join=False)
+        cpu_s = time.process_time() - start_s
+        return len(known) / cpu_s, sum(core.recorder.records().num_steps for core in cores) / cpu_s
+
+    return run
+
+
+def pooled_engine(row: Row, pools: Pools, number: int) -> EngineCore:
+    """Engine `number` of `pools`, with the model, memory and knobs that a row of vLLM has."""
+    like, is_prefill = engine(row), number in pools.prefill
+    role: KvRole = "kv_producer" if is_prefill else "kv_consumer"
+    config = VllmConnectorConfig(kv_role=role, **row.knobs)
+    loop, recorder = config.traits.loop, Recorder()
+    kv = new_kv(config, like.scheduler.kv.num_blocks, BLOCK_SIZE, ids=False)
+    context = PolicyContext(kv, MAX_MODEL_LEN, loop=loop, connector=pools.connector(number))
+    pools.records(number, recorder)
+    kind = PrefillCore if is_prefill else EngineCore
+    executor = SimExecutor(build_cost(RooflineConfig("h200"), load_model("llama-3.1-8b")), MAX_MODEL_LEN, loop)
+    return kind(VllmConnector(config, context), executor, recorder, max_model_len=MAX_MODEL_LEN, loop=loop)
+
+
+def _run_of(name: str, traces: Path, most: int) -> Run:
+    if name in ROWS:
+        return of_engine(name, traces, most=most)
+    return of_pools(name, traces) if "pools" in name else of_fleet(name, traces)
+
+
 def _without(run: Run, owner: str, name: str, value: object) -> Run:
     """`run` with `name` of `owner` replaced."""
 
@@ -184,7 +241,7 @@ def compared(name: str, other: str, traces: Path) -> dict[str, float]:
     """What `name` does a second, divided by what `other` does: the median `ratio` of `turns` by what the rows are named
     for, its extremes, and `by_steps`."""
     most, turns = FEWER.get(name, (FIRST, TURNS))
-    runs = [of_engine(row, traces, most=most) if name in ROWS else of_fleet(row, traces) for row in (name, other)]
+    runs = [_run_of(row, traces, most) for row in (name, other)]
     ratios, by_steps = list[float](), list[float]()
     for turn in range(turns):
         order = (0, 1) if turn % 2 else (1, 0)

@@ -73,14 +73,16 @@ class Busy:
 
     `work`: `launch` the step just scheduled, which is to be launched later; fill the `masks` of the step just launched;
     `process` a call in flight that had nothing to run; `nap`; or `wait` for the oldest step, with as many in flight as
-    there may be.
+    there may be. `unchanged`: a nap follows a call since which nothing has changed for the scheduler, so that the next
+    call has as little to run unless something comes.
     """
 
-    __slots__ = ("until_ns", "work")
+    __slots__ = ("unchanged", "until_ns", "work")
 
     def __init__(self, work: Literal["launch", "masks", "process", "nap", "wait"]) -> None:
         self.work = work
         self.until_ns = 0
+        self.unchanged = False
 
 
 Waits = Generator[Wait | Idle | Batch | Launch | Busy, int, None]
@@ -193,18 +195,19 @@ def _batch_queue(core: EngineCore, driver: Driver, drains: Callable[[], bool], s
             untold = untold or has_left(events)
             continue
         if not (core.has_entered or untold or queue):
-            yield IDLE
+            if core.has_work or not driver.is_over():  # else the run was cut while only KV was left here
+                yield IDLE
             continue
         paused = now_ns < core.paused_until_ns
         if paused and not queue:
             yield _until_a_timer(Idle(core.paused_until_ns), core.next_timer_ns)
             continue
-        ran = False
+        ran = acted = False
         if not paused and (core.has_entered or untold):
             work = _ask(core, driver, drains, now_ns)
             untold = False
             batch = work if type(work) is Batch and (work.chunks or work.num_decode) else None
-            ran = batch is not None
+            ran, acted = batch is not None, type(work) is not Idle
             host_ns = executor.host_ns(batch)
             if batch is not None:
                 batch.host_ns = host_ns
@@ -215,7 +218,7 @@ def _batch_queue(core: EngineCore, driver: Driver, drains: Callable[[], bool], s
             if core.in_flight.busy_until_ns > now_ns:
                 masking.until_ns = core.in_flight.busy_until_ns
                 now_ns = yield masking
-            if connected is not None:
+            if connected is not None and batch is None:
                 connected.connector.launched(now_ns, core.in_flight.computed_ns)
             queue.append(ran)
             if ran and len(core.in_flight.steps) < sum(queue):  # a leap has landed the oldest
@@ -223,7 +226,7 @@ def _batch_queue(core: EngineCore, driver: Driver, drains: Callable[[], bool], s
                 continue
         if len(queue) >= depth or paused or not (ran or core.has_entered):
             if queue.popleft():
-                now_ns = yield LAND
+                acted, now_ns = True, (yield LAND)
                 events = core.complete(now_ns)
                 if events:
                     untold = untold or has_left(events)
@@ -237,6 +240,7 @@ def _batch_queue(core: EngineCore, driver: Driver, drains: Callable[[], bool], s
                 untold = True
         if not ran and nap_ns and not paused and (core.has_entered or untold):
             napping.until_ns = now_ns + nap_ns
+            napping.unchanged = not (acted or untold) and (connected is None or connected.connector.noticed.is_empty)
             yield napping
 
 

@@ -241,15 +241,12 @@ class EngineCore:
             self.in_flight.steps.append(LaunchedStep(batch, result.finished, end_ns))
         if batch.load is not None:
             self.journal.kv_loaded(batch.load, self.in_flight.called_ns, start_ns)
-        if result.encode_ns is not None:
-            self.journal.encoded(batch, result.encode_ns, start_ns)
-        if result.masks is not None:
-            self.journal.masked(result.masks, start_ns)
+        self.journal.beside(batch, result, start_ns)
         if self.tells_tokens and group is not None:
             self.in_flight.steps[-1].decodes = list(group.members)
-        if result.loads:
-            self.journal.loaded(result.loads, start_ns)
         self.journal.step(self.scheduler, batch, start_ns, duration_ns, pairs, sampled)
+        if self.connected is not None:
+            self.connected.connector.launched(now_ns, end_ns)
         return end_ns
 
     def complete(self, now_ns: int) -> list[EngineEvent]:

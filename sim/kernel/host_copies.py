@@ -110,6 +110,9 @@ class HostCopies(KvConnector):
     def before_launch(self, now_ns: int, computed_ns: int) -> int:
         return now_ns + max(self._still_until_ns - self._called_ns, 0)
 
+    def launched(self, now_ns: int, computed_ns: int = 0) -> None:
+        """Does nothing: what is over is asked by the scheduler's calls."""
+
     @property
     def _computed_ns(self) -> int:
         return 0 if self._in_flight is None else self._in_flight.computed_ns

@@ -39,7 +39,7 @@ from __future__ import annotations
 import struct
 
 from batchsim.base.errors import ScenarioError
-from batchsim.kernel.batch import AdapterLoad, Batch, Masks
+from batchsim.kernel.batch import AdapterLoad, Batch, Masks, StepResult
 from batchsim.kernel.host_link import LayerLoad
 from batchsim.kernel.protocols import Scheduler
 from batchsim.kernel.record import (
@@ -202,6 +202,15 @@ class Journal:
         a reason of its own from now on; without one, that it no longer is."""
         state = BLOCKED if event.kind == "blocked" else HELD_BACK
         self.recorder.state(now_ns, event.seq.request.id, state, event.reason, event.blocker)
+
+    def beside(self, batch: Batch, result: StepResult, start_ns: int) -> None:
+        """Notes what the step that begins at `start_ns` waits for and loads beside its forward."""
+        if result.encode_ns is not None:
+            self.encoded(batch, result.encode_ns, start_ns)
+        if result.masks is not None:
+            self.masked(result.masks, start_ns)
+        if result.loads:
+            self.loaded(result.loads, start_ns)
 
     def encoded(self, batch: Batch, encode_ns: list[int], start_ns: int) -> None:
         """Notes how long the encoder takes for the items of each request, before the forward of the step that begins at

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, cast
 
+from batchsim.kernel.batch import Batch
 from batchsim.kernel.types import Request, Sequence
 
 
@@ -23,6 +24,11 @@ class Noticed:
     loaded: list[Sequence] = field(default_factory=list[Sequence])
     failed: list[Sequence] = field(default_factory=list[Sequence])
     sent: list[Sequence] = field(default_factory=list[Sequence])
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no transfer was over."""
+        return not (self.loaded or self.sent)
 
 
 class KvLink(Protocol):
@@ -49,6 +55,17 @@ class KvLink(Protocol):
         ...
 
 
+class ForeseenLink(KvLink, Protocol):
+    """A link of which it is known when something happens on it."""
+
+    def due_ns(self) -> float:
+        """The time in ns before which a look finds nothing that is over, unless a pull begins; inf if none is known."""
+        ...
+
+
+NOTHING = Noticed()
+
+
 class KvConnector:
     """What passes between a scheduler and its worker.
 
@@ -68,6 +85,7 @@ class KvConnector:
         self.abandoned: set[Sequence] = set()
         self.noticed = Noticed()
         self._reports: deque[Noticed] = deque()
+        self._untold = 0  # of the reports, those of which something is to be told
 
     def quiet_until_ns(self) -> int:
         """A time in ns: looks at launches before it find nothing new, and begin nothing."""
@@ -89,11 +107,31 @@ class KvConnector:
         for seq, _, num_blocks in self.pulling:
             self.link.begin(seq, num_blocks, now_ns)
         self.pulling = []
-        self._reports.append(self.link.over(now_ns))
+        self._report(self.link.over(now_ns))
+
+    def _report(self, report: Noticed) -> None:
+        self._reports.append(report)
+        self._untold += not report.is_empty
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no pull is about to begin, and the scheduler has heard of all that the worker saw."""
+        return not (self.pulling or self._untold)
+
+    def leapt(self, num_in_flight: int) -> None:
+        """Takes note of launches that were leapt over, whose looks found nothing; `num_in_flight` are not processed."""
+        while len(self._reports) < num_in_flight:
+            self._reports.append(NOTHING)
+
+    def relaunched(self, now_ns: int) -> None:
+        """Takes note of a launch at `now_ns` that was leapt over; a step was processed whose look had found nothing."""
+        self._reports.popleft()
+        self._report(self.link.over(now_ns))
 
     def processed(self) -> Noticed:
         """What the worker saw at the launch of the oldest step in flight, which is now processed."""
         self.noticed = self._reports.popleft()
+        self._untold -= not self.noticed.is_empty
         return self.noticed
 
 
@@ -107,10 +145,21 @@ class Connected(Protocol):
         engine where the scheduler's call had nothing to run."""
         ...
 
+    def leapt(self, batches: list[Batch]) -> None:
+        """Takes note of a leap, behind which `batches` are in flight, oldest first."""
+        ...
+
 
 def connected(scheduler: object) -> Connected | None:
     """`scheduler` if it has a connector."""
     return cast(Connected, scheduler) if hasattr(scheduler, "connector") else None
+
+
+def foreseen_link(connected: Connected | None) -> ForeseenLink | None:
+    """The link of a scheduler with a connector, if it is known when something happens on it."""
+    if connected is None or not hasattr(connected.connector.link, "due_ns"):
+        return None
+    return cast(ForeseenLink, connected.connector.link)
 
 
 def keeps_kv(connected: Connected | None) -> bool:

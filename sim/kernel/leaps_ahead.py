@@ -39,8 +39,8 @@ def leap_ahead(
     batch: Batch,
     now_ns: int,
     horizon: Callable[[], float],
-    tell: Tell | None,
-    drains: Callable[[], bool] | None,
+    tell: Tell | None = None,
+    drains: Callable[[], bool] | None = None,
 ) -> int:
     """Launches `batch` again and again, which the engine has just launched at `now_ns` while the step before it is in
     flight: as long as the host is through with launches before the `horizon`, in ns.
@@ -96,6 +96,8 @@ def leap_ahead(
         elif oldest.batch.decodes is not group or not scheduler.repeat(batch, called_ns):
             return now_ns
         now_ns = launch_on(core, executor, batch, called_ns, host_ns, horizon_ns)
+        if core.connected is not None:
+            core.connected.leapt([step.batch for step in steps])
         if not oldest.finished:
             return now_ns
 

@@ -132,7 +132,7 @@ class OffloadConnector(KvConnector):
         self._running = [job for job in self._running if job not in over]
         over.sort(key=lambda job: job.number)
         loaded = [job.seq for job in over if job.is_load]
-        self._reports.append(JobsNoticed(loaded, jobs=over, submitted=self._submitted))
+        self._report(JobsNoticed(loaded, jobs=over, submitted=self._submitted))
         self._submitted = []
 
     def give_up(self, seq: Sequence, now_ns: int) -> None:

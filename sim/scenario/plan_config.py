@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Annotated, Any
 
+from batchsim.base.plain import LEFT_OUT
 from batchsim.base.ranges import MAX_CHOICES, Config, PositiveInt, Range, check_ranges
 from batchsim.base.units import (
     NS_PER_S,
@@ -20,6 +21,7 @@ from batchsim.base.units import (
 )
 from batchsim.drive.fleet.routing import RouterConfig
 from batchsim.drive.fleet.scaling.autoscaler import Replicas
+from batchsim.drive.fleet.transfer import TransferConfig
 from batchsim.scenario.scenario_cost import ScenarioCost
 from batchsim.workload.rollout_config import Rollout
 from batchsim.workload.tagged import ByKind
@@ -134,11 +136,19 @@ class PlanConfig(Config):
     """Growth of the traffic until the plan's end."""
     free: dict[str, list[Any]] | None = None
     """The values that a search may choose from, by name: `gpu`, `policy`, `router`, keys of the GPUs' deployments such
-    as `tp`, keys of `kv.tiers` such as `kv.tiers.0.size`, and knobs of the policies; null: every GPU and policy as
-    written, no search."""
+    as `tp`, keys of `kv.tiers` such as `kv.tiers.0.size`, knobs of the policies, and `pools`, how many engines prefill
+    to how many decode; null: every GPU and policy as written, no search."""
+
+    transfer: TransferConfig | None = field(default=None, metadata=LEFT_OUT)
+    """How KV gets from prefill to decode engines, where `free.pools` has them apart, as in `pools`."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        if self.transfer is not None and "pools" not in (self.free or {}):
+            raise ValueError(
+                "transfer is given, and no prefill and decode engines are apart. Drop it, or write free: {pools:"
+                " [mixed, {prefill: 3, decode: 1}]}."
+            )
         if (count := prod(len(values) for values in (self.free or {}).values())) > MAX_CHOICES:
             raise ValueError(f"free spans {count:,} configurations. List values for at most {MAX_CHOICES:,}.")
         for name, values in (self.free or {}).items():

@@ -29,6 +29,7 @@ from tests.docs.page_pictures import (
     said_by_training,
     said_by_view,
 )
+from tests.docs.pools_picture import compared, said_by_pools
 from tests.support.tiny_scenario import batchsim
 
 PAGES = (
@@ -41,13 +42,14 @@ PAGES = (
     "training.md",
     "rollouts.md",
     "tiers.md",
+    "pools.md",
 )
 REFERENCE = FOLDER.parents[1] / "results/reference/bursty"
 ALT = {page: alt_texts(page) for page in PAGES}
 
 
 def test_each_picture_is_shown_and_small() -> None:
-    """By the first page or those of `view`, shapes, energy, adapters, images, training, rollouts and tiers; none is
+    """By the first page or those of `view`, shapes, energy, adapters, images, training, rollouts, tiers, pools; none is
     left over."""
     shown = {name for texts in ALT.values() for name in texts}
     assert {path.stem for path in FOLDER.iterdir()} == shown and len(ALT["index.md"]) == 3
@@ -109,6 +111,12 @@ def test_the_words_beside_the_picture_of_adapters_are_those_of_the_run(tmp_path:
 def test_the_words_beside_the_picture_of_energy_are_those_of_the_run(tmp_path: Path) -> None:
     """Which policy takes least energy a token and which most, of `energy` as it is shipped."""
     assert said_by_energy(run_scenario(load_scenario("energy"), out=tmp_path)) == ALT["energy.md"]
+
+
+@pytest.mark.slow
+def test_the_words_beside_the_picture_of_pools_are_its_title(tmp_path: Path) -> None:
+    """For which answers pools have more within the SLO than mixed engines and for which fewer, the intervals apart."""
+    assert said_by_pools(compared(tmp_path)) == ALT["pools.md"]["pools"]
 
 
 @pytest.mark.slow

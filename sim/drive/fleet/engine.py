@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
+from math import inf
 from typing import Any, Protocol
 
 import simpy
@@ -18,7 +19,7 @@ from batchsim.kernel.events import EngineEvent
 from batchsim.kernel.leaping import Leaps
 
 # Phases of an instant, after all events of SimPy's own priorities; replicas follow each other inside one.
-END, CONTROL, ROUTE, ENTER_PHASE, SCHEDULE = (k << 32 for k in range(1, 6))
+END, CONTROL, ROUTE, ENTER_PHASE, SCHEDULE, PULL = (k << 32 for k in range(1, 7))
 Steps = Generator[simpy.Event, Any, None]
 
 
@@ -35,11 +36,13 @@ class Slot:
 
 class Home(Protocol):
     """A fleet, as its engines and the clients of them see it. `leap`: steps alike are simulated at once; `plans`: an
-    engine may sleep beyond the next arrival."""
+    engine may sleep beyond the next arrival; `tells_ahead`: it may tell of answers ahead of SimPy's time, before which
+    no process acts."""
 
     env: simpy.Environment
     leap: bool
     plans: bool
+    tells_ahead: bool
 
     @property
     def is_streaming(self) -> bool:
@@ -79,6 +82,25 @@ class SharedGpu(Protocol):
         ...
 
 
+class Nap:
+    """Calls of a scheduler that have nothing to run: the next one at `call_ns`, and each is followed by a nap of
+    `nap_ns`. Of each, `launch_ns` pass up to the look at transfers, and `process_ns` then. The engine sleeps over those
+    before `until_ns`."""
+
+    def __init__(self, call_ns: int, nap_ns: int, launch_ns: int, process_ns: int) -> None:
+        self.until_ns: float = inf
+        self._call_ns, self._launch_ns = call_ns, launch_ns
+        self._period_ns = nap_ns + launch_ns + process_ns
+
+    def first_call_ns(self, now_ns: int) -> int:
+        """When the first call from `now_ns` on is, ns."""
+        return self._call_ns + max(-(-(now_ns - self._call_ns) // self._period_ns), 0) * self._period_ns
+
+    def first_look_ns(self, over_ns: int) -> int:
+        """When the first call is whose look notices what is over at `over_ns`, ns."""
+        return self.first_call_ns(over_ns - self._launch_ns)
+
+
 class Engine:
     """One engine from the start of its replica to its end or failure."""
 
@@ -96,6 +118,8 @@ class Engine:
         self._is_asleep = False  # over steps that are not simulated yet, as they have no observable events
         self._alarm: simpy.Event | None = None  # before which it need not wake
         self._reached_ns = 0  # the end of the last step that was simulated, or ahead of results of its launch
+        self._roused_ns = 0  # when it was last to wake
+        self._nap: Nap | None = None  # over which it sleeps
 
     def load(self) -> EngineLoad:
         """What the engine's metrics say now."""
@@ -113,19 +137,37 @@ class Engine:
         self._counted_steps += count
         return EngineWork(output_tokens, busy_ns)
 
-    def rouse(self) -> None:
-        """Wakes the engine if it sleeps."""
+    def rouse(self, now_ns: int = 0) -> None:
+        """Wakes the engine if it rests, at `now_ns` if that is ahead of SimPy's time."""
+        self._roused_ns = now_ns
         if self.wake is not None:
             wake, self.wake = self.wake, None
             wake.succeed()
 
     def cut(self, now_ns: int) -> None:
         """Wakes the engine if it sleeps, for a request or a reader of its load: simulates steps up to `now_ns`."""
+        if self._nap is not None:
+            self._call_at(self._nap.first_call_ns(now_ns))
+        elif self._alarm is not None and self._is_asleep:
+            self._leap(now_ns)
+            self._set_alarm(int(self.fleet.env.now))
+
+    def sent(self, told_ns: int) -> None:
+        """Takes note, if the engine sleeps over naps, that it will notice the end of a transfer from `told_ns` on."""
+        if self._nap is not None:
+            self._call_at(self._nap.first_look_ns(told_ns))
+
+    def _call_at(self, call_ns: int) -> None:
+        """Has the engine sleep over naps up to `call_ns` at most."""
+        nap = self._nap
+        if nap is not None and call_ns < nap.until_ns:
+            nap.until_ns = call_ns
+            self._set_alarm(call_ns)
+
+    def _set_alarm(self, at_ns: int) -> None:
         old, env = self._alarm, self.fleet.env
-        if old is None or not self._is_asleep:
-            return
-        self._leap(now_ns)
-        self._alarm = env.timeout(0)
+        assert old is not None, "it sleeps"
+        self._alarm = env.timeout(at_ns - int(env.now))
         self._alarm.callbacks, old.callbacks = old.callbacks, []  # who waited for the old one waits for this
 
     def is_over(self) -> bool:
@@ -148,13 +190,16 @@ class Engine:
         request arrived as the engine slept: its steps up to then have no observable events.
         """
         env, peek, runs_ahead = self.fleet.env, self.fleet.env.peek, self.fleet.plans
-        leaps = self.leaps
+        leaps, connected = self.leaps, self.core.connected
+        connector = None if connected is None else connected.connector
         loop = crank(self.core, self, drains=self.drains, settles=True)
         wait, now_ns = next(loop), int(env.now)
         while True:
             phase: int | None = None
             if isinstance(wait, Busy):
                 now_ns, phase = wait.until_ns, END if wait.work == "process" else None
+                if wait.unchanged and leaps.over_naps:
+                    now_ns = yield from self._doze(now_ns)
             elif wait is ENTER:
                 if leaps.precede_calls:
                     self._reached_ns = now_ns
@@ -170,6 +215,8 @@ class Engine:
                     yield env.timeout(now_ns - int(env.now))
                     if not self.alive:
                         return
+                if connector is not None and connector.pulling and peek() <= now_ns:
+                    yield Phase(env, PULL + self.slot.number)  # engines share links
                 if wait.batch is not None:
                     self._execute(wait.batch, now_ns)
                     self._reached_ns = now_ns
@@ -188,7 +235,7 @@ class Engine:
                     self._through()
                 if self.alive:
                     yield from self._rest(wait if isinstance(wait, Idle) else None, now_ns)
-                    now_ns = max(now_ns, int(env.now))
+                    now_ns = max(now_ns, int(env.now), self._roused_ns)
             # While no other process acts up to then, or the engine is behind, no event need be waited for.
             if now_ns >= env.now and not (runs_ahead and peek() > now_ns):
                 if now_ns > env.now:
@@ -213,12 +260,30 @@ class Engine:
                 if not self.alive:
                     return
                 if self._is_asleep:  # no request arrived
-                    self._leap(self._horizon_ns())
+                    self._leap_on()
             elif has_leapt:
                 return
             else:
-                self._leap(self._horizon_ns())
+                self._leap_on()
             has_leapt = True
+
+    def _doze(self, call_ns: int) -> Generator[simpy.Event, Any, int]:
+        """Sleeps over calls that have nothing to run, of which `call_ns` is the next; returns when the first other one
+        is, in ns."""
+        fleet, env, due_ns = self.fleet, self.fleet.env, self.leaps.naps_until_ns()
+        if due_ns is None:
+            return call_ns
+        core = self.core
+        self._nap = nap = Nap(call_ns, core.loop.nap_ns, *core.executor.host_ns(None))
+        if due_ns < inf:
+            nap.until_ns = nap.first_look_ns(int(due_ns))
+        if not (fleet.plans and env.peek() > nap.until_ns):
+            self._alarm = env.event()
+            if nap.until_ns < inf:
+                self._alarm = env.timeout(int(nap.until_ns) - int(env.now))
+            yield self._alarm
+        self._nap = None
+        return int(nap.until_ns)
 
     def _alarm_ns(self) -> int | None:
         """The time in ns until which the engine may sleep, unless a request arrives; None where it is to go on, since
@@ -232,6 +297,14 @@ class Engine:
             return None
         until_ns = self.leaps.quiet_until_ns(self._reached_ns)
         return None if until_ns is None or until_ns <= fleet.horizon_ns() else until_ns
+
+    def _leap_on(self) -> None:
+        """Simulates steps like the latest up to the next event."""
+        if self.fleet.tells_ahead and self._reached_ns >= self.fleet.env.now:
+            self._is_asleep = False
+            self._reached_ns = self.leaps.leap(self._reached_ns, self._horizon_ns, self.tell)
+        else:
+            self._leap(self._horizon_ns())
 
     def _leap(self, horizon_ns: float) -> None:
         """Simulates steps like the latest that come before `horizon_ns`."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from heapq import heappop, heappush
+from math import inf
 from typing import Any
 
 from batchsim.drive.fleet.clients import Clients, Replicas
@@ -26,7 +27,7 @@ from batchsim.drive.fleet.transfer import TransferConfig
 from batchsim.drive.simulate import Pulse
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import AnyWorkload, Ended, EngineEvent, HandedOver
-from batchsim.kernel.kv_transfer import KvConnector, Noticed
+from batchsim.kernel.kv_transfer import NOTHING, KvConnector, Noticed
 from batchsim.kernel.record import WAITING, Recorder
 from batchsim.kernel.types import MISSING, Arrival, Request, Resume, Sequence
 
@@ -57,6 +58,8 @@ class Pools:
         self.kept_at: dict[int, int] = {}  # by request whose KV is kept and not being pulled: its prefill engine
         self._free_ns: dict[tuple[int, int], int] = {}  # when each link is free again
         self._ends: dict[int, PoolLink] = {}
+        self.on_sent: Callable[[int, int], None] | None = None
+        """Called with the number of a prefill engine and the time in ns from which on it notices that KV was read."""
 
     def connector(self, number: int) -> KvConnector:
         """The connector of engine `number`, which is about to be made."""
@@ -77,14 +80,21 @@ class Pools:
         busy_ns = transfer.busy_ns(num_blocks * self.block_bytes)
         self._free_ns[link] = start_ns + busy_ns
         end_ns = start_ns + busy_ns + transfer.latency
-        self._ends[prefill].sent(request_id, end_ns)
+        self._sent(request_id, prefill, max(end_ns, now_ns + 1))
         return start_ns, end_ns
 
     def ended(self, request_id: int, number: int, now_ns: int) -> None:
         """Takes note that the request ended at engine `number`: what is kept for it and was not asked for is free."""
         self._ends[number].give_up(request_id, now_ns)
         if (prefill := self.kept_at.pop(request_id, None)) is not None:
-            self._ends[prefill].sent(request_id, now_ns)
+            self._sent(request_id, prefill, now_ns + 1)
+
+    def _sent(self, request_id: int, prefill: int, told_ns: int) -> None:
+        """Notes that the prefill engine may free the KV of the request from `told_ns` on: later than now, so that it
+        does not depend on which of two engines acts first at an instant."""
+        self._ends[prefill].sent(request_id, told_ns)
+        if self.on_sent is not None:
+            self.on_sent(prefill, told_ns)
 
 
 class PoolLink:
@@ -99,6 +109,7 @@ class PoolLink:
         self._kept: dict[int, Sequence] = {}
         self._sends: list[tuple[int, int, Sequence]] = []
         self._pulls: list[_Pull] = []
+        self._loaded_ns: float = inf  # when the first of the pulls is over
 
     def pulls(self, request: Request) -> bool:
         return not self._is_prefill
@@ -117,12 +128,19 @@ class PoolLink:
     def begin(self, seq: Sequence, num_blocks: int, now_ns: int) -> None:
         start_ns, end_ns = self._pools.begin(seq.request.id, self._number, num_blocks, now_ns)
         self._pulls.append(_Pull(seq, now_ns, start_ns, end_ns))
+        self._loaded_ns = min(self._loaded_ns, end_ns)
+
+    def due_ns(self) -> float:
+        return min(self._loaded_ns, self._sends[0][0]) if self._sends else self._loaded_ns
 
     def over(self, now_ns: int) -> Noticed:
         for pull in self._pulls:
             self._write(pull, now_ns)
+        if now_ns < self.due_ns():
+            return NOTHING
         over = [pull.seq for pull in self._pulls if pull.end_ns <= now_ns]
         self._pulls = [pull for pull in self._pulls if pull.end_ns > now_ns]
+        self._loaded_ns = min([pull.end_ns for pull in self._pulls], default=inf)
         sent: list[Sequence] = []
         while self._sends and self._sends[0][0] <= now_ns:
             sent.append(heappop(self._sends)[2])
@@ -175,7 +193,7 @@ class PooledClients(Clients):
         number = self.router.route(asked, "prefill", self.pools.prefill)
         sent.since_ns = now_ns
         self.num_outstanding += 1
-        self._submit_to(number, replace(arrival, request=asked, output_tokens=1))
+        self._submit_to(number, replace(arrival, request=asked, output_tokens=1), now_ns)
 
     def tell(self, engine: Engine, events: Iterable[EngineEvent], now_ns: int) -> None:
         for event in events:
@@ -190,13 +208,14 @@ class PooledClients(Clients):
         core = engine.core
         assert isinstance(core, PrefillCore), "decode engines hand nothing over"
         arrival = replace(self.in_flight[request.id].now(now_ns), resume=core.handed.pop(request.id))
-        self._submit_to(self.router.route(arrival.request, "decode", self.pools.decode), arrival)
+        self._submit_to(self.router.route(arrival.request, "decode", self.pools.decode), arrival, now_ns)
 
-    def _submit_to(self, number: int, arrival: Arrival) -> None:
+    def _submit_to(self, number: int, arrival: Arrival, now_ns: int) -> None:
         engine = self.fleet.slots[number].engine
         assert engine is not None, "engines of pools are always up"
+        engine.cut(now_ns)
         engine.core.submit(arrival)
-        engine.rouse()
+        engine.rouse(now_ns)
 
 
 class PooledFleet(Fleet):
@@ -210,12 +229,21 @@ class PooledFleet(Fleet):
         workload: AnyWorkload,
         pools: Pools,
         stop_ns: int | None = None,
+        leap: bool = True,
         pulse: Pulse | None = None,
     ) -> None:
         self.pools = pools
         plan = FleetPlan(pools.decode.stop)
-        # Each launch of a step is a look at transfers, which others bring about: steps are not leapt over.
-        super().__init__(env, new_engine, router, plan, workload, True, stop_ns, False, pulse)
+        super().__init__(env, new_engine, router, plan, workload, True, stop_ns, leap, pulse)
+        # An engine sleeps until something arrives, of which others tell it in time; so it may where answers cause
+        # arrivals too.
+        self.plans = self.tells_ahead = leap
+        pools.on_sent = self._sent
+
+    def _sent(self, number: int, told_ns: int) -> None:
+        engine = self.slots[number].engine
+        assert engine is not None, "engines of pools are always up"
+        engine.sent(told_ns)
 
     def _new_clients(self, router: Router, workload: AnyWorkload) -> Clients:
         return PooledClients(self, router, workload, self.pools)
@@ -232,12 +260,13 @@ def simulate_pools(
     *,
     stop_ns: int | None = None,
     until_ns: int = 0,
+    leap: bool = True,
     join: bool = True,
     pulse: Pulse | None = None,
 ) -> FleetRun:
     """Runs `workload` through the engines of `pools`, each a `new_engine(number)`, to its end; as `simulate_fleet`."""
 
     def new_fleet(env: Any) -> Fleet:
-        return PooledFleet(env, new_engine, router, workload, pools, stop_ns, pulse)
+        return PooledFleet(env, new_engine, router, workload, pools, stop_ns, leap, pulse)
 
     return run_fleet(new_fleet, until_ns, join=join)

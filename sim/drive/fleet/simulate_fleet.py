@@ -135,6 +135,7 @@ class Fleet:
         self.clients = self._new_clients(router, workload)
         # Whether an engine may sleep beyond the next arrival: its load is read only as requests come to it.
         self.plans = leap and not self.feeds_back and not self.clients.shows_loads
+        self.tells_ahead = False
         self.slots = [Slot(number) for number in range(plan.most)]
         self.up: list[int] = []
         self.spans: list[ReplicaSpan] = []

@@ -30,7 +30,8 @@ def recommendation(tables: Tables, currency: str) -> list[Sentence]:
         return cell(tables, table, index if table == "configurations" else 0, column)
 
     row = tables["configurations"][index]
-    engines = "replica" if row["replicas"] == 1 else "replicas"
+    one = "set of engines" if " prefill" in row["policy"] else "replica"  # as the name of a search's choice says it
+    engines = one if row["replicas"] == 1 else {"replica": "replicas"}.get(one, "sets of engines")
     first: Sentence = ["Run ", of("replicas"), f" {engines} on ", of("gpu"), " under ", of("policy")]
     if "router " not in row["policy"]:  # else a search has chosen it, and its name says so
         first += [" behind ", of("router", "recommendation")]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any, cast, get_args, get_type_hints
 
 from batchsim.base.errors import CalibrationError
@@ -15,7 +13,7 @@ from batchsim.report.layout import fit
 from batchsim.results.heading import heading, kv_text
 from batchsim.results.known_gaps import check_gaps
 from batchsim.scenario import Scenario
-from batchsim.scenario.command_lines.engines import command_of
+from batchsim.scenario.command_lines.engines import command_of, command_of_side
 from batchsim.scenario.command_lines.lines import OPTIONS_FILE, Written
 from batchsim.scenario.deployment_config import DeploymentConfig
 from batchsim.scenario.setup import Group, Setup
@@ -65,23 +63,12 @@ def shown_deployment(scenario: Scenario) -> ShownDeployment:
     if replicas is not None and replicas.transfer is not None:
         of = {f"{spec.name}, {side.name}": spec.config for side in sides for spec in side.setup.scenario.specs}
         deployed = (side for side in sides if isinstance(side.setup.scenario.cost, DeploymentConfig))
-        commands = {side.name: _side_command(side, scenario.plain) for side in deployed}
+        commands = {side.name: command_of_side(side.setup.scenario, side.name, scenario.plain) for side in deployed}
         return ShownDeployment(title, kv, missing, of, None, commands)
     policies = {spec.name: spec.config for spec in scenario.specs}
     is_one = replicas is None or not replicas.are_models  # whose command is that of all engines
     command = command_of(scenario) if is_one and isinstance(scenario.cost, DeploymentConfig) else None
     return ShownDeployment(title, kv, missing, policies, command)
-
-
-def _side_command(side: Group, plain: dict[str, Any]) -> Written:
-    """The command that starts an engine of a side of `plain`, a scenario whose prefill and decode are apart."""
-    own = plain["replicas"]["groups"][side.name].get("kv") or plain.get("kv")
-    scenario = replace(side.setup.scenario, plain={**plain, "kv": own})
-    passes = json.dumps(
-        {"kv_connector": "NixlConnector", "kv_role": scenario.specs[0].config.kv_role}, separators=(",", ":")
-    )
-    written = command_of(scenario)
-    return replace(written, line=f"{written.line} --kv-transfer-config {shlex.quote(passes)}")
 
 
 def _knobs(config: Any) -> str:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from batchsim.base.errors import ScenarioError
 from batchsim.deployment.catalog import hugging_face_id, read_model
@@ -63,6 +67,17 @@ def command_of(scenario: Scenario, policy: str | None = None) -> Written:
     written, own = write_command(keys_of(scenario, policy), deployment_of(scenario).engine), _own(scenario, policy)
     others = tuple(f"policy {spec.name}" for spec in specs if spec is not own)
     return replace(written, unsaid=(*written.unsaid, *others))
+
+
+def command_of_side(scenario: Scenario, side: str, plain: Mapping[str, Any]) -> Written:
+    """The command line that starts an engine of a `side`, prefill or decode, of `plain`, a scenario where these are
+    apart; `scenario` is that of such an engine."""
+    own = plain["replicas"]["groups"][side].get("kv") or plain.get("kv")
+    passes = json.dumps(
+        {"kv_connector": "NixlConnector", "kv_role": scenario.specs[0].config.kv_role}, separators=(",", ":")
+    )
+    written = command_of(replace(scenario, plain={**plain, "kv": own}))
+    return replace(written, line=f"{written.line} --kv-transfer-config {shlex.quote(passes)}")
 
 
 def deployment_of(scenario: Scenario) -> DeploymentConfig:

@@ -11,7 +11,7 @@ import numpy as np
 from batchsim.results.fleet_inputs import energy_words
 from batchsim.results.heading import measured_at
 from batchsim.results.provenance import provenance
-from batchsim.scenario.command_lines.engines import command_of
+from batchsim.scenario.command_lines.engines import command_of, command_of_side
 from batchsim.scenario.command_lines.lines import Written
 from batchsim.scenario.deployment_config import DeploymentConfig
 from batchsim.study.planning.batches import BATCHES
@@ -56,6 +56,7 @@ def assumptions(planned: Planned) -> list[dict[str, Any]]:
          " and never fails"),
         ("replicas", "alike, each an engine of its own, all simulated together; at most"
          f" {plan.max_replicas} of a kind; none fails unless said"),
+        *_told_pools(planned),
         ("measured at", measured_at(planned.book.setup(Ask(planned.groups[0])))),
         ("month", f"{HOURS_A_MONTH:g} hours, each like the planned traffic; all GPUs are paid for all the time"),
         ("other hours", _told_parts(planned)),
@@ -79,9 +80,9 @@ def assumptions(planned: Planned) -> list[dict[str, Any]]:
         if setup.deployment_text:
             rows.append((f"deployment on {name}", setup.deployment_text))
         if isinstance(setup.scenario.cost, DeploymentConfig):
-            written = command_for(planned, group)
-            rows.append((f"{COMMAND} {name}", written.line))
-            rows += [(f"{UNSAID} {name}", ", ".join(written.unsaid))] if written.unsaid else []
+            for written in commands_for(planned, group):
+                rows.append((f"{COMMAND} {name}", written.line))
+                rows += [(f"{UNSAID} {name}", ", ".join(written.unsaid))] if written.unsaid else []
         rows.append((f"step times of {name}", setup.cost_text.removeprefix("cost: ")))
         error = setup.cost_error
         rows.append((f"their error on {name}", f"{error}: {error.source}"))
@@ -104,10 +105,25 @@ def assumptions(planned: Planned) -> list[dict[str, Any]]:
     return [{"what": what, "assumed": assumed} for what, assumed in rows]
 
 
-def command_for(planned: Planned, group: GpuGroup) -> Written:
-    """The command line that starts a replica of a group under its policy. ScenarioError as `command_of` raises it."""
+def commands_for(planned: Planned, group: GpuGroup) -> list[Written]:
+    """The command line that starts a replica of a group under its policy, or those of a prefill and of a decode engine.
+    ScenarioError as `command_of` raises it."""
+    setup = planned.book.setup(Ask(group))
+    if group.is_apart:
+        return [command_of_side(side.setup.scenario, side.name, setup.scenario.plain) for side in setup.groups]
     alone = planned.demand.plan.free is not None  # a search makes a scenario of the group's policy alone
-    return command_of(planned.book.setup(Ask(group)).scenario, None if alone else group.policy)
+    return [command_of(setup.scenario, None if alone else group.policy)]
+
+
+def _told_pools(planned: Planned) -> list[tuple[str, str]]:
+    if not any(group.is_apart for group in planned.groups):
+        return []
+    written = planned.demand.scenario.plain["plan"]["transfer"]
+    transfer = ", ".join(f"{name} {value}" for name, value in written.items())
+    return [
+        ("pools", "where prefill and decode are apart a replica is a set of engines; of several sets those of a side"
+         f" are one pool, taken in turn; transfers: {transfer}; one replica more or less is a whole set")
+    ]  # fmt: skip
 
 
 def _shown(planned: Planned, gpu: str) -> GpuGroup:

@@ -12,7 +12,7 @@ import yaml
 
 from batchsim.base.errors import ScenarioError
 from batchsim.scenario.deployment_config import DeploymentConfig
-from batchsim.study.planning.assumptions import command_for
+from batchsim.study.planning.assumptions import commands_for
 from batchsim.study.planning.make import Planned
 from batchsim.study.planning.probe import Ask
 
@@ -24,19 +24,20 @@ _HEADS = {"vllm": ("vllm", "serve")}
 
 
 def manifest(planned: Planned) -> str:
-    """The manifest as YAML; "" where nothing holds, or the recommended GPU is no deployment of an engine with an image.
+    """The manifest as YAML; "" where nothing holds, prefill and decode are apart, which a Service does not join, or the
+    recommended GPU is no deployment of an engine with an image.
 
     Its router is Kubernetes' own, which balances connections: a router that the plan assumed is not part of it.
     """
     held = None if planned.best is None else planned.held(planned.best)
-    if held is None:
+    if held is None or held.ask.group.is_apart:
         return ""
     setup = planned.book.setup(Ask(planned.groups[planned.best or 0]))
     config, group = setup.scenario.cost, held.ask.group
     if not isinstance(config, DeploymentConfig) or config.engine not in _IMAGES:
         return ""
     try:
-        written = command_for(planned, planned.groups[planned.best or 0])
+        written = commands_for(planned, planned.groups[planned.best or 0])[0]
     except ScenarioError:
         return ""
     words = shlex.split(written.line)[len(_HEADS[config.engine]) :]

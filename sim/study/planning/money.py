@@ -17,8 +17,8 @@ MILLION = 1e6
 
 @dataclass(frozen=True)
 class Bought:
-    """What a replica is made of: `gpus` of a `price` an hour each, and `memory` of its host, whose price an hour is of
-    all of it."""
+    """What a group's replicas are bought as: `gpus` of a `price` an hour each, of a replica or of a set of prefill and
+    decode engines, and `memory` of its host, whose price an hour is of all of it."""
 
     price: float
     gpus: int

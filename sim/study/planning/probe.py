@@ -19,21 +19,21 @@ from batchsim.scenario.setup import Setup
 from batchsim.study.planning.batches import BATCHES, batch_attainments
 from batchsim.study.planning.demand import ONE_COPY, Demand, Variation
 from batchsim.study.planning.money import Bought, memory_per_hour
+from batchsim.study.planning.split import DEPLOYED, MIXED, POOLS, Side, split_of, split_text
 from batchsim.study.sweep.points import Sweep
 from batchsim.study.sweep.search import side_by_side
 
 T = TypeVar("T")
 OVERLOADED = "overloaded"
 PLANNED = Variation()
-DEPLOYED = ("tp", "pp", "ep", "dp_attention", "weights", "moe", "kv")
-"""Of a plan's `free`, the keys of the GPUs' deployments."""
 TIERS = "kv.tiers"
 """Of a plan's `free`, all tiers, and the key of which their own are parts: `kv.tiers.0.size`."""
 
 
 @dataclass(frozen=True)
 class GpuGroup:
-    """A number of replicas of one kind of GPU under one policy (`policy` is the name with its variant).
+    """A number of replicas of one kind of GPU under one policy (`policy` is the name with its variant). Where prefill
+    and decode are apart, a replica is a set of engines of both kinds.
 
     `knobs` are what a search chose of the plan's `free`, but GPU and policy: pairs of name and value as JSON.
     """
@@ -48,6 +48,11 @@ class GpuGroup:
         """The policy with the knobs that were chosen, as tables show it."""
         chosen = ", ".join(f"{name} {_brief(json.loads(text))}" for name, text in self.knobs)
         return f"{self.policy}: {chosen}" if chosen else self.policy
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether prefill and decode are on engines of their own."""
+        return json.loads(dict(self.knobs).get(POOLS, f'"{MIXED}"')) != MIXED
 
 
 @dataclass(frozen=True)
@@ -193,9 +198,13 @@ class Book:
         stated = {name: chosen.pop(name) for name in DEPLOYED if name in chosen}
         tiers = {name: chosen.pop(name) for name in [*chosen] if is_of_tiers(name)}
         router = chosen.pop("router", written["router"])
-        texts = [f"cost={_flow(written['gpus'][group.gpu]['cost'] | stated)}", *self.demand.overrides(ask.change)]
+        split, cost = split_of(chosen.pop(POOLS, MIXED)), written["gpus"][group.gpu]["cost"] | stated
+        texts = [f"cost={_flow(cost)}", *self.demand.overrides(ask.change)]
         texts += [f"{name}={_flow(value)}" for name, value in tiers.items()]
-        if group.replicas > 1:
+        if split is not None:
+            pools: dict[str, Any] = {side: each.pool(cost, group.replicas) for side, each in split.items()}
+            texts += ["plan=null", f"pools={_flow(pools | {'transfer': written['transfer']})}"]
+        elif group.replicas > 1:
             texts.append(f"replicas={{count: {group.replicas}, router: {_flow(router)}}}")
         if self.demand.plan.free is not None:  # alone: KV memory is left beside the largest step of its own policy
             texts.append(f"policies={_flow(policy_alone(self.demand.scenario, group.policy, chosen))}")
@@ -219,21 +228,26 @@ class Book:
             raise type(error)(f"{where}: plan.gpus.{gpu}: {message}{hint}") from None
 
     def offer(self, group: GpuGroup) -> Bought:
-        """What a replica of a group is bought as: the plan's offer with the knobs of the group."""
-        plan = self.demand.plan
+        """What a group's replicas are bought as: the plan's offer with what the group's knobs make of it."""
+        plan, knobs = self.demand.plan, dict(group.knobs)
         offer = plan.gpus[group.gpu]
-        stated = {name: json.loads(text) for name, text in group.knobs if name in DEPLOYED}
-        cost = replace(offer.cost, **stated) if stated else offer.cost
+        stated = {name: json.loads(text) for name, text in knobs.items() if name in DEPLOYED}
+        split = split_of(json.loads(knobs.get(POOLS, f'"{MIXED}"')))
+        sides = [Side(1)] if split is None else split.values()
+        costs = [(side.count, replace(offer.cost, **{**stated, **side.stated})) for side in sides]
         price = plan.host_memory_price
         memory = 0.0 if price is None else memory_per_hour(self.host_bytes(group), price)
-        return Bought(offer.price, cost.num_gpus, memory)
+        return Bought(offer.price, sum(count * cost.num_gpus for count, cost in costs), memory)
 
     def host_bytes(self, group: GpuGroup) -> int:
         """Bytes of its host's memory that a replica of a group takes for KV."""
         texts = tuple(f"{name}={text}" for name, text in group.knobs if is_of_tiers(name))
         if texts not in self._host_bytes:
             kv = changed(self.demand.scenario, texts).file.kv if texts else self.demand.scenario.file.kv
-            self._host_bytes[texts] = sum(tier.size for tier in kv.tiers or ())
+            sizes = [tier.size for tier in kv.tiers or ()]
+            if None in sizes:
+                raise ScenarioError("plan: host_memory_price needs the size of kv.tiers. Write size: 64GB, say.")
+            self._host_bytes[texts] = sum(filter(None, sizes))
         return self._host_bytes[texts]
 
     def seeds(self, change: Variation) -> tuple[int, ...]:
@@ -325,6 +339,8 @@ def with_replicas(group: GpuGroup, replicas: int) -> GpuGroup:
 
 def _brief(value: Any) -> str:
     """A knob's value in a name: a mapping of a kind alone, as routers are, by its kind."""
+    if isinstance(value, dict) and "prefill" in value:
+        return split_text(value)
     return str(value["kind"]) if isinstance(value, dict) and [*value] == ["kind"] else _flow(value).strip('"')
 
 

@@ -13,7 +13,8 @@ from batchsim.base.ranges import MAX_CHOICES
 from batchsim.drive.fleet.routing import ROUTERS
 from batchsim.scenario import Scenario, changed
 from batchsim.scenario.deployment_config import DeploymentConfig
-from batchsim.study.planning.probe import DEPLOYED, TIERS, GpuGroup, is_of_tiers, policy_alone
+from batchsim.study.planning.probe import TIERS, GpuGroup, is_of_tiers, policy_alone
+from batchsim.study.planning.split import DEPLOYED, POOLS, check_split, split_of
 
 GPU, POLICY, ROUTER = "gpu", "policy", "router"
 
@@ -41,17 +42,19 @@ def space_of(scenario: Scenario) -> Space:
     count = len(gpus) * len(policies) * prod(len(values) for values in knobs.values())
     if count > MAX_CHOICES:
         raise _error(scenario, f"spans {count:,} configurations. List values for at most {MAX_CHOICES:,}.")
-    groups = tuple(
+    groups = [
         GpuGroup(gpu, policy, 1, tuple((name, _json(value)) for name, value in zip(knobs, picked, strict=True)))
         for gpu in gpus
         for policy in policies
         for picked in itertools.product(*knobs.values())
-    )
-    return Space(groups, {GPU: gpus, POLICY: policies, **knobs})
+    ]
+    different = dict.fromkeys(without_router(group) if group.is_apart else group for group in groups)
+    return Space(tuple(different), {GPU: gpus, POLICY: policies, **knobs})
 
 
 def without_router(group: GpuGroup) -> GpuGroup:
-    """The group without a choice of router, which one replica alone has no use for."""
+    """The group without a choice of router, which one replica alone has no use for, nor have pools, whose engines are
+    taken in turn."""
     return GpuGroup(group.gpu, group.policy, group.replicas, tuple(knob for knob in group.knobs if knob[0] != ROUTER))
 
 
@@ -68,6 +71,8 @@ def _checked(scenario: Scenario, name: str, values: list[Any], gpus: list[str], 
     assert plan is not None, "checked before"
     if name == ROUTER:
         return [_router(scenario, value) for value in values]
+    if name == POOLS:
+        return [_split(scenario, value, gpus) for value in values]
     if name in DEPLOYED:
         for gpu in gpus:
             cost = plan.gpus[gpu].cost
@@ -87,7 +92,7 @@ def _checked(scenario: Scenario, name: str, values: list[Any], gpus: list[str], 
         spec = next(spec for spec in scenario.specs if spec.name == policy)
         known = [each.name for each in fields(spec.config)]
         if name not in known:
-            others = [GPU, POLICY, ROUTER, *DEPLOYED, f"{TIERS}.0.size"]
+            others = [GPU, POLICY, ROUTER, POOLS, *DEPLOYED, f"{TIERS}.0.size"]
             raise _error(scenario, f"{name}: {policy} has no such knob. {nearest(name, [*known, *others])}")
         for value in values:
             text = f"policies={_json(policy_alone(scenario, policy, {name: value}))}"
@@ -114,7 +119,7 @@ def _tiers(scenario: Scenario, name: str, values: list[Any], policies: list[str]
     for policy in policies:
         spec = next(spec for spec in scenario.specs if spec.name == policy)
         if spec.kind != "vllm":
-            raise _error(scenario, f"{name}: {policy} is of kind {spec.kind}, and only vllm keeps KV in tiers here.")
+            raise _error(scenario, f"{name}: {policy} is of kind {spec.kind}, and only vllm's tiers are searched.")
     sizes = set[int]()
     for value in values:
         text = f"{name}={_json(value)}"
@@ -130,6 +135,24 @@ def _tiers(scenario: Scenario, name: str, values: list[Any], policies: list[str]
             " 0/GB/month where the prices of the GPUs hold the memory.",
         )
     return values
+
+
+def _split(scenario: Scenario, value: Any, gpus: list[str]) -> Any:
+    """A number of engines that prefill and one that decode, or `mixed`. ScenarioError for what is neither, or cannot be
+    built on a GPU."""
+    plan = scenario.file.plan
+    assert plan is not None, "checked before"
+    try:
+        check_split(value)
+    except ValueError as error:
+        raise _error(scenario, f"{POOLS}: {error}") from None
+    sides = split_of(value) or {}
+    if sides and plan.transfer is None:
+        raise _error(scenario, f"{POOLS} needs plan.transfer. Write transfer: {{bandwidth: 50GB/s, latency: 20us}}.")
+    stated = dict.fromkeys(key for side in sides.values() for key in side.stated)
+    for key in stated:
+        _checked(scenario, key, [side.stated.get(key) for side in sides.values()], gpus, [])
+    return value
 
 
 def _router(scenario: Scenario, value: Any) -> dict[str, Any]:

@@ -319,6 +319,8 @@ def _recommendation(planned: Planned) -> list[Row]:
 
 
 def _router(planned: Planned, group: GpuGroup) -> str:
+    if group.is_apart:
+        return "round_robin"  # of each pool
     chosen = dict(group.knobs).get("router")
     return planned.demand.plan.router.kind if chosen is None else str(json.loads(chosen)["kind"])
 

@@ -84,6 +84,9 @@ class SglangWithHiCache(Sglang):
     def notice(self) -> None:
         """Does nothing: what is over is asked by `schedule`."""
 
+    def leapt(self, batches: list[Batch]) -> None:
+        """Does nothing: no launch is a look at copies."""
+
     def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
         responses = super().cancel(seq, now_ns)
         self._submit(now_ns)

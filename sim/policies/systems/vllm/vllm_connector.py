@@ -54,6 +54,7 @@ class VllmConnector(Vllm):
         self._hits: Chunks = []  # of pulls that began in calls without a step
         self._no_room = "waiting_decode_blocks"  # why the head waits whose pull has no blocks
         self._ended_ns: int | None = None  # while ends are processed: now
+        self._has_news = False  # transfers were noticed since the last call
 
     def _new_queue(self) -> TwoQueues:
         first, second = super()._new_queue(), super()._new_queue()
@@ -75,6 +76,7 @@ class VllmConnector(Vllm):
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
         connector = self.connector
         connector.pulling, connector.hits = [], []
+        self._has_news = False
         work = super().schedule(now_ns, drain)
         if isinstance(work, Idle):
             self._hits += connector.hits
@@ -86,7 +88,22 @@ class VllmConnector(Vllm):
         return work
 
     def repeat(self, batch: Batch, now_ns: int) -> bool:
-        return False  # each launch is a look at the transfers
+        return not self._may_turn() and super().repeat(batch, now_ns)
+
+    def is_steady(self, batch: Batch) -> bool:
+        return not self._may_turn() and super().is_steady(batch)
+
+    def foreseen(self, batch: Batch) -> list[int] | None:
+        return super().foreseen(batch)  # here, as `schedule` and `complete` are replaced
+
+    def _may_turn(self) -> bool:
+        """Whether the next call may do something else, of what transfers or steps in flight have brought or blocked: a
+        sequence that lacks a block waits until the one to be preempted is in no step in flight."""
+        return bool(self._has_news or self._late or self.stalled)
+
+    def leapt(self, batches: list[Batch]) -> None:
+        self._in_flight = deque(batches)
+        self.connector.leapt(len(batches))
 
     def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
         self._in_flight.popleft()
@@ -102,8 +119,9 @@ class VllmConnector(Vllm):
 
     def notice(self) -> None:
         noticed = self.connector.processed()
-        if not (noticed.loaded or noticed.sent):
+        if noticed.is_empty:
             return
+        self._has_news = True
         failed = set(noticed.failed)
         for seq in noticed.loaded:
             if seq in self.connector.abandoned:
@@ -181,6 +199,8 @@ class VllmConnector(Vllm):
         queue, held, unknown = self.queue, list[Sequence](), list[Sequence]()
         assert isinstance(queue, TwoQueues)
         reason = ""
+        if len(self._pulling) == len(self.waiting) and not any(self._pulling.values()):
+            return self._limit(left) or "launch"  # the KV of all is on its way
         while self.waiting and not (reason := self._limit(left)):
             seq = queue.head()
             if seq in self._pulling and not self._look(seq):

@@ -25,6 +25,7 @@ from batchsim.metrics.attribution import attribute
 from batchsim.policies.systems.vllm.connector_config import VllmConnectorConfig
 from batchsim.policies.systems.vllm.vllm_connector import VllmConnector
 from tests.conformance.runs import MS, Listed, TokenCost
+from tests.record_hashes import record_hash
 from tests.support.life_sums import check_lives
 from tests.support.random_cases import random_cases
 
@@ -35,7 +36,7 @@ NAP_NS = MS
 def _asked(number: int, at_ms: float, prompt: int, output: int, **more: Any) -> Arrival:
     tokens = TokenIds.of([(prompt_stream(more.pop("stream", number + 100)), 0, prompt)])
     cancel_ms = more.pop("cancel_ms", None)
-    request = Request(number, int(at_ms * MS), prompt, output, tokens=tokens, **more)
+    request = Request(number, int(at_ms * MS), prompt, output + more.pop("beyond", 0), tokens=tokens, **more)
     return Arrival(request, output, None if cancel_ms is None else int(cancel_ms * MS))
 
 
@@ -52,7 +53,8 @@ class _Case:
     stop_ns: int | None = None
     cores: list[EngineCore] = field(default_factory=list[EngineCore])
 
-    def run(self) -> FleetRun:
+    def run(self, *, leap: bool = True) -> FleetRun:
+        self.cores = []
         pools = Pools(self.prefill, self.decode, self.transfer, 16_000)
 
         def new_engine(number: int) -> EngineCore:
@@ -72,7 +74,8 @@ class _Case:
             return core
 
         router = RoundRobinConfig().build(0)
-        run = simulate_pools(new_engine, router, pools, Listed(tuple(self.arrivals)), stop_ns=self.stop_ns)
+        workload = Listed(tuple(self.arrivals))
+        run = simulate_pools(new_engine, router, pools, workload, stop_ns=self.stop_ns, leap=leap)
         for core in self.cores:
             core.check_returned()
         return run
@@ -174,6 +177,7 @@ def _cases(draw: st.DrawFn) -> _Case:
         more: dict[str, Any] = {} if cancel is None else {"cancel_ms": at_ms + cancel}
         stream, priority = draw(st.integers(0, 30)), draw(st.integers(0, 2))
         prompt, output = draw(st.integers(1, 200)), draw(st.integers(1, 40))
+        more["beyond"] = draw(st.sampled_from([0, 0, 5]))  # tokens that a stop token saves
         asked.append(_asked(number, at_ms, prompt, output, stream=stream, priority=priority, **more))
     transfer = TransferConfig(
         bandwidth=draw(st.sampled_from([1e7, 1e8, 1e12])),
@@ -206,3 +210,14 @@ def test_requests_and_blocks_are_conserved(case: _Case) -> None:
     patient = np.array([arrival.cancel_ns is None for arrival in case.arrivals])
     assert finished[patient].all()
     check_lives(run.records)
+
+
+@given(_cases(), st.sampled_from([None, None, 30.0, 90.0]))
+@random_cases(60)
+def test_leaps_and_naps_slept_over_change_no_record(case: _Case, stop_ms: float | None) -> None:
+    """Engines leap over steps and sleep over calls that have nothing to run until something arrives, a transfer is over
+    or a timer is due: the rows are those of stepping, and the run ends when it does."""
+    case.stop_ns = None if stop_ms is None else int(stop_ms * MS)
+    leapt, stepped = case.run(), case.run(leap=False)
+    assert record_hash(leapt.records) == record_hash(stepped.records)
+    assert leapt.end_ns == stepped.end_ns

@@ -146,7 +146,7 @@ def test_sizes_of_tiers_are_searched_at_their_price(tmp_path: Path) -> None:
     months = [cost_per_month(book.offer(group), 3) for group in groups]
     assert months == pytest.approx([3 * (2 * 730 + 2 * 1.5), 3 * (2 * 730 + 64 * 1.5)])
     tier = book.setup(Ask(replace(groups[0], replicas=3))).groups[0].setup.tier
-    assert tier is not None and tier.config.size == 2 * 10**9
+    assert tier is not None and tier.vllm is not None and tier.vllm.config.size == 2 * 10**9
     whole = tiered(tmp_path, "plan.free={policy: [vllm], kv.tiers: [[], [{kind: host, size: 8GB}]]}")
     book, groups = Book(demand_of(whole), Sweep(tmp_path / "r")), space_of(whole).groups
     assert [book.offer(group).memory * 730 for group in groups] == pytest.approx([0, 12])
@@ -168,7 +168,7 @@ def test_the_price_of_a_gpu_beside_memory() -> None:
     [
         (
             ["plan.free={policy: [vllm, continuous], kv.tiers.0.size: [2GB]}"],
-            "t.yaml:15: plan.free: kv.tiers.0.size: continuous is of kind continuous, and only vllm keeps KV in tiers",
+            "t.yaml:15: plan.free: kv.tiers.0.size: continuous is of kind continuous, and only vllm's tiers are searched",
         ),
         (
             ["kv.tiers=[]"],
