@@ -128,6 +128,8 @@ class PoolLink:
     def begin(self, seq: Sequence, num_blocks: int, now_ns: int) -> None:
         start_ns, end_ns = self._pools.begin(seq.request.id, self._number, num_blocks, now_ns)
         self._pulls.append(_Pull(seq, now_ns, start_ns, end_ns))
+        for reason in (TRANSFER_QUEUE, TRANSFER):  # texts get their numbers now, whenever the states are written
+            self.recorder.text(reason)
         self._loaded_ns = min(self._loaded_ns, end_ns)
 
     def due_ns(self) -> float:

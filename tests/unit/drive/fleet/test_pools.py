@@ -121,7 +121,7 @@ def test_a_prompt_waits_for_blocks_at_its_decode_engine() -> None:
     waits = parts[parts["part"] == "queued:waiting_decode_blocks"]
     assert waits["request_id"].tolist() == [1]
     first, second = run.records.requests
-    assert second["first_token_ns"] > first["last_token_ns"] > int(waits["ns"].iloc[0])
+    assert second["first_token_ns"] > first["last_token_ns"] > int(np.asarray(waits["ns"])[0])
     check_lives(run.records)
 
 
