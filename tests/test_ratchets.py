@@ -40,7 +40,7 @@ LINES = {
     "kv": 3200,
     "metrics": 4100,
     "policies": 300,
-    "policies.families": 2550,
+    "policies.families": 2600,
     "policies.systems": 8750,
     "report": 1400,
     "report.page": 1850,
@@ -58,6 +58,7 @@ LINES = {
     "view": 1200,
     "workload": 6250,
     "workload.traces": 2750,
+    "testing": 1400,
     "tools": 2950,
 }
 """The most lines of Python that each room of tests/test_architecture.py may have."""

@@ -57,19 +57,27 @@ def check_allowed(kind: str, *, allow_code: bool) -> None:
         )
 
 
+def policy_and_config(kind: str | type) -> tuple[type[PolicyConfig], Any]:
+    """Config and class of a registered policy by its name, or of a class that is one. ScenarioError for any other."""
+    return _registered()[kind] if isinstance(kind, str) else (_config_of(kind, kind.__qualname__), kind)
+
+
 def _policy(kind: str) -> tuple[type[PolicyConfig], Any]:
+    module_name, _, name = kind.partition(":")
+    policy = getattr(importlib.import_module(module_name), name)
+    return _config_of(policy, kind), policy
+
+
+def _config_of(policy: Any, kind: str) -> type[PolicyConfig]:
     from batchsim.kernel.policy_config import PolicyConfig
 
-    module_name, _, name = kind.partition(":")
-    module = importlib.import_module(module_name)
-    policy = getattr(module, name)
     missing = [method for method in _METHODS if not callable(getattr(policy, method, None))]
     if missing:
         raise ScenarioError(
             f"{kind} has no {', '.join(missing)}. See the Scheduler protocol in batchsim.kernel.protocols."
         )
     config = getattr(policy.__init__, "__annotations__", {}).get("config")
-    config = getattr(module, config, None) if isinstance(config, str) else config
+    config = getattr(sys.modules[policy.__module__], config, None) if isinstance(config, str) else config
     if config is None and policy.__init__ is not object.__init__:  # compiled functions have no annotations
         config = next((asked for asked, ours in _registered().values() if ours.__init__ is policy.__init__), None)
     if not isinstance(config, type) or not is_dataclass(config):
@@ -82,7 +90,7 @@ def _policy(kind: str) -> tuple[type[PolicyConfig], Any]:
             f"{kind}: its config is no PolicyConfig, which tells slots, KV memory and knobs. Write"
             f" class {config.__name__}(PolicyConfig), from {PolicyConfig.__module__}."
         )
-    return config, policy
+    return config
 
 
 @contextmanager

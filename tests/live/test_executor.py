@@ -25,9 +25,9 @@ from batchsim.kernel.record import Recorder
 from batchsim.kernel.tokens import TokenIds
 from batchsim.kernel.types import Arrival, Request, Resume, Sequence
 from batchsim.policies.registry import POLICIES
+from batchsim.testing.random_configs import MAX_MODEL_LEN as CASE_MODEL_LEN
+from batchsim.testing.random_engines import Case, Listed, TokenCost, built, cases
 from tests.conformance.ahead import LaneTokenCost, asynchronous, engine_ahead
-from tests.conformance.runs import MAX_MODEL_LEN as CASE_MODEL_LEN
-from tests.conformance.runs import Case, Listed, TokenCost, built, cases
 from tests.live.checkpoints import FAMILIES, SHAPE, checkpoint, expected
 from tests.live.engines import MAX_MODEL_LEN, Timed, generate, likeliest, prompt_of
 from tests.support.engine import arrival, vllm
