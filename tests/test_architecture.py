@@ -88,7 +88,7 @@ ROOMS = {
     "serve": _room(11, "numpy", of_file="connection:h11 incoming:h11 realtime:simpy"),
     "explain": _room(11, "numpy pandas"),
     "gym": _room(11, "numpy gymnasium"),
-    "testing": _room(12, "numpy hypothesis"),
+    "testing": _room(12, "numpy hypothesis", of_file="extension:pydantic"),
     "study.sweep": _room(11, inside="ray"),
     "study.curves": _room(12, "numpy"),
     "study.planning": _room(12, "numpy pandas yaml"),

@@ -20,7 +20,7 @@ LINES = {
     "calibrate.engine": 3850,
     "calibrate.profile": 2250,
     "batchsim": 50,
-    "cli": 4400,
+    "cli": 4450,
     "api": 550,
     "base": 1350,
     "check": 50,
@@ -58,7 +58,7 @@ LINES = {
     "view": 1200,
     "workload": 6250,
     "workload.traces": 2750,
-    "testing": 1400,
+    "testing": 1900,
     "tools": 2950,
 }
 """The most lines of Python that each room of tests/test_architecture.py may have."""

@@ -21,7 +21,12 @@ except ModuleNotFoundError as error:
     ) from error
 
 from batchsim.testing.check import Check, NotAsDeclared
+from batchsim.testing.cost_checks import check_cost
+from batchsim.testing.load_checks import check_arrivals, check_predictor, check_reader
 from batchsim.testing.policy_checks import check_policy
 from batchsim.testing.router_checks import check_autoscaler, check_router
 
-__all__ = ["Check", "NotAsDeclared", "check_autoscaler", "check_policy", "check_router"]
+__all__ = [
+    "Check", "NotAsDeclared", "check_arrivals", "check_autoscaler", "check_cost", "check_policy", "check_predictor",
+    "check_reader", "check_router",
+]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from batchsim.base.errors import ScenarioError, shown
 from batchsim.base.ranges import Range
-from batchsim.base.units import Quantity
+from batchsim.base.units import NS_PER_S, Quantity
 from batchsim.policies.systems.sglang.sglang_config import SglangConfig
 from batchsim.policies.systems.tensorrt_llm.decoding_config import DecodingConfig
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig
 from batchsim.policies.systems.vidur.sarathi import ChunkSchedule
 from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
+from batchsim.workload.processes import MmppState
 
 MAX_MODEL_LEN = 400
 MS = 1_000_000
@@ -45,7 +46,7 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
     if origin in (Union, types.UnionType):
         return st.one_of([values(part) for part in get_args(hint)])
     if origin is tuple:
-        return st.lists(values(get_args(hint)[0]), max_size=3, unique=True).map(lambda v: tuple(sorted(v)))
+        return st.lists(values(get_args(hint)[0]), max_size=3, unique=True).map(_in_order)
     if origin is dict:
         return st.dictionaries(*(values(part) for part in get_args(hint)), max_size=2)
     if hint is SpeculativeConfig:
@@ -54,14 +55,22 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
         sizes = st.tuples(st.sampled_from([32, 64]), st.sampled_from([64, 96]))
         rest = st.tuples(st.sampled_from([100, MAX_MODEL_LEN]), st.integers(1, 4))
         return st.tuples(sizes, rest).map(lambda drawn: ChunkSchedule(*drawn[0], *drawn[1]))
+    if hint is MmppState:
+        rates, stays = st.sampled_from([0.1, 1.0, 5.0]), st.integers(1, 20).map(lambda s: s * NS_PER_S)
+        return st.builds(MmppState, rates, stays, st.sampled_from([0.5, 1.0, 3.0]))
     if hint is DecodingConfig:
         return drafts_of_tensorrt_llm()
     if is_dataclass(hint):
         return knobs(hint, {}).map(lambda drawn: made(hint, drawn)).filter(lambda config: config is not None)
-    simple = {int: st.integers(0, 40), bool: st.booleans(), float: st.floats(0.0, 0.3), type(None): st.none()}
+    shares = st.floats(0.0, 0.3).map(lambda share: round(share, 4))  # no rate so low that nothing ever comes
+    simple = {int: st.integers(0, 40), bool: st.booleans(), float: shares, type(None): st.none()}
     if hint not in simple:
         raise ScenarioError(f"random values of type {shown(hint)} are not known. Fix this knob: --set KNOB=VALUE.")
     return simple[hint]
+
+
+def _in_order(drawn: list[Any]) -> tuple[Any, ...]:
+    return tuple(drawn if any(is_dataclass(one) for one in drawn) else sorted(drawn))
 
 
 def _near_the_end(inner: Any, range_: Range) -> st.SearchStrategy[Any]:
@@ -108,12 +117,15 @@ def drafts_of_sglang(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @st.composite
-def knobs(draw: st.DrawFn, config: Any, fixed: Mapping[str, Any]) -> dict[str, Any]:
-    """A value for each field of a config that is not drawn APART; microseconds are up to some steps long."""
+def knobs(
+    draw: st.DrawFn, config: Any, fixed: Mapping[str, Any], asked: Collection[str] | None = None
+) -> dict[str, Any]:
+    """A value for each field of a config, or for those `asked` for, that is not drawn APART; microseconds are up to
+    some steps long."""
     hints = get_type_hints(config, include_extras=True)
     drawn = dict(fixed)
     for knob in fields(config):
-        if knob.name in APART or knob.name in fixed or not knob.init:
+        if knob.name in APART or (asked is not None and knob.name not in asked) or knob.name in fixed or not knob.init:
             continue
         of_time = knob.name.endswith(("_micros", "_microseconds"))
         drawn[knob.name] = draw(st.integers(0, 20_000) if of_time else values(hints[knob.name]))
@@ -143,13 +155,13 @@ def lone(config: Any, drawn: dict[str, Any], name: str) -> str:
 
 
 @st.composite
-def configs(draw: st.DrawFn, config: Any, fixed: Mapping[str, Any]) -> Any:
-    """A config of this type with the `fixed` knobs, its own checks deciding what is one; None where they refuse it.
+def configs(draw: st.DrawFn, config: Any, fixed: Mapping[str, Any], asked: Collection[str] | None = None) -> Any:
+    """A config of this type with the `fixed` knobs and random others, or those `asked` for; None where it refuses them.
     Token budgets are often ample.
 
     What is not simulated is left at its default, and so are some other knobs.
     """
-    drawn = draw(knobs(config, fixed))
+    drawn = draw(knobs(config, fixed, asked))
     kept = needed(config) | set(fixed)
     for knob in [knob for knob in drawn if knob not in kept]:
         if "not simulated" in lone(config, drawn, knob) or draw(st.integers(0, 3)) == 0:

@@ -124,11 +124,13 @@ class Case:
     workload: Listed
     stop_ns: int | None = None
     stages: int = 1
+    cost: Any = None
+    """The cost of its steps; None: `TokenCost`."""
 
     def engine(self, *, ids: bool = False) -> EngineCore:
         """A fresh engine; `ids`: with block ids in any case. ScenarioError if the policy refuses this memory."""
         kv = new_kv(self.config, self.num_blocks, self.block_size, self.num_swap_blocks, ids=ids)
-        cost = TokenCost(stages=self.stages)
+        cost = self.cost or TokenCost(stages=self.stages)
         loop = self.config.traits.loop.over(self.stages)
         everything = [*self.workload.known, *(arrival for _, arrival in self.workload.following)]
         context = PolicyContext(kv, MAX_MODEL_LEN, TrueLengths(everything), cost, loop)

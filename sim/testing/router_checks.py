@@ -41,7 +41,7 @@ def check_router(config: type[Config], *, knobs: Mapping[str, Any] | None = None
     """
     fixed = knobs or {}
     router = fleets.routers(config, fixed).filter(lambda one: one is not None)
-    drawn = Cases(_fleets(_engines(), router, _plans()), cases, config.__name__)
+    drawn = Cases(_fleets(engines(), router, _plans()), cases, config.__name__)
     dispatched = Cases(_dispatches(router), cases, config.__name__)
     stated = Cases(random_knobs(config, fixed), cases, config.__name__)
     return named(
@@ -67,7 +67,7 @@ def check_autoscaler(
 ) -> list[Check]:
     """The checks of an autoscaler by its config, as `check_router` has them of a router."""
     router = fleets.routers(ROUTERS["least_tokens"], {})
-    drawn = Cases(_fleets(_engines(), router, fleets.scaling(config, knobs or {})), cases, config.__name__)
+    drawn = Cases(_fleets(engines(), router, fleets.scaling(config, knobs or {})), cases, config.__name__)
     bounds = st.fixed_dictionaries({"min": st.integers(-1, 4), "max": st.integers(-1, 4)})
     odd = st.tuples(fleets.scaler_knobs(config, knobs or {}), bounds).map(lambda both: both[0] | both[1])
     stated = Cases(odd, cases, config.__name__)
@@ -85,11 +85,11 @@ def check_autoscaler(
     )
 
 
-def fleet_checks(engines: st.SearchStrategy[Case], count: int, whose: str) -> dict[str, Callable[[], None]]:
+def fleet_checks(behind: st.SearchStrategy[Case], count: int, whose: str) -> dict[str, Callable[[], None]]:
     """Checks, by name, of fleets of these engines behind any shipped router."""
     router = st.sampled_from(sorted(ROUTERS)).flatmap(lambda kind: fleets.routers(ROUTERS[kind], {}))
     plans = st.one_of(fleets.scaling(), fleets.failing())
-    drawn = Cases(_fleets(engines, router.filter(lambda one: one is not None), plans), count, whose)
+    drawn = Cases(_fleets(behind, router.filter(lambda one: one is not None), plans), count, whose)
     return {
         "fleet_conservation": drawn.all(fleets.conservation),
         "fleet_of_one": drawn.all(fleets.one_replica_equals_engine),
@@ -99,7 +99,8 @@ def fleet_checks(engines: st.SearchStrategy[Case], count: int, whose: str) -> di
     }
 
 
-def _engines() -> st.SearchStrategy[Case]:
+def engines() -> st.SearchStrategy[Case]:
+    """Random cases of the POLICIES."""
     return st.sampled_from(POLICIES).flatmap(cases).filter(built)  # type: ignore[arg-type, return-value]
 
 
@@ -109,9 +110,9 @@ def _plans() -> st.SearchStrategy[FleetPlan]:
 
 @st.composite
 def _fleets(
-    draw: st.DrawFn, engines: st.SearchStrategy[Case], routers: st.SearchStrategy[Any], plans: st.SearchStrategy[Any]
+    draw: st.DrawFn, behind: st.SearchStrategy[Case], routers: st.SearchStrategy[Any], plans: st.SearchStrategy[Any]
 ) -> Fleet:
-    return Fleet(draw(engines), draw(routers), draw(plans), draw(st.integers(1, 5)))
+    return Fleet(draw(behind), draw(routers), draw(plans), draw(st.integers(1, 5)))
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,39 @@
 """Every shipped thing passes the checks that `batchsim.testing` has for things of its kind.
 
-Acceptance of a policy, a router, an autoscaler: it is registered and this passes.
+Acceptance of any of them: it is registered and this passes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from batchsim.base.reading import Later
+from batchsim.cost.kinds import COSTS
 from batchsim.drive.fleet.routing import ROUTERS
 from batchsim.drive.fleet.scaling.autoscaler import AutoscalerConfig
 from batchsim.policies.registry import POLICIES
 from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
-from batchsim.testing import Check, check_autoscaler, check_policy, check_router
+from batchsim.testing import (
+    Check,
+    check_arrivals,
+    check_autoscaler,
+    check_cost,
+    check_policy,
+    check_predictor,
+    check_reader,
+    check_router,
+)
 from batchsim.testing.fleets import SCALERS
+from batchsim.workload.predictors import PredictorConfig
+from batchsim.workload.processes import OwnArrivals, Process
+from batchsim.workload.traces.read_trace import read_trace
+from batchsim.workload.traces.trace_config import TraceConfig
+from tests.support.paths import ROOT
 
 
 def random_cases(examples: int | None = None) -> settings:
@@ -73,3 +90,44 @@ def test_a_shipped_router_keeps_what_every_router_must(config: Any) -> None:
 @pytest.mark.parametrize("config", SCALERS)
 def test_a_shipped_autoscaler_keeps_what_every_autoscaler_must(config: type[AutoscalerConfig]) -> None:
     assert failed(check_autoscaler(config, cases=CASES)) == {}
+
+
+KNOBS: dict[str, dict[str, Any]] = {
+    "roofline": {"gpu": "h100"},
+    "profile": {"profile": str(ROOT / "sim/tables/profiles/llama-3.1-8b-h100-vllm-0.24.0-fp8.json")},
+}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in COSTS if kind != "free"])  # which refuses every question
+def test_a_shipped_cost_keeps_what_every_cost_must(kind: str) -> None:
+    assert failed(check_cost(Later(COSTS[kind]).config(), knobs=KNOBS.get(kind), cases=CASES)) == {}
+
+
+@pytest.mark.parametrize("config", [config for config in get_args(Process) if config is not OwnArrivals])
+def test_shipped_arrivals_keep_what_all_arrivals_must(config: Any) -> None:
+    assert failed(check_arrivals(config, cases=20)) == {}
+
+
+@pytest.mark.parametrize("config", get_args(get_args(PredictorConfig)[0]))
+def test_a_shipped_predictor_keeps_what_every_predictor_must(config: Any) -> None:
+    assert failed(check_predictor(config, cases=CASES)) == {}
+
+
+WITHOUT_READER = ("aiperf_multiturn", "blis", "llmservingsim", "servegen_chunk", "sharegpt", "splitwise", "vllm_custom")
+SAMPLES = sorted(path for path in (ROOT / "tests/data/traces").iterdir() if not path.name.startswith(WITHOUT_READER))
+
+
+class Recognised:
+    """A reader of any trace whose format is recognised, each row with its time in ns and its lengths."""
+
+    def records(self, path: Path) -> Iterator[dict[str, object]]:
+        rows = read_trace(TraceConfig(str(path), time_unit="s" if "guidellm" in path.name else None), Path())
+        for number, (prompt, output) in enumerate(zip(rows.prompt_tokens, rows.output_tokens, strict=True)):
+            at_ns = None if rows.arrival_ns is None else int(rows.arrival_ns[number])
+            yield {"at": at_ns, "prompt": int(prompt), "output": int(output)}
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name)
+def test_a_shipped_trace_reader_keeps_what_every_reader_must(path: Path) -> None:
+    """On a sample of each format that is read."""
+    assert failed(check_reader(Recognised, path)) == {}
