@@ -17,6 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from batchsim.base.errors import ScenarioError
+from batchsim.base.installed import is_installed, of_package
 
 if TYPE_CHECKING:
     from batchsim.kernel.policy_config import PolicyConfig
@@ -49,8 +50,9 @@ def _registered() -> Mapping[str, tuple[type[PolicyConfig], Any]]:
 
 
 def check_allowed(kind: str, *, allow_code: bool) -> None:
-    """ScenarioError unless `allow_code`: `kind` names a user's own code, which importing it runs."""
-    if not allow_code:
+    """ScenarioError unless `allow_code`: `kind` names a user's own code, which importing it runs. What an installed
+    package adds by an entry point is allowed."""
+    if not allow_code and not is_installed(kind):
         raise ScenarioError(
             f"{kind[:_LETTERS]} is code of its own, which a scenario runs only where it is allowed to. Add --allow-code"
             " (in Python allow_code=True) if you trust it."
@@ -109,7 +111,8 @@ def own_code(what: str, kind: str) -> Generator[None]:
         except BaseException as error:
             if pressed:
                 raise
-            raise ScenarioError(f"{what} {kind[:_LETTERS]} cannot be imported: {_reason_text(error)}") from None
+            named = f"{what} {kind[:_LETTERS]}{of_package(kind)}"
+            raise ScenarioError(f"{named} cannot be imported: {_reason_text(error)}") from None
     held.let_go()
 
 

@@ -1,4 +1,4 @@
-"""The checks of anything that can be checked, by its name: a shipped one's, or `module:Class` of a user's own."""
+"""The checks of a thing by its name: a shipped one, one of an installed package, or `module:Class` of a user's own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, get_args, get_type_hints
 from pydantic import ValidationError
 
 from batchsim.base.errors import ScenarioError, nearest, shown
+from batchsim.base.installed import installed
 from batchsim.base.ranges import Config
 from batchsim.base.reading import Later, adapter
 from batchsim.cost.kinds import COSTS
@@ -29,6 +30,9 @@ from batchsim.workload.predictors import OwnPredictor, PredictorConfig
 from batchsim.workload.processes import OwnArrivals, Process
 
 KINDS = ("policy", "router", "cost", "autoscaler", "arrivals", "predictor", "reader")
+_GROUPS = dict(
+    zip(KINDS, ("policies", "routers", "costs", "autoscalers", "arrivals", "predictors", "readers"), strict=True)
+)
 _CHECKS = {
     "router": check_router,
     "cost": check_cost,
@@ -61,6 +65,8 @@ def shipped(kind: str) -> dict[str, Any]:
 def extension(name: str, kind: str = "") -> tuple[str, Any]:
     """(Its kind, what is checked) of a shipped thing, or of `module:Class`, whose module is imported. ScenarioError
     where there is none, or several kinds have one and none is said by `kind`."""
+    if ":" not in name:
+        name = _of_a_package(name, kind) or name
     if ":" in name:
         with own_code(kind or "extension", name):
             module, _, there = name.partition(":")
@@ -73,6 +79,12 @@ def extension(name: str, kind: str = "") -> tuple[str, Any]:
     if len(kinds) > 1:
         raise ScenarioError(f"{name} is the name of {' and of '.join(kinds)}. Say which: --kind {kinds[0]}.")
     return kinds[0], shipped(kinds[0])[name]
+
+
+def _of_a_package(name: str, kind: str) -> str:
+    """The `module:Class` that an installed package gives the `name`, of this kind or of any; "" of none."""
+    targets = {each: installed(_GROUPS[each], shipped(each)).get(name, "") for each in KINDS if kind in ("", each)}
+    return next((target for target in targets.values() if target), "")
 
 
 def _kind_of(thing: Any, name: str) -> str:
