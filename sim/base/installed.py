@@ -12,7 +12,7 @@ from functools import cache
 from batchsim.base.errors import ScenarioError, cut
 
 GROUPS = ("policies", "routers", "autoscalers", "costs", "arrivals", "predictors", "readers", "profiles")
-"""What packages can add, each by entry points of the group `batchsim.NAME`."""
+"""What packages can add, each by entry points of the group of that name after `batchsim.`."""
 
 
 @cache

@@ -18,7 +18,7 @@ COMMANDS = {
     "timeline": "timeline", "view": "view", "init": "init", "show": "init", "live": "live", "serve": "serve",
     "validate": "validate", "policies": "lists",
     "catalog": "catalog", "schema": "lists", "conform": "conform", "check": "check", "doctor": "doctor",
-    "trace": "trace_fit:trace_app", "train": "train", "calibrate": "calibrate:calibrate_app",
+    "trace": "trace_fit:trace_app", "train": "train", "cite": "cite", "calibrate": "calibrate:calibrate_app",
 }  # fmt: skip
 """By command the module here that has a function of its name, or, where there are commands below it, this Typer."""
 
