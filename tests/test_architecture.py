@@ -108,7 +108,7 @@ ROOMS = {
         9,
         frozenset({"torch", "triton", "numpy", "jinja2"}),
         frozenset({"safetensors", "tokenizers"}),
-        guests=("calibrate.profile", "cli", "tools"),
+        guests=("calibrate.profile", "cli", "testing", "tools"),
     ),
     "calibrate.profile": Room(10, frozenset({"torch", "numpy"}), frozenset({"pynvml"}), guests=("cli", "tools")),
     "calibrate": Room(10),

@@ -58,7 +58,7 @@ LINES = {
     "view": 1200,
     "workload": 6250,
     "workload.traces": 2750,
-    "testing": 1950,
+    "testing": 2050,
     "tools": 2950,
 }
 """The most lines of Python that each room of tests/test_architecture.py may have."""

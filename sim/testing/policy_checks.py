@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from itertools import pairwise
 from types import FunctionType, ModuleType
 from typing import Any
@@ -61,6 +62,7 @@ def check_policy(policy: Policy, *, knobs: Mapping[str, Any] | None = None, case
             "no_foresight": drawn.all(no_foresight),
             "ended_forgotten": few.all(ended_forgotten),
             "one_line_errors": stated.all(one_line_errors),
+            **_on_the_model(few),
             **fleet_checks(engines, max(2, cases // 2), whose),
         },
         cases,
@@ -69,6 +71,19 @@ def check_policy(policy: Policy, *, knobs: Mapping[str, Any] | None = None, case
 
 def _built(policy: Policy, fixed: Mapping[str, Any]) -> st.SearchStrategy[Case]:
     return random_cases(policy, fixed).filter(built)  # type: ignore[return-value]
+
+
+def _on_the_model(few: Cases[Case]) -> dict[str, Callable[[], None]]:
+    """The check on a real model, where torch is there."""
+    if find_spec("torch") is None:
+        return {}
+
+    def holds(case: Case) -> None:
+        from batchsim.testing.on_model import model_equals_simulated  # torch takes seconds to import
+
+        model_equals_simulated(case)
+
+    return {"model_equals_simulated": few.all(holds)}
 
 
 @st.composite

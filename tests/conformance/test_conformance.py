@@ -50,7 +50,8 @@ RANDOM, MANY = random_cases(), random_cases(60)
 CASES = 2 * settings.default.max_examples
 every_policy = pytest.mark.parametrize("kind", POLICIES)
 DRAFTS = {"speculative_config": SpeculativeConfig("eagle", 3, (0.8, 0.6, 0.45))}
-OF_RECORDS = {"leap_equals_stepping", "live_equals_simulated", "lives_sum"}
+ON_MODEL = "model_equals_simulated"  # which loads torch
+OF_RECORDS = {"leap_equals_stepping", "live_equals_simulated", "lives_sum", ON_MODEL}
 
 
 def failed(checks: Iterable[Check]) -> dict[str, str]:
@@ -66,11 +67,13 @@ def failed(checks: Iterable[Check]) -> dict[str, str]:
 
 @every_policy
 def test_a_shipped_policy_keeps_what_every_policy_must(kind: str) -> None:
-    assert failed(check_policy(kind, cases=CASES)) == {}
+    """But on the model, which the slow test below has."""
+    assert failed(check for check in check_policy(kind, cases=CASES) if check.name != ON_MODEL) == {}
 
 
 def test_so_it_does_with_drafts() -> None:
-    assert failed(check_policy("vllm", knobs=DRAFTS, cases=CASES)) == {}
+    checks = check_policy("vllm", knobs=DRAFTS, cases=CASES)
+    assert failed(check for check in checks if check.name != ON_MODEL) == {}
 
 
 @pytest.mark.slow

@@ -62,6 +62,15 @@ class TakesNoKv(_Policy):
         return max(1, seq.request.prompt_tokens // 2)
 
 
+class Borrows(_Policy):
+    """Looks for block ids, which only some KV managers have."""
+
+    def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
+        if hasattr(self.kv, "table") and type(self.kv).__name__ == "TableKV":
+            self.waiting.rotate(1)
+        return super().schedule(now_ns, drain)
+
+
 class DrawsByTheProcess(_Policy):
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
         if next(COUNT) % 2 and len(self.waiting) > 1:
@@ -292,6 +301,7 @@ FAULTS: list[tuple[str, Any, str]] = [
     ("policy", Idles, "no_idling"),
     ("policy", TakesNoKv, "kv_within_pool"),
     ("policy", DrawsByTheProcess, "equal_seeds"),
+    ("policy", Borrows, "live_equals_simulated"),
     ("policy", RepeatsTooOften, "leap_equals_stepping"),
     ("router", router(RoutesToTheDown), "routes_to_the_up"),
     ("router", router(RoutesByTheProcess), "pure"),
