@@ -72,7 +72,7 @@ def test_a_shipped_policy_keeps_what_every_policy_must(kind: str) -> None:
 
 
 def test_so_it_does_with_drafts() -> None:
-    checks = check_policy("vllm", knobs=DRAFTS, cases=CASES)
+    checks = check_policy("vllm", knobs=DRAFTS, cases=CASES // 2)
     assert failed(check for check in checks if check.name != ON_MODEL) == {}
 
 
