@@ -15,9 +15,13 @@ from batchsim.cli.common import one_line_errors, print_json
 
 @one_line_errors
 def policies(as_json: option.Json = False) -> None:
-    """List the policies, where each comes from, and its knobs. Example: batchsim policies --json"""
+    """List the policies, those of installed packages too, where each comes from, and its knobs.
+
+    Example: batchsim policies --json
+    """
     from dataclasses import fields
 
+    from batchsim.base.installed import installed
     from batchsim.kernel.policy_config import Device
     from batchsim.policies.evidence import FOLLOWED
     from batchsim.policies.registry import POLICIES
@@ -36,6 +40,8 @@ def policies(as_json: option.Json = False) -> None:
             if followed.recorded_with is not None:
                 row["equal_schedules_with"] = dict([followed.recorded_with])
         rows.append(row)
+    for name, target in installed("policies", POLICIES).items():
+        rows.append({"policy": name, "evidence": "installed", "what": target, "knobs": {}})
     if as_json:
         print_json(rows)
         return
@@ -51,7 +57,7 @@ def policies(as_json: option.Json = False) -> None:
             lines += filled(text, indent, indent)
         knobs = ", ".join(f"{k}={v}" if v != "required" else k for k, v in row["knobs"].items())
         knobs += f"; {' and '.join(row['by_gpu'])} by the GPU where one is known" if "by_gpu" in row else ""
-        typer.echo("\n".join([*lines, *filled(knobs, indent, indent)]))
+        typer.echo("\n".join([*lines, *(filled(knobs, indent, indent) if knobs else ())]))
 
 
 def _default(field: Field[Any]) -> Any:

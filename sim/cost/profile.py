@@ -18,12 +18,13 @@ import json
 import math
 from dataclasses import dataclass, field, fields
 from functools import cache
-from importlib import resources
+from importlib import import_module, resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-from batchsim.base.errors import CalibrationError, ExtrapolationError, nearest
+from batchsim.base.errors import CalibrationError, ExtrapolationError, nearest, shown
 from batchsim.base.files import json_kind, parse_json, read_text, reason_text
+from batchsim.base.installed import installed, of_package
 from batchsim.base.plain import LEFT_OUT, from_plain, to_plain
 from batchsim.base.ranges import INT32_MAX, PositiveInt, Range, check_ranges
 from batchsim.cost.interpolation import Curve, Grid
@@ -255,7 +256,24 @@ def profile_names() -> list[str]:
 def load_profile(name_or_path: str | Path) -> Profile:
     """The shipped profile of that name, else the one in that file. CalibrationError, in one line, if there is none."""
     name = str(name_or_path)
-    return _shipped(name) if name in profile_names() else _read(name, Path(name))
+    if name in profile_names():
+        return _shipped(name)
+    if not name.endswith(".json") and (target := installed("profiles", profile_names()).get(name)):
+        return _of_a_package(name, target)
+    return _read(name, Path(name))
+
+
+def _of_a_package(name: str, target: str) -> Profile:
+    """The profile whose file's path is `target`, a `module:attribute` of an installed package."""
+    module, _, attribute = target.partition(":")
+    try:
+        path = getattr(import_module(module), attribute)
+    except Exception as error:  # a package's code may raise anything
+        said = f"{type(error).__name__}: {shown(str(error))}"
+        raise CalibrationError(f"profile {name}: {target}{of_package(target)} cannot be imported: {said}.") from None
+    if not isinstance(path, str | Path):
+        raise CalibrationError(f"profile {name}: {target}{of_package(target)} is no path of a file. Make it one.")
+    return _read(name, Path(path))
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from batchsim.base.errors import CalibrationError
 from batchsim.base.ranges import Config
@@ -23,6 +23,9 @@ class ProfileConfig(Config):
     profile: str
     """The profile's name, or its path."""
     kind: Literal["profile"] = "profile"
+
+    deviations: ClassVar[dict[str, str]] = {"more_work_no_less_time": "kernels are as measured, which is not monotone"}
+
     extrapolate: bool = False
     """Whether the curves are continued beyond what was measured."""
     host: StatedHost | None = None

@@ -77,6 +77,7 @@ class Scheduler(Protocol):
     `streams` says whether tokens reach the client as they are made; if not, a response is delivered whole.
     `events` is appended to by the policy and drained by EngineCore. `evidence` says what vouches for the schedule:
     `recorded` (equal to recordings of the real engine), `hand-derived` (from its source) or `family` (our own rule).
+    `deviations`, which a class may have besides, says which checks of `batchsim.testing` it fails on purpose, and why.
     """
 
     evidence: str

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from batchsim.base.errors import ScenarioError
+from batchsim.base.installed import is_installed, of_package
 
 if TYPE_CHECKING:
     from batchsim.kernel.policy_config import PolicyConfig
@@ -49,27 +50,36 @@ def _registered() -> Mapping[str, tuple[type[PolicyConfig], Any]]:
 
 
 def check_allowed(kind: str, *, allow_code: bool) -> None:
-    """ScenarioError unless `allow_code`: `kind` names a user's own code, which importing it runs."""
-    if not allow_code:
+    """ScenarioError unless `allow_code`: `kind` names a user's own code, which importing it runs. What an installed
+    package adds by an entry point is allowed."""
+    if not allow_code and not is_installed(kind):
         raise ScenarioError(
             f"{kind[:_LETTERS]} is code of its own, which a scenario runs only where it is allowed to. Add --allow-code"
             " (in Python allow_code=True) if you trust it."
         )
 
 
+def policy_and_config(kind: str | type) -> tuple[type[PolicyConfig], Any]:
+    """Config and class of a registered policy by its name, or of a class that is one. ScenarioError for any other."""
+    return _registered()[kind] if isinstance(kind, str) else (_config_of(kind, kind.__qualname__), kind)
+
+
 def _policy(kind: str) -> tuple[type[PolicyConfig], Any]:
+    module_name, _, name = kind.partition(":")
+    policy = getattr(importlib.import_module(module_name), name)
+    return _config_of(policy, kind), policy
+
+
+def _config_of(policy: Any, kind: str) -> type[PolicyConfig]:
     from batchsim.kernel.policy_config import PolicyConfig
 
-    module_name, _, name = kind.partition(":")
-    module = importlib.import_module(module_name)
-    policy = getattr(module, name)
     missing = [method for method in _METHODS if not callable(getattr(policy, method, None))]
     if missing:
         raise ScenarioError(
             f"{kind} has no {', '.join(missing)}. See the Scheduler protocol in batchsim.kernel.protocols."
         )
     config = getattr(policy.__init__, "__annotations__", {}).get("config")
-    config = getattr(module, config, None) if isinstance(config, str) else config
+    config = getattr(sys.modules[policy.__module__], config, None) if isinstance(config, str) else config
     if config is None and policy.__init__ is not object.__init__:  # compiled functions have no annotations
         config = next((asked for asked, ours in _registered().values() if ours.__init__ is policy.__init__), None)
     if not isinstance(config, type) or not is_dataclass(config):
@@ -82,7 +92,7 @@ def _policy(kind: str) -> tuple[type[PolicyConfig], Any]:
             f"{kind}: its config is no PolicyConfig, which tells slots, KV memory and knobs. Write"
             f" class {config.__name__}(PolicyConfig), from {PolicyConfig.__module__}."
         )
-    return config, policy
+    return config
 
 
 @contextmanager
@@ -101,7 +111,8 @@ def own_code(what: str, kind: str) -> Generator[None]:
         except BaseException as error:
             if pressed:
                 raise
-            raise ScenarioError(f"{what} {kind[:_LETTERS]} cannot be imported: {_reason_text(error)}") from None
+            named = f"{what} {kind[:_LETTERS]}{of_package(kind)}"
+            raise ScenarioError(f"{named} cannot be imported: {_reason_text(error)}") from None
     held.let_go()
 
 

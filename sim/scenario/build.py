@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from batchsim.base.errors import ScenarioError, TraceError, nearest, shown
+from batchsim.base.installed import installed
 from batchsim.base.ranges import MAX_CHOICES
 from batchsim.kernel.policy_config import Device
 from batchsim.policies.named_policy import find_policy
@@ -157,6 +158,8 @@ def _specs(label: str, document: Document, allow_code: bool, device: Device | No
     where = document.where(path)
     if not isinstance(kind, str):
         raise ScenarioError(f"{where}: policies.{label}.kind is {kind!r}. Write the name of a policy.")
+    if kind not in POLICIES and ":" not in kind:
+        kind = installed("policies", POLICIES).get(kind, kind)
     config_type, policy = _policy(kind, where, allow_code)
     predictor = entry.pop("predictor", None)
     if predictor is not None:
@@ -193,7 +196,7 @@ def _policy(kind: str, where: str, allow_code: bool) -> tuple[Any, Any]:
     if kind in POLICIES:
         return POLICIES[kind]
     if ":" not in kind:
-        advice = nearest(kind, POLICIES)
+        advice = nearest(kind, [*POLICIES, *installed("policies", POLICIES)])
         raise ScenarioError(f"{where}: there is no policy {kind}. {advice} Your own is named module:Class.")
     try:
         return find_policy(kind, allow_code=allow_code)

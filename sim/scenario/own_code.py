@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 from batchsim.base.errors import ScenarioError, TraceError
+from batchsim.base.installed import installed
 from batchsim.base.plain import value_at
-from batchsim.base.reading import Later
+from batchsim.base.reading import Later, kind_named
+from batchsim.cost.kinds import COSTS
 from batchsim.policies.named_policy import check_allowed, own_code
 from batchsim.scenario.check_values import check_values
 from batchsim.scenario.config import ScenarioFile
@@ -45,6 +47,33 @@ _METHODS["predictor"] = ("predicted_tokens", "(self, request, true_tokens, rando
 """What such a class must define, with its signature; `build(self)` unless said here."""
 
 
+_GROUPS = {"arrivals": "arrivals"}
+"""The entry points of a key's kinds, where they are not called by its plural."""
+
+
+def _routers() -> set[str]:
+    from batchsim.drive.fleet.routing import ROUTERS
+
+    return {*ROUTERS}
+
+
+def _kinds(union: str) -> set[str]:
+    """The kinds of the members of a union of configs, that is at `module:NAME`."""
+    config = Later(union).config()
+    members = get_args(get_args(config)[0]) if get_origin(config) is Annotated else get_args(config)
+    return {str(kind_named(member)) for member in members}
+
+
+_SHIPPED: dict[str, Callable[[], set[str]]] = {
+    "router": _routers,
+    "autoscaler": lambda: _kinds("batchsim.drive.fleet.scaling.kinds:Scaler"),
+    "arrivals": lambda: _kinds("batchsim.workload.workload_config:Arrivals"),
+    "cost": lambda: {*COSTS, "deployment"},
+    "predictor": lambda: _kinds("batchsim.workload.predictors:PredictorConfig"),
+}
+"""The shipped kinds by key."""
+
+
 def own_configs(document: Document, *, allow_code: bool) -> dict[str, Any]:
     """The configs of the user's own classes that a scenario names, each by the JSON of what the scenario writes for it;
     importing them runs their modules.
@@ -52,6 +81,7 @@ def own_configs(document: Document, *, allow_code: bool) -> dict[str, Any]:
     ScenarioError unless `allow_code`, and for a class that is no such config.
     """
     configs = {}
+    _name_reader(value_at(document.value, ("workload", "trace")))
     for path in (*_PLACES, *((*path, "cost") for path, _ in costs(document.value))):
         entry = value_at(document.value, path)
         if (config := _own_config(entry, document, path, allow_code=allow_code)) is not None:
@@ -66,9 +96,14 @@ def own_predictor(entry: object, document: Document, path: Keys, *, allow_code: 
 
 def _own_config(entry: object, document: Document, path: Keys, *, allow_code: bool) -> Any:
     kind = entry.get("kind") if isinstance(entry, dict) else None
-    if not isinstance(entry, dict) or not isinstance(kind, str) or ":" not in kind:
+    if not isinstance(entry, dict) or not isinstance(kind, str):
         return None
     what = str(path[-1])
+    if ":" not in kind:
+        shipped = _SHIPPED[what]()
+        if kind in shipped or (target := installed(_GROUPS.get(what, f"{what}s"), shipped).get(kind)) is None:
+            return None
+        entry["kind"] = kind = target
     try:
         check_allowed(kind, allow_code=allow_code)
         with own_code(what, kind):
@@ -76,6 +111,13 @@ def _own_config(entry: object, document: Document, path: Keys, *, allow_code: bo
     except ScenarioError as error:
         raise ScenarioError(f"{document.where((*path, 'kind'))}: {error}") from None
     return check_values(config, {key: entry[key] for key in entry if key != "kind"}, document, path)
+
+
+def _name_reader(trace: Any) -> None:
+    """Writes out a reader of `trace` that an installed package adds."""
+    reader = trace.get("reader") if isinstance(trace, dict) else None
+    if isinstance(reader, str) and ":" not in reader:
+        trace["reader"] = installed("readers").get(reader, reader)
 
 
 def check_reader(document: Document, trace: TraceConfig | None, *, allow_code: bool) -> None:

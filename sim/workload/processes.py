@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from batchsim.base.later import np
 from batchsim.base.plain import LEFT_OUT
@@ -93,6 +93,8 @@ class ConstantArrivals(Config):
     mean_rate: Rate
     """Requests a second, like 4/s; on the load axis a list of them, or auto."""
     kind: Literal["constant"] = "constant"
+
+    deviations: ClassVar[dict[str, str]] = {"seeds_differ": "equal gaps have no chance"}
 
 
 @dataclass(frozen=True)
@@ -192,6 +194,8 @@ class RampArrivals(ProfiledArrivals):
     """How long the rate changes; it stays after that."""
     kind: Literal["ramp"] = "ramp"
 
+    deviations: ClassVar[dict[str, str]] = {"mean_rate": "mean_rate is that of the ramp, whose last rate stays"}
+
 
 @dataclass(frozen=True)
 class StepsArrivals(ProfiledArrivals):
@@ -205,6 +209,8 @@ class StepsArrivals(ProfiledArrivals):
     every: PositiveDuration
     """How long each rate lasts."""
     kind: Literal["steps"] = "steps"
+
+    deviations: ClassVar[dict[str, str]] = {"mean_rate": "mean_rate is that of all steps, of which the last stays"}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,7 +12,8 @@ from batchsim.kernel.record import Recorder
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kv.choice import new_kv
 from batchsim.policies.registry import POLICIES
-from tests.conformance.runs import MAX_MODEL_LEN, Case, TokenCost
+from batchsim.testing.random_configs import MAX_MODEL_LEN
+from batchsim.testing.random_engines import Case, TokenCost
 
 
 @dataclass(frozen=True)

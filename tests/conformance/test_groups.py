@@ -17,10 +17,18 @@ from batchsim.kernel.record import Recorder
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kv.choice import new_grouped_kv
 from batchsim.policies.registry import POLICIES
-from tests.conformance import test_conformance as conformance
+from batchsim.testing.by_hand import same
+from batchsim.testing.policy_checks import (
+    kv_within_pool,
+    leap_equals_stepping,
+    live_equals_simulated,
+    requests_end_once,
+    step_budgets,
+)
+from batchsim.testing.random_configs import MAX_MODEL_LEN, needed
+from batchsim.testing.random_engines import Case, TokenCost, built, cases
 from tests.conformance.ahead import LaneTokenCost
-from tests.conformance.runs import MAX_MODEL_LEN, Case, TokenCost, built, cases
-from tests.conformance.test_conformance import MANY, RANDOM, same
+from tests.conformance.test_conformance import MANY, RANDOM
 from tests.unit.policies.systems.vllm.test_naive_vllm_groups import layout_of
 
 KINDS = ["vllm", "continuous", "static", "gated"]
@@ -67,9 +75,11 @@ def test_a_random_engine_on_groups_keeps_what_every_policy_must(kind: str, data:
     assume(built(case))
     assert case is not None
     core = case.simulate()
-    conformance._drivers_alike(case, core.recorder.records())
-    conformance._every_request_ends_once_and_all_memory_comes_back(case, core)
-    conformance._budgets_are_kept_in_every_step(case)
+    leap_equals_stepping(case)
+    live_equals_simulated(case)
+    requests_end_once(case, core)
+    kv_within_pool(case)
+    step_budgets(case)
 
 
 @pytest.mark.slow
@@ -89,9 +99,7 @@ def test_records_on_groups_are_equal_in_many_more_cases(kind: str, data: st.Data
 def test_any_other_policy_on_groups_is_refused_in_one_line() -> None:
     """Its own rule for blocks has not been looked at: the policies that can have groups are these."""
     layout = layout_of(random.Random(1), caches=False)
-    can = {
-        kind for kind, (config, _) in POLICIES.items() if kind not in conformance.NEEDED and config().traits.kv_groups
-    }
+    can = {kind for kind, (config, _) in POLICIES.items() if not needed(config) and config().traits.kv_groups}
     assert can | {"continuous", "static"} == set(KINDS)
     config = POLICIES["sglang"][0]()
     with pytest.raises(ScenarioError, match=r"^Sglang with groups of layers is not simulated\. Use vllm, or .*\.$"):

@@ -19,8 +19,8 @@ from batchsim.kernel.draft_group import DraftGroup
 from batchsim.kernel.record import Records
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Sequence
+from batchsim.testing.random_engines import built, cases
 from tests.conformance.ahead import asynchronous, engine_ahead
-from tests.conformance.runs import built, cases
 from tests.conformance.test_conformance import MANY, random_cases
 
 RANDOM = random_cases(12)

@@ -20,10 +20,17 @@ from batchsim.kv.pooled_radix import PooledRadixKV
 from batchsim.kv.states import StateRadixKV, StatesKV
 from batchsim.kv.windows import PooledKV
 from batchsim.policies.registry import POLICIES
-from tests.conformance import test_conformance as conformance
+from batchsim.testing.by_hand import same
+from batchsim.testing.policy_checks import (
+    leap_equals_stepping,
+    live_equals_simulated,
+    requests_end_once,
+    step_budgets,
+)
+from batchsim.testing.random_configs import MAX_MODEL_LEN, needed
+from batchsim.testing.random_engines import Case, TokenCost, built, cases
 from tests.conformance.ahead import LaneTokenCost
-from tests.conformance.runs import MAX_MODEL_LEN, Case, TokenCost, built, cases
-from tests.conformance.test_conformance import MANY, RANDOM, same
+from tests.conformance.test_conformance import MANY, RANDOM
 
 
 @dataclass(frozen=True)
@@ -73,9 +80,10 @@ def test_a_random_engine_with_pools_apart_keeps_what_every_policy_must(data: st.
     assume(built_on(case))
     assert case is not None
     core = case.simulate()
-    conformance._drivers_alike(case, core.recorder.records())
-    conformance._every_request_ends_once_and_all_memory_comes_back(case, core)
-    conformance._budgets_are_kept_in_every_step(case)
+    leap_equals_stepping(case)
+    live_equals_simulated(case)
+    requests_end_once(case, core)
+    step_budgets(case)
     if case.stop_ns is None:
         kv = core.scheduler.kv
         assert isinstance(kv, PooledKV | PooledRadixKV | StatesKV | StateRadixKV)
@@ -101,9 +109,7 @@ def test_records_with_pools_apart_are_equal_in_many_more_cases(data: st.DataObje
 def test_any_other_policy_with_pools_apart_is_refused_in_one_line() -> None:
     """The policies that can have them are SGLang's without drafts."""
     pools = KvPools(128, 4096)
-    can = {
-        kind for kind, (config, _) in POLICIES.items() if kind not in conformance.NEEDED and config().traits.kv_pools
-    }
+    can = {kind for kind, (config, _) in POLICIES.items() if not needed(config) and config().traits.kv_pools}
     assert can == {"sglang"}
     with pytest.raises(ScenarioError, match=r"^Vllm with a pool of windows apart is not simulated\. Use sglang .*\.$"):
         new_pooled_kv(POLICIES["vllm"][0](), pools, 100, 16)

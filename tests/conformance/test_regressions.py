@@ -9,7 +9,7 @@ from batchsim.kernel.core import MAX_FRUITLESS_PREEMPTIONS
 from batchsim.kernel.types import Arrival, Request
 from batchsim.policies.families.preemption import PreemptiveConfig
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
-from tests.conformance.runs import Case, Listed
+from batchsim.testing.random_engines import Case, Listed
 
 
 def listed(*rows: tuple[int, int, int]) -> Listed:

@@ -15,7 +15,7 @@ from batchsim.kernel.record import FINISHED, Records
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.scenario import load_scenario
 from batchsim.scenario.setup import Setup
-from tests.conformance.test_conformance import same
+from batchsim.testing.by_hand import same
 
 SCENARIO = """
 model: qwen3-8b

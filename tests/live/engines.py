@@ -9,61 +9,21 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the executor runs on torch: pip install 'batchsim[live]'")
 
-from batchsim.calibrate.engine.executor import TorchExecutor
 from batchsim.calibrate.engine.prompts import Prompts, RandomPrompts
 from batchsim.calibrate.engine.runner import ModelRunner
 from batchsim.drive.live import VirtualClock, live
-from batchsim.kernel.batch import Batch, Landed, StepResult
 from batchsim.kernel.core import EngineCore
-from batchsim.kernel.engine_loop import SYNC, EngineLoop
 from batchsim.kernel.kv_blocks import TableKV
-from batchsim.kernel.policy_config import PromptLookup
-from batchsim.kernel.protocols import CostModel, PolicyContext
+from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import Recorder
 from batchsim.kernel.tokens import output_stream
-from batchsim.kernel.types import Arrival, Sequence
+from batchsim.kernel.types import Arrival
 from batchsim.kv.choice import new_kv
 from batchsim.policies.registry import POLICIES
+from batchsim.testing.on_model import Timed
 from tests.support.engine import Constant, Requests
 
 MAX_MODEL_LEN = 120
-
-
-class Timed(TorchExecutor):
-    """The executor with a cost model's durations, so that a run depends on nothing else; keeps all tokens."""
-
-    def __init__(
-        self,
-        runner: ModelRunner,
-        kv: TableKV,
-        cost: CostModel,
-        max_model_len: int,
-        loop: EngineLoop = SYNC,
-        lookup: PromptLookup | None = None,
-        prompts: Prompts | None = None,
-    ) -> None:
-        super().__init__(runner, kv, max_model_len=max_model_len, prompts=prompts, loop=loop, lookup=lookup)
-        self.cost = cost
-        self.answers: dict[int, list[int]] = {}
-
-    def execute(self, batch: Batch) -> StepResult:
-        duration_ns = self.cost.step_ns(batch)
-        result = super().execute(batch)
-        if result.landing is None:
-            return StepResult(duration_ns, self.kept(result.finished), result.verified)
-        landing = result.landing
-
-        def landed() -> Landed:
-            found = landing()
-            return Landed(self.kept(found.finished), verified=found.verified)
-
-        return StepResult(duration_ns, [], landing=landed)
-
-    def kept(self, finished: list[Sequence]) -> list[Sequence]:
-        """`finished`, whose answers are kept."""
-        for seq in finished:
-            self.answers[seq.request.id] = self.tokens(seq)
-        return finished
 
 
 def generate(

@@ -37,12 +37,13 @@ from batchsim.kernel.types import Arrival, Request, Sequence
 from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 from batchsim.policies.systems.vllm.vllm_drafts import VllmWithDrafts
+from batchsim.testing.on_model import of_prompts
+from batchsim.testing.random_configs import MAX_MODEL_LEN as CASE_MODEL_LEN
+from batchsim.testing.random_engines import Case, Listed, built, cases
 from tests.conformance.ahead import LaneTokenCost
-from tests.conformance.runs import MAX_MODEL_LEN as CASE_MODEL_LEN
-from tests.conformance.runs import Case, Listed, built, cases
 from tests.live.checkpoints import SHAPE, checkpoint, expected
 from tests.live.engines import MAX_MODEL_LEN, Timed, generate, likeliest, prompt_of
-from tests.live.test_executor import of_prompts, runner_of
+from tests.live.test_executor import runner_of
 from tests.support.engine import arrival
 
 VOCAB = SHAPE["vocab_size"]

@@ -22,12 +22,12 @@ from batchsim.kernel.batch import Batch
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import TableKV
 from batchsim.kernel.record import Recorder
-from batchsim.kernel.tokens import TokenIds
 from batchsim.kernel.types import Arrival, Request, Resume, Sequence
 from batchsim.policies.registry import POLICIES
+from batchsim.testing.on_model import of_prompts, on_model
+from batchsim.testing.random_configs import MAX_MODEL_LEN as CASE_MODEL_LEN
+from batchsim.testing.random_engines import Case, Listed, TokenCost, built, cases
 from tests.conformance.ahead import LaneTokenCost, asynchronous, engine_ahead
-from tests.conformance.runs import MAX_MODEL_LEN as CASE_MODEL_LEN
-from tests.conformance.runs import Case, Listed, TokenCost, built, cases
 from tests.live.checkpoints import FAMILIES, SHAPE, checkpoint, expected
 from tests.live.engines import MAX_MODEL_LEN, Timed, generate, likeliest, prompt_of
 from tests.support.engine import arrival, vllm
@@ -94,14 +94,6 @@ def test_tokens_are_those_of_transformers(family: tuple[ModelRunner, Any], run: 
 RUNNERS: dict[int, ModelRunner] = {}
 
 
-def of_prompts(one: Arrival) -> Arrival:
-    """With prompt text in place of answers, which a model may not have given yet."""
-    if one.request.tokens is None:
-        return one
-    segments = [(stream + stream % 2, start, length) for stream, start, length in one.request.tokens.segments]
-    return replace(one, request=replace(one.request, tokens=TokenIds.of(segments)))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", POLICIES)
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
@@ -113,10 +105,9 @@ def test_every_policy_runs_on_the_model_as_in_simulation(
     case: Case | None = data.draw(cases(kind))
     assume(built(case))
     assert case is not None
-    assume(not case.config.traits.loop.is_ahead and case.stages == 1 and case.config.traits.speculation is None)
-    assume(kind != "vllm" or case.config.policy == "fcfs")  # under priority vLLM shares blocks that were never computed
-    following = tuple((think_ns, of_prompts(one)) for think_ns, one in case.workload.following)
-    case = replace(case, workload=Listed(tuple(map(of_prompts, case.workload.known)), following))
+    case = on_model(case)
+    assume(case is not None)
+    assert case is not None
     core = case.engine(ids=True)
     executor = Timed(runner_of(case, llama[0]), core.scheduler.kv, TokenCost(), CASE_MODEL_LEN)
     core.executor = executor

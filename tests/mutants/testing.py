@@ -131,7 +131,8 @@ def _group(item: pytest.Item) -> str:
     name = str(item.path.relative_to(Path("tests").resolve()).with_suffix(""))
     if name != "conformance/test_conformance":
         return name
-    return f"conformance:{item.callspec.params['kind']}"  # type: ignore[attr-defined]
+    kind = getattr(getattr(item, "callspec", None), "params", {}).get("kind")
+    return name if kind is None else f"conformance:{kind}"
 
 
 def _run(item: pytest.Item, following: pytest.Item | None) -> None:

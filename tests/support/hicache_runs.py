@@ -17,7 +17,7 @@ from batchsim.kernel.types import Arrival
 from batchsim.kv.hicache import HiCacheKV, WritePolicy
 from batchsim.policies.systems.sglang.sglang_config import SglangConfig
 from batchsim.policies.systems.sglang.sglang_hicache import SglangWithHiCache
-from tests.support.life_sums import check_lives
+from batchsim.testing.life_sums import check_lives
 from tests.support.stepping import HostCost, LinearCost, Logged, Run
 from tests.support.whole_batches import Listed
 

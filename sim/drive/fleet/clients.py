@@ -12,7 +12,7 @@ import simpy
 
 from batchsim.drive.fleet.admission import Gate
 from batchsim.drive.fleet.engine import ROUTE, Engine, Home, Slot, Steps
-from batchsim.drive.fleet.routers.router import ReadsLoads, Router, SeesFirstTokens
+from batchsim.drive.fleet.routers.router import ReadsLoads, Router, SeesFirstTokens, routed
 from batchsim.drive.fleet.scaling.autoscaler import EngineLoad
 from batchsim.drive.simulate import Phase, Pulse
 from batchsim.kernel.events import (
@@ -267,9 +267,8 @@ class Clients:
             return
         arrival = sent.now(now_ns)
         self._show()
-        number = self.router.route(arrival.request, "both", self.fleet.up)
-        engine = self.fleet.slots[number].engine
-        assert engine is not None and number in self.fleet.up, "a router answers with one of the replicas that are up"
+        engine = self.fleet.slots[routed(self.router, arrival.request, "both", self.fleet.up)].engine
+        assert engine is not None, "one that is up"
         self._send(engine, arrival, sent, now_ns)
 
     def _send(self, engine: Engine, arrival: Arrival, sent: InFlight, now_ns: int) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterable, Iterator
 from heapq import heappop, heappush
 from math import inf
 
-from batchsim.drive.fleet.routers.router import Router, keeps_apart
+from batchsim.drive.fleet.routers.router import Router, keeps_apart, routed
 from batchsim.drive.simulate import Pulse
 from batchsim.drive.stepping import Stepping
 from batchsim.kernel.batch import Idle
@@ -47,7 +47,7 @@ def simulate_fixed(
                     replica.advance(last_ns)
             answers.tell(last_ns)
             for arrival in arrivals:
-                replicas[_routed(router, arrival.request, len(replicas))].submit(arrival)
+                replicas[routed(router, arrival.request, "both", range(len(replicas)))].submit(arrival)
                 if pulse is not None:
                     pulse(last_ns)
     for replica in replicas:
@@ -58,7 +58,7 @@ def simulate_fixed(
 def _take_turns(replicas: list[_Replica], router: Router, arrivals: list[Arrival], pulse: Pulse | None) -> None:
     by_replica: list[list[Arrival]] = [[] for _ in replicas]
     for arrival in arrivals:
-        by_replica[_routed(router, arrival.request, len(replicas))].append(arrival)
+        by_replica[routed(router, arrival.request, "both", range(len(replicas)))].append(arrival)
     until_ns = arrivals[-1].request.arrival_ns
     for replica, sent in zip(replicas, by_replica, strict=True):
         for arrival in sent:
@@ -67,12 +67,6 @@ def _take_turns(replicas: list[_Replica], router: Router, arrivals: list[Arrival
             if pulse is not None and replica is replicas[-1]:
                 pulse(arrival.request.arrival_ns)
         replica.advance(until_ns)
-
-
-def _routed(router: Router, request: Request, count: int) -> int:
-    number = router.route(request, "both", range(count))
-    assert 0 <= number < count, "a router answers with one of the replicas that are up"
-    return number
 
 
 def _turns(arrivals: Iterable[Arrival], size: int) -> Iterator[list[Arrival]]:

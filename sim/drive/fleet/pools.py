@@ -21,7 +21,7 @@ from typing import Any
 from batchsim.drive.fleet.clients import Clients, Replicas
 from batchsim.drive.fleet.engine import Engine
 from batchsim.drive.fleet.fleet_plan import FleetPlan
-from batchsim.drive.fleet.routers.router import Router
+from batchsim.drive.fleet.routers.router import Router, routed
 from batchsim.drive.fleet.simulate_fleet import Fleet, FleetRun, run_fleet
 from batchsim.drive.fleet.transfer import TransferConfig
 from batchsim.drive.simulate import Pulse
@@ -192,7 +192,7 @@ class PooledClients(Clients):
         sent = self.in_flight[request_id]
         arrival = sent.now(now_ns)
         asked = replace(arrival.request, max_output_tokens=1)
-        number = self.router.route(asked, "prefill", self.pools.prefill)
+        number = routed(self.router, asked, "prefill", self.pools.prefill)
         sent.since_ns = now_ns
         self.num_outstanding += 1
         self._submit_to(number, replace(arrival, request=asked, output_tokens=1), now_ns)
@@ -210,7 +210,7 @@ class PooledClients(Clients):
         core = engine.core
         assert isinstance(core, PrefillCore), "decode engines hand nothing over"
         arrival = replace(self.in_flight[request.id].now(now_ns), resume=core.handed.pop(request.id))
-        self._submit_to(self.router.route(arrival.request, "decode", self.pools.decode), arrival, now_ns)
+        self._submit_to(routed(self.router, arrival.request, "decode", self.pools.decode), arrival, now_ns)
 
     def _submit_to(self, number: int, arrival: Arrival, now_ns: int) -> None:
         engine = self.fleet.slots[number].engine

@@ -17,8 +17,8 @@ from math import inf
 
 import simpy
 
-from batchsim.base.errors import ScenarioError
-from batchsim.base.units import counted
+from batchsim.base.errors import ScenarioError, shown
+from batchsim.base.units import counted, format_duration
 from batchsim.drive.fleet.clients import Clients
 from batchsim.drive.fleet.engine import CONTROL, Engine, Slot, Steps
 from batchsim.drive.fleet.fixed_fleet import simulate_fixed
@@ -327,6 +327,11 @@ class Fleet:
         assert config is not None and self._scaler is not None, "scheduled only with one"
         now_ns = int(self.env.now)
         wanted = self._scaler.desired(Look(self), now_ns)
+        if type(wanted) is not int:
+            raise ScenarioError(
+                f"autoscaler: {type(self._scaler).__name__}.desired gives {shown(wanted)} at"
+                f" {format_duration(now_ns)}. Return a whole number of replicas."
+            )
         staying = self.staying()
         for slot in [slot for slot in self.slots if not slot.state][: max(wanted - len(staying), 0)]:
             self._become(slot, STARTING, now_ns)

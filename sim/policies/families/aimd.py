@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import islice
 from math import inf
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from batchsim.base.ranges import PositiveInt, Range
 from batchsim.base.units import Duration, PositiveDuration
@@ -67,6 +67,7 @@ class Aimd(WholeBatchesInOrder):
     """The scheduler. A decode step is O(1), a start O(batch log batch)."""
 
     evidence = "family"
+    deviations: ClassVar[dict[str, str]] = {"no_idling": "waits batch_delay for more requests"}
 
     def __init__(self, config: AimdConfig, context: PolicyContext) -> None:
         batch = PaddedBatch(context, padding=config.padding, finished_rows=config.finished_rows, respond=config.respond)

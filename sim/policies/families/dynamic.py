@@ -18,6 +18,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import chain, islice
+from typing import ClassVar
 
 from batchsim.base.ranges import Levels, PositiveInt
 from batchsim.base.units import Duration, PositiveDuration, format_duration
@@ -67,6 +68,7 @@ class Dynamic(WholeBatches):
     """The scheduler. A decode step is O(priority levels), a start O(batch log batch)."""
 
     evidence = "family"
+    deviations: ClassVar[dict[str, str]] = {"no_idling": "waits for a preferred batch size, or for max_queue_delay"}
 
     def __init__(self, config: DynamicConfig, context: PolicyContext) -> None:
         batch = PaddedBatch(context, padding=config.padding, finished_rows=config.finished_rows, respond=config.respond)

@@ -13,6 +13,7 @@ Simplifies: the engine knows the power of a step as one number; a resting engine
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from batchsim.base.ranges import PositiveInt
 from batchsim.base.units import PositiveDuration, Watts
@@ -74,6 +75,8 @@ class EnergyAwareConfig(PolicyConfig):
 
 class EnergyAware(Gated):
     """The scheduler. A step costs what one of gated batching does."""
+
+    deviations: ClassVar[dict[str, str]] = {"no_idling": "holds requests for control_limit or max_hold"}
 
     def __init__(self, config: EnergyAwareConfig, context: PolicyContext) -> None:
         super().__init__(GatedConfig(config.max_num_seqs, config.max_num_batched_tokens), context)

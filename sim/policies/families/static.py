@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import islice
+from typing import ClassVar
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.ranges import PositiveInt
@@ -71,6 +72,7 @@ class Static(WholeBatchesInOrder):
     """The scheduler. A decode step is O(1); a start is O(batch log batch), with grouping O(waiting) on top."""
 
     evidence = "family"
+    deviations: ClassVar[dict[str, str]] = {"no_idling": "waits for a full batch, or for max_wait"}
 
     def __init__(self, config: StaticConfig, context: PolicyContext) -> None:
         slot = config.reserve_tokens

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 from itertools import islice
+from typing import ClassVar
 
 from batchsim.base.ranges import PositiveInt
 from batchsim.base.units import NS_PER_S, PositiveDuration, format_duration
@@ -87,6 +88,7 @@ class Clockwork(WholeBatchesInOrder):
     """The scheduler. A decode step is O(1), a start O(batch log batch + sizes + waiting)."""
 
     evidence = "hand-derived"
+    deviations: ClassVar[dict[str, str]] = {"no_idling": "too few requests for the sizes that end in time wait"}
 
     def __init__(self, config: ClockworkConfig, context: PolicyContext) -> None:
         super().__init__(context, PaddedBatch(context, padding="longest", finished_rows="hold", respond="batch_end"))

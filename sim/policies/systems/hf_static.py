@@ -12,6 +12,7 @@ This is `static` with its default padding, rows and responses.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from batchsim.base.ranges import PositiveInt
 from batchsim.kernel.policy_config import PolicyConfig, Traits
@@ -41,6 +42,7 @@ class HfStatic(Static):
     """The scheduler: static batching with every knob but two fixed, and nothing overridden."""
 
     evidence = "hand-derived"
+    deviations: ClassVar[dict[str, str]] = {"no_idling": "waits for a full batch"}
 
     def __init__(self, config: HfStaticConfig, context: PolicyContext) -> None:
         super().__init__(StaticConfig(config.batch_size, wait_for_full=config.wait_for_full), context)

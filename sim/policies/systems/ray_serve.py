@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from batchsim.base.ranges import PositiveInt
 from batchsim.base.units import NS_PER_S, Seconds
@@ -65,6 +65,7 @@ class RayServe(WholeBatches):
     """The scheduler. A decode step and an arrival are O(1), a batch O(batch log batch)."""
 
     evidence = "hand-derived"
+    deviations: ClassVar[dict[str, str]] = {"no_idling": "waits batch_wait_timeout_s for a full batch"}
 
     def __init__(self, config: RayServeConfig, context: PolicyContext) -> None:
         self.closed = ClosedBatches(context, padding="longest", respond="row_end" if config.stream else "batch_end")

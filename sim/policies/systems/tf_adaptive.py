@@ -15,6 +15,7 @@ Simplifies: one queue, so that `fifo_scheduling` is a boost of 0; one device und
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from batchsim.base.ranges import NonNegativeInt, PositiveInt
 from batchsim.base.units import Microseconds
@@ -71,6 +72,7 @@ class TfAdaptive(BatchThreads):
     """The scheduler. `limit`: of batches in flight, express ones aside."""
 
     evidence = "hand-derived"
+    deviations: ClassVar[dict[str, str]] = {"no_idling": "waits until a batch is batch_timeout_micros old"}
 
     def __init__(self, config: TfAdaptiveConfig, context: PolicyContext) -> None:
         boost = config.full_batch_scheduling_boost_micros

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import copysign, floor
+from typing import ClassVar
 
 from batchsim.base.ranges import PositiveInt
 from batchsim.base.units import Microseconds
@@ -62,6 +63,7 @@ class TfSerialDevice(BatchThreads):
     """The scheduler. `limit`: of threads. An arrival is O(threads) besides."""
 
     evidence = "hand-derived"
+    deviations: ClassVar[dict[str, str]] = {"no_idling": "a thread without a batch sleeps for the mean period"}
 
     def __init__(self, config: TfSerialDeviceConfig, context: PolicyContext) -> None:
         boost = config.full_batch_scheduling_boost_micros

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from batchsim.base.ranges import PositiveInt
 from batchsim.base.units import Microseconds
@@ -93,6 +93,7 @@ class TfServing(WholeBatches):
     """The scheduler. A decode step and an arrival are O(1), a batch O(batch log batch)."""
 
     evidence = "hand-derived"
+    deviations: ClassVar[dict[str, str]] = {"no_idling": "waits batch_timeout_micros for a full batch"}
 
     def __init__(self, config: TfServingConfig, context: PolicyContext) -> None:
         pads = config.pad_variable_length_inputs

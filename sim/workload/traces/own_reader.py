@@ -32,9 +32,14 @@ def reader_class(kind: str) -> type[TraceReader]:
 
 def own_records(kind: str, path: Path) -> Iterator[tuple[int, dict[str, object]]]:
     """The records of `path`, numbered from 1, as the reader `kind` gives them. TraceError for whatever it raises."""
+    yield from records_of(reader_class(kind)(), kind, path)
+
+
+def records_of(reader: TraceReader, kind: str, path: Path) -> Iterator[tuple[int, dict[str, object]]]:
+    """As `own_records`, of a `reader` that is there already and is named `kind`."""
     number = 0
     try:
-        for number, record in enumerate(reader_class(kind)().records(path), 1):
+        for number, record in enumerate(reader.records(path), 1):
             yield number, dict(record)
     except (TraceError, OSError):
         raise

@@ -15,7 +15,8 @@ from batchsim.kernel.record import Recorder
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Arrival, Event, Request, Sequence
 from batchsim.policies.families.gated import Gated, GatedConfig
-from tests.conformance.runs import MS, Listed
+from batchsim.testing.random_configs import MS
+from batchsim.testing.random_engines import Listed
 
 
 class NoMemory(Gated):

@@ -33,8 +33,9 @@ from batchsim.policies.systems.vllm.offload_config import VllmOffloadConfig
 from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 from batchsim.policies.systems.vllm.vllm_offload import VllmOffload
-from tests.conformance.runs import MS, Listed, TokenCost
-from tests.support.life_sums import check_lives
+from batchsim.testing.life_sums import check_lives
+from batchsim.testing.random_configs import MS
+from batchsim.testing.random_engines import Listed, TokenCost
 from tests.support.random_cases import random_cases
 from tests.support.tier_lives import moved, parts_of
 

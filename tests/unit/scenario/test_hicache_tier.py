@@ -17,7 +17,7 @@ from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.point import simulate_point
 from batchsim.scenario.setup import Setup
 from batchsim.study.curves.run import run_scenario
-from tests.support.life_sums import check_lives
+from batchsim.testing.life_sums import check_lives
 from tests.support.tier_lives import moved
 
 TEXT = """model: llama-3.1-8b

@@ -268,3 +268,50 @@ def test_own_code_runs_only_where_it_is_allowed(tmp_path: Path) -> None:
     """To import a module is to run it."""
     with pytest.raises(ScenarioError, match="is code of its own, which a scenario runs only where it is allowed to"):
         loaded(tmp_path, f"{{count: 1, router: {ROUTER}}}", allow_code=False)
+
+
+NONSENSE = """
+from dataclasses import dataclass
+from batchsim.base.ranges import Config
+from batchsim.drive.fleet.scaling.autoscaler import AutoscalerConfig
+
+class Nowhere:
+    def route(self, request, stage, up):
+        return 99
+    def answered(self, request, stage, replica): ...
+
+class Half:
+    def desired(self, fleet, now_ns):
+        return 1.5
+
+@dataclass(frozen=True)
+class NowhereConfig(Config):
+    def build(self, seed):
+        return Nowhere()
+
+@dataclass(frozen=True, kw_only=True)
+class HalfConfig(AutoscalerConfig):
+    def build(self):
+        return Half()
+"""
+ANSWERS = {
+    "router": ('{count: 2, router: {kind: "nonsense:NowhereConfig"}}', "router: Nowhere.route gives 99 for request 0."),
+    "autoscaler": (
+        '{count: 1, router: random, autoscaler: {kind: "nonsense:HalfConfig", every: 1s, min: 1, max: 3,'
+        " cold_start: 2s}}",
+        "autoscaler: Half.desired gives 1.5 at 1 s. Return a whole number of replicas.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("replicas", "said"), ANSWERS.values(), ids=ANSWERS)
+def test_an_answer_that_is_none_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replicas: str, said: str
+) -> None:
+    """A replica that is not there, and a part of one."""
+    (tmp_path / "nonsense.py").write_text(NONSENSE, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    setup = Setup.of(loaded(tmp_path, replicas))
+    with pytest.raises(ScenarioError, match=re.escape(said)) as raised:
+        simulate_point(setup, setup.scenario.points()[0])
+    assert "\n" not in str(raised.value)

@@ -13,7 +13,7 @@ from batchsim.results.keep import metric_names
 from batchsim.scenario import load_scenario
 from batchsim.scenario.point import simulate_point
 from batchsim.scenario.setup import Setup
-from tests.support.life_sums import check_lives
+from batchsim.testing.life_sums import check_lives
 
 SCENARIO = """
 model: Qwen/Qwen3-30B-A3B

@@ -22,7 +22,7 @@ from batchsim.scenario.setup import Setup
 from batchsim.scenario.tiered import HostTier
 from batchsim.study.curves.lines import short_key
 from batchsim.study.curves.run import run_scenario
-from tests.support.life_sums import check_lives
+from batchsim.testing.life_sums import check_lives
 from tests.support.tier_lives import moved
 
 TEXT = """model: llama-3.1-8b

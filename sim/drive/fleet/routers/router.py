@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Literal, Protocol, runtime_checkable
 
+from batchsim.base.errors import ScenarioError, shown
 from batchsim.drive.fleet.scaling.autoscaler import EngineLoad
 from batchsim.kernel.types import Request
 
@@ -63,6 +64,17 @@ class LooksAtNoReplica(Protocol):
     of them can be simulated by itself; `answered` is not called then."""
 
     looks_at_no_replica: bool
+
+
+def routed(router: Router, request: Request, stage: Stage, up: Sequence[int]) -> int:
+    """The replica of `up` that `router` chooses. ScenarioError where it is none of these."""
+    number = router.route(request, stage, up)
+    if number not in up:
+        raise ScenarioError(
+            f"router: {type(router).__name__}.route gives {shown(number)} for request {request.id}. Return one of the"
+            f" replicas that it is given, here {', '.join(map(str, up))}."
+        )
+    return number
 
 
 def hears_answers_only(router: Router) -> bool:

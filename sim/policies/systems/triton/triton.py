@@ -17,7 +17,7 @@ KV: `closed_batches.py`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from batchsim.base.ranges import Levels, LevelsOrNone, PositiveInt
 from batchsim.base.units import Microseconds
@@ -98,6 +98,7 @@ class Triton(WholeBatches):
     """The scheduler. A decode step is O(levels), an arrival O(max_batch_size + levels) and what has timed out."""
 
     evidence = "hand-derived"
+    deviations: ClassVar[dict[str, str]] = {"no_idling": "waits max_queue_delay for a preferred batch size"}
 
     def __init__(self, config: TritonConfig, context: PolicyContext) -> None:
         self.payloads = ClosedBatches(context, padding="none" if config.allow_ragged_batch else "longest")

@@ -28,7 +28,7 @@ from batchsim.policies.families.gated import Gated, GatedConfig
 from batchsim.policies.registry import POLICIES
 from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
-from tests.conformance.runs import built, cases
+from batchsim.testing.random_engines import built, cases
 from tests.support.engine import MAX_MODEL_LEN, Constant, Requests, arrival, engine, outcomes, vllm
 from tests.support.metrics_helpers import records_of
 from tests.unit.drive.test_live import Chain

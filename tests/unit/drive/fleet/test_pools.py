@@ -24,9 +24,10 @@ from batchsim.kv.choice import new_kv
 from batchsim.metrics.attribution import attribute
 from batchsim.policies.systems.vllm.connector_config import VllmConnectorConfig
 from batchsim.policies.systems.vllm.vllm_connector import VllmConnector
-from tests.conformance.runs import MS, Listed, TokenCost
+from batchsim.testing.life_sums import check_lives
+from batchsim.testing.random_configs import MS
+from batchsim.testing.random_engines import Listed, TokenCost
 from tests.record_hashes import record_hash
-from tests.support.life_sums import check_lives
 from tests.support.random_cases import random_cases
 
 INSTANT = TransferConfig(bandwidth=1e15)

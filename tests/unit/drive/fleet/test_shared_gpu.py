@@ -28,9 +28,10 @@ from batchsim.kv.choice import new_kv
 from batchsim.metrics.attribution import attribute
 from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
-from tests.conformance.runs import MS, Listed, TokenCost
+from batchsim.testing.life_sums import check_lives
+from batchsim.testing.random_configs import MS
+from batchsim.testing.random_engines import Listed, TokenCost
 from tests.support.engine import Requests, arrival, engine, vllm
-from tests.support.life_sums import check_lives
 from tests.support.random_cases import random_cases
 
 MOVES = Moves(5, 7)

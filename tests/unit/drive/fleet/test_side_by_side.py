@@ -25,9 +25,10 @@ from batchsim.kv.choice import new_kv
 from batchsim.metrics.attribution import attribute
 from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
-from tests.conformance.runs import MS, Listed, TokenCost
+from batchsim.testing.life_sums import check_lives
+from batchsim.testing.random_configs import MS
+from batchsim.testing.random_engines import Listed, TokenCost
 from tests.support.engine import Requests, engine, vllm
-from tests.support.life_sums import check_lives
 from tests.unit.drive.fleet.test_shared_gpu import asked, ends, parts
 
 

@@ -168,7 +168,7 @@ def test_the_price_of_a_gpu_beside_memory() -> None:
     [
         (
             ["plan.free={policy: [vllm, continuous], kv.tiers.0.size: [2GB]}"],
-            "t.yaml:15: plan.free: kv.tiers.0.size: continuous is of kind continuous, and only vllm's tiers are searched",
+            "plan.free: kv.tiers.0.size: continuous is of kind continuous, and only vllm's tiers are searched",
         ),
         (
             ["kv.tiers=[]"],

@@ -1,16 +1,14 @@
-"""Random engines and workloads for every registered policy. Registering a policy is enough to be tested."""
+"""Random engines with random workloads, of any policy, on a cost of whole ns: cases for the checks to be held on."""
 
 from __future__ import annotations
 
-import types
-from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from hypothesis import strategies as st
 
 from batchsim.base.errors import ScenarioError
-from batchsim.base.units import Quantity
 from batchsim.drive.live import VirtualClock, live
 from batchsim.drive.simulate import simulate
 from batchsim.kernel.acceptance import DrawnLuck
@@ -22,15 +20,11 @@ from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.tokens import Segment, TokenIds, output_stream, prompt_stream
 from batchsim.kernel.types import Arrival, Request
 from batchsim.kv.choice import new_kv
-from batchsim.policies.registry import POLICIES
-from batchsim.policies.systems.tensorrt_llm.decoding_config import DecodingConfig
-from batchsim.policies.systems.vidur.sarathi import ChunkSchedule
-from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
+from batchsim.policies.named_policy import policy_and_config
+from batchsim.testing.random_configs import MAX_MODEL_LEN, MS, configs
 
-MAX_MODEL_LEN = 400
-MS = 1_000_000
-TREE = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
-APART = ("speculative_algorithm", *TREE, "acceptance")  # knobs that are drawn together
+Policy = str | type
+"""A policy by its name in the registry, or the class of one."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +116,7 @@ class Listed:
 class Case:
     """One random engine with one random workload."""
 
-    kind: str
+    kind: Policy
     config: Any
     num_blocks: int
     block_size: int
@@ -130,15 +124,17 @@ class Case:
     workload: Listed
     stop_ns: int | None = None
     stages: int = 1
+    cost: Any = None
+    """The cost of its steps; None: `TokenCost`."""
 
     def engine(self, *, ids: bool = False) -> EngineCore:
         """A fresh engine; `ids`: with block ids in any case. ScenarioError if the policy refuses this memory."""
         kv = new_kv(self.config, self.num_blocks, self.block_size, self.num_swap_blocks, ids=ids)
-        cost = TokenCost(stages=self.stages)
+        cost = self.cost or TokenCost(stages=self.stages)
         loop = self.config.traits.loop.over(self.stages)
         everything = [*self.workload.known, *(arrival for _, arrival in self.workload.following)]
         context = PolicyContext(kv, MAX_MODEL_LEN, TrueLengths(everything), cost, loop)
-        scheduler: Scheduler = POLICIES[self.kind][1](self.config, context)
+        scheduler: Scheduler = policy_and_config(self.kind)[1](self.config, context)
         return EngineCore(
             scheduler,
             SimExecutor(cost, MAX_MODEL_LEN, loop, self.luck),
@@ -165,130 +161,6 @@ class Case:
         core = self.engine(ids=ids)
         live(core, self.workload, VirtualClock())
         return core
-
-
-def values(hint: Any) -> st.SearchStrategy[Any]:
-    """Values of a config field by its type; small, so that limits bite."""
-    origin = get_origin(hint)
-    if origin is Annotated:
-        inner, *marks = get_args(hint)
-        unit = next((mark for mark in marks if isinstance(mark, Quantity)), None)
-        if unit is None:
-            return values(inner)
-        if unit.example == "50ms":
-            return st.integers(0, 60 * MS)
-        if unit.example == "500W":
-            return st.sampled_from([50.0, 100.0, 200.0, 400.0])
-        return st.floats(0.0, 0.5) if inner is float else st.integers(0, 1000)
-    if origin is Literal:
-        return st.sampled_from(get_args(hint))
-    if origin in (Union, types.UnionType):
-        return st.one_of([values(part) for part in get_args(hint)])
-    if origin is tuple:
-        return st.lists(values(get_args(hint)[0]), max_size=3, unique=True).map(lambda v: tuple(sorted(v)))
-    if origin is dict:
-        return st.dictionaries(*(values(part) for part in get_args(hint)), max_size=2)
-    if hint is SpeculativeConfig:
-        return drafts()
-    if hint is ChunkSchedule:
-        sizes = st.tuples(st.sampled_from([32, 64]), st.sampled_from([64, 96]))
-        rest = st.tuples(st.sampled_from([100, MAX_MODEL_LEN]), st.integers(1, 4))
-        return st.tuples(sizes, rest).map(lambda drawn: ChunkSchedule(*drawn[0], *drawn[1]))
-    if hint is DecodingConfig:
-        return drafts_of_tensorrt_llm()
-    if is_dataclass(hint):
-        return knobs(hint).map(lambda drawn: made(hint, drawn)).filter(lambda config: config is not None)
-    simple = {int: st.integers(0, 40), bool: st.booleans(), float: st.floats(0.0, 0.3), type(None): st.none()}
-    return simple[hint]
-
-
-@st.composite
-def drafts(draw: st.DrawFn) -> SpeculativeConfig:
-    """Any drafter with up to 9 draft tokens a step: random knobs would hardly ever agree with each other."""
-    method = draw(st.sampled_from(["ngram", "eagle", "eagle3", "mtp", "draft_model"]))
-    found = draw(st.sampled_from([1.0, 0.6])) if method == "ngram" else 1.0
-    return SpeculativeConfig(method, draw(st.integers(1, 9)), draw(st.sampled_from([0.0, 0.7, 1.0])), found)
-
-
-@st.composite
-def drafts_of_tensorrt_llm(draw: st.DrawFn) -> DecodingConfig:
-    """The same by TensorRT-LLM's names; most often a drafter in the model, which may overlap."""
-    kind = draw(st.sampled_from(["Eagle3", "Eagle3", "MTP", "Draft_Target", "NGram"]))
-    found = draw(st.sampled_from([1.0, 0.6])) if kind == "NGram" else 1.0
-    number = {"num_nextn_predict_layers" if kind == "MTP" else "max_draft_len": draw(st.integers(1, 6))}
-    return DecodingConfig(kind, draw(st.sampled_from([0.0, 0.7, 1.0])), found=found, **number)
-
-
-@st.composite
-def drafts_of_sglang(draw: st.DrawFn) -> dict[str, Any]:
-    """The same by SGLang's arguments, which are knobs of the policy itself; often none."""
-    algorithm = draw(st.sampled_from([None, "EAGLE", "STANDALONE", "NGRAM"]))
-    if algorithm is None:
-        return {}
-    drawn = {"speculative_algorithm": algorithm, "disable_overlap_schedule": draw(st.booleans())}
-    drawn["acceptance"] = draw(st.sampled_from([0.0, 0.7, 1.0]))
-    if algorithm == "NGRAM":
-        return drawn | {"enable_mixed_chunk": False, "speculative_num_draft_tokens": draw(st.integers(2, 12))}
-    if algorithm == "STANDALONE":
-        return drawn | {"enable_mixed_chunk": False}
-    topk = draw(st.sampled_from([1, 1, 2, 4]))
-    tree = {"speculative_num_draft_tokens": draw(st.integers(2, 12))} if topk > 1 else {}
-    return drawn | tree | {"speculative_num_steps": draw(st.integers(1, 6)), "speculative_eagle_topk": topk}
-
-
-@st.composite
-def knobs(draw: st.DrawFn, config: Any) -> dict[str, Any]:
-    """A value for each field of a config that is not drawn APART; microseconds are up to some steps long."""
-    hints = get_type_hints(config, include_extras=True)
-    drawn = {}
-    for knob in fields(config):
-        if knob.name in APART:
-            continue
-        of_time = knob.name.endswith(("_micros", "_microseconds"))
-        drawn[knob.name] = draw(st.integers(0, 20_000) if of_time else values(hints[knob.name]))
-    return drawn
-
-
-def made(config: Any, drawn: dict[str, Any]) -> Any:
-    """The config, or None where it refuses these values."""
-    try:
-        return config(**drawn)
-    except ValueError:
-        return None
-
-
-def lone(config: Any, drawn: dict[str, Any], name: str) -> str:
-    """What the config says of this one value, all others that have a default being at it; "" if it takes it."""
-    needed = {f.name for f in fields(config) if f.default is MISSING and f.default_factory is MISSING}
-    try:
-        config(**{knob: value for knob, value in drawn.items() if knob in needed or knob == name})
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-@st.composite
-def configs(draw: st.DrawFn, kind: str) -> Any:
-    """A config of the policy, its own checks deciding what is one. Token budgets are often ample.
-
-    What is not simulated is left at its default, and so are some other knobs.
-    """
-    config = POLICIES[kind][0]
-    drawn = draw(knobs(config))
-    for knob in fields(config):
-        if knob.name not in drawn or (knob.default is MISSING and knob.default_factory is MISSING):
-            continue
-        if "not simulated" in lone(config, drawn, knob.name) or draw(st.integers(0, 3)) == 0:
-            del drawn[knob.name]
-    if kind == "sglang" and (drafting := draw(drafts_of_sglang())):
-        drawn |= drafting
-        drawn.pop("disable_consecutive_prefill_overlap", None)
-    if kind == "tensorrt_llm" and drawn.get("backend") != "tensorrt" and not drawn.get("enable_chunked_prefill"):
-        drawn["max_num_tokens"] = max(drawn.get("max_num_tokens", 0), MAX_MODEL_LEN)  # else a pause may end the engine
-    if isinstance(drawn.get("max_num_batched_tokens"), int):
-        small = drawn["max_num_batched_tokens"] + 8
-        drawn["max_num_batched_tokens"] = draw(st.sampled_from([small, 64, MAX_MODEL_LEN]))
-    return made(config, drawn)
 
 
 @st.composite
@@ -328,8 +200,9 @@ def requests(draw: st.DrawFn, id_: int, arrival_ns: int, *, relative: bool) -> A
 
 
 @st.composite
-def cases(draw: st.DrawFn, kind: str) -> Case | None:
-    config = draw(configs(kind))
+def cases(draw: st.DrawFn, kind: Policy, fixed: Mapping[str, Any] | None = None) -> Case | None:
+    """A case of this policy, with the `fixed` knobs; None where the drawn ones are refused."""
+    config = draw(configs(policy_and_config(kind)[0], fixed or {}))
     if config is None:
         return None
     count = draw(st.integers(1, 14))

@@ -1,0 +1,1 @@
+"""Extensions of batchsim, which a scenario names as it names shipped ones."""
