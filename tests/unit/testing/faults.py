@@ -82,11 +82,12 @@ class DrawsByTheProcess(_Policy):
 
 
 class RepeatsTooOften(_Policy):
-    """Reorders the queue by time, and says that nothing changes."""
+    """Rests at every third call, and says that nothing changes."""
 
     def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
-        if len(self.waiting) > 1:
-            self.waiting.rotate(1)
+        self._looks = getattr(self, "_looks", 0) + 1
+        if self.running and self._looks % 3 == 0:
+            return Idle(now_ns + 1)
         return super().schedule(now_ns, drain)
 
 
