@@ -176,7 +176,7 @@ class StepCosts:
             raise ValueError(f"more_chunks are of {numbers} chunks, which do not increase from chunk_grid's one")
 
     def experts_ns(self, tokens: int, *, decodes: bool) -> float:
-        """ns of the experts that attention groups share, as of `Cost.experts_ns`; 0 where none are told apart."""
+        """ns of the experts that attention groups share, as of `Cost.experts_ns`; 0 where none are apart."""
         if self.experts is None:
             return 0.0
         return self.in_situ * (self.experts.decode if decodes else self.experts.layers).at_one(tokens)

@@ -13,14 +13,12 @@ Source: python/sglang/srt/mem_cache/unified_radix_cache.py of the 0.5.23 wheel; 
 
 from __future__ import annotations
 
-from typing import Literal
-
 from batchsim.kernel.types import MISSING, Sequence
+from batchsim.kv import WritePolicy
 from batchsim.kv.host_tree import HostTree
 from batchsim.kv.radix_cache import Holding, RadixKV
 from batchsim.kv.radix_tree import Node
 
-WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
 LOAD_BACK_TOKENS = 10
 _THRESHOLDS = {"write_through": 1, "write_through_selective": 2}
 

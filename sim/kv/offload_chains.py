@@ -92,10 +92,10 @@ class Chain:
             else:
                 high = middle
         i += low
-        its = self.firsts[low + 1] if low + 1 < len(self.firsts) else MOST_BLOCKS
+        next_first = self.firsts[low + 1] if low + 1 < len(self.firsts) else MOST_BLOCKS
         if i + 1 == len(starts):
-            return (i + 1, MOST_BLOCKS) if its == MOST_BLOCKS else (i, its)
-        return (i, its) if its < starts[i + 1] else (i + 1, starts[i + 1])
+            return (i + 1, MOST_BLOCKS) if next_first == MOST_BLOCKS else (i, next_first)
+        return (i, next_first) if next_first < starts[i + 1] else (i + 1, starts[i + 1])
 
     def add(self, start: int, stop: int, loads: int) -> ChunkRun:
         """A run of chunks of which the tier has none yet."""
@@ -141,13 +141,13 @@ class Path:
 
     def between(self, first: int, stop: int) -> list[Part]:
         """The parts of the chunks `first` to `stop` - 1."""
-        found: list[Part] = []
+        parts: list[Part] = []
         for chain, low, high in self.parts:
             if high > first:
                 if low >= stop:
                     break
-                found.append((chain, max(low, first), min(high, stop)))
-        return found
+                parts.append((chain, max(low, first), min(high, stop)))
+        return parts
 
 
 class Chains:

@@ -37,7 +37,7 @@ class Numbers:
         self.rows: list[tuple[int, int]] = []
 
     def add(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Adds `start` to `stop` - 1; returns as rows those that were not there."""
+        """Adds `start` to `stop` - 1; returns the rows of the numbers that were new."""
         rows = self.rows
         if not rows or start > rows[-1][1]:
             rows.append((start, stop))
@@ -74,7 +74,7 @@ class EvictionOrder(Protocol):
         that are not."""
         ...
 
-    def found(self, access: Access, parts: list[Part]) -> None:
+    def reused(self, access: Access, parts: list[Part]) -> None:
         """The request of `access` offers chunks that are there already, or loads them."""
         ...
 
@@ -97,8 +97,8 @@ class EvictionOrder(Protocol):
 
 
 class LruOrder:
-    """The chunks of the line of the lowest rank go first, each line from its tail; O(runs) of those that may not go and
-    rank lower."""
+    """The chunks of the line of the lowest rank go first, each line from its tail; O(runs) which may not go and rank
+    lower."""
 
     def __init__(self) -> None:
         self._lines: dict[Line, None] = {}  # by rank
@@ -107,7 +107,7 @@ class LruOrder:
     def missed(self, access: Access, parts: list[Part]) -> None:
         pass
 
-    def found(self, access: Access, parts: list[Part]) -> None:
+    def reused(self, access: Access, parts: list[Part]) -> None:
         pass
 
     def seen(self, access: Access, parts: list[Part]) -> None:
@@ -236,7 +236,7 @@ class ArcOrder:
     def seen(self, access: Access, parts: list[Part]) -> None:
         pass
 
-    def found(self, access: Access, parts: list[Part]) -> None:
+    def reused(self, access: Access, parts: list[Part]) -> None:
         use = self._use(access)
         use.reused.update([key for part in parts for key in self._keys_of(part) if key not in use.inserted])
 
@@ -254,15 +254,15 @@ class ArcOrder:
         left = len(self.once)
         taken: list[tuple[int, Part]] = []
         for _ in range(count):
-            found = next(once, None) if left >= int(self.target) else None
-            left -= found is not None
-            if found is None:
-                found = next(often, None)
-            if found is None:
-                found = next(once, None)
-            if found is None:
+            chosen = next(once, None) if left >= int(self.target) else None
+            left -= chosen is not None
+            if chosen is None:
+                chosen = next(often, None)
+            if chosen is None:
+                chosen = next(once, None)
+            if chosen is None:
                 return None
-            taken.append(found)
+            taken.append(chosen)
         for key, _ in taken:
             of_once = key in self.once
             del (self.once if of_once else self.often)[key]
@@ -285,8 +285,8 @@ class ArcOrder:
                 if key in use.reused:
                     often[key] = once.pop(key) if key in once else often.pop(key)
                 elif key in use.inserted:
-                    its = once if key in once else often
-                    its[key] = its.pop(key)
+                    order = once if key in once else often
+                    order[key] = order.pop(key)
 
 
 def _may_go(chunks: dict[int, tuple[Chain, int]], held: set[int]) -> Iterator[tuple[int, Part]]:

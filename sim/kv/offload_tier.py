@@ -128,7 +128,7 @@ class OffloadTier:
         fresh, others = _fresh(access, ready), _fresh(access, new)
         if fresh or others:
             order.seen(access, fresh)
-        order.found(access, ready)
+        order.reused(access, ready)
         if not new:
             return Taken([], [])
         evicted: list[Part] = []
@@ -167,7 +167,7 @@ class OffloadTier:
                 run.loads += 1
         if fresh := _fresh(access, parts):
             self._order.seen(access, fresh)
-        self._order.found(access, parts)
+        self._order.reused(access, parts)
         return parts
 
     def loaded(self, parts: list[Part]) -> None:
@@ -198,7 +198,7 @@ class OffloadTier:
         self._chains.leave(access.path)
 
     def _sorted_out(self, parts: list[Part]) -> tuple[list[Part], list[Part]]:
-        """Of the chunks offered: those that are ready, and those that are not there and were offered often enough."""
+        """The offered chunks that are ready, and the missing ones that were offered often enough."""
         ready, new = list[Part](), list[Part]()
         for chain, low, high in parts:
             at = low
@@ -242,5 +242,5 @@ class OffloadTier:
 
 
 def _fresh(access: Access, parts: list[Part]) -> list[Part]:
-    """Notes `parts`; returns what of them was not seen before with the same request."""
+    """Notes `parts`; returns the parts that were not seen before with the same request."""
     return [(chain, *row) for chain, low, high in parts for row in access.seen.add(low, high)]

@@ -9,7 +9,8 @@ from batchsim.base.units import NS_PER_S
 from batchsim.cost.base import Cost
 from batchsim.kernel.host_copies import HostCopies
 from batchsim.kernel.host_link import OffloadLink
-from batchsim.kv.hicache import HiCacheKV, WritePolicy
+from batchsim.kv import WritePolicy
+from batchsim.kv.hicache import HiCacheKV
 from batchsim.policies.systems.sglang.sglang_hicache import SglangWithHiCache
 from batchsim.scenario.config import PolicySpec
 from batchsim.scenario.tier_config import TierConfig

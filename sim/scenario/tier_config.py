@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from batchsim.base.plain import LEFT_OUT
 from batchsim.base.ranges import Config, NonNegativeInt, PositiveInt, Range
 from batchsim.base.units import Bandwidth, Duration, Size
-from batchsim.kv.hicache import WritePolicy
+from batchsim.kv import WritePolicy
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import Recorder
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Arrival
-from batchsim.kv.hicache import HiCacheKV, WritePolicy
+from batchsim.kv import WritePolicy
+from batchsim.kv.hicache import HiCacheKV
 from batchsim.policies.systems.sglang.sglang_config import SglangConfig
 from batchsim.policies.systems.sglang.sglang_hicache import SglangWithHiCache
 from batchsim.testing.life_sums import check_lives

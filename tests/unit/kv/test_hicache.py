@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from batchsim.kernel.tokens import TokenIds, prompt_stream
 from batchsim.kernel.types import Request, Sequence
-from batchsim.kv.hicache import HiCacheKV, WritePolicy
+from batchsim.kv import WritePolicy
+from batchsim.kv.hicache import HiCacheKV
 from tests.support.random_cases import random_cases
 
 

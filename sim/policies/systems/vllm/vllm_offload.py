@@ -165,11 +165,11 @@ class VllmOffload(VllmConnector):
         most = seq.num_tokens // size * size
         if most - hit < size:
             return 0
-        found = self._of_tier(seq).find(seq, hit // size, most // size)
-        beyond = found.stop * size - hit
+        in_tier = self._of_tier(seq).find(seq, hit // size, most // size)
+        beyond = in_tier.stop * size - hit
         if beyond < size:
             return 0
-        if found.is_storing or (found.is_loading and self.cache is not None):
+        if in_tier.is_storing or (in_tier.is_loading and self.cache is not None):
             return None
         return beyond
 
