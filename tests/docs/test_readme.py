@@ -118,9 +118,11 @@ class Clone:
     ran: set[tuple[Path, int]] = field(default_factory=set)
 
     def before(self, page: Path, block: Block) -> list[Block]:
-        """Quick blocks above a block on its page that did not run here: where slow tests alone run, they did not."""
-        above = (other for other in _tried(page) if other.line < block.line and not other.mark.startswith("slow"))
-        return [other for other in above if (page, other.line) not in self.ran]
+        """Blocks above a block on its page that did not run here, since others or none of them were asked for: quick
+        ones, and before a slow one slow ones too."""
+        slow = block.mark.startswith("slow")
+        above = (other for other in _tried(page) if other.line < block.line)
+        return [o for o in above if (slow or not o.mark.startswith("slow")) and (page, o.line) not in self.ran]
 
 
 @pytest.fixture(scope="module")
