@@ -140,10 +140,10 @@ class EncoderCache:
             return
         ended = set(finished)
         for seq in batch.in_order(list(rows)):
+            if seq in self.holding:
+                self._let_go(seq)
             if seq in ended:
                 self.free(seq)
-            elif seq in self.holding:
-                self._let_go(seq)
         del self._rows[batch]
 
     def _let_go(self, seq: Sequence) -> None:
