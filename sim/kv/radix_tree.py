@@ -74,7 +74,7 @@ class RadixTree:
         self.root = self._node((), [], None, 0)
         self.cached_blocks = 0
         self.num_evictable = 0  # pages of nodes without locks
-        self.now = 0  # counts walks and changes: while it stands still, what `descend` returned is still so
+        self.now: int = 0  # counts walks and changes: while it stands still, what `descend` returned is still so
         self._leaves: list[tuple[int, int, Node]] = []  # heap by a past `used`; at most one entry a node
         self._serial = count()
 

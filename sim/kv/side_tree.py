@@ -21,7 +21,8 @@ class SidePool:
     __slots__ = ("num_blocks", "num_evictable", "num_free")
 
     def __init__(self, num_blocks: int) -> None:
-        self.num_blocks = self.num_free = num_blocks
+        self.num_blocks = num_blocks
+        self.num_free: int = num_blocks
         self.num_evictable = 0
 
     @property

@@ -124,7 +124,8 @@ def _tiers(scenario: Scenario, name: str, values: list[Any], policies: list[str]
     for value in values:
         text = f"{name}={_json(value)}"
         try:
-            sizes.add(sum(tier.size for tier in changed(scenario, [text]).file.kv.tiers or ()))
+            tiers_of = changed(scenario, [text]).file.kv.tiers or ()
+            sizes.add(sum(tier.size or 0 for tier in tiers_of))  # of vllm's, which Setup refuses without a size
         except ScenarioError as error:
             message = str(error).removeprefix(f"--set {text}: ")
             raise _error(scenario, f"{name}, value {_json(value)}: {message}") from None
