@@ -63,6 +63,7 @@ def test_without_a_radix_cache_pages_are_counted() -> None:
 
 def test_a_deployment_of_sglang_divides_its_memory_where_sglang_alone_schedules() -> None:
     """0.8 tokens of windows for each other one; where other policies run too, one pool as before."""
+    pytest.importorskip("aiconfigurator_core", reason="aiconfigurator-core (extra gpus) is not installed")
     deployed = TEXT.replace("llama-3.1-8b", "openai/gpt-oss-20b").replace("tokens: 40000, ", "")
     deployed = deployed.replace("cost: {kind: roofline, gpu: h100}", "deployment: {engine: sglang, gpu: h200}")
     deployed = deployed.replace(", pools: {window: 128, window_tokens: 20000}", "")

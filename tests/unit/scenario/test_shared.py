@@ -222,6 +222,8 @@ def test_a_model_with_its_own_gpu_is_not_waited_for() -> None:
 def test_mistakes_side_by_side_are_one_line(old: str, new: str, words: str) -> None:
     """Each says where it is and what to write."""
     assert old in SIDE
+    if "pp: 2" in new:  # no profile of which comes with batchsim
+        pytest.importorskip("aiconfigurator_core", reason="aiconfigurator-core (extra gpus) is not installed")
     text = SIDE.replace(old, new)
     if "sglang" in new:
         text = text.replace("vllm: {max_num_seqs: 16, max_num_batched_tokens: 2048}", "sglang: {}")
