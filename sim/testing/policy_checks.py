@@ -111,7 +111,8 @@ def requests_end_once(case: Case, core: EngineCore) -> None:
             if records.texts[row["reason"]] == CAP_CUT:
                 length = min(length, row["output_tokens"])
             assert row["output_tokens"] == length, f"request {row['request_id']} has another length than its own"
-            assert row["arrival_ns"] < row["first_token_ns"] <= row["last_token_ns"] <= row["delivered_ns"]
+            if row["output_tokens"]:  # else cut before its first token
+                assert row["arrival_ns"] < row["first_token_ns"] <= row["last_token_ns"] <= row["delivered_ns"]
         else:
             assert row["delivered_ns"] == MISSING, f"request {row['request_id']} was delivered without an end"
     if case.stop_ns is not None:
