@@ -111,8 +111,9 @@ def requests_end_once(case: Case, core: EngineCore) -> None:
             if records.texts[row["reason"]] == CAP_CUT:
                 length = min(length, row["output_tokens"])
             assert row["output_tokens"] == length, f"request {row['request_id']} has another length than its own"
-            if row["output_tokens"]:  # else cut before its first token
-                assert row["arrival_ns"] < row["first_token_ns"] <= row["last_token_ns"] <= row["delivered_ns"]
+            first_ns = row["first_token_ns"] if row["output_tokens"] else row["last_token_ns"]  # its end, without any
+            assert (row["first_token_ns"] == MISSING) == (not row["output_tokens"]), "a first token that is none"
+            assert row["arrival_ns"] < first_ns <= row["last_token_ns"] <= row["delivered_ns"]
         else:
             assert row["delivered_ns"] == MISSING, f"request {row['request_id']} was delivered without an end"
     if case.stop_ns is not None:

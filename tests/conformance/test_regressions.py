@@ -6,9 +6,11 @@ import pytest
 
 from batchsim.base.errors import SchedulerStalled
 from batchsim.kernel.core import MAX_FRUITLESS_PREEMPTIONS
-from batchsim.kernel.types import Arrival, Request
+from batchsim.kernel.types import MISSING, Arrival, Request
 from batchsim.policies.families.preemption import PreemptiveConfig
+from batchsim.policies.systems.sglang.sglang_config import SglangConfig
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
+from batchsim.testing.policy_checks import requests_end_once
 from batchsim.testing.random_engines import Case, Listed
 
 
@@ -24,6 +26,15 @@ def test_one_swapped_out_in_mid_recompute_takes_its_next_block_once(ids: bool) -
     case = Case("preemptive", config, 9, 2, 5, listed((1, 16, 0), (2, 6, 0), (3, 8, 1), (3, 7, 1)))
     kv = case.live(ids=ids).scheduler.kv
     assert (kv.num_free, kv.num_swap_free) == (9, 5)
+
+
+def test_what_sglang_has_room_for_the_prompt_alone_of_ends_without_a_token() -> None:
+    """Of 28 tokens of KV the prompt takes 24 and a page is kept: 28 - 24 - 4 - 1 is below 0, and the cap 0."""
+    case = Case("sglang", SglangConfig(disable_radix_cache=True), 7, 4, 0, listed((21, 42, 0)))
+    core = case.simulate()
+    requests_end_once(case, core)
+    (row,) = core.recorder.records().requests
+    assert (row["output_tokens"], row["first_token_ns"]) == (0, MISSING)
 
 
 @pytest.mark.slow

@@ -42,7 +42,7 @@ TESTS = {
     "sim/kernel/chunks.py": ENGINE,
     "sim/kernel/in_flight.py": f"{ENGINE} {AHEAD} test_landing test_in_flight cost/test_masks",
     "sim/kernel/leaps.py": (
-        f"{ENGINE} {AHEAD} test_leaps test_sleeping_engines test_draft_leaps conformance/test_shapes"
+        f"{ENGINE} {AHEAD} test_leaps test_sleeping_engines test_draft_leaps test_window_leaps conformance/test_shapes"
     ),
     "sim/kernel/leaps_ahead.py": f"{ENGINE} {AHEAD} test_sleeping_engines test_window_leaps",
     "sim/kernel/queue_leaps.py": "metrics/test_tiers test_vllm_offload",
@@ -129,6 +129,10 @@ TESTS = {
     "sim/policies/systems/sglang/sglang_drafts.py": SGLANG_DRAFTS,
     "sim/policies/systems/sglang/embedding_cache.py": "test_embedding_cache",
     "sim/policies/systems/sglang/lora_batch.py": "test_lora_batch",
+    "sim/policies/systems/sglang/prefill_adder.py": f"{SGLANG} {POOLS} {HICACHE} unit/scenario/test_adapters",
+    "sim/policies/systems/sglang/running_batch.py": f"{SGLANG} {POOLS} {HICACHE}",
+    "sim/policies/systems/sglang/sglang.py": f"{SGLANG} {POOLS} {HICACHE} unit/scenario/test_adapters",
+    "sim/policies/systems/sglang/window_budget.py": POOLS,
     "sim/policies/systems/sglang/sglang_hicache.py": HICACHE,
     "sim/policies/systems/sglang/sglang_items.py": "test_embedding_cache test_request_kinds",
     "sim/policies/systems/sglang/speculative_args.py": SGLANG_DRAFTS,

@@ -123,10 +123,11 @@ SLOW = [arrival(i, at * MS, 4, out) for i, (at, out) in enumerate([(0, 200), (0,
 
 
 def test_only_who_comes_to_an_engine_ends_its_leap() -> None:
-    """Its scheduler is asked for the prompt, a decode and the first step not surely quiet; for one more request, for
-    its prompt and a decode again."""
+    """Its scheduler is asked for the prompt, a decode and the first step not surely quiet, an asynchronous one for the
+    step after that, too; for one more request, for its prompt and a decode again."""
     others = [arrival(i, 30 * i, 4, 1 + i % 5) for i in range(1, 80, 2)]
     assert fleet(STREAM[0], *others)[1][0] == 3
+    assert fleet(STREAM[0], *others, ahead=True)[1][0] == 4
     assert fleet(STREAM[0], *others, arrival(40, 1234, 4, 1))[1][0] == 5
 
 

@@ -289,7 +289,7 @@ def own_keys(part: Part) -> list[int]:
 def arc(capacity: int = 8, **lists: list[int]) -> ArcOrder:
     order = ArcOrder(capacity, own_keys)
     for name, keys in lists.items():
-        setattr(order, name, {key: (CHAIN, key) for key in keys})
+        setattr(order, name, dict.fromkeys(keys) if "gone" in name else {key: (CHAIN, key) for key in keys})
     return order
 
 
