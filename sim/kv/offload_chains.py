@@ -11,6 +11,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable
 from itertools import pairwise
 
 from batchsim.kv.block_keys import MOST_BLOCKS, BlockKeys
@@ -205,11 +207,14 @@ class Chains:
             if last is not None:
                 last.users -= 1
 
-    def runs(self) -> list[ChunkRun]:
-        """All runs. AssertionError unless those of each chain are in order and apart. O(runs)."""
+    def runs(self, paths: Iterable[Path]) -> list[ChunkRun]:
+        """All runs. AssertionError unless those of each chain are in order and apart, and its users are of `paths`, all
+        that were not left, and of chains that begin in it. O(runs)."""
         chains = list(self._index.values())
+        users = Counter([chain.from_ for chain in chains] + [part[0] for path in paths for part in path.parts])
         for chain in chains:
             assert chain.runs or chain.users, "a chain of which nothing is left is known"
+            assert chain.users == users[chain], "a user of a chain is lost or counted twice"
             for run, next_ in pairwise(chain.runs):
                 assert run.stop <= next_.start, "two runs have the same chunk"
         return [run for chain in chains for run in chain.runs]

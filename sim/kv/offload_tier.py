@@ -232,7 +232,7 @@ class OffloadTier:
 
     def check(self) -> None:
         """AssertionError unless the counts agree with the chunks, and every row of keys has one chain. O(runs)."""
-        runs = self._chains.runs()
+        runs = self._chains.runs([access.path for access in self._accesses.values()])
         used = sum([run.stop - run.start for run in runs])
         assert used == self.num_used <= self.num_places, "more chunks than places, or lost ones"
         storing = sum([run.stop - run.start for run in runs if run.loads == STORING])

@@ -2,7 +2,7 @@
 
 Properties are mutated like other functions. What mutmut leaves alone: other decorated functions, what stands outside of
 functions, texts of errors (`do_not_mutate_patterns` in pyproject.toml). Left alone here: the None that an ordered set,
-a dict, has for values; `strict` of zip.
+a dict, has for values; `strict` of zip; the type that `cast` names, which nothing reads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from mutmut.mutation.file_mutation import mutate_file_contents
 
 ROOT = Path(__file__).parents[2]
 _SET_ITEM = re.compile(r"\w\] = None$")  # a dict whose values are None is an ordered set
-_STRICT = re.compile(r", (strict=\w+)?(?=\))")  # of zip: a check of the program itself
+# What zip checks of the program itself, and the type that cast names.
+_UNREAD = re.compile(r", (strict=\w+)?(?=\))|(?<=\bcast\()[\w.\[\]]+, ")
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def mutate(path: str) -> tuple[str, list[Mutant]]:
             for made_name, text in ((original, was), (name, now))
         )
         mutant = Mutant(f"{module}.{name}", path, where, *_difference(was, now))
-        if not _SET_ITEM.search(mutant.was) and _STRICT.sub("", mutant.was) != _STRICT.sub("", mutant.now):
+        if not _SET_ITEM.search(mutant.was) and _UNREAD.sub("", mutant.was) != _UNREAD.sub("", mutant.now):
             mutants.append(mutant)
     return made.code, mutants
 
