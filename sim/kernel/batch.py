@@ -16,7 +16,7 @@ from batchsim.kernel.types import DecodeGroup, Sequence, by_order
 
 if TYPE_CHECKING:
     from batchsim.kernel.draft_group import DraftRows, Verified
-    from batchsim.kernel.host_link import LayerLoad
+    from batchsim.kernel.host_link import LayerLoad, StepCopies
 
 
 class Batch:
@@ -43,7 +43,7 @@ class Batch:
     the group's count of steps with this one, filled in as the step is launched. `host_ns`: the executor's host times
     for it, cached; None before they are computed. `encoded` lists the sequences of which the encoder computes images,
     audios or videos before the step's forward, each with the places of these in `Request.items`. `load`: KV that is
-    copied onto the GPU layer by layer beside the step, which waits for it; None where none is.
+    copied between GPU and host for the step, which waits for it; None where none is.
     """
 
     __slots__ = (
@@ -114,7 +114,7 @@ class Batch:
         self.group_step = self.num_accepted_tokens = 0
         self.drafting: DraftRows | None = None
         self.encoded: list[tuple[Sequence, tuple[int, ...]]] | tuple[()] = ()
-        self.load: LayerLoad | None = None
+        self.load: LayerLoad | StepCopies | None = None
         self.sampled: list[Sequence] | tuple[()] = ()
         self.joined: list[Sequence] | tuple[()] = ()
         self.left: list[Sequence] | tuple[()] = ()

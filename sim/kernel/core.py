@@ -240,7 +240,7 @@ class EngineCore:
                 duration_ns = (end_ns := batch.load.beside(now_ns, end_ns)) - now_ns
             self.in_flight.steps.append(LaunchedStep(batch, result.finished, end_ns))
         if batch.load is not None:
-            self.journal.kv_loaded(batch.load, self.in_flight.called_ns, start_ns)
+            self.journal.kv_copied(batch.load, self.in_flight.called_ns, start_ns)
         self.journal.beside(batch, result, start_ns)
         if self.tells_tokens and group is not None:
             self.in_flight.steps[-1].decodes = list(group.members)

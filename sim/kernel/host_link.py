@@ -1,9 +1,10 @@
-"""The links between a GPU and its host, and what is copied onto the GPU layer by layer beside a step.
+"""The links between a GPU and its host, and copies that a step waits for.
 
-Each layer of such a step waits for its own part of the copy.
+`LayerLoad`: each layer of a step waits for its own part of what is copied onto the GPU beside it. `StepCopies`: a step
+begins once all copies, both ways at once, are over.
 
 Source: python/sglang/srt/managers/cache_controller.py (LayerDoneCounter, start_loading) and mem_cache/l2_transfer.py of
-the 0.5.23 wheel.
+the 0.5.23 wheel; cpp/tensorrt_llm/batch_manager/kvCacheTransferManager.cpp, 2025.
 Simplifies: all layers of a step take equally long, what comes before and behind them included, and so do all parts of a
 copy, which begins with the step.
 """
@@ -56,3 +57,32 @@ class LayerLoad:
         until_ns = max(end_ns, first_ns + end_ns - start_ns, last_ns)
         self.wait_ns = until_ns - end_ns
         return until_ns
+
+
+@dataclass(slots=True, eq=False)
+class StepCopies:
+    """Whole KV blocks that a step waits for: `num_loaded` to the GPU over `loading`, and to the host, over `storing`,
+    what its own blocks held before.
+
+    `parts`: (sequence, tokens) of what is loaded; `stored`: (sequence whose blocks these become, tokens). Filled in as
+    the step is launched: `end_ns`, when the copies are over, and `wait_ns`, by how much the step is longer.
+    """
+
+    parts: list[tuple[Sequence, int]]
+    stored: list[tuple[Sequence, int]]
+    num_loaded: int
+    num_stored: int
+    loading: OffloadLink
+    storing: OffloadLink
+    end_ns: int = 0
+    wait_ns: int = 0
+
+    def beside(self, start_ns: int, end_ns: int) -> int:
+        """Makes the copies at `start_ns`, before the work of the step that would be over at `end_ns`; returns when that
+        is over, in ns."""
+        self.end_ns = start_ns
+        for link, num_blocks in ((self.loading, self.num_loaded), (self.storing, self.num_stored)):
+            if num_blocks:
+                self.end_ns = max(self.end_ns, link.take(num_blocks, start_ns)[1])
+        self.wait_ns = self.end_ns - start_ns
+        return end_ns + self.wait_ns

@@ -40,7 +40,7 @@ import struct
 
 from batchsim.base.errors import ScenarioError
 from batchsim.kernel.batch import AdapterLoad, Batch, Masks, StepResult
-from batchsim.kernel.host_link import LayerLoad
+from batchsim.kernel.host_link import LayerLoad, StepCopies
 from batchsim.kernel.protocols import Scheduler
 from batchsim.kernel.record import (
     ADAPTER,
@@ -62,6 +62,7 @@ from batchsim.kernel.record import (
     SAT_OUT,
     SWAPPED,
     TIER_LOAD,
+    TIER_STORE,
     Recorder,
     pack_step,
 )
@@ -224,12 +225,17 @@ class Journal:
         if masks.wait_ns:
             self.recorder.state(start_ns, masks.sequences[0].request.id, MASKED, "", masks.wait_ns)
 
-    def kv_loaded(self, load: LayerLoad, called_ns: int, start_ns: int) -> None:
-        """Notes what the call of the scheduler at `called_ns` has loaded beside its step, which begins at `start_ns`,
-        and by how long that is longer."""
+    def kv_copied(self, load: LayerLoad | StepCopies, called_ns: int, start_ns: int) -> None:
+        """Notes what the call of the scheduler at `called_ns` has copied for its step, which begins at `start_ns`, and
+        by how long that is longer."""
+        row = self.recorder.state
+        stored = load.stored if isinstance(load, StepCopies) else []
         for seq, tokens in load.parts:
-            self.recorder.state(called_ns, seq.request.id, TIER_LOAD, "host", tokens)
-        self.recorder.state(start_ns, load.parts[0][0].request.id, LOAD_WAITED, "", load.wait_ns)
+            row(called_ns, seq.request.id, TIER_LOAD, "host", tokens)
+        for seq, tokens in stored:
+            row(called_ns, seq.request.id, TIER_STORE, "host", tokens)
+        first, _ = (load.parts or stored)[0]
+        row(start_ns, first.request.id, LOAD_WAITED, "", load.wait_ns)
 
     def scheduled(self, batch: Batch, now_ns: int, reasons: Reasons) -> None:
         """Writes the state changes that the batch, about to run at `now_ns`, brings."""

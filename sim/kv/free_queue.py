@@ -50,6 +50,19 @@ class FreeQueue:
         self._forget_taken()
         return unused, returned
 
+    def next(self, count: int) -> list[int]:
+        """The next `count` blocks that `take` would return, or all if there are fewer. O(count) and voids between."""
+        blocks = self._first[: -count - 1 : -1]
+        at, skipped = self._head, dict[int, int]()
+        while len(blocks) < count and at < len(self._last):
+            block = self._last[at]
+            at += 1
+            if (times := skipped.get(block, 0)) < self._gone.get(block, 0):
+                skipped[block] = times + 1
+            else:
+                blocks.append(block)
+        return blocks
+
     def _forget_taken(self) -> None:
         if self._head > 1000 and self._head > len(self._last) // 2:
             del self._last[: self._head]

@@ -1,4 +1,4 @@
-"""KV blocks with block reuse as TensorRT-LLM of 2025 does it, in GPU memory only.
+"""KV blocks with block reuse as TensorRT-LLM of 2025 does it, in GPU memory (`kv/reuse_host.py` adds that of the host).
 
 The full blocks of a prompt enter a tree when the policy says so. When a sequence gives its blocks up, those of all its
 known tokens but the last enter too, a partial last block and those of a prompt half computed included. A block's parent
@@ -21,7 +21,7 @@ from batchsim.kernel.types import DecodeGroup, Sequence
 from batchsim.kv.block_keys import BlockKeys
 from batchsim.kv.free_queue import FreeQueue
 
-_ROOT = -1
+ROOT = -1
 
 
 class ReuseTreeKV(Pins):
@@ -50,7 +50,7 @@ class ReuseTreeKV(Pins):
         self._due: list[Sequence] = []  # have one more block each than their tables say
         self._index: dict[int, int] = {}  # the tree: a block by the key of all tokens up to its end
         self._key: list[int | None] = [None] * num_blocks  # of the blocks in the tree
-        self._parent = [_ROOT] * num_blocks
+        self._parent = [ROOT] * num_blocks
         self._children: dict[int, dict[int, None]] = {}
         self._known: dict[Sequence, _Known] = {}
         self._version = 0  # counts changes of the tree
@@ -97,7 +97,7 @@ class ReuseTreeKV(Pins):
     def store(self, seq: Sequence, num_tokens: int) -> None:
         """Puts the full blocks of the first `num_tokens` tokens of `seq` into the tree, where it has none for them."""
         self._deal()
-        if seq.request.tokens is not None:
+        if self._stores(seq):
             self._store(seq, num_tokens // self.block_size * self.block_size)
 
     def admit(self, seq: Sequence, num_tokens: int, hit_tokens: int) -> bool:
@@ -180,7 +180,7 @@ class ReuseTreeKV(Pins):
             return
         self._deal()
         if seq in self._held:
-            if seq.request.tokens is not None:
+            if self._stores(seq):
                 self._store(seq, seq.num_tokens - unknown - 1)
             self._give_back(seq)
         self._known.pop(seq, None)
@@ -194,7 +194,7 @@ class ReuseTreeKV(Pins):
     def check(self) -> None:
         """AssertionError unless each block is free or held, as often as counted, and the tree is one. O(num_blocks)."""
         self._deal()
-        users = [0] * self.num_blocks
+        users = [0] * len(self._key)
         for table in self._held.values():
             for block in table:
                 users[block] += 1
@@ -210,11 +210,15 @@ class ReuseTreeKV(Pins):
         below = {child: parent for parent, children in self._children.items() for child in children}
         for block in self._index.values():
             parent = self._parent[block]
-            assert below.pop(block, _ROOT) == parent, "parents and children differ"
-            assert parent == _ROOT or self._key[parent] is not None, "a block without its parent"
+            assert below.pop(block, ROOT) == parent, "parents and children differ"
+            assert parent == ROOT or self._key[parent] is not None, "a block without its parent"
         assert not below, "a child outside the tree"
 
     # ---- within
+
+    def _stores(self, seq: Sequence) -> bool:
+        """Whether blocks of `seq` enter the tree though it may not come back."""
+        return seq.request.tokens is not None
 
     def _hits(self, seq: Sequence) -> int:
         """How many full blocks of the known tokens of `seq` are in the tree, one after the other from the front."""
@@ -246,7 +250,7 @@ class ReuseTreeKV(Pins):
         keys = known.keys.up_to(full)
         if num_tokens % self.block_size:
             keys.append(known.keys.begun(num_tokens))
-        index, parent = self._index, _ROOT
+        index, parent = self._index, ROOT
         for key, block in zip(keys, table, strict=False):
             stored = index.get(key)
             if stored is None:
@@ -254,7 +258,7 @@ class ReuseTreeKV(Pins):
                 self._key[block] = key
                 self._parent[block] = parent
                 self._users[block] = 1
-                if parent != _ROOT:
+                if parent != ROOT:
                     self._children.setdefault(parent, {})[block] = None
                 self._version += 1
             parent = stored
@@ -262,7 +266,7 @@ class ReuseTreeKV(Pins):
     def _drop(self, block: int) -> None:
         """Takes `block` and all below it out of the tree."""
         parent = self._parent[block]
-        if parent != _ROOT:
+        if parent != ROOT:
             siblings = self._children[parent]
             del siblings[block]
             if not siblings:
@@ -273,7 +277,7 @@ class ReuseTreeKV(Pins):
             key = self._key[one]
             assert key is not None, f"block {one} is not in the tree"
             del self._index[key]
-            self._key[one], self._parent[one], self._users[one] = None, _ROOT, 0
+            self._key[one], self._parent[one], self._users[one] = None, ROOT, 0
             below += self._children.pop(one, ())
 
     def _deal(self) -> None:
@@ -293,13 +297,17 @@ class ReuseTreeKV(Pins):
         if self._index:
             for block in freed:
                 if self._key[block] is not None:
-                    self._drop(block)
+                    self._hand_out(block)
         return never + freed if never else freed
+
+    def _hand_out(self, block: int) -> None:
+        """`block` of the tree is free, and is about to hold other tokens."""
+        self._drop(block)
 
     def _give_back(self, seq: Sequence) -> None:
         seq.num_blocks = 0
         unused = self._held.pop(seq)[::-1]
-        if seq.request.tokens is not None or self._key[unused[-1]] is not None:
+        if self._stores(seq) or self._key[unused[-1]] is not None:
             users, keys = self._users, self._key
             held, unused = unused, list[int]()
             for block in held:

@@ -13,12 +13,12 @@ from batchsim.kv import WritePolicy
 
 @dataclass(frozen=True)
 class TierConfig(Config):
-    """The memory of the host as vLLM's OffloadingConnector or SGLang's HiCache uses it for KV; names and defaults are
-    theirs."""
+    """The memory of the host as vLLM's OffloadingConnector, SGLang's HiCache or TensorRT-LLM's host cache uses it for
+    KV; names and defaults are theirs."""
 
     size: Size | None = None
-    """Bytes for the KV of all GPUs of an engine together, like vLLM's `--kv-offloading-size`; `sglang` does without:
-    `ratio`."""
+    """Bytes for the KV of all GPUs of an engine together, like vLLM's `--kv-offloading-size`; TensorRT-LLM's
+    `host_cache_size` is that of each; `sglang` does without: `ratio`."""
     kind: Literal["host"] = "host"
     """Where it is: `host`, its memory; disks and remote stores are not simulated."""
     bandwidth: Bandwidth | None = None

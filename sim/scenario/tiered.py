@@ -21,10 +21,12 @@ from batchsim.kernel.offload import OffloadConnector
 from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.kv.choice import new_kv
 from batchsim.policies.systems.sglang.sglang_config import SglangConfig
+from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig
 from batchsim.policies.systems.vllm.offload_config import VllmOffloadConfig
 from batchsim.policies.systems.vllm.vllm_offload import VllmOffload
 from batchsim.scenario.config import PolicySpec, Scenario, ScenarioFile
 from batchsim.scenario.hicache_tier import HiCacheTier, Link
+from batchsim.scenario.host_cache import HostCache
 from batchsim.scenario.tier_config import TierConfig
 from batchsim.workload.rollout_config import Rollout
 from batchsim.workload.structured import is_structured
@@ -32,6 +34,7 @@ from batchsim.workload.structured import is_structured
 _CACHES = {
     "vllm": ("blocks", "enable_prefix_caching: true", "speculative_config"),
     "sglang": ("radix", "disable_radix_cache: false", "speculative_algorithm"),
+    "tensorrt_llm": ("reuse", "enable_block_reuse: true", "speculative_config"),
 }
 """By kind of policy: its prefix cache, how that is switched on, and the knob of drafts."""
 _KNOBS = ("blocks_per_chunk", "eviction_policy", "store_threshold", "max_tracker_size", "offload_prompt_only")
@@ -79,15 +82,16 @@ class HostTier:
 
 @dataclass(frozen=True)
 class EngineTiers:
-    """The tier of each engine of a scenario, as policies of kind `vllm` keep it, and as ones of kind `sglang`; None
-    where the scenario has none of that kind. A token has `token_bytes` there."""
+    """The tier of each engine of a scenario, as policies of each kind keep it; None where the scenario has none of that
+    kind. A token has `token_bytes` there."""
 
-    vllm: HostTier | None
-    sglang: HiCacheTier | None
     token_bytes: int
+    vllm: HostTier | None = None
+    sglang: HiCacheTier | None = None
+    tensorrt_llm: HostCache | None = None
 
     def __str__(self) -> str:
-        return " · ".join(str(each) for each in (self.vllm, self.sglang) if each is not None)
+        return " · ".join(str(each) for each in (self.vllm, self.sglang, self.tensorrt_llm) if each is not None)
 
 
 def kv_under(
@@ -102,15 +106,17 @@ def kv_under(
     `tiers`, or with `pools` beside that of layers which keep all tokens."""
     if tiers is not None and tiers.sglang is not None and isinstance(config, SglangConfig):
         return tiers.sglang.new_kv(num_blocks, block_size)
+    if tiers is not None and tiers.tensorrt_llm is not None and isinstance(config, TensorrtLlmConfig):
+        return tiers.tensorrt_llm.new_kv(num_blocks, block_size)
     return new_kv(config, num_blocks, block_size, num_swap_blocks, ids=tiers is not None, pools=pools)
 
 
 def under_tier(tiers: EngineTiers | None, spec: PolicySpec) -> tuple[PolicySpec, OffloadConnector | HostCopies | None]:
-    """The policy `spec` as an engine with `tiers` runs it, and a new connector to that; without one `spec`, and
-    None."""
+    """The policy `spec` as an engine with `tiers` runs it, and a new connector to that, where copies need one; without
+    tiers `spec`, and None."""
     if tiers is None:
         return spec, None
-    tier = tiers.sglang if spec.kind == "sglang" else tiers.vllm
+    tier = {"sglang": tiers.sglang, "tensorrt_llm": tiers.tensorrt_llm}.get(spec.kind, tiers.vllm)
     assert tier is not None, "the tier is made for all policies of the scenario"
     return tier.policy(spec), tier.connector()
 
@@ -136,13 +142,18 @@ def tier_of(scenario: Scenario, model: ModelSpec, cost: Cost, kv: KvBudget) -> E
         _check_keys(config, kinds)
         link = Link.of(config, cost)
         on_gpu, of_all = _token_bytes(scenario.file, model, cost.deployment)
-        vllm = _offloading(config, scenario.file, link, on_gpu, of_all) if "vllm" in kinds else None
-        if "sglang" not in kinds:
-            return EngineTiers(vllm, None, of_all)
         num_gpus = 1 if cost.deployment is None else cost.deployment.tp
-        layers = sum(each.count for each in model.kinds)
-        sglang = HiCacheTier.of(config, kv.num_blocks, kv.block_size, link, on_gpu, num_gpus, layers)
-        return EngineTiers(vllm, sglang, of_all if vllm is not None else on_gpu * num_gpus)
+        # Under the others each GPU has a pool of its own on the host.
+        tiers = EngineTiers(of_all if "vllm" in kinds else on_gpu * num_gpus)
+        if "vllm" in kinds:
+            tiers = replace(tiers, vllm=_offloading(config, scenario.file, link, on_gpu, of_all))
+        if "sglang" in kinds:
+            layers = sum(each.count for each in model.kinds)
+            sglang = HiCacheTier.of(config, kv.num_blocks, kv.block_size, link, on_gpu, num_gpus, layers)
+            tiers = replace(tiers, sglang=sglang)
+        if "tensorrt_llm" in kinds:
+            tiers = replace(tiers, tensorrt_llm=HostCache.of(config, kv.block_size, link, on_gpu, num_gpus))
+        return tiers
     except ScenarioError as error:
         raise ScenarioError(f"kv.tiers: {error}") from None
 
@@ -169,8 +180,8 @@ def _check_file(file: ScenarioFile, cost: Cost, kv: KvBudget) -> None:
     engine = getattr(file.cost, "engine", "")
     if engine not in ("", *_CACHES):
         raise ScenarioError(
-            f"engine {engine}: only vLLM's OffloadingConnector and SGLang's HiCache are simulated, no LMCache or host"
-            " cache of TensorRT-LLM. Write engine: vllm, or sglang."
+            f"engine {engine}: only vLLM's OffloadingConnector, SGLang's HiCache and TensorRT-LLM's host cache are"
+            " simulated. Write engine: vllm, sglang or tensorrt_llm."
         )
 
 
@@ -178,7 +189,7 @@ def _check_policy(spec: PolicySpec, file: ScenarioFile) -> None:
     """ScenarioError for a policy that keeps no KV beyond the GPU here."""
     if spec.kind not in _CACHES:
         raise ScenarioError(
-            f"{spec.name} is of kind {spec.kind}, and only vllm and sglang offload KV here. Leave it out."
+            f"{spec.name} is of kind {spec.kind}, and only vllm, sglang and tensorrt_llm offload KV here. Leave it out."
         )
     config, (cache, to_cache, drafts) = spec.config, _CACHES[spec.kind]
     if config.traits.prefix_cache != cache:
@@ -191,7 +202,7 @@ def _check_policy(spec: PolicySpec, file: ScenarioFile) -> None:
                 f"{spec.name} with constrained answers: not simulated beside HiCache. Leave out structured, or tiers."
             )
         return
-    if config.prefill_schedule_interval != 1:
+    if spec.kind == "vllm" and config.prefill_schedule_interval != 1:
         raise ScenarioError(
             f"{spec.name} has prefill_schedule_interval {config.prefill_schedule_interval}, not simulated with a tier."
             " Set it to 1."
@@ -201,7 +212,8 @@ def _check_policy(spec: PolicySpec, file: ScenarioFile) -> None:
 def _check_keys(config: TierConfig, kinds: Collection[str]) -> None:
     """ScenarioError for keys that are another engine's than those of `kinds`."""
     defaults = TierConfig()
-    for kind, names in (("sglang", _KNOBS), ("vllm", ("ratio", "write_policy"))):
+    hicache = ("ratio", "write_policy")
+    for kind, names in (("sglang", _KNOBS), ("vllm", hicache), ("tensorrt_llm", (*_KNOBS, *hicache))):
         for name in names:
             if kind in kinds and getattr(config, name) != getattr(defaults, name):
                 raise ScenarioError(f"{name} is not read under {kind}. Leave it out, or {kind}.")

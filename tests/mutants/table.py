@@ -29,6 +29,7 @@ SGLANG = (
     "test_sglang test_sglang_clip test_sglang_memory test_sglang_naive"
     " test_sglang_batch test_sglang_parts test_sglang_overlap conformance:sglang"
 )
+HOST_CACHE = "test_tensorrt_llm_host unit/scenario/test_host_cache"
 TENSORRT_DRAFTS = "test_tensorrt_llm_drafts test_tensorrt_llm_drafts_naive conformance:tensorrt_llm"
 POOLS = (
     "test_sglang_pools_naive test_sglang_windows test_sglang_states test_sglang_states_naive"
@@ -79,7 +80,8 @@ TESTS = {
     "sim/kv/states.py": POOLS,
     "sim/kv/window*.py": POOLS,
     "sim/kv/search.py": CACHE,
-    "sim/kv/reuse_tree.py": f"{REUSE} {TENSORRT_DRAFTS}",
+    "sim/kv/reuse_host.py": HOST_CACHE,
+    "sim/kv/reuse_tree.py": f"{REUSE} {TENSORRT_DRAFTS} {HOST_CACHE}",
     "sim/metrics/*.py": MEASURES,
     "sim/metrics/adapter*.py": "unit/scenario/test_adapters test_adapters_picture",
     "sim/metrics/encoding.py": "metrics/test_encoding",
@@ -142,6 +144,7 @@ TESTS = {
     "sim/policies/systems/triton/*.py": TRITON,
     "sim/policies/systems/tensorrt_llm/*.py": REUSE,
     "sim/policies/systems/tensorrt_llm/tensorrt_llm_drafts.py": TENSORRT_DRAFTS,
+    "sim/policies/systems/tensorrt_llm/tensorrt_llm_host.py": HOST_CACHE,
     "sim/policies/systems/tensorrt_llm/decoding_config.py": f"{TENSORRT_DRAFTS} test_plots",
     "sim/policies/systems/vllm/vllm.py": f"{CACHE} {AHEAD}",
     "sim/policies/systems/vllm/cohorts.py": f"{AHEAD} {GROUPS}",

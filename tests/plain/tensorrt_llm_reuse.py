@@ -162,7 +162,7 @@ class Reusing:
                 pool.tables[row].append(pool.new_block())
         ids = [(row.id, n) for row, n in work]
         self.log.append((self.now_ns, ids, [row.id for row in paused], len(pool.queue)))
-        self.now_ns += 10 + sum(2 if row.decodes else n for row, n in work)
+        self.now_ns += 10 + self.waits_ns() + sum(2 if row.decodes else n for row, n in work)
         for row, n in work:
             row.computed += n
         prompts = [row for row, _ in work if not row.decodes]
@@ -179,6 +179,10 @@ class Reusing:
         for row in prompts:
             if self.config.backend == "pytorch" and row in self.active:
                 pool.store(row, self.known(row)[: row.computed])
+
+    def waits_ns(self) -> int:
+        """How long a step waits for copies of KV before it begins."""
+        return 0
 
     def makers(self) -> set[Tokens]:
         """What prompts that are computed in part will add to the tree."""

@@ -358,16 +358,10 @@ class TensorrtLlm:
         for i, (seq, n) in enumerate(chunks):
             if seq in self.running:
                 continue
-            if self._cache is None:
-                fits = self.kv.allocate(seq, seq.num_tokens + self._extra)
-            else:
-                hit = self._cache.lookup(seq)
-                fits = self._cache.admit(seq, seq.num_tokens + self._extra, hit)
-                if hit:
-                    seq.start_from_cache(hit)
-                    cached.append((seq, hit))
-                    chunks[i] = (seq, min(n, lacking(seq)))
-            assert fits, f"{self.kv.num_free} blocks free for {seq!r}"
+            if hit := self._admit(seq):
+                seq.start_from_cache(hit)
+                cached.append((seq, hit))
+                chunks[i] = (seq, min(n, lacking(seq)))
             self.waiting.remove(seq)
             self.running[seq] = None
             self.partial[seq] = None
@@ -376,6 +370,17 @@ class TensorrtLlm:
                 self._starts += 1
                 heappush(self._started, (-seq.order, self._starts, seq))
         return cached
+
+    def _admit(self, seq: Sequence) -> int:
+        """Gives `seq` blocks for its known tokens; returns how many of these were cached."""
+        tokens, hit = seq.num_tokens + self._extra, 0
+        if self._cache is None:
+            fits = self.kv.allocate(seq, tokens)
+        else:
+            hit = self._cache.lookup(seq)
+            fits = self._cache.admit(seq, tokens, hit)
+        assert fits, f"{self.kv.num_free} blocks free for {seq!r}"
+        return hit
 
     def _grow_group(self) -> bool:
         before = self.kv.num_free
