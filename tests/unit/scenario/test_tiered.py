@@ -162,7 +162,11 @@ MISTAKES = [
     ("[{size: 64GB}]", "{size: 64GB}", "kv.tiers is"),
     (COST, "cost: {kind: constant, step: 10ms}", "no GPU of the catalog says how fast its host is"),
     (COST, "cost: {kind: roofline, gpu: h100, pp: 2}", "not simulated beside a pipeline. Leave out pp, or tiers."),
-    (POLICY, "static: {batch_size: 4}", "static is of kind static, and only vllm, sglang and tensorrt_llm offload KV here"),
+    (
+        POLICY,
+        "static: {batch_size: 4}",
+        "static is of kind static, and only vllm, sglang and tensorrt_llm offload KV here",
+    ),
     (
         POLICY,
         "continuous: {max_num_seqs: 4, max_num_batched_tokens: 64}",
