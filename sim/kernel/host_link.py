@@ -61,11 +61,13 @@ class LayerLoad:
 
 @dataclass(slots=True, eq=False)
 class StepCopies:
-    """Whole KV blocks that a step waits for: `num_loaded` to the GPU over `loading`, and to the host, over `storing`,
-    what its own blocks held before.
+    """Whole blocks or chunks of KV that a step waits for: `num_loaded` to the GPU over `loading`, `num_stored` to the
+    host over `storing`.
 
-    `parts`: (sequence, tokens) of what is loaded; `stored`: (sequence whose blocks these become, tokens). Filled in as
-    the step is launched: `end_ns`, when the copies are over, and `wait_ns`, by how much the step is longer.
+    What is stored is what its own blocks held before, and goes at once with what is loaded; or, `in_turn`, what it
+    computes, and goes once it is through. `parts`: (sequence, tokens) of what is loaded; `stored`: (sequence for which
+    it is, tokens). Filled in as the step is launched: `end_ns`, when the copies are over, and `wait_ns`, by how much
+    the step is longer.
     """
 
     parts: list[tuple[Sequence, int]]
@@ -74,15 +76,20 @@ class StepCopies:
     num_stored: int
     loading: OffloadLink
     storing: OffloadLink
+    in_turn: bool = False
     end_ns: int = 0
     wait_ns: int = 0
 
     def beside(self, start_ns: int, end_ns: int) -> int:
-        """Makes the copies at `start_ns`, before the work of the step that would be over at `end_ns`; returns when that
-        is over, in ns."""
-        self.end_ns = start_ns
-        for link, num_blocks in ((self.loading, self.num_loaded), (self.storing, self.num_stored)):
-            if num_blocks:
-                self.end_ns = max(self.end_ns, link.take(num_blocks, start_ns)[1])
-        self.wait_ns = self.end_ns - start_ns
-        return end_ns + self.wait_ns
+        """Makes the copies of the step that begins at `start_ns` and would be over at `end_ns`; returns when it is
+        over, in ns."""
+        loaded_ns = stored_ns = start_ns
+        if self.num_loaded:
+            loaded_ns = self.loading.take(self.num_loaded, start_ns)[1]
+        until_ns = loaded_ns + end_ns - start_ns
+        if self.num_stored:
+            stored_ns = self.storing.take(self.num_stored, until_ns if self.in_turn else start_ns)[1]
+        self.end_ns = max(loaded_ns, stored_ns)
+        until_ns = max(until_ns, stored_ns if self.in_turn else stored_ns + end_ns - start_ns)
+        self.wait_ns = until_ns - end_ns
+        return until_ns

@@ -13,8 +13,8 @@ from batchsim.kv import WritePolicy
 
 @dataclass(frozen=True)
 class TierConfig(Config):
-    """The memory of the host as vLLM's OffloadingConnector, SGLang's HiCache or TensorRT-LLM's host cache uses it for
-    KV; names and defaults are theirs."""
+    """The memory of the host as vLLM's OffloadingConnector, LMCache, SGLang's HiCache or TensorRT-LLM's host cache uses
+    it for KV; names and defaults are theirs."""
 
     size: Size | None = None
     """Bytes for the KV of all GPUs of an engine together, like vLLM's `--kv-offloading-size`; TensorRT-LLM's
@@ -39,6 +39,10 @@ class TierConfig(Config):
     """Whether chunks of generated tokens are not stored."""
     ratio: Annotated[float, Range(0, 1e6, above=True)] | None = field(default=None, metadata=LEFT_OUT)
     """Under `sglang`, in the place of `size`: how many times the tokens of the GPU (`--hicache-ratio`); null: 2."""
+    connector: Literal["offloading", "lmcache"] = field(default="offloading", metadata=LEFT_OUT)
+    """Under `vllm`, whose connector it is: vLLM's OffloadingConnector, or LMCache's."""
+    chunk_size: PositiveInt | None = field(default=None, metadata=LEFT_OUT)
+    """With `connector: lmcache`: tokens of a chunk; null: 256."""
     write_policy: WritePolicy | None = field(default=None, metadata=LEFT_OUT)
     """Under `sglang`: whether pages are stored as a first request inserts them, as a second one does, or as the GPU
     gives them up (`--hicache-write-policy`); null: write_through."""

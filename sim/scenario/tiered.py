@@ -4,7 +4,7 @@ does not go with it."""
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import ceil
 
 from batchsim.base.errors import ScenarioError
@@ -27,6 +27,7 @@ from batchsim.policies.systems.vllm.vllm_offload import VllmOffload
 from batchsim.scenario.config import PolicySpec, Scenario, ScenarioFile
 from batchsim.scenario.hicache_tier import HiCacheTier, Link
 from batchsim.scenario.host_cache import HostCache
+from batchsim.scenario.lmcache_tier import LmcacheTier
 from batchsim.scenario.tier_config import TierConfig
 from batchsim.workload.rollout_config import Rollout
 from batchsim.workload.structured import is_structured
@@ -86,7 +87,7 @@ class EngineTiers:
     kind. A token has `token_bytes` there."""
 
     token_bytes: int
-    vllm: HostTier | None = None
+    vllm: HostTier | LmcacheTier | None = None
     sglang: HiCacheTier | None = None
     tensorrt_llm: HostCache | None = None
 
@@ -146,7 +147,11 @@ def tier_of(scenario: Scenario, model: ModelSpec, cost: Cost, kv: KvBudget) -> E
         # Under the others each GPU has a pool of its own on the host.
         tiers = EngineTiers(of_all if "vllm" in kinds else on_gpu * num_gpus)
         if "vllm" in kinds:
-            tiers = replace(tiers, vllm=_offloading(config, scenario.file, link, on_gpu, of_all))
+            if config.connector == "lmcache":
+                vllm = LmcacheTier.of(config, link, on_gpu, of_all, kv.block_size)
+            else:
+                vllm = _offloading(config, scenario.file, link, on_gpu, of_all)
+            tiers = replace(tiers, vllm=vllm)
         if "sglang" in kinds:
             layers = sum(each.count for each in model.kinds)
             sglang = HiCacheTier.of(config, kv.num_blocks, kv.block_size, link, on_gpu, num_gpus, layers)
@@ -180,8 +185,8 @@ def _check_file(file: ScenarioFile, cost: Cost, kv: KvBudget) -> None:
     engine = getattr(file.cost, "engine", "")
     if engine not in ("", *_CACHES):
         raise ScenarioError(
-            f"engine {engine}: only vLLM's OffloadingConnector, SGLang's HiCache and TensorRT-LLM's host cache are"
-            " simulated. Write engine: vllm, sglang or tensorrt_llm."
+            f"engine {engine}: only vLLM's OffloadingConnector, LMCache, SGLang's HiCache and TensorRT-LLM's host cache"
+            " are simulated. Write engine: vllm, sglang or tensorrt_llm."
         )
 
 
@@ -212,11 +217,20 @@ def _check_policy(spec: PolicySpec, file: ScenarioFile) -> None:
 def _check_keys(config: TierConfig, kinds: Collection[str]) -> None:
     """ScenarioError for keys that are another engine's than those of `kinds`."""
     defaults = TierConfig()
-    hicache = ("ratio", "write_policy")
-    for kind, names in (("sglang", _KNOBS), ("vllm", hicache), ("tensorrt_llm", (*_KNOBS, *hicache))):
+    stated = {f.name for f in fields(config) if getattr(config, f.name) != getattr(defaults, f.name)}
+    hicache, lmcache = ("ratio", "write_policy"), ("connector", "chunk_size")
+    unread = {
+        "vllm": hicache,
+        "sglang": (*_KNOBS, *lmcache),
+        "tensorrt_llm": (*_KNOBS, *hicache, *lmcache),
+    }
+    for kind, names in unread.items():
         for name in names:
-            if kind in kinds and getattr(config, name) != getattr(defaults, name):
+            if kind in kinds and name in stated:
                 raise ScenarioError(f"{name} is not read under {kind}. Leave it out, or {kind}.")
+    for name in _KNOBS if config.connector == "lmcache" else ("chunk_size",):
+        if name in stated:
+            raise ScenarioError(f"{name} is not read with connector {config.connector}. Leave it out.")
 
 
 def _offloading(config: TierConfig, file: ScenarioFile, link: Link, on_gpu: int, of_all: int) -> HostTier:

@@ -29,6 +29,7 @@ SGLANG = (
     "test_sglang test_sglang_clip test_sglang_memory test_sglang_naive"
     " test_sglang_batch test_sglang_parts test_sglang_overlap conformance:sglang"
 )
+LMCACHE = "test_vllm_lmcache unit/scenario/test_lmcache_tier"
 HOST_CACHE = "test_tensorrt_llm_host unit/scenario/test_host_cache"
 TENSORRT_DRAFTS = "test_tensorrt_llm_drafts test_tensorrt_llm_drafts_naive conformance:tensorrt_llm"
 POOLS = (
@@ -58,7 +59,7 @@ TESTS = {
     "sim/kernel/kv_transfer.py": "test_vllm_connector test_pools",
     "sim/kernel/offload.py": "test_vllm_offload metrics/test_tiers",
     "sim/kernel/host_copies.py": f"test_host_copies {HICACHE}",
-    "sim/kernel/host_link.py": f"test_host_copies {HICACHE} metrics/test_tiers",
+    "sim/kernel/host_link.py": f"test_host_copies {HICACHE} metrics/test_tiers {HOST_CACHE} {LMCACHE}",
     "sim/kernel/window_sum.py": "test_window_sum test_window_leaps",
     "sim/kernel/journal.py": f"{ENGINE} metrics/test_encoding unit/scenario/test_adapters test_pools cost/test_masks",
     "sim/kernel/record.py": ENGINE + " test_frames",
@@ -80,6 +81,7 @@ TESTS = {
     "sim/kv/states.py": POOLS,
     "sim/kv/window*.py": POOLS,
     "sim/kv/search.py": CACHE,
+    "sim/kv/chunk_store.py": LMCACHE,
     "sim/kv/reuse_host.py": HOST_CACHE,
     "sim/kv/reuse_tree.py": f"{REUSE} {TENSORRT_DRAFTS} {HOST_CACHE}",
     "sim/metrics/*.py": MEASURES,
@@ -153,10 +155,12 @@ TESTS = {
     "sim/policies/systems/vllm/vllm_drafts.py": DRAFTS,
     "sim/policies/systems/vllm/active_adapters.py": "test_active_adapters test_naive_vllm test_ahead_recordings",
     "sim/policies/systems/vllm/connector_config.py": "test_vllm_connector test_pooled",
+    "sim/policies/systems/vllm/lmcache_config.py": LMCACHE,
     "sim/policies/systems/vllm/offload_config.py": "test_vllm_offload",
     "sim/policies/systems/vllm/vllm_connector.py": "test_vllm_connector test_pools test_ahead_recordings",
     "sim/policies/systems/vllm/vllm_groups.py": GROUPS,
     "sim/policies/systems/vllm/vllm_intervals.py": "test_vllm_intervals test_naive_vllm test_ahead_recordings",
+    "sim/policies/systems/vllm/vllm_lmcache.py": LMCACHE,
     "sim/policies/systems/vllm/vllm_offload.py": "test_vllm_offload metrics/test_tiers test_vllm_tier_recordings",
     "sim/policies/systems/vllm/vllm_state.py": f"{CACHE} {AHEAD} test_active_adapters",
     "sim/policies/systems/vllm/speculative_config.py": f"{DRAFTS} test_config_bounds",

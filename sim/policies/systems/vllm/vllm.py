@@ -289,7 +289,7 @@ class Vllm(VllmState):
                 passed_over.append(queue.pop())
                 continue
             hit = cache.lookup(seq) if cache is not None else 0
-            start = max(hit, seq.settled_computed_tokens)  # what came with a handed-over request is not looked up
+            start = self._in_kv(seq, hit)
             if self._defers and start < seq.num_tokens - 1:
                 reason = "prefill_interval"
                 break
@@ -312,6 +312,10 @@ class Vllm(VllmState):
             chunks.append((seq, n))
             left -= n
         return self._put_back(passed_over, reason, over) if passed_over else reason
+
+    def _in_kv(self, seq: Sequence, hit: int) -> int:
+        """The tokens of `seq` that are in KV as it is admitted, `hit` of them in the prefix cache."""
+        return max(hit, seq.settled_computed_tokens)  # what came with a handed-over request is not looked up
 
     def _cut(self, num_tokens: int, left: int) -> int:
         """The tokens that a step with `left` to spare computes of a prompt that could have `num_tokens` of it computed;

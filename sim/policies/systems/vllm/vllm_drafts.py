@@ -330,7 +330,7 @@ class VllmWithDrafts(Vllm):
                 passed_over.append(queue.pop())
                 continue
             hit = cache.lookup(seq) if cache is not None else 0
-            start = max(hit, seq.settled_computed_tokens)  # what came with a handed-over request is not looked up
+            start = self._in_kv(seq, hit)
             n, padding = min(seq.num_tokens - start, cap), 0
             width = 1 + self._num_drafts
             if (

@@ -1,0 +1,67 @@
+"""Chunks of KV in the memory of the host, found again by their tokens, as LMCache 0.5.6 keeps them on the CPU.
+
+1. A lookup finds a request's first chunks, as many as are there one after the other. It pins them, and makes them the
+   ones used last, the first chunk after the others. A pinned chunk is not given up.
+2. Chunks are stored together: each takes a free place, or that of the chunk unused longest; the first for which there
+   is none ends that. Then they are entered, in their order; one that is there already gives its place back.
+
+So what was just stored is given up from its first chunk on, and what was found again from its last one on.
+Source: lmcache/v1/storage_backend/local_cpu_backend.py, cache_policy/lru.py and lmcache/v1/cache_engine.py of the 0.5.6
+wheel.
+"""
+
+from __future__ import annotations
+
+from batchsim.kv.block_keys import BlockKeys
+
+
+class ChunkStore:
+    """Room for `num_chunks` chunks. Sequences are named by the keys of their chunks."""
+
+    def __init__(self, num_chunks: int) -> None:
+        if num_chunks < 1:
+            raise ValueError(f"a tier of {num_chunks} chunks holds nothing: give it at least 1")
+        self.num_chunks = num_chunks
+        self._pins: dict[int, int] = {}  # of each chunk, by its key, the one unused longest first
+
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    def find(self, keys: BlockKeys, most: int) -> int:
+        """How many of the first `most` chunks are there, one after the other; these are pinned once more each."""
+        pins, found = self._pins, list[int]()
+        for number in range(most):
+            key = keys.key(number)
+            if key not in pins:
+                break
+            found.append(key)
+        for key in reversed(found):
+            pins[key] = pins.pop(key) + 1
+        return len(found)
+
+    def unpin(self, keys: BlockKeys, count: int) -> None:
+        """Takes back a pin of each of the first `count` chunks."""
+        for key in keys.up_to(count):
+            self._pins[key] -= 1
+
+    def store(self, keys: BlockKeys, first: int, stop: int) -> int:
+        """Stores chunks `first` to `stop` - 1; returns how many found a place."""
+        pins, taken = self._pins, 0
+        while taken < stop - first and (len(pins) + taken < self.num_chunks or self._give_up()):
+            taken += 1
+        for number in range(first, first + taken):
+            pins.setdefault(keys.key(number), 0)
+        return taken
+
+    def _give_up(self) -> bool:
+        """Gives up the chunk unused longest of those that are not pinned; whether there was one."""
+        key = next((key for key, pins in self._pins.items() if not pins), None)
+        if key is None:
+            return False
+        del self._pins[key]
+        return True
+
+    def check_unpinned(self) -> None:
+        """AssertionError unless no chunk is pinned, and there are no more than fit. O(chunks)."""
+        assert not any(self._pins.values()), "a chunk is still pinned"
+        assert len(self._pins) <= self.num_chunks, "more chunks than places"
