@@ -29,15 +29,15 @@ class ChunkStore:
 
     def find(self, keys: BlockKeys, most: int) -> int:
         """How many of the first `most` chunks are there, one after the other; these are pinned once more each."""
-        pins, found = self._pins, list[int]()
+        pins, hits = self._pins, list[int]()
         for number in range(most):
             key = keys.key(number)
             if key not in pins:
                 break
-            found.append(key)
-        for key in reversed(found):
+            hits.append(key)
+        for key in reversed(hits):
             pins[key] = pins.pop(key) + 1
-        return len(found)
+        return len(hits)
 
     def unpin(self, keys: BlockKeys, count: int) -> None:
         """Takes back a pin of each of the first `count` chunks."""
@@ -54,7 +54,7 @@ class ChunkStore:
         return taken
 
     def _give_up(self) -> bool:
-        """Gives up the chunk unused longest of those that are not pinned; whether there was one."""
+        """Gives up the unpinned chunk unused longest; returns whether there was one."""
         key = next((key for key, pins in self._pins.items() if not pins), None)
         if key is None:
             return False

@@ -105,20 +105,20 @@ class VllmLmcache(Vllm):
             keys = BlockKeys(seq.request, self._chunk) if tracked is None else tracked.keys
             self._looked_up[seq] = keys, self.store.find(keys, seq.num_tokens // self._chunk)
         self._on_gpu = hit
-        _, found = self._looked_up[seq]
-        return max(hit, min(found * self._chunk, seq.num_tokens - 1))
+        _, hits = self._looked_up[seq]
+        return max(hit, min(hits * self._chunk, seq.num_tokens - 1))
 
     def _start(self, seq: Sequence, computed: int) -> None:
         super()._start(seq, computed)
-        keys, found = self._looked_up.pop(seq)
+        keys, hits = self._looked_up.pop(seq)
         is_new = seq not in self._tracked
         tracked = self._tracked.setdefault(seq, Tracked(keys))
-        tracked.stored_tokens, tracked.known_tokens = found * self._chunk, seq.num_tokens
+        tracked.stored_tokens, tracked.known_tokens = hits * self._chunk, seq.num_tokens
         is_load = computed > self._on_gpu
-        self._begun[seq] = Work(keys, found, is_new, is_load)
+        self._begun[seq] = Work(keys, hits, is_new, is_load)
         if is_load:
             self._loaded.append((seq, computed - self._on_gpu))
-            self._num_loaded += found - self._on_gpu // self._chunk
+            self._num_loaded += hits - self._on_gpu // self._chunk
 
     def _preempt(self, victim: Sequence, by: Sequence) -> None:
         tracked = self._tracked[victim]
@@ -160,9 +160,9 @@ class VllmLmcache(Vllm):
     def _lose(self, seq: Sequence) -> None:
         """Forgets `seq`, which ends."""
         self._tracked.pop(seq, None)
-        keys, found = self._looked_up.pop(seq, (None, 0))
+        keys, hits = self._looked_up.pop(seq, (None, 0))
         if keys is not None:
-            self.store.unpin(keys, found)
+            self.store.unpin(keys, hits)
 
 
 def _new_first(row: tuple[Work, Sequence, int]) -> bool:
