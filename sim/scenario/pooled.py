@@ -11,8 +11,8 @@ from batchsim.base.errors import ScenarioError
 from batchsim.cost.base import Cost
 from batchsim.deployment.model import ModelSpec
 from batchsim.deployment.quantisation import ELEMENT_BYTES
-from batchsim.kernel.kv_transfer import KvConnector, Noticed
-from batchsim.kernel.types import Request, Sequence
+from batchsim.kernel.kv_transfer import KvConnector
+from batchsim.kernel.offload import NoPeers
 from batchsim.policies.systems.vllm.connector_config import KvRole, VllmConnectorConfig
 from batchsim.policies.systems.vllm.vllm_connector import VllmConnector
 from batchsim.scenario.check_values import check_values
@@ -70,7 +70,7 @@ def pooled(alone: Scenario, file: ScenarioFile, side: str, knobs: Mapping[str, A
 
 def checked_connector(config: Any) -> KvConnector | None:
     """A connector for a policy whose knobs are only being checked; None for one that needs none."""
-    return KvConnector(_Unlinked()) if isinstance(config, VllmConnectorConfig) else None
+    return KvConnector(NoPeers()) if isinstance(config, VllmConnectorConfig) else None
 
 
 def block_bytes(model: ModelSpec, cost: Cost, block_size: int) -> int:
@@ -79,22 +79,3 @@ def block_bytes(model: ModelSpec, cost: Cost, block_size: int) -> int:
         return model.kv_bytes_per_token * block_size
     element = ELEMENT_BYTES[cost.deployment.types.kv]
     return ceil(sum(each.count * each.attention.kv_bytes(1, element) for each in model.kinds)) * block_size
-
-
-class _Unlinked:
-    """Stands for a link while knobs are being checked."""
-
-    def pulls(self, request: Request) -> bool:
-        return False
-
-    def keeps(self, request: Request) -> bool:
-        return False
-
-    def begin(self, seq: Sequence, num_blocks: int, now_ns: int) -> None:
-        raise AssertionError("nothing is pulled while knobs are checked")
-
-    def keep(self, seq: Sequence, num_blocks: int, now_ns: int) -> None:
-        raise AssertionError("nothing is kept while knobs are checked")
-
-    def over(self, now_ns: int) -> Noticed:
-        return Noticed()
