@@ -34,7 +34,7 @@ with the KV of the old weights."""
 class Counts(NamedTuple):
     """The state that a scheme decides by: the version loaded; groups being generated, complete and waiting for the
     trainer, and accepted in all; groups sent since the last loading, with the ones under way by then; whether the
-    trainer neither trains nor loads; prompts put off as long ones; whether a round of these is generated now."""
+    trainer neither trains nor loads; whether a round of prompts put off as long ones is generated now."""
 
     version: int
     running: int
@@ -42,7 +42,6 @@ class Counts(NamedTuple):
     accepted: int
     since_load: int
     is_idle: bool
-    put_off: int
     in_long_round: bool
 
 
