@@ -19,8 +19,7 @@ from batchsim.scenario.check_values import check_values
 from batchsim.scenario.config import PolicySpec, Scenario, ScenarioFile
 from batchsim.scenario.device import device_of
 from batchsim.scenario.document import Document
-from batchsim.workload.rollout_config import Rollout
-from batchsim.workload.structured import is_structured
+from batchsim.scenario.request_kinds import features
 
 _ROLES: dict[str, KvRole] = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
@@ -33,17 +32,9 @@ def pooled(alone: Scenario, file: ScenarioFile, side: str, knobs: Mapping[str, A
     """
     if getattr(file.cost, "pp", 1) > 1:
         raise ScenarioError("pp: KV that is passed between pipelines is not simulated. Set it to 1.")
-    if isinstance(file.workload.arrivals, Rollout) or any(each.offline for each in file.workload.classes.values()):
-        raise ScenarioError(
-            "rollouts and offline jobs are not simulated where prefill and decode are apart. Drop pools."
-        )
-    others = {
-        "LoRA adapters": file.workload.lora_rank is not None,
-        "constrained answers": is_structured(file.workload),
-        "images, audios and videos": bool(file.workload.all_items),
-        "models that make no tokens": file.workload.makes_no_tokens,
-        "groups of KV blocks": bool(file.kv.groups),
-    }
+    others = features(file, "rollouts", "offline jobs", "LoRA adapters", "constrained answers")
+    others |= features(file, "images, audios and videos", "models that make no tokens")
+    others["groups of KV blocks"] = bool(file.kv.groups)
     for what in (what for what, asked in others.items() if asked):
         raise ScenarioError(f"{what} are not simulated where prefill and decode are apart. Drop them, or drop pools.")
     engine = getattr(file.cost, "engine", "")
