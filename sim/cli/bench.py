@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,77 +23,83 @@ SUFFIXES = (".json", ".jsonl", ".csv")
 REFUSED_EXIT = 1
 
 
+@dataclass(frozen=True)
+class FitOptions:
+    """The options that every way of `calibrate` has which fits an engine: the scenario that describes it, its changes
+    and its policy, and the file to write."""
+
+    scenario: str | None
+    out: Path | None
+    policy: str | None
+    set_: list[str] | None
+    force: bool
+    allow_code: bool
+
+    def path(self, way: str) -> Path:
+        """The file that the option `way` writes. ScenarioError where none is given, or it cannot be written."""
+        from batchsim.scenario.fit_file import KIND
+
+        if self.out is None:
+            raise ScenarioError(f"calibrate {way}: -o is missing. Give the file to write, like -o mine.json.")
+        if self.out.suffix != ".json":
+            raise ScenarioError(
+                f"-o {self.out}: does not end in .json, by which a cost is known as a file. Give a name that does."
+            )
+        check_output(self.out, KIND, "Give -o another path.")
+        return self.out
+
+    def load(self, way: str) -> Scenario:
+        """The scenario. ScenarioError where none is given, or it cannot be read."""
+        if self.scenario is None:
+            raise ScenarioError(
+                f"calibrate {way}: --scenario is missing. Give one that says engine, model, cost and KV."
+            )
+        return read_scenario(self.scenario, self.set_, None, "calibrate", allow_code=self.allow_code)
+
+    def write(self, engine_fit: EngineFit, text: str, out: Path, judge: str) -> None:
+        """Prints a fit as `text` and writes it to `out`, where it keeps what it claims; `judge` is the option of
+        `validate` that holds it against other measurements.
+
+        typer.Exit with REFUSED_EXIT, and nothing written, where it does not, unless --force is given.
+        """
+        from batchsim.results.provenance import provenance
+        from batchsim.scenario.fit_file import KIND
+
+        typer.echo(text)
+        for line in engine_fit.violations:
+            typer.echo(line, err=True)
+        if engine_fit.violations and not self.force:
+            typer.echo(
+                f"{out}: not written: {len(engine_fit.violations)} errors are above what the fit claims, or can claim."
+                " Look at its runs and the scenario, or write it all the same with --force.",
+                err=True,
+            )
+            raise typer.Exit(REFUSED_EXIT)
+        with writing(out, "Give -o another path."):
+            write_text(out, engine_fit.to_json(provenance()), KIND)
+        typer.echo(f"{out}: use it with cost: {out}, hold it against other runs with batchsim validate {judge}")
+
+
 def calibrate_bench(
+    options: FitOptions,
     files: Sequence[Path],
-    scenario: str | None,
-    out: Path | None,
-    *,
     parts: Sequence[str],
     hold_out: Sequence[str],
-    policy: str | None,
-    set_: list[str] | None,
-    force: bool,
-    allow_code: bool,
     notes: Sequence[str] = (),
 ) -> None:
-    """Fits the engine of `scenario` to the runs of `files`, prints the fit and writes `out`; `notes`, of how the files
-    were measured, go into both.
-
-    typer.Exit with REFUSED_EXIT, and nothing written, where loads held out err by more than is claimed, unless `force`.
-    """
+    """Fits the engine of the scenario to the runs of `files`, prints the fit and writes it; `notes`, of how the files
+    were measured, go into both."""
     from batchsim.fit.engine_fit import fit_engine
     from batchsim.report.text.fit_text import report
     from batchsim.scenario.setup import Setup
 
-    loaded, path = fit_inputs("--bench", scenario, out, set_, allow_code=allow_code)
+    loaded, path = options.load("--bench"), options.path("--bench")
     setup = Setup.of(loaded)
     runs, held = chosen(files, parts, hold_out, setup.model.name)
-    specs = policy_of(loaded, policy, [*runs, *held])
+    specs = policy_of(loaded, options.policy, [*runs, *held])
     engine_fit = fit_engine(setup, lambda run: specs[run.name], runs, held, lambda text: typer.echo(text, err=True))
     engine_fit = replace(engine_fit, notes=(*engine_fit.notes, *notes))
-    write_fit(engine_fit, report(engine_fit), path, "--against", force=force)
-
-
-def fit_inputs(
-    way: str, scenario: str | None, out: Path | None, set_: list[str] | None, *, allow_code: bool
-) -> tuple[Scenario, Path]:
-    """The scenario and the file of `calibrate` with the option `way`. ScenarioError where one is missing."""
-    if scenario is None:
-        raise ScenarioError(f"calibrate {way}: --scenario is missing. Give one that says engine, model, cost and KV.")
-    if out is None:
-        raise ScenarioError(f"calibrate {way}: -o is missing. Give the file to write, like -o mine.json.")
-    if out.suffix != ".json":
-        raise ScenarioError(
-            f"-o {out}: does not end in .json, by which a cost is known as a file. Give a name that does."
-        )
-    from batchsim.scenario.fit_file import KIND
-
-    check_output(out, KIND, "Give -o another path.")
-    return read_scenario(scenario, set_, None, "calibrate", allow_code=allow_code), out
-
-
-def write_fit(engine_fit: EngineFit, text: str, out: Path, judge: str, *, force: bool) -> None:
-    """Prints a fit as `text` and writes it to `out`, where it keeps what it claims; `judge` is the option of
-    `validate` that holds it against other measurements.
-
-    typer.Exit with REFUSED_EXIT, and nothing written, where it does not, unless `force`.
-    """
-    from batchsim.results.provenance import provenance
-    from batchsim.scenario.fit_file import KIND
-
-    typer.echo(text)
-    for line in engine_fit.violations:
-        typer.echo(line, err=True)
-    if engine_fit.violations and not force:
-        typer.echo(
-            f"{out}: not written: {len(engine_fit.violations)} errors are above what the fit claims, or can claim. Look"
-            " at its runs and the scenario, or write it all the same with --force.",
-            err=True,
-        )
-        raise typer.Exit(REFUSED_EXIT)
-    with writing(out, "Give -o another path."):
-        write_text(out, engine_fit.to_json(provenance()), KIND)
-    typer.echo(f"{out}: use it with cost: {out}, hold it against other runs with batchsim validate {judge}")
+    options.write(engine_fit, report(engine_fit), path, "--against")
 
 
 def policy_of(scenario: Scenario, label: str | None, runs: Sequence[MeasuredRun]) -> dict[str, PolicySpec]:

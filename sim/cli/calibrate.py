@@ -14,7 +14,7 @@ from batchsim.base.errors import CalibrationError
 from batchsim.base.files import writing
 from batchsim.base.ranges import INT32_MAX
 from batchsim.cli import complete, option
-from batchsim.cli.bench import calibrate_bench
+from batchsim.cli.bench import FitOptions, calibrate_bench
 from batchsim.cli.common import OneLineGroup, check_output, one_line_errors, require_torch
 from batchsim.cli.steps import calibrate_steps
 from batchsim.cli.url import calibrate_url
@@ -124,11 +124,11 @@ def calibrate(
         return
     ways = [way for way, value in (("--url", url is not None), ("--bench", bench), ("--steps", steps)) if value]
     _check_given(context, ways[0] if ways else "")
+    options = FitOptions(scenario, out, policy, set_, force, allow_code)
     if url is not None:
         calibrate_url(
+            options,
             url,
-            scenario,
-            out,
             model=model,
             minutes=minutes,
             max_concurrency=max_concurrency,
@@ -136,36 +136,13 @@ def calibrate(
             log=log,
             api_key=api_key,
             yes=yes,
-            policy=policy,
-            set_=set_,
-            force=force,
-            allow_code=allow_code,
         )
         return
     if bench:
-        calibrate_bench(
-            bench,
-            scenario,
-            out,
-            parts=part or [],
-            hold_out=hold_out or [],
-            policy=policy,
-            set_=set_,
-            force=force,
-            allow_code=allow_code,
-        )
+        calibrate_bench(options, bench, part or [], hold_out or [])
         return
     if steps:
-        calibrate_steps(
-            steps,
-            scenario,
-            out,
-            hold_out=hold_out or [],
-            policy=policy,
-            set_=set_,
-            force=force,
-            allow_code=allow_code,
-        )
+        calibrate_steps(options, steps, hold_out or [])
         return
     for given, value in (("--model", model), ("--device", device), ("-o", out)):
         if value is None:

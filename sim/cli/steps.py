@@ -12,7 +12,7 @@ import typer
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.files import json_kind, write_text, writing
-from batchsim.cli.bench import files_of, fit_inputs, write_fit
+from batchsim.cli.bench import FitOptions, files_of
 from batchsim.cli.common import check_output, chosen_policies
 from batchsim.cli.validation import Asked, made_of
 
@@ -29,25 +29,15 @@ SUFFIXES = (".log", ".txt", ".jsonl", ".json", ".gz")
 """Of the logs that are read of a folder."""
 
 
-def calibrate_steps(
-    files: Sequence[Path],
-    scenario: str | None,
-    out: Path | None,
-    *,
-    hold_out: Sequence[str],
-    policy: str | None,
-    set_: list[str] | None,
-    force: bool,
-    allow_code: bool,
-) -> None:
-    """Fits the engine of `scenario` to the steps of the logs `files`, prints the fit and writes `out`."""
+def calibrate_steps(options: FitOptions, files: Sequence[Path], hold_out: Sequence[str]) -> None:
+    """Fits the engine of the scenario to the steps of the logs `files`, prints the fit and writes it."""
     from batchsim.fit.step_fit import fit_steps
     from batchsim.report.text.step_text import fit_report
     from batchsim.scenario.setup import Setup
 
-    loaded, path = fit_inputs("--steps", scenario, out, set_, allow_code=allow_code)
+    loaded, path = options.load("--steps"), options.path("--steps")
     setup = Setup.of(loaded)
-    specs = chosen_policies(loaded, [policy] if policy else [])
+    specs = chosen_policies(loaded, [options.policy] if options.policy else [])
     if len(specs) > 1:
         names = ", ".join(spec.name for spec in specs)
         raise ScenarioError(f"{loaded.source}: has {len(specs)} policies ({names}). Say which with --policy.")
@@ -58,7 +48,7 @@ def calibrate_steps(
         raise ScenarioError(f"--hold-out {hold_out[0]}: no log is left to fit to. Hold out fewer, or give more logs.")
     given, judged = ([_read(file, setup, specs) for file in some] for some in (own, held))
     engine_fit = fit_steps(setup, specs[0], given, judged)
-    write_fit(engine_fit, fit_report(engine_fit), path, "--steps", force=force)
+    options.write(engine_fit, fit_report(engine_fit), path, "--steps")
 
 
 def validate_steps(asked: Asked, files: Sequence[Path]) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from batchsim.base.errors import CalibrationError, MeasuredError, ScenarioError
-from batchsim.cli.bench import calibrate_bench
-from batchsim.cli.common import check_output, progress_bar, read_scenario
+from batchsim.cli.bench import FitOptions, calibrate_bench
+from batchsim.cli.common import progress_bar
 
 if TYPE_CHECKING:
     from batchsim.fit.server.experiment import Experiment
@@ -24,9 +25,8 @@ MOST_USERS = 256
 
 
 def calibrate_url(
+    options: FitOptions,
     url: str,
-    scenario: str | None,
-    out: Path | None,
     *,
     model: str | None,
     minutes: float,
@@ -35,13 +35,9 @@ def calibrate_url(
     log: Path | None,
     api_key: str,
     yes: bool,
-    policy: str | None,
-    set_: list[str] | None,
-    force: bool,
-    allow_code: bool,
 ) -> None:
-    """Measures the server at `url` into a folder beside `out` and fits the engine of `scenario` to that; without a
-    scenario the files are all. A stopped call goes on when it is given again."""
+    """Measures the server at `url` into a folder beside the file to write, and fits the engine of the scenario to
+    that; without a scenario the files are all. A stopped call goes on when it is given again."""
     import asyncio
 
     try:
@@ -52,31 +48,25 @@ def calibrate_url(
         ) from None
     from batchsim.fit.server.address import Address
     from batchsim.fit.server.client import Client
-    from batchsim.scenario.fit_file import KIND
     from batchsim.scenario.setup import Setup
 
-    if out is None:
-        raise ScenarioError("calibrate --url: -o is missing. Give the file to write, like -o mine.json.")
-    if out.suffix != ".json":
-        raise ScenarioError(
-            f"-o {out}: does not end in .json, by which a cost is known as a file. Give a name that does."
-        )
     if not (math.isfinite(minutes) and minutes * 60 >= LEAST_S):
         raise CalibrationError(f"--minutes {minutes:g}: an experiment takes {LEAST_S / 60:.2g} at least. Give more.")
-    if log is not None and scenario is None:
+    if log is not None and options.scenario is None:
         raise ScenarioError("--log: is read with the scenario, whose KV it says. Add --scenario.")
-    check_output(out, KIND, "Give -o another path.")
+    out = options.path("--url")
     address = Address.of(url)
     if not address.private and not yes:
         raise MeasuredError(
             f"--url {address.url}: is no loopback or private address, and the experiment puts as much load on it as it"
             " bears. Add --yes if it is yours."
         )
-    overrides = [*(set_ or []), *([f"kv={{log: {json.dumps(str(log))}}}"] if log is not None else [])]
+    if log is not None:
+        options = replace(options, set_=[*(options.set_ or []), f"kv={{log: {json.dumps(str(log))}}}"])
     setup = spec = None
-    if scenario is not None:
-        loaded = read_scenario(scenario, overrides, None, "calibrate", allow_code=allow_code)
-        setup, spec = Setup.of(loaded), the_policy(loaded, policy)
+    if options.scenario is not None:
+        loaded = options.load("--url")
+        setup, spec = Setup.of(loaded), the_policy(loaded, options.policy)
     seqs = spec.config.traits.max_num_seqs if spec is not None else None
     most = max_concurrency or min(2 * seqs if seqs else 64, MOST_USERS)
     # Few users of an engine that splits steps say nothing: the fit leaves them out.
@@ -84,7 +74,7 @@ def calibrate_url(
     folder = out.with_suffix("")
 
     def check(offer: Offer) -> None:
-        if setup is not None and spec is not None and not force:
+        if setup is not None and spec is not None and not options.force:
             check_told(offer, setup, spec)
 
     async def measure() -> Experiment:
@@ -110,10 +100,7 @@ def calibrate_url(
             f" {folder}/held --scenario SCENARIO -o {out}, where SCENARIO says engine, model and KV"
         )
         return
-    calibrate_bench(
-        experiment.given, scenario, out, parts=[], hold_out=[str(path) for path in experiment.held], policy=policy,
-        set_=overrides or None, force=force, allow_code=allow_code, notes=experiment.notes,
-    )  # fmt: skip
+    calibrate_bench(options, experiment.given, [], [str(path) for path in experiment.held], experiment.notes)
 
 
 def the_policy(scenario: Scenario, label: str | None) -> PolicySpec:

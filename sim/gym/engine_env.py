@@ -42,20 +42,25 @@ class EngineEnv(gymnasium.Env):
 
     metadata = {"render_modes": []}  # noqa: RUF012  as Gymnasium has it
     quantities: ClassVar[tuple[Quantity, ...]]
+    """What an agent observes."""
+    agent: ClassVar[type]
+    """The policy that decides what `answered` makes it."""
+    usual_config: ClassVar[PolicyConfig]
+    usual_objectives: ClassVar[Objectives]
 
     def __init__(
         self,
-        config: PolicyConfig,
-        policy: type,
-        scenario: str,
-        overrides: Sequence[str],
-        objectives: Objectives,
+        scenario: str = "bursty",
+        overrides: Sequence[str] = (),
         *,
-        load: float | None,
-        horizon_s: float | None,
-        second_cost: float,
-        discount_per_s: float,
+        config: PolicyConfig | None = None,
+        objectives: Objectives | None = None,
+        load: float | None = None,
+        horizon_s: float | None = None,
+        second_cost: float = 0.0,
+        discount_per_s: float = 1.0,
     ) -> None:
+        config = self.usual_config if config is None else config
         if not 0 < discount_per_s <= 1 or not second_cost >= 0 or (horizon_s is not None and horizon_s <= 0):
             raise ValueError(
                 f"discount_per_s {discount_per_s:g} must be above 0 and at most 1, second_cost {second_cost:g} at least"
@@ -63,9 +68,10 @@ class EngineEnv(gymnasium.Env):
             )
         if not isinstance(scenario, str):
             raise ValueError(f"scenario {scenario!r} is no path or name of a scenario. Write it as text.")
-        self.objectives, self.horizon_s = objectives, horizon_s
+        self.objectives = self.usual_objectives if objectives is None else objectives
+        self.horizon_s = horizon_s
         self.second_cost, self.discount_per_s = second_cost, discount_per_s
-        spec = PolicySpec("agent", "agent", config, policy=policy, knobs={}, by_device={})
+        spec = PolicySpec("agent", "agent", config, policy=self.agent, knobs={}, by_device={})
         loaded = load_scenario(scenario, overrides=tuple(overrides))
         setup = Setup.of(loaded)
         check_no_tiers(loaded, "are in no environment")
@@ -77,8 +83,13 @@ class EngineEnv(gymnasium.Env):
         if self.cost.stages > 1:
             raise ValueError(f"{scenario}: an environment has no pipeline, and this has {self.cost.stages} stages.")
         highs = np.array([one.high for one in self.quantities], np.float32)
+        self.action_space = self.actions_of(config)
         self.observation_space = gymnasium.spaces.Box(np.zeros(len(highs), np.float32), highs)
         self._episode: Episode | None = None
+
+    @abstractmethod
+    def actions_of(self, config: Any) -> gymnasium.Space[Any]:
+        """The actions that a config of the agent leaves."""
 
     @abstractmethod
     def answered(self, scheduler: Any, action: Any) -> None:

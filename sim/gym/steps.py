@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import gymnasium  # pyright: ignore[reportMissingImports]
@@ -29,32 +28,12 @@ class StepsEnv(EngineEnv):
     """
 
     quantities = STEP_OBSERVED
+    agent = Told
+    usual_config = StepAgentConfig(max_num_seqs=256, max_num_batched_tokens=8192)
+    usual_objectives = Objectives(ttft_s=1.0, tpot_s=0.05)
 
-    def __init__(
-        self,
-        scenario: str = "bursty",
-        overrides: Sequence[str] = (),
-        *,
-        config: StepAgentConfig | None = None,
-        objectives: Objectives | None = None,
-        load: float | None = None,
-        horizon_s: float | None = None,
-        second_cost: float = 0.0,
-        discount_per_s: float = 1.0,
-    ) -> None:
-        config = StepAgentConfig(max_num_seqs=256, max_num_batched_tokens=8192) if config is None else config
-        super().__init__(
-            config,
-            Told,
-            scenario,
-            overrides,
-            Objectives(ttft_s=1.0, tpot_s=0.05) if objectives is None else objectives,
-            load=load,
-            horizon_s=horizon_s,
-            second_cost=second_cost,
-            discount_per_s=discount_per_s,
-        )
-        self.action_space = gymnasium.spaces.MultiDiscrete([len(config.budgets), len(config.caps)])
+    def actions_of(self, config: StepAgentConfig) -> gymnasium.Space[Any]:
+        return gymnasium.spaces.MultiDiscrete([len(config.budgets), len(config.caps)])
 
     def answered(self, scheduler: Any, action: Any) -> None:
         scheduler.answer = (int(action[0]), int(action[1]))

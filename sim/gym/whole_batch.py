@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import gymnasium  # pyright: ignore[reportMissingImports]
@@ -29,32 +28,12 @@ class WholeBatchEnv(EngineEnv):
     """
 
     quantities = BATCH_OBSERVED
+    agent = Told
+    usual_config = BatchAgentConfig()
+    usual_objectives = Objectives(e2e_s=10.0)
 
-    def __init__(
-        self,
-        scenario: str = "bursty",
-        overrides: Sequence[str] = (),
-        *,
-        config: BatchAgentConfig | None = None,
-        objectives: Objectives | None = None,
-        load: float | None = None,
-        horizon_s: float | None = None,
-        second_cost: float = 0.0,
-        discount_per_s: float = 1.0,
-    ) -> None:
-        config = BatchAgentConfig() if config is None else config
-        super().__init__(
-            config,
-            Told,
-            scenario,
-            overrides,
-            Objectives(e2e_s=10.0) if objectives is None else objectives,
-            load=load,
-            horizon_s=horizon_s,
-            second_cost=second_cost,
-            discount_per_s=discount_per_s,
-        )
-        self.action_space = gymnasium.spaces.Discrete(config.max_batch_size + 1)
+    def actions_of(self, config: BatchAgentConfig) -> gymnasium.Space[Any]:
+        return gymnasium.spaces.Discrete(config.max_batch_size + 1)
 
     def answered(self, scheduler: Any, action: Any) -> None:
         scheduler.answer = int(action)

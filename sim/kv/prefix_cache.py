@@ -140,7 +140,7 @@ class BlockHashKV(Pins):
     def allocate(self, seq: Sequence, num_tokens: int, unknown: int = 0, ahead: int = 0) -> bool:
         """As `KVBlockManager.allocate`; full blocks of known tokens, all but the last `unknown`, become published.
 
-        The last `ahead` of `num_tokens` are for drafts, of which nothing is published.
+        The last `ahead` of `num_tokens` are for draft tokens, whose blocks are not published.
         """
         holding = self._held.get(seq)
         if holding is None:

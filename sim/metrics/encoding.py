@@ -49,17 +49,29 @@ def encoding_times(
     if not len(encode_ns):
         return
     starts, lengths = step_spans(records)
-    encode_ns = np.minimum(encode_ns, lengths)
-    whole = [("", np.ones(len(starts), bool))]
-    for state, name in ((PREFILL, "prefill"), (RECOMPUTE, "recompute"), (DECODE, "")):
-        at = intervals.state == state
-        start, end, request = intervals.start_ns[at], intervals.end_ns[at], intervals.request[at]
-        after_first = is_after_first(records, request, start) if name else np.ones(len(start), bool)
-        for part, kind in whole if name else step_kinds(records).items():
-            ns = Coverage(starts[kind], encode_ns[kind]).between(start, end)
-            yield name or part, request, -ns, after_first
-            yield OTHERS, request, ns, after_first
+    yield from taken_of_steps(records, intervals, is_after_first, starts, np.minimum(encode_ns, lengths), OTHERS)
     own = own_encoding(records)
     after_first = is_after_first(records, own.request, own.start_ns)
     yield OTHERS, own.request, -own.ns, after_first
     yield OWN, own.request, own.ns, after_first
+
+
+def taken_of_steps(
+    records: Records,
+    intervals: Intervals,
+    is_after_first: Callable[[Records, Int, Int], NDArray[np.bool_]],
+    start_ns: Int,
+    length_ns: Int,
+    part: str,
+) -> Iterator[Yielded]:
+    """What a span of each step, all in ns, takes off the parts of requests' lives in which they compute, and adds to
+    `part`."""
+    whole = {"": np.ones(len(start_ns), bool)}
+    for state, name in ((PREFILL, "prefill"), (RECOMPUTE, "recompute"), (DECODE, "")):
+        at = intervals.state == state
+        start, end, request = intervals.start_ns[at], intervals.end_ns[at], intervals.request[at]
+        after_first = is_after_first(records, request, start) if name else np.ones(len(start), bool)
+        for kind_name, kind in (whole if name else step_kinds(records)).items():
+            ns = Coverage(start_ns[kind], length_ns[kind]).between(start, end)
+            yield name or kind_name, request, -ns, after_first
+            yield part, request, ns, after_first

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from batchsim.kernel.record import DECODE, MASKED, PREFILL, RECOMPUTE, Records
-from batchsim.metrics.encoding import Yielded
-from batchsim.metrics.lives import Coverage, Int, Intervals, remarked_ns, step_kinds, step_spans
+from batchsim.kernel.record import MASKED, Records
+from batchsim.metrics.encoding import Yielded, taken_of_steps
+from batchsim.metrics.lives import Int, Intervals, remarked_ns, step_spans
 
 MASK_WAIT = "mask_wait"
 """The part of a request's life in steps whose forward was over, while the host still filled masks."""
@@ -29,13 +29,4 @@ def mask_times(
         return
     starts, lengths = step_spans(records)
     wait_ns = np.minimum(wait_ns, lengths)
-    begins = starts + lengths - wait_ns
-    whole = {"": np.ones(len(starts), bool)}
-    for state, name in ((PREFILL, "prefill"), (RECOMPUTE, "recompute"), (DECODE, "")):
-        at = intervals.state == state
-        start, end, request = intervals.start_ns[at], intervals.end_ns[at], intervals.request[at]
-        after_first = is_after_first(records, request, start) if name else np.ones(len(start), bool)
-        for part, kind in (whole if name else step_kinds(records)).items():
-            ns = Coverage(begins[kind], wait_ns[kind]).between(start, end)
-            yield name or part, request, -ns, after_first
-            yield MASK_WAIT, request, ns, after_first
+    yield from taken_of_steps(records, intervals, is_after_first, starts + lengths - wait_ns, wait_ns, MASK_WAIT)

@@ -24,15 +24,14 @@ from batchsim.metrics.gaps import token_gaps
 from batchsim.metrics.intervals import half_width
 from batchsim.metrics.kpis import bound_by, engine_kpis, offline_kpis, totals_of
 from batchsim.metrics.latencies import LATENCIES, MAKESPAN, TASK_E2E, judged_ns, values_ns
-from batchsim.metrics.lives import KV_LOAD
 from batchsim.metrics.point_inputs import PointInputs, between, makespan, of_class, span_of
-from batchsim.metrics.rank_waits import FOR_GPU, PADDING, WAITING
 from batchsim.metrics.rollouts import makespan_ns, rollout_kpis
 from batchsim.metrics.sleeping import sleep_kpis
 from batchsim.metrics.slo import Sample, Slo, rank
 from batchsim.metrics.stability import is_too_short, is_unstable
+from batchsim.metrics.table import PART_NEEDS
 from batchsim.metrics.tasks import TaskLives, task_lives
-from batchsim.metrics.tiers import FLUSH, tier_kpis
+from batchsim.metrics.tiers import tier_kpis
 from batchsim.metrics.warmup import mser5
 
 PERCENTILES = (50, 90, 95, 99)
@@ -118,18 +117,7 @@ def measure(inputs: PointInputs) -> Measured:
     if inputs.fleet is not None and inputs.fleet.sleeps and inputs.records.replicas is not None:
         values |= sleep_kpis(inputs.fleet, inputs.records.requests, inputs.records.replicas, cohort, span_ns)
     part_ns = _time_by_part(inputs, done)
-    shares = _shares(part_ns)
-    if inputs.adapters is None:
-        del shares["attr_adapter_load_share"]
-    if inputs.fleet is None or not inputs.fleet.are_ranks:
-        for part in (WAITING, PADDING):
-            del shares[f"attr_{part}_share"]
-    if inputs.fleet is None or not inputs.fleet.shares:
-        del shares[f"attr_{FOR_GPU}_share"]
-    if inputs.tiers is None:
-        for part in (FLUSH, KV_LOAD):
-            del shares[f"attr_{part}_share"]
-    values |= shares
+    values |= _shares(inputs, part_ns)
     judged = not (inputs.all_at_once or inputs.closed_loop)
     unstable = judged and is_unstable(*inputs.demand)
     too_short = judged and is_too_short(*inputs.demand)
@@ -406,13 +394,21 @@ def _time_by_part(inputs: PointInputs, wanted: NDArray[np.bool_]) -> dict[str, i
     return total
 
 
-def _shares(part_ns: dict[str, int]) -> dict[str, float | None]:
-    """`attr_<part>_share`: each part of the summed E2E of the cohort's finished requests, reasons merged."""
+def _shares(inputs: PointInputs, part_ns: dict[str, int]) -> dict[str, float | None]:
+    """`attr_<part>_share`: each part of the summed E2E of the cohort's finished requests, reasons merged; parts of what
+    the run does not have are left out."""
+    there = {
+        "adapters": inputs.adapters is not None,
+        "ranks": inputs.fleet is not None and inputs.fleet.are_ranks,
+        "share": inputs.fleet is not None and inputs.fleet.shares,
+        "tiers": inputs.tiers is not None,
+    }
     whole = sum(part_ns.values())
     by_part: dict[str, int] = dict.fromkeys(PARTS, 0)
     for part, ns in part_ns.items():
         by_part[part.partition(":")[0]] += ns
-    return {f"attr_{part}_share": ns / whole if whole else None for part, ns in by_part.items()}
+    known = {part: ns for part, ns in by_part.items() if there.get(PART_NEEDS.get(part, ""), True)}
+    return {f"attr_{part}_share": ns / whole if whole else None for part, ns in known.items()}
 
 
 def _reasons(records: Records, missing: int) -> dict[str, dict[str, int]]:

@@ -426,9 +426,10 @@ _RANKS = tuple(Metric(*row, needs="ranks") for row in RANK_METRICS)
 _TIERS = tuple(Metric(*row, needs="tiers") for row in TIER_METRICS)
 _SLEEP = tuple(Metric(*row, needs="sleep") for row in SLEEP_METRICS)
 _E2E = "of the summed E2E of the cohort's finished requests"
-_NEEDS: dict[str, Needs] = {"adapter_load": "adapters", WAITING: "ranks", PADDING: "ranks"}
-_NEEDS |= {FLUSH: "tiers", KV_LOAD: "tiers", FOR_GPU: "share"}
-_PARTS = (Metric(f"attr_{part}_share", "share", "", f"{part} {_E2E}", _NEEDS.get(part, "")) for part in PARTS)
+PART_NEEDS: dict[str, Needs] = {"adapter_load": "adapters", WAITING: "ranks", PADDING: "ranks"}
+PART_NEEDS |= {FLUSH: "tiers", KV_LOAD: "tiers", FOR_GPU: "share"}
+"""What a run must have for some parts of a request's life to be there."""
+_PARTS = (Metric(f"attr_{part}_share", "share", "", f"{part} {_E2E}", PART_NEEDS.get(part, "")) for part in PARTS)
 _JUDGED = (
     Metric("too_short", "yes or no", "lower", "1 where the median request runs for over a quarter of the window"),
     Metric(

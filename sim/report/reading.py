@@ -207,6 +207,13 @@ def column(frame: pd.DataFrame, name: str) -> Floats:
     return frame[name].to_numpy(dtype=np.float64, na_value=np.nan)
 
 
+def rows_of(table: pd.DataFrame, sweep: PolicyCurve, i: int) -> pd.DataFrame:
+    """The rows of a run's table, such as that of replicas, of the variant that a curve has at its `i`-th load."""
+    of_policy = np.array(texts(table, "policy")) == sweep.policy
+    of_variant = np.array(texts(table, "variant")) == texts(sweep.rows, "variant")[i]
+    return table.take(np.flatnonzero(of_policy & of_variant & (column(table, "load") == sweep.loads[i])))
+
+
 def texts(frame: pd.DataFrame, name: str) -> list[str]:
     """Column `name` of `frame` as strings."""
     return [str(value) for value in frame[name]]

@@ -140,88 +140,47 @@ _Columns = dict[str, Any]
 """The columns of a table, as pandas has them: arrays of numbers, categories or numbers with nulls."""
 
 
-def _requests(records: Records, replica: int | NDArray[np.int32] = 0) -> _Columns:
-    codes = {"request_class": records.texts, "tenant": records.texts, "reason": records.texts, "outcome": OUTCOME_NAMES}
-    replicas = replica if records.replicas is None else records.replicas.requests
-    return _decoded(columns(records.requests), replicas, codes)
-
-
-def _steps(records: Records, replica: int = 0) -> _Columns:
-    return _decoded(records.step_columns, replica if records.replicas is None else records.replicas.steps, {})
-
-
-def _states(records: Records, replica: int = 0) -> _Columns:
-    codes = {"state": STATE_NAMES | REMARK_NAMES, "reason": records.texts}
-    return _decoded(columns(records.states), replica if records.replicas is None else records.replicas.states, codes)
-
-
-def _stays(records: Records) -> _Columns | None:
-    if records.replicas is None:
-        return None
-    recorded = columns(records.replicas.stays)
-    return _decoded(recorded, recorded.pop("replica"), {"why": records.texts})
-
-
-def _lanes(records: Records, replica: int = 0) -> _Columns | None:
-    if not len(records.lanes):
-        return None
-    return _decoded(columns(records.lanes), replica if records.replicas is None else records.replicas.steps, {})
-
-
-def requests_frame(records: Records, replica: int | NDArray[np.int32] = 0) -> pd.DataFrame:
-    """A row a request, by id; columns as in COLUMN_DOCS. `replica` is that of records of one engine."""
-    return pd.DataFrame(_requests(records, replica), copy=False)
-
-
-def steps_frame(records: Records, replica: int = 0) -> pd.DataFrame:
-    """A row a step, by start; columns as in COLUMN_DOCS."""
-    return pd.DataFrame(_steps(records, replica), copy=False)
-
-
-def states_frame(records: Records, replica: int = 0) -> pd.DataFrame:
-    """A row a change of a request's state, as things happened; columns as in COLUMN_DOCS."""
-    return pd.DataFrame(_states(records, replica), copy=False)
-
-
-def stays_frame(records: Records) -> pd.DataFrame | None:
-    """A row for each engine that a request lived on before its last one; None for records of one engine."""
-    stays = _stays(records)
-    return None if stays is None else pd.DataFrame(stays, copy=False)
-
-
-def lanes_frame(records: Records, replica: int = 0) -> pd.DataFrame | None:
-    """A row a step, as in steps: the host's part; None where no engine schedules ahead of results."""
-    lanes = _lanes(records, replica)
-    return None if lanes is None else pd.DataFrame(lanes, copy=False)
-
-
 STAYS = "stays"
 """The table that several replicas leave beside requests, steps and states."""
 LANES = "lanes"
 """The table that engines leave beside these where one schedules ahead of results."""
 
 
-def pack_tables(
-    records: Records,
-    replica: int = 0,
-    *,
-    intended_ns: NDArray[np.int64] | None = None,
-    requests_only: bool = False,
-) -> dict[str, bytes]:
-    """The bytes of requests.parquet, steps.parquet and states.parquet, by file name.
+def _tables(records: Records, *, requests_only: bool = False) -> dict[str, _Columns]:
+    """The columns of each table that the records have; with `requests_only` without steps, states and lanes."""
+    texts, replicas = records.texts, records.replicas
+    codes = {"request_class": texts, "tenant": texts, "reason": texts, "outcome": OUTCOME_NAMES}
+    of = (0, 0, 0) if replicas is None else (replicas.requests, replicas.steps, replicas.states)
+    tables = {"requests": _decoded(columns(records.requests), of[0], codes)}
+    if not requests_only:
+        tables["steps"] = _decoded(records.step_columns, of[1], {})
+        codes = {"state": STATE_NAMES | REMARK_NAMES, "reason": texts}
+        tables["states"] = _decoded(columns(records.states), of[2], codes)
+    if replicas is not None:
+        stays = columns(replicas.stays)
+        tables[STAYS] = _decoded(stays, stays.pop("replica"), {"why": texts})
+    if not requests_only and len(records.lanes):
+        tables[LANES] = _decoded(columns(records.lanes), of[1], {})
+    return tables
 
-    Records of several replicas have stays.parquet besides, those of an engine that schedules ahead lanes.parquet.
+
+def frames(records: Records) -> dict[str, pd.DataFrame]:
+    """`requests`, a row a request by id; `steps` by start; `states`, a row a change of a request's state, as things
+    happened; of several replicas STAYS, a row for each engine that a request lived on before its last one; where an
+    engine schedules ahead LANES, a row a step. Columns as in COLUMN_DOCS."""
+    return {name: pd.DataFrame(table, copy=False) for name, table in _tables(records).items()}
+
+
+def pack_tables(
+    records: Records, *, intended_ns: NDArray[np.int64] | None = None, requests_only: bool = False
+) -> dict[str, bytes]:
+    """The bytes of a Parquet file of each table of `frames`, by file name.
+
     `intended_ns`, by request id, makes a column of requests.parquet. `requests_only`: without steps, states and lanes.
     """
-    tables = {"requests": _requests(records, replica)}
+    tables = _tables(records, requests_only=requests_only)
     if intended_ns is not None:
         tables["requests"][INTENDED] = intended_ns[records.requests["request_id"]]
-    if not requests_only:
-        tables |= {"steps": _steps(records, replica), "states": _states(records, replica)}
-    if (stays := _stays(records)) is not None:
-        tables[STAYS] = stays
-    if not requests_only and (lanes := _lanes(records, replica)) is not None:
-        tables[LANES] = lanes
     return pack_columns(tables, COLUMN_DOCS)
 
 
@@ -297,8 +256,8 @@ def to_records(
 
 def no_steps() -> dict[str, pd.DataFrame]:
     """The tables `steps` and `states` without rows, for `to_records`."""
-    none = Recorder().records()
-    return {"steps": steps_frame(none), "states": states_frame(none)}
+    tables = frames(Recorder().records())
+    return {name: tables[name] for name in ("steps", "states")}
 
 
 def _numbers(frame: pd.DataFrame) -> NDArray[np.int32]:

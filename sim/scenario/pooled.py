@@ -11,16 +11,15 @@ from batchsim.base.errors import ScenarioError
 from batchsim.cost.base import Cost
 from batchsim.deployment.model import ModelSpec
 from batchsim.deployment.quantisation import ELEMENT_BYTES
-from batchsim.kernel.kv_transfer import KvConnector, Noticed
-from batchsim.kernel.types import Request, Sequence
+from batchsim.kernel.kv_transfer import KvConnector
+from batchsim.kernel.offload import NoPeers
 from batchsim.policies.systems.vllm.connector_config import KvRole, VllmConnectorConfig
 from batchsim.policies.systems.vllm.vllm_connector import VllmConnector
 from batchsim.scenario.check_values import check_values
 from batchsim.scenario.config import PolicySpec, Scenario, ScenarioFile
 from batchsim.scenario.device import device_of
 from batchsim.scenario.document import Document
-from batchsim.workload.rollout_config import Rollout
-from batchsim.workload.structured import is_structured
+from batchsim.scenario.request_kinds import features
 
 _ROLES: dict[str, KvRole] = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
@@ -33,17 +32,9 @@ def pooled(alone: Scenario, file: ScenarioFile, side: str, knobs: Mapping[str, A
     """
     if getattr(file.cost, "pp", 1) > 1:
         raise ScenarioError("pp: KV that is passed between pipelines is not simulated. Set it to 1.")
-    if isinstance(file.workload.arrivals, Rollout) or any(each.offline for each in file.workload.classes.values()):
-        raise ScenarioError(
-            "rollouts and offline jobs are not simulated where prefill and decode are apart. Drop pools."
-        )
-    others = {
-        "LoRA adapters": file.workload.lora_rank is not None,
-        "constrained answers": is_structured(file.workload),
-        "images, audios and videos": bool(file.workload.all_items),
-        "models that make no tokens": file.workload.makes_no_tokens,
-        "groups of KV blocks": bool(file.kv.groups),
-    }
+    others = features(file, "rollouts", "offline jobs", "LoRA adapters", "constrained answers")
+    others |= features(file, "images, audios and videos", "models that make no tokens")
+    others["groups of KV blocks"] = bool(file.kv.groups)
     for what in (what for what, asked in others.items() if asked):
         raise ScenarioError(f"{what} are not simulated where prefill and decode are apart. Drop them, or drop pools.")
     engine = getattr(file.cost, "engine", "")
@@ -70,7 +61,7 @@ def pooled(alone: Scenario, file: ScenarioFile, side: str, knobs: Mapping[str, A
 
 def checked_connector(config: Any) -> KvConnector | None:
     """A connector for a policy whose knobs are only being checked; None for one that needs none."""
-    return KvConnector(_Unlinked()) if isinstance(config, VllmConnectorConfig) else None
+    return KvConnector(NoPeers()) if isinstance(config, VllmConnectorConfig) else None
 
 
 def block_bytes(model: ModelSpec, cost: Cost, block_size: int) -> int:
@@ -79,22 +70,3 @@ def block_bytes(model: ModelSpec, cost: Cost, block_size: int) -> int:
         return model.kv_bytes_per_token * block_size
     element = ELEMENT_BYTES[cost.deployment.types.kv]
     return ceil(sum(each.count * each.attention.kv_bytes(1, element) for each in model.kinds)) * block_size
-
-
-class _Unlinked:
-    """Stands for a link while knobs are being checked."""
-
-    def pulls(self, request: Request) -> bool:
-        return False
-
-    def keeps(self, request: Request) -> bool:
-        return False
-
-    def begin(self, seq: Sequence, num_blocks: int, now_ns: int) -> None:
-        raise AssertionError("nothing is pulled while knobs are checked")
-
-    def keep(self, seq: Sequence, num_blocks: int, now_ns: int) -> None:
-        raise AssertionError("nothing is kept while knobs are checked")
-
-    def over(self, now_ns: int) -> Noticed:
-        return Noticed()

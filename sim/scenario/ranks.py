@@ -15,8 +15,7 @@ from batchsim.deployment.model import ModelSpec
 from batchsim.scenario.config import PolicySpec, Scenario
 from batchsim.scenario.deployment_config import DeploymentConfig
 from batchsim.scenario.rank_forms import KEY
-from batchsim.workload.rollout_config import Rollout
-from batchsim.workload.structured import is_structured
+from batchsim.scenario.request_kinds import features
 
 
 def check_ranks(scenario: Scenario, model: ModelSpec, cost: Cost, kv: KvBudget) -> None:
@@ -33,19 +32,10 @@ def check_ranks(scenario: Scenario, model: ModelSpec, cost: Cost, kv: KvBudget) 
     _check_cost(file.cost, cost, replicas.total)
     for spec in scenario.specs:
         _check_policy(spec)
-    traffic = file.workload
-    others = {
-        "LoRA adapters": traffic.lora_rank is not None,
-        "images, audios and videos": bool(traffic.all_items),
-        "models that make no tokens": traffic.makes_no_tokens,
-        "constrained answers": is_structured(traffic),
-        "groups of KV blocks": kv.layout is not None,
-        "pools of KV apart": kv.pools is not None,
-        "tiers of KV": bool(file.kv.tiers),
-        "tasks": traffic.tasks is not None,
-        "rollouts": isinstance(traffic.arrivals, Rollout),
-        "offline jobs": any(each.offline for each in traffic.classes.values()),
-    }
+    others = features(file, "LoRA adapters", "images, audios and videos", "models that make no tokens")
+    others |= features(file, "constrained answers", "tasks", "rollouts", "offline jobs")
+    others |= {"groups of KV blocks": kv.layout is not None, "pools of KV apart": kv.pools is not None}
+    others["tiers of KV"] = bool(file.kv.tiers)
     for what in (what for what, asked in others.items() if asked):
         raise ScenarioError(f"{what} are not simulated for ranks that step together. Drop them, or {KEY}.")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from batchsim.base.errors import ScenarioError
@@ -11,14 +11,33 @@ from batchsim.cost.encoder_config import EncoderConfig
 from batchsim.deployment.model import DTYPE_BYTES, ModelSpec
 from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.kernel.protocols import ItemsContext
-from batchsim.scenario.config import Scenario
+from batchsim.scenario.config import Scenario, ScenarioFile
 from batchsim.scenario.deployment_config import DeploymentConfig
 from batchsim.workload.items import largest_item
 from batchsim.workload.rollout_config import Rollout
+from batchsim.workload.structured import is_structured
 from batchsim.workload.workload_config import WorkloadConfig
 
 if TYPE_CHECKING:
     from batchsim.scenario.scenario_cost import ScenarioCost
+
+
+FEATURES: dict[str, Callable[[ScenarioFile], bool]] = {
+    "LoRA adapters": lambda file: file.workload.lora_rank is not None,
+    "images, audios and videos": lambda file: bool(file.workload.all_items),
+    "models that make no tokens": lambda file: file.workload.makes_no_tokens,
+    "constrained answers": lambda file: is_structured(file.workload),
+    "tasks": lambda file: file.workload.tasks is not None,
+    "rollouts": lambda file: isinstance(file.workload.arrivals, Rollout),
+    "offline jobs": lambda file: file.workload.offline_class is not None,
+    "compiled shapes": lambda file: getattr(file.cost, "shapes", None) is not None,
+}
+"""What a scenario may ask for that does not go with every kind of engine, and whether it does."""
+
+
+def features(file: ScenarioFile, *names: str) -> dict[str, bool]:
+    """Whether a scenario asks for each of these FEATURES."""
+    return {name: FEATURES[name](file) for name in names}
 
 
 def items_context(traffic: WorkloadConfig, model: ModelSpec) -> ItemsContext | None:

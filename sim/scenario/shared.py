@@ -16,7 +16,7 @@ from batchsim.deployment.model import GpuSpec
 from batchsim.scenario.config import Scenario, ScenarioFile
 from batchsim.scenario.kv_config import KvConfig
 from batchsim.scenario.replicas_config import ReplicasConfig
-from batchsim.workload.rollout_config import Rollout
+from batchsim.scenario.request_kinds import features
 
 
 def with_model(alone: Scenario, model: str | None) -> Scenario:
@@ -49,8 +49,7 @@ def check_models(replicas: ReplicasConfig, file: ScenarioFile, engines: Mapping[
     """ScenarioError where it is not said of which model a request is, requests are ones that sleep cannot keep, or
     models that share a GPU are not on the same one, or do not fit there."""
     gpus = {name: (each.num_gpus, each.gpu) for name, each in engines.items()}
-    workload = file.workload
-    models, classes = replicas.groups or {}, workload.classes
+    models, classes = replicas.groups or {}, file.workload.classes
     if not classes:
         raise ScenarioError(
             f"replicas.{'share' if replicas.sleep is None else 'sleep'}: a request is of the model that its class is"
@@ -64,11 +63,9 @@ def check_models(replicas: ReplicasConfig, file: ScenarioFile, engines: Mapping[
         if name not in classes:
             raise ScenarioError(f"replicas.groups.{name}: no class asks for it. {nearest(name, classes)}")
     others = {
-        "LoRA adapters": workload.lora_rank is not None,
+        **features(file, "LoRA adapters", "rollouts", "offline jobs"),
         "max_waiting": file.max_waiting is not None,
         "tiers of KV": bool(file.kv.tiers) or any(each.kv is not None and each.kv.tiers for each in models.values()),
-        "a rollout": isinstance(workload.arrivals, Rollout),
-        "offline jobs": workload.offline_class is not None,
         "constrained answers": replicas.share is not None and file.structured_cost is not None,
     }
     for what in (what for what, asked in others.items() if asked):

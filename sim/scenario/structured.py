@@ -8,6 +8,7 @@ from batchsim.base.errors import ScenarioError
 from batchsim.cost.masks import MaskTimes
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.scenario.config import PolicySpec, Scenario, ScenarioFile
+from batchsim.scenario.request_kinds import features
 from batchsim.workload.structured import is_structured
 
 if TYPE_CHECKING:
@@ -32,8 +33,7 @@ def check_structured(spec: PolicySpec, file: ScenarioFile, stages: int) -> None:
         )
     others = {
         "drafts": traits.speculation is not None,
-        "LoRA adapters": file.workload.lora_rank is not None,
-        "compiled shapes": getattr(file.cost, "shapes", None) is not None,
+        **features(file, "LoRA adapters", "compiled shapes"),
         f"a pipeline of {stages} stages": stages > 1,
     }
     for what in (what for what, there in others.items() if there):

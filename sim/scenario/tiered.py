@@ -28,8 +28,8 @@ from batchsim.scenario.config import PolicySpec, Scenario, ScenarioFile
 from batchsim.scenario.hicache_tier import HiCacheTier, Link
 from batchsim.scenario.host_cache import HostCache
 from batchsim.scenario.lmcache_tier import LmcacheTier
+from batchsim.scenario.request_kinds import features
 from batchsim.scenario.tier_config import TierConfig
-from batchsim.workload.rollout_config import Rollout
 from batchsim.workload.structured import is_structured
 
 _CACHES = {
@@ -165,20 +165,17 @@ def tier_of(scenario: Scenario, model: ModelSpec, cost: Cost, kv: KvBudget) -> E
 
 def _check_file(file: ScenarioFile, cost: Cost, kv: KvBudget) -> None:
     """ScenarioError for what a scenario asks for beside a tier that is not simulated there."""
-    workload, deployment = file.workload, cost.deployment
+    deployment = cost.deployment
     with_others = {
         "prefill and decode apart": (file.replicas is not None and file.replicas.transfer is not None, "pools"),
         "a pipeline": (cost.stages > 1, "pp"),
         "attention groups": (deployment is not None and deployment.dp_attention > 1, "dp_attention"),
         "KV in groups of layers": (kv.layout is not None, "that model"),
         "pools of windows or states": (kv.pools is not None, "that model"),
-        "compiled shapes": (getattr(file.cost, "shapes", None) is not None, "shapes"),
-        "LoRA adapters": (workload.lora_rank is not None, "loras"),
-        "images, audios and videos": (bool(workload.all_items), "items"),
-        "models that make no tokens": (workload.makes_no_tokens, "that workload"),
-        "rollouts": (isinstance(workload.arrivals, Rollout), "that workload"),
-        "offline jobs": (any(each.offline for each in workload.classes.values()), "offline"),
     }
+    keys = {"compiled shapes": "shapes", "LoRA adapters": "loras", "images, audios and videos": "items"}
+    keys |= {"models that make no tokens": "that workload", "rollouts": "that workload", "offline jobs": "offline"}
+    with_others |= {name: (asked, keys[name]) for name, asked in features(file, *keys).items()}
     for what, (asked, key) in with_others.items():
         if asked:
             raise ScenarioError(f"not simulated beside {what}. Leave out {key}, or tiers.")

@@ -1,4 +1,4 @@
-"""What comes of an epoch with one packer, each figure once: its name, unit, which is better, and what it is."""
+"""The figures of an epoch with one packer, each defined once: its name, unit, which is better, and what it is."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from batchsim.base.units import NS_PER_S
 from batchsim.training import flops
 from batchsim.training.config import TrainingConfig
 from batchsim.training.cost import TrainingCost
+from batchsim.training.packers.bins import Piece
 from batchsim.training.simulate import StepTimes
 from batchsim.training.steps import Epoch
 from batchsim.training.stream import StreamTimes, stream_times
@@ -85,12 +86,19 @@ def _per(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-def _pieces(run: Run) -> list[tuple[int, int, int]]:
-    """Pieces of all rows that a packer made, or of the micro-batches of one that makes none."""
-    if run.epoch.rows:
-        return [piece for row in run.epoch.rows for piece in row]
+def rows_of(run: Run) -> Sequence[Sequence[Piece]]:
+    """The rows that a packer made, or the micro-batches of one that makes none, as pieces."""
     batches = [each for step in run.epoch.steps for each in step.micro_batches()]
-    return [piece for each in batches for row in each.rows for piece in row]
+    return run.epoch.rows or [[piece for row in each.rows for piece in row] for each in batches]
+
+
+def squares_of(run: Run) -> list[int]:
+    """The sum of the squares of documents of each of `rows_of`."""
+    return [sum(piece[2] ** 2 for piece in row) for row in rows_of(run)]
+
+
+def _pieces(run: Run) -> list[Piece]:
+    return [piece for row in rows_of(run) for piece in row]
 
 
 def _fill(run: Run) -> float | None:
@@ -101,11 +109,7 @@ def _fill(run: Run) -> float | None:
 
 
 def _row_balance(run: Run) -> float | None:
-    """Max over mean of the sums of squares of rows, or of micro-batches where there are no rows."""
-    rows = run.epoch.rows or [
-        [piece for row in each.rows for piece in row] for step in run.epoch.steps for each in step.micro_batches()
-    ]
-    squares = [sum(piece[2] ** 2 for piece in row) for row in rows]
+    squares = squares_of(run)
     return _per(max(squares) * len(squares), sum(squares)) if squares else None
 
 

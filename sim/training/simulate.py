@@ -1,4 +1,4 @@
-"""The steps of an epoch in time: what each rank computes, how long it waits, and what comes of it."""
+"""The steps of an epoch in time: what each rank computes, how long it waits, and when all have met."""
 
 from __future__ import annotations
 

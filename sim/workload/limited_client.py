@@ -8,75 +8,30 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from batchsim.kernel.types import Arrival, Request
-from batchsim.workload.open_loop import OpenWorkload
+from batchsim.workload.open_loop import ClientOfList, OpenWorkload
 from batchsim.workload.request_columns import Describe, RequestColumns, RequestSampler
 from batchsim.workload.traces.trace_rows import Ints
-from batchsim.workload.workload_config import Frontend, WorkloadConfig
+from batchsim.workload.workload_config import WorkloadConfig
 
 
 @dataclass
-class LimitedClient:
+class LimitedClient(ClientOfList):
     """The requests of `listed` in its order, at most `limit` in flight; request id = row of the list.
 
     The first `limit` are sent at the times of the list. Each that ends lets the next one go: it is sent `think_ns` of
     its row after the answer reached the client, but not before the list's time. `arrivals()` begins anew, so one run
     at a time. `users`: the list belongs to users of a closed loop, and its times are theirs alone; else they are the
-    intended times, and `sent_ns` of the records is later where a request waited at the client. The window ends with
-    the last sending so far: read it after the run. Like `OpenWorkload` in all else.
+    intended times, and `sent_ns` of the records is later where a request waited at the client.
     """
 
-    listed: OpenWorkload
     limit: int
     think_ns: Ints | None = None
     users: bool = False
     _num_sent: int = field(default=0, init=False)
-    _last_sent_ns: int = field(default=0, init=False)
-
-    @property
-    def num_offered(self) -> int:
-        return len(self.listed.sent_ns)
-
-    @property
-    def window_ns(self) -> tuple[int, int]:
-        warmup_ns, end_ns = self.listed.window_ns
-        return warmup_ns, max(end_ns, self._last_sent_ns)
-
-    @property
-    def all_at_once(self) -> bool:
-        return self.listed.all_at_once
-
-    @property
-    def source(self) -> RequestSampler:
-        return self.listed.source
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return self.listed.notes
-
-    @property
-    def describe(self) -> Describe:
-        return self.listed.describe
-
-    @property
-    def frontend(self) -> Frontend:
-        return self.listed.frontend
-
-    @property
-    def seed(self) -> int:
-        return self.listed.seed
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return self.listed.class_names
-
-    @property
-    def mean_output_tokens(self) -> dict[str, float]:
-        """The mean true output in tokens, by class name."""
-        return self.listed.mean_output_tokens
 
     def arrivals(self) -> Iterator[Arrival]:
         """The first requests of the list, as many as may be in flight, by (arrival_ns, id)."""
-        self._num_sent = min(self.limit, self.num_offered)
+        self._num_sent = min(self.limit, len(self.listed.sent_ns))
         sent_ns = self.listed.sent_ns[: self._num_sent]
         self._last_sent_ns = int(sent_ns.max())
         for row in np.argsort(self.listed.arrival_ns[: self._num_sent], kind="stable").tolist():
@@ -85,21 +40,13 @@ class LimitedClient:
     def responded(self, request: Request, now_ns: int) -> Arrival | None:
         """The next request of the list, which `request`, ended at `now_ns`, lets go; None where it is at its end."""
         row = self._num_sent
-        if row >= self.num_offered:
+        if row >= len(self.listed.sent_ns):
             return None
         self._num_sent += 1
         free_ns = now_ns + self.frontend.per_chunk + (0 if self.think_ns is None else int(self.think_ns[row]))
         sent_ns = max(free_ns, int(self.listed.sent_ns[row]))
         self._last_sent_ns = max(self._last_sent_ns, sent_ns)
         return self.listed.sent_at(row, sent_ns)
-
-    def acceptance(self, request: Request) -> float:
-        """The probability that a draft token is right where those before it are; NaN where no trace says so."""
-        return self.listed.acceptance(request)
-
-    def true_output_tokens(self, request: Request) -> int:
-        """The true output length in tokens, hidden from schedulers."""
-        return self.listed.true_output_tokens(request)
 
 
 def limited(listed: OpenWorkload, limit: int) -> LimitedClient:

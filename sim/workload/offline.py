@@ -27,10 +27,9 @@ from batchsim.kernel.tokens import TokenIds
 from batchsim.kernel.types import Arrival, Request
 from batchsim.workload.arrivals import check_count
 from batchsim.workload.offline_config import Offline
-from batchsim.workload.open_loop import OpenWorkload
-from batchsim.workload.request_columns import Describe, RequestColumns, RequestSampler
+from batchsim.workload.open_loop import ClientOfList, OpenWorkload
+from batchsim.workload.request_columns import Describe, RequestColumns
 from batchsim.workload.texts import answer_to, own_text, shared_text
-from batchsim.workload.workload_config import Frontend
 
 
 @dataclass(eq=False)
@@ -102,14 +101,11 @@ class OfflineLog:
         return [piece for job in self.jobs for piece in job.pieces]
 
 
-class OfflineWorkload:
+class OfflineWorkload(ClientOfList):
     """Interactive requests as `listed` has them, and offline jobs. Ids of the latter go on behind, one a sending."""
 
-    all_at_once = False
-    num_offered = None
-
     def __init__(self, listed: OpenWorkload, jobs: list[tuple[str, Offline, RequestColumns]]) -> None:
-        self.listed = listed
+        super().__init__(listed)
         self._drawn = jobs
         self._arrivals_ns = np.sort(listed.arrival_ns).tolist()
         self._begin()
@@ -201,24 +197,12 @@ class OfflineWorkload:
         return OfflineLog(tuple(self._jobs), self._prefilled_again)
 
     @property
-    def window_ns(self) -> tuple[int, int]:
-        return self.listed.window_ns
+    def all_at_once(self) -> bool:
+        return False
 
     @property
-    def source(self) -> RequestSampler:
-        return self.listed.source
-
-    @property
-    def seed(self) -> int:
-        return self.listed.seed
-
-    @property
-    def frontend(self) -> Frontend:
-        return self.listed.frontend
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return self.listed.class_names
+    def num_offered(self) -> int | None:
+        return None
 
     @property
     def mean_output_tokens(self) -> dict[str, float]:

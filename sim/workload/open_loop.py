@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -121,6 +121,65 @@ class OpenWorkload:
             "output_tokens": self.requests.output_tokens,
             "max_output_tokens": self.requests.max_output_tokens,
         }
+
+
+@dataclass
+class ClientOfList:
+    """What clients have in common that send the requests of `listed` at times of their own: all but the times is as in
+    the list. The window ends with the last sending so far, where that is later: read it after the run."""
+
+    listed: OpenWorkload
+    _last_sent_ns: int = field(default=0, init=False)
+
+    @property
+    def num_offered(self) -> int | None:
+        return self.listed.num_offered
+
+    @property
+    def window_ns(self) -> tuple[int, int]:
+        warmup_ns, end_ns = self.listed.window_ns
+        return warmup_ns, max(end_ns, self._last_sent_ns)
+
+    @property
+    def all_at_once(self) -> bool:
+        return self.listed.all_at_once
+
+    @property
+    def source(self) -> RequestSampler:
+        return self.listed.source
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self.listed.notes
+
+    @property
+    def describe(self) -> Describe:
+        return self.listed.describe
+
+    @property
+    def frontend(self) -> Frontend:
+        return self.listed.frontend
+
+    @property
+    def seed(self) -> int:
+        return self.listed.seed
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.listed.class_names
+
+    @property
+    def mean_output_tokens(self) -> dict[str, float]:
+        """The mean true output in tokens, by class name."""
+        return self.listed.mean_output_tokens
+
+    def acceptance(self, request: Request) -> float:
+        """The probability that a draft token is right where those before it are; NaN where no trace says so."""
+        return self.listed.acceptance(request)
+
+    def true_output_tokens(self, request: Request) -> int:
+        """The true output length in tokens, hidden from schedulers."""
+        return self.listed.true_output_tokens(request)
 
 
 def build_open(config: WorkloadConfig, source: RequestSampler, rows: TraceRows | None, seed: int) -> OpenWorkload:

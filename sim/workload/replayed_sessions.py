@@ -11,12 +11,11 @@ import numpy as np
 from batchsim.base.errors import ScenarioError
 from batchsim.kernel.tokens import Segment, TokenIds
 from batchsim.kernel.types import Arrival, Request
-from batchsim.workload.open_loop import OpenWorkload
-from batchsim.workload.request_columns import Describe, RequestSampler
+from batchsim.workload.open_loop import ClientOfList, OpenWorkload
 from batchsim.workload.texts import answer_to, own_text
 from batchsim.workload.traces.labels import NOT_TOLD
 from batchsim.workload.traces.trace_rows import Ints, TraceRows
-from batchsim.workload.workload_config import Frontend, WorkloadConfig
+from batchsim.workload.workload_config import WorkloadConfig
 
 
 @dataclass(frozen=True)
@@ -36,34 +35,23 @@ class Links:
 
 
 @dataclass
-class ReplayedSessions:
+class ReplayedSessions(ClientOfList):
     """The requests of `listed`; requests that wait for others, by `links`, are sent after the answers of these.
 
     A request that failed counts as answered when it ended. With `by_tree` a prompt begins with its first parent's
     prompt and answer where it has room for both.
     """
 
-    listed: OpenWorkload
     links: Links
     by_tree: bool
     _children: dict[int, list[int]] = field(default_factory=dict[int, "list[int]"])
     _open: dict[int, int] = field(default_factory=dict[int, int])
     _sent_ns: dict[int, int] = field(default_factory=dict[int, int])
-    _last_sent_ns: int = 0
 
     def __post_init__(self) -> None:
         for row, parents in enumerate(self.links.parents):
             for parent in parents:
                 self._children.setdefault(parent, []).append(row)
-
-    @property
-    def num_offered(self) -> int:
-        return len(self.listed.sent_ns)
-
-    @property
-    def window_ns(self) -> tuple[int, int]:
-        warmup_ns, end_ns = self.listed.window_ns
-        return warmup_ns, max(end_ns, self._last_sent_ns)
 
     @property
     def task_of(self) -> Ints | None:
@@ -76,7 +64,7 @@ class ReplayedSessions:
     @property
     def depth(self) -> Ints:
         """The most rows, one waiting for the other, before each row."""
-        depth = np.zeros(self.num_offered, np.int64)
+        depth = np.zeros(len(self.links.parents), np.int64)
         waits = {row: len(parents) for row, parents in enumerate(self.links.parents)}
         ready = [row for row, parents in waits.items() if not parents]
         while ready:
@@ -93,33 +81,8 @@ class ReplayedSessions:
         return False
 
     @property
-    def source(self) -> RequestSampler:
-        return self.listed.source
-
-    @property
     def notes(self) -> tuple[str, ...]:
         return (*self.listed.notes, *self.links.notes)
-
-    @property
-    def describe(self) -> Describe:
-        return self.listed.describe
-
-    @property
-    def frontend(self) -> Frontend:
-        return self.listed.frontend
-
-    @property
-    def seed(self) -> int:
-        return self.listed.seed
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return self.listed.class_names
-
-    @property
-    def mean_output_tokens(self) -> dict[str, float]:
-        """The mean true output in tokens, by class name."""
-        return self.listed.mean_output_tokens
 
     def arrivals(self) -> Iterator[Arrival]:
         """The rows that wait for none, by (arrival_ns, id). Begins the replay anew, whatever was sent before."""
@@ -172,14 +135,6 @@ class ReplayedSessions:
     def _holds(self, row: int, parent: int) -> bool:
         requests = self.listed.requests
         return bool(requests.prompt_tokens[row] > requests.prompt_tokens[parent] + requests.output_tokens[parent])
-
-    def acceptance(self, request: Request) -> float:
-        """The probability that a draft token is right where those before it are; NaN where no trace says so."""
-        return self.listed.acceptance(request)
-
-    def true_output_tokens(self, request: Request) -> int:
-        """The true output length in tokens, hidden from schedulers."""
-        return self.listed.true_output_tokens(request)
 
 
 def response_driven(config: WorkloadConfig, listed: OpenWorkload, rows: TraceRows) -> ReplayedSessions:

@@ -215,7 +215,6 @@ class RolloutWorkload:
             self._accepted,
             self._since_load,
             self._trained_ns is None,
-            len(self._put_off),
             self._in_long_round,
         )
 

@@ -34,7 +34,7 @@ with the KV of the old weights."""
 class Counts(NamedTuple):
     """The state that a scheme decides by: the version loaded; groups being generated, complete and waiting for the
     trainer, and accepted in all; groups sent since the last loading, with the ones under way by then; whether the
-    trainer neither trains nor loads; prompts put off as long ones; whether a round of these is generated now."""
+    trainer neither trains nor loads; whether a round of prompts put off as long ones is generated now."""
 
     version: int
     running: int
@@ -42,12 +42,42 @@ class Counts(NamedTuple):
     accepted: int
     since_load: int
     is_idle: bool
-    put_off: int
     in_long_round: bool
 
 
+class _Scheme(Config):
+    """What schemes have in common. Each says in `room` how many groups are to be sent now, and in `pause` how engines
+    load weights."""
+
+    aborts: ClassVar[bool] = False
+    """Whether groups that still run are aborted once a training has its own."""
+    partial: ClassVar[bool] = False
+    """Whether aborted groups go on in the next step with the tokens that they have: an option of `Synchronous`."""
+    speculation: ClassVar[float] = 1.0
+    """How many times as many prompts and answers are sent as are needed: an option of `TailBatching`."""
+
+    @property
+    def trigger(self) -> int:
+        """Trainings between two loadings of weights."""
+        return 1
+
+    @property
+    def max_age(self) -> int | None:
+        """Versions beyond which a group is dropped; None: no group is."""
+        return None
+
+    @property
+    def limit(self) -> int | None:
+        """The most versions that a group may be old when it is trained on; None: there is no such bound."""
+        return self.max_age
+
+    def required(self, prompts: int) -> int:
+        """Groups that a training takes."""
+        return prompts
+
+
 @dataclass(frozen=True)
-class Synchronous(Config):
+class Synchronous(_Scheme):
     """Groups are generated, then trained on, then weights are loaded: the trainer and the engines wait for each other.
 
     While fewer than `prompts` groups run or are kept, `submit` more are sent; as soon as `prompts` are kept, the others
@@ -61,20 +91,13 @@ class Synchronous(Config):
     lost. Partial answers are computed again, prompt and tokens so far."""
     kind: Literal["synchronous"] = "synchronous"
 
-    trigger: ClassVar[int] = 1
     pause: ClassVar[Pause] = "drain"
-    max_age: ClassVar[int | None] = None
     aborts: ClassVar[bool] = True
-    speculation: ClassVar[float] = 1.0
 
     @property
     def limit(self) -> int | None:
         """The most versions that a group may be old when it is trained on; None: partial answers may be of any."""
         return None if self.partial else 0
-
-    def required(self, prompts: int) -> int:
-        """Groups that a training takes."""
-        return prompts
 
     def room(self, counts: Counts, prompts: int) -> int:
         """Groups to be sent now."""
@@ -84,7 +107,7 @@ class Synchronous(Config):
 
 
 @dataclass(frozen=True)
-class TailBatching(Config):
+class TailBatching(_Scheme):
     """Short rounds send more prompts with more answers and keep the first to finish; prompts left over are put off,
     and answered in a long round of their own once there are enough (RollPacker). Synchronous otherwise."""
 
@@ -92,16 +115,13 @@ class TailBatching(Config):
     """How many times as many prompts, and as many answers to each, a short round sends."""
     kind: Literal["tail_batching"] = "tail_batching"
 
-    trigger: ClassVar[int] = 1
     pause: ClassVar[Pause] = "drain"
-    max_age: ClassVar[int | None] = None
     aborts: ClassVar[bool] = True
-    partial: ClassVar[bool] = False
-    limit: ClassVar[int | None] = 0
 
-    def required(self, prompts: int) -> int:
-        """Groups that a training takes."""
-        return prompts
+    @property
+    def limit(self) -> int:
+        """None is older than the weights in use."""
+        return 0
 
     def room(self, counts: Counts, prompts: int) -> int:
         """Groups to be sent now: a long round as soon as enough prompts were put off."""
@@ -111,7 +131,7 @@ class TailBatching(Config):
 
 
 @dataclass(frozen=True)
-class OneStepOff(Config):
+class OneStepOff(_Scheme):
     """The next batch is generated while one is trained on, and weights are loaded when nothing is generated.
 
     slime's train_async, verl's one_step_off_policy; with `ahead` 1 OpenRLHF's queue of one batch between the two.
@@ -124,10 +144,6 @@ class OneStepOff(Config):
     kind: Literal["one_step_off"] = "one_step_off"
 
     pause: ClassVar[Pause] = "drain"
-    max_age: ClassVar[int | None] = None
-    aborts: ClassVar[bool] = False
-    partial: ClassVar[bool] = False
-    speculation: ClassVar[float] = 1.0
 
     @property
     def trigger(self) -> int:
@@ -139,10 +155,6 @@ class OneStepOff(Config):
         """The most versions that a group may be old when it is trained on."""
         return self.ahead + 1
 
-    def required(self, prompts: int) -> int:
-        """Groups that a training takes."""
-        return prompts
-
     def room(self, counts: Counts, prompts: int) -> int:
         """Groups to be sent now: a batch when the one before is complete, unless too many wait."""
         if counts.running:
@@ -152,7 +164,7 @@ class OneStepOff(Config):
 
 
 @dataclass(frozen=True)
-class VerlFullyAsync(Config):
+class VerlFullyAsync(_Scheme):
     """verl's fully_async_policy. A training takes `require_batches` times `prompts` groups, first come first served.
 
     Groups sent are counted; beyond `int(required · (1 + staleness_threshold) · trigger_parameter_sync_step)` none is
@@ -171,12 +183,6 @@ class VerlFullyAsync(Config):
     pause: Pause = "interrupt"
     """How engines load weights; `interrupt` is verl's partial_rollout: True, `drain` its False."""
     kind: Literal["verl_fully_async"] = "verl_fully_async"
-
-    max_age: ClassVar[int | None] = None
-    aborts: ClassVar[bool] = False
-    partial: ClassVar[bool] = False
-    speculation: ClassVar[float] = 1.0
-    limit: ClassVar[int | None] = None
 
     @property
     def trigger(self) -> int:
@@ -200,7 +206,7 @@ class VerlFullyAsync(Config):
 
 
 @dataclass(frozen=True)
-class Areal(Config):
+class Areal(_Scheme):
     """AReaL: groups are let in so that none is older than `max_head_offpolicyness` when it is trained on, if groups are
     taken in order: running and accepted ones are at most (η + version + 1) · `prompts`. None is dropped."""
 
@@ -215,20 +221,10 @@ class Areal(Config):
     """How engines load weights."""
     kind: Literal["areal"] = "areal"
 
-    trigger: ClassVar[int] = 1
-    max_age: ClassVar[int | None] = None
-    aborts: ClassVar[bool] = False
-    partial: ClassVar[bool] = False
-    speculation: ClassVar[float] = 1.0
-
     @property
     def limit(self) -> int:
         """The most versions that a group may be old when it is trained on."""
         return self.max_head_offpolicyness
-
-    def required(self, prompts: int) -> int:
-        """Groups that a training takes."""
-        return prompts
 
     def room(self, counts: Counts, prompts: int) -> int:
         """Groups to be sent now."""
@@ -238,7 +234,7 @@ class Areal(Config):
 
 
 @dataclass(frozen=True)
-class TrlAsync(Config):
+class TrlAsync(_Scheme):
     """TRL's async GRPO: as many groups run at once as `max_staleness` batches have; a group that is older than
     `max_staleness` when it is to be trained on is dropped."""
 
@@ -252,10 +248,6 @@ class TrlAsync(Config):
     """How engines load weights."""
     kind: Literal["trl_async"] = "trl_async"
 
-    aborts: ClassVar[bool] = False
-    partial: ClassVar[bool] = False
-    speculation: ClassVar[float] = 1.0
-
     @property
     def trigger(self) -> int:
         """Trainings between two loadings of weights."""
@@ -266,15 +258,6 @@ class TrlAsync(Config):
         """Versions beyond which a group is dropped."""
         return self.max_staleness
 
-    @property
-    def limit(self) -> int:
-        """The most versions that a group may be old when it is trained on."""
-        return self.max_staleness
-
-    def required(self, prompts: int) -> int:
-        """Groups that a training takes."""
-        return prompts
-
     def room(self, counts: Counts, prompts: int) -> int:
         """Groups to be sent now."""
         in_flight = max(self.max_staleness, 1) * prompts
@@ -282,7 +265,7 @@ class TrlAsync(Config):
 
 
 @dataclass(frozen=True)
-class NemoRl(Config):
+class NemoRl(_Scheme):
     """NeMo-RL's asynchronous GRPO: groups of version v are trained on at versions v to v + `max_trajectory_age_steps`,
     older ones are dropped; twice as many batches run or wait as versions may differ."""
 
@@ -293,24 +276,10 @@ class NemoRl(Config):
     recompute_kv_cache_after_weight_updates."""
     kind: Literal["nemo_rl"] = "nemo_rl"
 
-    trigger: ClassVar[int] = 1
-    aborts: ClassVar[bool] = False
-    partial: ClassVar[bool] = False
-    speculation: ClassVar[float] = 1.0
-
     @property
     def max_age(self) -> int:
         """Versions beyond which a group is dropped."""
         return self.max_trajectory_age_steps
-
-    @property
-    def limit(self) -> int:
-        """The most versions that a group may be old when it is trained on."""
-        return self.max_trajectory_age_steps
-
-    def required(self, prompts: int) -> int:
-        """Groups that a training takes."""
-        return prompts
 
     def room(self, counts: Counts, prompts: int) -> int:
         """Groups to be sent now."""

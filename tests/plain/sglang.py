@@ -310,10 +310,14 @@ class Naive:
         memory.evict(self.due(rows))
         if not self.fits(self.due(rows)):
             return False
+        self.give_up_before(rows)
         memory.evict(len(rows))
         for row in rows:
             row.pages = self.ceil(row.computed + 1) // self.page
         return True
+
+    def give_up_before(self, rows: list[Row]) -> None:
+        """What `rows` give up before they grow: nothing where there is one pool."""
 
     def decode(self) -> bool:
         """Lets the running decode; whether they do."""
@@ -474,9 +478,13 @@ class Naive:
         self.left_input -= tokens
         self.left_chunk -= tokens
 
-    def go_on(self, row: Row) -> bool:
+    def most_of_chunked(self) -> int:
+        """Tokens that the row which is computed in chunks may get."""
         limit = min(self.left_chunk, int(self.left()))
-        limit = self.left_chunk if limit <= 0 else limit
+        return self.left_chunk if limit <= 0 else limit
+
+    def go_on(self, row: Row) -> bool:
+        limit = self.most_of_chunked()
         lacking = row.known - row.computed
         if self.config.schedule_policy == "shortest-prefill-first" and self.left_chunk >= 2 * self.page:
             kept = 0

@@ -216,20 +216,13 @@ class NaivePools(Naive):
     def fits(self, pages: int) -> bool:
         return pages <= self.two.free() and pages <= self.two.free_windows()
 
-    def grow(self) -> bool:
-        rows, memory = self.running.rows, self.two
-        memory.evict(self.due(rows))
-        if not self.fits(self.due(rows)):
-            return False
+    def give_up_before(self, rows: list[Row]) -> None:
+        memory = self.two
         for row in rows:
             mark = memory.marks[row]
             if mark.decoded >= 1 and row.known - 1 - memory.reach >= mark.gone + memory.every:
                 memory.slide(row, row.known - 1)
             mark.decoded += 1
-        memory.evict(len(rows))
-        for row in rows:
-            row.pages = self.ceil(row.computed + 1) // self.page
-        return True
 
     # ---- prefill
 
@@ -258,23 +251,8 @@ class NaivePools(Naive):
         self.offset += self.need(self.ceil(n), min(row.cap, CLIP) if is_last else 0)
         super().take(row, n)
 
-    def go_on(self, row: Row) -> bool:
-        limit = min(self.left_chunk, int(self.left()), self.left_windows() - self.page)
-        lacking = row.known - row.computed
-        if self.config.schedule_policy == "shortest-prefill-first" and self.left_chunk >= 2 * self.page:
-            kept = 0
-            for other in self.waiting:
-                need = self.ceil(self.lacking[other])
-                if self.lacking[other] >= lacking or kept + need > self.left_chunk - self.page:
-                    break
-                kept += need
-            if kept:
-                limit = min(limit, (self.left_chunk - kept) // self.page * self.page)
-        n = min(lacking, limit, row.pages * self.page + self.memory.available() - row.computed)
-        if n < 1:
-            return False
-        self.take(row, n)
-        return True
+    def most_of_chunked(self) -> int:
+        return min(self.left_chunk, int(self.left()), self.left_windows() - self.page)
 
     def add(self, row: Row) -> str:
         lacking, outputs = row.known - row.computed, min(max(row.cap - row.generated, 0), CLIP)

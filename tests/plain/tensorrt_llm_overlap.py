@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from batchsim.kernel.types import Arrival
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig
 from tests.plain.systems import Row, micro_batch
-from tests.plain.tensorrt_llm_reuse import Pool, Tokens, all_tokens
+from tests.plain.tensorrt_llm_reuse import FirstStage, Pool, all_tokens
 
 CONTEXT, IN_PROGRESS, TO_COMPLETE, COMPLETE = range(4)
 Call = tuple[int, list[tuple[int, int]], list[int], int]
@@ -44,7 +44,7 @@ class Launched:
 
 
 @dataclass
-class Overlapping:
+class Overlapping(FirstStage):
     """The engine."""
 
     config: TensorrtLlmConfig
@@ -72,9 +72,6 @@ class Overlapping:
         room = self.max_model_len - r.prompt_tokens
         output, cap = min(arrival.output_tokens or 1, room), min(r.max_output_tokens, room)
         return Live(r.id, r.arrival_ns, r.prompt_tokens, output, cap)
-
-    def known(self, row: Live) -> Tokens:
-        return self.tokens[row.id][: row.known]
 
     def give_up(self, row: Live) -> None:
         """Frees the KV of `row`, stored for reuse but for its last known token."""
@@ -197,68 +194,12 @@ class Overlapping:
                 if row in self.pool.tables:
                     self.pool.store(row, self.known(row)[: min(row.computed, row.known - 1)])
 
-    # ---- the first stage
+    # ---- what the first stage asks
 
-    @property
-    def evicts(self) -> bool:
-        return self.config.capacity_scheduler_policy == "MAX_UTILIZATION"
+    def is_prompt(self, row: Live) -> bool:
+        return row.state == CONTEXT
 
-    def makers(self) -> set[Tokens]:
-        if not self.config.waits_for_prefixes:
-            return set()
-        partial = [row for row in self.active if row in self.pool.tables and row.state == CONTEXT]
-        missing = [self.pool.walk(self.known(row))[1] for row in partial]
-        return {tokens for tokens in missing if tokens is not None}
-
-    def passed_over(self, row: Live, made: set[Tokens]) -> bool:
-        if row in self.pool.tables or not self.config.waits_for_prefixes:
-            return False
-        missing = self.pool.walk(self.known(row))[1]
-        if missing in made:
-            return True
-        if missing is not None:
-            made.add(missing)
-        return False
-
-    def no_evict(self) -> list[Live]:
-        def to_come(row: Live) -> int:
-            return self.pool.ceil(row.prompt + row.cap) - self.pool.held(row)
-
-        fitting = [row for row in self.active if row.state in (IN_PROGRESS, TO_COMPLETE)]
-        left = len(self.pool.queue) - sum(map(to_come, fitting))
-        if self.config.capacity_scheduler_policy == "STATIC_BATCH" and fitting:
-            return fitting
-        made = self.makers()
-        for row in self.active:
-            if row.state != CONTEXT or self.passed_over(row, made):
-                continue
-            if to_come(row) > left:
-                break
-            fitting.append(row)
-            left -= to_come(row)
-        return fitting
-
-    def max_utilization(self, paused: list[Live]) -> list[Live]:
-        refs, made, fitting = self.pool.refs.copy(), self.makers(), list[Live]()
-        used, i, end, tables = 0, 0, len(self.active), self.pool.tables
-        while i < end:
-            row = self.active[i]
-            if self.passed_over(row, made):
-                i += 1
-                continue
-            need = int(row.kv % self.block_size == 0)
-            if row.state == CONTEXT:
-                need = 0 if row in tables else self.pool.ceil(row.prompt)
-            if used + need <= refs.count(0):
-                fitting.append(row)
-                used += need
-                i += 1
-                continue
-            started = [j for j in range(i, end) if self.active[j] in tables]
-            if not started:
-                break
-            end = started[-1]
-            paused.append(self.active[end])
-            for block in tables[paused[-1]]:
-                refs[block] -= 1
-        return fitting
+    def needs(self, row: Live) -> int:
+        if row.state == CONTEXT:
+            return 0 if row in self.pool.tables else self.pool.ceil(row.prompt)
+        return int(row.kv % self.block_size == 0)

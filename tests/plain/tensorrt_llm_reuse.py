@@ -6,6 +6,7 @@ Slow on purpose: to compare with the policy on random workloads that share token
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from batchsim.kernel.tokens import output_stream
 from batchsim.kernel.types import Arrival
@@ -106,7 +107,94 @@ class Pool:
                 self.queue.append(block)
 
 
-class Reusing:
+class FirstStage:
+    """Which of the active requests fit the pool, by any of the three capacity policies, and which of them are paused.
+
+    An engine says which of its rows are prompts yet, the blocks that a row needs for its next step, and those that it
+    may come to hold in all.
+    """
+
+    config: TensorrtLlmConfig
+    pool: Pool
+    active: list[Any]
+    tokens: dict[int, Tokens]
+
+    def is_prompt(self, row: Any) -> bool:
+        raise NotImplementedError
+
+    def needs(self, row: Any) -> int:
+        raise NotImplementedError
+
+    def most(self, row: Any) -> int:
+        return self.pool.ceil(row.prompt + row.cap)
+
+    @property
+    def evicts(self) -> bool:
+        return self.config.capacity_scheduler_policy == "MAX_UTILIZATION"
+
+    def known(self, row: Any) -> Tokens:
+        return self.tokens[row.id][: row.known]
+
+    def makers(self) -> set[Tokens]:
+        """What prompts that are computed in part will add to the tree."""
+        if not self.config.waits_for_prefixes:
+            return set()
+        partial = [row for row in self.active if row in self.pool.tables and self.is_prompt(row)]
+        missing = [self.pool.walk(self.known(row))[1] for row in partial]
+        return {tokens for tokens in missing if tokens is not None}
+
+    def passed_over(self, row: Any, made: set[Tokens]) -> bool:
+        if row in self.pool.tables or not self.config.waits_for_prefixes:
+            return False
+        missing = self.pool.walk(self.known(row))[1]
+        if missing in made:
+            return True
+        if missing is not None:
+            made.add(missing)
+        return False
+
+    def no_evict(self) -> list[Any]:
+        def to_come(row: Any) -> int:
+            return self.most(row) - self.pool.held(row)
+
+        fitting = [row for row in self.active if not self.is_prompt(row)]
+        left = len(self.pool.queue) - sum(map(to_come, fitting))
+        if self.config.capacity_scheduler_policy == "STATIC_BATCH" and fitting:
+            return fitting
+        made = self.makers()
+        for row in self.active:
+            if not self.is_prompt(row) or self.passed_over(row, made):
+                continue
+            if to_come(row) > left:
+                break
+            fitting.append(row)
+            left -= to_come(row)
+        return fitting
+
+    def max_utilization(self, paused: list[Any]) -> list[Any]:
+        refs, made, fitting = self.pool.refs.copy(), self.makers(), list[Any]()
+        used, i, end, tables = 0, 0, len(self.active), self.pool.tables
+        while i < end:
+            row = self.active[i]
+            if self.passed_over(row, made):  # asked again after a pause
+                i += 1
+                continue
+            if used + self.needs(row) <= refs.count(0):
+                fitting.append(row)
+                used += self.needs(row)
+                i += 1
+                continue
+            started = [j for j in range(i, end) if self.active[j] in tables]
+            if not started:
+                break
+            end = started[-1]
+            paused.append(self.active[end])
+            for block in tables[paused[-1]]:
+                refs[block] -= 1
+        return fitting
+
+
+class Reusing(FirstStage):
     """The engine: 10 ns a step, 1 more a prompt token, 2 a decode."""
 
     def __init__(self, config: TensorrtLlmConfig, arrivals: list[Arrival], blocks: int, block_size: int) -> None:
@@ -127,8 +215,13 @@ class Reusing:
     def ceil(self, tokens: int) -> int:
         return self.pool.ceil(tokens)
 
-    def known(self, row: Row) -> Tokens:
-        return self.tokens[row.id][: row.known]
+    def is_prompt(self, row: Row) -> bool:
+        return not row.decodes
+
+    def needs(self, row: Row) -> int:
+        if row.decodes:
+            return int(row.computed % self.block_size == 0)
+        return 0 if row in self.pool.tables else self.ceil(row.known)
 
     def run(self) -> list[Step]:
         while self.active or self.queue or self.to_come:
@@ -144,10 +237,7 @@ class Reusing:
 
     def step(self) -> None:
         pool, paused = self.pool, list[Row]()
-        if self.config.capacity_scheduler_policy == "MAX_UTILIZATION":
-            fitting = self.max_utilization(paused)
-        else:
-            fitting = self.no_evict()
+        fitting = self.max_utilization(paused) if self.evicts else self.no_evict()
         work = micro_batch(self, self.config, fitting)
         for row in paused:
             pool.give_up(row, self.known(row)[:-1])
@@ -183,66 +273,6 @@ class Reusing:
     def waits_ns(self) -> int:
         """How long a step waits for copies of KV before it begins."""
         return 0
-
-    def makers(self) -> set[Tokens]:
-        """What prompts that are computed in part will add to the tree."""
-        if not self.config.waits_for_prefixes:
-            return set()
-        partial = [row for row in self.active if row in self.pool.tables and not row.decodes]
-        missing = [self.pool.walk(self.known(row))[1] for row in partial]
-        return {tokens for tokens in missing if tokens is not None}
-
-    def passed_over(self, row: Row, made: set[Tokens]) -> bool:
-        if row in self.pool.tables or not self.config.waits_for_prefixes:
-            return False
-        missing = self.pool.walk(self.known(row))[1]
-        if missing in made:
-            return True
-        if missing is not None:
-            made.add(missing)
-        return False
-
-    def no_evict(self) -> list[Row]:
-        def to_come(row: Row) -> int:
-            return self.ceil(row.prompt + row.cap) - self.pool.held(row)
-
-        fitting = [row for row in self.active if row.decodes]
-        left = len(self.pool.queue) - sum(map(to_come, fitting))
-        if self.config.capacity_scheduler_policy == "STATIC_BATCH" and fitting:
-            return fitting
-        made = self.makers()
-        for row in self.active:
-            if row.decodes or self.passed_over(row, made):
-                continue
-            if to_come(row) > left:
-                break
-            fitting.append(row)
-            left -= to_come(row)
-        return fitting
-
-    def max_utilization(self, paused: list[Row]) -> list[Row]:
-        refs, made, fitting = self.pool.refs.copy(), self.makers(), list[Row]()
-        used, i, end, tables = 0, 0, len(self.active), self.pool.tables
-        while i < end:
-            row = self.active[i]
-            if self.passed_over(row, made):  # asked again after a pause
-                i += 1
-                continue
-            held = row in tables
-            need = int(row.computed % self.block_size == 0) if row.decodes else 0 if held else self.ceil(row.known)
-            if used + need <= refs.count(0):
-                fitting.append(row)
-                used += need
-                i += 1
-                continue
-            started = [j for j in range(i, end) if self.active[j] in tables]
-            if not started:
-                break
-            end = started[-1]
-            paused.append(self.active[end])
-            for block in tables[paused[-1]]:
-                refs[block] -= 1
-        return fitting
 
 
 def all_tokens(arrival: Arrival) -> Tokens:

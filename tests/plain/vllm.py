@@ -62,6 +62,7 @@ class Call:
 class NaiveVllm:
     """Queues and blocks. `step` makes one step and returns what is to be compared; None where nobody is there."""
 
+    ahead = 0  # tokens beyond those of a step for which it has blocks: of drafts
     overtakes = False  # whether a waiting request of which `clip` leaves nothing is passed over, and not waited for
 
     def __init__(
@@ -121,10 +122,15 @@ class NaiveVllm:
     def blocks(self, tokens: int) -> int:
         return -(-tokens // self.size)
 
+    def key_of(self, r: Naive, k: int) -> Any:
+        """The key of block k; None if it is not known yet."""
+        return (r.request.adapter, *r.tokens[: (k + 1) * self.size])
+
     def lookup(self, r: Naive) -> list[int]:
         hits: list[int] = []
         for k in range((len(r.tokens) - 1) // self.size):
-            same = self.index.get((r.request.adapter, *r.tokens[: (k + 1) * self.size]))
+            key = self.key_of(r, k)
+            same = self.index.get(key) if key is not None else None
             if not same:
                 break
             hits.append(same[0])
@@ -138,7 +144,7 @@ class NaiveVllm:
             whole = self.blocks(min(len(r.tokens), self.max_model_len))
             if max(whole - have, 0) + revive + spare > len(self.queue):
                 return False
-        need = max(self.blocks(base + n) - have, 0)
+        need = max(self.blocks(min(base + n + self.ahead, self.max_model_len)) - have, 0)
         if need + revive + spare > len(self.queue):
             return False
         for b in hits:
@@ -157,12 +163,15 @@ class NaiveVllm:
         return True
 
     def publish(self, r: Naive, tokens: int) -> None:
-        if self.config.enable_prefix_caching:
-            for k in range(r.published, min(tokens, len(r.tokens)) // self.size):
-                key = (r.request.adapter, *r.tokens[: (k + 1) * self.size])
-                self.key[r.blocks[k]] = key
-                self.index.setdefault(key, []).append(r.blocks[k])
-                r.published = k + 1
+        if not self.config.enable_prefix_caching:
+            return
+        for k in range(r.published, min(tokens, len(r.tokens)) // self.size):
+            key = self.key_of(r, k)
+            if key is None:
+                return
+            self.key[r.blocks[k]] = key
+            self.index.setdefault(key, []).append(r.blocks[k])
+            r.published = k + 1
 
     def free(self, r: Naive) -> None:
         first, last = [], []

@@ -65,56 +65,9 @@ class NaiveDrafts(NaiveVllm):
     # ---- blocks
 
     def key_of(self, r: Naive, k: int) -> Any:
-        """The key of block k: its tokens, all before them, and those after on which it depends; None if not known."""
+        """Its tokens, all before them, and those after on which it depends."""
         end = (k + 1) * self.size + self.hash_ahead
         return tuple(r.tokens[:end]) if len(r.tokens) >= end else None
-
-    def lookup(self, r: Naive) -> list[int]:
-        hits: list[int] = []
-        for k in range((len(r.tokens) - 1) // self.size):
-            key = self.key_of(r, k)
-            same = self.index.get(key) if key is not None else None
-            if not same:
-                break
-            hits.append(same[0])
-        return hits
-
-    def publish(self, r: Naive, tokens: int) -> None:
-        if not self.config.enable_prefix_caching:
-            return
-        for k in range(r.published, min(tokens, len(r.tokens)) // self.size):
-            key = self.key_of(r, k)
-            if key is None:
-                return
-            self.key[r.blocks[k]] = key
-            self.index.setdefault(key, []).append(r.blocks[k])
-            r.published = k + 1
-
-    def take(self, r: Drafting, base: int, n: int, hits: list[int], admission: bool) -> bool:
-        have = len(r.blocks) + len(hits)
-        revive = sum(self.users[b] == 0 for b in hits)
-        spare = self.watermark if admission and self.running else 0
-        if admission and self.config.scheduler_reserve_full_isl:
-            whole = self.blocks(min(len(r.tokens), self.max_model_len))
-            if max(whole - have, 0) + revive + spare > len(self.queue):
-                return False
-        need = max(self.blocks(min(base + n + self.ahead, self.max_model_len)) - have, 0)
-        if need + revive + spare > len(self.queue):
-            return False
-        for b in hits:
-            if self.users[b] == 0:
-                self.queue.remove(b)
-            self.users[b] += 1
-        new = [self.queue.pop(0) for _ in range(need)]
-        for b in new:
-            self.users[b] = 1
-            if self.key[b] is not None:
-                self.index[self.key[b]].remove(b)
-                self.key[b] = None
-        r.blocks += hits + new
-        r.published += len(hits)
-        self.publish(r, base + n)
-        return True
 
     def held_of(self, r: Naive) -> int:
         return len(r.blocks)
@@ -147,7 +100,7 @@ class NaiveDrafts(NaiveVllm):
             if n <= 0:
                 i += 1
                 continue
-            while not self.take(r, r.computed, n, [], False):
+            while not self.allocate(r, r.computed, n, [], admission=False):
                 if config.policy == "priority":
                     victim = max(running, key=lambda v: (v.request.priority, v.request.arrival_ns))
                 else:
@@ -201,7 +154,7 @@ class NaiveDrafts(NaiveVllm):
             if pads and clipped != n:
                 clipped, pads = 1, False
             n = clipped
-            if n == 0 or not self.take(w, start, n, hits, True):
+            if n == 0 or not self.allocate(w, start, n, hits, admission=True):
                 break
             self.waiting.pop(0)
             running.append(w)

@@ -369,16 +369,11 @@ class NaiveGroups(NaiveVllm):
 class NaiveDraftGroups(NaiveDrafts, NaiveGroups):
     """As NaiveDrafts, with the groups of a layout in the place of the size of a block."""
 
-    lookup = NaiveGroups.lookup
-    publish = NaiveGroups.publish
     held_of = NaiveGroups.held_of
 
     def launch(self) -> tuple[Any, ...]:
         self.cached_now, self.beyond = set(), self.ahead
         return super().launch()
-
-    def take(self, r: Drafting, base: int, n: int, hits: Any, admission: bool) -> bool:
-        return self.allocate(r, base, n, hits, admission)
 
     def in_flight(self, r: Naive) -> int:
         assert isinstance(r, Drafting)

@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from batchsim.report.numbers import percent_text
-from batchsim.report.pictures.curve_lines import draw_line, hidden_under, styled_sweeps
-from batchsim.report.pictures.style import figure, footer, frame, house_style, load_axis, policy_legend, save
+from batchsim.report.pictures.curve_lines import draw_bands
+from batchsim.report.pictures.style import figure, footer, frame, house_style, policy_legend, save
 from batchsim.report.reading import at_load, column, load_name, sweeps
 from batchsim.results.read import Results
 
@@ -52,12 +52,7 @@ def adapters_picture(results: Results, path: Path | str) -> None:
 
 def draw_share(ax: Axes, results: Results, metric: str) -> None:
     """Draws a share in per cent against the load, a line a policy with its interval."""
-    load_axis(ax, results)
-    drawn = styled_sweeps(results)
-    values = [100 * sweep.values(metric) for sweep, _ in drawn]
-    for (sweep, style), y, depth in zip(drawn, values, hidden_under(values), strict=True):
-        half = 100 * sweep.half_width(metric)
-        ax.fill_between(sweep.loads, y - half, y + half, color=style.color, alpha=0.8 / (2 + len(drawn)), linewidth=0)
-        draw_line(ax, sweep.loads, y, style, np.zeros(len(y), bool), depth)
-    ax.set_ylim(0, max(1.08 * np.nanmax([np.nanmax(y) for y in values]), 1))
+    curves = [(100 * sweep.values(metric), 100 * sweep.half_width(metric)) for sweep in sweeps(results)]
+    draw_bands(ax, results, curves)
+    ax.set_ylim(0, max(1.08 * np.nanmax([np.nanmax(y) for y, _ in curves]), 1))
     ax.set_ylabel("%")

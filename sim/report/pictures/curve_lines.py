@@ -73,6 +73,16 @@ def draw_line(ax: Axes, x: Floats, y: Floats, style: PolicyStyle, weak: Flags, d
         )
 
 
+def draw_bands(ax: Axes, results: Results, curves: Sequence[tuple[Floats, Floats]]) -> None:
+    """Draws against the load, a line a policy in the order of `styled_sweeps`, values with their half-widths."""
+    load_axis(ax, results)
+    drawn = styled_sweeps(results)
+    depths = hidden_under([y for y, _ in curves])
+    for (sweep, style), (y, half), depth in zip(drawn, curves, depths, strict=True):
+        ax.fill_between(sweep.loads, y - half, y + half, color=style.color, alpha=0.8 / (2 + len(drawn)), linewidth=0)
+        draw_line(ax, sweep.loads, y, style, np.zeros(len(y), bool), depth)
+
+
 def draw_error_bars(
     ax: Axes, x: Floats, y: Floats, x_half: Floats, y_ends: tuple[Floats, Floats], style: PolicyStyle
 ) -> None:

@@ -19,7 +19,7 @@ from batchsim.report.pictures.style import (
     load_axis,
     policy_legend,
     save,
-    time_axis_log,
+    time_axis,
 )
 from batchsim.results.read import Results
 
@@ -43,10 +43,8 @@ def drafting_picture(results: Results, path: Path | str) -> None:
 def draw_latency(ax: Axes, results: Results) -> None:
     """Draws the mean normalised latency in seconds of the policies that verify drafts and of those without."""
     low, high = latency_limits(results, [_METRIC], [])
-    ax.set_yscale("log")
-    ax.set_ylim(low, high)
     load_axis(ax, results)
-    time_axis_log(ax.yaxis, low, high)
+    time_axis(ax, "y", low, high)
     curves = draft_curves(results)
     drawn = {sweep.policy for curve in curves for sweep in (curve.sweep, curve.plain) if sweep is not None}
     for sweep, style in styled_sweeps(results):

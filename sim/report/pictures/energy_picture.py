@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 
 from batchsim.report.pictures.curve_lines import (
     CROSS,
+    draw_bands,
     draw_error_bars,
     draw_line,
     hidden_under,
@@ -17,16 +18,7 @@ from batchsim.report.pictures.curve_lines import (
     numbers_mark,
     styled_sweeps,
 )
-from batchsim.report.pictures.style import (
-    figure,
-    footer,
-    frame,
-    house_style,
-    load_axis,
-    policy_legend,
-    save,
-    time_axis_log,
-)
+from batchsim.report.pictures.style import figure, footer, frame, house_style, policy_legend, save, time_axis
 from batchsim.report.reading import at_load, column, load_name, log_ends, sweeps
 from batchsim.results.read import Results
 
@@ -74,8 +66,7 @@ def energy_picture(results: Results, path: Path | str) -> None:
 
 def draw_power(ax: Axes, results: Results) -> None:
     """Draws the mean power of all GPUs in W against the load, a line a policy with its interval."""
-    load_axis(ax, results)
-    _draw(ax, results, POWER)
+    draw_bands(ax, results, [(sweep.stable(POWER), sweep.half_width(POWER)) for sweep in sweeps(results)])
     ax.set_ylim(0, 1.08 * np.nanmax(column(results.summary, POWER)))
     ax.set_ylabel("W of all GPUs")
 
@@ -83,24 +74,13 @@ def draw_power(ax: Axes, results: Results) -> None:
 def draw_energy(ax: Axes, results: Results) -> None:
     """Draws J an output token, idle included, against the median end-to-end latency, a line a policy."""
     low, high = latency_limits(results, [LATENCY], [])
-    ax.set_xscale("log")
-    ax.set_xlim(low, high)
-    time_axis_log(ax.xaxis, low, high)
-    _draw(ax, results, JOULES, LATENCY)
+    time_axis(ax, "x", low, high)
+    drawn = styled_sweeps(results)
+    depths = hidden_under([sweep.stable(JOULES) for sweep, _ in drawn])
+    for (sweep, style), depth in zip(drawn, depths, strict=True):
+        x, y, half = sweep.stable(LATENCY), sweep.stable(JOULES), sweep.half_width(JOULES)
+        draw_error_bars(ax, x, y, x - log_ends(x, sweep.half_width(LATENCY))[0], (y - half, y + half), style)
+        draw_line(ax, x, y, style, np.zeros(len(x), bool), depth)
     ax.set_ylim(0, 1.08 * np.nanmax(column(results.summary, JOULES)))
     ax.set_xlabel("median end-to-end latency")
     ax.set_ylabel("J an output token")
-
-
-def _draw(ax: Axes, results: Results, metric: str, against: str = "") -> None:
-    """Draws a metric against the load, or against the latency `against`."""
-    drawn = styled_sweeps(results)
-    depths = hidden_under([sweep.stable(metric) for sweep, _ in drawn])
-    for (sweep, style), depth in zip(drawn, depths, strict=True):
-        x, y, half = sweep.stable(against) if against else sweep.loads, sweep.stable(metric), sweep.half_width(metric)
-        if against:
-            across = sweep.half_width(against)
-            draw_error_bars(ax, x, y, (x - log_ends(x, across)[0]), (y - half, y + half), style)
-        else:
-            ax.fill_between(x, y - half, y + half, color=style.color, alpha=0.8 / (2 + len(drawn)), linewidth=0)
-        draw_line(ax, x, y, style, np.zeros(len(x), bool), depth)

@@ -32,7 +32,7 @@ from batchsim.report.pictures.style import (
     house_style,
     policy_legend,
     save,
-    time_axis_log,
+    time_axis,
 )
 from batchsim.report.reading import GPU, USER, column, log_ends, sweeps
 from batchsim.results.read import Results
@@ -106,10 +106,8 @@ def draw_frontier(ax: Axes, results: Results) -> None:
 def draw_throughput_latency(ax: Axes, results: Results, metric: str = "norm_latency_p99_s") -> None:
     """Draws a latency metric (seconds) against output tokens/s per GPU, a line a policy through its stable loads."""
     low, high = latency_limits(results, [metric], [])
-    ax.set_yscale("log")
-    ax.set_ylim(low, high)
     ax.set_xlim(0, 1.06 * np.nanmax(column(results.summary, GPU), initial=1e-9))
-    time_axis_log(ax.yaxis, low, high)
+    time_axis(ax, "y", low, high)
     ax.set_xlabel("output tokens/s per GPU")
     grows: list[tuple[PolicyStyle, float]] = []
     drawn = styled_sweeps(results)

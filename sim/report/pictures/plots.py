@@ -54,7 +54,7 @@ from batchsim.report.pictures.style import (
     remark,
     save,
     seconds_text,
-    time_axis_log,
+    time_axis,
 )
 from batchsim.report.pictures.vary import vary_picture
 from batchsim.report.reading import check_load, column, load_to_show, log_ends
@@ -122,10 +122,8 @@ def draw_latency(
     """
     metric, bounds = panel.metric(percentile), slo_bounds(results, panel, percentile)
     low, high = limits if limits is not None else latency_limits(results, [metric], bounds)
-    ax.set_yscale("log")
-    ax.set_ylim(low, high)
     load_axis(ax, results)
-    time_axis_log(ax.yaxis, low, high)
+    time_axis(ax, "y", low, high)
     for bound in bounds:
         ax.axhline(bound, color="black", linewidth=1, linestyle=(0, (6, 3)), zorder=1.5)
         ax.annotate(

@@ -106,9 +106,9 @@ def _foot(profile: Profile, table: _Samples | None) -> str:
     return text
 
 
-def _scatter(ax: Axes, table: _Samples, x: Floats, y: Floats, chosen: Any = True) -> None:
+def _scatter(ax: Axes, table: _Samples, x: Floats, y: Floats) -> None:
     for block, (_, color, marker) in _BLOCKS.items():
-        shown = (table.block == block) & chosen
+        shown = table.block == block
         if shown.any():
             ax.plot(x[shown], y[shown], color=color, marker=marker, linestyle="none", markersize=4, alpha=0.8)
 

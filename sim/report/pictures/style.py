@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 import numpy as np
@@ -268,8 +268,14 @@ def nines_axis(axis: Any) -> None:
     axis.set_major_formatter(FuncFormatter(lambda at, _: texts.get(round(at, 6), "")))
 
 
+def time_axis(ax: Axes, which: Literal["x", "y"], low_s: float, high_s: float) -> None:
+    """Makes x or y a logarithmic axis of times in seconds between these ends."""
+    ax.set(**{f"{which}scale": "log", f"{which}lim": (low_s, high_s)})
+    time_axis_log(ax.xaxis if which == "x" else ax.yaxis, low_s, high_s)
+
+
 def time_axis_log(axis: Any, low_s: float, high_s: float) -> None:
-    """A logarithmic axis of times with at least two labels, whatever the span."""
+    """Labels a logarithmic axis of times, at least twice whatever the span."""
     axis.set_major_locator(FixedLocator(time_ticks(low_s, high_s)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: seconds_text(value)))

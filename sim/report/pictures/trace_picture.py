@@ -20,7 +20,7 @@ from batchsim.report.pictures.style import (
     remark,
     save,
     seconds_text,
-    time_axis_log,
+    time_axis,
 )
 from batchsim.report.text.trace_text import arrival_lines, trace_heading
 from batchsim.workload.traces.trace_rows import Ints, TraceRows
@@ -88,11 +88,9 @@ def draw_gaps(ax: Axes, arrival_ns: Ints) -> None:
     ax.step(np.append(low, x), np.append(start, np.maximum(y, floor)), where="post", color=_ARRIVALS)
     smooth = np.geomspace(low, high, 200)
     ax.plot(smooth, np.exp(-smooth / gaps.mean()), color=GREY, linewidth=1.2, linestyle=(0, (4, 2)))
-    ax.set_xscale("log")
     ax.set_yscale("log")
-    ax.set_xlim(low, high)
     ax.set_ylim(floor, 1.6)
-    time_axis_log(ax.xaxis, low, high)
+    time_axis(ax, "x", low, high)
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
     ax.yaxis.set_minor_formatter(NullFormatter())
     ax.set_title("Gaps longer than …")

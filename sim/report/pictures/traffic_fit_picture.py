@@ -14,7 +14,16 @@ from batchsim.base.units import NS_PER_S
 from batchsim.fit.traffic.engine_check import CURVE, LoadCheck
 from batchsim.fit.traffic.goodness import Traffic, survival
 from batchsim.fit.traffic.traffic_fit import TrafficFit
-from batchsim.report.pictures.style import figure, house_style, picture_kind, put_around, remark, save, time_axis_log
+from batchsim.report.pictures.style import (
+    figure,
+    house_style,
+    picture_kind,
+    put_around,
+    remark,
+    save,
+    time_axis,
+    time_axis_log,
+)
 from batchsim.report.text.traffic_fit_text import heading
 from batchsim.workload.traces.arrival_stats import index_of_dispersion
 
@@ -124,10 +133,8 @@ def _ttft(ax: Axes, checks: Sequence[LoadCheck]) -> None:
     curves = np.concatenate([each.curve_s for check in checks for each in (check.trace, *check.fit)])
     low, high = float(curves[curves > 0].min()), float(curves.max())
     ax.axhline(0.01, color="black", linewidth=0.8, linestyle=(0, (1, 2)))
-    ax.set_xscale("log")
     ax.set_yscale("log")
-    ax.set_xlim(low, high)
-    time_axis_log(ax.xaxis, low, high)
+    time_axis(ax, "x", low, high)
     ax.yaxis.set_major_formatter(_SHARES)
     ax.legend(title="of capacity", fontsize=8)
     ax.set_title("First token later than …")

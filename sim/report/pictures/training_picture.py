@@ -21,7 +21,7 @@ from batchsim.report.text.training_text import (
     training_text,
 )
 from batchsim.results.provenance import as_json, provenance, write_csv
-from batchsim.training.kpis import Run
+from batchsim.training.kpis import Run, squares_of
 from batchsim.training.load import TrainingScenario
 
 FILES = PACKERS, STEPS, JSON, TEXT, PICTURE = (
@@ -110,10 +110,7 @@ def _parts(ax: Any, run: Run) -> None:
 
 def _squares(run: Run) -> list[float]:
     """The sums of squares of rows, or of micro-batches of samples, over their mean, from the largest on."""
-    rows = run.epoch.rows or [
-        [piece for row in each.rows for piece in row] for step in run.epoch.steps for each in step.micro_batches()
-    ]
-    squares = np.sort(np.array([sum(piece[2] ** 2 for piece in row) for row in rows], dtype=float))[::-1]
+    squares = np.sort(np.array(squares_of(run), dtype=float))[::-1]
     return (squares / squares.mean()).tolist()
 
 

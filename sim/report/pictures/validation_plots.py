@@ -15,7 +15,7 @@ from batchsim.check.measured.run import LATENCIES, OF, MeasuredRequests
 from batchsim.check.validation.comparison import Comparison
 from batchsim.check.validation.step_error import StepPairs
 from batchsim.cost.periods import REGIONS
-from batchsim.report.pictures.style import figure, house_style, picture_kind, put_around, remark, save, time_axis_log
+from batchsim.report.pictures.style import figure, house_style, picture_kind, put_around, remark, save, time_axis
 from batchsim.report.validation_report import Validation
 
 KIND = Kind(picture_kind("a validation").name, picture_kind("a (?:validation|comparison)").begins)
@@ -89,9 +89,7 @@ def _draw(ax: Axes, point: Comparison, latency: str) -> None:
         remark(ax, "not known, or responses are sent whole")
         return
     low, high = min(seen) / 1.15, max(seen) * 1.15
-    ax.set_xscale("log")
-    ax.set_xlim(low, high)
-    time_axis_log(ax.xaxis, low, high)
+    time_axis(ax, "x", low, high)
 
 
 def _curve(ax: Axes, requests: MeasuredRequests, latency: str, **look: object) -> list[float]:
@@ -135,12 +133,8 @@ def _draw_dots(ax: Axes, pairs: StepPairs) -> None:
     low = 0.9 * float(min(measured.min(), predicted.min()))
     high = 1.1 * float(max(measured.max(), predicted.max()))
     ax.plot([low, high], [low, high], color="black", linewidth=0.9)
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    ax.set_xlim(low, high)
-    ax.set_ylim(low, high)
-    time_axis_log(ax.xaxis, low, high)
-    time_axis_log(ax.yaxis, low, high)
+    time_axis(ax, "x", low, high)
+    time_axis(ax, "y", low, high)
     ax.set_xlabel("measured")
     ax.set_ylabel("predicted")
     ax.set_title("Each step")

@@ -15,9 +15,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from batchsim.metrics.latencies import LATENCIES
-from batchsim.report.pictures.curve_lines import draw_line, hidden_under, latency_limits
+from batchsim.report.pictures.curve_lines import OPEN, draw_line, hidden_under, latency_limits
 from batchsim.report.pictures.palette import PolicyStyle, policy_styles
-from batchsim.report.pictures.style import figure, footer, frame, house_style, save, time_axis_log
+from batchsim.report.pictures.style import figure, footer, frame, house_style, save, time_axis
 from batchsim.report.reading import Floats, PolicyCurve, at_load, is_auto, load_name, log_ends, sweeps
 from batchsim.results.landmarks import Crossing, Landmarks
 from batchsim.results.read import Results, curve_marks
@@ -26,7 +26,6 @@ _P99 = {f"{name}_p99_s": f"P99 {LATENCIES[name].title}" for name in ("ttft", "tp
 _UNITS = {"mean_rate": "req/s", "users": "users", "rate_scale": "times the trace's rate"}
 _SPREAD = 4.0  # values further apart than this factor stand on a logarithmic axis
 _TOP = 0.965
-OPEN = "open marker: fewer than 20 observations beyond the percentile (~ in tables)"
 
 Value = Callable[[PolicyCurve, Landmarks], float]
 
@@ -73,9 +72,7 @@ def vary_picture(results: Results, path: Path | str, load: float) -> None:
 def draw_latency(ax: Axes, results: Results, metric: str, load: float) -> None:
     """Draws a latency in seconds at `load` against the varied value, with its interval; a cross if the queue grows."""
     low, high = latency_limits(results, [metric], [])
-    ax.set_yscale("log")
-    ax.set_ylim(low, high)
-    time_axis_log(ax.yaxis, low, high)
+    time_axis(ax, "y", low, high)
 
     def at(values: Floats, sweep: PolicyCurve) -> float:
         return float(values[sweep.index(load)]) if sweep.tested(load) else np.nan

@@ -12,7 +12,7 @@ from batchsim.base.units import counted
 from batchsim.metrics.rollouts import TRAINING_COLUMNS
 from batchsim.metrics.table import METRICS
 from batchsim.report.layout import aligned
-from batchsim.report.reading import PolicyCurve, column, texts
+from batchsim.report.reading import PolicyCurve, column, rows_of
 from batchsim.report.text.run_lines import percent_words, time_words
 from batchsim.results.read import Results
 
@@ -61,21 +61,18 @@ def _trainings(table: pd.DataFrame, shown: Sequence[tuple[PolicyCurve, int]]) ->
     sweep, i = next(((sweep, i) for sweep, i in shown if not sweep.failed[i]), (None, 0))
     if sweep is None:
         return []
-    policies, variants = (np.array(texts(table, name)) for name in ("policy", "variant"))
-    seeds = column(table, "seed")
-    of_curve = (policies == sweep.policy) & (variants == texts(sweep.rows, "variant")[i])
-    of_curve &= (column(table, "load") == sweep.loads[i]) & (seeds == seeds.min())
-    at = np.flatnonzero(of_curve)
-    values = {name: column(table, name)[at] for name in TRAINING_COLUMNS}
+    own = rows_of(table, sweep, i)
+    own = own.take(np.flatnonzero(column(own, "seed") == column(table, "seed").min()))
+    values = {name: column(own, name) for name in TRAINING_COLUMNS}
     heads = ["training", "waited", "generation", "at least", "tail", "trained", "drain", "tokens", "longest", "stale"]
     replicas = ("slowest", "with_longest", "with_most") if not np.isnan(values["slowest"]).any() else ()
     grid = [[*heads, *(name.replace("with_", "") + " at" * name.startswith("with") for name in replicas)]]
-    for row in range(min(len(at), TRAININGS_SHOWN)):
+    for row in range(min(len(own), TRAININGS_SHOWN)):
         times = ("wait", "generation", "bound", "tail", "training", "drain")
         cells = [f"{values['training'][row]:.0f}", *(time_words(float(values[f"{name}_s"][row])) for name in times)]
         cells += [f"{values[name][row]:,.0f}" for name in ("output_tokens", "longest")]
         cells += [f"{values['staleness_mean'][row]:.2g}", *(f"{values[name][row]:.0f}" for name in replicas)]
         grid.append(cells)
-    more = len(at) - TRAININGS_SHOWN
+    more = len(own) - TRAININGS_SHOWN
     rest = [f"and {counted(more, 'training')} more, in trainings.csv"] if more > 0 else []
     return [f"trainings of {sweep.labels[i]}, first seed:", *aligned(grid, left=()), *rest]

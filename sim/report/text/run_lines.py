@@ -10,7 +10,7 @@ import pandas as pd
 
 from batchsim.base.units import NS_PER_S, counted, format_duration, parse_price_per_h
 from batchsim.metrics.table import METRICS
-from batchsim.report.reading import PolicyCurve, column, texts
+from batchsim.report.reading import PolicyCurve, column, rows_of, texts
 from batchsim.results.read import Results, scenario_of
 
 
@@ -19,13 +19,12 @@ def replica_lines(results: Results, shown: Sequence[tuple[PolicyCurve, int]]) ->
     table = results.replicas()
     if table is None:
         return []
-    policies, variants, groups = (np.array(texts(table, name)) for name in ("policy", "variant", "group"))
     lines = []
     for sweep, i in shown:
-        of_variant = (policies == sweep.policy) & (variants == texts(sweep.rows, "variant")[i])
-        of_variant &= column(table, "load") == sweep.loads[i]
-        for group in dict.fromkeys(groups[of_variant].tolist()):
-            rows = table.take(np.flatnonzero(of_variant & (groups == group)))
+        own = rows_of(table, sweep, i)
+        groups = np.array(texts(own, "group"))
+        for group in dict.fromkeys(groups.tolist()):
+            rows = own.take(np.flatnonzero(groups == group))
             lines.append(
                 f"{', '.join(filter(None, (sweep.labels[i], group)))}:  {_facts(rows, timed=not sweep.within_error[i])}"
             )

@@ -8,7 +8,7 @@ from typing import Any
 from batchsim.base.units import NS_PER_S, counted, format_duration, two_digits
 from batchsim.report.layout import aligned, fit
 from batchsim.training.config import TrainingConfig
-from batchsim.training.kpis import KPIS, Run
+from batchsim.training.kpis import Run
 from batchsim.training.packers.registry import CLASSES, RECORDED
 
 FULL, UNEVEN = 0.97, 1.3
@@ -166,11 +166,6 @@ def step_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
         for run in runs
         for number, step in enumerate(run.steps)
     ]
-
-
-def figure_words() -> list[str]:
-    """A line a figure: its name and what it is."""
-    return [f"{kpi.name}: {kpi.words}" for kpi in KPIS]
 
 
 def packers_text() -> str:

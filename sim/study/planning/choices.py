@@ -20,8 +20,7 @@ def choices(planned: Planned) -> list[Row]:
     """
     if planned.best is None:
         return []
-    held = planned.held(planned.best)
-    assert held is not None, "the best holds"
+    held = planned.holding(planned.best)
     group, offer = held.ask.group, planned.book.offer(held.ask.group)
     fewest = _fewest(planned, planned.best, group.replicas)
     rows: list[Row] = []

@@ -86,6 +86,12 @@ class Planned:
         """The smallest group that holds, as simulated; None where none does."""
         return self.smallest[index].holds
 
+    def holding(self, index: int) -> GroupProbe:
+        """The same of a configuration of which some group holds."""
+        probe = self.held(index)
+        assert probe is not None, "asked of configurations that hold"
+        return probe
+
     def room(self, index: int) -> float:
         """The most traffic, over the planned, of the steps tried that a configuration was shown to hold: 1 is none
         above it."""
@@ -98,8 +104,7 @@ class Planned:
 
     def month(self, index: int) -> float:
         """The cost a month of a configuration that holds, in the plan's currency."""
-        held = self.held(index)
-        assert held is not None, "asked of configurations that hold"
+        held = self.holding(index)
         return cost_per_month(self.book.offer(held.ask.group), held.ask.group.replicas)
 
 
@@ -287,8 +292,7 @@ def _look_around(planned: Planned, best: int) -> None:
     named: list[tuple[Any, Search[Any]]] = []
 
     def group(index: int) -> GpuGroup:
-        held = planned.held(index)
-        assert held is not None, "it holds"
+        held = planned.holding(index)
         return held.ask.group
 
     for i in planned.favourites:

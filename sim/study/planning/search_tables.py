@@ -166,8 +166,7 @@ def _prices(planned: Planned, searched: Searched) -> list[Row]:
     how far they must fall, which is a bound where their replicas are. Arithmetic on the counts of the search."""
     if planned.best is None:
         return []
-    held = planned.held(planned.best)
-    assert held is not None, "the best holds"
+    held = planned.holding(planned.best)
     chosen_gpu, cost = held.ask.group.gpu, planned.month(planned.best)
     cheapest: dict[str, int] = {}
     for i in _order(searched):

@@ -55,9 +55,7 @@ def tables_of(planned: Planned) -> Tables:
 def _what_if(planned: Planned) -> list[Row]:
     rows = []
     for index in planned.favourites:
-        held, fails = planned.held(index), planned.smallest[index].fails
-        assert held is not None, "favourites hold"
-        group = held.ask.group
+        group, fails = planned.holding(index).ask.group, planned.smallest[index].fails
         for name, change in WHAT_IFS.items():
             if (index, name) in planned.changed:
                 answer = planned.changed[index, name]
@@ -98,8 +96,7 @@ def _what_if_row(planned: Planned, group: GpuGroup, name: str, probe: GroupProbe
 def _curve(planned: Planned) -> tuple[list[float], list[float]]:
     """Traffic over the peak's, and the share within the SLO there, of the recommended group: what was simulated."""
     assert planned.best is not None, "asked where something holds"
-    held = planned.held(planned.best)
-    assert held is not None
+    held = planned.holding(planned.best)
     probes = [*planned.curve, held, *planned.headroom.get(planned.best, [])]
     known = sorted((p.ask.change.traffic, p.attainment.mean) for p in probes if p.attainment.mean is not None)
     return [traffic for traffic, _ in known], [share for _, share in known]
@@ -110,8 +107,7 @@ def _traffic(planned: Planned) -> list[Row]:
     own: below, that of the lowest stands; above, none."""
     if planned.best is None:
         return []
-    held = planned.held(planned.best)
-    assert held is not None, "the best holds"
+    held = planned.holding(planned.best)
     group = held.ask.group
     loads, shares = _curve(planned)
     offer = planned.book.offer(group)
@@ -150,8 +146,7 @@ def _growth(planned: Planned) -> list[Row]:
     plan = planned.demand.plan
     if planned.best is None or plan.growth.months == 0:
         return []
-    held = planned.held(planned.best)
-    assert held is not None, "the best holds"
+    held = planned.holding(planned.best)
     group = held.ask.group
     rows = []
     for month in range(plan.growth.months + 1):
@@ -179,8 +174,7 @@ def _classes(planned: Planned) -> list[Row]:
     order = tiers(scenario)
     if planned.best is None or not order:
         return []
-    held = planned.held(planned.best)
-    assert held is not None, "the best holds"
+    held = planned.holding(planned.best)
     group = held.ask.group
     month = planned.month(planned.best)
     offer = planned.book.offer(group)
@@ -230,8 +224,7 @@ def _sureness(planned: Planned) -> list[Row]:
     """Sampling and cost-model error of the favourites, apart: what each leaves open."""
     rows = []
     for index in planned.favourites:
-        held = planned.held(index)
-        assert held is not None, "favourites hold"
+        held = planned.holding(index)
         group = held.ask.group
         head = {"gpu": group.gpu, "policy": group.name}
         sampled = ends(held)
@@ -289,8 +282,7 @@ def _recommendation(planned: Planned) -> list[Row]:
     """One row: the numbers of the recommendation's three sentences that no other table has; none if no group holds."""
     if planned.best is None:
         return []
-    held = planned.held(planned.best)
-    assert held is not None, "the best holds"
+    held = planned.holding(planned.best)
     group = held.ask.group
     month, plan = planned.month(planned.best), planned.demand.plan
     others = [i for i in range(len(planned.smallest)) if planned.held(i) is not None and i != planned.best]

@@ -85,6 +85,14 @@ class PackerConfig(Config):
                 )
 
 
+@dataclass(frozen=True)
+class PaddedPacker(PackerConfig):
+    """A packer of samples that are padded to the longest of their micro-batch."""
+
+    mask: ClassVar[Mask] = "padded"
+    pads: ClassVar[Pads] = "longest"
+
+
 def tokens(value: int | None) -> int:
     """A capacity that the scenario has filled in."""
     assert value is not None, "the scenario fills capacities in"

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from batchsim.base.errors import ScenarioError
 from batchsim.base.ranges import PositiveInt
 from batchsim.base.units import counted
-from batchsim.training.packers.bins import Bins, PackerConfig, chunks, descending
+from batchsim.training.packers.bins import Bins, PaddedPacker, chunks, descending
 
 MEGA_BATCHES = 50
 """Batches that are sorted together at most."""
@@ -19,7 +19,7 @@ QUADRATIC = 0.001
 
 
 @dataclass(frozen=True)
-class Padded(PackerConfig):
+class Padded(PaddedPacker):
     """A permutation cut into batches; each is padded to its longest sample, or with the mask `document` laid end to end
     into one row."""
 
@@ -29,8 +29,6 @@ class Padded(PackerConfig):
     follows: ClassVar = "Transformers 5.24.0"
     rule: ClassVar = "a permutation cut into batches, each padded to its longest sample"
     makes: ClassVar = "order"
-    mask: ClassVar = "padded"
-    pads: ClassVar = "longest"
 
     @property
     def reads(self) -> Literal["given", "random"]:  # type: ignore[override]
@@ -41,7 +39,7 @@ class Padded(PackerConfig):
 
 
 @dataclass(frozen=True)
-class LengthGrouped(PackerConfig):
+class LengthGrouped(PaddedPacker):
     """`group_by_length`: samples of like length in a batch, by sorting runs of a permutation; the longest sample of all
     comes first."""
 
@@ -53,8 +51,6 @@ class LengthGrouped(PackerConfig):
     follows: ClassVar = "Transformers 5.24.0"
     rule: ClassVar = "runs of a permutation sorted by length, the longest sample first"
     makes: ClassVar = "order"
-    mask: ClassVar = "padded"
-    pads: ClassVar = "longest"
     reads: ClassVar = "random"
 
     def pack(self, lengths: Sequence[int], order: Sequence[int]) -> list[int]:
@@ -62,7 +58,7 @@ class LengthGrouped(PackerConfig):
 
 
 @dataclass(frozen=True)
-class LengthGroupedDistributed(PackerConfig):
+class LengthGroupedDistributed(PaddedPacker):
     """`DistributedLengthGroupedSampler`: the order of `length_grouped` by turns to the ranks."""
 
     batch_size: PositiveInt | None = None
@@ -75,8 +71,6 @@ class LengthGroupedDistributed(PackerConfig):
     follows: ClassVar = "Transformers 5.24.0"
     rule: ClassVar = "the length-grouped order, sample by sample to the ranks"
     makes: ClassVar = "rank_orders"
-    mask: ClassVar = "padded"
-    pads: ClassVar = "longest"
     reads: ClassVar = "random"
     ranks_option: ClassVar = "num_replicas"
 
@@ -103,7 +97,7 @@ def length_grouped(lengths: Sequence[int], order: Sequence[int], batch: int, mul
 
 
 @dataclass(frozen=True)
-class BatchRebalance(PackerConfig):
+class BatchRebalance(PaddedPacker):
     """`batch_rebalance`: the samples of each optimizer step, sorted, in contiguous groups whose padded costs are
     alike. Groups of like cost are a micro-batch of all ranks."""
 
@@ -119,8 +113,6 @@ class BatchRebalance(PackerConfig):
     follows: ClassVar = "Transformers 5.24.0"
     rule: ClassVar = "each step's samples sorted into groups of like padded cost"
     makes: ClassVar = "rank_samples"
-    mask: ClassVar = "padded"
-    pads: ClassVar = "longest"
     reads: ClassVar = "random"
     ranks_option: ClassVar = "dp_size"
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from batchsim.base.ranges import INT32_MAX, PositiveInt, Range
-from batchsim.training.packers.bins import Bins, PackerConfig, tokens
+from batchsim.training.packers.bins import Bins, PaddedPacker, tokens
 
 SentencesOrNone = Annotated[int, Range(-1, INT32_MAX)]
 
 
 @dataclass(frozen=True)
-class Fairseq(PackerConfig):
+class Fairseq(PaddedPacker):
     """Batches whose padded tokens are at most `max_tokens`, of a multiple of samples beyond the first few.
 
     Samples longer than `max_tokens` are left out, as fairseq's data sets do before.
@@ -33,8 +33,6 @@ class Fairseq(PackerConfig):
     follows: ClassVar = "fairseq 0.12.2"
     rule: ClassVar = "neighbours by length while their padded tokens fit"
     makes: ClassVar = "samples"
-    mask: ClassVar = "padded"
-    pads: ClassVar = "longest"
     capacity_option: ClassVar = "max_tokens"
     takes_longer: ClassVar = True
     shuffled: ClassVar = True
@@ -78,7 +76,7 @@ class _ByLength:
 
 
 @dataclass(frozen=True)
-class Torchdata(PackerConfig):
+class Torchdata(PaddedPacker):
     """The shortest of a buffer joins the batch until its tokens are too many. Longer samples are left out."""
 
     max_token_count: PositiveInt | None = None
@@ -91,8 +89,6 @@ class Torchdata(PackerConfig):
     follows: ClassVar = "torchdata 0.9.0"
     rule: ClassVar = "the shortest of a buffer until the tokens are too many"
     makes: ClassVar = "samples"
-    mask: ClassVar = "padded"
-    pads: ClassVar = "longest"
     capacity_option: ClassVar = "max_token_count"
     takes_longer: ClassVar = True
 
@@ -118,7 +114,7 @@ class Torchdata(PackerConfig):
 
 
 @dataclass(frozen=True)
-class DeepSpeed(PackerConfig):
+class DeepSpeed(PaddedPacker):
     """`data_efficiency.data_sampling.dynamic_batching`: neighbours while their own tokens fit; a batch is as many
     micro-batches as ranks and accumulation ask for, and the last example of the list is never used."""
 
@@ -138,8 +134,6 @@ class DeepSpeed(PackerConfig):
     follows: ClassVar = "DeepSpeed 0.19.8"
     rule: ClassVar = "neighbours while their own tokens fit, the last example never used"
     makes: ClassVar = "samples"
-    mask: ClassVar = "padded"
-    pads: ClassVar = "longest"
     capacity_option: ClassVar = "max_tokens"
     takes_longer: ClassVar = True
 

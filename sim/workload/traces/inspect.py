@@ -16,7 +16,7 @@ from batchsim.workload.traces.trace_rows import Ints, TraceRows
 _QUANTILES = {"p50": 50, "p90": 90, "p99": 99}
 
 
-def inspect_trace(config: TraceConfig, base: Path, seed: int = 0) -> dict[str, Any]:
+def inspect_trace(config: TraceConfig, base: Path) -> dict[str, Any]:
     """The trace as the simulator would replay it, `rate_scale` included, in figures fit for JSON.
 
     Keys: source, format, rows, notes; `arrivals` (rate_rps, cv, idc_1s, idc_60s, ...; None without times);
@@ -24,9 +24,9 @@ def inspect_trace(config: TraceConfig, base: Path, seed: int = 0) -> dict[str, A
     the share of blocks that stand in an earlier row; None without); where rows tell classes, `classes` (rows,
     mean_prompt_tokens, mean_output_tokens by name).
     """
-    trace = read_trace(config, base, seed)
+    trace = read_trace(config, base)
     if config.rate_scale is not None:
-        trace = rescale(trace, config.rate_scale, seed)
+        trace = rescale(trace, config.rate_scale, 0)
     return summary(trace)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from batchsim.base.ranges import INT32_MAX
 from batchsim.workload.traces.trace_config import DURATIONS, MAX_ITEMS, Columns, TraceConfig
 from batchsim.workload.traces.trace_rows import Ints
-from batchsim.workload.traces.values import clock_reader, shown
+from batchsim.workload.traces.values import clock_reader, refused, shown
 
 NOT_TOLD = -1
 """In a column of durations or of sessions: the row does not say."""
@@ -136,8 +136,7 @@ def _whole_reader(name: str) -> Reader:
         if isinstance(value, str) and value.strip().lstrip("+-").isdecimal() and len(value) < 20:
             value = int(value)
         if type(value) is not int:
-            missing = value is None or value == ""
-            raise ValueError(f"{name} is missing" if missing else f"{name} {shown(value)} is not a whole number")
+            raise refused(name, value, "is not a whole number")
         if not -INT32_MAX <= value <= INT32_MAX:
             raise ValueError(f"{name} {value} is beyond ±{INT32_MAX:,}")
         return value

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable
 from datetime import date
 from decimal import Decimal, InvalidOperation
-from typing import NoReturn
 
 from batchsim.base.units import NS_PER_S
 
@@ -30,6 +29,11 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
+def refused(name: str, value: object, why: str) -> ValueError:
+    """The error of a value of column `name`: that it is missing, or what it is, and `why` that is not taken."""
+    return ValueError(f"{name} is missing" if value is None or value == "" else f"{name} {shown(value)} {why}")
+
+
 def _number(value: object) -> Decimal | None:
     """`value` as a finite exact number, or None. Booleans are no numbers; a float means its shortest text."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
@@ -47,9 +51,6 @@ def _number(value: object) -> Decimal | None:
 def token_reader(name: str) -> Callable[[object], int]:
     """A reader of column `name`: a value to a token count of 0 or more, ValueError on any other."""
 
-    def bad(value: object, why: str) -> NoReturn:
-        raise ValueError(f"{name} is missing" if value is None or value == "" else f"{name} {shown(value)} is {why}")
-
     def tokens(value: object) -> int:
         # The usual cases, kept fast; fewer than 10 digits need no further check.
         if type(value) is str and len(value) < 10 and value.isdigit() and value.isascii():
@@ -58,13 +59,13 @@ def token_reader(name: str) -> Callable[[object], int]:
             return value
         number = _number(value)
         if number is None:
-            bad(value, "not a number of tokens")
+            raise refused(name, value, "is not a number of tokens")
         if number < 0:
-            bad(value, "negative")
+            raise refused(name, value, "is negative")
         if number > _MAX_TOKENS:
-            bad(value, f"above {_MAX_TOKENS:,} tokens")
+            raise refused(name, value, f"is above {_MAX_TOKENS:,} tokens")
         if number != int(number):
-            bad(value, "not a whole number of tokens")
+            raise refused(name, value, "is not a whole number of tokens")
         return int(number)
 
     return tokens
@@ -76,8 +77,7 @@ def share_reader(name: str) -> Callable[[object], float]:
     def share(value: object) -> float:
         number = _number(value)
         if number is None or not 0 <= number <= 1:
-            missing = value is None or value == ""
-            raise ValueError(f"{name} is missing" if missing else f"{name} {shown(value)} is no number from 0 to 1")
+            raise refused(name, value, "is no number from 0 to 1")
         return float(number)
 
     return share
@@ -127,8 +127,7 @@ def _number_reader(name: str, unit: str) -> Callable[[object], int]:
         number = _number(value)
         if number is None:
             hint = "; write time_unit: iso" if isinstance(value, str) and _ISO.fullmatch(value) else ""
-            missing = value is None or value == ""
-            raise ValueError(f"{name} is missing" if missing else f"{name} {shown(value)} is not a number{hint}")
+            raise refused(name, value, f"is not a number{hint}")
         if number < 0:
             raise ValueError(f"{name} {shown(value)} is negative")
         if number > _MAX_NS // unit_ns:
@@ -146,8 +145,7 @@ def _iso_reader(name: str) -> Callable[[object], int]:
         nonlocal zoned
         match = _ISO.fullmatch(value) if isinstance(value, str) else None
         if match is None:
-            missing = value is None or value == ""
-            raise ValueError(f"{name} is missing" if missing else f"{name} {shown(value)} is not an ISO date and time")
+            raise refused(name, value, "is not an ISO date and time")
         day, hour, minute, second, fraction, utc, sign, zone_h, zone_min = match.groups()
         has_zone = utc is not None or sign is not None
         if zoned is None:

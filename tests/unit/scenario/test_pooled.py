@@ -224,7 +224,7 @@ def test_what_is_not_simulated_is_refused_in_one_line(tmp_path: Path, text: str,
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("rollout", "rollouts and offline jobs are not simulated"), ("plan", "not planned for prefill and decode apart")],
+    [("rollout", "rollouts are not simulated"), ("plan", "not planned for prefill and decode apart")],
 )
 def test_what_goes_without_pools_is_refused_with_them(name: str, said: str) -> None:
     """Of shipped scenarios."""

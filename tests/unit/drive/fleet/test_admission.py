@@ -11,7 +11,7 @@ from batchsim.base.units import NS_PER_S
 from batchsim.drive.fleet.admission import AdmissionConfig, RateLimit
 from batchsim.drive.fleet.fleet_plan import Failure, FleetPlan
 from batchsim.kernel.types import Request
-from batchsim.results.frames import requests_frame
+from batchsim.results.frames import frames
 from tests.support.engine import arrival, outcomes
 from tests.unit.drive.fleet.test_fleet import parts, run
 
@@ -173,7 +173,7 @@ def test_a_failure_sends_what_it_lost_through_the_gate_again() -> None:
     found = run(plan, *(arrival(i, 0) for i in range(9)))
     states = [each.outcome for each in outcomes(found.records)]
     assert states.count("finished") == 8 and states.count("rejected") == 1
-    requests = requests_frame(found.records)
+    requests = frames(found.records)["requests"]
     assert requests["num_retries"].sum() == 2
 
 

@@ -34,7 +34,7 @@ from batchsim.kernel.tokens import TokenIds
 from batchsim.kernel.types import Arrival, Request
 from batchsim.metrics.attribution import attribute
 from batchsim.policies.families.static import Static, StaticConfig
-from batchsim.results.frames import requests_frame, states_frame, stays_frame, steps_frame, to_records
+from batchsim.results.frames import frames, to_records
 from tests.support.engine import Outcome, Requests, arrival, engine, outcomes, vllm
 from tests.support.metrics_helpers import records_of
 
@@ -54,7 +54,7 @@ def parts(found: FleetRun, request_id: int) -> dict[str, int]:
 
 
 def steps_of(found: FleetRun, replica: int) -> list[tuple[int, int]]:
-    frame = steps_frame(found.records)
+    frame = frames(found.records)["steps"]
     mine = frame[frame["replica"] == replica]
     return list(zip(mine["start_ns"].tolist(), mine["duration_ns"].tolist(), strict=True))
 
@@ -71,7 +71,7 @@ def test_a_failing_replica_hands_its_requests_to_another_from_the_start(leap: bo
         Outcome("finished", "", 30, 40, 60, 60, 3),
         Outcome("finished", "", 40, 50, 70, 70, 3),
     ]
-    requests = requests_frame(found.records)
+    requests = frames(found.records)["requests"]
     assert requests["replica"].tolist() == [1, 1, 1, 0]
     first = requests.iloc[0]
     assert (first["sent_ns"], first["arrival_ns"], first["failover_ns"], first["num_retries"]) == (0, 15, 15, 1)
@@ -79,9 +79,7 @@ def test_a_failing_replica_hands_its_requests_to_another_from_the_start(leap: bo
         "decode_alone": 10
     }
     assert steps_of(found, 0) == [(0, 10), (10, 5), (40, 10), (50, 10), (60, 10)]
-    stays = stays_frame(found.records)
-    assert stays is not None
-    (stay,) = stays.to_dict("records")
+    (stay,) = frames(found.records)["stays"].to_dict("records")
     assert (stay["request_id"], stay["replica"], stay["start_ns"], stay["end_ns"]) == (0, 0, 0, 15)
     assert (stay["why"], stay["output_tokens"], stay["first_token_ns"]) == ("replica_failed", 1, 10)
     assert found.spans == (
@@ -104,7 +102,7 @@ def test_requests_wait_at_the_router_while_nobody_is_up() -> None:
     assert parts(found, 0) == {"failover": 15, "queued:no_replica": 20, "prefill": 10, "decode_alone": 20}
     assert parts(found, 1) == {"queued:no_replica": 7}
     assert parts(found, 2) == {"queued:no_replica": 15, "prefill": 10, "decode_alone": 20}
-    assert requests_frame(found.records)["replica"].tolist() == [0, pd.NA, 0]
+    assert frames(found.records)["requests"]["replica"].tolist() == [0, pd.NA, 0]
 
 
 def test_a_failure_may_end_its_requests() -> None:
@@ -123,8 +121,7 @@ def test_a_request_lost_twice_on_one_replica_keeps_both_lives_apart() -> None:
     assert parts(found, 0) == {"failover": 15 + 25, "queued:no_replica": 10, "prefill": 10, "decode_alone": 20}
     assert [len(part.requests) for _, _, part in by_engine(found.records)] == [1, 1, 1]
     records = found.records
-    stays = stays_frame(records)
-    again = to_records(requests_frame(records), steps_frame(records), states_frame(records), stays)
+    again = to_records(**frames(records))
     pd.testing.assert_frame_equal(attribute(again), attribute(records))
 
 
@@ -160,7 +157,7 @@ def test_a_removed_replica_ends_what_it_has_and_gets_nothing_new() -> None:
     plan = FleetPlan(2, scaler=scaler(every=50, scale_down_delay=0))
     found = run(plan, arrival(0, 0, output=10), arrival(1, 0, output=10), arrival(2, 60), arrival(3, 65))
     assert found.spans[1:] == (ReplicaSpan(1, "up", 0, 50), ReplicaSpan(1, "draining", 50, 100))
-    assert requests_frame(found.records)["replica"].tolist() == [0, 1, 0, 0]
+    assert frames(found.records)["requests"]["replica"].tolist() == [0, 1, 0, 0]
 
 
 KV = KvScaler(above=0.6, below=0.3, every=50, min=1, max=2, cold_start=10, scale_down_delay=60)
@@ -169,7 +166,7 @@ KV = KvScaler(above=0.6, below=0.3, every=50, min=1, max=2, cold_start=10, scale
 def test_a_scaler_by_kv_adds_none_to_a_replica_that_is_always_busy_and_nearly_empty() -> None:
     """A step runs at every instant, and of 100 blocks at most 4 are in use: a tenth of the load that fills it."""
     found = run(FleetPlan(1, scaler=KV), *(arrival(i, 100 * i, output=10) for i in range(10)), until_ns=1000)
-    assert steps_frame(found.records)["duration_ns"].sum() == found.end_ns == 1000
+    assert frames(found.records)["steps"]["duration_ns"].sum() == found.end_ns == 1000
     assert found.spans == (ReplicaSpan(0, "up", 0, 1000),)
 
 

@@ -21,7 +21,7 @@ from batchsim.kernel.record import (
     Records,
 )
 from batchsim.metrics.attribution import attribute, part_times
-from batchsim.results.frames import requests_frame, states_frame, stays_frame, steps_frame, to_records
+from batchsim.results.frames import frames, to_records
 from tests.support.engine import Outcome, Requests, arrival, engine, outcomes, vllm
 from tests.support.pools import Pair, handed_over, open_at, pair, start, step
 
@@ -39,9 +39,7 @@ def test_the_engine_before_is_a_stay_and_its_time_is_told_in_order() -> None:
         Outcome("finished", "", 0, 10, 37, 37, 3),
         Outcome("finished", "", 10, 20, 47, 47, 3),
     ]
-    frame = stays_frame(records)
-    assert frame is not None
-    first, second = frame.to_dict("records")
+    first, second = frames(records)["stays"].to_dict("records")
     names = ("request_id", "replica", "start_ns", "end_ns", "why")
     assert [first[name] for name in names] == [0, 0, 0, 10, "handed_over"]
     assert [second[name] for name in names] == [1, 0, 5, 20, "handed_over"]
@@ -77,7 +75,7 @@ def test_stays_read_back_tell_the_same() -> None:
     run = pair()
     run.run(arrival(0, 0), arrival(1, 5, cancel_ns=22))
     records = both(run)
-    again = to_records(requests_frame(records), steps_frame(records), states_frame(records), stays_frame(records))
+    again = to_records(**frames(records))
     assert again.stays("handed_over")["end_ns"].tolist() == [10, 20] and not len(again.stays("replica_failed"))
     assert attribute(again).to_dict() == attribute(records).to_dict()
 

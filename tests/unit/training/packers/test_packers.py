@@ -10,7 +10,7 @@ import pytest
 
 from batchsim.base.errors import ScenarioError
 from batchsim.training.packers.bins import Bins, at_least, first_fit, next_fit
-from batchsim.training.packers.registry import CLASSES, PACKERS, RECORDED
+from batchsim.training.packers.registry import CLASSES, PACKERS
 
 SIX = [5, 3, 4, 2, 6, 1]
 CASES: list[tuple[str, dict[str, Any], list[int], Any]] = [
@@ -148,7 +148,7 @@ def test_a_packer_by_hand(case: tuple[str, dict[str, Any], list[int], Any]) -> N
 
 def test_every_packer_has_a_case_a_rule_and_a_count() -> None:
     """Nothing is registered that is not tried, described and counted."""
-    assert {kind for kind, *_ in CASES} == set(PACKERS) == set(RECORDED)
+    assert {kind for kind, *_ in CASES} == set(PACKERS)
     assert all(each.rule and each.follows and each.makes and each.__doc__ for each in CLASSES)
 
 

@@ -20,7 +20,7 @@ from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.tokens import TokenIds, output_stream, prompt_stream
 from batchsim.kernel.types import Arrival, Request
-from batchsim.results.frames import requests_frame
+from batchsim.results.frames import frames
 from tests.support.engine import Requests, arrival, engine, vllm
 
 
@@ -228,7 +228,7 @@ def fleet(router: Router, plan: FleetPlan, *arrivals: Arrival) -> list[int]:
         return engine(vllm(CountingKV(100, 4), max_num_seqs=1))
 
     found = simulate_fleet(new_engine, router, plan, Requests(*arrivals), feeds_back=False)
-    return requests_frame(found.records)["replica"].tolist()
+    return frames(found.records)["requests"]["replica"].tolist()
 
 
 class Watching:

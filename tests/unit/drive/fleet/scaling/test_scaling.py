@@ -13,7 +13,7 @@ from batchsim.drive.fleet.scaling.autoscaler import AutoscalerConfig, FleetLoad
 from batchsim.drive.fleet.scaling.dynamo_planner import DynamoPlannerConfig
 from batchsim.drive.fleet.scaling.hpa import ScalingPolicy, ScalingRules
 from batchsim.drive.fleet.scaling.keda import KedaConfig, KedaTriggers
-from batchsim.results.frames import requests_frame
+from batchsim.results.frames import frames
 from tests.support.engine import arrival, outcomes
 from tests.unit.drive.fleet.test_fleet import parts, run
 
@@ -143,7 +143,7 @@ def test_a_spot_replica_drains_in_its_notice_and_costs_nothing_until_replaced() 
         ReplicaSpan(0, "lost", 50, 120),
         ReplicaSpan(0, "up", 120, 160),
     )
-    assert requests_frame(found.records)["replica"].tolist() == [0, 1, 1, 1, 0]
+    assert frames(found.records)["requests"]["replica"].tolist() == [0, 1, 1, 1, 0]
 
 
 def test_what_a_spot_replica_still_has_at_the_end_of_its_notice_is_lost() -> None:
