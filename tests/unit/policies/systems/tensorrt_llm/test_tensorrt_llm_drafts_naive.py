@@ -19,7 +19,7 @@ from batchsim.kv.reuse_tree import ReuseTreeKV
 from batchsim.policies.systems.tensorrt_llm.decoding_config import DecodingConfig
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_drafts import TensorrtLlmWithDrafts
-from tests.plain.systems import EngineFailsError
+from tests.plain.tensorrt_llm import EngineFailsError
 from tests.plain.tensorrt_llm_drafts import Drafting
 from tests.support.random_cases import random_cases
 from tests.support.stepping import HostCost, Run, column, crowds, lanes, run, wasted

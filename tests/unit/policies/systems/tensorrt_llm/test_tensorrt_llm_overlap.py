@@ -22,7 +22,7 @@ from batchsim.kernel.types import Arrival
 from batchsim.kv.reuse_tree import ReuseTreeKV
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm import TensorrtLlm
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig
-from tests.plain.systems import EngineFailsError
+from tests.plain.tensorrt_llm import EngineFailsError
 from tests.plain.tensorrt_llm_overlap import Overlapping
 from tests.support.random_cases import random_cases
 from tests.support.stepping import HostCost, Run, column, crowds, lanes, run, wasted
