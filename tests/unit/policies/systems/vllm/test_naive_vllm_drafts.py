@@ -124,11 +124,11 @@ def steps_of_naive(
             if not left:
                 return rows
             now_ns = left[0].request.arrival_ns
-            while engine.flying:
+            while engine.launched:
                 engine.land()
             continue
         row = engine.launch()
-        lands = len(engine.flying) == depth or (not row[0] and engine.flying)
+        lands = len(engine.launched) == depth or (not row[0] and engine.launched)
         rows.append((now_ns, *row, *(engine.land() if lands else ())))
         now_ns += STEP_NS
     return rows
