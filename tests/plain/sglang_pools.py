@@ -73,23 +73,10 @@ class TwoPools(Memory):
     # ---- the tree
 
     def split(self, node: Node, at: int) -> Node:
-        upper = Node(node.tokens[:at], node.parent, self.clock)
-        node.tokens, node.parent = node.tokens[at:], upper
-        self.nodes.append(upper)
+        upper = super().split(node, at)
         if node in self.by_use:
             self.by_use.insert(self.by_use.index(node), upper)
         return upper
-
-    def alike(self, node: Node, rest: Tokens) -> int:
-        """Tokens of `node`, in whole pages, with which `rest` begins."""
-        page, n = self.page, 0
-        while n < len(node.tokens) and node.tokens[n : n + page] == rest[n : n + page]:
-            n += page
-        return n
-
-    def child(self, at: Node | None, rest: Tokens) -> Node | None:
-        found = [node for node in self.nodes if node.parent is at and node.tokens[: self.page] == rest[: self.page]]
-        return found[0] if rest and found else None
 
     def use(self, node: Node | None) -> None:
         covered, recent = 0, list[Node]()
@@ -102,22 +89,10 @@ class TwoPools(Memory):
             self.by_use.append(each)
 
     def walk(self, tokens: Tokens) -> tuple[Node | None, int]:
-        self.clock += 1
-        at: Node | None = None
-        keys, matched = self.keys(tokens) if self.caches else (), 0
-        while (child := self.child(at, keys[matched:])) is not None:
-            same = self.alike(child, keys[matched:])
-            matched += same
-            if same < len(child.tokens):
-                child.used = self.clock
-                at = self.split(child, same)
-                break
-            at = child
-        self.walked = matched
+        at, self.walked = self.descend(self.keys(tokens) if self.caches else ())
         while at is not None and not self.is_whole(at):
             at = at.parent
-        for each in self.path(at):
-            each.used = self.clock
+        self.touch(at)
         self.use(at)
         return at, self.end(at)
 
@@ -258,23 +233,8 @@ class NaivePools(Naive):
         self.offset += self.need(self.ceil(n), min(row.cap, CLIP) if is_last else 0)
         super().take(row, n)
 
-    def go_on(self, row: Row) -> bool:
-        limit = min(self.left_chunk, int(self.left()), self.left_windows() - self.page)
-        lacking = row.known - row.computed
-        if self.config.schedule_policy == "shortest-prefill-first" and self.left_chunk >= 2 * self.page:
-            kept = 0
-            for other in self.waiting:
-                need = self.ceil(self.lacking[other])
-                if self.lacking[other] >= lacking or kept + need > self.left_chunk - self.page:
-                    break
-                kept += need
-            if kept:
-                limit = min(limit, (self.left_chunk - kept) // self.page * self.page)
-        n = min(lacking, limit, row.pages * self.page + self.memory.available() - row.computed)
-        if n < 1:
-            return False
-        self.take(row, n)
-        return True
+    def chunk_limit(self) -> int:
+        return min(self.left_chunk, int(self.left()), self.left_windows() - self.page)
 
     def add(self, row: Row) -> str:
         lacking, outputs = row.known - row.computed, min(max(row.cap - row.generated, 0), CLIP)

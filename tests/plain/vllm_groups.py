@@ -274,7 +274,9 @@ class NaiveGroups(NaiveVllm):
 
     def let_go(self, r: Naive, processed: int) -> None:
         held = self.held.get(r)
-        for i, group in enumerate(self.groups) if held is not None else ():
+        if held is None:
+            return
+        for i, group in enumerate(self.groups):
             if group.kind == "state" and not self.caches:
                 continue
             table = held.tables[i]
