@@ -12,6 +12,7 @@ from batchsim.kernel.types import Arrival, Request
 from batchsim.kv.radix_cache import RadixKV
 from batchsim.policies.systems.sglang.sglang_config import SglangConfig
 from batchsim.policies.systems.sglang.sglang_drafts import SglangWithDrafts
+from batchsim.testing.by_hand import same
 from tests.support.stepping import HostCost, Run, run
 from tests.support.whole_batches import requests
 
@@ -25,8 +26,7 @@ def timeline(
     setting["kv"] = RadixKV if config.traits.prefix_cache else CountingKV
     done = run(SglangWithDrafts, config, arrivals, **setting)
     leapt = run(SglangWithDrafts, config, arrivals, how="leap", **setting)
-    for table in ("requests", "steps", "states"):
-        assert getattr(done.records, table).tobytes() == getattr(leapt.records, table).tobytes(), table
+    same(done.records, leapt.records)
     return done
 
 
@@ -40,8 +40,7 @@ def overlapped(
     done = run(SglangWithDrafts, config, arrivals, **setting)
     for how in ("leap", "step"):
         other = run(SglangWithDrafts, config, arrivals, how=how, **setting)
-        for table in ("requests", "steps", "states", "lanes"):
-            assert getattr(done.records, table).tobytes() == getattr(other.records, table).tobytes(), (how, table)
+        same(done.records, other.records)
     return done
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from batchsim.base.errors import BatchsimError
@@ -23,6 +22,7 @@ from batchsim.scenario.fitted_config import FittedConfig
 from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.point import simulate_point
 from batchsim.scenario.setup import Setup
+from batchsim.testing.by_hand import same
 from tests.unit.cost.test_cost import BATCHES, step
 
 LLAMA, H100 = MODELS["llama-3.1-8b"], GPUS["h100"]
@@ -92,8 +92,7 @@ def test_leaps_under_a_cap_are_the_steps() -> None:
         simulate(core, workload, leap=leap)
         records.append(core.recorder.records())
     leapt, stepped, free = records
-    for name in ("requests", "steps", "states", "lanes"):
-        assert np.array_equal(getattr(leapt, name), getattr(stepped, name)), name
+    same(leapt, stepped)
     assert leapt.requests["ended_ns"].sum() > free.requests["ended_ns"].sum()
 
 

@@ -22,6 +22,7 @@ from batchsim.metrics.gaps import token_gaps
 from batchsim.policies.systems.tensorrt_llm.decoding_config import DecodingConfig
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_drafts import TensorrtLlmWithDrafts
+from batchsim.testing.by_hand import same
 from tests.support.stepping import HostCost, Run, column, lanes, run, wasted
 from tests.support.whole_batches import blocked, requests
 from tests.unit.policies.systems.tensorrt_llm.test_tensorrt_llm_overlap import EVICTING, turns
@@ -47,8 +48,7 @@ def drafting(
     setting: dict[str, Any] = {"blocks": blocks, "kv": kv, "loop": config.traits.loop, "cost": HostCost()}
     done = run(TensorrtLlmWithDrafts, config, arrivals, **setting)
     other = run(TensorrtLlmWithDrafts, config, arrivals, how="leap", **setting)
-    for table in ("requests", "steps", "states", "lanes"):
-        assert getattr(done.records, table).tobytes() == getattr(other.records, table).tobytes(), table
+    same(done.records, other.records)
     return done
 
 

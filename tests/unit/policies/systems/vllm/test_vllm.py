@@ -16,6 +16,7 @@ from batchsim.kv.choice import new_kv
 from batchsim.kv.prefix_cache import BlockHashKV
 from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
+from batchsim.testing.by_hand import same
 from tests.support.stepping import Run, run
 from tests.support.whole_batches import blocked
 
@@ -36,8 +37,7 @@ def vllm(arrivals: list[Arrival], blocks: int = 100, max_num_seqs: int = 16, **k
     first = run(Vllm, config, arrivals, blocks=blocks, kv=kv)
     for how in ("step", "leap"):
         other = run(Vllm, config, arrivals, blocks=blocks, kv=kv, how=how).records
-        for table in ("requests", "steps", "states"):
-            assert getattr(first.records, table).tobytes() == getattr(other, table).tobytes()
+        same(first.records, other)
     return first
 
 

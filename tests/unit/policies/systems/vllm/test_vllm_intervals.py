@@ -20,6 +20,7 @@ from batchsim.kv.prefix_cache import BlockHashKV
 from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 from batchsim.policies.systems.vllm.vllm_intervals import VllmAtIntervals
+from batchsim.testing.by_hand import same
 from tests.support.stepping import Run, run
 from tests.support.whole_batches import MAX_MODEL_LEN, blocked
 
@@ -39,8 +40,7 @@ def at_intervals(arrivals: list[Arrival], interval: int, blocks: int = 100, cach
     first = run(VllmAtIntervals, config, arrivals, blocks=blocks, kv=kv)
     for how in ("step", "leap"):
         other = run(VllmAtIntervals, config, arrivals, blocks=blocks, kv=kv, how=how).records
-        for table in ("requests", "steps", "states"):
-            assert getattr(first.records, table).tobytes() == getattr(other, table).tobytes()
+        same(first.records, other)
     return first
 
 

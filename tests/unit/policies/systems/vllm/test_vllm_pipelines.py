@@ -14,6 +14,7 @@ from batchsim.kernel.record import STATE_NAMES
 from batchsim.kernel.types import Arrival
 from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
+from batchsim.testing.by_hand import same
 from tests.support.stepping import Run, run
 from tests.support.whole_batches import blocked
 from tests.unit.policies.systems.vllm.test_vllm import arrival
@@ -52,8 +53,7 @@ def pipeline(arrivals: list[Arrival], stages: int, blocks: int = 100, nap_ns: in
         for how in ("step", "leap", "live")
     )
     for other in others:
-        for table in ("requests", "steps", "states", "lanes"):
-            assert getattr(first.records, table).tobytes() == getattr(other.records, table).tobytes()
+        same(first.records, other.records)
     return first
 
 
