@@ -182,6 +182,14 @@ def run(
     return Run(recorder.records(), scheduler.log)
 
 
+def run_alike(policy: Any, config: Any, arrivals: str | list[Arrival], *ways: str, **setting: Any) -> Run:
+    """The run in the first of `ways` (all three unless said, live first), which in the others leaves equal records."""
+    first, *others = (run(policy, config, arrivals, how=how, **setting) for how in ways or ("live", "leap", "step"))
+    for other in others:
+        same(first.records, other.records)
+    return first
+
+
 def run_every_way(policy: Any, config: Any, arrivals: list[Arrival], **setting: Any) -> Run:
     """The run, after proving it bit-equal under every driver and KV manager, each request in it once."""
     first = run(policy, config, arrivals, **setting)

@@ -16,8 +16,7 @@ from batchsim.kernel.protocols import DecodeLine
 from batchsim.kernel.types import Sequence
 from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
-from batchsim.testing.by_hand import same
-from tests.support.stepping import HostCost, Run, run
+from tests.support.stepping import HostCost, Run, run_alike
 
 
 class DrawnCost(HostCost):
@@ -56,9 +55,7 @@ def leapt(
         "max_model_len": 1000,
         "blocks": blocks,
     }
-    leaping, stepping = (run(policy, config, arrivals, how=how, **setting) for how in ("leap", "step"))
-    same(leaping.records, stepping.records)
-    return leaping
+    return run_alike(policy, config, arrivals, "leap", "step", **setting)
 
 
 @pytest.mark.parametrize(

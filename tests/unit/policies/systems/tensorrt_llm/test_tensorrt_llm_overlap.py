@@ -21,11 +21,10 @@ from batchsim.kernel.types import Arrival
 from batchsim.kv.reuse_tree import ReuseTreeKV
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm import TensorrtLlm
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig
-from batchsim.testing.by_hand import same
 from tests.plain.tensorrt_llm import EngineFailsError
 from tests.plain.tensorrt_llm_overlap import Overlapping
 from tests.support.random_cases import few_and_many
-from tests.support.stepping import HostCost, Run, column, crowds, lanes, run, wasted
+from tests.support.stepping import HostCost, Run, column, crowds, lanes, run, run_alike, wasted
 from tests.support.whole_batches import BLOCK_SIZE, MAX_MODEL_LEN, blocked, requests
 from tests.unit.policies.systems.tensorrt_llm.test_tensorrt_llm_reuse import TEXT, alike, sharing, states
 
@@ -42,11 +41,7 @@ def overlapped(
     kv = ReuseTreeKV if config.traits.prefix_cache else CountingKV
     setting: dict[str, Any] = {"blocks": blocks, "kv": kv, "loop": config.traits.loop, "cost": HostCost()}
     assert config.traits.loop == OVERLAP
-    done = run(TensorrtLlm, config, arrivals, **setting)
-    for how in ways:
-        other = run(TensorrtLlm, config, arrivals, how=how, **setting)
-        same(done.records, other.records)
-    return done
+    return run_alike(TensorrtLlm, config, arrivals, "live", *ways, **setting)
 
 
 def turns(first: str, known: int, at: int) -> list[Arrival]:

@@ -16,8 +16,7 @@ from batchsim.kv.choice import new_kv
 from batchsim.kv.prefix_cache import BlockHashKV
 from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
-from batchsim.testing.by_hand import same
-from tests.support.stepping import Run, run
+from tests.support.stepping import Run, run_alike
 from tests.support.whole_batches import blocked
 
 A, B = prompt_stream(0), prompt_stream(1)
@@ -34,11 +33,7 @@ def vllm(arrivals: list[Arrival], blocks: int = 100, max_num_seqs: int = 16, **k
     """The synchronous run, the same with and without leaps and under both drivers."""
     config = VllmConfig(async_scheduling=False, max_num_seqs=max_num_seqs, **knobs)
     kv = BlockHashKV if config.enable_prefix_caching else CountingKV
-    first = run(Vllm, config, arrivals, blocks=blocks, kv=kv)
-    for how in ("step", "leap"):
-        other = run(Vllm, config, arrivals, blocks=blocks, kv=kv, how=how).records
-        same(first.records, other)
-    return first
+    return run_alike(Vllm, config, arrivals, blocks=blocks, kv=kv)
 
 
 def cached(result: Run) -> list[tuple[int, int]]:
