@@ -17,7 +17,7 @@ from batchsim.tables.build import BUILDER, build_profile, marks_of, name_of, set
 from batchsim.tables.check import checked
 from batchsim.tables.compare import held_out, within
 from batchsim.tables.handle import Tables, holes_told
-from batchsim.tables.modes import PACKAGE, WAYS_OUT, NoTablesError
+from batchsim.tables.modes import PACKAGE, WAYS_OUT
 from batchsim.tables.versions import nearest_version, number_of, version
 
 
@@ -57,20 +57,6 @@ def _known_profile(deployment: Deployment, folder: Path | None) -> Profile:
         f" batchsim, and the kernel tables are not installed. pip install 'batchsim[gpus]'. {_nearest(deployment)}"
         f" {WAYS_OUT}"
     )
-
-
-def why_untimed(deployment: Deployment) -> str:
-    """Why no profile of the deployment can be had, in a clause; "" if one comes with batchsim, of any version of its
-    engine, or the installed tables answer. They are asked, since what they lack no list of theirs says: up to a second
-    or two the first time that a GPU and an engine are asked for."""
-    try:
-        if not _shipped_of(deployment):
-            if version() is None:
-                return "no profile comes with batchsim, and the kernel tables are not installed"
-            Tables(deployment)
-    except NoTablesError as error:
-        return error.reason
-    return ""
 
 
 def user_cache() -> Path:
