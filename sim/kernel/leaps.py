@@ -194,8 +194,9 @@ def _leap_one_by_one(
 ) -> int:
     """As `leap`, of any scheduler's steps, up to the first one that finishes a sequence."""
     quiet, scheduler = executor.quiet_steps(batch), core.scheduler
-    kv, repeat, step_ns, advance = scheduler.kv, scheduler.repeat, executor.duration_ns, group.advance
-    rows, pack = core.recorder.step_rows, pack_step
+    repeat: Callable[[Batch, int], bool] = scheduler.repeat
+    step_ns: Callable[[Batch], int] = executor.duration_ns
+    kv, advance, rows, pack = scheduler.kv, group.advance, core.recorder.step_rows, pack_step
     num_decode, pads = batch.num_decode, executor.pads
     if pads is not None:
         repeat, step_ns = _padding(executor, pads, repeat)
