@@ -215,7 +215,7 @@ class WholeBatchesInOrder(WholeBatches):
 
     @abstractmethod
     def next_batch(self, now_ns: int, drain: bool) -> Batch | Idle:
-        """The first step of the next batch, or for how long an idle engine waits for more requests than those that
+        """The first step of the next batch, or for how long an idle engine waits for requests beside the ones that
         are `waiting`."""
 
     def ended(self, batch_ns: int) -> None:
