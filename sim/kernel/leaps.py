@@ -83,8 +83,6 @@ def leap(
         core.in_flight.steps.append(step)
         end_ns = _leap_on(core, executor, step, group, end_ns, horizon_ns, to_ends=True)
     if end_ns < horizon_ns:
-        if executor.pads is not None:
-            return _leap_padded(core, executor, executor.pads, batch, group, end_ns, horizon_ns)
         return _leap_one_by_one(core, executor, batch, group, end_ns, horizon_ns)
     return end_ns
 
@@ -196,13 +194,16 @@ def _leap_one_by_one(
 ) -> int:
     """As `leap`, of any scheduler's steps, up to the first one that finishes a sequence."""
     quiet, scheduler = executor.quiet_steps(batch), core.scheduler
-    kv, repeat, step_ns, advance = scheduler.kv, scheduler.repeat, executor.duration_ns, group.advance
-    rows, pack = core.recorder.step_rows, pack_step
-    num_decode, pad_rows = batch.num_decode, batch.pad_decode_rows
-    passes, wide = batch.num_passes, batch.num_wide_passes
+    repeat: Callable[[Batch, int], bool] = scheduler.repeat
+    step_ns: Callable[[Batch], int] = executor.duration_ns
+    kv, advance, rows, pack = scheduler.kv, group.advance, core.recorder.step_rows, pack_step
+    num_decode, pads = batch.num_decode, executor.pads
+    if pads is not None:
+        repeat, step_ns = _padding(executor, pads, repeat)
     waiting, running = scheduler.num_waiting, scheduler.num_running
     decodes, queues = pack_two(num_decode, num_decode), pack_two(waiting, running)
-    is_plain = group.windowed is None and not (pad_rows or passes or batch.pad_context_tokens)
+    has_padding = pads is not None or batch.pad_decode_rows or batch.pad_context_tokens
+    is_plain = group.windowed is None and not (has_padding or batch.num_passes)
     while quiet and end_ns < horizon_ns and repeat(batch, end_ns):
         quiet -= 1
         duration_ns = step_ns(batch)
@@ -213,41 +214,27 @@ def _leap_one_by_one(
         else:
             rows += pack(
                 end_ns, duration_ns, batch.context_tokens, 0, batch.pad_context_tokens, num_decode,
-                num_decode, 0, 0, 0, 0, 0, 0, pad_rows, 0, 0, kv.num_free, waiting, running, 0, passes, wide,
-                batch.window_tokens, 0,
+                num_decode, 0, 0, 0, 0, 0, 0, batch.pad_decode_rows, 0, 0, kv.num_free, waiting, running, 0,
+                batch.num_passes, batch.num_wide_passes, batch.window_tokens, 0,
             )  # fmt: skip
         end_ns += duration_ns
     return end_ns
 
 
-def _leap_padded(
-    core: EngineCore,
-    executor: SimExecutor,
-    pads: Pads,
-    batch: Batch,
-    group: DecodeGroup,
-    end_ns: int,
-    horizon_ns: float,
-) -> int:
-    """`_leap_one_by_one` of steps in compiled shapes, each padded to its own program."""
-    quiet, scheduler = executor.quiet_steps(batch), core.scheduler
-    kv, num_decode = scheduler.kv, batch.num_decode
-    waiting, running = scheduler.num_waiting, scheduler.num_running
-    while quiet and end_ns < horizon_ns:
+def _padding(
+    executor: SimExecutor, pads: Pads, repeat: Callable[[Batch, int], bool]
+) -> tuple[Callable[[Batch, int], bool], Callable[[Batch], int]]:
+    """`repeat` and the durations of steps in compiled shapes, each padded to its own program."""
+
+    def repeat_real(batch: Batch, now_ns: int) -> bool:
         pads.unpad(batch)
-        if not scheduler.repeat(batch, end_ns):
-            break
-        quiet -= 1
-        duration_ns = pads.pad(batch)
-        duration_ns += executor.duration_ns(batch)
-        group.advance()
-        core.recorder.step_rows += pack_step(
-            end_ns, duration_ns, batch.context_tokens, 0, batch.pad_context_tokens, num_decode,
-            num_decode, 0, 0, 0, 0, 0, 0, batch.pad_decode_rows, 0, 0, kv.num_free, waiting, running, 0,
-            batch.num_passes, batch.num_wide_passes, batch.window_tokens, 0,
-        )  # fmt: skip
-        end_ns += duration_ns
-    return end_ns
+        return repeat(batch, now_ns)
+
+    def padded_ns(batch: Batch) -> int:
+        waited_ns = pads.pad(batch)
+        return waited_ns + executor.duration_ns(batch)
+
+    return repeat_real, padded_ns
 
 
 def _leap_drafts(

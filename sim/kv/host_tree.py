@@ -73,32 +73,27 @@ class HostTree(RadixTree):
                 self._note_twice(node)
             node = node.parent
 
-    def evict(self, num_blocks: int) -> list[int]:
-        freed: list[int] = []
-        while len(freed) < num_blocks and self._leaves:
-            used, _, node = heappop(self._leaves)
-            node.queued = False
-            if not _is_device_leaf(node):
-                continue
-            if used < node.used:  # walked over since it was queued
-                self._offer(node)
-                continue
-            parent = node.parent
-            assert parent is not None
-            if self.writes_back and not node.host_pages and self.back_up(node):
-                self.written_back.append((node.owner, node.host_pages))
-                self._twice.setdefault(node)
-            self.now += 1
-            freed += reversed(node.blocks)
-            self.cached_blocks -= len(node.blocks)
-            self.num_evictable -= len(node.blocks)
-            parent.num_on_device -= 1
-            if node.host_pages:
-                node.blocks = []
-                self._offer(node)
-            else:
-                self._drop(node)
-            self._offer(parent)
+    def _is_leaf(self, node: Node) -> bool:
+        """Whether `node` can be evicted from the GPU: it is there, no child is, and no sequence locks it."""
+        return bool(node.blocks) and not node.locks and not node.num_on_device and node.parent is not None
+
+    def _remove(self, node: Node) -> list[int]:
+        parent = node.parent
+        assert parent is not None
+        if self.writes_back and not node.host_pages and self.back_up(node):
+            self.written_back.append((node.owner, node.host_pages))
+            self._twice.setdefault(node)
+        self.now += 1
+        freed = node.blocks[::-1]
+        self.cached_blocks -= len(freed)
+        self.num_evictable -= len(freed)
+        parent.num_on_device -= 1
+        if node.host_pages:
+            node.blocks = []
+            self._offer(node)
+        else:
+            self._drop(node)
+        self._offer(parent)
         return freed
 
     def _drop(self, node: Node) -> None:
@@ -141,7 +136,7 @@ class HostTree(RadixTree):
                     break
                 if not node.blocks or not node.host_pages:
                     gone.append(node)
-                elif not node.loading and not (spares_next and _is_device_leaf(node)):
+                elif not node.loading and not (spares_next and self._is_leaf(node)):
                     freed += node.host_pages
                     self.num_host_free += node.host_pages
                     node.host_pages = 0
@@ -169,16 +164,14 @@ class HostTree(RadixTree):
         return upper
 
     def _offer(self, node: Node) -> None:
-        if _is_device_leaf(node) and not node.queued:
-            node.queued = True
-            heappush(self._leaves, (node.used, next(self._serial), node))
-        elif _is_host_leaf(node) and not node.queued_on_host:
+        super()._offer(node)
+        if _is_host_leaf(node) and not node.queued_on_host:
             node.queued_on_host = True
             heappush(self._host_leaves, (node.used, next(self._host_serial), node))
 
     def check_queued(self) -> None:
+        super().check_queued()
         nodes = self.nodes()
-        assert all(node.queued for node in nodes if _is_device_leaf(node))
         assert all(node.queued_on_host for node in nodes if _is_host_leaf(node))
         for node in nodes:
             assert node.num_on_device == sum(bool(child.blocks) for child in node.children.values())
@@ -189,11 +182,6 @@ class HostTree(RadixTree):
                 assert self.writes_back or node.parent.host_pages or not node.host_pages
         used = sum(node.host_pages for node in nodes)
         assert used + self.num_host_free == self.num_host_pages
-
-
-def _is_device_leaf(node: Node) -> bool:
-    """Whether `node` can be evicted from the GPU: it is there, no child is, and no sequence locks it."""
-    return bool(node.blocks) and not node.locks and not node.num_on_device and node.parent is not None
 
 
 def _is_host_leaf(node: Node) -> bool:

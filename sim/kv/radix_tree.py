@@ -158,7 +158,7 @@ class RadixTree:
         while len(freed) < num_blocks and self._leaves:
             used, _, node = heappop(self._leaves)
             node.queued = False
-            if not node.evictable:
+            if not self._is_leaf(node):
                 continue
             if used < node.used:  # walked over since it was queued
                 self._offer(node)
@@ -170,8 +170,12 @@ class RadixTree:
         """A new node of the tree's kind."""
         return Node(key, blocks, parent, used)
 
+    def _is_leaf(self, node: Node) -> bool:
+        """Whether `node` can be evicted."""
+        return node.evictable
+
     def _remove(self, node: Node) -> list[int]:
-        """Takes out `node`, a leaf without locks; returns the ids of its pages, the last one first."""
+        """Evicts `node`, a leaf without locks; returns the ids of its pages, the last one first."""
         parent = node.parent
         assert parent is not None
         del parent.children[self._first(node.key)]
@@ -199,10 +203,10 @@ class RadixTree:
 
     def check_queued(self) -> None:
         """AssertionError unless all nodes that can be evicted are in the queue."""
-        assert all(node.queued for node in self.nodes() if node.evictable)
+        assert all(node.queued for node in self.nodes() if self._is_leaf(node))
 
     def _offer(self, node: Node) -> None:
         """Queues `node` for eviction if it can be evicted."""
-        if node.evictable and not node.queued:
+        if self._is_leaf(node) and not node.queued:
             node.queued = True
             heappush(self._leaves, (node.used, next(self._serial), node))

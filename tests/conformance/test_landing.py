@@ -7,7 +7,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -16,16 +15,14 @@ from batchsim.drive.live import VirtualClock, live
 from batchsim.drive.simulate import simulate
 from batchsim.kernel.batch import Batch, Landed, StepResult
 from batchsim.kernel.draft_group import DraftGroup
-from batchsim.kernel.record import Records
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Sequence
+from batchsim.testing.by_hand import same
 from batchsim.testing.random_engines import built, cases
 from tests.conformance.ahead import asynchronous, engine_ahead
 from tests.conformance.test_conformance import MANY, random_cases
 
 RANDOM = random_cases(12)
-
-TABLES = ("requests", "steps", "states", "lanes")
 
 
 class Late(SimExecutor):
@@ -58,11 +55,6 @@ class Late(SimExecutor):
         return replace(result, finished=[], verified=None, landing=landing)
 
 
-def equal(one: Records, other: Records) -> None:
-    for table in TABLES:
-        assert np.array_equal(getattr(one, table), getattr(other, table)), table
-
-
 @RANDOM
 @given(data=st.data())
 def test_results_known_at_landing_leave_the_records_of_those_known_at_launch(data: st.DataObject) -> None:
@@ -86,5 +78,5 @@ def _alike(data: st.DataObject) -> None:
     live(known, case.workload, VirtualClock())
     live(late, case.workload, VirtualClock())
     simulate(simulated, case.workload)
-    equal(known.recorder.records(), late.recorder.records())
-    equal(known.recorder.records(), simulated.recorder.records())
+    same(known.recorder.records(), late.recorder.records())
+    same(known.recorder.records(), simulated.recorder.records())

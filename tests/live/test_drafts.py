@@ -37,6 +37,7 @@ from batchsim.kernel.types import Arrival, Request, Sequence
 from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 from batchsim.policies.systems.vllm.vllm_drafts import VllmWithDrafts
+from batchsim.testing.by_hand import same
 from batchsim.testing.on_model import of_prompts
 from batchsim.testing.random_configs import MAX_MODEL_LEN as CASE_MODEL_LEN
 from batchsim.testing.random_engines import Case, Listed, built, cases
@@ -319,8 +320,7 @@ def test_drafts_are_verified_on_the_model_as_in_simulation(llama: tuple[Path, An
     told.luck = RecordedDrafts(logged.log, most, lambda: told.number)
     live(simulated, workload, VirtualClock())
     found, wanted = played.recorder.records(), simulated.recorder.records()
-    for table in ("requests", "steps", "states", "lanes"):
-        assert np.array_equal(getattr(found, table), getattr(wanted, table)), table
+    same(found, wanted)
     for one in (*workload.known, *(one for _, one in following)):
         if answer := logged.answers.get(one.request.id):
             assert answer == likeliest(llama[1], REPEATING.ids(one.request, {}).tolist(), answer)

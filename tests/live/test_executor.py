@@ -24,6 +24,7 @@ from batchsim.kernel.kv_blocks import TableKV
 from batchsim.kernel.record import Recorder
 from batchsim.kernel.types import Arrival, Request, Resume, Sequence
 from batchsim.policies.registry import POLICIES
+from batchsim.testing.by_hand import same
 from batchsim.testing.on_model import of_prompts, on_model
 from batchsim.testing.random_configs import MAX_MODEL_LEN as CASE_MODEL_LEN
 from batchsim.testing.random_engines import Case, Listed, TokenCost, built, cases
@@ -129,8 +130,7 @@ def same_records_and_likely_tokens(
 ) -> None:
     """Asserts that both engines left the same records, and `executor` the tokens that `model` finds likeliest."""
     found, expected_ones = played.recorder.records(), simulated.recorder.records()
-    for table in ("requests", "steps", "states", "lanes"):
-        assert np.array_equal(getattr(found, table), getattr(expected_ones, table)), table
+    same(found, expected_ones)
     requests = [one.request for one in (*case.workload.known, *(one for _, one in case.workload.following))]
     for request in requests:
         answer = executor.answers.get(request.id)

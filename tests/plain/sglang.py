@@ -76,8 +76,8 @@ class Memory:
         self.holders: list[Row] = []
         self.clock = 0
 
-    def path(self, node: Node | None) -> list[Node]:
-        found: list[Node] = []
+    def path(self, node: Any) -> list[Any]:
+        found: list[Any] = []
         while node is not None:
             found.append(node)
             node = node.parent
@@ -106,32 +106,53 @@ class Memory:
                 return
             self.nodes.remove(min(leaves, key=lambda leaf: leaf.used))
 
-    def walk(self, tokens: Tokens) -> tuple[Node | None, int]:
-        """The end of the cached part of `tokens`, which is used by that, and its length."""
-        page = self.page
-        tokens = self.keys(tokens)
+    def split(self, node: Any, at: int) -> Any:
+        """Parts `node` behind its first `at` tokens, whose node is returned."""
+        upper = Node(node.tokens[:at], node.parent, self.clock)
+        node.tokens, node.parent = node.tokens[at:], upper
+        self.nodes.append(upper)
+        return upper
+
+    def child(self, at: Node | None, rest: Tokens) -> Node | None:
+        """The child of `at` that begins with the first page of `rest`."""
+        found = [node for node in self.nodes if node.parent is at and node.tokens[: self.page] == rest[: self.page]]
+        return found[0] if rest and found else None
+
+    def alike(self, node: Node, rest: Tokens) -> int:
+        """Tokens of `node`, in whole pages, with which `rest` begins."""
+        page, n = self.page, 0
+        while n < len(node.tokens) and node.tokens[n : n + page] == rest[n : n + page]:
+            n += page
+        return n
+
+    def descend(self, keys: Tokens) -> tuple[Any, int]:
+        """The end of the part of `keys` that is in the tree, and its length."""
         self.clock += 1
         at: Node | None = None
         matched = 0
-        while self.caches and matched < len(tokens):
-            rest = tokens[matched:]
-            child = next((n for n in self.nodes if n.parent is at and n.tokens[:page] == rest[:page]), None)
-            if child is None:
-                break
-            child.used = self.clock
-            same = next(
-                (i for i in range(0, len(child.tokens), page) if child.tokens[: i + page] != rest[: i + page]), 0
-            )
-            if same:
-                upper = Node(child.tokens[:same], at, self.clock)
-                child.tokens, child.parent = child.tokens[same:], upper
-                self.nodes.append(upper)
-                child = upper
-            matched += len(child.tokens)
+        while (child := self.child(at, keys[matched:])) is not None:
+            same = self.alike(child, keys[matched:])
+            matched += same
+            if same < len(child.tokens):
+                child.used = self.clock
+                return self.split(child, same), matched
             at = child
-            if same:
-                break
         return at, matched
+
+    def touch(self, node: Node | None) -> None:
+        """Takes note that the path to `node` is used."""
+        for each in self.path(node):
+            each.used = self.clock
+
+    def find(self, tokens: Tokens) -> tuple[Any, int]:
+        """The end of the part of `tokens` that is in the tree, which is used by that, and its length."""
+        node, matched = self.descend(self.keys(tokens) if self.caches else ())
+        self.touch(node)
+        return node, matched
+
+    def walk(self, tokens: Tokens) -> tuple[Node | None, int]:
+        """The end of the cached part of `tokens`, which is used by that, and its length."""
+        return self.find(tokens)
 
     def keys(self, tokens: Any) -> Any:
         """What the whole pages of `tokens` are found by."""
@@ -199,9 +220,7 @@ class Naive:
     def steps(self) -> list[Step]:
         memory = self.memory
         while True:
-            for row in [row for row in self.to_come if row.arrival_ns <= self.now_ns]:
-                self.to_come.remove(row)
-                self.enter(row)
+            self.arrive()
             work, is_prefill = self.next_batch()
             self.alone = not is_prefill
             if not work:
@@ -224,6 +243,11 @@ class Naive:
             for row, n in work:
                 self.advance(row, n)
             self.last = self.batch if is_prefill else Group()
+
+    def arrive(self) -> None:
+        for row in [row for row in self.to_come if row.arrival_ns <= self.now_ns]:
+            self.to_come.remove(row)
+            self.enter(row)
 
     def note(self) -> None:
         """Called with each step."""
@@ -310,14 +334,10 @@ class Naive:
         memory.evict(self.due(rows))
         if not self.fits(self.due(rows)):
             return False
-        self.give_up_before(rows)
         memory.evict(len(rows))
         for row in rows:
             row.pages = self.ceil(row.computed + 1) // self.page
         return True
-
-    def give_up_before(self, rows: list[Row]) -> None:
-        """What `rows` give up before they grow: nothing where there is one pool."""
 
     def decode(self) -> bool:
         """Lets the running decode; whether they do."""
@@ -478,13 +498,13 @@ class Naive:
         self.left_input -= tokens
         self.left_chunk -= tokens
 
-    def most_of_chunked(self) -> int:
-        """Tokens that the row which is computed in chunks may get."""
+    def chunk_limit(self) -> int:
+        """The most tokens of the chunk of a prompt that goes on."""
         limit = min(self.left_chunk, int(self.left()))
         return self.left_chunk if limit <= 0 else limit
 
     def go_on(self, row: Row) -> bool:
-        limit = self.most_of_chunked()
+        limit = self.chunk_limit()
         lacking = row.known - row.computed
         if self.config.schedule_policy == "shortest-prefill-first" and self.left_chunk >= 2 * self.page:
             kept = 0

@@ -132,9 +132,7 @@ class OverlappedDrafts(NaiveDrafts):
     def steps(self) -> list[Step]:
         free_ns = 0
         while True:
-            for row in [row for row in self.to_come if row.arrival_ns <= self.now_ns]:
-                self.to_come.remove(row)
-                self.enter(row)
+            self.arrive()
             flying, launched = self.flying, None
             work, is_prefill = self.next_batch()
             if not (work or flying or self.retracted):

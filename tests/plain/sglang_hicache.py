@@ -49,9 +49,6 @@ class Tiers(Memory):
     def places(self) -> list[Any]:
         return list(self.nodes)
 
-    def on_path(self, node: Any) -> list[Any]:
-        return self.path(node)
-
     def free(self) -> int:
         own = sum(row.pages - self.size(self.path(row.node)) for row in self.holders)
         return self.blocks - self.size([node for node in self.places if node.on_gpu]) - own
@@ -125,39 +122,18 @@ class Tiers(Memory):
         self.events += 1
         node.both = node.both or self.events
 
-    def descend(self, tokens: Tokens) -> tuple[Any, int]:
-        """As `Memory.walk`, over nodes of either place."""
-        page = self.page
-        tokens = self.keys(tokens)
-        self.clock += 1
-        at: Any = None
-        matched = 0
-        while matched < len(tokens):
-            rest = tokens[matched:]
-            child: Any = next((n for n in self.nodes if n.parent is at and n.tokens[:page] == rest[:page]), None)
-            if child is None:
-                break
-            child.used = self.clock
-            cut = next(
-                (i for i in range(0, len(child.tokens), page) if child.tokens[: i + page] != rest[: i + page]), 0
-            )
-            if cut:
-                upper = Place(child.tokens[:cut], at, self.clock, child.on_gpu, child.on_host, child.hits)
-                upper.loading = child.loading
-                if upper.on_gpu and upper.on_host and not upper.loading:
-                    self.now_both(upper)
-                child.tokens, child.parent = child.tokens[cut:], upper
-                self.nodes.append(upper)
-                child = upper
-            matched += len(child.tokens)
-            at = child
-            if cut:
-                break
-        return at, matched
+    def split(self, node: Any, at: int) -> Place:
+        upper = Place(node.tokens[:at], node.parent, self.clock, node.on_gpu, node.on_host, node.hits)
+        upper.loading = node.loading
+        if upper.on_gpu and upper.on_host and not upper.loading:
+            self.now_both(upper)
+        node.tokens, node.parent = node.tokens[at:], upper
+        self.nodes.append(upper)
+        return upper
 
     def walk(self, tokens: Tokens) -> tuple[Any, int]:
         """What the GPU has; `end` and `beyond` are of what is only on the host behind that."""
-        at, matched = self.descend(tokens)
+        at, matched = self.find(tokens)
         self.end, self.beyond = at, 0
         while at is not None and not at.on_gpu:
             self.beyond += len(at.tokens)
@@ -167,8 +143,8 @@ class Tiers(Memory):
     def insert(self, row: Row, computed: int | None = None) -> None:
         tokens = row.tokens[: row.computed if computed is None else computed]
         keys = self.keys(tokens)
-        node, matched = self.descend(tokens)
-        for place in self.on_path(node):
+        node, matched = self.find(tokens)
+        for place in self.path(node):
             if not place.on_gpu:
                 place.on_gpu = True
                 self.now_both(place)
@@ -177,7 +153,7 @@ class Tiers(Memory):
             node = Place(keys[matched:], node, self.clock)
             self.nodes.append(node)
         end = 0
-        for place in reversed(self.on_path(node)):
+        for place in reversed(self.path(node)):
             end += len(place.tokens)
             if end <= self.inserted.get(row, 0):
                 continue
@@ -186,12 +162,12 @@ class Tiers(Memory):
                 self.store(place)
         self.inserted[row] = max(self.inserted.get(row, 0), len(keys))
         if len(self.keys(row.prompt)) < len(keys):
-            self.descend(row.prompt)
+            self.find(row.prompt)
         row.node = node
 
     def store(self, node: Any) -> None:
         """Stores `node` and all above it that are not stored, the root's first."""
-        for place in [each for each in reversed(self.on_path(node)) if not each.on_host]:
+        for place in [each for each in reversed(self.path(node)) if not each.on_host]:
             if not self.to_host(place):
                 return
             self.copying.append(place)
@@ -199,7 +175,7 @@ class Tiers(Memory):
 
     def load(self, row: Row, end: Any) -> int:
         """Gives what ends with `end` on the host pages on the GPU; the number of the load, 0 without room."""
-        path = [place for place in self.on_path(end) if not place.on_gpu]
+        path = [place for place in self.path(end) if not place.on_gpu]
         pages = self.size(path)
         self.copying.append(end)
         self.evict(pages)
@@ -214,7 +190,7 @@ class Tiers(Memory):
         return self.loads
 
     def loaded(self, end: Any, number: int) -> None:
-        for place in self.on_path(end):
+        for place in self.path(end):
             if place.loading == number:
                 place.loading = 0
                 self.now_both(place)
@@ -298,9 +274,7 @@ class NaiveHiCache(Naive):
     def steps(self) -> list[Step]:
         memory = self.memory
         while True:
-            for row in [row for row in self.to_come if row.arrival_ns <= self.now_ns]:
-                self.to_come.remove(row)
-                self.enter(row)
+            self.arrive()
             self.take_over()
             work, is_prefill = self.called()
             if not work and not self.retracted:

@@ -73,23 +73,10 @@ class TwoPools(Memory):
     # ---- the tree
 
     def split(self, node: Node, at: int) -> Node:
-        upper = Node(node.tokens[:at], node.parent, self.clock)
-        node.tokens, node.parent = node.tokens[at:], upper
-        self.nodes.append(upper)
+        upper = super().split(node, at)
         if node in self.by_use:
             self.by_use.insert(self.by_use.index(node), upper)
         return upper
-
-    def alike(self, node: Node, rest: Tokens) -> int:
-        """Tokens of `node`, in whole pages, with which `rest` begins."""
-        page, n = self.page, 0
-        while n < len(node.tokens) and node.tokens[n : n + page] == rest[n : n + page]:
-            n += page
-        return n
-
-    def child(self, at: Node | None, rest: Tokens) -> Node | None:
-        found = [node for node in self.nodes if node.parent is at and node.tokens[: self.page] == rest[: self.page]]
-        return found[0] if rest and found else None
 
     def use(self, node: Node | None) -> None:
         covered, recent = 0, list[Node]()
@@ -102,22 +89,10 @@ class TwoPools(Memory):
             self.by_use.append(each)
 
     def walk(self, tokens: Tokens) -> tuple[Node | None, int]:
-        self.clock += 1
-        at: Node | None = None
-        keys, matched = self.keys(tokens) if self.caches else (), 0
-        while (child := self.child(at, keys[matched:])) is not None:
-            same = self.alike(child, keys[matched:])
-            matched += same
-            if same < len(child.tokens):
-                child.used = self.clock
-                at = self.split(child, same)
-                break
-            at = child
-        self.walked = matched
+        at, self.walked = self.descend(self.keys(tokens) if self.caches else ())
         while at is not None and not self.is_whole(at):
             at = at.parent
-        for each in self.path(at):
-            each.used = self.clock
+        self.touch(at)
         self.use(at)
         return at, self.end(at)
 
@@ -216,13 +191,20 @@ class NaivePools(Naive):
     def fits(self, pages: int) -> bool:
         return pages <= self.two.free() and pages <= self.two.free_windows()
 
-    def give_up_before(self, rows: list[Row]) -> None:
-        memory = self.two
+    def grow(self) -> bool:
+        rows, memory = self.running.rows, self.two
+        memory.evict(self.due(rows))
+        if not self.fits(self.due(rows)):
+            return False
         for row in rows:
             mark = memory.marks[row]
             if mark.decoded >= 1 and row.known - 1 - memory.reach >= mark.gone + memory.every:
                 memory.slide(row, row.known - 1)
             mark.decoded += 1
+        memory.evict(len(rows))
+        for row in rows:
+            row.pages = self.ceil(row.computed + 1) // self.page
+        return True
 
     # ---- prefill
 
@@ -251,7 +233,7 @@ class NaivePools(Naive):
         self.offset += self.need(self.ceil(n), min(row.cap, CLIP) if is_last else 0)
         super().take(row, n)
 
-    def most_of_chunked(self) -> int:
+    def chunk_limit(self) -> int:
         return min(self.left_chunk, int(self.left()), self.left_windows() - self.page)
 
     def add(self, row: Row) -> str:

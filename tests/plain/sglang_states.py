@@ -12,7 +12,7 @@ from math import lcm
 from batchsim.base.kv_pools import KvPools
 from batchsim.kernel.types import Arrival
 from batchsim.policies.systems.sglang.sglang_config import SglangConfig
-from tests.plain.sglang import Naive, Node, Row
+from tests.plain.sglang import Memory, Naive, Node, Row
 from tests.plain.sglang_pools import TwoPools
 
 
@@ -55,10 +55,7 @@ class States(TwoPools):
     # ---- the tree
 
     def split(self, node: Node, at: int) -> Node:
-        upper = Node(node.tokens[:at], node.parent, self.clock)
-        node.tokens, node.parent = node.tokens[at:], upper
-        self.nodes.append(upper)
-        return upper
+        return Memory.split(self, node, at)
 
     def use(self, node: Node | None) -> None:
         if node in self.by_use:
@@ -118,14 +115,8 @@ class States(TwoPools):
         if not row.done:
             self.evict_states(1)
         keys = self.keys(row.tokens[:length])
-        self.clock += 1
-        at: Node | None = None
-        matched = 0
-        while (child := self.child(at, keys[matched:])) is not None:
-            child.used = self.clock
-            same = self.alike(child, keys[matched:])
-            at = child if same == len(child.tokens) else self.split(child, same)
-            matched += same
+        at, matched = self.descend(keys)
+        self.touch(at)
         if matched < len(keys):
             self.clock += 1
             at = Node(keys[matched:], at, self.clock)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tests.plain.systems import micro_batch
+from tests.plain.tensorrt_llm import micro_batch
 from tests.plain.tensorrt_llm_overlap import COMPLETE, CONTEXT, IN_PROGRESS, TO_COMPLETE, Launched, Live, Overlapping
 
 
@@ -48,7 +48,6 @@ class Drafting(Overlapping):
                 self.pool.queue.append(block)
 
     def needs(self, row: Live) -> int:
-        """Blocks of a step, for who waits or decodes."""
         if row.state == CONTEXT:
             return 0 if row in self.pool.tables else self.pool.ceil(row.prompt + self.extra)
         more = 1 + self.drafts
@@ -68,8 +67,7 @@ class Drafting(Overlapping):
             super().iterate()
             return
         paused: list[Live] = []
-        fitting = self.max_utilization(paused) if self.evicts else self.no_evict()
-        work = self.chosen(fitting)
+        work = self.chosen(self.fitting(paused))
         for row in paused:
             self.give_up(row)
             self.pause(row)
@@ -83,17 +81,13 @@ class Drafting(Overlapping):
     def chosen(self, fitting: list[Live]) -> list[tuple[Live, int]]:
         for row in fitting:
             row.decodes = row.state != CONTEXT
-        return micro_batch(self.pool, self.config, fitting, 1 + self.drafts)
+        return micro_batch(self.config, self.block_size, fitting, 1 + self.drafts)
 
     def launch(self, work: list[tuple[Live, int]], paused: list[Live]) -> Launched | None:
         pool = self.pool
         for i, (row, n) in enumerate(work):
             if row not in pool.tables:
-                row.computed = 0
-                if self.config.enable_block_reuse:
-                    row.computed = pool.add(row, self.known(row))
-                else:
-                    pool.tables[row] = [pool.new_block() for _ in range(pool.ceil(row.prompt))]
+                self.allot(row)
                 row.kv = row.prompt
                 self.add_tokens(row, self.extra)
                 work[i] = (row, min(n, row.prompt - row.computed))

@@ -1,4 +1,4 @@
-"""TensorRT-LLM with a host cache told again as plain loops: the blocks of `tensorrt_llm_reuse`, and the host's.
+"""TensorRT-LLM with a host cache told again as plain loops: the blocks of `tensorrt_llm`, and the host's.
 
 Slow on purpose: to compare with the policy on random workloads that share tokens. No request is cancelled, and
 each fits the pool.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from batchsim.kernel.types import Arrival
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig
 from tests.plain.systems import Row
-from tests.plain.tensorrt_llm_reuse import Node, Pool, Reusing, Tokens
+from tests.plain.tensorrt_llm import Node, Pool, Tokens, Waiting
 
 
 class HostPool(Pool):
@@ -77,7 +77,7 @@ class HostPool(Pool):
         return cached
 
 
-class HostReusing(Reusing):
+class HostWaiting(Waiting):
     """The engine, to whose host a block takes `store_ns`, and from there `load_ns`; each way `fixed_ns` more a step."""
 
     pool: HostPool

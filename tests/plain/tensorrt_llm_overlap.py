@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from batchsim.kernel.types import Arrival
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig
-from tests.plain.systems import Row, micro_batch
-from tests.plain.tensorrt_llm_reuse import FirstStage, Pool, all_tokens
+from tests.plain.systems import Row
+from tests.plain.tensorrt_llm import Capacity, micro_batch
 
 CONTEXT, IN_PROGRESS, TO_COMPLETE, COMPLETE = range(4)
 Call = tuple[int, list[tuple[int, int]], list[int], int]
@@ -44,7 +44,7 @@ class Launched:
 
 
 @dataclass
-class Overlapping(FirstStage):
+class Overlapping(Capacity[Live]):
     """The engine."""
 
     config: TensorrtLlmConfig
@@ -54,16 +54,13 @@ class Overlapping(FirstStage):
     max_model_len: int
     now_ns: int = 0
     gpu_ns: int = 0
-    active: list[Live] = field(default_factory=list[Live])
     calls: list[Call] = field(default_factory=list[Call])
     processed: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """When each step was processed, and the tokens of it computed in vain."""
     done: list[Live] = field(default_factory=list[Live])
 
     def __post_init__(self) -> None:
-        self.pool = Pool(self.blocks, self.block_size)
-        self.tokens = {a.request.id: all_tokens(a) for a in self.arrivals}
-        self.queue: list[Live] = []
+        self.begin(self.arrivals, self.blocks)
         self.to_come = [self._live(a) for a in self.arrivals]
         self.previous: Launched | None = None
 
@@ -73,23 +70,21 @@ class Overlapping(FirstStage):
         output, cap = min(arrival.output_tokens or 1, room), min(r.max_output_tokens, room)
         return Live(r.id, r.arrival_ns, r.prompt_tokens, output, cap)
 
-    def give_up(self, row: Live) -> None:
-        """Frees the KV of `row`, stored for reuse but for its last known token."""
-        if row not in self.pool.tables:
-            return
-        if self.config.enable_block_reuse:
-            self.pool.give_up(row, self.known(row)[:-1])
-        else:
-            self.pool.release(row)
+    def is_context(self, row: Live) -> bool:
+        return row.state == CONTEXT
+
+    def is_generating(self, row: Live) -> bool:
+        return row.state in (IN_PROGRESS, TO_COMPLETE)
+
+    def needs(self, row: Live) -> int:
+        return super().needs(row) if row.state == CONTEXT else int(row.kv % self.block_size == 0)
 
     # ---- the loop
 
     def run(self) -> Overlapping:
         while self.active or self.queue or self.to_come or self.previous:
-            self.queue += [row for row in self.to_come if row.arrival_ns <= self.now_ns]
+            self.arrive([row for row in self.to_come if row.arrival_ns <= self.now_ns])
             self.to_come = [row for row in self.to_come if row.arrival_ns > self.now_ns]
-            while self.queue and len(self.active) < self.config.max_batch_size:
-                self.active.append(self.queue.pop(0))
             if self.active or self.previous:
                 self.iterate()
             else:
@@ -98,8 +93,7 @@ class Overlapping(FirstStage):
 
     def iterate(self) -> None:
         paused: list[Live] = []
-        fitting = self.max_utilization(paused) if self.evicts else self.no_evict()
-        work = self.chosen([row for row in fitting if row.state != TO_COMPLETE])
+        work = self.chosen([row for row in self.fitting(paused) if row.state != TO_COMPLETE])
         for row in paused:
             self.give_up(row)
         launched = self.launch(work, paused) if work or paused else None
@@ -123,17 +117,13 @@ class Overlapping(FirstStage):
         """The second stage."""
         for row in fitting:
             row.decodes = row.state != CONTEXT
-        return micro_batch(self.pool, self.config, fitting)
+        return micro_batch(self.config, self.block_size, fitting)
 
     def launch(self, work: list[tuple[Live, int]], paused: list[Live]) -> Launched | None:
         pool = self.pool
         for i, (row, n) in enumerate(work):
             if row not in pool.tables:
-                row.computed = row.kv = 0
-                if self.config.enable_block_reuse:
-                    row.computed = pool.add(row, self.known(row))
-                else:
-                    pool.tables[row] = [pool.new_block() for _ in range(pool.ceil(row.prompt))]
+                self.allot(row)
                 row.kv = row.prompt
                 work[i] = (row, min(n, row.prompt - row.computed))
         for row, _ in work:
@@ -193,13 +183,3 @@ class Overlapping(FirstStage):
             for row in step.prompts:
                 if row in self.pool.tables:
                     self.pool.store(row, self.known(row)[: min(row.computed, row.known - 1)])
-
-    # ---- what the first stage asks
-
-    def is_prompt(self, row: Live) -> bool:
-        return row.state == CONTEXT
-
-    def needs(self, row: Live) -> int:
-        if row.state == CONTEXT:
-            return 0 if row in self.pool.tables else self.pool.ceil(row.prompt)
-        return int(row.kv % self.block_size == 0)

@@ -62,7 +62,8 @@ class Call:
 class NaiveVllm:
     """Queues and blocks. `step` makes one step and returns what is to be compared; None where nobody is there."""
 
-    ahead = 0  # tokens beyond those of a step for which it has blocks: of drafts
+    hash_ahead = 0  # tokens after a block on which its key depends
+    beyond = 0  # tokens after those computed for which a step takes blocks
     overtakes = False  # whether a waiting request of which `clip` leaves nothing is passed over, and not waited for
 
     def __init__(
@@ -122,15 +123,19 @@ class NaiveVllm:
     def blocks(self, tokens: int) -> int:
         return -(-tokens // self.size)
 
+    def held_of(self, r: Naive) -> int:
+        """The blocks that `r` holds."""
+        return len(r.blocks)
+
     def key_of(self, r: Naive, k: int) -> Any:
-        """The key of block k; None if it is not known yet."""
-        return (r.request.adapter, *r.tokens[: (k + 1) * self.size])
+        """The key of block `k` of `r`; None while a token on which it depends is not known."""
+        end = (k + 1) * self.size + self.hash_ahead
+        return (r.request.adapter, *r.tokens[:end]) if end <= len(r.tokens) else None
 
     def lookup(self, r: Naive) -> list[int]:
         hits: list[int] = []
         for k in range((len(r.tokens) - 1) // self.size):
-            key = self.key_of(r, k)
-            same = self.index.get(key) if key is not None else None
+            same = self.index.get(self.key_of(r, k))
             if not same:
                 break
             hits.append(same[0])
@@ -144,23 +149,26 @@ class NaiveVllm:
             whole = self.blocks(min(len(r.tokens), self.max_model_len))
             if max(whole - have, 0) + revive + spare > len(self.queue):
                 return False
-        need = max(self.blocks(min(base + n + self.ahead, self.max_model_len)) - have, 0)
+        need = max(self.blocks(min(base + n + self.beyond, self.max_model_len)) - have, 0)
         if need + revive + spare > len(self.queue):
             return False
         for b in hits:
             if self.users[b] == 0:
                 self.queue.remove(b)
             self.users[b] += 1
-        new = [self.queue.pop(0) for _ in range(need)]
-        for b in new:
-            self.users[b] = 1
-            if self.key[b] is not None:
-                self.index[self.key[b]].remove(b)
-                self.key[b] = None
-        r.blocks += hits + new
+        r.blocks += hits + [self.pop() for _ in range(need)]
         r.published += len(hits)
         self.publish(r, base + n)
         return True
+
+    def pop(self) -> int:
+        """A free block, which is no longer found by its key."""
+        block = self.queue.pop(0)
+        self.users[block] = 1
+        if self.key[block] is not None:
+            self.index[self.key[block]].remove(block)
+            self.key[block] = None
+        return block
 
     def publish(self, r: Naive, tokens: int) -> None:
         if not self.config.enable_prefix_caching:
@@ -173,13 +181,17 @@ class NaiveVllm:
             self.index.setdefault(key, []).append(r.blocks[k])
             r.published = k + 1
 
-    def free(self, r: Naive) -> None:
+    def give_back(self, blocks: list[int]) -> None:
+        """Lets go of `blocks` in their order: those without a key are the next to be taken."""
         first, last = [], []
-        for b in reversed(r.blocks):
+        for b in blocks:
             self.users[b] -= 1
             if self.users[b] == 0:
                 (first if self.key[b] is None else last).append(b)
         self.queue = first + self.queue + last
+
+    def free(self, r: Naive) -> None:
+        self.give_back(r.blocks[::-1])
         r.blocks, r.published = [], 0
 
     # ---- a step
@@ -220,13 +232,33 @@ class NaiveVllm:
                     if r in place:
                         place.remove(r)
 
-    def schedule(self) -> Call:
+    def chunk_cap(self) -> int:
+        """The most tokens of one request in a step."""
         config = self.config
-        self.calls += 1
         everybody = len(self.running) + len(self.passed_over) + len(self.waiting)
         cap = config.long_prefill_token_threshold if everybody > 1 else 0
         if cap and config.long_prefill_token_threshold_adaptive:
             cap = max(cap, config.max_num_batched_tokens // everybody)
+        return cap or 1 << 40
+
+    def preempt(self) -> tuple[Naive, int]:
+        """Puts the least important of the running back to those waiting; returns it and the place that it had."""
+        running = self.running
+        victim = running[-1]
+        if self.config.policy == "priority":
+            victim = max(running, key=lambda v: (v.request.priority, v.request.arrival_ns))
+        at = running.index(victim)
+        del running[at]
+        self.free(victim)
+        victim.computed = victim.sampling = 0
+        victim.stale = victim.flying
+        self.waiting.insert(0, victim)
+        self.sort()
+        return victim, at
+
+    def schedule(self) -> Call:
+        config, cap = self.config, self.chunk_cap()
+        self.calls += 1
         interval = config.prefill_schedule_interval
         throttled = self.steps + 1 - self.last_prefill < interval
         if self.pass_counter is not None:
@@ -234,10 +266,10 @@ class NaiveVllm:
         self.defers = throttled and not self.bound and any(not r.chunked for r in self.running)
         items: dict[Naive, int] = {}
         preempted: list[int] = []
-        budget = self.pass_one(cap or 1 << 40, items, preempted)
+        budget = self.pass_one(cap, items, preempted)
         cached: list[list[int]] = []
         if not preempted:
-            self.pass_two(cap or 1 << 40, budget, items, cached)
+            self.pass_two(cap, budget, items, cached)
             if not self.defers:
                 self.bound = bool(self.waiting)
         self.steps += bool(items)
@@ -306,19 +338,10 @@ class NaiveVllm:
                 i += 1
                 continue
             while not self.allocate(r, r.computed, n, [], admission=False):
-                victim = running[-1]
-                if config.policy == "priority":
-                    victim = max(running, key=lambda v: (v.request.priority, v.request.arrival_ns))
-                at = running.index(victim)
-                running.remove(victim)
+                victim, at = self.preempt()
                 if at < i:
                     i -= 1
                     budget += scheduled.pop(victim, 0)
-                self.free(victim)
-                victim.computed = victim.sampling = 0
-                victim.stale = victim.flying
-                self.waiting.insert(0, victim)
-                self.sort()
                 preempted.append(victim.request.id)
                 if victim is r:
                     break

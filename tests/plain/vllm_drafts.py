@@ -17,17 +17,10 @@ from tests.plain.vllm import Naive, NaiveVllm
 
 @dataclass(eq=False)
 class Drafting(Naive):
-    """`drafts` that wait; `ph` tokens in flight that count as known, `fly` all tokens in flight; `stale`: of these,
-    those scheduled before a preemption. `real` counts outputs made, those in flight too; `chunk`: its last step was a
-    partial prefill."""
+    """`drafts` that wait; `real` counts outputs made, those in flight too."""
 
     drafts: int = 0
-    ph: int = 0
-    fly: int = 0
-    stale: int = 0
     real: int = 0
-    chunk: bool = False
-    over: bool = False
 
 
 @dataclass
@@ -56,32 +49,17 @@ class NaiveDrafts(NaiveVllm):
         spec = config.speculative_config
         assert spec is not None
         self.k, method = spec.num_speculative_tokens, spec.method
-        self.ahead = 0 if method == "ngram" else self.k
+        self.beyond = 0 if method == "ngram" else self.k
         self.slots = 1 if method == "draft_model" else 0
         self.hash_ahead = 1 if method in ("eagle", "eagle3", "mtp") else 0
         self.right, self.found = right, found
-        self.flying: list[Step] = []
-
-    # ---- blocks
-
-    def key_of(self, r: Naive, k: int) -> Any:
-        """Its tokens, all before them, and those after on which it depends."""
-        end = (k + 1) * self.size + self.hash_ahead
-        return tuple(r.tokens[:end]) if len(r.tokens) >= end else None
-
-    def held_of(self, r: Naive) -> int:
-        return len(r.blocks)
+        self.launched: list[Step] = []
 
     # ---- schedule
 
     def launch(self) -> tuple[Any, ...]:
-        config = self.config
+        config, cap = self.config, self.chunk_cap()
         running: list[Any] = self.running
-        everybody = len(running) + len(self.waiting)
-        cap = config.long_prefill_token_threshold if everybody > 1 else 0
-        if cap and config.long_prefill_token_threshold_adaptive:
-            cap = max(cap, config.max_num_batched_tokens // everybody)
-        cap = cap or 1 << 40
         budget, inb = config.step_tokens, config.max_num_batched_tokens
         items: dict[Drafting, int] = {}
         drafts: dict[Drafting, int] = {}
@@ -90,10 +68,10 @@ class NaiveDrafts(NaiveVllm):
         i = 0
         while i < len(running) and budget > 0 and inb > self.slots:
             r: Drafting = running[i]
-            if r.ph > 0 and r.computed + 2 - r.ph >= r.request.prompt_tokens + r.request.max_output_tokens:
+            if r.sampling > 0 and r.computed + 2 - r.sampling >= r.request.prompt_tokens + r.request.max_output_tokens:
                 i += 1
                 continue
-            known = len(r.tokens) + r.ph
+            known = len(r.tokens) + r.sampling
             n = min(known + r.drafts - r.computed, cap)
             n = min(n, budget, inb - self.slots, self.max_model_len - r.computed - 1)
             n = self.clip(r, r.computed, n) if n > 0 else n
@@ -101,23 +79,15 @@ class NaiveDrafts(NaiveVllm):
                 i += 1
                 continue
             while not self.allocate(r, r.computed, n, [], admission=False):
-                if config.policy == "priority":
-                    victim = max(running, key=lambda v: (v.request.priority, v.request.arrival_ns))
-                else:
-                    victim = running[-1]
-                at = running.index(victim)
-                running.remove(victim)
+                victim, at = self.preempt()
+                assert isinstance(victim, Drafting)
                 if at < i:
                     i -= 1
                 if victim in items:
                     back = items.pop(victim)
                     drafts.pop(victim, None)
                     budget, inb = budget + back, inb + back + self.slots
-                self.free(victim)
-                victim.computed = victim.ph = victim.drafts = 0
-                victim.stale = victim.fly
-                self.waiting.insert(0, victim)
-                self.sort()
+                victim.drafts = 0
                 preempted.append(victim.request.id)
                 if victim is r:
                     break
@@ -126,7 +96,7 @@ class NaiveDrafts(NaiveVllm):
                 d = min(r.drafts, n + r.computed - known)
                 if d > 0:
                     drafts[r] = d
-                partial = partial or r.chunk
+                partial = partial or r.chunked
                 r.drafts = 0
                 budget, inb = budget - n, inb - n - self.slots
                 i += 1
@@ -178,10 +148,10 @@ class NaiveDrafts(NaiveVllm):
         late = self.config.async_scheduling
         for r, n in items.items():
             r.computed += n
-            r.fly += n
+            r.flying += n
             d = drafts.get(r, 0)
-            r.chunk = r.computed - d < len(r.tokens) + r.ph
-            if r.chunk:
+            r.chunked = r.computed - d < len(r.tokens) + r.sampling
+            if r.chunked:
                 continue
             sampled.add(r)
             accepted = 0
@@ -194,21 +164,21 @@ class NaiveDrafts(NaiveVllm):
             got[r] = accepted + 1
             r.real += accepted + 1
             if late:
-                r.ph += 1 + d
+                r.sampling += 1 + d
                 r.drafts = self.k
         if items:
-            self.flying.append(Step(items, drafts, got, sampled))
+            self.launched.append(Step(items, drafts, got, sampled))
 
     # ---- results
 
     def land(self) -> tuple[Any, ...]:
-        step = self.flying.pop(0)
+        step = self.launched.pop(0)
         late = self.config.async_scheduling
         finished: list[int] = []
         for r, n in step.items.items():
-            if r.over:
+            if r.ended:
                 continue
-            r.fly -= n
+            r.flying -= n
             stale = r.stale > 0
             if stale:
                 r.stale -= n
@@ -218,22 +188,22 @@ class NaiveDrafts(NaiveVllm):
             if not stale:
                 r.computed -= d + 1 - gained
                 if late:
-                    r.ph -= d + 1 - gained
+                    r.sampling -= d + 1 - gained
             dropped = 0
             for j in range(gained):
                 r.tokens.append((output_stream(r.request.id), r.outputs))
                 r.outputs += 1
                 if r.outputs >= r.output_len or len(r.tokens) >= self.max_model_len:
-                    r.over = True
+                    r.ended = True
                     dropped = gained - j - 1
                     break
             if not stale:
                 r.computed -= dropped
                 if late:
-                    r.ph -= gained
+                    r.sampling -= gained
                 if r in self.running:
-                    self.publish(r, r.computed - r.fly)
-            if r.over:
+                    self.publish(r, r.computed - r.flying)
+            if r.ended:
                 finished.append(r.request.id)
                 self.free(r)
                 (self.running if r in self.running else self.waiting).remove(r)

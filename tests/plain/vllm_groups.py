@@ -12,7 +12,7 @@ from typing import Any
 from batchsim.base.kv_groups import KvGroup, KvLayout
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 from tests.plain.vllm import Call, Naive, NaiveVllm
-from tests.plain.vllm_drafts import Drafting, NaiveDrafts
+from tests.plain.vllm_drafts import NaiveDrafts
 
 
 @dataclass
@@ -42,9 +42,6 @@ def ceil(tokens: int, size: int) -> int:
 
 class NaiveGroups(NaiveVllm):
     """As NaiveVllm, with the groups of `layout`."""
-
-    hash_ahead = 0  # tokens after a block on which it depends
-    beyond = 0  # tokens after those computed for which a step takes blocks
 
     def __init__(
         self, config: VllmConfig, num_blocks: int, layout: KvLayout, max_model_len: int, stages: int = 1
@@ -155,7 +152,7 @@ class NaiveGroups(NaiveVllm):
             whole = min(len(r.tokens), self.max_model_len)
             if self.needs(r, tables, base, whole, whole, capped=True) + spare > len(self.queue):
                 return False
-        self.let_go(r, max(base - self.in_flight(r), 0))
+        self.let_go(r, max(base - r.flying, 0))
         room = min(base + n + self.beyond, self.max_model_len)
         if self.needs(r, tables, base, base + n, room, capped=False) + spare > len(self.queue):
             return False
@@ -172,9 +169,6 @@ class NaiveGroups(NaiveVllm):
                 table += [self.pop() for _ in range(ceil(room, group.block_size) - len(table))]
         self.publish(r, base + n)
         return True
-
-    def in_flight(self, r: Naive) -> int:
-        return r.flying
 
     def held_of(self, r: Naive) -> int:
         return sum(block is not None for table in self.held[r].tables for block in table)
@@ -276,33 +270,19 @@ class NaiveGroups(NaiveVllm):
                 table[place] = None
         table += [self.pop() for _ in range(required - len(table))]
 
-    def pop(self) -> int:
-        block = self.queue.pop(0)
-        self.users[block] = 1
-        if self.key[block] is not None:
-            self.index[self.key[block]].remove(block)
-            self.key[block] = None
-        return block
-
     # ---- what goes back
 
     def let_go(self, r: Naive, processed: int) -> None:
         held = self.held.get(r)
-        for i, group in enumerate(self.groups) if held is not None else ():
+        if held is None:
+            return
+        for i, group in enumerate(self.groups):
             if group.kind == "state" and not self.caches:
                 continue
             table = held.tables[i]
             gone = min(self.skipped(group, processed), len(table))
             self.give_back([block for block in reversed(table[:gone]) if block is not None])
             table[:gone] = [None] * gone
-
-    def give_back(self, blocks: list[int]) -> None:
-        first, last = [], []
-        for b in blocks:
-            self.users[b] -= 1
-            if self.users[b] == 0:
-                (first if self.key[b] is None else last).append(b)
-        self.queue = first + self.queue + last
 
     def free(self, r: Naive) -> None:
         held = self.held.pop(r, None)
@@ -369,12 +349,6 @@ class NaiveGroups(NaiveVllm):
 class NaiveDraftGroups(NaiveDrafts, NaiveGroups):
     """As NaiveDrafts, with the groups of a layout in the place of the size of a block."""
 
-    held_of = NaiveGroups.held_of
-
     def launch(self) -> tuple[Any, ...]:
-        self.cached_now, self.beyond = set(), self.ahead
+        self.cached_now = set()
         return super().launch()
-
-    def in_flight(self, r: Naive) -> int:
-        assert isinstance(r, Drafting)
-        return r.fly

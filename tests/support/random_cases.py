@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from hypothesis import settings
+import pytest
+from hypothesis import given, settings
 
 QUICK, THOROUGH = 3, 12
 """The cases of tests that do not say how many."""
@@ -15,3 +17,8 @@ def random_cases(examples: int, **more: Any) -> settings:
     """Settings of a test that draws so many cases, in `make test` an eighth of them."""
     few = settings.get_current_profile_name() == "quick"
     return settings(max_examples=max(examples // _SHARE, QUICK) if few else examples, deadline=None, **more)
+
+
+def few_and_many(check: Callable[..., None], *cases: Any, few: int, many: int) -> tuple[Any, Any]:
+    """Two tests of `check` on random `cases`: one of so few, and a slow one of so many."""
+    return random_cases(few)(given(*cases)(check)), pytest.mark.slow(random_cases(many)(given(*cases)(check)))

@@ -12,7 +12,7 @@ from batchsim.kernel.types import Arrival, Request
 from batchsim.kv.radix_cache import RadixKV
 from batchsim.policies.systems.sglang.sglang_config import SglangConfig
 from batchsim.policies.systems.sglang.sglang_drafts import SglangWithDrafts
-from tests.support.stepping import HostCost, Run, run
+from tests.support.stepping import HostCost, Run, run_alike
 from tests.support.whole_batches import requests
 
 
@@ -23,11 +23,7 @@ def timeline(
     config = SglangConfig(**{"chunked_prefill_size": -1, **knobs})
     setting: dict[str, Any] = {"blocks": tokens // page, "block_size": page, "max_model_len": max_model_len}
     setting["kv"] = RadixKV if config.traits.prefix_cache else CountingKV
-    done = run(SglangWithDrafts, config, arrivals, **setting)
-    leapt = run(SglangWithDrafts, config, arrivals, how="leap", **setting)
-    for table in ("requests", "steps", "states"):
-        assert getattr(done.records, table).tobytes() == getattr(leapt.records, table).tobytes(), table
-    return done
+    return run_alike(SglangWithDrafts, config, arrivals, "live", "leap", **setting)
 
 
 def overlapped(
@@ -37,12 +33,7 @@ def overlapped(
     config = SglangConfig(**{"chunked_prefill_size": -1, **knobs})
     setting: dict[str, Any] = {"blocks": tokens // page, "block_size": page, "max_model_len": max_model_len}
     setting |= {"kv": RadixKV if config.traits.prefix_cache else CountingKV, "loop": OVERLAP, "cost": HostCost()}
-    done = run(SglangWithDrafts, config, arrivals, **setting)
-    for how in ("leap", "step"):
-        other = run(SglangWithDrafts, config, arrivals, how=how, **setting)
-        for table in ("requests", "steps", "states", "lanes"):
-            assert getattr(done.records, table).tobytes() == getattr(other.records, table).tobytes(), (how, table)
-    return done
+    return run_alike(SglangWithDrafts, config, arrivals, **setting)
 
 
 def steps(done: Run) -> list[tuple[int, list[tuple[int, int]]]]:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-import numpy as np
 from hypothesis import strategies as st
 
 from batchsim.drive.live import VirtualClock, live
@@ -20,6 +19,7 @@ from batchsim.kernel.protocols import CostModel, DecodeLine, PolicyContext, stea
 from batchsim.kernel.record import PREEMPTED, SWAPPED, Recorder, Records
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Arrival, Request
+from batchsim.testing.by_hand import same
 from tests.support.whole_batches import BLOCK_SIZE, MAX_MODEL_LEN, Listed, requests
 
 
@@ -182,14 +182,21 @@ def run(
     return Run(recorder.records(), scheduler.log)
 
 
+def run_alike(policy: Any, config: Any, arrivals: str | list[Arrival], *ways: str, **setting: Any) -> Run:
+    """The run in the first of `ways` (all three unless said, live first), which in the others leaves equal records."""
+    first, *others = (run(policy, config, arrivals, how=how, **setting) for how in ways or ("live", "leap", "step"))
+    for other in others:
+        same(first.records, other.records)
+    return first
+
+
 def run_every_way(policy: Any, config: Any, arrivals: list[Arrival], **setting: Any) -> Run:
     """The run, after proving it bit-equal under every driver and KV manager, each request in it once."""
     first = run(policy, config, arrivals, **setting)
     assert [int(i) for i in first.records.requests["request_id"]] == [a.request.id for a in arrivals]
     for how, kv in (("step", CountingKV), ("leap", CountingKV), ("live", TableKV), ("leap", TableKV)):
         other = run(policy, config, arrivals, how=how, kv=kv, **setting)
-        for name in ("requests", "steps", "states"):
-            assert np.array_equal(getattr(first.records, name), getattr(other.records, name)), (how, kv, name)
+        same(first.records, other.records)
         assert (first.records.texts, first.records.details) == (other.records.texts, other.records.details)
     return first
 

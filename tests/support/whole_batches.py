@@ -1,4 +1,4 @@
-"""Helpers of the tests of static and dynamic batching: workloads in one line, runs under every driver."""
+"""Workloads in one line, and what the records of a run say, request by request."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 from hypothesis import strategies as st
 
-from batchsim.drive.live import VirtualClock, live
-from batchsim.drive.simulate import simulate
 from batchsim.kernel.batch import Batch
 from batchsim.kernel.core import EngineCore
-from batchsim.kernel.kv_blocks import CountingKV, KVBlockManager, TableKV
+from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.leaps import leap
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import BLOCKED, OUTCOME_NAMES, Recorder, Records
@@ -60,30 +57,14 @@ def requests(text: str) -> list[Arrival]:
     return arrivals
 
 
-def run(
-    policy: Any,
-    config: Any,
-    arrivals: str | list[Arrival],
-    *,
-    blocks: int = 1000,
-    how: str = "leap",
-    kv: Any = CountingKV,
-) -> Records:
-    """The records of one run; `how` is live, leap or step. The KV pool must be whole again at the end."""
-    pool: KVBlockManager = kv(blocks, BLOCK_SIZE)
-    core = _core(policy, config, pool)
-    workload = Listed(requests(arrivals) if isinstance(arrivals, str) else arrivals)
-    if how == "live":
-        live(core, workload, VirtualClock())
-    else:
-        simulate(core, workload, leap=how == "leap")
-    assert pool.num_free == pool.num_blocks
-    return core.recorder.records()
-
-
 def leap_end_ns(policy: Any, config: Any, arrivals: str) -> int:
     """Where a leap without horizon ends that starts after the first decode step; all `arrivals` are at 0."""
-    core = _core(policy, config, CountingKV(1000, BLOCK_SIZE))
+    core = EngineCore(
+        policy(config, PolicyContext(CountingKV(1000, BLOCK_SIZE), MAX_MODEL_LEN)),
+        SimExecutor(ConstantCost(), MAX_MODEL_LEN),
+        Recorder(),
+        max_model_len=MAX_MODEL_LEN,
+    )
     for arrival in requests(arrivals):
         core.submit(arrival)
     now_ns = 0
@@ -95,15 +76,6 @@ def leap_end_ns(policy: Any, config: Any, arrivals: str) -> int:
             assert isinstance(core.executor, SimExecutor)
             return leap(core, core.executor, batch, now_ns, lambda: math.inf)
         core.complete(now_ns)
-
-
-def _core(policy: Any, config: Any, pool: KVBlockManager) -> EngineCore:
-    return EngineCore(
-        policy(config, PolicyContext(pool, MAX_MODEL_LEN)),
-        SimExecutor(ConstantCost(), MAX_MODEL_LEN),
-        Recorder(),
-        max_model_len=MAX_MODEL_LEN,
-    )
 
 
 def times(records: Records, *columns: str) -> list[tuple[int, ...]]:
@@ -125,18 +97,6 @@ def blocked(records: Records) -> list[tuple[int, int, str]]:
     """(time, request, reason) of every change at the head of the queue."""
     rows = records.states[records.states["state"] == BLOCKED]
     return [(int(row["time_ns"]), int(row["request_id"]), records.texts[row["reason"]]) for row in rows]
-
-
-def assert_all_drivers_agree(policy: Any, config: Any, arrivals: list[Arrival], blocks: int) -> Records:
-    """Runs under every driver and KV manager; the records must be bit-equal and hold every request once."""
-    first = run(policy, config, arrivals, blocks=blocks)
-    assert [int(i) for i in first.requests["request_id"]] == [a.request.id for a in arrivals]
-    for how, kv in (("step", CountingKV), ("live", CountingKV), ("leap", TableKV)):
-        other = run(policy, config, arrivals, blocks=blocks, how=how, kv=kv)
-        for name in ("requests", "steps", "states"):
-            assert np.array_equal(getattr(first, name), getattr(other, name)), (how, kv.__name__, name)
-        assert (first.texts, first.details) == (other.texts, other.details)
-    return first
 
 
 @st.composite

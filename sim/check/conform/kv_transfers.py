@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from batchsim.base.errors import shown
 from batchsim.check.conform.fields import COUNT, FLAG, IDS, PAIRS, SECONDS, TEXT, BadRecording, Fields, Kind, check_row
-from batchsim.check.conform.recording import Names
-from batchsim.check.conform.step_forms import FORMS, OF_QUEUE, StepForm
+from batchsim.check.conform.step_forms import FORMS, OF_QUEUE, StepForm, as_here, of_pooling
 from batchsim.check.conform.times import US
 from batchsim.kernel.kv_transfer import Noticed
 from batchsim.kernel.types import Request, Sequence
@@ -23,39 +22,26 @@ META_MAYBE: dict[str, Kind] = {"kv_load_failure_policy": TEXT}
 NOTES = {"connector", "kv_transfer"}
 PULLED: Fields = {"do_remote_prefill": FLAG, "transfer_us": COUNT}
 KEPT: Fields = {"do_remote_decode": FLAG, "hold_us": COUNT}
-_STEP: Names = {
-    "loads_started": ("loads_started", PAIRS),
-    "loads_done": ("loads_done", IDS),
-    "sends_started": ("sends_started", PAIRS),
-    "sends_done": ("sends_done", IDS),
-    "remote": ("remote", IDS),
-}
+_STEP = as_here(PAIRS, "loads_started", "sends_started") | as_here(IDS, "loads_done", "sends_done", "remote")
 SETS = {"loads_done", "loads_failed", "sends_done", "remote", "errors", "flushed", "jobs_done"}
 """Facts of a step whose ids are in no order: an engine's worker reports sets."""
 
 
 def with_connector(depth: int) -> StepForm:
     """The form of an engine with a connector and at most `depth` steps in flight, synchronous ones too."""
-    plain = FORMS["batch_queue"]
-    step = {name: kind for name, kind in plain.step.items() if depth > 1 or name not in OF_QUEUE}
     none = {name: list[Any]() for name in _STEP}
-    return replace(plain, step={**step, **_STEP}, if_any={**plain.if_any, **none})
+    return FORMS["batch_queue"].plus(_STEP, if_any=none, without=() if depth > 1 else OF_QUEUE)
 
 
 def several(depth: int) -> StepForm:
     """As `with_connector`, in a recording of several engines: pulls are counted in blocks, and may fail; what a prefill
     engine keeps stands where it is handed on."""
-    form = with_connector(depth)
-    step = {name: kind for name, kind in form.step.items() if name not in (*OF_QUEUE, "sends_started")}
-    step |= {
-        "loads_started": ("pulled_blocks", PAIRS),
-        "loads_failed": ("loads_failed", IDS),
-        "errors": ("errors", IDS),
-    }
-    request: Names = {"taken": ("taken_ns", SECONDS), "error": ("error", FLAG)}
-    request |= {"first_token_time": ("first_token_ns", SECONDS.or_null)}
-    if_any = {**form.if_any, "loads_failed": [], "errors": [], "error": False}
-    return replace(form, step=step, request={**form.request, **request}, if_any=if_any)
+    return of_pooling(with_connector(depth)).plus(
+        {"loads_started": ("pulled_blocks", PAIRS), **as_here(IDS, "loads_failed", "errors")},
+        request={"taken": ("taken_ns", SECONDS), "error": ("error", FLAG)},
+        if_any={"loads_failed": [], "errors": [], "error": False},
+        without=(*OF_QUEUE, "sends_started"),
+    )
 
 
 OfConnector = Callable[[int], StepForm]

@@ -5,7 +5,6 @@ Source of the form: vLLM 0.33's OffloadingConnector.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from batchsim.base.errors import shown
@@ -27,7 +26,7 @@ from batchsim.check.conform.fields import (
 )
 from batchsim.check.conform.kv_transfers import with_connector
 from batchsim.check.conform.recording import Names, to_ns
-from batchsim.check.conform.step_forms import StepForm
+from batchsim.check.conform.step_forms import StepForm, as_here
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.host_link import OffloadLink
 from batchsim.kernel.offload import NewOffload, OffloadConnector
@@ -64,23 +63,19 @@ _STEP: Names = {
     "flushed": ("flushed", IDS),
     "t_launch": ("launched_ns", SECONDS),
     "xfers": ("xfers", _TRANSFERS),
-    "jobs_done": ("jobs_done", IDS),
-    "loads_done": ("loads_done", IDS),
+    **as_here(IDS, "jobs_done", "loads_done"),
     "cpu": ("cpu", _CPU),
 }
-_TOTALS: Names = {
-    name: (name, COUNT)
-    for name in ("chunks_loaded", "chunks_stored", "stores_refused", "evicted", "flushed_jobs", "deferred_lookups")
-}
+_TOTALS = as_here(
+    COUNT, "chunks_loaded", "chunks_stored", "stores_refused", "evicted", "flushed_jobs", "deferred_lookups"
+)
 
 
 def with_offload(depth: int) -> StepForm:
     """The form of an engine that offloads KV, with at most `depth` steps in flight, synchronous ones too."""
-    form = with_connector(depth)
+    none = {name: list[Any]() for name in _STEP if name != "t_launch"}
     others = ("loads_started", "sends_started", "sends_done", "remote")
-    step = {name: kind for name, kind in form.step.items() if name not in others}
-    if_any = {**form.if_any, **{name: list[Any]() for name in _STEP if name != "t_launch"}, "cpu": [0, 0, 0]}
-    return replace(form, step={**step, **_STEP}, if_any=if_any, totals={**form.totals, **_TOTALS})
+    return with_connector(depth).plus(_STEP, _TOTALS, if_any={**none, "cpu": [0, 0, 0]}, without=others)
 
 
 def with_launch(row: Any) -> Any:

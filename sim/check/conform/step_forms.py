@@ -22,12 +22,17 @@ from batchsim.check.conform.fields import (
 )
 from batchsim.check.conform.recording import Names
 
+
+def as_here(kind: Kind | ListOf, *names: str) -> dict[str, tuple[str, Kind | ListOf]]:
+    """Facts of a kind that have the same names in recording and replay."""
+    return {name: (name, kind) for name in names}
+
+
 _CALLED: Names = {"t_start": ("called_ns", SECONDS)}
 _SCHEDULED: Names = {
-    "scheduled": ("scheduled", PAIRS),
-    "cached": ("cached", PAIRS),
-    "preempted": ("preempted", IDS),
-    "free_blocks_sched": ("free_blocks_sched", COUNT),
+    **as_here(PAIRS, "scheduled", "cached"),
+    **as_here(IDS, "preempted"),
+    **as_here(COUNT, "free_blocks_sched"),
 }
 _RAN: Names = {
     "t_scheduled": ("scheduled_ns", SECONDS),
@@ -38,36 +43,22 @@ _RAN: Names = {
 _PROCESSED: Names = {
     "finished": ("finished", IDS),
     "free_blocks_after": ("free_blocks_processed", COUNT),
-    "num_waiting": ("num_waiting", COUNT),
-    "num_running": ("num_running", COUNT),
+    **as_here(COUNT, "num_waiting", "num_running"),
 }
 _REQUEST: Names = {
     "first_token_time": ("first_token_ns", SECONDS),
     "finish_time": ("finish_ns", SECONDS),
-    "num_preemptions": ("num_preemptions", COUNT),
-    "cached_tokens": ("cached_tokens", COUNT),
-    "cached_tokens_all": ("cached_tokens_all", COUNT),
-    "admissions": ("admissions", COUNT),
+    **as_here(COUNT, "num_preemptions", "cached_tokens", "cached_tokens_all", "admissions"),
 }
 _TOTALS: Names = {
-    "requests": ("requests", COUNT),
-    "steps": ("steps", COUNT),
-    "preemptions": ("preemptions", COUNT),
-    "tokens": ("tokens", COUNT),
-    "cached_tokens": ("cached_tokens", COUNT),
+    **as_here(COUNT, "requests", "steps", "preemptions", "tokens", "cached_tokens"),
     "makespan": ("makespan_ns", SECONDS),
 }
-_VLLM_TOTALS: Names = {
-    "empty_steps": ("empty_steps", COUNT),
-    "self_preempt": ("self_preempt", COUNT),
-    "victim_mid_prefill": ("victim_mid_prefill", COUNT),
-    "victim_already_scheduled": ("victim_already_scheduled", COUNT),
-    "victim_in_flight": ("victim_in_flight", COUNT),
-    "wasted_tokens": ("wasted_tokens", COUNT),
-    "stale_outputs": ("stale_outputs", COUNT),
-    "sleeps": ("sleeps", COUNT),
-    "phantom_hits": ("phantom_hits", COUNT),
-}
+_VLLM_TOTALS = as_here(
+    COUNT,
+    *("empty_steps", "self_preempt", "victim_mid_prefill", "victim_already_scheduled", "victim_in_flight"),
+    *("wasted_tokens", "stale_outputs", "sleeps", "phantom_hits"),
+)
 
 
 @dataclass(frozen=True)
@@ -88,6 +79,26 @@ class StepForm:
     meta: Fields = field(default_factory=dict[str, Kind | ListOf])
     read_when: Mapping[str, str] = field(default_factory=dict[str, str])
 
+    def plus(
+        self,
+        step: Names | None = None,
+        totals: Names | None = None,
+        request: Names | None = None,
+        if_any: Mapping[str, Any] | None = None,
+        *,
+        without: Collection[str] = (),
+    ) -> StepForm:
+        """This form with more fields of steps, totals and requests, more that may be left out, and `without` some of
+        its steps' own."""
+        kept = {name: fact for name, fact in self.step.items() if name not in without}
+        return replace(
+            self,
+            step={**kept, **(step or {})},
+            totals={**self.totals, **(totals or {})},
+            request={**self.request, **(request or {})},
+            if_any={**self.if_any, **(if_any or {})},
+        )
+
 
 _OF_HOST: Fields = {"host_schedule": SECONDS, "host_update": SECONDS, "idle_sleep": SECONDS}
 _WHEN_SCHEDULED = {"free_blocks_sched": "once the step is scheduled"}
@@ -107,10 +118,9 @@ _SYNC_TIMED = replace(
 _BATCH_QUEUE = StepForm(
     step={
         **_CALLED,
-        "in_flight": ("in_flight", COUNT),
+        **as_here(COUNT, "in_flight"),
         **_SCHEDULED,
-        "num_waiting_sched": ("num_waiting_sched", COUNT),
-        "num_running_sched": ("num_running_sched", COUNT),
+        **as_here(COUNT, "num_waiting_sched", "num_running_sched"),
         **_RAN,
         "wasted": ("wasted", PAIRS),
         "stale": ("stale", IDS),
@@ -151,45 +161,35 @@ _OVERLAP = StepForm(
         "free_blocks_after": "when the scheduler is next asked, before it admits",
     },
 )
-_DRAFTS: Names = {
-    "blocks": ("blocks", PAIRS),
-    "spec": ("spec", SPEC),
-    "skip_drafts": ("skip_drafts", FLAG),
-}
+_DRAFTS: Names = {**as_here(PAIRS, "blocks"), **as_here(SPEC, "spec"), **as_here(FLAG, "skip_drafts")}
 _NO_DRAFTS = {"blocks": [], "spec": [], "skip_drafts": False}
 
 
 def with_drafts(plain: StepForm) -> StepForm:
     """The form of engines that verify draft tokens, `plain` without; steps whose end is waited for give drafts back."""
-    given: Names = {"drafts": ("drafts", PAIRS)} if plain is _SYNC else {}
-    sums: Names = {"drafts_scheduled": ("drafts_scheduled", COUNT), "drafts_accepted": ("drafts_accepted", COUNT)}
-    if_any = {**plain.if_any, **_NO_DRAFTS} | ({"drafts": []} if given else {})
-    return replace(plain, step={**_DRAFTS, **given, **plain.step}, totals={**plain.totals, **sums}, if_any=if_any)
+    given = as_here(PAIRS, "drafts") if plain is _SYNC else {}
+    more = plain.plus(
+        totals=as_here(COUNT, "drafts_scheduled", "drafts_accepted"),
+        if_any={**_NO_DRAFTS, **{name: list[Any]() for name in given}},
+    )
+    return replace(more, step={**_DRAFTS, **given, **plain.step})
 
 
 def in_lockstep(row: Collection[str]) -> StepForm:
     """The form of one of several ranks that step together, whose host's times are recorded, by the names of the facts
     of a step `row`: queues of the moment of scheduling are compared where they were recorded."""
-    alone = replace(
-        _BATCH_QUEUE,
-        step={name: fact for name, fact in _BATCH_QUEUE.step.items() if name in row or name not in OF_QUEUE},
+    of_rank = as_here(COUNT.or_null, "pass") | as_here(COUNT, "step_counter", "wave") | as_here(FLAG, "throttled")
+    more = _BATCH_QUEUE.plus(
+        request={"taken": ("taken_ns", SECONDS)},
+        if_any={"pass": None, "throttled": False},
+        without=[name for name in OF_QUEUE if name not in row],
     )
-    of_rank: Names = {
-        "pass": ("pass", COUNT.or_null),
-        "step_counter": ("step_counter", COUNT),
-        "wave": ("wave", COUNT),
-        "throttled": ("throttled", FLAG),
-    }
-    if_any = {**alone.if_any, "pass": None, "throttled": False}
-    request = {**alone.request, "taken": ("taken_ns", SECONDS)}
-    return replace(alone, step={**of_rank, **alone.step}, request=request, if_any=if_any)
+    return replace(more, step={**of_rank, **more.step})
 
 
 def with_adapters(plain: StepForm) -> StepForm:
     """The form of engines that serve LoRA adapters, `plain` without."""
-    step: Names = {**plain.step, "loras": ("adapters", IDS)}
-    totals: Names = {**plain.totals, "max_active": ("most_adapters", COUNT)}
-    return replace(plain, step=step, totals=totals, if_any={**plain.if_any, "loras": []})
+    return plain.plus({"loras": ("adapters", IDS)}, {"max_active": ("most_adapters", COUNT)}, if_any={"loras": []})
 
 
 def with_items(plain: StepForm) -> StepForm:
@@ -202,14 +202,12 @@ def with_items(plain: StepForm) -> StepForm:
         "enc_free_after": ("encoder_free_processed", COUNT),
         "enc_freeable_after": ("encoder_freeable_processed", COUNT),
     }
-    totals: Names = {**plain.totals, "encoded": ("encoded", COUNT), "evicted": ("evicted", COUNT)}
-    if_any = {**plain.if_any, "encode": [], "enc_freed": []}
-    return replace(plain, step={**plain.step, **step}, totals=totals, if_any=if_any)
+    return plain.plus(step, as_here(COUNT, "encoded", "evicted"), if_any={"encode": [], "enc_freed": []})
 
 
 def of_pooling(plain: StepForm) -> StepForm:
     """The form of pooling models, whose requests get no token, `plain` with tokens."""
-    return replace(plain, request={**plain.request, "first_token_time": ("first_token_ns", SECONDS.or_null)})
+    return plain.plus(request={"first_token_time": ("first_token_ns", SECONDS.or_null)})
 
 
 FORMS = {"sync": _SYNC, "batch_queue": _BATCH_QUEUE, "overlap": _OVERLAP}

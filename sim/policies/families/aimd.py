@@ -19,10 +19,9 @@ from typing import Annotated, ClassVar
 
 from batchsim.base.ranges import PositiveInt, Range
 from batchsim.base.units import Duration, PositiveDuration
-from batchsim.kernel.batch import IDLE, Batch, Idle
+from batchsim.kernel.batch import Batch, Idle
 from batchsim.kernel.policy_config import PolicyConfig, Traits
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import Sequence
 from batchsim.policies.families.padded_batch import FinishedRows, PaddedBatch, Padding, Respond, WholeBatchesInOrder
 
 BackOff = Annotated[float, Range(0, 1, above=True, below=True)]
@@ -74,36 +73,20 @@ class Aimd(WholeBatchesInOrder):
         super().__init__(context, batch)
         self.config = config
         self.size = float(config.initial_batch_size)
-        self._started: tuple[int, bool] | None = None  # start of the running batch in ns, whether it has the full size
+        self._is_full = False  # whether the latest batch has the full size
 
-    def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
-        work: Batch | Idle = IDLE
-        if self.batch.rows:
-            work = self.batch.step()
-        elif self.waiting:
-            work = self._start_or_wait(now_ns, drain)
-        self.note_blocked(next(iter(self.waiting), None))
-        return work
+    def ended(self, batch_ns: int) -> None:
+        if batch_ns > self.config.latency_objective:
+            self.size = max(1.0, self.size * self.config.backoff)
+        elif self._is_full:
+            self.size = min(self.size + self.config.increase, self.config.max_batch_size or inf)
 
-    def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
-        responses = super().complete(batch, finished, now_ns)
-        if not self.batch.rows and self._started is not None:
-            start_ns, is_full = self._started
-            self._started = None
-            if now_ns - start_ns > self.config.latency_objective:
-                self.size = max(1.0, self.size * self.config.backoff)
-            elif is_full:
-                self.size = min(self.size + self.config.increase, self.config.max_batch_size or inf)
-        return responses
-
-    def _start_or_wait(self, now_ns: int, drain: bool) -> Batch | Idle:
+    def next_batch(self, now_ns: int, drain: bool) -> Batch | Idle:
         size = int(self.size)
         asked = list(islice(self.waiting, size))
         due_ns = asked[0].request.arrival_ns + self.config.batch_delay
         count = self.batch.fitting(asked)
         if count == len(asked) < size and now_ns < due_ns and not drain:
             return Idle(due_ns)
-        for seq in asked[:count]:
-            del self.waiting[seq]
-        self._started = (now_ns, count == size)
-        return self.batch.start(asked[:count], asked[count:])
+        self._is_full = count == size
+        return self.start(asked[:count], asked[count:], now_ns)

@@ -17,7 +17,7 @@ from math import log1p
 from batchsim.base.errors import ScenarioError
 from batchsim.base.ranges import PositiveInt
 from batchsim.base.units import PositiveDuration
-from batchsim.kernel.batch import IDLE, Batch, Idle
+from batchsim.kernel.batch import Batch, Idle
 from batchsim.kernel.policy_config import PolicyConfig, Traits
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.types import Sequence
@@ -68,8 +68,7 @@ class BatchAgent(WholeBatchesInOrder):
         self.config = config
         self.rates = ArrivalRates()
         self._prompt_tokens = 0
-        self._started_ns = self._latest_ns = 0  # the start of the latest batch, and what it took
-        self._latest_size = self._decision = 0
+        self._latest_ns = self._latest_size = self._decision = 0  # what the latest batch took, its requests
 
     @abstractmethod
     def decide(self, observed: tuple[float, ...]) -> int:
@@ -105,35 +104,22 @@ class BatchAgent(WholeBatchesInOrder):
             self._prompt_tokens -= seq.request.prompt_tokens
         return super().cancel(seq, now_ns)
 
-    def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
-        work: Batch | Idle = IDLE
-        if self.batch.rows:
-            work = self.batch.step()
-        elif self.waiting:
-            size = self.decide(self.observed(now_ns))
-            if not 0 <= size <= self.config.max_batch_size:
-                raise ScenarioError(
-                    f"{type(self).__name__}.decide returned {size!r}. It must be a number from 0 to max_batch_size"
-                    f" {self.config.max_batch_size}."
-                )
-            self._decision = size
-            if size == 0 and drain:
-                size = self.config.max_batch_size
-            work = self._start(size, now_ns) if size else Idle(now_ns + self.config.max_wait)
-        self.note_blocked(next(iter(self.waiting), None))
-        return work
-
-    def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
-        responses = super().complete(batch, finished, now_ns)
-        if not self.batch.rows:
-            self._latest_ns = now_ns - self._started_ns
-        return responses
-
-    def _start(self, size: int, now_ns: int) -> Batch:
+    def next_batch(self, now_ns: int, drain: bool) -> Batch | Idle:
+        size = self.decide(self.observed(now_ns))
+        if not 0 <= size <= self.config.max_batch_size:
+            raise ScenarioError(
+                f"{type(self).__name__}.decide returned {size!r}. It must be a number from 0 to max_batch_size"
+                f" {self.config.max_batch_size}."
+            )
+        self._decision = size
+        if size == 0 and drain:
+            size = self.config.max_batch_size
+        if size == 0:
+            return Idle(now_ns + self.config.max_wait)
         asked = list(islice(self.waiting, size))
-        count = self.batch.fitting(asked)
-        for seq in asked[:count]:
-            del self.waiting[seq]
-            self._prompt_tokens -= seq.request.prompt_tokens
-        self._started_ns, self._latest_size = now_ns, count
-        return self.batch.start(asked[:count], asked[count:])
+        count = self._latest_size = self.batch.fitting(asked)
+        self._prompt_tokens -= sum(seq.request.prompt_tokens for seq in asked[:count])
+        return self.start(asked[:count], asked[count:], now_ns)
+
+    def ended(self, batch_ns: int) -> None:
+        self._latest_ns = batch_ns

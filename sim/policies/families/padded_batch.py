@@ -9,11 +9,12 @@ as padding; under `drop` it leaves the compute. Its KV stays reserved either way
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from bisect import bisect_right
 from collections import OrderedDict
 from typing import Literal
 
-from batchsim.kernel.batch import Batch
+from batchsim.kernel.batch import IDLE, Batch, Idle
 from batchsim.kernel.kv_blocks import never_fits
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.types import DecodeGroup, Event, Sequence
@@ -202,11 +203,23 @@ class WholeBatches:
 
 
 class WholeBatchesInOrder(WholeBatches):
-    """Schedulers of whole batches with one queue in order of arrival: `waiting`, an ordered set."""
+    """Schedulers of whole batches with one queue in order of arrival: `waiting`, an ordered set.
+
+    A scheduler says in `next_batch` what an idle engine does.
+    """
 
     def __init__(self, context: PolicyContext, batch: PaddedBatch) -> None:
         super().__init__(context, batch)
         self.waiting: OrderedDict[Sequence, None] = OrderedDict()
+        self._started_ns: int | None = None  # of the running batch
+
+    @abstractmethod
+    def next_batch(self, now_ns: int, drain: bool) -> Batch | Idle:
+        """The first step of the next batch, or for how long an idle engine waits for requests beside the ones that
+        are `waiting`."""
+
+    def ended(self, batch_ns: int) -> None:
+        """Takes note that a batch took `batch_ns`; not called for one that a cancel ended."""
 
     @property
     def num_waiting(self) -> int:
@@ -228,3 +241,26 @@ class WholeBatchesInOrder(WholeBatches):
             del self.waiting[seq]
             return []
         return self.batch.cancel(seq)
+
+    def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
+        work: Batch | Idle = IDLE
+        if self.batch.rows:
+            work = self.batch.step()
+        elif self.waiting:
+            work = self.next_batch(now_ns, drain)
+        self.note_blocked(next(iter(self.waiting), None))
+        return work
+
+    def start(self, rows: list[Sequence], cut: list[Sequence], now_ns: int, copies: int = 0) -> Batch:
+        """Takes `rows` out of the queue and starts them as a batch; see `PaddedBatch.start`."""
+        for seq in rows:
+            del self.waiting[seq]
+        self._started_ns = now_ns
+        return self.batch.start(rows, cut, copies)
+
+    def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
+        responses = super().complete(batch, finished, now_ns)
+        if not self.batch.rows and self._started_ns is not None:
+            self.ended(now_ns - self._started_ns)
+            self._started_ns = None
+        return responses

@@ -91,16 +91,7 @@ class Static(WholeBatchesInOrder):
         super().__init__(context, batch)
         self.config = config
 
-    def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
-        work: Batch | Idle = IDLE
-        if self.batch.rows:
-            work = self.batch.step()
-        elif self.waiting:
-            work = self._start_or_wait(now_ns, drain)
-        self.note_blocked(next(iter(self.waiting), None))
-        return work
-
-    def _start_or_wait(self, now_ns: int, drain: bool) -> Batch | Idle:
+    def next_batch(self, now_ns: int, drain: bool) -> Batch | Idle:
         config = self.config
         candidates = self._candidates()
         count = self.batch.fitting(candidates)
@@ -114,9 +105,7 @@ class Static(WholeBatchesInOrder):
         rows = candidates[:count]
         if config.group_by_length:
             rows.sort(key=_by_arrival)
-        for seq in rows:
-            del self.waiting[seq]
-        return self.batch.start(rows, candidates[count:])
+        return self.start(rows, candidates[count:], now_ns)
 
     def _candidates(self) -> list[Sequence]:
         """The sequences of the next batch, should KV take them all: by arrival, or by nearness in prompt length to the

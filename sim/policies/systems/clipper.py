@@ -100,26 +100,21 @@ class Clipper(WholeBatchesInOrder):
         self.latencies = BatchLatencies()
         self.largest = 1
         self._draws = Draws(config.seed)
-        self._started: tuple[int, int] | None = None  # size and start of the running batch, in ns
+        self._running_size = 0  # requests of the latest batch, and copies
 
-    def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
-        work: Batch | Idle = IDLE
-        if self.batch.rows:
-            work = self.batch.step()
-        else:
-            self._drop_expired(now_ns)
-            if self.waiting:
-                work = self._start(now_ns)
-        self.note_blocked(next(iter(self.waiting), None))
-        return work
+    def next_batch(self, now_ns: int, drain: bool) -> Batch | Idle:
+        self._drop_expired(now_ns)
+        if not self.waiting:
+            return IDLE
+        size, explores = self._size(now_ns)
+        asked = list(islice(self.waiting, size))
+        rows = asked[: self.batch.fitting(asked)]
+        copies = size - len(rows) if explores and len(rows) == len(asked) else 0
+        self._running_size = len(rows) + copies
+        return self.start(rows, asked[len(rows) :], now_ns, copies)
 
-    def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
-        responses = super().complete(batch, finished, now_ns)
-        if not self.batch.rows and self._started is not None:
-            size, start_ns = self._started
-            self.latencies.add(size, (now_ns - start_ns) / 1e6)
-            self._started = None
-        return responses
+    def ended(self, batch_ns: int) -> None:
+        self.latencies.add(self._running_size, batch_ns / 1e6)
 
     def _deadline_ns(self, seq: Sequence) -> int:
         return seq.request.arrival_ns + 1000 * self.config.slo_micros
@@ -130,16 +125,6 @@ class Clipper(WholeBatchesInOrder):
             slo = format_duration(1000 * self.config.slo_micros)
             detail = f"waited {format_duration(now_ns - seq.request.arrival_ns)}, slo_micros {slo}"
             self.events.append(Event("rejected", seq, "slo_expired", detail=detail))
-
-    def _start(self, now_ns: int) -> Batch:
-        size, explores = self._size(now_ns)
-        asked = list(islice(self.waiting, size))
-        rows = asked[: self.batch.fitting(asked)]
-        for seq in rows:
-            del self.waiting[seq]
-        copies = size - len(rows) if explores and len(rows) == len(asked) else 0
-        self._started = (len(rows) + copies, now_ns)
-        return self.batch.start(rows, asked[len(rows) :], copies)
 
     def _size(self, now_ns: int) -> tuple[int, bool]:
         """The size of a batch that starts now, and whether it is to be measured."""

@@ -95,7 +95,7 @@ class Clockwork(WholeBatchesInOrder):
         self.config = config
         durations = config.exec_durations or (_UNKNOWN_NS,) * len(config.batch_sizes)
         self.queues = [SizeQueue(size, ns) for size, ns in zip(config.batch_sizes, durations, strict=True)]
-        self._started: tuple[SizeQueue, int] | None = None  # of the running batch: its size's queue, its start in ns
+        self._latest = self.queues[0]  # that of the size of the latest batch
 
     def add(self, seq: Sequence, now_ns: int) -> None:
         super().add(seq, now_ns)
@@ -108,28 +108,17 @@ class Clockwork(WholeBatchesInOrder):
             queue.rows.pop(seq, None)
         return super().cancel(seq, now_ns)
 
-    def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
-        work: Batch | Idle = IDLE
-        if self.batch.rows:
-            work = self.batch.step()
-        else:
-            self._drop_late(now_ns)
-            self._reject(now_ns)
-            queue, cut = self._largest()
-            if queue is not None:
-                work = self._start(queue, cut, now_ns)
-            elif self.waiting:  # too few for the sizes that would be in time
-                work = Idle(self._deadline_ns(next(iter(self.waiting))))
-        self.note_blocked(next(iter(self.waiting), None))
-        return work
+    def next_batch(self, now_ns: int, drain: bool) -> Batch | Idle:
+        self._drop_late(now_ns)
+        self._reject(now_ns)
+        queue, cut = self._largest()
+        if queue is not None:
+            return self._start(queue, cut, now_ns)
+        # Too few for the sizes that would be in time.
+        return Idle(self._deadline_ns(next(iter(self.waiting)))) if self.waiting else IDLE
 
-    def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
-        responses = super().complete(batch, finished, now_ns)
-        if not self.batch.rows and self._started is not None:
-            queue, start_ns = self._started
-            queue.add(now_ns - start_ns)
-            self._started = None
-        return responses
+    def ended(self, batch_ns: int) -> None:
+        self._latest.add(batch_ns)
 
     def _deadline_ns(self, seq: Sequence) -> int:
         return seq.request.arrival_ns + max(self.config.default_slo - _EARLY_NS, _LEAST_NS)
@@ -173,8 +162,7 @@ class Clockwork(WholeBatchesInOrder):
                 each.rows.pop(seq, None)
             if seq is rows[-1]:
                 break
-        for seq in rows:
-            del self.waiting[seq]
+        self._latest = queue
+        work = self.start(rows, cut, now_ns)
         self._reject(now_ns)  # what came before the rows and is none of them
-        self._started = (queue, now_ns)
-        return self.batch.start(rows, cut)
+        return work

@@ -85,19 +85,12 @@ class Nexus(WholeBatchesInOrder):
         self.config = config
         self.planned = config.planned
 
-    def schedule(self, now_ns: int, drain: bool) -> Batch | Idle:
-        work: Batch | Idle = IDLE
-        if self.batch.rows:
-            work = self.batch.step()
-        else:
-            asked = self._in_time(now_ns)
-            if asked:
-                count = self.batch.fitting(asked)
-                for seq in asked[:count]:
-                    del self.waiting[seq]
-                work = self.batch.start(asked[:count], asked[count:])
-        self.note_blocked(next(iter(self.waiting), None))
-        return work
+    def next_batch(self, now_ns: int, drain: bool) -> Batch | Idle:
+        asked = self._in_time(now_ns)
+        if not asked:
+            return IDLE
+        count = self.batch.fitting(asked)
+        return self.start(asked[:count], asked[count:], now_ns)
 
     def _in_time(self, now_ns: int) -> list[Sequence]:
         """The rows of a batch that begins now, which still wait; rejects requests before them that would be late."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-import numpy as np
 import pytest
 
 from batchsim.base.errors import BatchsimError
@@ -20,9 +18,9 @@ from batchsim.deployment.catalog import GPUS, MODELS
 from batchsim.drive.simulate import simulate
 from batchsim.fit.engine_fit import check_fits
 from batchsim.scenario.fitted_config import FittedConfig
-from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.point import simulate_point
-from batchsim.scenario.setup import Setup
+from batchsim.testing.by_hand import same
+from tests.support.scenarios import setup_of
 from tests.unit.cost.test_cost import BATCHES, step
 
 LLAMA, H100 = MODELS["llama-3.1-8b"], GPUS["h100"]
@@ -85,15 +83,14 @@ def test_leaps_under_a_cap_are_the_steps() -> None:
     """A run that leaps and one that steps leave the same records; some steps are slower than without the cap."""
     records = []
     for leap, cap in ((True, ", power_cap: 500W"), (False, ", power_cap: 500W"), (True, "")):
-        setup = Setup.of(parse_scenario(TEXT.replace("gpu: h100", f"gpu: h100{cap}"), "s.yaml", Path()))
+        setup = setup_of(TEXT.replace("gpu: h100", f"gpu: h100{cap}"))
         point = setup.scenario.points()[0]
         workload = setup.workload(point.load, point.seed)
         core = setup.engine(point.spec, workload)
         simulate(core, workload, leap=leap)
         records.append(core.recorder.records())
     leapt, stepped, free = records
-    for name in ("requests", "steps", "states", "lanes"):
-        assert np.array_equal(getattr(leapt, name), getattr(stepped, name)), name
+    same(leapt, stepped)
     assert leapt.requests["ended_ns"].sum() > free.requests["ended_ns"].sum()
 
 
@@ -103,7 +100,7 @@ def test_a_run_under_a_cap_draws_no_more_than_that_in_any_step() -> None:
 
     most = []
     for cap in ("", ", power_cap: 500W"):
-        setup = Setup.of(parse_scenario(TEXT.replace("gpu: h100", f"gpu: h100{cap}"), "s.yaml", Path()))
+        setup = setup_of(TEXT.replace("gpu: h100", f"gpu: h100{cap}"))
         run = simulate_point(setup, setup.scenario.points()[0])
         watts = step_watts(setup, run.records, cost_terms(setup, run.records, run.point.spec.config))
         assert watts is not None
@@ -125,13 +122,19 @@ CAPPED = TEXT.replace("gpu: h100", "gpu: h100, power_cap: 500W")
 SHEET = "{engine: vllm, power_cap: 500W, gpu: {kind: sheet, memory: 80GB, bandwidth: 3350GB/s, bf16: 989TFLOP/s}}"
 MISTAKES = {
     # what the cost is, what the line says
-    "no_unit": (GPU.replace("}", ", power_cap: 500}"), "s.yaml:2: cost.power_cap: 500 is not a power. Write a number"),
+    "no_unit": (
+        GPU.replace("}", ", power_cap: 500}"),
+        "mine.yaml:2: cost.power_cap: 500 is not a power. Write a number",
+    ),
     "wrong_unit": (GPU.replace("}", ", power_cap: 500J}"), "'500J' has no known unit of a power. Write one of W, kW"),
     "watt_in_words": (GPU.replace("}", ", power_cap: 500 watt}"), "has no known unit of a power. Write one of W, kW"),
     "negative": (GPU.replace("}", ", power_cap: -500W}"), "'-500W' is negative. A power is 0 or more."),
     "zero": (GPU.replace("}", ", power_cap: 0W}"), "power_cap is 0W. It must be from 1W to"),
     "a_list": (GPU.replace("}", ", power_cap: [500W]}"), "['500W'] is not a power. Write a number with a unit"),
-    "too_low": (GPU.replace("}", ", power_cap: 300W}"), "s.yaml:2: power_cap: 300 W is not from 490 W to 700 W, 70 %"),
+    "too_low": (
+        GPU.replace("}", ", power_cap: 300W}"),
+        "mine.yaml:2: power_cap: 300 W is not from 490 W to 700 W, 70 %",
+    ),
     "too_high": (GPU.replace("}", ", power_cap: 1kW}"), "1000 W is not from 490 W to 700 W, 70 % to all of the limit"),
     "pipeline": (GPU.replace("}", ", pp: 2, power_cap: 500W}"), "pp 2: steps of a pipeline overlap, and no law says"),
     "no_law": (
@@ -148,7 +151,7 @@ MISTAKES = {
 def test_a_wrong_cap_is_one_line_that_says_what_to_do(name: str) -> None:
     cost, expected = MISTAKES[name]
     with pytest.raises(BatchsimError, match=re.escape(expected)) as caught:
-        Setup.of(parse_scenario(TEXT.replace(GPU, cost), "s.yaml", Path()))
+        setup_of(TEXT.replace(GPU, cost))
     assert "\n" not in str(caught.value)
 
 
@@ -156,16 +159,16 @@ def test_a_cap_on_a_sheet_or_a_real_run_is_refused() -> None:
     """A sheet states no power; a real GPU is capped by its driver."""
     text = TEXT.replace(f"cost: {GPU}", f"deployment: {SHEET}")
     with pytest.raises(BatchsimError, match="there is no power law for own-gpu"):
-        Setup.of(parse_scenario(text, "s.yaml", Path()))
-    setup = Setup.of(parse_scenario(CAPPED, "s.yaml", Path()))
-    with pytest.raises(BatchsimError, match=r"s.yaml:2: power_cap 500W can only be simulated: .* nvidia-smi -pl"):
+        setup_of(text)
+    setup = setup_of(CAPPED)
+    with pytest.raises(BatchsimError, match=r"mine.yaml:2: power_cap 500W can only be simulated: .* nvidia-smi -pl"):
         setup.check_can_be_real()
 
 
 def test_a_cap_where_steps_were_measured_is_refused() -> None:
     """They ran under a cap of their own: no fit is made with one, and none has a kernel with one."""
-    with pytest.raises(BatchsimError, match=r"s.yaml:2: power_cap slows steps, and measured ones ran"):
-        check_fits(Setup.of(parse_scenario(CAPPED, "s.yaml", Path())))
+    with pytest.raises(BatchsimError, match=r"mine.yaml:2: power_cap slows steps, and measured ones ran"):
+        check_fits(setup_of(CAPPED))
     kernel = RooflineConfig("h100", power_cap=500)
     with pytest.raises(BatchsimError, match="power_cap of a fit's kernel is in what was measured already"):
         FittedConfig(StepTerms(kernel=1.1), kernel=kernel).build(LLAMA)

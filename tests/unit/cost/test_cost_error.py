@@ -25,6 +25,7 @@ from batchsim.scenario import Point, load_scenario
 from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.point import simulate_point
 from batchsim.scenario.setup import Setup
+from batchsim.testing.by_hand import same
 from tests.support.paths import ROOT
 from tests.unit.cost.test_cost import BATCHES, LINEAR, ROOFLINE
 from tests.unit.cost.test_profile import PROFILE
@@ -57,8 +58,7 @@ def test_a_factor_is_the_same_as_a_cost_of_that_many_times_the_time(tmp_path):
     """Steps, swaps and the choice between swap and recompute all follow the stretched times, to the nanosecond."""
     stretched = _records(_scenario(tmp_path, 1, "cost_factor=3.0"))
     stated = _records(_scenario(tmp_path, 3))
-    for table in ("requests", "steps", "states"):
-        assert np.array_equal(getattr(stretched, table), getattr(stated, table)), table
+    same(stretched, stated)
     assert (stretched.steps["swap_blocks"] > 0).any()
 
 

@@ -18,6 +18,7 @@ from batchsim.scenario import Point, load_scenario
 from batchsim.scenario.point import simulate_point
 from batchsim.scenario.setup import Setup
 from batchsim.study.curves.run import run_scenario
+from tests.support.scenarios import run_in
 
 SCENARIO = """\
 model: llama-3.1-8b
@@ -43,8 +44,7 @@ seeds: 2
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """The scenario above, run. To be read only."""
     folder = tmp_path_factory.mktemp("counterfactual")
-    (folder / "s.yaml").write_text(SCENARIO)
-    return run_scenario(load_scenario(str(folder / "s.yaml")), out=folder)
+    return run_in(folder, SCENARIO)
 
 
 def _direct(results: Results, policy: str, load: float, seed: int, *overrides: str) -> Records:
@@ -88,8 +88,7 @@ def test_a_tier_may_be_given_to_a_run_without_one(size: str, tmp_path: Path) -> 
     text = text.replace(policies, "policies:\n  vllm: {}\n").replace("kv: {tokens: 1600}", "kv: {tokens: 4000}")
     text = text.replace("workload:", "workload:\n  sessions: {turns: {kind: fixed, tokens: 4}, think_time: 1s}")
     text = text.replace("requests: 40", "duration: 8s")
-    (tmp_path / "s.yaml").write_text(text)
-    results = run_scenario(load_scenario(str(tmp_path / "s.yaml")), out=tmp_path)
+    results = run_in(tmp_path, text)
     found = counterfactual(results, "vllm", 6.0, 0, [f"kv.tiers.0.size={size}"])
     assert [(each.key, each.before, each.after) for each in found.changes] == [("kv.tiers.0.size", None, size)]
     assert _same(found.changed.records, _direct(results, "vllm", 6.0, 0, f"kv.tiers=[{{kind: host, size: {size}}}]"))
@@ -173,10 +172,7 @@ def test_who_is_no_longer_judged_is_not_a_miss_that_vanished(results):
 def test_users_who_wait_for_answers_are_compared_by_turn(tmp_path):
     """In a closed loop a request is sent when its user was answered: times differ, user and turn are the same."""
     text = SCENARIO.replace("{kind: poisson, mean_rate: 6/s}", "{kind: closed_loop, users: 6, think_time: 50ms}")
-    (tmp_path / "u.yaml").write_text(
-        text.replace("load: {mean_rate: [6/s, 9/s]}\n", "").replace("seeds: 2", "seeds: 1")
-    )
-    ran = run_scenario(load_scenario(str(tmp_path / "u.yaml")), out=tmp_path)
+    ran = run_in(tmp_path, text.replace("load: {mean_rate: [6/s, 9/s]}\n", "").replace("seeds: 2", "seeds: 1"))
     found = counterfactual(ran, "preemptive", 1.0, 0, ["cost.base=2ms"])
     plain = counterfactual_data(found)
     assert found.closed_loop and plain["shared"] == len(found.shared) > 20
@@ -192,10 +188,7 @@ def test_turns_of_a_session_are_compared_whenever_they_were_sent(tmp_path):
     text = SCENARIO.replace(
         "requests: 40", "duration: 5s\n  sessions: {turns: {kind: fixed, tokens: 3}, think_time: 100ms}"
     )
-    (tmp_path / "s.yaml").write_text(
-        text.replace("load: {mean_rate: [6/s, 9/s]}\n", "").replace("seeds: 2", "seeds: 1")
-    )
-    ran = run_scenario(load_scenario(str(tmp_path / "s.yaml")), out=tmp_path)
+    ran = run_in(tmp_path, text.replace("load: {mean_rate: [6/s, 9/s]}\n", "").replace("seeds: 2", "seeds: 1"))
     found = counterfactual(ran, "preemptive", 1.0, 0, ["cost.base=7ms"])
     sent = [dict(zip(r["request_id"].tolist(), r["sent_ns"].tolist(), strict=True)) for r in _requests(found)]
     assert any(sent[0][i] != sent[1][i] for i in found.shared)

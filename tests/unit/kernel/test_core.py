@@ -28,6 +28,7 @@ from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Arrival, DecodeGroup, Event, Request, Sequence
 from batchsim.policies.families.static import Static, StaticConfig
 from batchsim.policies.systems.vllm.vllm import Vllm
+from batchsim.testing.by_hand import same
 from tests.support.engine import DRIVERS, MAX_MODEL_LEN, Constant, Outcome, Requests, arrival, engine, outcomes, vllm
 from tests.support.random_cases import random_cases
 
@@ -604,8 +605,7 @@ def test_drivers_managers_and_leaping_agree(load: list, num_blocks: int) -> None
     )
     for other in others:
         assert other.texts == first.texts
-        for table in ("requests", "steps", "states"):
-            assert np.array_equal(getattr(other, table), getattr(first, table)), table
+        same(other, first)
 
 
 @random_cases(60)

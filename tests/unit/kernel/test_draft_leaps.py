@@ -15,6 +15,7 @@ from batchsim.kv.choice import new_kv
 from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 from batchsim.policies.systems.vllm.vllm_drafts import VllmWithDrafts
+from batchsim.testing.by_hand import same
 from tests.support.stepping import BLOCK_SIZE, Run, run
 from tests.support.whole_batches import requests
 
@@ -31,8 +32,7 @@ def leapt(arrivals: list[Arrival], drafts: SpeculativeConfig = EAGLE, blocks: in
 
     setting = {"blocks": blocks, "kv": kv, "max_model_len": 400}
     leaping, stepping = (run(VllmWithDrafts, config, arrivals, how=how, **setting) for how in ("leap", "step"))
-    for table in ("requests", "steps", "states"):
-        assert getattr(leaping.records, table).tobytes() == getattr(stepping.records, table).tobytes(), table
+    same(leaping.records, stepping.records)
     assert (leaping.records.texts, leaping.records.details) == (stepping.records.texts, stepping.records.details)
     assert len(stepping.log) == len(stepping.records.steps)
     return leaping

@@ -24,6 +24,7 @@ from batchsim.kv.prefix_cache import BlockHashKV
 from batchsim.policies.families.continuous import Continuous, ContinuousConfig
 from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
+from batchsim.testing.by_hand import same
 from tests.support.stepping import HostCost
 from tests.support.whole_batches import BLOCK_SIZE, Listed, requests
 from tests.unit.kernel.test_leaps_ahead import DrawnCost
@@ -74,8 +75,7 @@ def leaping(
         records.append(core.recorder.records())
         cores.append(core)
     leaping, stepping = records
-    for table in ("requests", "steps", "states"):
-        assert getattr(leaping, table).tobytes() == getattr(stepping, table).tobytes(), table
+    same(leaping, stepping)
     return leaping, cores[0]
 
 

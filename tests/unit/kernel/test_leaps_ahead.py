@@ -16,7 +16,7 @@ from batchsim.kernel.protocols import DecodeLine
 from batchsim.kernel.types import Sequence
 from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
-from tests.support.stepping import HostCost, Run, run
+from tests.support.stepping import HostCost, Run, run_alike
 
 
 class DrawnCost(HostCost):
@@ -55,10 +55,7 @@ def leapt(
         "max_model_len": 1000,
         "blocks": blocks,
     }
-    leaping, stepping = (run(policy, config, arrivals, how=how, **setting) for how in ("leap", "step"))
-    for table in ("requests", "steps", "states", "lanes"):
-        assert getattr(leaping.records, table).tobytes() == getattr(stepping.records, table).tobytes(), table
-    return leaping
+    return run_alike(policy, config, arrivals, "leap", "step", **setting)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from batchsim.kernel.types import Arrival, Request
 from batchsim.policies.families.continuous import Continuous, ContinuousConfig
 from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
+from batchsim.testing.by_hand import same
 from tests.support.engine import Constant, Requests, arrival, engine
 
 LINE = build_cost(RooflineConfig("h200"), load_model("llama-3.1-8b"))
@@ -108,9 +109,8 @@ def fleet(
     return found, [scheduler.calls for scheduler in schedulers]
 
 
-def same(one: FleetRun, other: FleetRun) -> None:
-    for table in ("requests", "steps", "states", "lanes"):
-        assert getattr(one.records, table).tobytes() == getattr(other.records, table).tobytes(), table
+def equal(one: FleetRun, other: FleetRun) -> None:
+    same(one.records, other.records)
     assert one.spans == other.spans
 
 
@@ -139,7 +139,7 @@ def test_sleeping_leaves_the_records_of_stepping(line: bool, blocks: int, ahead:
     stream = SLOW if line else STREAM
     leaping, (calls, _) = fleet(*stream, blocks=blocks, line=line, ahead=ahead)
     stepping, (asked, _) = fleet(*stream, blocks=blocks, line=line, ahead=ahead, leap=False)
-    same(leaping, stepping)
+    equal(leaping, stepping)
     assert calls < asked / 2
 
 
@@ -147,7 +147,7 @@ def test_sleeping_leaves_the_records_of_stepping(line: bool, blocks: int, ahead:
 def test_a_failure_finds_the_steps_done_that_began_before_it(line: bool) -> None:
     failure = Failure(0, 505 * (MS if line else 1), 10)
     stream = SLOW if line else STREAM
-    same(
+    equal(
         fleet(*stream, failures=(failure,), line=line)[0], fleet(*stream, failures=(failure,), line=line, leap=False)[0]
     )
 
@@ -157,7 +157,7 @@ def test_a_step_is_not_launched_by_an_engine_that_fails_between_call_and_launch(
     for at_ns in range(500, 530):
         failure = Failure(0, at_ns, 10)
         leaping, _ = fleet(*STREAM, failures=(failure,), ahead=True)
-        same(leaping, fleet(*STREAM, failures=(failure,), ahead=True, leap=False)[0])
+        equal(leaping, fleet(*STREAM, failures=(failure,), ahead=True, leap=False)[0])
 
 
 EVERY = [pytest.param(launch_ns, 1, marks=pytest.mark.slow) for launch_ns in (3, 20)]
@@ -171,7 +171,7 @@ def test_nor_the_decodes_that_follow_the_last_prompts(launch_ns: int, stride_ns:
     for at_ns in range(1, 400, stride_ns):
         failures = (Failure(0, at_ns, 10),)
         leaping, _ = fleet(*stream, failures=failures, ahead=True, launch_ns=launch_ns)
-        same(leaping, fleet(*stream, failures=failures, ahead=True, leap=False, launch_ns=launch_ns)[0])
+        equal(leaping, fleet(*stream, failures=failures, ahead=True, leap=False, launch_ns=launch_ns)[0])
 
 
 def test_who_comes_at_the_instant_of_a_launch_is_not_leapt_over() -> None:
@@ -179,7 +179,7 @@ def test_who_comes_at_the_instant_of_a_launch_is_not_leapt_over() -> None:
     for at_ns in range(60):
         for output in (1, 3):
             stream = [arrival(0, 0, 4, 200), arrival(2, at_ns, 4, output)]
-            same(fleet(*stream, ahead=True)[0], fleet(*stream, ahead=True, leap=False)[0])
+            equal(fleet(*stream, ahead=True)[0], fleet(*stream, ahead=True, leap=False)[0])
 
 
 def test_a_host_that_is_through_sooner_with_fewer_is_so_wherever_a_leap_is_cut() -> None:
@@ -187,7 +187,7 @@ def test_a_host_that_is_through_sooner_with_fewer_is_so_wherever_a_leap_is_cut()
     for at_ns in range(61):
         stream = [arrival(i, 0, 4, output, cap=100) for i, output in ((0, 80), (2, 30), (4, 21))]
         stream += [arrival(1 + 2 * k, at_ns + 61 * k, 4, 2) for k in range(16)]
-        same(fleet(*stream, ahead=True)[0], fleet(*stream, ahead=True, leap=False)[0])
+        equal(fleet(*stream, ahead=True)[0], fleet(*stream, ahead=True, leap=False)[0])
 
 
 class LastAnswered:
@@ -219,7 +219,7 @@ def test_of_one_instant_who_finishes_is_told_before_who_gives_up() -> None:
 def test_a_scheduler_with_a_repeat_of_its_own_is_asked_every_step() -> None:
     leaping, (calls, _) = fleet(*STREAM, policy=Hesitant)
     stepping, (asked, _) = fleet(*STREAM, policy=Hesitant, leap=False)
-    same(leaping, stepping)
+    equal(leaping, stepping)
     assert calls == asked
 
 
@@ -236,6 +236,6 @@ def test_the_continuous_family_takes_no_blocks_as_it_decodes() -> None:
         )
         for leap in (True, False)
     ]
-    same(*runs)
+    equal(*runs)
     steps = runs[0].records.steps
     assert len(np.unique(steps["free_blocks"])) < 5

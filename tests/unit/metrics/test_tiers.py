@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.drive.simulate import simulate
@@ -36,7 +35,7 @@ from batchsim.policies.systems.vllm.vllm_offload import VllmOffload
 from batchsim.testing.life_sums import check_lives
 from batchsim.testing.random_configs import MS
 from batchsim.testing.random_engines import Listed, TokenCost
-from tests.support.random_cases import random_cases
+from tests.support.random_cases import few_and_many
 from tests.support.tier_lives import moved, parts_of
 
 BLOCK = 16
@@ -323,16 +322,6 @@ def _is_conserved(case: dict[str, Any]) -> None:
         assert table.tolist() == other.tolist()
 
 
-@given(_cases())
-@random_cases(60)
-def test_requests_and_blocks_are_conserved(case: dict[str, Any]) -> None:
-    """`_is_conserved`, a few cases."""
-    _is_conserved(case)
-
-
-@pytest.mark.slow
-@given(_cases())
-@random_cases(1500)
-def test_requests_and_blocks_are_conserved_in_many_cases(case: dict[str, Any]) -> None:
-    """`_is_conserved`, many cases."""
-    _is_conserved(case)
+test_requests_and_blocks_are_conserved, test_they_are_conserved_in_many_more_cases = few_and_many(
+    _is_conserved, _cases(), few=60, many=1500
+)

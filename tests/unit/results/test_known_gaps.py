@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from batchsim.base.errors import ScenarioError
 from batchsim.results.known_gaps import check_gaps
-from batchsim.scenario.parse import parse_scenario
-from batchsim.scenario.setup import Setup
+from tests.support.scenarios import setup_of
 
 TEXT = """\
 model: llama-3.1-8b
@@ -32,16 +29,18 @@ ITL, TPOT = "p99(itl)<50ms", "tpot<50ms @ 99%"
 @pytest.mark.parametrize("pair", [(TPOT, ITL), (ITL, TPOT)])
 def test_gaps_under_drafts_cannot_be_bounded(pair: tuple[str, str]) -> None:
     """By the scenario's objective or a class's, in one line with its place and the way out; tpot can."""
-    setup = Setup.of(parse_scenario(TEXT % pair, "s.yaml", Path()))
-    with pytest.raises(ScenarioError, match=r"^s\.yaml:13: slo 'p99\(itl\)<50ms': drafts makes several .*Bound tpot"):
+    setup = setup_of(TEXT % pair)
+    with pytest.raises(
+        ScenarioError, match=r"^mine\.yaml:13: slo 'p99\(itl\)<50ms': drafts makes several .*Bound tpot"
+    ):
         check_gaps(setup)
-    check_gaps(Setup.of(parse_scenario(TEXT % (TPOT, TPOT), "s.yaml", Path())))
+    check_gaps(setup_of(TEXT % (TPOT, TPOT)))
 
 
 def test_gaps_in_a_pipeline_cannot_be_bounded() -> None:
     """Without drafts either, since every stage has a group of decodes of its own."""
     plain = TEXT[: TEXT.index("  drafts")] + TEXT[TEXT.rindex("slo:") :]
-    check_gaps(Setup.of(parse_scenario(plain % (TPOT, ITL), "s.yaml", Path())))
+    check_gaps(setup_of(plain % (TPOT, ITL)))
     two = plain.replace("tp: 1", "pp: 2")
-    with pytest.raises(ScenarioError, match=r"s\.yaml:12: .*: plain has a group of decodes in each stage"):
-        check_gaps(Setup.of(parse_scenario(two % (TPOT, ITL), "s.yaml", Path())))
+    with pytest.raises(ScenarioError, match=r"mine\.yaml:12: .*: plain has a group of decodes in each stage"):
+        check_gaps(setup_of(two % (TPOT, ITL)))

@@ -8,15 +8,12 @@ import pytest
 
 from batchsim.base.errors import ScenarioError
 from batchsim.drive.fleet.fleet_records import by_engine
-from batchsim.explain.story import Stories
 from batchsim.kernel.record import ADAPTER, HELD_BACK, LOADING
 from batchsim.metrics.adapters import adapter_use
 from batchsim.metrics.attribution import attribute
-from batchsim.scenario.config import Point
 from batchsim.scenario.parse import parse_scenario
-from batchsim.scenario.point import Run, simulate_point
-from batchsim.scenario.setup import Setup
-from tests.support.engine import DRIVERS
+from batchsim.testing.life_sums import check_lives
+from tests.support.scenarios import drivers_agree, refusal, setup_of, simulated
 
 TEXT = """\
 model: llama-3.1-8b
@@ -40,11 +37,6 @@ COST = "lora_cost: {step: 10%, per_adapter: 2%, load_gpu: 1ms, load_disk: 20ms}"
 SGLANG = "  sglang: {max_loras_per_batch: 2%s}"
 
 
-def ran(text: str) -> Run:
-    setup = Setup.of(parse_scenario(text, "mine.yaml", Path()))
-    return simulate_point(setup, Point(setup.scenario.specs[0], setup.scenario.loads[0], 0))
-
-
 @pytest.mark.parametrize(
     "policy",
     [
@@ -58,22 +50,15 @@ def ran(text: str) -> Run:
 )
 def test_the_parts_of_every_life_sum_to_its_e2e(policy: str) -> None:
     """To the nanosecond, with waiting for an adapter and loading in them; the story of a request has the same parts."""
-    records = ran(TEXT.replace(VLLM, policy)).records
-    parts = attribute(records)
-    sums = parts.groupby("request_id")["ns"].sum()
-    requests = records.requests
-    assert (requests["delivered_ns"] - requests["sent_ns"] == sums.to_numpy()).all()
-    named = set(parts["part"])
+    records = simulated(TEXT.replace(VLLM, policy)).records
+    check_lives(records)
+    named = set(attribute(records)["part"])
     assert "queued:adapter" in named and ("adapter_load" in named or "overlap" in policy)
-    stories = Stories(records)
-    for request_id in requests["request_id"].tolist()[:20]:
-        own = parts[parts["request_id"] == request_id].groupby("part", observed=True)["ns"].sum()
-        assert stories.tell(request_id).parts() == own[own != 0].to_dict()
 
 
 def test_an_adapter_is_noted_for_each_request_that_asks_for_one() -> None:
     """By its name, and what was loaded for whom; the use of adapters counts them."""
-    records = ran(TEXT).records
+    records = simulated(TEXT).records
     states = records.states
     asked = states[states["state"] == ADAPTER]
     assert {records.texts[code] for code in asked["reason"]} <= {f"lora-{k}" for k in range(1, 7)}
@@ -88,7 +73,7 @@ def test_an_adapter_is_noted_for_each_request_that_asks_for_one() -> None:
 def test_without_adapters_nothing_is_noted() -> None:
     """No row of a state beyond those of requests and of the queue."""
     text = TEXT.replace(LORAS + "\n", "").replace(COST + "\n", "").replace(", max_loras: 2, max_cpu_loras: 3", "")
-    assert ran(text).records.states["state"].max() <= 7
+    assert simulated(text).records.states["state"].max() <= 7
 
 
 def test_a_session_keeps_to_one_adapter() -> None:
@@ -96,7 +81,7 @@ def test_a_session_keeps_to_one_adapter() -> None:
     text = TEXT.replace("requests: 60", "duration: 2s").replace(
         LORAS, "  loras: {count: 6}\n  sessions: {turns: {kind: fixed, tokens: 3}, think_time: 10ms}"
     )
-    setup = Setup.of(parse_scenario(text, "mine.yaml", Path()))
+    setup = setup_of(text)
     workload = setup.workload(setup.scenario.loads[0], 0)
     turns = workload.turns  # pyright: ignore[reportAttributeAccessIssue]
     adapter = turns.requests.adapter
@@ -106,31 +91,19 @@ def test_a_session_keeps_to_one_adapter() -> None:
 def test_slots_are_taken_off_the_kv_memory() -> None:
     """As many as may run at once, each for the largest rank."""
     text = TEXT.replace("cost: {kind: linear, base: 5ms, per_token: 20us}\nkv: {tokens: 100000}", "cost: h100")
-    one, ten = (
-        Setup.of(parse_scenario(text.replace(VLLM, f"  vllm: {{max_loras: {n}}}"), "mine.yaml", Path())).kv
-        for n in (1, 10)
-    )
+    one, ten = (setup_of(text.replace(VLLM, f"  vllm: {{max_loras: {n}}}")).kv for n in (1, 10))
     assert one.num_blocks - ten.num_blocks == pytest.approx(9 * 83.886e6 / (16 * 131072), abs=1)
 
 
 @pytest.mark.parametrize("policy", [VLLM, SGLANG % "", SGLANG % ", enable_lora_overlap_loading: true"])
 def test_both_drivers_leave_the_same_records(policy: str) -> None:
     """By a clock and in simulated time, bit for bit."""
-    tables: list[tuple[bytes, ...]] = []
-    for driver in DRIVERS.values():
-        setup = Setup.of(parse_scenario(TEXT.replace(VLLM, policy), "mine.yaml", Path()))
-        workload = setup.workload(setup.scenario.loads[0], 0)
-        core = setup.engine(setup.scenario.specs[0], workload)
-        driver(core, workload)
-        core.check_returned()
-        records = core.recorder.records()
-        tables.append((records.requests.tobytes(), records.steps.tobytes(), records.states.tobytes()))
-    assert len(tables) > 1 and len(set(tables)) == 1
+    drivers_agree(TEXT.replace(VLLM, policy))
 
 
 def test_replicas_have_adapters_of_their_own() -> None:
     """Each engine loads for itself; the parts of every life sum to its E2E, and the use counts all engines."""
-    records = ran(TEXT + "replicas: {count: 2, router: round_robin}\n").records
+    records = simulated(TEXT + "replicas: {count: 2, router: round_robin}\n").records
     parts = attribute(records)
     requests = records.requests
     assert (requests["delivered_ns"] - requests["sent_ns"] == parts.groupby("request_id")["ns"].sum().to_numpy()).all()
@@ -149,7 +122,7 @@ def test_rows_of_a_trace_name_their_adapters(tmp_path: Path) -> None:
     traced = f"  trace: {{path: trace.csv, columns: {columns}, time_unit: ms}}"
     text = TEXT.replace("{kind: poisson, mean_rate: 40/s}", "{kind: trace}").replace(LORAS, traced)
     lines = [line for line in text.splitlines() if not line.startswith(("  lengths:", "  requests:"))]
-    setup = Setup.of(parse_scenario("\n".join(lines), "mine.yaml", tmp_path))
+    setup = setup_of("\n".join(lines), tmp_path)
     workload = setup.workload(setup.scenario.loads[0], 0)
     assert workload.source.adapter_names == ("fr", "de")
     assert [arrival.request.adapter for arrival in workload.arrivals()] == [0, -1, 1, 0]
@@ -237,14 +210,10 @@ MISTAKES = [
 @pytest.mark.parametrize(("before", "after", "complaint"), MISTAKES)
 def test_a_mistake_is_one_line_that_says_where_and_what(before: str, after: str, complaint: str) -> None:
     """With the key, the numbers, and what to do."""
-    assert before in TEXT
-    with pytest.raises(ScenarioError) as caught:
-        Setup.of(parse_scenario(TEXT.replace(before, after), "mine.yaml", Path()))
-    (line,) = str(caught.value).splitlines()
-    assert line.startswith("mine.yaml") and complaint in line
+    assert before in TEXT and complaint in refusal(TEXT.replace(before, after))
 
 
 def test_more_adapters_than_sglang_loads_are_refused() -> None:
     """As the run begins, where their number is known of traces too."""
     with pytest.raises(ScenarioError, match="6 LoRA adapters are more than max_loaded_loras 4"):
-        ran(TEXT.replace(VLLM, SGLANG % ", max_loaded_loras: 4"))
+        simulated(TEXT.replace(VLLM, SGLANG % ", max_loaded_loras: 4"))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 from batchsim.base.errors import BatchsimError
-from batchsim.scenario.parse import parse_scenario
-from batchsim.scenario.setup import Setup
 from batchsim.tables import find
+from tests.support.scenarios import setup_of
 
 TEXT = """\
 model: meta-llama/Llama-3.1-70B
@@ -36,15 +34,15 @@ PLAN = "plan: {target: {rate: 60/s}, currency: $, router: round_robin, max_repli
 
 MISTAKES = {
     # what is replaced, by what; where the line says it is, what it says
-    "engine_missing": ("  engine: vllm\n", "", "s.yaml:2: deployment.engine is missing. Add it."),
-    "engine_misspelt": ("vllm", "vlm", "s.yaml:3: deployment.engine is \"vlm\". Write 'vllm', 'sglang' or"),
-    "engine_of_another_name": ("vllm", "trtllm", "s.yaml:3: deployment.engine is \"trtllm\". Write 'vllm'"),
-    "engine_is_a_list": ("vllm", "[vllm]", "s.yaml:3: deployment.engine is"),
-    "gpu_missing": ("  gpu: h100_sxm\n", "", "s.yaml:2: deployment.gpu is missing. Add it."),
-    "gpu_misspelt": ("h100_sxm", "h100_smx", "s.yaml:2: GPU h100_smx is not in the catalog. Did you mean h100_sxm?"),
+    "engine_missing": ("  engine: vllm\n", "", "mine.yaml:2: deployment.engine is missing. Add it."),
+    "engine_misspelt": ("vllm", "vlm", "mine.yaml:3: deployment.engine is \"vlm\". Write 'vllm', 'sglang' or"),
+    "engine_of_another_name": ("vllm", "trtllm", "mine.yaml:3: deployment.engine is \"trtllm\". Write 'vllm'"),
+    "engine_is_a_list": ("vllm", "[vllm]", "mine.yaml:3: deployment.engine is"),
+    "gpu_missing": ("  gpu: h100_sxm\n", "", "mine.yaml:2: deployment.gpu is missing. Add it."),
+    "gpu_misspelt": ("h100_sxm", "h100_smx", "mine.yaml:2: GPU h100_smx is not in the catalog. Did you mean h100_sxm?"),
     "gpu_in_capitals": ("h100_sxm", "H100_SXM", "Did you mean h100_sxm? Another one: deployment: {gpu: {kind: sheet"),
-    "gpu_is_a_number": ("h100_sxm", "100", "s.yaml:4: deployment.gpu is 100. Write the name of a GPU, or its sheet"),
-    "sheet_with_a_part": (GPU, "gpu: {kind: sheet, memory: 24GB}", "s.yaml:4: deployment.gpu.bandwidth is missing."),
+    "gpu_is_a_number": ("h100_sxm", "100", "mine.yaml:4: deployment.gpu is 100. Write the name of a GPU, or its sheet"),
+    "sheet_with_a_part": (GPU, "gpu: {kind: sheet, memory: 24GB}", "mine.yaml:4: deployment.gpu.bandwidth is missing."),
     "sheet_of_another_kind": (GPU, SHEET.replace("sheet", "sheat"), "gpu.kind is \"sheat\". Write 'sheet'."),
     "sheet_key_misspelt": (GPU, SHEET.replace("width", "with"), "bandwith is not a field of deployment.gpu. Did you"),
     "sheet_unit_of_a_size": (GPU, SHEET.replace("1008GB/s", "1008GB"), "'1008GB' has no known unit of a bandwidth."),
@@ -57,12 +55,12 @@ MISTAKES = {
     "sheet_beyond_reach": (f"{GPU}\n  tp: 4\n  {FP8}", f"{SHEET}\n  extrapolate: true", "extrapolate has no effect"),
     "sheet_of_a_version": (f"{GPU}\n  tp: 4\n  {FP8}", f"{SHEET}\n  version: 0.24", "a GPU of a sheet has none"),
     "sheet_too_small": (f"{GPU}\n  tp: 4\n  {FP8}", SHEET, "GB short of one KV block"),
-    "tp_zero": (TP, "tp: 0", "s.yaml:5: deployment: tp is 0. It must be from 1 to 1024."),
-    "tp_in_words": (TP, "tp: four", 's.yaml:5: deployment.tp is "four". Write a whole number.'),
-    "tp_of_a_half": (TP, "tp: 4.5", "s.yaml:5: deployment.tp is 4.5. Write a whole number."),
-    "tp_that_cuts_no_heads": (TP, "tp: 3", "s.yaml:2: tp: meta-llama/Llama-3.1-70B (64 heads, 8 KV heads"),
+    "tp_zero": (TP, "tp: 0", "mine.yaml:5: deployment: tp is 0. It must be from 1 to 1024."),
+    "tp_in_words": (TP, "tp: four", 'mine.yaml:5: deployment.tp is "four". Write a whole number.'),
+    "tp_of_a_half": (TP, "tp: 4.5", "mine.yaml:5: deployment.tp is 4.5. Write a whole number."),
+    "tp_that_cuts_no_heads": (TP, "tp: 3", "mine.yaml:2: tp: meta-llama/Llama-3.1-70B (64 heads, 8 KV heads"),
     "tp_too_large": (TP, "tp: 2048", "tp is 2048. It must be from 1 to 1024."),
-    "tp_misspelt": (TP, "tpp: 4", "s.yaml:5: deployment.tpp is not a field of deployment. Did you mean tp?"),
+    "tp_misspelt": (TP, "tpp: 4", "mine.yaml:5: deployment.tpp is not a field of deployment. Did you mean tp?"),
     "tp_by_another_name": (TP, "tensor_parallel_size: 4", "Known are engine, gpu, version, tp, pp, ep"),
     "pp_that_cuts_no_layers": (TP, "pp: 81", "the 80 layers of meta-llama/Llama-3.1-70B cannot be cut into 81"),
     "ep_without_experts": (TP, "tp: 4\n  ep: 4", "has no experts to divide. Leave out ep"),
@@ -70,10 +68,10 @@ MISTAKES = {
     "type_unknown": (
         FP8,
         "weights: fp9",
-        "s.yaml:6: deployment.weights is \"fp9\". Write 'bfloat16', 'float16', 'fp8'",
+        "mine.yaml:6: deployment.weights is \"fp9\". Write 'bfloat16', 'float16', 'fp8'",
     ),
     "type_in_short": (FP8, "weights: bf16", "deployment.weights is \"bf16\". Write 'bfloat16'"),
-    "type_as_bits": (FP8, "weights: 8", "s.yaml:6: deployment.weights is 8. Write 'bfloat16'"),
+    "type_as_bits": (FP8, "weights: 8", "mine.yaml:6: deployment.weights is 8. Write 'bfloat16'"),
     "type_of_no_experts": (FP8, "weights: fp8\n  moe: fp8", "has no experts of type fp8. Leave moe out."),
     "kv_in_short": (FP8, "kv: fp16", "deployment.kv is \"fp16\". Write 'bfloat16', 'float16', 'fp8'"),
     "kv_of_4_bits": (FP8, "kv: int4", 'deployment.kv is "int4"'),
@@ -81,33 +79,41 @@ MISTAKES = {
     "activations_alone": (FP8, "activations: fp8", "weights of which no type is stated in bfloat16"),
     "version_in_words": (FP8, f"{FP8}\n  version: latest", "version is 'latest'. Write the engine's, like 0.24"),
     "version_with_more": (FP8, f"{FP8}\n  version: 0.24-nightly", "version is '0.24-nightly'. Write the engine's"),
-    "version_in_a_list": (FP8, f"{FP8}\n  version: [1]", "s.yaml:7: deployment.version is [1]. Write a word."),
+    "version_in_a_list": (FP8, f"{FP8}\n  version: [1]", "mine.yaml:7: deployment.version is [1]. Write a word."),
     "host_without_unit": (FP8, f"{FP8}\n  host: {{base: 1}}", "deployment.host.base: 1 is not a time."),
     "host_key_misspelt": (FP8, f"{FP8}\n  host: {{bases: 1ms}}", "deployment.host. Did you mean base?"),
     "host_as_a_time": (FP8, f"{FP8}\n  host: 1ms", 'deployment.host is "1ms". Write keys and values'),
     "anchor_of_a_half": (FP8, f"{FP8}\n  anchor: {{concurrency: 16}}", "deployment.anchor.tpot is missing."),
     "anchor_without_unit": (FP8, f"{FP8}\n  anchor: {{concurrency: 1, tpot: 12}}", "anchor.tpot: 12 is not a time."),
     "anchor_of_nobody": (FP8, f"{FP8}\n  anchor: {{concurrency: 0, tpot: 12ms}}", "concurrency is 0. It must be"),
-    "kind_stated": (FP8, "kind: deployment", "s.yaml:2: deployment.kind is not a field of deployment. Leave it out"),
+    "kind_stated": (FP8, "kind: deployment", "mine.yaml:2: deployment.kind is not a field of deployment. Leave it out"),
     "drafter_unknown": (FP8, f"{FP8}\n  draft: {{eagle9: {{layers: 1}}}}", "Did you mean eagle?"),
-    "with_a_cost": (WORKLOAD, "cost: h200\nworkload:", "s.yaml:2: deployment and cost are both given"),
-    "as_a_word": (BLOCK, "deployment: h100\n", "s.yaml:2: deployment is 'h100'. Write its keys: {engine: vllm, gpu"),
-    "misspelt": ("deployment:", "deploymnt:", "s.yaml:2: deploymnt is not a field of a scenario. Did you mean dep"),
+    "with_a_cost": (WORKLOAD, "cost: h200\nworkload:", "mine.yaml:2: deployment and cost are both given"),
+    "as_a_word": (BLOCK, "deployment: h100\n", "mine.yaml:2: deployment is 'h100'. Write its keys: {engine: vllm, gpu"),
+    "misspelt": ("deployment:", "deploymnt:", "mine.yaml:2: deploymnt is not a field of a scenario. Did you mean dep"),
     "neither": (BLOCK, "", "cost is missing. Add deployment: {engine: vllm, gpu: h100_sxm}, or cost"),
     "model_in_other_letters": (
         "-70B",
         "-70b-instruct",
-        "s.yaml:1: model: meta-llama/Llama-3.1-70b-instruct is neither",
+        "mine.yaml:1: model: meta-llama/Llama-3.1-70b-instruct is neither",
     ),
-    "model_without_org": ("meta-llama/Llama-3.1-70B", "llama3", "s.yaml:1: model: llama3 is neither in the catalog"),
-    "model_within": (FP8, f"{FP8}\n  model: x", "s.yaml:7: deployment.model is not a field of deployment."),
-    "no_kernels": (FP8, "weights: int8", "s.yaml:2: deployment: no profile of meta-llama/Llama-3.1-70B on h100, vllm"),
+    "model_without_org": ("meta-llama/Llama-3.1-70B", "llama3", "mine.yaml:1: model: llama3 is neither in the catalog"),
+    "model_within": (FP8, f"{FP8}\n  model: x", "mine.yaml:7: deployment.model is not a field of deployment."),
+    "no_kernels": (
+        FP8,
+        "weights: int8",
+        "mine.yaml:2: deployment: no profile of meta-llama/Llama-3.1-70B on h100, vllm",
+    ),
     "varied_key_misspelt": (WORKLOAD, "vary: {deployment.tpp: [1]}\nworkload:", "deployment.tpp is not a field"),
     "varied_value": (WORKLOAD, "vary: {deployment.tp: [4, x]}\nworkload:", 'value x: deployment.tp is "x"'),
     "group_of_an_unknown_gpu": (WORKLOAD, GROUP % "deployment: {engine: vllm, gpu: h300}", "Did you mean h200?"),
     "group_key_misspelt": (WORKLOAD, GROUP % "deployment: {engine: vllm, gpu: h100, tpx: 2}", "tpx is not a field of"),
-    "group_with_a_cost": (WORKLOAD, GROUP % "cost: h200, deployment: {engine: vllm}", "s.yaml:7: deployment and cost"),
-    "offer_without_both": (WORKLOAD, PLAN % "price: 2/h", "s.yaml:7: plan.gpus.x.cost is missing. Add deployment:"),
+    "group_with_a_cost": (
+        WORKLOAD,
+        GROUP % "cost: h200, deployment: {engine: vllm}",
+        "mine.yaml:7: deployment and cost",
+    ),
+    "offer_without_both": (WORKLOAD, PLAN % "price: 2/h", "mine.yaml:7: plan.gpus.x.cost is missing. Add deployment:"),
     "longer_than_the_model": (WORKLOAD, "max_model_len: 1000000\nworkload:", "above the 131072 positions"),
 }
 
@@ -118,12 +124,12 @@ def test_a_mistake_is_one_line(old: str, new: str, says: str, monkeypatch: pytes
     monkeypatch.setattr(find, "version", lambda: None)  # as where no kernel tables are installed
     assert old in TEXT
     with pytest.raises(BatchsimError, match=re.escape(says)) as caught:
-        Setup.of(parse_scenario(TEXT.replace(old, new, 1), "s.yaml", Path()))
+        setup_of(TEXT.replace(old, new, 1))
     lines = str(caught.value).split("\n")
-    assert all(line.startswith("s.yaml:") and line.endswith((".", "?", ".)")) for line in lines), lines
+    assert all(line.startswith("mine.yaml:") and line.endswith((".", "?", ".)")) for line in lines), lines
     assert len(lines) == (2 if "gpu.bandwidth is missing" in says else 1), lines  # of a sheet two parts lack
 
 
 def test_without_a_mistake_there_is_no_error() -> None:
     """So that each of these is of its own change."""
-    assert Setup.of(parse_scenario(TEXT, "s.yaml", Path())).num_gpus == 4
+    assert setup_of(TEXT).num_gpus == 4

@@ -13,11 +13,11 @@ from batchsim.results.heading import kv_text
 from batchsim.results.keep import point_inputs
 from batchsim.scenario import load_scenario
 from batchsim.scenario.hicache_tier import HiCacheTier
-from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.point import simulate_point
 from batchsim.scenario.setup import Setup
 from batchsim.study.curves.run import run_scenario
 from batchsim.testing.life_sums import check_lives
+from tests.support.scenarios import refusal, setup_of
 from tests.support.tier_lives import moved
 
 TEXT = """model: llama-3.1-8b
@@ -43,7 +43,7 @@ def _setup(*changes: tuple[str, str]) -> Setup:
     for before, after in changes:
         assert before in text
         text = text.replace(before, after)
-    return Setup.of(parse_scenario(text, "mine.yaml", Path()))
+    return setup_of(text)
 
 
 def _tier(*changes: tuple[str, str]) -> HiCacheTier:
@@ -141,10 +141,7 @@ MISTAKES = [
 @pytest.mark.parametrize(("before", "after", "complaint"), MISTAKES)
 def test_a_mistake_is_one_line_that_says_where_and_what(before: str, after: str, complaint: str) -> None:
     """With the key, the numbers, and what to do."""
-    with pytest.raises(ScenarioError) as caught:
-        _setup((before, after))
-    (line,) = str(caught.value).splitlines()
-    assert line.startswith("mine.yaml") and complaint in line
+    assert before in TEXT and complaint in refusal(TEXT.replace(before, after))
 
 
 def test_vllm_has_no_knobs_of_sglang() -> None:

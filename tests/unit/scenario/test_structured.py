@@ -8,17 +8,14 @@ import pytest
 
 from batchsim.base.errors import ScenarioError, TraceError
 from batchsim.explain.step_terms import step_terms
-from batchsim.explain.story import Stories
 from batchsim.kernel.record import MASKED
 from batchsim.metrics.attribution import attribute
 from batchsim.metrics.masks import MASK_WAIT, step_mask_ns
 from batchsim.scenario import load_scenario
-from batchsim.scenario.config import Point
 from batchsim.scenario.parse import parse_scenario
-from batchsim.scenario.point import Run, simulate_point
-from batchsim.scenario.setup import Setup
 from batchsim.study.curves.run import run_scenario
-from tests.support.engine import DRIVERS
+from batchsim.testing.life_sums import check_lives
+from tests.support.scenarios import drivers_agree, refusal, setup_of, simulated
 
 TEXT = """\
 model: llama-3.1-8b
@@ -43,24 +40,13 @@ SGLANG_SYNC = "  sglang: {chunked_prefill_size: 64, disable_overlap_schedule: tr
 POLICIES = [VLLM, SYNC, SGLANG, SGLANG_SYNC]
 
 
-def ran(text: str) -> Run:
-    setup = Setup.of(parse_scenario(text, "mine.yaml", Path()))
-    return simulate_point(setup, Point(setup.scenario.specs[0], setup.scenario.loads[0], 0))
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_parts_of_every_life_sum_to_its_e2e(policy: str) -> None:
     """To the nanosecond, with waits for masks in them; the story of a request has the same parts."""
-    records = ran(TEXT.replace(VLLM, policy)).records
+    records = simulated(TEXT.replace(VLLM, policy)).records
+    check_lives(records)
     parts = attribute(records)
-    requests = records.requests
-    sums = parts.groupby("request_id")["ns"].sum().to_numpy()
-    assert (requests["delivered_ns"] - requests["sent_ns"] == sums).all()
     assert MASK_WAIT in set(parts["part"]) and (parts["ns"] > 0).all()
-    stories = Stories(records)
-    for request_id in requests["request_id"].tolist()[:20]:
-        own = parts[parts["request_id"] == request_id].groupby("part", observed=True)["ns"].sum()
-        assert stories.tell(request_id).parts() == own[own != 0].to_dict()
 
 
 @pytest.mark.slow
@@ -84,25 +70,15 @@ def test_what_masks_cost_is_what_the_page_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_all_drivers_leave_the_same_records(policy: str) -> None:
     """By a clock and in simulated time, bit for bit."""
-    tables: list[tuple[bytes, ...]] = []
-    for driver in DRIVERS.values():
-        setup = Setup.of(parse_scenario(TEXT.replace(VLLM, policy), "mine.yaml", Path()))
-        workload = setup.workload(setup.scenario.loads[0], 0)
-        core = setup.engine(setup.scenario.specs[0], workload)
-        driver(core, workload)
-        core.check_returned()
-        records = core.recorder.records()
-        each = (records.requests, records.steps, records.states, records.lanes)
-        tables.append(tuple(table.tobytes() for table in each))
-    assert len(tables) > 1 and len(set(tables)) == 1
+    drivers_agree(TEXT.replace(VLLM, policy))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_masks_that_take_no_longer_than_forwards_delay_no_sampling(policy: str) -> None:
     """Each step takes 5 ms and more, its masks 5 ms at most; ahead of results, results go out later all the same."""
     short = TEXT.replace("{step: 2ms, per_request: 3ms}", "{step: 1ms, per_request: 500us}").replace(VLLM, policy)
-    records = ran(short).records
-    free = ran(short.replace("{step: 1ms, per_request: 500us}", "{step: 1ns}")).records
+    records = simulated(short).records
+    free = simulated(short.replace("{step: 1ms, per_request: 500us}", "{step: 1ns}")).records
     assert not (records.states["state"] == MASKED).any()
     if "async_scheduling: false" in policy or "disable_overlap" in policy:
         assert records.steps.tobytes() == free.steps.tobytes() and records.requests.tobytes() == free.requests.tobytes()
@@ -113,7 +89,7 @@ def test_masks_that_take_no_longer_than_forwards_delay_no_sampling(policy: str) 
 
 def test_replicas_fill_masks_of_their_own_requests() -> None:
     """The parts of every life sum to its E2E, as with one engine."""
-    records = ran(TEXT + "replicas: {count: 2, router: round_robin}\n").records
+    records = simulated(TEXT + "replicas: {count: 2, router: round_robin}\n").records
     sums = attribute(records).groupby("request_id")["ns"].sum().to_numpy()
     assert (records.requests["delivered_ns"] - records.requests["sent_ns"] == sums).all()
     assert step_mask_ns(records).sum() > 0
@@ -123,12 +99,12 @@ def test_a_share_of_each_class_is_constrained() -> None:
     """Its own where it states one, else the workload's; the n-th request is the same, however many follow."""
     classes = "  classes: {chat: {share: 50%, structured: 0%}, tool: {share: 50%}}\n"
     text = TEXT.replace("  structured: 40%\n", f"  structured: 100%\n{classes}")
-    setup = Setup.of(parse_scenario(text, "mine.yaml", Path()))
+    setup = setup_of(text)
     requests = [arrival.request for arrival in setup.workload(setup.scenario.loads[0], 0).arrivals()]
     assert [request.constrained for request in requests] == [request.request_class == "tool" for request in requests]
     counts = []
     for number in (60, 600):
-        setup = Setup.of(parse_scenario(TEXT.replace("requests: 60", f"requests: {number}"), "mine.yaml", Path()))
+        setup = setup_of(TEXT.replace("requests: 60", f"requests: {number}"))
         arrivals = setup.workload(setup.scenario.loads[0], 0).arrivals()
         counts.append([arrival.request.constrained for arrival in arrivals])
     assert counts[1][:60] == counts[0] and 200 < sum(counts[1]) < 280
@@ -142,14 +118,14 @@ def test_rows_of_a_trace_say_which_answers_are_constrained(tmp_path: Path) -> No
     traced = f"  trace: {{path: trace.csv, columns: {columns}, time_unit: ms}}"
     text = TEXT.replace("{kind: poisson, mean_rate: 40/s}", "{kind: trace}").replace("  structured: 40%", traced)
     lines = [line for line in text.splitlines() if not line.startswith(("  lengths:", "  requests:"))]
-    setup = Setup.of(parse_scenario("\n".join(lines), "mine.yaml", tmp_path))
+    setup = setup_of("\n".join(lines), tmp_path)
     arrivals = setup.workload(setup.scenario.loads[0], 0).arrivals()
     assert [arrival.request.constrained for arrival in arrivals] == [True, False, False, True, False]
     with pytest.raises(ScenarioError, match="the rows of the trace say which answers are constrained"):
         parse_scenario("\n".join(lines).replace(traced, f"{traced}\n  structured: 40%"), "mine.yaml", tmp_path)
     (tmp_path / "trace.csv").write_text("t,p,o,guided\n0,50,5,json")
     with pytest.raises(TraceError, match="guided 'json' is neither 1 or true nor 0, false or empty"):
-        Setup.of(parse_scenario("\n".join(lines), "mine.yaml", tmp_path)).workload(1.0, 0)
+        setup_of("\n".join(lines), tmp_path).workload(1.0, 0)
 
 
 SHARE, COST = "  structured: 40%\n", "structured_cost: {step: 2ms, per_request: 3ms}\n"
@@ -178,13 +154,11 @@ MISTAKES = [
 def test_a_mistake_is_one_clear_line(old: str, new: str, said: str) -> None:
     """Where it is, what is wrong, and what to do."""
     assert old in TEXT
-    with pytest.raises(ScenarioError) as error:
-        ran(TEXT.replace(old, new))
-    assert said in str(error.value) and "\n" not in str(error.value)
+    assert said in refusal(TEXT.replace(old, new))
 
 
 def test_no_real_run_constrains_answers() -> None:
-    setup = Setup.of(parse_scenario(TEXT, "mine.yaml", Path()))
+    setup = setup_of(TEXT)
     with pytest.raises(ScenarioError, match="constrained answers can only be simulated: no model here samples by a"):
         setup.check_can_be_real()
 

@@ -20,6 +20,7 @@ from batchsim.scenario.setup import Setup
 from batchsim.tables.modes import NoTablesError
 from batchsim.tables.versions import SYSTEMS, version
 from batchsim.tables.vision import vision_time
+from tests.support.scenarios import setup_of
 
 needs_tables = pytest.mark.skipif(version() is None, reason="the kernel tables are not installed: batchsim[gpus]")
 
@@ -128,7 +129,7 @@ def test_what_the_tables_lack_is_named(change: dict[str, Any], reason: str) -> N
 @needs_tables
 def test_a_scenario_without_an_encoder_has_the_tower_s() -> None:
     """The heading names it, and a stated one takes its place."""
-    setup = Setup.of(parse_scenario(SCENARIO, "s.yaml", Path()))
+    setup = setup_of(SCENARIO)
     assert "encoder: vision tower of 27 layers of 1,152, kernels of vllm 0.24.0" in setup.cost_text
     stated = Setup.of(parse_scenario(SCENARIO, "s.yaml", Path(), ("deployment.encoder.base=2ms",)))
     assert "encoder: 2 ms an item" in stated.cost_text

@@ -12,6 +12,7 @@ from batchsim.scenario import load_scenario
 from batchsim.study.curves.run import run_scenario
 from batchsim.view.page_data import PageData
 from batchsim.view.what_if import scaled
+from tests.support.scenarios import run_in
 from tests.unit.view.test_view import SCENARIO, post
 from tests.unit.view.test_view import page_data as page_data
 from tests.unit.view.test_view import port as port
@@ -88,16 +89,14 @@ def test_where_nobody_is_let_in_there_are_no_steps(page_data: PageData, port: in
     """Neither in a change nor in a point: the queue is empty, and the panels of steps say so."""
     status, found = post(port, {"point": 0, "factors": {"kv.tokens": 0.1}})
     assert status == 200 and found["queues"][1] == {"start_s": [], "waiting": []} and found["misses"][1] == 40
-    (tmp_path / "s.yaml").write_text(SCENARIO.replace("1600", "32"))
-    none = PageData(run_scenario(load_scenario(str(tmp_path / "s.yaml")), out=tmp_path))
+    none = PageData(run_in(tmp_path, SCENARIO.replace("1600", "32")))
     assert set(none.point(0)["lacks"]) == {"timeline", "lanes"} and none.point(0)["steps"] == 0
     assert none.requests(0, "ttft", None)["others"] == 40
 
 
 def test_a_point_that_cannot_be_simulated_here_says_why(tmp_path: Path) -> None:
     """A model's file that is gone: no slider, and the line of all commands."""
-    (tmp_path / "s.yaml").write_text(SCENARIO)
-    page_data = PageData(run_scenario(load_scenario(str(tmp_path / "s.yaml")), out=tmp_path))
+    page_data = PageData(run_in(tmp_path, SCENARIO))
     page_data.results.scenario["model"] = "gone.json"
     found = page_data.knobs(0)
     assert found["knobs"] == [] and "gone.json" in found["why"] and "\n" not in found["why"]

@@ -12,16 +12,17 @@ from batchsim.base.errors import ScenarioError
 from batchsim.kernel.batch import Batch
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.protocols import PolicyContext
+from batchsim.kernel.record import Records
 from batchsim.kernel.types import Sequence
 from batchsim.policies.families.static import Static, StaticConfig
 from tests.support.random_cases import random_cases
+from tests.support.stepping import run, run_every_way
 from tests.support.whole_batches import (
-    assert_all_drivers_agree,
+    ConstantCost,
     blocked,
     leap_end_ns,
     outcomes,
     requests,
-    run,
     steps,
     times,
     workloads,
@@ -30,8 +31,8 @@ from tests.support.whole_batches import (
 LATER = " 900:1->1 901:1->1"  # keeps the run from draining; forms a batch of its own
 
 
-def static(arrivals: str, blocks: int = 1000, **knobs: Any) -> Any:
-    return run(Static, StaticConfig(**knobs), arrivals, blocks=blocks)
+def static(arrivals: str, blocks: int = 1000, **knobs: Any) -> Records:
+    return run(Static, StaticConfig(**knobs), arrivals, blocks=blocks, cost=ConstantCost(), how="leap").records
 
 
 # ---- when a batch starts
@@ -324,4 +325,4 @@ configs = st.builds(
 @given(config=configs, arrivals=workloads(), blocks=st.integers(9, 40))
 def test_every_driver_gives_the_same_records(config: StaticConfig, arrivals: Any, blocks: int) -> None:
     """Leaping, stepping, the wall-clock driver and both KV managers agree; every request ends once."""
-    assert_all_drivers_agree(Static, config, arrivals, blocks)
+    run_every_way(Static, config, arrivals, blocks=blocks, cost=ConstantCost())

@@ -10,9 +10,7 @@ from matplotlib.image import imread
 from batchsim.report.pictures.adapters_picture import HELD_BACK, adapters_text, draw_share, has_adapters
 from batchsim.report.pictures.plots import write_pictures
 from batchsim.report.pictures.style import figure, house_style
-from batchsim.results.read import Results
-from batchsim.scenario import load_scenario
-from batchsim.study.curves.run import run_scenario
+from tests.support.scenarios import run_in
 
 TEXT = """\
 model: llama-3.1-8b
@@ -34,14 +32,9 @@ seeds: 1
 """
 
 
-def ran(folder: Path, text: str = TEXT) -> Results:
-    (folder / "s.yaml").write_text(text)
-    return run_scenario(load_scenario(str(folder / "s.yaml")), out=folder)
-
-
 def test_the_picture_has_a_line_a_policy_and_says_who_waits_most(tmp_path: Path) -> None:
     """Through the means of summary.csv; with a place for all none waits. `run` draws it, and writes the table."""
-    results = ran(tmp_path)
+    results = run_in(tmp_path, TEXT)
     assert has_adapters(results)
     shares = results.summary[HELD_BACK].to_numpy()
     with house_style():
@@ -58,7 +51,7 @@ def test_the_picture_has_a_line_a_policy_and_says_who_waits_most(tmp_path: Path)
 
 def test_the_table_has_a_row_an_adapter_and_one_of_the_base_model(tmp_path: Path) -> None:
     """Whose requests are all of the point's; loads sum to the metrics of the point."""
-    results = ran(tmp_path)
+    results = run_in(tmp_path, TEXT)
     table, points = results.adapters(), results.points
     assert table is not None
     for _, point in points.iterrows():
@@ -73,6 +66,6 @@ def test_the_table_has_a_row_an_adapter_and_one_of_the_base_model(tmp_path: Path
 
 def test_without_adapters_there_is_neither(tmp_path: Path) -> None:
     """Nor where none is asked for."""
-    results = ran(tmp_path, TEXT.replace("share_of_requests: 80%", "share_of_requests: 0%"))
+    results = run_in(tmp_path, TEXT.replace("share_of_requests: 80%", "share_of_requests: 0%"))
     assert not has_adapters(results) and results.adapters() is None
     assert results.path / "adapters.png" not in write_pictures(results)

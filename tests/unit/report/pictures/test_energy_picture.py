@@ -21,9 +21,7 @@ from batchsim.report.pictures.plots import write_pictures
 from batchsim.report.pictures.style import figure, house_style
 from batchsim.report.text.run_table import asked_columns
 from batchsim.report.text.summary_text import report
-from batchsim.results.read import Results
-from batchsim.scenario import load_scenario
-from batchsim.study.curves.run import run_scenario
+from tests.support.scenarios import run_in
 
 TEXT = """\
 model: llama-3.1-8b
@@ -43,14 +41,9 @@ seeds: 1
 """
 
 
-def ran(folder: Path, text: str = TEXT) -> Results:
-    (folder / "s.yaml").write_text(text)
-    return run_scenario(load_scenario(str(folder / "s.yaml")), out=folder)
-
-
 def test_the_picture_has_power_against_load_and_energy_against_latency(tmp_path: Path) -> None:
     """A line a policy through the means of summary.csv; its title names least and most energy at the lowest load."""
-    results = ran(tmp_path)
+    results = run_in(tmp_path, TEXT)
     rows = [results.summary[results.summary["policy"] == name] for name in ("continuous", "energy_aware")]
     with house_style():
         power, energy = figure(8, 4).subplots(1, 2)
@@ -69,7 +62,7 @@ def test_the_picture_has_power_against_load_and_energy_against_latency(tmp_path:
 
 @pytest.mark.slow
 def test_it_is_among_the_pictures_of_a_run(tmp_path: Path) -> None:
-    results = ran(tmp_path)
+    results = run_in(tmp_path, TEXT)
     assert results.path / "energy.png" in write_pictures(results)
     assert imread(results.path / "energy.png").std() > 0.01
 
@@ -86,18 +79,18 @@ def test_it_is_among_the_pictures_of_a_run(tmp_path: Path) -> None:
 def test_it_is_drawn_where_a_controller_minds_a_power_that_is_known(
     tmp_path: Path, before: str, after: str, drawn: bool
 ) -> None:
-    assert concerns_energy(ran(tmp_path, TEXT.replace(before, after))) is drawn
+    assert concerns_energy(run_in(tmp_path, TEXT.replace(before, after))) is drawn
 
 
 def test_it_is_drawn_where_a_cap_is_stated(tmp_path: Path) -> None:
     """Without a controller, of a roofline with a cap."""
     text = TEXT.replace("  energy_aware: {control_limit: 4}\n", "").replace("gpu: h100", "gpu: h100, power_cap: 600W")
-    assert concerns_energy(ran(tmp_path, text))
+    assert concerns_energy(run_in(tmp_path, text))
 
 
 def test_a_table_with_energy_says_that_it_is_an_estimate(tmp_path: Path) -> None:
     """The law and its error stand below the table where columns of energy are asked for, and only there."""
-    results = ran(tmp_path)
+    results = run_in(tmp_path, TEXT)
     said = "power of h100, an estimate: 447 W in a step"
     assert said in report(results, columns=asked_columns("mean_power_w,J/token", []))
     assert said not in report(results, columns=asked_columns("ttft_p50", []))

@@ -13,6 +13,7 @@ from batchsim.drive.simulate import simulate
 from batchsim.kernel.events import Reaction
 from batchsim.kernel.types import Arrival, Request
 from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
+from batchsim.testing.by_hand import same
 from tests.support.ranks import FullestRank, Logged, engine, in_lockstep, request
 from tests.support.whole_batches import Listed
 
@@ -99,8 +100,7 @@ def test_a_rank_among_empty_ones_steps_as_an_engine_alone(ahead: bool) -> None:
     alone = engine(cost, ahead)
     simulate(alone, Listed(arrivals))
     records = alone.recorder.records()
-    for table in ("requests", "steps", "states"):
-        assert getattr(ranks.records(1), table).tobytes() == getattr(records, table).tobytes(), table
+    same(ranks.records(1), records)
     assert not len(ranks.records(0).steps)
 
 

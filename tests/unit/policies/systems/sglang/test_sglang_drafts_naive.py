@@ -6,8 +6,6 @@ import random
 from typing import Any
 
 import numpy as np
-import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.kernel.draft_group import DraftGroup, Ints
@@ -20,7 +18,7 @@ from batchsim.policies.systems.sglang.sglang_drafts import SglangWithDrafts
 from batchsim.policies.systems.sglang.speculative_args import EAGLES
 from tests.plain.sglang_drafts import NaiveDrafts, OverlappedDrafts
 from tests.plain.systems import Step
-from tests.support.random_cases import random_cases
+from tests.support.random_cases import few_and_many
 from tests.support.stepping import HostCost, run
 from tests.support.whole_batches import MAX_MODEL_LEN
 from tests.unit.policies.systems.sglang.test_sglang_naive import KNOBS, texts
@@ -100,20 +98,11 @@ def configs(draw: st.DrawFn) -> SglangConfig:
     return SglangConfig(**knobs, **drafts, disable_overlap_schedule=draw(st.booleans()), acceptance=0.6)
 
 
-@random_cases(200)
-@given(configs(), texts(), POOLS)
-def test_the_steps_with_drafts_are_those_of_the_plain_loops(
-    config: SglangConfig, arrivals: list[Arrival], pool: tuple[int, int]
-) -> None:
+def _alike(config: SglangConfig, arrivals: list[Arrival], pool: tuple[int, int]) -> None:
     """Step by step the same work in the same order, retractions and free blocks."""
     compared(config, arrivals, *pool)
 
 
-@pytest.mark.slow
-@random_cases(1500)
-@given(configs(), texts(), POOLS)
-def test_the_steps_with_drafts_are_those_of_the_plain_loops_far_more_often(
-    config: SglangConfig, arrivals: list[Arrival], pool: tuple[int, int]
-) -> None:
-    """The same in many more cases."""
-    compared(config, arrivals, *pool)
+test_the_steps_with_drafts_are_those_of_the_plain_loops, test_they_are_so_in_many_more_cases = few_and_many(
+    _alike, configs(), texts(), POOLS, few=200, many=1500
+)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.kernel.record import CAP_CUT, FINISHED, REJECTED, TIER_LOAD
@@ -16,7 +14,7 @@ from batchsim.policies.systems.sglang.sglang_config import SglangConfig
 from tests.plain.sglang_hicache import NaiveHiCache
 from tests.plain.systems import Step
 from tests.support.hicache_runs import Host, hicache_run, hicache_timeline
-from tests.support.random_cases import random_cases
+from tests.support.random_cases import few_and_many
 from tests.support.tier_lives import moved
 
 KNOBS = {
@@ -54,8 +52,8 @@ def visits(draw: st.DrawFn) -> list[Arrival]:
     return arrivals
 
 
-def compared(knobs: dict[str, Any], arrivals: list[Arrival], pool: tuple[int, int], host: Host) -> list[Step]:
-    """The steps, after proving them those of the plain loops, and the loads too."""
+def compared(knobs: dict[str, Any], arrivals: list[Arrival], pool: tuple[int, int], host: Host) -> None:
+    """Step by step the same work at the same times, the same free pages, retractions and loads."""
     blocks, page = pool
     done = hicache_run(arrivals, host, blocks=blocks, page=page, **knobs)
     found: list[Step] = [(row.start_ns, row.items, row.preempted, row.free) for row in done.log]
@@ -75,29 +73,14 @@ def compared(knobs: dict[str, Any], arrivals: list[Arrival], pool: tuple[int, in
     )
     assert found == naive.steps()
     assert moved(done.records, TIER_LOAD) == naive.loaded
-    return found
 
 
 CASES = (st.fixed_dictionaries(KNOBS), visits(), POOLS, HOSTS)
 
 
-@random_cases(100)
-@given(*CASES)
-def test_the_steps_are_those_of_the_plain_loops(
-    knobs: dict[str, Any], arrivals: list[Arrival], pool: tuple[int, int], host: Host
-) -> None:
-    """Step by step the same work at the same times, the same free pages, retractions and loads."""
-    compared(knobs, arrivals, pool, host)
-
-
-@pytest.mark.slow
-@random_cases(3000)
-@given(*CASES)
-def test_the_steps_are_those_of_the_plain_loops_far_more_often(
-    knobs: dict[str, Any], arrivals: list[Arrival], pool: tuple[int, int], host: Host
-) -> None:
-    """The same in many more cases."""
-    compared(knobs, arrivals, pool, host)
+test_the_steps_are_those_of_the_plain_loops, test_they_are_so_in_many_more_cases = few_and_many(
+    compared, *CASES, few=100, many=3000
+)
 
 
 MORE = KNOBS | {"scheduler_recv_interval": st.sampled_from([1, 1, 3]), "enable_priority_scheduling": st.booleans()}
@@ -135,20 +118,6 @@ def _conserved(
             assert row["outcome"] == REJECTED or arrival.cancel_ns is not None
 
 
-@random_cases(60)
-@given(*MORE_CASES)
-def test_requests_and_pages_are_conserved(
-    knobs: dict[str, Any], arrivals: list[Arrival], pool: tuple[int, int], host: Host, overlaps: bool
-) -> None:
-    """`_conserved`, a few cases."""
-    _conserved(knobs, arrivals, pool, host, overlaps)
-
-
-@pytest.mark.slow
-@random_cases(3000)
-@given(*MORE_CASES)
-def test_requests_and_pages_are_conserved_in_many_cases(
-    knobs: dict[str, Any], arrivals: list[Arrival], pool: tuple[int, int], host: Host, overlaps: bool
-) -> None:
-    """`_conserved`, many cases."""
-    _conserved(knobs, arrivals, pool, host, overlaps)
+test_requests_and_pages_are_conserved, test_they_are_conserved_in_many_more_cases = few_and_many(
+    _conserved, *MORE_CASES, few=60, many=3000
+)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.kernel.kv_blocks import CountingKV
@@ -17,7 +16,7 @@ from batchsim.policies.systems.sglang.sglang import Sglang
 from batchsim.policies.systems.sglang.sglang_config import SglangConfig
 from tests.plain.sglang import Naive
 from tests.plain.systems import Step
-from tests.support.random_cases import random_cases
+from tests.support.random_cases import few_and_many
 from tests.support.stepping import crowds, run
 from tests.support.whole_batches import MAX_MODEL_LEN, requests
 
@@ -74,6 +73,7 @@ POOLS = st.sampled_from([(11, 4), (40, 1), (20, 4), (26, 2)])
 
 
 def _alike(knobs: dict[str, Any], arrivals: list[Arrival], pool: tuple[int, int]) -> None:
+    """Step by step the same work in the same order, retractions and free blocks."""
     try:
         config = SglangConfig(**knobs)
     except ValueError:
@@ -81,23 +81,9 @@ def _alike(knobs: dict[str, Any], arrivals: list[Arrival], pool: tuple[int, int]
     compared(config, arrivals, *pool)
 
 
-@random_cases(100)
-@given(st.fixed_dictionaries(KNOBS), texts(), POOLS)
-def test_the_steps_are_those_of_the_plain_loops(
-    knobs: dict[str, Any], arrivals: list[Arrival], pool: tuple[int, int]
-) -> None:
-    """Step by step the same work in the same order, retractions and free blocks."""
-    _alike(knobs, arrivals, pool)
-
-
-@pytest.mark.slow
-@random_cases(1000)
-@given(st.fixed_dictionaries(KNOBS), texts(), POOLS)
-def test_the_steps_are_those_of_the_plain_loops_far_more_often(
-    knobs: dict[str, Any], arrivals: list[Arrival], pool: tuple[int, int]
-) -> None:
-    """The same in many more cases."""
-    _alike(knobs, arrivals, pool)
+test_the_steps_are_those_of_the_plain_loops, test_they_are_so_in_many_more_cases = few_and_many(
+    _alike, st.fixed_dictionaries(KNOBS), texts(), POOLS, few=100, many=1000
+)
 
 
 @pytest.mark.parametrize("chunk", [-1, 4, 24])

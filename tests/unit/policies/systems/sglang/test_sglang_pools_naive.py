@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +18,7 @@ from batchsim.kv.windows import PooledKV
 from batchsim.policies.systems.sglang.sglang import Sglang
 from batchsim.policies.systems.sglang.sglang_config import SglangConfig
 from tests.plain.sglang_pools import NaivePools
-from tests.support.random_cases import random_cases
+from tests.support.random_cases import few_and_many, random_cases
 from tests.support.stepping import Logged, crowds, run
 from tests.support.whole_batches import MAX_MODEL_LEN
 from tests.unit.policies.systems.sglang.test_sglang_naive import KNOBS, texts
@@ -72,7 +71,7 @@ WINDOWS = st.builds(
 
 
 def _alike(knobs: dict[str, Any], arrivals: list[Arrival], pool: tuple[int, int], pools: KvPools) -> None:
-    """Compares where SGLang starts."""
+    """Step by step the same work in the same order, retractions and free pages of both pools, where SGLang starts."""
     try:
         config = SglangConfig(**knobs)
         compared(config, arrivals, *pool, pools)
@@ -80,13 +79,9 @@ def _alike(knobs: dict[str, Any], arrivals: list[Arrival], pool: tuple[int, int]
         return
 
 
-@random_cases(100)
-@given(st.fixed_dictionaries(KNOBS), texts(), POOLS, WINDOWS)
-def test_the_steps_are_those_of_the_plain_loops(
-    knobs: dict[str, Any], arrivals: list[Arrival], pool: tuple[int, int], pools: KvPools
-) -> None:
-    """Step by step the same work in the same order, retractions and free pages of both pools."""
-    _alike(knobs, arrivals, pool, pools)
+test_the_steps_are_those_of_the_plain_loops, test_they_are_so_in_many_more_cases = few_and_many(
+    _alike, st.fixed_dictionaries(KNOBS), texts(), POOLS, WINDOWS, few=100, many=2000
+)
 
 
 @random_cases(40)
@@ -105,13 +100,3 @@ def test_windows_that_are_never_short_change_nothing(
     setting: dict[str, Any] = {"blocks": blocks, "block_size": page}
     apart = run(Sglang, config, arrivals, kv=lambda n, size, swap: two(n, size, pools), **setting)
     assert apart.log == run(Sglang, config, arrivals, kv=one, **setting).log
-
-
-@pytest.mark.slow
-@random_cases(2000)
-@given(st.fixed_dictionaries(KNOBS), texts(), POOLS, WINDOWS)
-def test_the_steps_are_those_of_the_plain_loops_far_more_often(
-    knobs: dict[str, Any], arrivals: list[Arrival], pool: tuple[int, int], pools: KvPools
-) -> None:
-    """The same in many more cases."""
-    _alike(knobs, arrivals, pool, pools)

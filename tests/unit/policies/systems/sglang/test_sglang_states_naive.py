@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.base.errors import ScenarioError
@@ -15,7 +13,7 @@ from batchsim.kv.states import StateRadixKV
 from batchsim.policies.systems.sglang.sglang import Sglang
 from batchsim.policies.systems.sglang.sglang_config import SglangConfig
 from tests.plain.sglang_states import NaiveStates, States
-from tests.support.random_cases import random_cases
+from tests.support.random_cases import few_and_many
 from tests.support.stepping import Logged, run
 from tests.support.whole_batches import MAX_MODEL_LEN
 from tests.unit.policies.systems.sglang.test_sglang_naive import KNOBS, texts
@@ -69,7 +67,7 @@ POOLS = st.sampled_from([(40, 1), (60, 1), (120, 1), (20, 4), (30, 2), (20, 8)])
 def _alike(
     knobs: dict[str, Any], arrivals: list[Arrival], pool: tuple[int, int], states: int, buffers: int, every: int
 ) -> None:
-    """Compares where SGLang starts."""
+    """Step by step the same work in the same order, retractions, free pages and states, where SGLang starts."""
     alone: dict[str, Any] = {"disable_radix_cache": False} | ({"disable_overlap_schedule": True} if not buffers else {})
     try:
         compared(SglangConfig(**knobs | alone), arrivals, *pool, states, buffers, every)
@@ -87,20 +85,6 @@ CASES = (
 )
 
 
-@random_cases(100)
-@given(*CASES)
-def test_the_steps_are_those_of_the_plain_loops(
-    knobs: dict[str, Any], arrivals: list[Arrival], pool: tuple[int, int], states: int, buffers: int, every: int
-) -> None:
-    """Step by step the same work in the same order, retractions, free pages and states."""
-    _alike(knobs, arrivals, pool, states, buffers, every)
-
-
-@pytest.mark.slow
-@random_cases(2000)
-@given(*CASES)
-def test_the_steps_are_those_of_the_plain_loops_far_more_often(
-    knobs: dict[str, Any], arrivals: list[Arrival], pool: tuple[int, int], states: int, buffers: int, every: int
-) -> None:
-    """The same in many more cases."""
-    _alike(knobs, arrivals, pool, states, buffers, every)
+test_the_steps_are_those_of_the_plain_loops, test_they_are_so_in_many_more_cases = few_and_many(
+    _alike, *CASES, few=100, many=2000
+)

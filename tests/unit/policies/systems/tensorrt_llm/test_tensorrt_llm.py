@@ -20,7 +20,8 @@ from batchsim.kernel.types import Arrival
 from batchsim.kv.reuse_tree import ReuseTreeKV
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm import TensorrtLlm
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig
-from tests.plain.systems import EngineFailsError, Step, tensorrt_llm
+from tests.plain.systems import Step
+from tests.plain.tensorrt_llm import EngineFailsError, Waiting
 from tests.support.random_cases import random_cases
 from tests.support.stepping import Run, crowds, run, run_every_way
 from tests.support.whole_batches import BLOCK_SIZE, blocked, outcomes, requests, times, workloads
@@ -387,7 +388,7 @@ def test_the_steps_are_those_of_the_plain_loops(
     config = TensorrtLlmConfig(capacity, size, budget, chunking is not None, chunking, False, backend=backend)
     arrivals = [replace(arrival, cancel_ns=None) for arrival in arrivals]
     try:
-        steps = tensorrt_llm(config, arrivals, blocks, BLOCK_SIZE)
+        steps = Waiting(config, arrivals, blocks, BLOCK_SIZE).run()
     except EngineFailsError:
         with pytest.raises(SchedulerStalled, match="was paused with"):
             run(TensorrtLlm, config, arrivals, blocks=blocks)

@@ -22,7 +22,7 @@ from batchsim.metrics.gaps import token_gaps
 from batchsim.policies.systems.tensorrt_llm.decoding_config import DecodingConfig
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_drafts import TensorrtLlmWithDrafts
-from tests.support.stepping import HostCost, Run, column, lanes, run, wasted
+from tests.support.stepping import HostCost, Run, column, lanes, run, run_alike, wasted
 from tests.support.whole_batches import blocked, requests
 from tests.unit.policies.systems.tensorrt_llm.test_tensorrt_llm_overlap import EVICTING, turns
 from tests.unit.policies.systems.tensorrt_llm.test_tensorrt_llm_reuse import TEXT, alike, states
@@ -45,11 +45,7 @@ def drafting(
     config = TensorrtLlmConfig(speculative_config=DecodingConfig(**spec), **knobs)
     kv = ReuseTreeKV if config.traits.prefix_cache else CountingKV
     setting: dict[str, Any] = {"blocks": blocks, "kv": kv, "loop": config.traits.loop, "cost": HostCost()}
-    done = run(TensorrtLlmWithDrafts, config, arrivals, **setting)
-    other = run(TensorrtLlmWithDrafts, config, arrivals, how="leap", **setting)
-    for table in ("requests", "steps", "states", "lanes"):
-        assert getattr(done.records, table).tobytes() == getattr(other.records, table).tobytes(), table
-    return done
+    return run_alike(TensorrtLlmWithDrafts, config, arrivals, "live", "leap", **setting)
 
 
 def third_goes_on(text: str, known: int) -> list[Arrival]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.base.errors import SchedulerStalled
@@ -19,9 +18,9 @@ from batchsim.kv.reuse_tree import ReuseTreeKV
 from batchsim.policies.systems.tensorrt_llm.decoding_config import DecodingConfig
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_drafts import TensorrtLlmWithDrafts
-from tests.plain.systems import EngineFailsError
+from tests.plain.tensorrt_llm import EngineFailsError
 from tests.plain.tensorrt_llm_drafts import Drafting
-from tests.support.random_cases import random_cases
+from tests.support.random_cases import few_and_many
 from tests.support.stepping import HostCost, Run, column, crowds, lanes, run, wasted
 from tests.support.whole_batches import BLOCK_SIZE, MAX_MODEL_LEN, requests
 from tests.unit.policies.systems.tensorrt_llm.test_tensorrt_llm_overlap import EVICTING, KNOBS
@@ -92,23 +91,14 @@ def compared(knobs: dict[str, Any], arrivals: list[Arrival], blocks: int) -> Run
     return done
 
 
-@random_cases(50)
-@given(knobs=RUNS, arrivals=CROWDS, blocks=st.integers(12, 18))
-def test_every_call_with_drafts_is_that_of_the_naive_loop(
-    knobs: dict[str, Any], arrivals: list[Arrival], blocks: int
-) -> None:
+def _alike(knobs: dict[str, Any], arrivals: list[Arrival], blocks: int) -> None:
     """When each call came, its work in order, pauses, free blocks, waste, and when tokens were out."""
     compared(knobs, arrivals, blocks)
 
 
-@pytest.mark.slow
-@random_cases(1000)
-@given(knobs=RUNS, arrivals=CROWDS, blocks=st.integers(12, 18))
-def test_far_more_calls_with_drafts_are_those_of_the_naive_loop(
-    knobs: dict[str, Any], arrivals: list[Arrival], blocks: int
-) -> None:
-    """The same in many more cases."""
-    compared(knobs, arrivals, blocks)
+test_every_call_with_drafts_is_that_of_the_naive_loop, test_they_are_so_in_many_more_cases = few_and_many(
+    _alike, RUNS, CROWDS, st.integers(12, 18), few=50, many=1000
+)
 
 
 def test_the_naive_loop_pauses_with_drafts_in_flight_too() -> None:

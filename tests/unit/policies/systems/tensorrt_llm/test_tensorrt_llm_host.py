@@ -26,8 +26,9 @@ from batchsim.policies.systems.tensorrt_llm.tensorrt_llm import TensorrtLlm
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_host import TensorrtLlmWithHost
 from batchsim.testing.life_sums import check_lives
-from tests.plain.systems import EngineFailsError, Step
-from tests.plain.tensorrt_llm_host import HostPool, HostReusing
+from tests.plain.systems import Step
+from tests.plain.tensorrt_llm import EngineFailsError
+from tests.plain.tensorrt_llm_host import HostPool, HostWaiting
 from tests.support.random_cases import random_cases
 from tests.support.stepping import HostCost, LinearCost, Run, run
 from tests.support.tier_lives import parts_of
@@ -220,7 +221,7 @@ def test_with_a_host_cache_the_steps_are_those_of_the_plain_loops(
     )
     pool = HostPool(blocks, BLOCK_SIZE, host.blocks)
     try:
-        steps = HostReusing(config, arrivals, pool, host.fixed_ns, host.load_ns, host.store_ns).run()
+        steps = HostWaiting(config, arrivals, pool, host.fixed_ns, host.load_ns, host.store_ns).run()
     except EngineFailsError:
         with pytest.raises(SchedulerStalled, match="was paused with"):
             run(TensorrtLlmWithHost, config, arrivals, blocks=blocks, kv=host.kv)

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.base.errors import SchedulerStalled
@@ -22,10 +21,10 @@ from batchsim.kernel.types import Arrival
 from batchsim.kv.reuse_tree import ReuseTreeKV
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm import TensorrtLlm
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig
-from tests.plain.systems import EngineFailsError
+from tests.plain.tensorrt_llm import EngineFailsError
 from tests.plain.tensorrt_llm_overlap import Overlapping
-from tests.support.random_cases import random_cases
-from tests.support.stepping import HostCost, Run, column, crowds, lanes, run, wasted
+from tests.support.random_cases import few_and_many
+from tests.support.stepping import HostCost, Run, column, crowds, lanes, run, run_alike, wasted
 from tests.support.whole_batches import BLOCK_SIZE, MAX_MODEL_LEN, blocked, requests
 from tests.unit.policies.systems.tensorrt_llm.test_tensorrt_llm_reuse import TEXT, alike, sharing, states
 
@@ -42,12 +41,7 @@ def overlapped(
     kv = ReuseTreeKV if config.traits.prefix_cache else CountingKV
     setting: dict[str, Any] = {"blocks": blocks, "kv": kv, "loop": config.traits.loop, "cost": HostCost()}
     assert config.traits.loop == OVERLAP
-    done = run(TensorrtLlm, config, arrivals, **setting)
-    for how in ways:
-        other = run(TensorrtLlm, config, arrivals, how=how, **setting)
-        for table in ("requests", "steps", "states", "lanes"):
-            assert getattr(done.records, table).tobytes() == getattr(other.records, table).tobytes(), (how, table)
-    return done
+    return run_alike(TensorrtLlm, config, arrivals, "live", *ways, **setting)
 
 
 def turns(first: str, known: int, at: int) -> list[Arrival]:
@@ -323,21 +317,14 @@ def compared(knobs: dict[str, Any], arrivals: list[Arrival], blocks: int) -> Run
     return done
 
 
-@random_cases(150)
-@given(knobs=st.fixed_dictionaries(KNOBS), arrivals=CROWDS, blocks=st.integers(9, 16))
-def test_every_call_is_that_of_the_naive_loop(knobs: dict[str, Any], arrivals: list[Arrival], blocks: int) -> None:
+def _alike(knobs: dict[str, Any], arrivals: list[Arrival], blocks: int) -> None:
     """When each call came, its work in order, pauses, free blocks, waste, and when tokens were out."""
     compared(knobs, arrivals, blocks)
 
 
-@pytest.mark.slow
-@random_cases(1000)
-@given(knobs=st.fixed_dictionaries(KNOBS), arrivals=CROWDS, blocks=st.integers(9, 16))
-def test_far_more_calls_are_those_of_the_naive_loop(
-    knobs: dict[str, Any], arrivals: list[Arrival], blocks: int
-) -> None:
-    """The same in many more cases."""
-    compared(knobs, arrivals, blocks)
+test_every_call_is_that_of_the_naive_loop, test_they_are_so_in_many_more_cases = few_and_many(
+    _alike, st.fixed_dictionaries(KNOBS), CROWDS, st.integers(9, 16), few=150, many=1000
+)
 
 
 def test_the_naive_loop_pauses_in_flight_too() -> None:

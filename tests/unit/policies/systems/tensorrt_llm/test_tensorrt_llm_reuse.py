@@ -23,8 +23,8 @@ from batchsim.kernel.types import Arrival, DecodeGroup, Sequence
 from batchsim.kv.reuse_tree import ReuseTreeKV
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm import TensorrtLlm
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig
-from tests.plain.systems import EngineFailsError, Step
-from tests.plain.tensorrt_llm_reuse import Reusing
+from tests.plain.systems import Step
+from tests.plain.tensorrt_llm import EngineFailsError, Waiting
 from tests.support.random_cases import random_cases
 from tests.support.stepping import Run, crowds, run
 from tests.support.whole_batches import BLOCK_SIZE, blocked, requests, times
@@ -583,7 +583,7 @@ def test_with_block_reuse_the_steps_are_those_of_the_plain_loops(
         backend=backend,
     )
     try:
-        steps = Reusing(config, arrivals, blocks, BLOCK_SIZE).run()
+        steps = Waiting(config, arrivals, blocks, BLOCK_SIZE).run()
     except EngineFailsError:
         with pytest.raises(SchedulerStalled, match="was paused with"):
             run(TensorrtLlm, config, arrivals, blocks=blocks, kv=ReuseTreeKV)

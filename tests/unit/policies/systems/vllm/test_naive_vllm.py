@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -139,6 +140,13 @@ def steps_of_ours(
     return rows
 
 
+def equal_rows(ours: list[Any], theirs: list[Any], where: str) -> None:
+    """The rows of the steps, or calls, of the scenario `where` are those of the naive model."""
+    for number, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
+        assert mine == other, f"{where}, row {number}"
+    assert len(ours) == len(theirs), where
+
+
 def compare(seed: int, interval: int = 1, *, adapters: bool = False) -> list[Any]:
     config, num_blocks, size, arrivals = scenario(seed)
     config = replace(config, prefill_schedule_interval=interval)
@@ -151,9 +159,7 @@ def compare(seed: int, interval: int = 1, *, adapters: bool = False) -> list[Any
         ours = steps_of_ours(config, kv, arrivals, limit)
     except SchedulerStalled:
         pytest.fail(f"scenario {seed} stalls")
-    for number, (mine, theirs) in enumerate(zip(ours, naive, strict=False)):
-        assert mine == theirs, f"scenario {seed}, step {number}"
-    assert len(ours) == len(naive), f"scenario {seed}"
+    equal_rows(ours, naive, f"scenario {seed}")
     return ours
 
 
@@ -249,37 +255,58 @@ class WatchingAtIntervals(Watching, VllmAtIntervals):
     """The same of prompts at intervals."""
 
 
+W = TypeVar("W", bound=Watching)
+
+
 def compare_in_flight(seed: int, stages: int, ahead: bool, interval: int = 1, *, adapters: bool = False) -> list[Any]:
     """The rows of the calls, which equal the naive model's."""
     config, num_blocks, size, arrivals = scenario(seed)
     if adapters:
         config, arrivals = with_adapters(seed, config, arrivals)
     config = replace(config, async_scheduling=ahead, prefill_schedule_interval=interval)
-    loop, lanes = replace(config.traits.loop.over(stages), nap_ns=NAP_NS), Lanes(stages)
+    kind = WatchingAtIntervals if interval > 1 else Watching
     engine = NaiveVllm(config, num_blocks, size, MAX_MODEL_LEN, stages)
+    where = f"scenario {seed} of {stages} stages, {ahead=}"
+    return calls_compared(engine, kind, config, lambda: BlockHashKV(num_blocks, size), arrivals, stages, where)
+
+
+def calls_compared(
+    engine: NaiveVllm,
+    kind: type[Watching],
+    config: VllmConfig,
+    new_pool: Callable[[], BlockHashKV | GroupedBlocks],
+    arrivals: list[Arrival],
+    stages: int,
+    where: str,
+) -> list[Any]:
+    """The rows of the calls, which equal those of the naive `engine`; both drivers leave the same records."""
+    loop, lanes = replace(config.traits.loop.over(stages), nap_ns=NAP_NS), Lanes(stages)
     naive = list(islice(calls_in_flight(engine, arrivals, loop, HOST_NS, lanes.stage_ns), 20_000))
-    lived, scheduler = run_in_flight(config, num_blocks, size, arrivals, loop, lanes, "live")
-    simulated, _ = run_in_flight(config, num_blocks, size, arrivals, loop, lanes, "simulate")
-    for table in ("requests", "steps", "states", "lanes"):
-        assert getattr(simulated, table).tobytes() == getattr(lived, table).tobytes(), f"scenario {seed}, {table}"
+    lived, scheduler = in_both_drivers(
+        lambda: kind(config, PolicyContext(new_pool(), MAX_MODEL_LEN, loop=loop)), lanes, loop, arrivals, where
+    )
     wasted = iter(lived.lanes["wasted_tokens"].tolist())
     ours = [(*row[:3], next(wasted), *row[4:]) if row[0] == "results" else row for row in scheduler.rows]
-    for number, (mine, theirs) in enumerate(zip(ours, naive, strict=False)):
-        assert mine == theirs, f"scenario {seed} of {stages} stages, {ahead=}, row {number}"
-    assert len(ours) == len(naive), f"scenario {seed}"
+    equal_rows(ours, naive, where)
     return ours
 
 
-def run_in_flight(
-    config: VllmConfig, num_blocks: int, size: int, arrivals: list[Arrival], loop: EngineLoop, lanes: Lanes, driver: str
-) -> tuple[Records, Watching]:
-    kind = WatchingAtIntervals if config.prefill_schedule_interval > 1 else Watching
-    scheduler = kind(config, PolicyContext(BlockHashKV(num_blocks, size), MAX_MODEL_LEN, loop=loop))
-    executor, recorder = SimExecutor(lanes, MAX_MODEL_LEN, loop), Recorder()
-    core = EngineCore(scheduler, executor, recorder, max_model_len=MAX_MODEL_LEN, loop=loop)
-    DRIVERS[driver](core, Requests(*arrivals))
-    core.check_returned()
-    return recorder.records(), scheduler
+def in_both_drivers(
+    new_scheduler: Callable[[], W], lanes: Lanes, loop: EngineLoop, arrivals: list[Arrival], where: str
+) -> tuple[Records, W]:
+    """The records of a live run and its scheduler; the simulation of another one leaves the same."""
+    found: list[tuple[Records, W]] = []
+    for driver in ("live", "simulate"):
+        scheduler, recorder = new_scheduler(), Recorder()
+        executor = SimExecutor(lanes, MAX_MODEL_LEN, loop)
+        core = EngineCore(scheduler, executor, recorder, max_model_len=MAX_MODEL_LEN, loop=loop)
+        DRIVERS[driver](core, Requests(*arrivals))
+        core.check_returned()
+        found.append((recorder.records(), scheduler))
+    (lived, first), (simulated, _) = found
+    for table in ("requests", "steps", "states", "lanes"):
+        assert getattr(simulated, table).tobytes() == getattr(lived, table).tobytes(), f"{where}, {table}"
+    return lived, first
 
 
 MODES = [(stages, ahead) for stages in (1, 2, 3, 4) for ahead in (False, True) if stages > 1 or ahead]

@@ -25,7 +25,7 @@ from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 from batchsim.policies.systems.vllm.vllm_drafts import VllmWithDrafts
 from tests.plain.vllm_drafts import Drafting, NaiveDrafts
-from tests.unit.policies.systems.vllm.test_naive_vllm import MAX_MODEL_LEN, STEP_NS, scenario
+from tests.unit.policies.systems.vllm.test_naive_vllm import MAX_MODEL_LEN, STEP_NS, equal_rows, scenario
 
 SCENARIOS = 40
 LIMIT = 3000
@@ -124,11 +124,11 @@ def steps_of_naive(
             if not left:
                 return rows
             now_ns = left[0].request.arrival_ns
-            while engine.flying:
+            while engine.launched:
                 engine.land()
             continue
         row = engine.launch()
-        lands = len(engine.flying) == depth or (not row[0] and engine.flying)
+        lands = len(engine.launched) == depth or (not row[0] and engine.launched)
         rows.append((now_ns, *row, *(engine.land() if lands else ())))
         now_ns += STEP_NS
     return rows
@@ -188,9 +188,7 @@ def compare(seed: int) -> tuple[list[Any], EngineCore]:
         ours, core = steps_of_ours(seed, config, kv, arrivals)
     except SchedulerStalled:
         pytest.fail(f"scenario {seed} stalls")
-    for number, (mine, theirs) in enumerate(zip(ours, naive, strict=False)):
-        assert mine == theirs, f"scenario {seed}, step {number}, {drawn[0]}"
-    assert len(ours) == len(naive), f"scenario {seed}"
+    equal_rows(ours, naive, f"scenario {seed}, {drawn[0]}")
     return ours, core
 
 

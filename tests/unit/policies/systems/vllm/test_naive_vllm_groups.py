@@ -8,29 +8,20 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 import pytest
 
 from batchsim.base.kv_groups import KvGroup, KvLayout
-from batchsim.kernel.core import EngineCore
-from batchsim.kernel.engine_loop import EngineLoop
-from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.record import Recorder, Records
-from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Arrival
 from batchsim.kv.choice import new_grouped_kv
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
-from tests.plain.vllm import calls_in_flight
 from tests.plain.vllm_groups import NaiveDraftGroups, NaiveGroups
-from tests.support.engine import DRIVERS, Requests
 from tests.unit.policies.systems.vllm.test_naive_vllm import (
-    HOST_NS,
     MAX_MODEL_LEN,
-    NAP_NS,
-    Lanes,
     Watching,
+    calls_compared,
+    equal_rows,
     scenario,
     steps_of_naive,
     steps_of_ours,
@@ -76,28 +67,24 @@ def compare_in_turn(seed: int, *, caches: bool) -> list[Any]:
     config, layout, num_blocks, arrivals = case(seed, 1, caches=caches, ahead=False)
     naive = steps_of_naive(NaiveGroups(config, num_blocks, layout, MAX_MODEL_LEN), arrivals, 3000)
     ours = steps_of_ours(config, new_grouped_kv(config, layout, num_blocks, MAX_MODEL_LEN), arrivals, 3000)
-    for number, (mine, theirs) in enumerate(zip(ours, naive, strict=False)):
-        assert mine == theirs, f"scenario {seed}, {caches=}, step {number}, {layout}"
-    assert len(ours) == len(naive), f"scenario {seed}"
+    equal_rows(ours, naive, f"scenario {seed}, {caches=}, {layout}")
     return ours
 
 
 def compare(seed: int, stages: int, *, caches: bool, ahead: bool) -> list[Any]:
     """The rows of the calls in flight, which equal the naive model's, as do both drivers' records each other."""
     config, layout, num_blocks, arrivals = case(seed, stages, caches=caches, ahead=ahead)
-    loop, lanes = replace(config.traits.loop.over(stages), nap_ns=NAP_NS), Lanes(stages)
     engine = NaiveGroups(config, num_blocks, layout, MAX_MODEL_LEN, stages)
-    naive = list(islice(calls_in_flight(engine, arrivals, loop, HOST_NS, lanes.stage_ns), 20_000))
-    lived, scheduler = run(config, layout, num_blocks, arrivals, loop, lanes, "live")
-    simulated, _ = run(config, layout, num_blocks, arrivals, loop, lanes, "simulate")
-    for table in ("requests", "steps", "states", "lanes"):
-        assert getattr(simulated, table).tobytes() == getattr(lived, table).tobytes(), f"scenario {seed}, {table}"
-    wasted = iter(lived.lanes["wasted_tokens"].tolist())
-    ours = [(*row[:3], next(wasted), *row[4:]) if row[0] == "results" else row for row in scheduler.rows]
-    for number, (mine, theirs) in enumerate(zip(ours, naive, strict=False)):
-        assert mine == theirs, f"scenario {seed} of {stages} stages, {caches=}, {ahead=}, row {number}, {layout}"
-    assert len(ours) == len(naive), f"scenario {seed}"
-    return ours
+    where = f"scenario {seed} of {stages} stages, {caches=}, {ahead=}, {layout}"
+    return calls_compared(
+        engine,
+        Watching,
+        config,
+        lambda: new_grouped_kv(config, layout, num_blocks, MAX_MODEL_LEN, stages),
+        arrivals,
+        stages,
+        where,
+    )
 
 
 def compare_drafts(seed: int, *, caches: bool) -> list[Any]:
@@ -114,29 +101,8 @@ def compare_drafts(seed: int, *, caches: bool) -> list[Any]:
     naive = steps_of_naive_drafts(seed, (config, num_blocks, layout, arrivals), NaiveDraftGroups)
     kv = new_grouped_kv(config, layout, num_blocks, MAX_MODEL_LEN)
     ours, _ = steps_of_our_drafts(seed, config, kv, arrivals)
-    for number, (mine, theirs) in enumerate(zip(ours, naive, strict=False)):
-        assert mine == theirs, f"scenario {seed}, {caches=}, step {number}, {layout}, {config}"
-    assert len(ours) == len(naive), f"scenario {seed}"
+    equal_rows(ours, naive, f"scenario {seed}, {caches=}, {layout}, {config}")
     return ours
-
-
-def run(
-    config: VllmConfig,
-    layout: KvLayout,
-    num_blocks: int,
-    arrivals: list[Arrival],
-    loop: EngineLoop,
-    lanes: Lanes,
-    driver: str,
-) -> tuple[Records, Watching]:
-    kv = new_grouped_kv(config, layout, num_blocks, MAX_MODEL_LEN, loop.stages)
-    scheduler = Watching(config, PolicyContext(kv, MAX_MODEL_LEN, loop=loop))
-    executor, recorder = SimExecutor(lanes, MAX_MODEL_LEN, loop), Recorder()
-    core = EngineCore(scheduler, executor, recorder, max_model_len=MAX_MODEL_LEN, loop=loop)
-    DRIVERS[driver](core, Requests(*arrivals))
-    core.check_returned()
-    kv.check()
-    return recorder.records(), scheduler
 
 
 CACHES = pytest.mark.parametrize("caches", [False, True], ids=["", "cached"])

@@ -20,7 +20,7 @@ from batchsim.kv.prefix_cache import BlockHashKV
 from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 from batchsim.policies.systems.vllm.vllm_intervals import VllmAtIntervals
-from tests.support.stepping import Run, run
+from tests.support.stepping import Run, run, run_alike
 from tests.support.whole_batches import MAX_MODEL_LEN, blocked
 
 
@@ -36,12 +36,7 @@ def at_intervals(arrivals: list[Arrival], interval: int, blocks: int = 100, cach
         async_scheduling=False, enable_prefix_caching=caching, prefill_schedule_interval=interval, **knobs
     )
     kv = BlockHashKV if caching else CountingKV
-    first = run(VllmAtIntervals, config, arrivals, blocks=blocks, kv=kv)
-    for how in ("step", "leap"):
-        other = run(VllmAtIntervals, config, arrivals, blocks=blocks, kv=kv, how=how).records
-        for table in ("requests", "steps", "states"):
-            assert getattr(first.records, table).tobytes() == getattr(other, table).tobytes()
-    return first
+    return run_alike(VllmAtIntervals, config, arrivals, blocks=blocks, kv=kv)
 
 
 def test_prompts_wait_for_their_step_while_others_decode() -> None:

@@ -17,7 +17,7 @@ from batchsim.kernel.batch import Batch, Idle
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.protocols import ItemsContext, PolicyContext
-from batchsim.kernel.record import BLOCKED, Recorder, Records
+from batchsim.kernel.record import BLOCKED, Recorder
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.tokens import TokenIds, prompt_stream
 from batchsim.kernel.types import Arrival, Item, Request
@@ -28,7 +28,7 @@ from tests.plain.vllm import calls_in_flight
 from tests.plain.vllm_items import NaiveVllmItems
 from tests.support.engine import DRIVERS, Requests
 from tests.unit.policies.systems.vllm import test_naive_vllm
-from tests.unit.policies.systems.vllm.test_naive_vllm import HOST_NS, NAP_NS, Watching
+from tests.unit.policies.systems.vllm.test_naive_vllm import HOST_NS, NAP_NS, Watching, equal_rows, in_both_drivers
 
 MAX_MODEL_LEN = 160
 SIZES = (6, 10, 24, 30)
@@ -103,19 +103,6 @@ class Watched(Watching, VllmWithItems):
         return (*super().queues, self.encoder.num_free, self.encoder.num_freeable)
 
 
-def run(seed: int, ahead: bool, driver: str) -> tuple[Records, Watched]:
-    config, num_blocks, size, arrivals = scenario(seed)
-    config = replace(config, async_scheduling=ahead)
-    loop, lanes = replace(config.traits.loop.over(1), nap_ns=NAP_NS), Lanes(1)
-    kv = BlockHashKV(num_blocks, size, ids=seed % 2 == 0)
-    scheduler = Watched(config, PolicyContext(kv, MAX_MODEL_LEN, loop=loop, items=ItemsContext(max(SIZES))))
-    executor, recorder = SimExecutor(lanes, MAX_MODEL_LEN, loop), Recorder()
-    core = EngineCore(scheduler, executor, recorder, max_model_len=MAX_MODEL_LEN, loop=loop)
-    DRIVERS[driver](core, Requests(*arrivals))
-    core.check_returned()
-    return recorder.records(), scheduler
-
-
 def compare(seed: int, ahead: bool) -> list[Any]:
     """Rows of the calls, which equal the naive model's; [] where the engine spins in both."""
     config, num_blocks, size, arrivals = scenario(seed)
@@ -124,21 +111,21 @@ def compare(seed: int, ahead: bool) -> list[Any]:
     loop = replace(config.traits.loop.over(1), nap_ns=NAP_NS)
     host_ns = HOST_NS if ahead else (0, 0)
     naive = list(islice(calls_in_flight(engine, arrivals, loop, host_ns, lanes.stage_ns), LIMIT))
+
+    def new_scheduler() -> Watched:
+        kv = BlockHashKV(num_blocks, size, ids=seed % 2 == 0)
+        return Watched(config, PolicyContext(kv, MAX_MODEL_LEN, loop=loop, items=ItemsContext(max(SIZES))))
+
     try:
-        lived, scheduler = run(seed, ahead, "live")
+        _, scheduler = in_both_drivers(new_scheduler, lanes, loop, arrivals, f"scenario {seed}")
     except SchedulerStalled as error:
         assert len(naive) == LIMIT, f"scenario {seed}: {error}"
         return []
-    simulated, _ = run(seed, ahead, "simulate")
-    for table in ("requests", "steps", "states", "lanes"):
-        assert getattr(simulated, table).tobytes() == getattr(lived, table).tobytes(), f"scenario {seed}, {table}"
     ours = [(*row[:3], 0, *row[4:]) if row[0] == "results" else row for row in scheduler.rows]
     theirs = [(*row[:3], 0, *row[4:]) if row[0] == "results" else row for row in naive]
     if not ahead:  # a plain loop is not asked where nobody is there, nor after the last has ended
         ours, theirs = ([row for row in rows if row[0] == "results" or row[2]] for rows in (ours, theirs))
-    for number, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
-        assert mine == other, f"scenario {seed}, {ahead=}, row {number}"
-    assert len(ours) == len(theirs), f"scenario {seed}"
+    equal_rows(ours, theirs, f"scenario {seed}, {ahead=}")
     return ours
 
 

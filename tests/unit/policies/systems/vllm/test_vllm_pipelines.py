@@ -9,12 +9,11 @@ import pytest
 
 from batchsim.kernel.batch import Batch
 from batchsim.kernel.engine_loop import EngineLoop
-from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.record import STATE_NAMES
 from batchsim.kernel.types import Arrival
 from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
-from tests.support.stepping import Run, run
+from tests.support.stepping import Run, run_alike
 from tests.support.whole_batches import blocked
 from tests.unit.policies.systems.vllm.test_vllm import arrival
 
@@ -47,14 +46,8 @@ def pipeline(arrivals: list[Arrival], stages: int, blocks: int = 100, nap_ns: in
     """The run, stepping; the same with leaps and under both drivers. Without vLLM's sleep unless `nap_ns` says so."""
     config = VllmConfig(**{"enable_prefix_caching": False, "max_num_seqs": 8, **knobs})
     loop = replace(config.traits.loop.over(stages), nap_ns=nap_ns)
-    first, *others = (
-        run(Vllm, config, arrivals, blocks=blocks, kv=CountingKV, cost=Stages(stages), loop=loop, how=how)
-        for how in ("step", "leap", "live")
-    )
-    for other in others:
-        for table in ("requests", "steps", "states", "lanes"):
-            assert getattr(first.records, table).tobytes() == getattr(other.records, table).tobytes()
-    return first
+    ways = ("step", "leap", "live")
+    return run_alike(Vllm, config, arrivals, *ways, blocks=blocks, cost=Stages(stages), loop=loop)
 
 
 def timeline(result: Run) -> list[tuple[int, list[tuple[int, int]]]]:
