@@ -38,7 +38,7 @@ HICACHE = "test_sglang_hicache test_sglang_hicache_naive"
 SGLANG_DRAFTS = "test_sglang_drafts test_sglang_drafts_naive test_sglang_drafts_overlap conformance:sglang"
 # The tests of each file, by names in tests/ that are of one file; `conformance:KIND` are those of one policy.
 TESTS = {
-    "sim/kernel/core.py": f"{ENGINE} test_landing test_vllm_connector",
+    "sim/kernel/core.py": f"{ENGINE} test_landing test_vllm_connector test_handover",
     "sim/kernel/chunks.py": ENGINE,
     "sim/kernel/in_flight.py": f"{ENGINE} {AHEAD} test_landing test_in_flight cost/test_masks",
     "sim/kernel/leaps.py": (
@@ -60,7 +60,7 @@ TESTS = {
     "sim/kernel/host_link.py": f"test_host_copies {HICACHE} metrics/test_tiers",
     "sim/kernel/window_sum.py": "test_window_sum test_window_leaps",
     "sim/kernel/journal.py": f"{ENGINE} metrics/test_encoding unit/scenario/test_adapters test_pools cost/test_masks",
-    "sim/kernel/record.py": ENGINE + " test_frames",
+    "sim/kernel/record.py": f"{ENGINE} test_frames test_landing",
     "sim/kv/block_keys.py": f"{CACHE} {REUSE}",
     "sim/kernel/kv_blocks.py": ENGINE,
     "sim/kv/block_pool.py": CACHE,
@@ -84,7 +84,7 @@ TESTS = {
     "sim/metrics/adapter*.py": "unit/scenario/test_adapters test_adapters_picture",
     "sim/metrics/encoding.py": "metrics/test_encoding",
     "sim/metrics/masks.py": "unit/scenario/test_structured cost/test_masks",
-    "sim/metrics/rank_waits.py": "test_recorded_ranks unit/scenario/test_ranks test_side_by_side",
+    "sim/metrics/rank_waits.py": "test_rank_waits test_recorded_ranks unit/scenario/test_ranks test_side_by_side",
     "sim/metrics/tiers.py": "metrics/test_tiers scenario/test_tiered",
     "sim/metrics/measure.py": f"{MEASURES} curves/test_precision test_tasks test_offline",
     "sim/metrics/kpis.py": f"{MEASURES} test_offline",
