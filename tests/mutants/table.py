@@ -60,7 +60,7 @@ TESTS = {
     "sim/kernel/host_link.py": f"test_host_copies {HICACHE} metrics/test_tiers",
     "sim/kernel/window_sum.py": "test_window_sum test_window_leaps",
     "sim/kernel/journal.py": f"{ENGINE} metrics/test_encoding unit/scenario/test_adapters test_pools cost/test_masks",
-    "sim/kernel/record.py": f"{ENGINE} test_frames test_landing",
+    "sim/kernel/record.py": f"{ENGINE} test_frames",
     "sim/kv/block_keys.py": f"{CACHE} {REUSE}",
     "sim/kernel/kv_blocks.py": ENGINE,
     "sim/kv/block_pool.py": CACHE,
