@@ -79,6 +79,9 @@ def test_a_step_that_landed_gets_its_times() -> None:
     rows[1][:2] = 108, 9
     assert [list(row.item()) for row in recorder.records().steps] == rows
     assert list(recorder.lanes.open) == [(0, 5), (100, 107), (200, 205)]
+    recorder.drop_last_steps(2)
+    assert [list(row.item()) for row in recorder.records().steps] == rows[:1]
+    assert list(recorder.lanes.open) == [(0, 5)]
 
 
 def test_requests_are_sorted_by_id() -> None:
