@@ -37,7 +37,7 @@ LINES = {
     "fit.server": 1150,
     "fit.traffic": 1100,
     "kernel": 6250,
-    "kv": 4900,
+    "kv": 4950,
     "metrics": 4150,
     "policies": 300,
     "policies.families": 2600,
