@@ -95,6 +95,10 @@ class EvictionOrder(Protocol):
         """The request of `access` has ended; of what it was seen with, `runs` are there, in order."""
         ...
 
+    def check(self, accesses: list[Access], runs: list[ChunkRun]) -> None:
+        """AssertionError unless the order is of `runs`, all that there are, and of the requests of `accesses`."""
+        ...
+
 
 class LruOrder:
     """The chunks of the line of the lowest rank go first, each line from its tail; O(runs) which may not go and rank
@@ -158,6 +162,19 @@ class LruOrder:
             del self._lines[line]
         if access.line is not None:
             del self._lines[access.line]  # what stood there was seen
+
+    def check(self, accesses: list[Access], runs: list[ChunkRun]) -> None:
+        lines = list(self._lines)
+        assert [line.rank for line in lines] == sorted({line.rank for line in lines}), "lines out of order"
+        placed = [run for line in lines for run in line.runs]
+        assert len(placed) == len(runs) and set(placed) == set(runs), "a run has no place, or several"
+        assert all(run.line is line for line in lines for run in line.runs), "a run is of another line"
+        is_open = {line for line in lines if line.is_open}
+        assert is_open == {access.line for access in accesses if access.line is not None}, "a line is open for nothing"
+        assert all(line.runs for line in lines if not line.is_open), "an empty line is kept"
+        for line in lines:
+            starts = [run.start for run in line.runs]
+            assert starts == sorted(starts), "a line's runs are out of order"
 
     def _line_of(self, access: Access) -> Line:
         if access.line is None:
@@ -287,6 +304,16 @@ class ArcOrder:
                 elif key in use.inserted:
                     order = once if key in once else often
                     order[key] = order.pop(key)
+
+    def check(self, accesses: list[Access], runs: list[ChunkRun]) -> None:
+        keys = sorted([key for run in runs for key in self._keys_of((run.chain, run.start, run.stop))])
+        assert sorted([*self.once, *self.often]) == keys, "a chunk has no place, or several"
+        gone = {*self.gone_once, *self.gone_often}
+        assert len(gone) == len(self.gone_once) + len(self.gone_often), "a chunk is gone twice"
+        assert gone.isdisjoint(keys), "a chunk that is there is among those gone"
+        assert max(len(self.gone_once), len(self.gone_often)) <= self._capacity, "more are kept in mind than may be"
+        assert 0 <= self.target <= self._capacity, "the target is out of its range"
+        assert set(self._uses) <= set(accesses), "a request that has ended is kept in mind"
 
 
 def _may_go(chunks: dict[int, tuple[Chain, int]], held: set[int]) -> Iterator[tuple[int, Part]]:

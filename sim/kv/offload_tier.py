@@ -239,6 +239,7 @@ class OffloadTier:
         assert storing == self.num_storing, "wrong count of chunks being stored"
         evictable = sum([run.stop - run.start for run in runs if not run.loads])
         assert evictable == self.num_evictable, "wrong count of evictable chunks"
+        self._order.check(list(self._accesses.values()), runs)
 
 
 def _fresh(access: Access, parts: list[Part]) -> list[Part]:

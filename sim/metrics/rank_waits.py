@@ -65,8 +65,6 @@ def _by_step(records: Records, start_ns: Int, state: int) -> Int:
 
 def outside(start_ns: Int, length_ns: Int, held_start_ns: Int, held_end_ns: Int) -> tuple[Int, Int]:
     """The parts of disjoint spans, by start, that no held one covers: (starts, lengths) by start."""
-    if not len(held_start_ns):
-        return start_ns, length_ns
     end_ns = start_ns + length_ns
     cuts = np.unique(np.concatenate((start_ns, end_ns, held_start_ns, held_end_ns)))
     low, high = cuts[:-1], cuts[1:]

@@ -43,7 +43,7 @@ def check_policy(policy: Policy, *, knobs: Mapping[str, Any] | None = None, case
     """
     config, scheduler = policy_and_config(policy)
     whose = name_of(scheduler)
-    engines = _built(policy, knobs or {})
+    engines = built_cases(policy, knobs)
     drawn = Cases(engines, cases, whose)
     few = replace(drawn, count=max(2, cases // 8))
     stated = Cases(_stated(policy, config, knobs or {}), cases, whose)
@@ -69,8 +69,9 @@ def check_policy(policy: Policy, *, knobs: Mapping[str, Any] | None = None, case
     )
 
 
-def _built(policy: Policy, fixed: Mapping[str, Any]) -> st.SearchStrategy[Case]:
-    return random_cases(policy, fixed).filter(built)  # type: ignore[return-value]
+def built_cases(policy: Policy, fixed: Mapping[str, Any] | None = None) -> st.SearchStrategy[Case]:
+    """Random engines that the policy takes, with the `fixed` knobs."""
+    return random_cases(policy, fixed or {}).filter(built)  # type: ignore[return-value]
 
 
 def _on_the_model(few: Cases[Case]) -> dict[str, Callable[[], None]]:
@@ -250,11 +251,11 @@ def ended_forgotten(case: Case) -> None:
         )
         core = drive(replace(case, num_blocks=3200 // case.block_size, workload=Listed(stream), stop_ns=None))
         assert len(core.recorder.records().requests) == STREAM
-        held = sum(type(one) is Sequence for one in _reachable(core))
+        held = sum(type(one) is Sequence for one in reachable(core))
         assert held < _HELD, f"{held} of {STREAM} sequences are held after all have ended"
 
 
-def _reachable(root: object) -> Iterator[object]:
+def reachable(root: object) -> Iterator[object]:
     """All that `root` refers to, directly or not, as the garbage collector sees it; modules and classes aside."""
     seen, unread = {id(root)}, [root]
     while unread:

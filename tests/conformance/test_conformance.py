@@ -6,6 +6,8 @@ Acceptance of any of them: it is registered and this passes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,6 +18,7 @@ from batchsim.base.reading import Later
 from batchsim.cost.kinds import COSTS
 from batchsim.drive.fleet.routing import ROUTERS
 from batchsim.drive.fleet.scaling.autoscaler import AutoscalerConfig
+from batchsim.kernel.types import Arrival, Request, Sequence
 from batchsim.policies.registry import POLICIES
 from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
 from batchsim.testing import (
@@ -28,7 +31,11 @@ from batchsim.testing import (
     check_reader,
     check_router,
 )
+from batchsim.testing.check import Cases
 from batchsim.testing.fleets import SCALERS
+from batchsim.testing.policy_checks import built_cases, reachable
+from batchsim.testing.random_configs import MS
+from batchsim.testing.random_engines import Case, Listed
 from batchsim.workload.predictors import PredictorConfig
 from batchsim.workload.processes import OwnArrivals, Process
 from batchsim.workload.traces.read_trace import read_trace
@@ -74,6 +81,28 @@ def test_a_shipped_policy_keeps_what_every_policy_must(kind: str) -> None:
 def test_so_it_does_with_drafts() -> None:
     checks = check_policy("vllm", knobs=DRAFTS, cases=CASES // 2)
     assert failed(check for check in checks if check.name != ON_MODEL) == {}
+
+
+CROWD = tuple(
+    Arrival(
+        Request(i, i // 8 * MS, 10 + i % 30, 5 + i % 17, priority=i % 3),
+        5 + i % 17 - (i % 3 == 0),
+        None if i % 4 else (20 + i + i // 8) * MS,
+    )
+    for i in range(40)
+)
+CALM = tuple(Arrival(Request(40 + i, (4000 + 200 * i) * MS, 10 + i, 5 + i % 17), 5 + i % 17) for i in range(30))
+
+
+@every_policy
+def test_a_crowd_is_forgotten_once_it_has_gone(kind: str) -> None:
+    """Requests that crowd an engine wait, are preempted, give up; behind 30 that come one after the other an engine
+    holds hardly any of them."""
+    for case in Cases(built_cases(kind), 10, kind).drawn:
+        for drive in (Case.simulate, partial(Case.live, ids=True)):
+            core = drive(replace(case, workload=Listed((*CROWD, *CALM)), stop_ns=None))
+            held = sorted(one.request.id for one in reachable(core) if type(one) is Sequence)
+            assert len([i for i in held if i < len(CROWD)]) < 5, (case, held)
 
 
 @pytest.mark.slow

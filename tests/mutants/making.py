@@ -2,7 +2,8 @@
 
 Properties are mutated like other functions. What mutmut leaves alone: other decorated functions, what stands outside of
 functions, texts of errors (`do_not_mutate_patterns` in pyproject.toml). Left alone here: the None that an ordered set,
-a dict, has for values; `strict` of zip; the type that `cast` names, which nothing reads.
+a dict, has for values; None for False, which is as false; `strict` of zip; the type that `cast` names, which nothing
+reads; `>=` for `>` where the larger of two values is chosen.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from mutmut.mutation.file_mutation import mutate_file_contents
 
 ROOT = Path(__file__).parents[2]
 _SET_ITEM = re.compile(r"\w\] = None$")  # a dict whose values are None is an ordered set
+_FLAG = re.compile(r"= False\b")
+# Which of two equal values is the smaller or larger one.
+_EITHER = re.compile(r"([\w.\[\]]+) if \1 ([<>])=? ([\w.\[\]]+) else \3(?![\w.\[(])")
 # What zip checks of the program itself, and the type that cast names.
 _UNREAD = re.compile(r", (strict=\w+)?(?=\))|(?<=\bcast\()[\w.\[\]]+, ")
 
@@ -56,9 +60,15 @@ def mutate(path: str) -> tuple[str, list[Mutant]]:
             for made_name, text in ((original, was), (name, now))
         )
         mutant = Mutant(f"{module}.{name}", path, where, *_difference(was, now))
-        if not _SET_ITEM.search(mutant.was) and _UNREAD.sub("", mutant.was) != _UNREAD.sub("", mutant.now):
+        unnoticed = _SET_ITEM.search(mutant.was) or _FLAG.sub("= None", mutant.was) == mutant.now
+        if not unnoticed and _essence(mutant.was) != _essence(mutant.now):
             mutants.append(mutant)
     return made.code, mutants
+
+
+def _essence(line: str) -> str:
+    """`line` without what no test can notice."""
+    return _UNREAD.sub("", _EITHER.sub(r"\1 if \1 \2 \3 else \3", line))
 
 
 def _undecorated(source: str) -> str:

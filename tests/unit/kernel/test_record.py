@@ -68,6 +68,22 @@ def test_rows_come_back_as_written() -> None:
     assert records.texts == ("", "no_slot")
 
 
+def test_a_step_that_landed_gets_its_times() -> None:
+    """Of three rows the last but one: when it was launched, began and how long it took; nothing else changes."""
+    recorder = Recorder()
+    rows = [[100 * n + i for i in range(len(STEP_COLUMNS))] for n in range(3)]
+    for row in rows:
+        recorder.step_rows += pack_step(*row)
+        recorder.lanes.launched(row[0], row[0] + 5)
+    recorder.landed(2, 107, 108, 9)
+    rows[1][:2] = 108, 9
+    assert [list(row.item()) for row in recorder.records().steps] == rows
+    assert list(recorder.lanes.open) == [(0, 5), (100, 107), (200, 205)]
+    recorder.drop_last_steps(2)
+    assert [list(row.item()) for row in recorder.records().steps] == rows[:1]
+    assert list(recorder.lanes.open) == [(0, 5)]
+
+
 def test_requests_are_sorted_by_id() -> None:
     """The order in which requests ended does not show; no second table is made for that."""
     recorder = Recorder()

@@ -336,3 +336,16 @@ def test_pinned_blocks_stay_taken_through_free_until_unpinned(manager: type, dec
             assert (pool.num_free, pool.held(seq)) == (4, 0)
         if not isinstance(pool, CountingKV | TableKV):
             pool.check()
+
+
+def test_blocks_are_given_back_from_the_end(kv: CountingKV | TableKV) -> None:
+    """Of three blocks two: the next sequence gets them in their order."""
+    first, second = sequence(0), sequence(1)
+    assert kv.allocate(first, 12)
+    before = [*kv.table(first)] if isinstance(kv, TableKV) else []
+    kv.give_back(first, 2)
+    assert (kv.held(first), first.num_blocks, kv.num_free) == (1, 1, 3)
+    assert kv.allocate(second, 8)
+    if isinstance(kv, TableKV):
+        assert [*kv.table(first), *kv.table(second)] == before
+    assert kv.num_free == 1

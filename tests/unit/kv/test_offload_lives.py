@@ -12,6 +12,7 @@ from typing import Any, Literal
 import pytest
 
 from batchsim.kv.offload_chains import Part
+from batchsim.kv.offload_order import Numbers
 from batchsim.kv.offload_tier import OffloadTier
 from tests.support.tier_prompts import Prompt, keys_of
 
@@ -203,6 +204,26 @@ def test_random_lives_equal_the_plain_ones(policy: Literal["lru", "arc"], thresh
             tier.check()
             assert tier.num_used == len(plain.loads)
     assert evictions > 100 and refusals > 100 and loads > 10 and ends > 100
+
+
+def test_numbers_are_those_of_a_set() -> None:
+    """Whatever is added in whatever order: what is new, and rows that neither overlap nor touch."""
+    for seed in range(200):
+        rng, mine, plain = random.Random(seed), Numbers(), set[int]()
+        for _ in range(8):
+            start = rng.randrange(24)
+            stop = start + rng.randint(1, 6)
+            fresh = set(range(start, stop)) - plain
+            plain |= fresh
+            assert mine.add(start, stop) == _rows(fresh)
+            assert mine.rows == _rows(plain)
+
+
+def _rows(numbers: set[int]) -> list[tuple[int, int]]:
+    """(first, end) of all numbers that follow each other."""
+    firsts = sorted(n for n in numbers if n - 1 not in numbers)
+    ends = sorted(n + 1 for n in numbers if n + 1 not in numbers)
+    return list(zip(firsts, ends, strict=True))
 
 
 def keys_at(part: Part, size: int) -> list[int]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.kernel.tokens import TokenIds, output_stream, prompt_stream
-from batchsim.kernel.types import DecodeGroup, Request, Sequence
+from batchsim.kernel.types import MISSING, DecodeGroup, Request, Sequence
 from batchsim.kv.radix_cache import RadixKV
 from batchsim.kv.radix_tokens import common_tokens, head, known_tokens, tail
 from tests.support.random_cases import random_cases
@@ -400,3 +400,14 @@ def test_what_a_sequence_holds_is_known_in_blocks() -> None:
 
 def test_a_pool_has_no_swap_unless_asked_for() -> None:
     assert (RadixKV(8, 4).num_swap_blocks, RadixKV(8, 4, 3).num_swap_blocks) == (0, 3)
+
+
+def test_tokens_are_those_of_the_adapter() -> None:
+    """A prompt and its answer have streams of their own for each adapter, as the base model has; cut where asked."""
+    tokens = TokenIds.of([(prompt_stream(1), 2, 8)])
+    prompt, answer = prompt_stream(1), output_stream(3)
+    for adapter, first in ((MISSING, 0), (0, 1 << 48), (1, 2 << 48)):
+        seq = Sequence(Request(3, 0, 8, 100, tokens=tokens, adapter=adapter))
+        assert known_tokens(seq, 5) == ((first + prompt, 2, 5),)
+        assert known_tokens(seq, 8) == ((first + prompt, 2, 8),)
+        assert known_tokens(seq, 11) == ((first + prompt, 2, 8), (first + answer, 0, 3))

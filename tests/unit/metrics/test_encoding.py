@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from batchsim.cost.constant import Linear
@@ -89,3 +90,15 @@ def test_a_run_without_items_says_nothing_of_encoding() -> None:
     records = run((0, 5, 4, ()))
     assert len(step_encode_ns(records)) == 0
     assert parts(records, 0) == {"prefill": 105, "decode_alone": 303}
+
+
+@pytest.mark.parametrize("lacking", [0, 30])
+def test_leaps_pass_over_no_item(lacking: int) -> None:
+    """Texts decode beside images that are let go of, or wait for room for theirs: the records are those of steps."""
+    requests: list[tuple[int, int, int, tuple[Item, ...]]]
+    requests = [(0, 5, 40, ()), (10, 41, 30, (Item(2, 0, 20), Item(6, 20, 15)))]
+    requests += [(20 + i, 20 + i, 9 + i, (Item(8 + i, 2, 18 - i),)) for i in range(3)]
+    requests += [(3000 + lacking, 22, 20, (Item(20, 1, 20),))]
+    one, other = (run(*requests, driver=driver) for driver in ("simulate", "simulate_stepwise"))
+    for name in ("requests", "steps", "states"):
+        assert np.array_equal(getattr(one, name), getattr(other, name)), name

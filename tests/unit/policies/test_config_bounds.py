@@ -238,6 +238,9 @@ TRAITS: list[tuple[str, dict[str, Any], Traits]] = [
         Traits(2, knobs=("max_batch_size",)),
     ),
     ("triton", {"max_batch_size": 3}, Traits(3, knobs=("max_batch_size",))),
+    ("vllm_neuron", {"max_num_seqs": 3}, Traits(3, 8192, knobs=BUDGET, loop=EngineLoop("sync", nap_ns=1_000_000))),
+    ("llama_cpp", {"n_parallel": 3, "n_batch": 9}, Traits(3, 9, knobs=("n_parallel", "n_batch"), splits_steps=True)),
+    ("preemptive", SLOT, Traits(1, 1, knobs=BUDGET)),
 ]
 
 
@@ -246,6 +249,11 @@ def test_what_a_config_tells_others(kind: str, knobs: dict[str, Any], traits: Tr
     """Slots, tokens of a step, what a full batch waits for, the KV memory it needs, and what capacity may change."""
     config = POLICIES[kind][0](**knobs)
     assert config.traits == traits
+
+
+def test_every_policy_is_among_them() -> None:
+    """Of each at least one config's traits are known by value."""
+    assert {kind for kind, _, _ in TRAITS} == set(POLICIES)
 
 
 @pytest.mark.parametrize(

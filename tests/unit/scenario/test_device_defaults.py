@@ -77,6 +77,7 @@ def limits(found: Scenario) -> tuple[int, int]:
         ("l40s", 45, {"enable_chunked_prefill": False}, (4096, 256)),
         ("h100", 80, {"enable_chunked_prefill": False}, (8192, 1024)),
         ("l40s", 45, {"max_num_batched_tokens": 64, "max_num_seqs": 64}, (None, None)),
+        ("h100", 80, {"max_num_batched_tokens": 64, "enable_chunked_prefill": False}, (None, 64)),
         ("l40s", 45, {"max_num_seqs": "many"}, (None, None)),
         ("l40s", 45, {"max_num_batched_tokens": 0}, (None, None)),
     ],

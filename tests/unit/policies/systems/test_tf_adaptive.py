@@ -78,6 +78,16 @@ def test_the_limit_goes_on_while_ages_fall_and_turns_when_they_do_not() -> None:
     assert limits == [1.75, 1.640625, 1.435546875, 1.614990234375]
 
 
+def test_ages_are_averaged_over_as_many_batches_as_said() -> None:
+    """The mean of 300 and 100 is 200, and that of 50 and 180 is less: the limit goes on, by half the step."""
+    scheduler = _scheduler(batches_to_average_over=2)
+    limits = []
+    for age_ns in (300, 100, 50, 180):
+        scheduler.ended(TaskBatch(0), age_ns, is_run=True)
+        limits.append(scheduler.limit)
+    assert limits == [2.0, 1.75, 1.75, 1.640625]
+
+
 def test_the_limit_stays_within_its_bounds() -> None:
     """From 2 down to 1.9 at least, or up to 2 threads at most."""
     scheduler = _scheduler(batches_to_average_over=2, min_in_flight_batches_limit=2)

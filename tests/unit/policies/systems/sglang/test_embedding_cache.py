@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from batchsim.kernel.batch import Batch
+from batchsim.kernel.protocols import ItemsContext, PolicyContext
 from batchsim.kernel.types import Item, Request, Sequence
+from batchsim.kv.radix_cache import RadixKV
 from batchsim.policies.systems.sglang.embedding_cache import EmbeddingCache
+from batchsim.policies.systems.sglang.sglang_config import SglangConfig
+from batchsim.policies.systems.sglang.sglang_items import SglangWithItems
 
 
 def sequence(*items: Item, computed: int = 0) -> Sequence:
@@ -42,3 +47,19 @@ def test_an_item_larger_than_the_cache_is_never_kept_and_drives_out_none() -> No
         seq = sequence(large, computed=computed)
         assert cache.encode([(seq, 10)]) == [(seq, (0,))]
     assert cache.encode([(sequence(small), 50)]) == []
+
+
+def test_a_step_encodes_the_items_of_its_prompts() -> None:
+    """In the first chunk of 8 tokens the first item, in the next the second; the decode behind them none."""
+    config = SglangConfig(chunked_prefill_size=8, vlm_cache_size_mb=1, disable_overlap_schedule=True)
+    scheduler = SglangWithItems(config, PolicyContext(RadixKV(100, 1), 1000, items=ItemsContext(6, embedding_bytes=2)))
+    seq = Sequence(Request(0, 0, 15, 4, items=(Item(2, 1, 6), Item(4, 9, 6))))
+    scheduler.add(seq, 0)
+    steps: list[list[tuple[Sequence, tuple[int, ...]]]] = []
+    for now_ns in range(2):
+        work = scheduler.schedule(now_ns, drain=False)
+        assert isinstance(work, Batch) and work.chunks
+        steps.append([*work.encoded])
+        seq.settled_computed_tokens += work.chunks[0][1]
+        scheduler.complete(work, [], now_ns)
+    assert steps == [[(seq, (0,))], [(seq, (1,))]]

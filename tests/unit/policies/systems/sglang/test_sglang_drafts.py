@@ -231,3 +231,22 @@ def test_without_an_algorithm_it_is_the_scheduler_without_drafts() -> None:
     """The registered class makes the plain one."""
     made = SglangWithDrafts(SglangConfig(), PolicyContext(RadixKV(100, 4), 1000))
     assert type(made) is Sglang
+
+
+@pytest.mark.parametrize(
+    ("knobs", "method", "drafts", "branches"),
+    [
+        (NGRAM, "ngram", 3, 1),
+        (EAGLE, "eagle", 3, 1),
+        (EAGLE | {"speculative_eagle_topk": 4, "speculative_num_draft_tokens": 8}, "eagle", 3, 4),
+        (EAGLE | {"speculative_eagle_topk": 4, "speculative_num_draft_tokens": 3}, "eagle", 2, 4),
+    ],
+)
+def test_a_tree_of_drafts_is_as_deep_as_its_steps_and_tokens_allow(
+    knobs: dict[str, Any], method: str, drafts: int, branches: int
+) -> None:
+    """At most a draft a step, and one fewer than tokens are verified; each pass of the drafter has topk tokens."""
+    speculation = SglangConfig(**knobs, acceptance=0.5).traits.speculation
+    assert speculation is not None
+    assert (speculation.method, speculation.num_drafts, speculation.branches) == (method, drafts, branches)
+    assert [len(shares) for shares in speculation.positions.values()] == [drafts]

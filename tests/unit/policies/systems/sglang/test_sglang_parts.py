@@ -247,6 +247,21 @@ def test_one_that_ignores_the_end_of_its_text_leaves_nothing_reserved() -> None:
     assert growth.reserved(0, 0.5) == 5.0
 
 
+def test_decodes_behind_have_a_token_more_to_come_than_the_others() -> None:
+    """At step 3: 18 of 20 that are reserved whole, half of 8 of 10, and half of the 4,096 of one that has more."""
+    growth = RemainingOutput()
+    behind = [
+        Sequence(Request(0, 0, 1, 20, ignore_eos=True)),
+        Sequence(Request(1, 0, 1, 10)),
+        Sequence(Request(2, 0, 1, CLIP_MAX_NEW_TOKENS + 3)),
+    ]
+    for seq in behind:
+        growth.join(seq, 0)
+    assert growth.reserved(3, 0.5) == 17 + 3.5 + 2048
+    assert growth.reserved(3, 0.5, behind) == 18 + 4 + 2048
+    assert growth.reserved(4, 0.5, behind[2:]) == 16 + 3 + 2048
+
+
 @pytest.mark.parametrize(("left_tokens", "fits"), [(22, True), (21, False)])
 def test_every_end_gives_back_what_it_held(left_tokens: int, fits: bool) -> None:
     """5, 10 and 40 tokens to come: before the last one's 40 twice 10 tokens are given back, and 1 must be kept."""

@@ -12,7 +12,7 @@ from batchsim.kernel.engine_loop import OVERLAP, EngineLoop
 from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.tokens import TokenIds, prompt_stream
-from batchsim.kernel.types import Arrival, Request, Sequence
+from batchsim.kernel.types import Arrival, DecodeGroup, Request, Sequence
 from batchsim.kv.pooled_radix import PooledRadixKV
 from batchsim.kv.windows import PooledKV
 from batchsim.policies.systems.sglang.running_batch import RunningBatch
@@ -264,3 +264,31 @@ def test_a_pool_in_which_a_prompt_could_wait_for_ever_is_refused(config: SglangC
     context = PolicyContext(kv(100, 1, KvPools(5, least - 1, 3)), 64, None, Estimates(), config.traits.loop)
     with pytest.raises(ScenarioError, match=rf"^sglang: {least - 1} tokens of windows are fewer than {least}, .*\.$"):
         Sglang(config, context)
+
+
+@pytest.mark.parametrize("manager", [PooledKV, PooledRadixKV])
+def test_a_request_for_more_pages_than_either_pool_has_changes_nothing(manager: type[PooledKV | PooledRadixKV]) -> None:
+    """Of 8 pages of windows 6 are taken: 2 are left for a prompt and a step, 3 are too many; so of the other pool."""
+    for pages, windows in ((100, 8), (8, 100)):
+        kv = manager(pages, 1, KvPools(4, windows, 3))
+        seqs = [Sequence(arrival.request) for arrival in prompts([(1, 6)], [(2, 3)], [(3, 2)])]
+        if isinstance(kv, PooledRadixKV):
+            for seq in seqs:
+                kv.take(seq, kv.match(seq, seq.num_tokens - 1))
+        first, second, third = seqs
+        free = kv.num_free, kv.windows.num_free
+        assert kv.allocate(first, 6) and not kv.allocate(second, 3)
+        assert (kv.num_free, kv.windows.num_free) == (free[0] - 6, free[1] - 6)
+        assert kv.allocate(third, 2)
+        kv.check()
+        kv.pin(first)
+        kv.free(first)
+        assert (kv.num_free, kv.windows.num_free) == (free[0] - 8, free[1] - 8)
+        group = DecodeGroup(1)
+        third.settled_computed_tokens, third.settled_output_tokens = 2, 1
+        group.join(third)
+        assert not kv.grow_group(group)
+        kv.unpin(first)
+        assert (kv.num_free, kv.windows.num_free) == (free[0] - 2, free[1] - 2)
+        assert kv.grow_group(group)
+        assert (kv.num_free, kv.windows.num_free) == (free[0] - 3, free[1] - 3)

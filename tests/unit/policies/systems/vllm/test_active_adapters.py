@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.types import MISSING, Request, Sequence
+from batchsim.kernel.types import MISSING, Event, Request, Sequence
 from batchsim.kv.choice import new_kv
+from batchsim.policies.systems.vllm.active_adapters import ActiveAdapters
 from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 from batchsim.policies.systems.vllm.vllm_drafts import VllmWithDrafts
@@ -58,3 +59,17 @@ def test_a_place_is_free_once_its_last_request_has_left() -> None:
     scheduler.cancel(first, 1)
     scheduler.schedule(1, drain=False)
     assert [seq.request.id for seq in scheduler.running] == [1, 3]
+
+
+def test_who_is_held_back_is_recorded_once_until_it_waits_no_longer() -> None:
+    """Held back by one call after another: one event. One that was forgotten in between is a new one's."""
+    adapters, base = ActiveAdapters(1), Sequence(Request(2, 0, 20, 9))
+    first, other = (Sequence(Request(i, 0, 20, 9, adapter=i)) for i in (0, 1))
+    adapters.enter(first)
+    assert not adapters.holds_back(first) and adapters.holds_back(other)
+    assert [event.seq for event in adapters.tried([base, other], None)] == [other]
+    assert adapters.tried([other], None) == []
+    adapters.forget(other)
+    assert [event.reason for event in adapters.tried([other], None)] == ["adapter"]
+    adapters.leave(first)
+    assert adapters.tried([], other) == [Event("held_back", other, "")] and not adapters.holds_back(other)

@@ -16,6 +16,7 @@ from batchsim.kernel.kv_transfer import Noticed
 from batchsim.kernel.tokens import TokenIds, prompt_stream
 from batchsim.kernel.types import Arrival, Request
 from batchsim.policies.systems.vllm.connector_config import VllmConnectorConfig
+from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 
 MS = 1_000_000
 Facts = dict[str, Any]
@@ -210,3 +211,14 @@ def test_a_cancelled_pull_gives_its_blocks_back_once_it_is_over() -> None:
     facts = _steps(_config("kv_consumer"), 8, [(arrival, _pulled(6)), (_asked(1, 3, 4, 4), HERE)])
     assert _where(facts, "loads_done") == [(8, [0])]
     assert [step["free_blocks_sched"] for step in facts if step["called_ns"] == 3 * MS] == [5]
+
+
+def test_what_an_engine_with_a_connector_does_not_have() -> None:
+    """Pipelines, adapters, items, groups of layers and masks; its loop has empty steps though it waits for each."""
+    plain = VllmConfig(max_loras=2, async_scheduling=False)
+    config = VllmConnectorConfig.of(plain, "kv_producer", "recompute")
+    assert (config.kv_role, config.kv_load_failure_policy, config.max_loras) == ("kv_producer", "recompute", 2)
+    assert plain.traits.adapters is not None and plain.traits.loop.kind != "batch_queue"
+    lacking = {"pipelines": False, "knobs": (), "adapters": None, "takes_items": False, "kv_groups": False, "masks": ""}
+    assert config.traits == replace(plain.traits, loop=replace(plain.traits.loop, kind="batch_queue"), **lacking)
+    assert all(getattr(plain.traits, name) != value for name, value in lacking.items())

@@ -11,6 +11,7 @@ from batchsim.kernel.batch import Batch
 from batchsim.kernel.engine_loop import EngineLoop
 from batchsim.kernel.record import STATE_NAMES
 from batchsim.kernel.types import Arrival
+from batchsim.policies.systems.vllm.cohorts import Cohorts
 from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 from tests.support.stepping import Run, run_alike
@@ -193,3 +194,13 @@ def test_one_may_sit_out_with_its_first_token_in_flight() -> None:
     ]
     assert answered(result)[3] == (30, 50)
     assert sat_out(result) == [(20, 3, "sat_out"), (30, 3, "decode")]
+
+
+def test_cohorts_have_their_turns_in_the_order_that_is_told() -> None:
+    """Three, one a call: the next ones as listed, the present one behind them; two calls at once pass over one."""
+    cohorts = Cohorts(3, 16)
+    first, (second, third, last) = cohorts.group, cohorts.next_groups()
+    assert last is first and len({first, second, third}) == 3
+    assert [cohorts.turn() for _ in range(3)] == [second, third, first]
+    assert cohorts.turn(2) is third is cohorts.group
+    assert cohorts.next_groups() == [first, second, third]
