@@ -1,6 +1,6 @@
 """Fits vLLM as others measured it, and predicts what it was not shown.
 
-    python -m tools.measured_engines FOLDER [h100] [rtx4090] [-o NAME]     writes NAME.json and NAME.md
+    python -m tools.measured_engines FOLDER [h100] [rtx4090]
 
 FOLDER holds `kubecon_na_2025_h100.csv` and `rtx4090_llama-3.1-8b/`: kubernetes-sigs/inference-perf @ 7de5ef2,
 demos/kubecon-na-2025 (Apache-2.0), and casys-kaist/LLMServingSim @ 5daddb2, bench/examples/RTX4090/Llama-3.1-8B (MIT).
@@ -15,10 +15,9 @@ replayed; the latencies of the first third, in the order of sending, are fitted,
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +25,6 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from batchsim.base.files import write_text
 from batchsim.check.measured.read import read_measured
 from batchsim.check.measured.run import MISSING
 from batchsim.check.validation.against import compare
@@ -134,23 +132,12 @@ def _cell(value: Any) -> str:
 
 
 @one_line_errors
-def main(
-    folder: Path, which: Annotated[list[str] | None, typer.Argument()] = None,
-    out: Annotated[Path | None, typer.Option("-o")] = None,
-) -> None:  # fmt: skip
-    """Prints the fits and their errors in percent, and with -o writes them."""
-    made = provenance()
-    wholes: dict[str, Any] = {"made": made}
-    lines = [f"# vLLM as others measured it, fitted and predicted (commit {made['commit']})", ""]
-    lines += ["Errors of means in percent, simulated / measured − 1. `python -m tools.measured_engines` says the rest."]
+def main(folder: Path, which: Annotated[list[str] | None, typer.Argument()] = None) -> None:
+    """Prints the fits and their errors in percent, as Markdown."""
+    print(f"# vLLM as others measured it, fitted and predicted (commit {provenance()['commit']})\n")
+    print("Errors of means in percent, simulated / measured − 1. `python -m tools.measured_engines` says the rest.")
     for name in which or _FITS:
-        found, rows = _FITS[name](folder)
-        lines += ["", *table(name, found, rows)]
-        wholes[name] = {"terms": asdict(found.terms), "frontend_ns": found.frontend_ns, "points": rows}
-    print("\n".join(lines))
-    if out is not None:
-        write_text(out.with_suffix(".json"), json.dumps(wholes, indent=1) + "\n")
-        write_text(out.with_suffix(".md"), "\n".join([*lines, ""]))
+        print("\n".join(["", *table(name, *_FITS[name](folder))]))
 
 
 if __name__ == "__main__":

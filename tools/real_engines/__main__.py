@@ -1,31 +1,25 @@
-"""Real engines on this machine's CPU, with tiny models of random weights.
+"""Real engines on this machine's CPU, with tiny models of random weights, calibrated, predicted and judged (`judge`).
 
-    python -m tools.real_engines judge ENGINE -o FOLDER    calibrates it and judges what is then predicted (`judge`)
-    python -m tools.real_engines serve ENGINE              starts it and says its address and its scenario, until Ctrl-C
+    python -m tools.real_engines ENGINE -o FOLDER
 
-ENGINE is llama_cpp (`pip install '.[engines]'`) or vllm (`make real-engines`). judge exits with 0 where all bounds are
-met, 1 where one is not, 3 where nothing could be judged.
+ENGINE is llama_cpp (`pip install '.[engines]'`) or vllm (`make real-engines`). Exits with 0 where all bounds are met, 1
+where one is not, 3 where nothing could be judged.
 """
 
 from __future__ import annotations
 
-import signal
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from batchsim.cli.common import one_line_errors
-from tools.real_engines.engines import engine_of, serving, version
+from tools.real_engines.engines import engine_of
 from tools.real_engines.judge import judge
 
-app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 
-
-@app.command("judge")
 @one_line_errors
-def judge_command(
+def main(
     engine: str,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for what is measured, and the judgement.")],
     minutes: Annotated[float, typer.Option(help="Time that calibrate is given.")] = 5.0,
@@ -39,16 +33,5 @@ def judge_command(
         raise typer.Exit(1 if found.word == "NOT MET" else 3)
 
 
-@app.command()
-@one_line_errors
-def serve(engine: str) -> None:
-    """Starts an engine's server, until Ctrl-C."""
-    chosen = engine_of(engine)
-    with tempfile.TemporaryDirectory() as folder, serving(chosen, Path(folder)) as server:
-        typer.echo(f"{version(chosen)} on {server.url}, log {server.log}. Its scenario:\n{chosen.scenario()}")
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-        signal.sigwait({signal.SIGINT, signal.SIGTERM})
-
-
 if __name__ == "__main__":
-    app()
+    typer.run(main)
