@@ -193,7 +193,6 @@ def ship(
     only: Annotated[list[str] | None, typer.Option(metavar="TEXT")] = None,
 ) -> None:
     """Writes profiles and prints a line of each; exits with 1 if one is refused or further off than it may be."""
-    some = bool(scenarios or only)
     asked = [*of_scenarios(scenarios or ()), *(shipped(only or ()) if only or not scenarios else ())]
     written, failed = set[str](), False
     print(compare.HEAD)
@@ -210,7 +209,7 @@ def ship(
         print(compare.line(profile), flush=True)
     if failed:
         raise typer.Exit(1)
-    for path in () if some else (TABLES / "profiles").glob("*.json"):
+    for path in () if scenarios or only else (TABLES / "profiles").glob("*.json"):
         if path.stem not in written:
             path.unlink()
 

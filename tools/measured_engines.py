@@ -26,7 +26,7 @@ import numpy as np
 import typer
 
 from batchsim.check.measured.read import read_measured
-from batchsim.check.measured.run import MISSING
+from batchsim.check.measured.run import LATENCIES, MISSING
 from batchsim.check.validation.against import compare
 from batchsim.check.validation.replay import replay, simulated_requests
 from batchsim.cli.common import one_line_errors
@@ -75,23 +75,17 @@ def fit_rtx4090(folder: Path) -> tuple[EngineFit, list[dict[str, Any]]]:
     part = replace(run.requests, **times)
     found = fit_engine(setup, spec, [replace(run, requests=part, figures=part.figures())], [], _say)
     one = replay(found.fitted, run)
-    simulated = simulated_requests(one.simulate(spec))
-    rows = [
-        {"part": name, "requests": int(which.sum())} | _errors(simulated.latency_s, run.requests.latency_s, which)
-        for name, which in (("given", shown), ("held out", ~shown))
-    ]
+    simulated, measured = simulated_requests(one.simulate(spec)), run.requests
+    rows: list[dict[str, Any]] = []
+    for name, which in (("given", shown), ("held out", ~shown)):
+        sides = {each: (simulated.latency_s(each)[which], measured.latency_s(each)[which]) for each in LATENCIES}
+        errors = {f"{each}_mean_s": float(np.nanmean(a) / np.nanmean(b) - 1) for each, (a, b) in sides.items()}
+        rows.append({"part": name, "requests": int(which.sum())} | errors)
     return found, rows
 
 
 def _scenario(name: str) -> Scenario:
     return load_scenario(str(Path(__file__).with_name(f"measured_{name}.yaml")))
-
-
-def _errors(mine: Any, theirs: Any, which: Any) -> dict[str, float]:
-    return {
-        f"{name}_mean_s": float(np.nanmean(mine(name)[which]) / np.nanmean(theirs(name)[which]) - 1)
-        for name in ("ttft", "tpot", "e2e")
-    }
 
 
 def medians(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
