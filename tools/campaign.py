@@ -115,8 +115,8 @@ class Campaign:
         """CalibrationError if files cannot be written in its folder, or the folder is of another campaign."""
         self._end_s, self._out = time.monotonic() + 60 * minutes, visit.out
         self._file = visit.out / "campaign.json"
-        asked = {name: list(value) if isinstance(value, tuple) else str(value) for name, value in vars(visit).items()}
-        del asked["out"]
+        words = {name: value for name, value in vars(visit).items() if name != "out"}
+        asked = {name: list(value) if isinstance(value, tuple) else value for name, value in words.items()}
         try:
             visit.out.mkdir(parents=True, exist_ok=True)
             check_folder(visit.out)

@@ -3,9 +3,9 @@ reference pages from commands, the scenario's schema and docstrings, and every p
 
     python -m tools.docs_site build [FOLDER]          (FOLDER is build unless given; the site is FOLDER/site)
 
-FOLDER/docs is made first, and Zensical makes pages of it; then every link of these is followed. Pages link to files of
-the clone as GitHub does, by `../`: pictures come along, and other files, which the site does not have, become their
-names.
+FOLDER/docs is made first, and Zensical makes pages of it: it refuses links of Markdown that lead to no page, or to no
+place of one. Pages link to files of the clone as GitHub does, by `../`: pictures come along, and other files, which the
+site does not have, become their names.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import typer.main
 import yaml
@@ -32,13 +33,15 @@ from batchsim.cli import app
 from batchsim.policies.registry import POLICIES
 from batchsim.scenario.described import field_words
 from tools.scenario_reference import Reference
-from tools.site_check import faults
 
 ROOT = Path(__file__).parents[1]
 CONFIG = "zensical.toml"
 _LINK = re.compile(r"(?P<text>!?\[[^\]]*\])\(\.\./(?P<path>[^)#]+)\)")
 _PART = re.compile(r"\s+(Rule|Source|Simplifies): ")
 _QUOTED = re.compile(r"""(: |-> )(['"])(.*?)\2(?=, | = |\)|$)""")
+_LOADED = re.compile(r"<(script|img|iframe|link|source|video|audio|embed|object)\b([^>]*)>")
+_ADDRESS = re.compile(r"""\b(?:href|src|data)=["']?([^"'\s>]+)""")
+_FROM_AFAR = re.compile(r"""(?:url\(|@import)\s*["']?\s*(https?:)?//""")
 _TUTORIALS = "tutorials"  # whose links by `../` are to pages of docs: they name no files of the clone
 
 
@@ -56,6 +59,23 @@ def build(folder: Path) -> list[str]:
     if done.returncode:
         return [*wrong, *(done.stdout + done.stderr).splitlines()]
     return wrong + faults(folder / "site")
+
+
+def faults(site: Path) -> list[str]:
+    """A line for each picture that is not in `site`, and for all that its pages and sheets load from elsewhere."""
+    pages = sorted(site.rglob("*.html"))
+    wrong = [f"{site}: has no pages"] if not pages else []
+    for page in pages:
+        where = page.relative_to(site)
+        for tag, address in (
+            (tag, link) for tag, rest in _LOADED.findall(read_text(page)) for link in _ADDRESS.findall(rest)
+        ):
+            if re.match("(https?:)?//", address):
+                wrong.append(f"{where}: {address} is fetched from elsewhere")
+            elif tag == "img" and not address.startswith("data:") and not (page.parent / unquote(address)).is_file():
+                wrong.append(f"{where}: {address} is not there")
+    sheets = [path for path in sorted(site.rglob("*.css")) if _FROM_AFAR.search(read_text(path))]
+    return wrong + [f"{path.relative_to(site)}: fetches from elsewhere" for path in sheets]
 
 
 def prepare(docs: Path) -> set[str]:

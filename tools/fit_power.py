@@ -26,7 +26,7 @@ from scipy.optimize import nnls
 
 from batchsim.base.files import read_text
 from batchsim.cost.power import POWER_LAWS, PowerLaw, scaled, step_power_w
-from batchsim.cost.work import WORK_COLUMNS, useful_flops_bytes
+from batchsim.cost.work import even_columns, useful_flops_bytes
 from batchsim.deployment.catalog import load_gpu, read_model
 from batchsim.deployment.deployment import Deployment
 
@@ -75,12 +75,7 @@ def _run(row: dict[str, str]) -> Run:
     tp, groups = (gpus, 1) if all(kind.mlp.kind == "dense" for kind in shape.kinds) else (1, gpus)
     deployment = Deployment(shape, load_gpu(row["gpu"]), tp=tp, dp_attention=groups, ep=groups, weight_dtype=stated)
     prompts = batch / answer  # that end in a mean step: as many as answers do
-    columns = {name: np.zeros(1) for name in WORK_COLUMNS}
-    columns["num_decode"] = columns["num_decode_tokens"] = np.array([batch])
-    columns["context_tokens"] = np.array([batch * (PROMPT_TOKENS + ANSWER_SHARE * answer)])
-    columns["num_chunks"] = np.array([prompts])
-    columns["num_prefill_tokens"] = np.array([prompts * PROMPT_TOKENS])
-    columns["prefill_pairs"] = np.array([prompts * PROMPT_TOKENS * (PROMPT_TOKENS + 1) / 2])
+    columns = even_columns(batch, PROMPT_TOKENS + ANSWER_SHARE * answer, prompts, PROMPT_TOKENS)
     flops, moved = useful_flops_bytes(deployment, columns)
     key = "|".join(row[name] for name in ("model", "gpu", "gpus", "weights"))
     given = int(hashlib.sha256(key.encode()).hexdigest(), 16) % 2 == 0

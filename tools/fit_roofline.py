@@ -25,7 +25,7 @@ from batchsim.base.errors import CalibrationError
 from batchsim.base.files import open_file, reason_text
 from batchsim.cli.common import one_line_errors
 from batchsim.cost.roofline import Roofline
-from batchsim.cost.work import WORK_COLUMNS
+from batchsim.cost.work import even_columns
 from batchsim.deployment import catalog
 from batchsim.deployment.catalog import MODELS
 from batchsim.deployment.model import Efficiencies, GpuSpec, ModelSpec
@@ -196,14 +196,7 @@ def _attention_ms(times: dict[str, Times], is_decode: bool, batch: int, context:
 
 def _columns(is_decode: NDArray[np.bool_], batch: NDArray[np.int64], context: NDArray[np.int64]) -> dict[str, NDArray]:
     """The steps as work columns: `batch` decodes at `context`, or as many whole prompts of that length."""
-    return dict.fromkeys(WORK_COLUMNS, np.zeros(len(batch), dtype=np.int64)) | {
-        "num_decode": np.where(is_decode, batch, 0),
-        "num_decode_tokens": np.where(is_decode, batch, 0),
-        "num_prefill_tokens": np.where(is_decode, 0, batch * context),
-        "num_chunks": np.where(is_decode, 0, batch),
-        "context_tokens": np.where(is_decode, batch * context, 0),
-        "prefill_pairs": np.where(is_decode, 0, batch * (context * (context + 1) // 2)),
-    }
+    return even_columns(np.where(is_decode, batch, 0), context, np.where(is_decode, 0, batch), context)
 
 
 @one_line_errors

@@ -1,6 +1,6 @@
 """Fits vLLM as others measured it, and predicts what it was not shown.
 
-    python -m tools.measured_engines FOLDER [h100] [rtx4090] [-o NAME]     writes NAME.json and NAME.md
+    python -m tools.measured_engines FOLDER [h100] [rtx4090]
 
 FOLDER holds `kubecon_na_2025_h100.csv` and `rtx4090_llama-3.1-8b/`: kubernetes-sigs/inference-perf @ 7de5ef2,
 demos/kubecon-na-2025 (Apache-2.0), and casys-kaist/LLMServingSim @ 5daddb2, bench/examples/RTX4090/Llama-3.1-8B (MIT).
@@ -15,10 +15,9 @@ replayed; the latencies of the first third, in the order of sending, are fitted,
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,9 +25,8 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from batchsim.base.files import write_text
 from batchsim.check.measured.read import read_measured
-from batchsim.check.measured.run import MISSING
+from batchsim.check.measured.run import LATENCIES, MISSING
 from batchsim.check.validation.against import compare
 from batchsim.check.validation.replay import replay, simulated_requests
 from batchsim.cli.common import one_line_errors
@@ -77,23 +75,17 @@ def fit_rtx4090(folder: Path) -> tuple[EngineFit, list[dict[str, Any]]]:
     part = replace(run.requests, **times)
     found = fit_engine(setup, spec, [replace(run, requests=part, figures=part.figures())], [], _say)
     one = replay(found.fitted, run)
-    simulated = simulated_requests(one.simulate(spec))
-    rows = [
-        {"part": name, "requests": int(which.sum())} | _errors(simulated.latency_s, run.requests.latency_s, which)
-        for name, which in (("given", shown), ("held out", ~shown))
-    ]
+    simulated, measured = simulated_requests(one.simulate(spec)), run.requests
+    rows: list[dict[str, Any]] = []
+    for name, which in (("given", shown), ("held out", ~shown)):
+        sides = {each: (simulated.latency_s(each)[which], measured.latency_s(each)[which]) for each in LATENCIES}
+        errors = {f"{each}_mean_s": float(np.nanmean(a) / np.nanmean(b) - 1) for each, (a, b) in sides.items()}
+        rows.append({"part": name, "requests": int(which.sum())} | errors)
     return found, rows
 
 
 def _scenario(name: str) -> Scenario:
     return load_scenario(str(Path(__file__).with_name(f"measured_{name}.yaml")))
-
-
-def _errors(mine: Any, theirs: Any, which: Any) -> dict[str, float]:
-    return {
-        f"{name}_mean_s": float(np.nanmean(mine(name)[which]) / np.nanmean(theirs(name)[which]) - 1)
-        for name in ("ttft", "tpot", "e2e")
-    }
 
 
 def medians(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -134,23 +126,12 @@ def _cell(value: Any) -> str:
 
 
 @one_line_errors
-def main(
-    folder: Path, which: Annotated[list[str] | None, typer.Argument()] = None,
-    out: Annotated[Path | None, typer.Option("-o")] = None,
-) -> None:  # fmt: skip
-    """Prints the fits and their errors in percent, and with -o writes them."""
-    made = provenance()
-    wholes: dict[str, Any] = {"made": made}
-    lines = [f"# vLLM as others measured it, fitted and predicted (commit {made['commit']})", ""]
-    lines += ["Errors of means in percent, simulated / measured − 1. `python -m tools.measured_engines` says the rest."]
+def main(folder: Path, which: Annotated[list[str] | None, typer.Argument()] = None) -> None:
+    """Prints the fits and their errors in percent, as Markdown."""
+    print(f"# vLLM as others measured it, fitted and predicted (commit {provenance()['commit']})\n")
+    print("Errors of means in percent, simulated / measured − 1. `python -m tools.measured_engines` says the rest.")
     for name in which or _FITS:
-        found, rows = _FITS[name](folder)
-        lines += ["", *table(name, found, rows)]
-        wholes[name] = {"terms": asdict(found.terms), "frontend_ns": found.frontend_ns, "points": rows}
-    print("\n".join(lines))
-    if out is not None:
-        write_text(out.with_suffix(".json"), json.dumps(wholes, indent=1) + "\n")
-        write_text(out.with_suffix(".md"), "\n".join([*lines, ""]))
+        print("\n".join(["", *table(name, *_FITS[name](folder))]))
 
 
 if __name__ == "__main__":

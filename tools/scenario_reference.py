@@ -20,23 +20,10 @@ from batchsim.scenario.schema import scenario_schema
 
 Node = dict[str, Any]
 _WHOLE = "A scenario"
+_KEYS = """model deployment cost cost_factor kv max_model_len max_waiting workload lora_cost structured_cost policies
+    replicas pools dp_attention vary load slo seeds keep plan"""
 ORDER = {
-    _WHOLE: (
-        *("model", "deployment", "cost", "cost_factor", "kv", "max_model_len", "max_waiting", "workload"),
-        *(
-            "lora_cost",
-            "structured_cost",
-            "policies",
-            "replicas",
-            "pools",
-            "dp_attention",
-            "vary",
-            "load",
-            "slo",
-            "seeds",
-        ),
-        *("keep", "plan"),
-    ),
+    _WHOLE: tuple(_KEYS.split()),
     "workload": ("arrivals", "lengths", "trace", "classes", "output_cap", "requests", "duration", "warmup", "drain"),
 }
 """Keys in the order of the shipped scenarios; others follow as their class has them, after their `kind`."""

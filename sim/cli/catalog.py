@@ -49,7 +49,7 @@ def _timed(tables: dict[str, list[str]] | None) -> str:
 @cache
 def timed() -> dict[str, dict[str, list[str]]]:
     """The GPUs on which the kernel tables time each model, by its Hugging Face id and by engine; {} of a model that is
-    timed on none. By the tables' own account, which `python -m tools.table_support` writes."""
+    timed on none. By the tables' own account, which `python -m tools.kernel_tables support` writes."""
     from batchsim.base.files import read_json
 
     kept = read_json(Path(str(resources.files("batchsim.tables"))) / "timed.json")

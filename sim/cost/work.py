@@ -144,6 +144,22 @@ def columns_of(batch: Batch) -> Columns:
     return {name: np.array([value], dtype=np.int64) for name, value in work_of_step(batch)._asdict().items()}
 
 
+def even_columns(
+    decodes: Any, context: Any, chunks: Any = 0, chunk: Any = 0, prefix: Any = 0
+) -> dict[str, NDArray[Any]]:
+    """The columns of steps of `decodes` sequences that read `context` tokens each and of `chunks` of `chunk` tokens
+    after `prefix` computed ones: numbers, or arrays with an element a step."""
+    work = dict.fromkeys(WORK_COLUMNS, 0) | {
+        "num_decode": decodes,
+        "num_decode_tokens": decodes,
+        "num_prefill_tokens": chunks * chunk,
+        "num_chunks": chunks,
+        "context_tokens": decodes * context,
+        "prefill_pairs": chunks * (chunk * prefix + chunk * (chunk + 1) // 2),
+    }
+    return dict(zip(work, np.broadcast_arrays(*map(np.atleast_1d, work.values())), strict=True))
+
+
 def all_terms(columns: Columns, known: Terms) -> Terms:
     """Every term that `Cost.explain` promises, an element a step, zero where not in `known`."""
     zeros = np.zeros(len(columns["num_decode"]))

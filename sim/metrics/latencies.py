@@ -24,12 +24,14 @@ LATENCY_COLUMNS = ("sent_ns", "arrival_ns", "scheduled_ns", "first_delivery_ns",
 @dataclass(frozen=True)
 class Latency:
     """`title` heads pictures, `doc` says from when to when. `of` gives ns of each request, NaN where it has none; None
-    of a latency of which a request has many. `part`: the part of a request's life that it is made of."""
+    of a latency of which a request has many. `part`: the part of a request's life that it is made of. `of_tokens`:
+    whether a request without a token, of a pooling model, has none of it."""
 
     title: str
     doc: str
     of: Callable[[Requests], Ns] | None
     part: Literal["whole", "queue", "to first token", "after first token"]
+    of_tokens: bool = True
 
     @property
     def queues(self) -> bool:
@@ -68,18 +70,19 @@ LATENCIES = {
     "ttft": Latency("TTFT", "from sending to the first token at the client", _ttft, "to first token"),
     "tpot": Latency("TPOT", "(e2e − ttft) / (output − 1), per request", _tpot, "after first token"),
     "itl": Latency("ITL", "every gap between two tokens, pooled", None, "after first token"),
-    "e2e": Latency("E2E", "from sending to the last token", _e2e, "whole"),
+    "e2e": Latency("E2E", "from sending to the last token", _e2e, "whole", of_tokens=False),
     "queue_time": Latency(
         "queue time",
         "from the arrival at the engine to the start of the first step it took part in",
         _queue_time,
         "queue",
+        of_tokens=False,
     ),
     "norm_latency": Latency("normalised latency", "e2e / output tokens", _norm_latency, "whole"),
 }
 """The latencies by name. One token, or a response delivered whole, has no tpot and no itl; all have a norm_latency but
-requests of pooling models, which get no token and have an e2e and a queue_time alone."""
-OF_TOKENS = ("ttft", "tpot", "itl", "norm_latency")
+requests of pooling models, which get no token: see `OF_TOKENS`."""
+OF_TOKENS = tuple(name for name, latency in LATENCIES.items() if latency.of_tokens)
 """The latencies that a request without a token does not have."""
 
 TASK_E2E, TASK_TITLE, TASK_DOC = (

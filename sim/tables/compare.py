@@ -13,7 +13,7 @@ import numpy as np
 from batchsim.base.errors import CalibrationError
 from batchsim.cost.calibrated import Calibrated
 from batchsim.cost.profile import Profile
-from batchsim.cost.work import WORK_COLUMNS, Columns
+from batchsim.cost.work import Columns, even_columns
 from batchsim.kernel.window_sum import keys_in_window
 from batchsim.tables.handle import Tables
 from batchsim.tables.versions import version
@@ -102,18 +102,14 @@ def _even(random: Random, least: int, most: int) -> int:
 
 def _columns(rows: int, context: int, chunks: int, chunk: int, prefix: int, window: int | None = None) -> Columns:
     """The columns of a recorded step of such decodes and chunks, in layers with that window too."""
-    values = {
-        "num_decode": rows,
-        "num_decode_tokens": rows,
-        "num_prefill_tokens": chunks * chunk,
-        "num_chunks": chunks,
-        "context_tokens": rows * context,
-        "prefill_pairs": chunks * (chunk * prefix + chunk * (chunk + 1) // 2),
+    columns = even_columns(rows, context, chunks, chunk, prefix)
+    if window is None:
+        return columns
+    read = {
+        "window_tokens": rows * min(context, window),
+        "window_pairs": chunks * keys_in_window(chunk, prefix, window),
     }
-    if window is not None:
-        values["window_tokens"] = rows * min(context, window)
-        values["window_pairs"] = chunks * keys_in_window(chunk, prefix, window)
-    return {name: np.array([value], np.int64) for name, value in (dict.fromkeys(WORK_COLUMNS, 0) | values).items()}
+    return columns | {name: np.array([value], np.int64) for name, value in read.items()}
 
 
 HEAD = f"{'profile':<64}{'steps':>7}{'median':>9}{'p95':>9}{'bias':>9}"

@@ -95,7 +95,7 @@ def test_an_engine_is_a_scenario_of_its_own_model(name: str, tmp_path: Path) -> 
     write_hugging_face(engine.shape, tmp_path / "tiny")
     (tmp_path / "engine.yaml").write_text(engine.scenario())
     (spec,) = load_scenario(str(tmp_path / "engine.yaml")).specs
-    command = engine.command(Path("python"), tmp_path / "tiny", 1)
+    command = engine.command(tmp_path / "tiny", 1)
     numbers = [str(value) for value in spec.knobs.values() if not isinstance(value, bool)]
     assert len(numbers) >= 2
     assert set(numbers) <= set(command)

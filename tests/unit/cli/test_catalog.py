@@ -6,7 +6,7 @@ import pytest
 
 from batchsim.base.files import read_text
 from batchsim.cli.catalog import timed
-from tools import table_support
+from tools import kernel_tables
 
 
 def row(status: str, **other: str) -> dict[str, str]:
@@ -22,12 +22,12 @@ def test_a_model_is_timed_where_any_version_passed() -> None:
         row("PASS", System="l40s", Mode="disagg"),
         row("HW_INCOMPATIBLE", HuggingFaceID="a/none"),
     ]
-    assert table_support.timed(rows) == {"a/m": {"vllm": ["b200_sxm"], "tensorrt_llm": ["h200_sxm"]}, "a/none": {}}
+    assert kernel_tables.timed(rows) == {"a/m": {"vllm": ["b200_sxm"], "tensorrt_llm": ["h200_sxm"]}, "a/none": {}}
 
 
 def test_the_kept_account_is_that_of_the_installed_tables() -> None:
     pytest.importorskip("aiconfigurator_core", reason="the kernel tables are not installed")
-    assert read_text(table_support.FILE) == table_support.text()
+    assert read_text(kernel_tables.TIMED) == kernel_tables.timed_text()
 
 
 def test_each_model_names_its_engines() -> None:

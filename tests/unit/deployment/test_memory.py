@@ -23,7 +23,7 @@ from batchsim.deployment.startup_log import Wanted, read_kv_log
 from batchsim.scenario import load_scenario
 from batchsim.scenario.setup import Setup
 from tests.unit.deployment.test_deployment import DEEPSEEK, GPT_OSS, LLAMA_4, QWEN_235B
-from tools.kv_memory import Estimate, estimates, startups
+from tools.kv_memory import startups
 
 LLAMA, H100 = MODELS["llama-3.1-8b"], GPUS["h100"]
 BLOCK = 16 * 131_072
@@ -209,23 +209,11 @@ def test_derived_memory_is_near_what_engines_said_at_their_start() -> None:
     """Of nine start-ups KV memory is within 8 % or 0.1 GiB, weights of seven within 3 %; most constants are fitted to
     them, so that this tells a change and is no proof."""
     rows = list(startups())
-    weights = [float(row[5].rstrip(" %")) for row in rows if row[5] != "–"]
-    kv = [(float(row[6]), float(row[7])) for row in rows if row[6] != "–"]
+    weights = [(each.weights, each.weights_said) for each in rows if each.weights and each.weights_said]
+    kv = [(each.kv, each.kv_said) for each in rows if each.kv and each.kv_said]
     assert (len(weights), len(kv)) == (7, 9)
-    assert all(abs(error) < 3 for error in weights)
-    assert all(abs(derived - said) < max(0.08 * said, 0.1) for said, derived in kv)
-
-
-@pytest.mark.slow
-def test_weights_and_kv_of_a_token_are_those_of_aiconfigurator(tmp_path: Path) -> None:
-    """Of 159 deployments every token's KV, and weights but for what results/reference/kv says of three families."""
-    pytest.importorskip("aiconfigurator_core", reason="aiconfigurator-core (extra gpus) is not installed")
-    found = [each for each in estimates(str(tmp_path)) if isinstance(each, Estimate)]
-    assert len(found) >= 60
-    for each in found:
-        assert each.deployment.kv_bytes_per_token == each.token_bytes, each.name
-        known = not any(odd in each.name for odd in ("gpt-oss", "DeepSeek", "Kimi", "GLM"))
-        assert each.deployment.weight_bytes == pytest.approx(each.weight_bytes, rel=0.012 if known else 0.16), each.name
+    assert all(abs(derived / said - 1) < 0.03 for derived, said in weights)
+    assert all(abs(derived - said) < max(0.08 * said, 0.1 * 2**30) for derived, said in kv)
 
 
 def test_a_log_of_another_deployment_is_refused(tmp_path: Path) -> None:

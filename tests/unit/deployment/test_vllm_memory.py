@@ -23,7 +23,7 @@ from batchsim.deployment.vllm_memory import (
     release,
 )
 from tests.unit.deployment.test_deployment import GPT_OSS, QWEN_235B
-from tools.kv_memory import REFERENCE, Logged, logged_startups
+from tools.kv_memory import REFERENCE, Startup, startups
 
 LLAMA, H100 = MODELS["llama-3.1-8b"], GPUS["h100"]
 ROWS = REFERENCE / "vllm-0.19.csv"
@@ -43,20 +43,20 @@ def parts(asked: Start) -> dict[str, float]:
 
 
 @pytest.fixture(scope="module")
-def logged() -> list[Logged]:
-    return list(logged_startups(ROWS, REFERENCE / "models"))
+def logged() -> list[Startup]:
+    return list(startups(ROWS))
 
 
-def test_kv_memory_from_logged_weights_is_within_one_per_cent_of_31_start_ups(logged: list[Logged]) -> None:
+def test_kv_memory_from_logged_weights_is_within_one_per_cent_of_31_start_ups(logged: list[Startup]) -> None:
     """With half of them within 0.05 %."""
-    errors = [abs((each.from_logged or 0) / each.said - 1) for each in logged]
+    errors = [abs((each.kv_of_said or 0) / (each.kv_said or 1) - 1) for each in logged]
     assert len(errors) == 31 and max(errors) < 0.01
     assert statistics.median(errors) < 0.0005
 
 
-def test_kv_memory_from_derived_weights_is_within_a_thousandth_in_half_of_the_start_ups(logged: list[Logged]) -> None:
+def test_kv_memory_from_derived_weights_is_within_a_thousandth_in_half_of_the_start_ups(logged: list[Startup]) -> None:
     """Of the 21 of models whose weights are known in full; experts and the 72B on two GPUs have more than is known."""
-    errors = [abs(each.from_model / each.said - 1) for each in logged if each.from_model is not None]
+    errors = [abs(each.kv / each.kv_said - 1) for each in logged if each.kv is not None and each.kv_said is not None]
     assert len(errors) == 21 and max(errors) < 0.035
     assert statistics.median(errors) < 0.001
 

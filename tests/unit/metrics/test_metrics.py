@@ -15,7 +15,7 @@ from batchsim.kernel.in_flight import LaunchedStep
 from batchsim.kernel.record import CANCELLED, FINISHED, REJECTED, UNFINISHED
 from batchsim.metrics.gaps import token_gaps
 from batchsim.metrics.intervals import unseen
-from batchsim.metrics.latencies import values_ns
+from batchsim.metrics.latencies import LATENCY_COLUMNS, OF_TOKENS, values_ns
 from batchsim.metrics.measure import LATENCIES, PERCENTILES, Measured, combine, measure, percentile
 from batchsim.metrics.slo import parse_slo
 from batchsim.metrics.stability import _time_in_system, is_too_short, is_unstable
@@ -588,3 +588,11 @@ def test_of_two_tokens_one_gap_is_the_pace_and_of_one_token_there_is_none() -> N
     assert found["tpot"][0] == 20
     assert np.isnan(found["tpot"][1])
     assert found["norm_latency"].tolist() == [15, 30]
+
+
+def test_a_request_without_a_token_has_the_latencies_that_need_none() -> None:
+    """Those that are not OF_TOKENS are known of it, the others are not."""
+    columns = {name: np.array([1]) for name in LATENCY_COLUMNS} | {"output_tokens": np.array([0])}
+    found = values_ns(columns)
+    assert {name for name, values in found.items() if np.isnan(values[0])} == set(OF_TOKENS) - {"itl"}
+    assert {"e2e", "queue_time"} == set(found) - set(OF_TOKENS)

@@ -30,7 +30,7 @@ from batchsim.study.planning.searched import hopeless
 from batchsim.study.planning.space import space_of
 from batchsim.study.planning.tables import Tables, tables_of
 from batchsim.study.sweep.points import Sweep
-from tools import search_check
+from tests import search_check
 
 SEARCHED = """\
 model: llama-3.1-8b

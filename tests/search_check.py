@@ -1,6 +1,6 @@
 """Does the search of a plan find what looking at everything finds?
 
-    python -m tools.search_check [SCENARIO] [--set KEY=VALUE ...] [--draws 10] [--first 0] [--jobs 2]
+    python -m tests.search_check [SCENARIO] [--set KEY=VALUE ...] [--draws 10] [--first 0] [--jobs 2]
 
 For each draw of the requests (other seeds, none in two draws) it runs the plan's search, then decides every
 configuration with all seeds on the whole window, from one replica up, until it holds or costs more than the cheapest

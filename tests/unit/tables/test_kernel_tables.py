@@ -1,4 +1,4 @@
-"""`python -m tools.table_errors`: its bounds, beside the table that it left in `results`."""
+"""`python -m tools.kernel_tables errors`: its bounds, beside the table that it left in `results`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.table_errors import (
+from tools.kernel_tables import (
     HEAD,
     JUMPS,
     MEDIAN,
