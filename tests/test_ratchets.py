@@ -37,7 +37,7 @@ LINES = {
     "fit.server": 1150,
     "fit.traffic": 1100,
     "kernel": 6300,
-    "kv": 5150,
+    "kv": 5200,
     "metrics": 4150,
     "policies": 300,
     "policies.families": 2600,
