@@ -44,9 +44,9 @@ class HostReuseKV(ReuseTreeKV):
         self.num_host_blocks = self._num_host_free = num_host_blocks
         self.loading, self.storing = loading, storing
         self._host = FreeQueue(num_host_blocks)
-        self._users += [0] * num_host_blocks
-        self._key += [None] * num_host_blocks
-        self._parent += [ROOT] * num_host_blocks
+        self._users.extend([0] * num_host_blocks)
+        self._key.extend([None] * num_host_blocks)
+        self._parent.extend([ROOT] * num_host_blocks)
         self.num_stored = self.num_loaded = self.loaded_tokens = self.found_tokens = 0
 
     def admit(self, seq: Sequence, num_tokens: int, hit_tokens: int) -> bool:

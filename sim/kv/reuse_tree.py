@@ -42,15 +42,17 @@ class ReuseTreeKV(Pins):
         super().__init__()
         check_pool(num_blocks, block_size, num_swap_blocks)
         self.block_size = block_size
-        self.num_blocks = self.num_free = num_blocks
+        self.num_blocks = num_blocks
+        self.num_free: int = num_blocks
         self.num_swap_blocks = self.num_swap_free = num_swap_blocks
         self._queue = FreeQueue(num_blocks)
         self._held: dict[Sequence, list[int]] = {}
-        self._users = [0] * num_blocks  # sequences that hold a block of the tree; any other has one holder at most
+        # Sequences that hold a block of the tree; any other block has one holder at most.
+        self._users: list[int] = [0] * num_blocks
         self._due: list[Sequence] = []  # have one more block each than their tables say
         self._index: dict[int, int] = {}  # the tree: a block by the key of all tokens up to its end
         self._key: list[int | None] = [None] * num_blocks  # of the blocks in the tree
-        self._parent = [ROOT] * num_blocks
+        self._parent: list[int] = [ROOT] * num_blocks
         self._children: dict[int, dict[int, None]] = {}
         self._known: dict[Sequence, _Known] = {}
         self._version = 0  # counts changes of the tree
