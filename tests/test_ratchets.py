@@ -54,7 +54,7 @@ LINES = {
     "study.curves": 900,
     "study.planning": 3350,
     "study.sweep": 1000,
-    "tables": 1900,
+    "tables": 1950,
     "view": 1200,
     "workload": 6250,
     "workload.traces": 2750,
