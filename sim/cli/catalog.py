@@ -29,10 +29,10 @@ def _works(model: ModelSpec, tables: dict[str, list[str]] | None) -> dict[str, A
     """How the KV memory of a model is known, and the GPUs by engine on which the kernel tables time its steps; null
     where the tables do not say."""
     from batchsim.deployment.deployment import Deployment
-    from batchsim.deployment.kv_groups import has_layout
+    from batchsim.deployment.kv_groups import has_layout, may_have_layout
 
     stated = any(each.attention.kind == "compressed" for each in model.kinds)
-    kv = "stated" if stated else "groups" if has_layout(model) else "derived"
+    kv = "stated" if stated else "groups" if has_layout(model) or may_have_layout(model) else "derived"
     token = {} if stated else {"kv_bytes_per_token": Deployment(model).kv_bytes_per_token}
     return {"parameters": model.num_parameters, "kv": kv, **token, "tables": tables}
 

@@ -401,7 +401,7 @@ class Calibrated(Cost):
         if p.setup is not None:
             errors = p.held_out or {}
             near = f"; follows them to ±{100 * errors['p50']:.1f} % (median of {errors['n']:,} steps)" if errors else ""
-            doubts = "".join(f" · ! {doubt}" for doubt in p.doubts)
+            doubts = "".join(f" · ! {doubt}" for doubt in p.cautions)
             return f"cost: kernel tables of {p.setup} ({p.made.get('from', 'unnamed')}{near}{host}){doubts}"
         where = [f"measured on {p.machine}", f"torch {p.software.get('torch')}", f"commit {p.software.get('commit')}"]
         error = "no held-out steps"

@@ -201,6 +201,15 @@ class Profile:
         return tuple(doubts)
 
     @property
+    def cautions(self) -> tuple[str, ...]:
+        """`doubts`, and of steps of which a profile cannot know what they take which these are, a line each."""
+        if "jump" not in self.made:
+            return self.doubts
+        tokens, ratio = self.made["jump"]
+        took = f"a prompt of {tokens:,} tokens takes {ratio:g} times as long after a prefix of one token as without"
+        return (*self.doubts, f"tables: {took}: short prefixes are timed between the two")
+
+    @property
     def deployment(self) -> Deployment:
         """What was measured: the model on its GPUs, under the engine or executor."""
         gpu = None if self.gpu is None else GPUS.get(self.gpu)

@@ -41,6 +41,7 @@ class Deployment(ModelOnGpus):
         draft_tokens: int = 0,
         apart: bool = False,
         windows: WindowDemand | None = None,
+        windows_in_groups: bool = False,
     ) -> KvBudget:
         """The blocks of `block_size` tokens for which each GPU's memory has room beside weights and reserves.
 
@@ -53,10 +54,11 @@ class Deployment(ModelOnGpus):
 
         A model with states has a layout of groups (`kv_groups`), whose blocks are counted without the null block:
         `prefix_cache`: whether prefixes are cached, by default as the version does; `draft_tokens`: of a request in a
-        step. `apart`: whether layers with a window have a pool of their own where SGLang divides its memory so, as
-        large as `windows` ever need. ScenarioError, saying what is missing, if there is no room for one block.
+        step. `windows_in_groups`: whether one whose layers differ in their windows alone has a layout too. `apart`:
+        whether layers with a window have a pool of their own where SGLang divides its memory so, as large as `windows`
+        ever need. ScenarioError, saying what is missing, if there is no room for one block.
         """
         wanted = KvWanted(utilisation, block_size, reserve_bytes, step_tokens, step_requests, draft, room_bytes)
         wanted = wanted._replace(adapter_bytes=adapter_bytes)
-        wanted = wanted._replace(apart=apart, windows=windows)
+        wanted = wanted._replace(apart=apart, windows=windows, windows_in_groups=windows_in_groups)
         return derive(self, wanted._replace(prefix_cache=prefix_cache, draft_tokens=draft_tokens))

@@ -19,9 +19,6 @@ from batchsim.deployment.layers import LatentAttention, Layers, LinearAttention
 from batchsim.deployment.model import GpuSpec, ModelSpec
 from batchsim.deployment.vllm_memory import release
 
-WINDOWS_IN_GROUPS = False
-"""Whether models with windows that were simulated as one pool (gpt-oss, Gemma 2 and 3, Llama 4) have groups too."""
-
 ALIGNED = (0, 21)
 """The release from which on prefix caching of hybrids is the default: `align`. Of 0.19 logs say none, of summer 2026's
 align; which release changed it is not known."""
@@ -109,8 +106,17 @@ def in_groups(model: ModelSpec) -> bool:
 
 
 def has_layout(model: ModelSpec) -> bool:
-    """Whether the model is simulated in groups: with states, and of the windowed the families that always were."""
-    return has_states(model) or (in_groups(model) and (model.model_type in FAMILIES or WINDOWS_IN_GROUPS))
+    """Whether the model is simulated in groups alone: with states, or windows of other sizes than its full layers."""
+    return has_states(model) or (in_groups(model) and model.model_type in FAMILIES)
+
+
+def may_have_layout(model: ModelSpec) -> bool:
+    """Whether the model can be simulated in groups. Chunks of Llama 4 end all at once, as no window does."""
+    return in_groups(model) and not _is_chunked(model)
+
+
+def _is_chunked(model: ModelSpec) -> bool:
+    return model.model_type.startswith("llama4")
 
 
 def group_layers(
@@ -148,7 +154,7 @@ def _group_layers(model: ModelSpec, sizes: _Sizes, draft_layers: int) -> Grouped
         numbers += [tuple(layers[i::copies]) for i in range(copies)]
         groups += [_group(kind, sizes.states)] * copies
     largest = max(map(len, numbers)) * greatest
-    return Grouped(KvLayout(tuple(groups), largest), tuple(numbers), greatest, model.model_type.startswith("llama4"))
+    return Grouped(KvLayout(tuple(groups), largest), tuple(numbers), greatest, _is_chunked(model))
 
 
 def _group(kind: _Kind, states: States) -> KvGroup:

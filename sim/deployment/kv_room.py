@@ -8,7 +8,7 @@ from typing import NamedTuple
 from batchsim.base.errors import ScenarioError
 from batchsim.base.kv_pools import KvPools, WindowDemand
 from batchsim.deployment.config_json import SIZED
-from batchsim.deployment.kv_groups import Grouped, group_layers, has_layout, has_states, states_of
+from batchsim.deployment.kv_groups import Grouped, group_layers, has_layout, has_states, may_have_layout, states_of
 from batchsim.deployment.memory import STEP_REQUESTS, STEP_TOKENS, KvBudget, Reserve
 from batchsim.deployment.on_gpus import DraftMemory, ModelOnGpus, Stage
 from batchsim.deployment.quantisation import ELEMENT_BYTES
@@ -42,11 +42,12 @@ class KvWanted(NamedTuple):
     adapter_bytes: int = 0
     apart: bool = False
     windows: WindowDemand | None = None
+    windows_in_groups: bool = False
 
 
 def derive(engine: ModelOnGpus, wanted: KvWanted) -> KvBudget:
     """The KV blocks of `engine`: see `Deployment.derive_kv`."""
-    check_derivable(engine)
+    check_derivable(engine, room_is_known=wanted.room_bytes is not None)
     asked = _Asked(engine, wanted, groups_of(engine, wanted))
     stage = min(engine.stages(), key=asked.blocks)
     num_blocks, terms = asked.blocks(stage), asked.terms(stage)
@@ -65,10 +66,11 @@ def derive(engine: ModelOnGpus, wanted: KvWanted) -> KvBudget:
     )
 
 
-def check_derivable(engine: ModelOnGpus) -> None:
-    """ScenarioError, with the way out, where what the engine keeps of a request is not known."""
+def check_derivable(engine: ModelOnGpus, *, room_is_known: bool = False) -> None:
+    """ScenarioError, with the way out, where what the engine keeps of a request is not known, or, unless the room for
+    it is, the bytes of its weights."""
     model = engine.model
-    if model.model_type not in SIZED:
+    if model.model_type not in SIZED and not room_is_known:
         raise ScenarioError(
             f"{model.name}: model_type {model.model_type!r} is none whose weights and KV are known in full. Add kv:"
             " tokens, from the engine's start-up log."
@@ -89,7 +91,8 @@ def check_derivable(engine: ModelOnGpus) -> None:
 def groups_of(engine: ModelOnGpus, wanted: KvWanted) -> Grouped | None:
     """The groups of layers of the engine's model; None where it is simulated as one pool of blocks."""
     model = engine.model
-    if engine.engine not in ("", "vllm") or not has_layout(model):
+    grouped = has_layout(model) or (wanted.windows_in_groups and may_have_layout(model))
+    if engine.engine not in ("", "vllm") or not grouped:
         return None
     states = states_of(engine.version, prefix_cache=wanted.prefix_cache, drafts=wanted.draft_tokens, gpu=engine.gpu)
     layers = 0 if wanted.draft is None else wanted.draft.layers

@@ -80,7 +80,7 @@ def _doubts(setup: Setup) -> Iterator[str]:
 
 
 def _doubts_of(cost: Cost) -> tuple[str, ...]:
-    return () if cost.profile is None else cost.profile.doubts
+    return () if cost.profile is None else cost.profile.cautions
 
 
 def _others_kernels(setup: Setup) -> str:

@@ -21,7 +21,7 @@ from batchsim.deployment.kv_groups import batches_in_flight, request_blocks
 from batchsim.deployment.memory import STEP_REQUESTS, STEP_TOKENS, KvBudget
 from batchsim.deployment.model import GpuSpec, ModelSpec
 from batchsim.kernel.policy_config import Device, Traits
-from batchsim.scenario.config import Scenario, ScenarioFile
+from batchsim.scenario.config import PolicySpec, Scenario, ScenarioFile
 from batchsim.scenario.deployment_config import DeploymentConfig
 from batchsim.tables.build import setup_of
 
@@ -87,6 +87,7 @@ def kv_budget(scenario: Scenario, model: ModelSpec, cost: Cost) -> KvBudget:
         max((each.speculation.num_drafts for each in traits if each.speculation is not None), default=0),
         all(each.kv_pools for each in traits),
         _window_demand(traits),
+        _may_group_windows(scenario.file, scenario.specs),
     )
     if kv.memory is not None:
         _check_shapes_keep_nothing(shapes, "kv.memory")
@@ -176,6 +177,16 @@ class _LargestStep(NamedTuple):
     draft_tokens: int
     apart: bool
     windows: WindowDemand | None
+    windows_in_groups: bool
+
+
+def _may_group_windows(file: ScenarioFile, specs: Sequence[PolicySpec]) -> bool:
+    """Whether all that a scenario asks for is simulated beside groups of layers. Where it is not, windows are set aside
+    in one pool, for which groups would have to be refused."""
+    replicas, traffic = file.replicas, file.workload
+    others = (file.kv.tiers, traffic.all_items, replicas is not None and replicas.lockstep is not None)
+    intervals = (getattr(spec.config, "prefill_schedule_interval", 1) for spec in specs)
+    return all(spec.config.traits.kv_groups for spec in specs) and not any(others) and all(n == 1 for n in intervals)
 
 
 def _window_demand(traits: Sequence[Traits]) -> WindowDemand | None:

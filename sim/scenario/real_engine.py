@@ -26,7 +26,7 @@ def check_one_can_be_real(
     if kv.layout is not None:
         raise ScenarioError(
             f"{scenario.source}: a model with groups of KV blocks can only be simulated, a real run has one of"
-            " full attention. Leave kv.groups out."
+            " full attention. Write kv: {tokens: N} in their place."
         )
     if kv.pools is not None:
         raise ScenarioError(

@@ -35,11 +35,14 @@ from batchsim.tables.handle import Tables
 from batchsim.tables.modes import PACKAGE, gemm_dtype, has_experts
 from batchsim.tables.versions import version
 
-BUILDER = 3
+BUILDER = 4
 """Of this file: what it makes of the same tables. A higher number makes kept profiles anew."""
 
 TOLERANCE = 0.01
 """How far the layers may be off between two knots, as a share of their time."""
+
+JUMP = 1.06
+"""By how much a prefix of one token may lengthen a step of a prompt before the heading says it."""
 
 MAX_TOKENS = 32_768
 MAX_CONTEXT = 131_072
@@ -52,7 +55,7 @@ _WINDOW_SEQUENCES = (*_SEQUENCES[:8], 40, 48, 56, 64, 80, *_SEQUENCES[10:])
 _WINDOW_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)  # of a window, which decodes or a chunk's tokens read in it
 _FULL = 2  # windows of context, at which the kernels of a full window are asked
 _SCANNED = (1, 4, 16, 64, 128, 192, 256, 384, 512, 768, 1_024, 1_536, 2_048, 3_072, 4_096, 8_192, 16_384, 32_768)
-_SCANNED_CHUNKS = (1, 2, 4, 8, 16)
+_SCANNED_CHUNKS = (1, 2, 3, 4, 6, 8, 16)
 _MORE_CHUNKS = (2, 4)  # numbers of chunks at which blocks are asked too
 _BLOCK_CONTEXTS = (64, 256, 512, 1_024, 1_536, 2_048, 3_072, 4_096, 8_192, 32_768, 131_072)
 _BLOCK_KEYS = (16, 64, 256, 512, 1_024, 1_536, 2_048, 2_560, 4_096, 8_192, 16_384, 131_072)
@@ -127,6 +130,7 @@ def build_profile(tables: Tables) -> Profile:
             "graph_of": tables.model_id,
             "modes": str(tables.modes),
             "times": {source: round(share, 3) for source, share in shares.items()},
+            **_jump(tables, longest),
         },
         block_size=16,
         num_blocks=None,
@@ -301,6 +305,16 @@ def _curve(points: Sequence[tuple[float, float]]) -> Curve:
 def _short(ns: float) -> float:
     """Five digits: far below what the tables' own noise is."""
     return float(f"{ns:.5g}")
+
+
+def _jump(tables: Tables, longest: int) -> dict[str, list[float]]:
+    """`jump`: the tokens of a prompt, and how many times as long its step takes after a prefix of one token as without
+    any, where that is most; {} where it is no more than `JUMP`. A profile knows the mean of keys alone."""
+    if not tables.compound:
+        return {}
+    tokens = [n for n in _CHUNK_TOKENS if _TILE <= n < longest]
+    ratio, most = max((tables.prefill_step(1, n, 1) / tables.prefill_step(1, n, 0), n) for n in tokens)
+    return {"jump": [most, round(ratio, 2)]} if ratio > JUMP else {}
 
 
 def _notes(tables: Tables, beside: float) -> tuple[str, ...]:

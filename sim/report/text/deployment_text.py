@@ -11,12 +11,12 @@ from batchsim.base.units import Quantity, format_duration, parse_duration_ns
 from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.report.layout import fit
 from batchsim.results.heading import heading, kv_text
-from batchsim.results.known_gaps import check_gaps
 from batchsim.scenario import Scenario
 from batchsim.scenario.command_lines.engines import command_of, command_of_side
 from batchsim.scenario.command_lines.lines import OPTIONS_FILE, Written
 from batchsim.scenario.deployment_config import DeploymentConfig
 from batchsim.scenario.setup import Group, Setup
+from batchsim.study.curves.run import check_objectives
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def shown_deployment(scenario: Scenario) -> ShownDeployment:
     sides: tuple[Group, ...] = ()
     try:
         setup = Setup.of(scenario)
-        check_gaps(setup)
+        check_objectives(setup)
         title, kv, sides = heading(setup), kv_text(setup), setup.groups
     except CalibrationError as error:
         missing = str(error)

@@ -25,7 +25,7 @@ def summary(profile: Profile) -> str:
         lines.append(f"held out ({held_out['what']}): {_error(held_out)}")
     lines.append(f"KV: {_blocks(profile)}")
     lines += [f"missing: {what}" for what in profile.missing]
-    lines += [f"! {doubt}" for doubt in profile.doubts] + [f"note: {note}" for note in profile.notes]
+    lines += [f"! {doubt}" for doubt in profile.cautions] + [f"note: {note}" for note in profile.notes]
     return "\n".join(map(fit, lines))
 
 
@@ -44,7 +44,7 @@ def table(profile: Profile) -> str:
         _pairs("made", {key: value for key, value in profile.made.items() if key not in ("options", "engine_runs")}),
         [f"missing: {what}" for what in profile.missing],
         [f"! {fault}" for fault in profile.checks],
-        [f"! {doubt}" for doubt in profile.doubts],
+        [f"! {doubt}" for doubt in profile.cautions],
         [f"note: {note}" for note in profile.notes],
     ]
     return "\n\n".join("\n".join(map(fit, block)) for block in blocks if block)

@@ -130,6 +130,17 @@ def _varied(scenario: Scenario, lines: Sequence[Line]) -> dict[str, Any]:
 
 def check_inputs(setup: Setup) -> None:
     """Finds, before anything is written, what would make every point fail: a broken trace, a class's wrong SLO."""
+    check_objectives(setup)
+    scenario = setup.scenario
+    axis = ANY_LOAD if scenario.auto else min(scenario.loads)
+    workload = setup.workload(axis, seed=0)
+    if task_of(workload) is None and any(parse_slo(text).of_tasks for text in _objectives(setup)):
+        with scenario.at("slo"):
+            raise ScenarioError(NO_TASKS)
+
+
+def check_objectives(setup: Setup) -> None:
+    """ScenarioError for an objective that no request of the workload could meet or miss."""
     scenario = setup.scenario
     with scenario.at("slo"):
         parse_slo(scenario.file.slo)
@@ -138,15 +149,15 @@ def check_inputs(setup: Setup) -> None:
             with scenario.at("workload"):
                 parse_slo(traffic.slo)
     check_gaps(setup)
-    axis = ANY_LOAD if scenario.auto else min(scenario.loads)
-    workload = setup.workload(axis, seed=0)
-    texts = [scenario.file.slo, *(each.slo for each in scenario.file.workload.classes.values())]
     if scenario.file.workload.makes_no_tokens:
         with scenario.at("slo"):
-            _check_no_tokens([text for text in texts if text is not None])
-    if task_of(workload) is None and any(text is not None and parse_slo(text).of_tasks for text in texts):
-        with scenario.at("slo"):
-            raise ScenarioError(NO_TASKS)
+            _check_no_tokens(_objectives(setup))
+
+
+def _objectives(setup: Setup) -> list[str]:
+    """The objectives of all requests and of the classes, as they are written."""
+    file = setup.scenario.file
+    return [text for text in (file.slo, *(each.slo for each in file.workload.classes.values())) if text is not None]
 
 
 def _check_no_tokens(texts: list[str]) -> None:

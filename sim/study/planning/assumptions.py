@@ -88,7 +88,7 @@ def assumptions(planned: Planned) -> list[dict[str, Any]]:
         rows.append((f"their error on {name}", f"{error}: {error.source}"))
         rows.append((f"KV memory of {name}", str(setup.kv)))
         profile = setup.cost.profile
-        rows += [(f"{DOUBT} {name}", doubt) for doubt in (profile.doubts if profile else ())]
+        rows += [(f"{DOUBT} {name}", doubt) for doubt in (profile.cautions if profile else ())]
         rows.append((f"energy of {name}", f"{energy_words(setup)}; while steps run, idle is left out"))
     if plan.energy_price is not None:
         price = f"{plan.currency} {plan.energy_price:g} a kWh: the scenario's number"

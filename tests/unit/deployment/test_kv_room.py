@@ -9,8 +9,10 @@ from batchsim.deployment.catalog import GPUS
 from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.draft_memory import draft_memory
 from batchsim.deployment.models import read_model
+from tools.kv_memory import REFERENCE
 
 QWEN = read_model("Qwen/Qwen3.5-27B")
+SCOUT, GEMMA_3 = "meta-llama/Llama-4-Scout-17B-16E-Instruct", str(REFERENCE / "models" / "google--gemma-3-12b-it.json")
 
 
 def test_blocks_are_of_all_groups_and_one_is_the_null_block() -> None:
@@ -55,10 +57,23 @@ def test_new_families_with_windows_have_groups(name: str) -> None:
     assert Deployment(read_model(name), engine="tensorrt_llm", tp=8).derive_kv(room_bytes=10**9).layout is None
 
 
-@pytest.mark.parametrize("name", ["qwen3-8b", "openai/gpt-oss-20b", "zai-org/GLM-5.2", "MiniMaxAI/MiniMax-M3"])
-def test_models_that_were_one_pool_stay_so(name: str) -> None:
-    """All layers alike, or with windows that are set aside for the running requests."""
-    assert Deployment(read_model(name), engine="vllm").derive_kv(room_bytes=10**10).layout is None
+@pytest.mark.parametrize("name", ["qwen3-8b", "zai-org/GLM-5.2", "MiniMaxAI/MiniMax-M3", SCOUT])
+def test_models_of_one_pool_stay_so(name: str) -> None:
+    """All layers alike, or chunks, which are no windows."""
+    budget = Deployment(read_model(name), engine="vllm").derive_kv(room_bytes=10**10, windows_in_groups=True)
+    assert budget.layout is None
+
+
+@pytest.mark.parametrize(("name", "windows"), [("openai/gpt-oss-20b", 1), (GEMMA_3, 5)])
+def test_windows_are_groups_where_that_is_asked_for(name: str, windows: int) -> None:
+    """Under vLLM; else they are set aside for the running requests, or kept, in one pool."""
+    engine = Deployment(read_model(name), engine="vllm")
+    layout = engine.derive_kv(room_bytes=10**10, windows_in_groups=True).layout
+    assert layout is not None
+    assert [group.kind for group in layout.groups].count("window") == windows == len(layout.groups) - 1
+    assert engine.derive_kv(room_bytes=10**10).layout is None
+    other = Deployment(read_model(name), engine="tensorrt_llm")
+    assert other.derive_kv(room_bytes=10**10, windows_in_groups=True).layout is None
 
 
 @pytest.mark.parametrize(

@@ -342,10 +342,14 @@ slo: ttft<1s @ 99%
 
 
 def test_memory_of_groups_is_divided_as_derived_memory_is(tmp_path: Path) -> None:
-    """58.47 GiB of gpt-oss-20b on an H100 have room for twice the tokens that the line says, windows beside."""
+    """58.47 GiB of gpt-oss-20b on an H100 are 79,824 blocks of each of two groups; under a policy that has none there
+    is room for twice the tokens that the line says, windows beside."""
     (tmp_path / "s.yaml").write_text(SCENARIO)
     written(tmp_path, vllm("openai/gpt-oss-20b", "1,277,184", "8,192", "155.75"))
     kv = Setup.of(load_scenario(str(tmp_path / "s.yaml"))).kv
+    assert kv.num_blocks == 2 * 79_824 - 1 and kv.layout is not None  # one is the null block
+    other = ["policies.orca={batch_size_cap: 4, max_tokens_per_request: 12}"]
+    kv = Setup.of(load_scenario(str(tmp_path / "s.yaml"), overrides=other)).kv
     half, windows = 12 * 2 * 8 * 64 * 2, (4 * 128 + 512) * 12 * 2 * 8 * 64 * 2
     assert kv.num_blocks == (2 * 79_824 * 16 * half - windows) // half // 16
     assert kv.terms == "62.8 GB of each GPU, from the log start.log: vllm 0.19.0, openai/gpt-oss-20b"

@@ -142,3 +142,42 @@ def test_a_prefix_cache_of_requests_with_a_state_by_two_numbers_is_one_line() ->
     assert ": kv.per_request: 1,000,000 B of a request are its state" in message
     assert message.endswith("so that prefix caching finds nothing. Set enable_prefix_caching: false.")
     assert "\n" not in message and "aligned" not in message
+
+
+WINDOWED = (
+    TEXT.replace("llama-3.1-8b", "openai/gpt-oss-20b")
+    .replace(f"{{num_blocks: 101, groups: {GROUPS}}}", "{memory: 1GB}")
+    .replace("{kind: roofline, gpu: h100}", "{kind: linear, base: 10ms, per_token: 50us}")
+)
+
+
+def test_windows_of_a_model_are_groups_under_vllm() -> None:
+    """A request of 660 tokens holds 42 blocks of full attention and at most 42 of the windows' group, later 9."""
+    setup = Setup.of(load_text(WINDOWED))
+    assert str(setup.kv).startswith("KV 2,542 blocks for 2 groups of layers (1 × window 128 in blocks of 16, 1 × full")
+    setup, held = records(WINDOWED)
+    alone = int(held.steps["free_blocks"].min())
+    assert setup.kv.num_blocks - alone < held.steps["num_running"].max() * 2 * 42
+
+
+HOST = "tiers: [{kind: host, size: 1GB, bandwidth: 50GB/s, latency: 10us}]"
+ITEMS = "items: {tokens: {kind: fixed, tokens: 64}}"
+ONE_POOL = {
+    "policy": [("vllm: {", "sglang: {}\n  vllm: {")],
+    "interval": [("caching: false", "caching: false, prefill_schedule_interval: 2")],
+    "tiers": [("memory: 1GB", f"memory: 1GB, {HOST}"), ("caching: false", "caching: true")],
+    "images": [
+        ("per_token: 50us", "per_token: 50us, encoder: {base: 1ms, per_token: 1us}"),
+        ("  requests: 60", f"  requests: 60\n  {ITEMS}"),
+    ],
+}
+
+
+@pytest.mark.parametrize("changes", ONE_POOL.values(), ids=ONE_POOL)
+def test_beside_what_no_groups_can_have_windows_are_set_aside_in_one_pool(changes: list[tuple[str, str]]) -> None:
+    """It is simulated as it was before windows had groups."""
+    text = WINDOWED
+    for old, new in changes:
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    assert Setup.of(load_text(text)).kv.layout is None

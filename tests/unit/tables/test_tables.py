@@ -21,7 +21,7 @@ from batchsim.deployment.catalog import GPUS, MODELS, read_model
 from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.layers import DenseMlp, GroupedAttention, Layers
 from batchsim.tables import find
-from batchsim.tables.build import knots_of, name_of, setup_of
+from batchsim.tables.build import build_profile, knots_of, name_of, setup_of
 from batchsim.tables.compare import MEDIAN, P95, within
 from batchsim.tables.handle import Tables
 from batchsim.tables.modes import NoTablesError
@@ -317,3 +317,19 @@ def test_what_the_tables_lack_is_named(change: dict[str, object], message: str) 
     with pytest.raises(NoTablesError, match=message) as caught:
         Tables(replace(LLAMA, **change))  # type: ignore[arg-type]
     assert "\n" not in str(caught.value) and " at /" not in str(caught.value)
+
+
+@needs_tables
+@pytest.mark.slow
+def test_a_jump_between_no_prefix_and_one_token_is_said() -> None:
+    """SGLang's sparse latent attention takes a dense kernel for whole short prompts, vLLM's one kernel for all."""
+    model = read_model("deepseek-ai/DeepSeek-V3.2")
+    jumps, even = (
+        build_profile(Tables(Deployment(model, GPUS["h200"], engine, tp=8, ep=8, kv_dtype="fp8")))
+        for engine in ("sglang", "vllm")
+    )
+    assert jumps.made["jump"] == [2048, pytest.approx(1.47, abs=0.02)] and "jump" not in even.made
+    (said,) = jumps.cautions
+    assert said.startswith("tables: a prompt of 2,048 tokens takes 1.47 times as long after a prefix of one token as")
+    assert said in Calibrated(jumps).describe()
+    assert not jumps.doubts and not even.cautions
