@@ -22,7 +22,7 @@ def record(
         str | None, typer.Option(help="The policy whose knobs the scheduler gets, where the scenario has several.")
     ] = None,
     load: Annotated[float | None, typer.Option(help="A load of the scenario, where it has several.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Which repetition of the requests.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=10**9, help="Which repetition of the requests.")] = 0,
     python: Annotated[
         str | None,
         typer.Option(

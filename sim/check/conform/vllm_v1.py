@@ -332,7 +332,7 @@ def _knobs(meta: dict[str, Any], policy: str) -> dict[str, Any]:
         version = _version(meta)
         numbers = None if version is None else version_numbers(version)
         if numbers is not None and OLDEST_VERSION <= numbers < FOLLOWED_VERSION:
-            knobs["version"] = version
+            knobs["version"] = f"{numbers[0]}.{numbers[1]}"
     return knobs
 
 

@@ -27,6 +27,8 @@ FOLLOWED_VERSION = (0, 33)
 """The version whose rules are those of the policy unless `version` names another."""
 OLDEST_VERSION = (0, 30)
 """The oldest whose scheduler was recorded and is made again."""
+Version = Literal["0.30", "0.31", "0.32", "0.33"]
+"""The versions whose rules are known."""
 SINCE = {"lone_whole": (0, 31), "goes_on": (0, 33), "interval_alone": (0, 33)}
 """The first version of each rule that has changed. `lone_whole`: a request that is alone is never cut by
 long_prefill_token_threshold; before, it is at once. `goes_on`: under policy: priority, those behind a running sequence
@@ -76,7 +78,7 @@ class VllmConfig(PolicyConfig):
     """While others decode, prompts are computed in every N-th step alone; 1: in any step."""
     speculative_config: SpeculativeConfig | None = None
     """How drafts are made and taken; null: no drafts."""
-    version: str | None = field(default=None, metadata=LEFT_OUT)
+    version: Version | None = field(default=None, metadata=LEFT_OUT)
     """The version whose scheduler it is, in quotes, "0.30" to "0.33"; null: 0.33. What differs is in docs/record.md."""
     max_loras: PositiveInt | None = field(default=None, metadata=LEFT_OUT)
     """The most LoRA adapters of the requests that run at once (`--max-loras`); null: 1."""
@@ -144,14 +146,9 @@ class VllmConfig(PolicyConfig):
                     raise ValueError(f"{name}: pooling_type {self.pooling_type} needs whole prompts. Set it to false")
 
     def _check_version(self) -> None:
-        """ValueError for a version whose rules are not known, or that has no such knob."""
-        if self.version is None:
-            return
-        numbers = version_numbers(self.version)
-        if numbers is None or not OLDEST_VERSION <= numbers <= FOLLOWED_VERSION:
-            raise ValueError(f'version {self.version} is not one from "0.30" to "0.33". Name one whose rules are known')
+        """ValueError for a knob that the version does not have, or for what is simulated of the latest alone."""
         knobs = ("long_prefill_token_threshold_adaptive", "max_num_active_seqs")
-        if numbers < (0, 31) and (later := [name for name in knobs if getattr(self, name)]):
+        if self.version == "0.30" and (later := [name for name in knobs if getattr(self, name)]):
             raise ValueError(f"version {self.version} has no {later[0]}, which came with 0.31. Drop it")
         if self.is_older and (self.speculative_config is not None or self.runner == "pooling"):
             other = "runner: pooling" if self.runner == "pooling" else "speculative_config"
