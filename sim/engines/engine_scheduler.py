@@ -4,7 +4,7 @@ Rule: that of the engine, whichever its version is. Each call of `schedule` and 
 process of its own (`worker.py`); batchsim checks that both count the same tokens and ends, and stops where they part.
 Source: the installed engine itself.
 Simplifies: one engine without a pipeline, drafts, adapters, images or KV that is passed on; requests that could not end
-in the KV pool are rejected, as by `vllm`. No leaps: a step takes about a millisecond.
+in the KV pool are rejected, as by `vllm`. No leaps: a step takes some milliseconds.
 """
 
 from __future__ import annotations
