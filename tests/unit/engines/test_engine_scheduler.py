@@ -117,3 +117,10 @@ def test_the_knobs_that_are_passed_are_those_stated() -> None:
     assert config.passed == {name: getattr(config, name) for name in PASSED}
     assert (config.passed["watermark"], config.passed["policy"], config.passed["max_num_seqs"]) == (0.1, "priority", 3)
     assert config.traits.loop == VllmConfig().traits.loop
+
+
+def test_no_model_is_run_under_it() -> None:
+    """A real model needs the ids of KV blocks, which the engine keeps to itself."""
+    (spec,) = parse_scenario(TEXT, "s.yaml", Path()).specs
+    with pytest.raises(ScenarioError, match="an engine's own scheduler runs in simulated time alone"):
+        spec.check_can_be_real()
