@@ -24,7 +24,7 @@ LINES = {
     "api": 550,
     "base": 1500,
     "check": 50,
-    "check.conform": 4400,
+    "check.conform": 4450,
     "check.measured": 2150,
     "check.record": 200,
     "check.steps": 750,

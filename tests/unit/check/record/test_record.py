@@ -60,6 +60,21 @@ def test_an_older_recording_differs_from_the_rules_of_today(path: Path, tmp_path
     data = json.loads(gzip.decompress(path.read_bytes()))
     verdict = parts(data | {"meta": data["meta"] | {"version": "0.33"}}, tmp_path / "r.json")
     assert verdict.difference
+    assert verdict.around[-1].startswith("by the rules of 0.3")
+    assert " it is equal: " in verdict.around[-1]
+
+
+def test_the_rule_at_which_they_part_is_named(tmp_path: Path) -> None:
+    """A recording of 0.32 under priority, said to be of 0.33; and one that differs by none of the rules."""
+    data = json.loads(gzip.decompress((ROOT / "tests/data/recordings/vllm-0.32.0-14.json.gz").read_bytes()))
+    data["meta"]["engine_version"] = "0.33.0"
+    said = parts(data, tmp_path / "r.json").around[-1]
+    assert said.startswith("by the rules of 0.3")
+    assert "it is equal: those behind a running request that preempts itself are scheduled since 0.33" in said
+    data["meta"] |= {"engine_version": "0.32.0", "max_num_seqs": 2}
+    verdict = parts(data, tmp_path / "r.json")
+    assert verdict.difference
+    assert not any("by the rules of 0.33 it is" in line for line in verdict.around)
 
 
 def test_a_version_that_is_not_known_is_compared_with_the_followed_one(tmp_path: Path) -> None:
@@ -67,7 +82,7 @@ def test_a_version_that_is_not_known_is_compared_with_the_followed_one(tmp_path:
     data = json.loads(gzip.decompress(next(path for path in STORED if "0.32" in path.name).read_bytes()))
     data["meta"]["engine_version"] = "0.29.0"
     verdict = parts(data, tmp_path / "r.json")
-    assert verdict.around[-1] == "recorded with vLLM 0.29.0, the policy follows 0.33.0"
+    assert "recorded with vLLM 0.29.0, the policy follows 0.33.0" in verdict.around
 
 
 def test_host_times_of_every_step_are_two_lists_of_one_length(tmp_path: Path) -> None:
