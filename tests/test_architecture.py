@@ -74,12 +74,16 @@ ROOMS = {
     "policies.families": _room(3, pure=True),
     "policies.systems": _room(4, pure=True),
     "policies": _room(5, pure=True),
+    "engines": _room(  # the worker runs where vLLM is installed
+        6, of_file="vllm_worker:vllm vllm_worker:torch vllm_worker:numpy", pure=True, impure="worker vllm_worker"
+    ),
     "drive": _room(6, of_file="simulate:simpy", pure=True, impure="live source"),
     "check.conform": _room(8, "pydantic", of_file="recorded_drafts:numpy"),
     "drive.fleet": _room(7, of_file="fleet_records:numpy clients:simpy engine:simpy simulate_fleet:simpy", pure=True),
     "metrics": _room(8, "numpy pandas scipy"),
     "scenario": _room(8, "numpy pydantic pydantic_core yaml", of_file="anchor:scipy"),
     "training": _room(9, "numpy pydantic"),
+    "check.record": _room(9),
     "check.validation": _room(9, "numpy", of_file="load_shift:scipy"),
     "fit": _room(10, "numpy", of_file="solve:scipy"),
     "fit.server": _room(11, "numpy", of_file="client:aiohttp refusals:aiohttp"),

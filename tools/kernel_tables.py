@@ -13,7 +13,7 @@ bytes. `support` writes sim/tables/timed.json: of which models the tables time s
 it was not made of: 17 of decodes, 17 of prompts with and without a prefix, 16 of both, as a table in Markdown. A
 deployment that the tables cannot time is a row with the reason. A sentence below names the models of which every
 deployment is timed within 2 % in the median and 6 % at worst. It exits with 1 where a median is above 1 % or an error
-above 7 %; of sparse latent attention, of which the tables jump between prefixes, above 35 %.
+above 6 %; of sparse latent attention, of which the tables jump between prefixes, above 35 %.
 """
 
 from __future__ import annotations

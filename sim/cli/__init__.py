@@ -17,8 +17,9 @@ COMMANDS = {
     "run": "runs", "plan": "plan", "capacity": "capacity", "shapes": "shapes", "explain": "explain",
     "timeline": "timeline", "view": "view", "init": "init", "show": "init", "live": "live", "serve": "serve",
     "validate": "validate", "policies": "lists",
-    "catalog": "catalog", "schema": "lists", "conform": "conform", "check": "check", "doctor": "doctor",
-    "trace": "trace_fit:trace_app", "train": "train", "cite": "cite", "calibrate": "calibrate:calibrate_app",
+    "catalog": "catalog", "schema": "lists", "conform": "conform", "record": "record", "check": "check",
+    "doctor": "doctor", "trace": "trace_fit:trace_app", "train": "train", "cite": "cite",
+    "calibrate": "calibrate:calibrate_app",
 }  # fmt: skip
 """By command the module here that has a function of its name, or, where there are commands below it, this Typer."""
 

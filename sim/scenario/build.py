@@ -17,8 +17,10 @@ from typing import Any
 from batchsim.base.errors import ScenarioError, TraceError, nearest, shown
 from batchsim.base.installed import installed
 from batchsim.base.ranges import MAX_CHOICES
+from batchsim.engines.engine_config import EngineConfig
+from batchsim.engines.engine_scheduler import EngineScheduler
 from batchsim.kernel.policy_config import Device
-from batchsim.policies.named_policy import find_policy
+from batchsim.policies.named_policy import check_allowed, find_policy
 from batchsim.policies.registry import POLICIES
 from batchsim.scenario.check_values import check_values
 from batchsim.scenario.config import PolicySpec, Scenario, ScenarioFile
@@ -32,6 +34,8 @@ from batchsim.workload.traces.read_trace import read_trace
 from batchsim.workload.workload_config import ClosedLoop
 
 MAX_LABEL = 40  # letters: what a column of a table can hold
+ENGINE = "engine"
+"""The kind of a policy that is the scheduler of an installed engine."""
 
 
 def build(
@@ -158,7 +162,7 @@ def _specs(label: str, document: Document, allow_code: bool, device: Device | No
     where = document.where(path)
     if not isinstance(kind, str):
         raise ScenarioError(f"{where}: policies.{label}.kind is {kind!r}. Write the name of a policy.")
-    if kind not in POLICIES and ":" not in kind:
+    if kind not in (*POLICIES, ENGINE) and ":" not in kind:
         kind = installed("policies", POLICIES).get(kind, kind)
     config_type, policy = _policy(kind, where, allow_code)
     predictor = entry.pop("predictor", None)
@@ -180,6 +184,8 @@ def _specs(label: str, document: Document, allow_code: bool, device: Device | No
         knobs |= config_type.stated_defaults(knobs)
         by_device = {} if device is None else config_type.device_defaults(device, knobs)
         config = check_values(config_type, knobs | by_device, document, path)
+        if isinstance(config, EngineConfig):
+            _check_engine(config, where, allow_code=allow_code)
         if predictor is not None and not config.traits.needs_predictor:
             raise ScenarioError(f"{where}: {label} asks for no predicted lengths. Remove its predictor.")
         variant = ", ".join(f"{_initials(knob)} {value}" for knob, value in chosen.items())
@@ -195,13 +201,24 @@ def _policy(kind: str, where: str, allow_code: bool) -> tuple[Any, Any]:
     """Config and class of a registered policy, or of one named by import path `module:Class`."""
     if kind in POLICIES:
         return POLICIES[kind]
+    if kind == ENGINE:
+        return EngineConfig, EngineScheduler
     if ":" not in kind:
-        advice = nearest(kind, [*POLICIES, *installed("policies", POLICIES)])
+        advice = nearest(kind, [*POLICIES, ENGINE, *installed("policies", POLICIES)])
         raise ScenarioError(f"{where}: there is no policy {kind}. {advice} Your own is named module:Class.")
     try:
         return find_policy(kind, allow_code=allow_code)
     except ScenarioError as error:
         raise ScenarioError(f"{where}: {error}") from None
+
+
+def _check_engine(config: EngineConfig, where: str, *, allow_code: bool) -> None:
+    """ScenarioError where the policy names a program to run, or a class, and the caller does not allow that."""
+    for name in filter(None, (config.python, config.scheduler_cls)):
+        try:
+            check_allowed(name, allow_code=allow_code)
+        except ScenarioError as error:
+            raise ScenarioError(f"{where}: {error}") from None
 
 
 def _check_in_flight(spec: PolicySpec, most: int, why: str, document: Document) -> None:

@@ -266,7 +266,10 @@ class PolicySpec:
         return {name: to_plain(getattr(self, name)) for name in ("label", "kind", "config", "variant", "predictor")}
 
     def check_can_be_real(self) -> None:
-        """ScenarioError if only a simulation could run the policy: it verifies drafts of another model."""
+        """ScenarioError if only a simulation could run the policy: it verifies drafts of another model, or is an
+        engine's own scheduler, which keeps blocks of its own."""
+        if self.kind == "engine":
+            raise ScenarioError(f"{self.name}: an engine's own scheduler runs in simulated time alone. Use vllm.")
         speculation = self.config.traits.speculation
         if speculation is not None and speculation.lookup is None:
             raise ScenarioError(

@@ -204,7 +204,11 @@ def _check_policy(spec: PolicySpec, file: ScenarioFile) -> None:
                 f"{spec.name} with constrained answers: not simulated beside HiCache. Leave out structured, or tiers."
             )
         return
-    if spec.kind == "vllm" and config.prefill_schedule_interval != 1:
+    if spec.kind != "vllm":
+        return
+    if config.is_older:
+        raise ScenarioError(f"{spec.name} has version {config.version}, not simulated with a tier. Drop it.")
+    if config.prefill_schedule_interval != 1:
         raise ScenarioError(
             f"{spec.name} has prefill_schedule_interval {config.prefill_schedule_interval}, not simulated with a tier."
             " Set it to 1."

@@ -128,6 +128,7 @@ over.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from batchsim.base.errors import ScenarioError, cut
@@ -136,6 +137,7 @@ from batchsim.check.conform.compare_steps import FactDifference, StepComparison,
 from batchsim.check.conform.fields import BadRecording
 from batchsim.check.conform.lockstep import compare_lockstep
 from batchsim.check.conform.lockstep_form import is_lockstep
+from batchsim.check.conform.other_versions import with_rule
 from batchsim.check.conform.packing import PackingComparison, compare_packing, is_packing
 from batchsim.check.conform.prefill_decode import engines_recording, is_prefill_decode
 from batchsim.check.conform.read_recording import read_file, recording_of
@@ -168,7 +170,9 @@ def conform(path: Path, policy: str | None = None, order: str | None = None) -> 
             return compare_engines(path, engines_recording(data, policy))
         cases = bucket_cases(data)
         if cases is None and not is_packing(data):
-            return compare(path, recording_of(data, policy, order))
+            recording = recording_of(data, policy, order)
+            verdict = compare(path, recording)
+            return with_rule(verdict, recording, partial(compare, path)) if verdict.difference else verdict
         if policy is not None or order is not None:
             what = "is what a packer made" if cases is None else "has bucket lists"
             raise BadRecording(f"{what}, of no policy and with one order. Drop --policy and --order.")

@@ -81,6 +81,10 @@ OBJECT = Kind("an object", lambda value: isinstance(value, dict))
 TEXT = Kind("a text", lambda value: isinstance(value, str))
 FLAG = Kind("true or false", lambda value: isinstance(value, bool))
 SECONDS = number("a time in seconds", 10**9)
+HOST_SECONDS = Kind(
+    f"{SECONDS.what}, or a list of such, one a step",
+    lambda value: SECONDS.fits(value) or (isinstance(value, list) and all(map(SECONDS.fits, value))),
+)
 SHARE = number("a share", 1)
 COUNT = whole(0, 10**15)
 """Counts, ids and token indices; JSON readers begin to round numbers beyond it."""

@@ -43,7 +43,8 @@ EXACT, ARRIVAL, FREE = "exact", "arrival", "free"
 class Recording:
     """A recorded schedule. `policy` is the name of batchsim's policy that follows the recorded scheduler, `config` its
     config; `durations_ns` has an entry for each step that ran; `law` is the stated formula of step time, None without
-    one. `loop` is the recorded engine's, `host_ns` what its host takes to launch a step and to process its results.
+    one. `loop` is the recorded engine's, `host_ns` what its host takes to launch a step and to process its results;
+    where steps differ in that, `each_host_ns` has it of each that ran, and `host_ns` of calls with nothing to run.
     `flushes`: after an end the scheduler is asked once more even if nothing is left to run, in an empty step of `law`.
     `drafts`: the recorded steps, which say what drafts were worth; None: the engine verified none. `items`: of images,
     audios and videos, None where the engine has no encoder; `item_names`: their recorded identifiers. `new_link` makes
@@ -66,6 +67,7 @@ class Recording:
     law: StepLaw | None = None
     loop: EngineLoop = SYNC
     host_ns: tuple[int, int] = (0, 0)
+    each_host_ns: list[tuple[int, int]] | None = None
     flushes: bool = False
     tolerance_ns: int = 0
     order: str = EXACT

@@ -14,7 +14,7 @@ from batchsim.drive.instant import ENTER, LAND, THROUGH, Busy, Launch, crank
 from batchsim.drive.source import Traffic, VirtualClock
 from batchsim.kernel.batch import IDLE, Batch, Idle
 from batchsim.kernel.core import EngineCore
-from batchsim.kernel.events import EngineEvent, Finished, Rejected
+from batchsim.kernel.events import AnyWorkload, EngineEvent, Finished, Rejected
 from batchsim.kernel.kv_blocks import TableKV
 from batchsim.kernel.kv_transfer import KvConnector
 from batchsim.kernel.protocols import CostModel, PolicyContext
@@ -62,15 +62,21 @@ class RecordedArrivals:
 
 @dataclass
 class Replay:
-    """One replay. `steps()` may be iterated once; `observer` and `rejected` are as of the last step it gave."""
+    """One replay. `steps()` may be iterated once; `observer` and `rejected` are as of the last step it gave.
+
+    `engine`: what is watched, unless given one with the recorded policy and times; `workload`: where its requests come
+    from, unless given those recorded.
+    """
 
     recording: Recording
+    engine: tuple[WatchedCore, SimExecutor] | None = None
+    workload: AnyWorkload | None = None
     observer: Observer = field(init=False)
     rejected: list[int] = field(default_factory=list[int])
     _finished: list[int] = field(default_factory=list[int])  # ids of the requests that ended since last asked for
 
     def __post_init__(self) -> None:
-        self._core, self._executor = new_engine(self.recording)
+        self._core, self._executor = self.engine or new_engine(self.recording)
         self.observer = self._core.observer = Observer(self._core, len(self.recording.arrivals))
         if self.recording.drafts is not None:
             drafter = self.recording.config.speculative_config
@@ -81,7 +87,7 @@ class Replay:
         self.observer.has_adapters = has_adapters(self.recording.config)
         self.observer.item_names = self.recording.item_names
         self._clock = VirtualClock()
-        self._traffic = Traffic(RecordedArrivals(self.recording.arrivals))
+        self._traffic = Traffic(self.workload or RecordedArrivals(self.recording.arrivals))
 
     def steps(self) -> Iterator[Step]:
         """Runs the replay, giving each step once it is processed.
@@ -167,7 +173,10 @@ class Replay:
         return self._traffic.next_ns is None
 
     def tell(self, events: Iterable[EngineEvent], now_ns: int) -> None:
-        """Notes which requests were rejected or finished; no client answers."""
+        """Notes which requests were rejected or finished; clients answer where there is a workload."""
+        events = list(events)
+        if self.workload is not None:
+            self._traffic.tell(events, now_ns)
         for event in events:
             if isinstance(event, Rejected):
                 transfers = self.observer.transfers
@@ -204,7 +213,7 @@ def new_engine(recording: Recording, cost: CostModel | None = None) -> tuple[Wat
         raise BadRecording(str(error)) from None
     except ValueError as error:
         raise BadRecording(f"{error}.") from None
-    times = RecordedTimes(recording.law, recording.durations_ns, recording.host_ns)
+    times = RecordedTimes(recording.law, recording.durations_ns, recording.host_ns, recording.each_host_ns)
     executor = SimExecutor(cost or times, recording.max_model_len, loop)
     core = WatchedCore(scheduler, executor, Recorder(), max_model_len=recording.max_model_len, loop=loop)
     return core, executor

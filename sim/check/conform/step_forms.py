@@ -10,6 +10,7 @@ from batchsim.check.conform.fields import (
     COUNT,
     ENCODE,
     FLAG,
+    HOST_SECONDS,
     IDS,
     NAMES,
     PAIRS,
@@ -100,7 +101,7 @@ class StepForm:
         )
 
 
-_OF_HOST: Fields = {"host_schedule": SECONDS, "host_update": SECONDS, "idle_sleep": SECONDS}
+_OF_HOST: Fields = {"host_schedule": HOST_SECONDS, "host_update": HOST_SECONDS, "idle_sleep": SECONDS}
 _WHEN_SCHEDULED = {"free_blocks_sched": "once the step is scheduled"}
 _SYNC = StepForm(
     step={**_CALLED, **_SCHEDULED, "t_end": ("processed_ns", SECONDS), **_PROCESSED},

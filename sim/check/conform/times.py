@@ -75,13 +75,21 @@ def _ns(number: str, named_us: Mapping[str, int]) -> Decimal:
 
 class RecordedTimes:
     """The cost model of a replay: `law`, or else each step's own recorded one of `durations_ns`, in order; steps beyond
-    their end take 1 ns. `host_ns` is what the host takes to launch a step and to process its results.
+    their end take 1 ns. `host_ns` is what the host takes to launch a step and to process its results; where steps
+    differ in it, `each_host_ns` has those of every step that ran, in order, and `host_ns` is of calls without one.
     """
 
-    def __init__(self, law: StepLaw | None, durations_ns: Iterable[int], host_ns: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        law: StepLaw | None,
+        durations_ns: Iterable[int],
+        host_ns: tuple[int, int],
+        each_host_ns: Iterable[tuple[int, int]] | None = None,
+    ) -> None:
         self._law = law
         self._durations_ns = iter(durations_ns)
         self._host_ns = host_ns
+        self._each_host_ns = None if each_host_ns is None else iter(each_host_ns)
 
     def lanes(self) -> RecordedTimes:
         return self
@@ -104,7 +112,9 @@ class RecordedTimes:
         return self._law.stages_ns(_tokens(batch))
 
     def host_ns(self, batch: Batch | None) -> tuple[int, int]:
-        return self._host_ns
+        if batch is None or self._each_host_ns is None:
+            return self._host_ns
+        return next(self._each_host_ns, self._host_ns)
 
 
 def _tokens(batch: Batch) -> int:

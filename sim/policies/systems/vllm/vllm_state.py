@@ -67,6 +67,7 @@ class VllmState:
         self._beyond = 0  # tokens beyond a request's own for which a step may take blocks
         self._admitted = 0
         self._defers = False  # whether this call computes no part of a prompt
+        self._goes_on = config.has_rule("goes_on")
         self._blocked: tuple[Sequence, str] | None = None
         self.adapters = ActiveAdapters(config.lora_slots)
         self.encoder: EncoderCache | None = None  # where requests have images, audios or videos
