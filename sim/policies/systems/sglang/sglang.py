@@ -309,14 +309,14 @@ class Sglang:
         raise AssertionError(f"one decode alone does not fit {self.kv.num_free} free blocks: {seq!r}")
 
     def _pages_will_be_free(self) -> bool:
-        """Whether pages that are locked now will not be, though no sequence leaves."""
-        return False
+        return False  # whether pages that are locked now will not be, though no sequence leaves
 
     def _worth(self, seq: Sequence) -> tuple[int, int, int]:
         """The key by which decodes are spared from retraction, the largest longest: by priority where
         `retraction_policy` says so, then most output tokens, then the shortest prompt."""
         sign = 0 if self.config.retraction_policy != "priority" else -1 if self._low_first else 1
-        return sign * seq.request.priority, seq.num_output_tokens - self.batch.in_flight(seq), -seq.request.prompt_tokens
+        known = seq.num_output_tokens - self.batch.in_flight(seq)
+        return sign * seq.request.priority, known, -seq.request.prompt_tokens
 
     def _never_fits(self, seq: Sequence) -> bool:
         """Rejects `seq` if it does not fit the whole pool, and returns whether it did so: SGLang would keep such a
