@@ -47,7 +47,7 @@ LINES = {
     "report.pictures": 3300,
     "report.text": 3300,
     "results": 3300,
-    "scenario": 6650,
+    "scenario": 6700,
     "serve": 3900,
     "study": 50,
     "study.capacity": 1200,

@@ -167,7 +167,7 @@ def test_what_is_shown_of_both_sides(tmp_path: Path) -> None:
             BASE + COST + POOLS.replace("max_num_batched_tokens: 4096", "enable_prefix_caching: 'no'"),
             "knobs.enable_prefix_caching is",
         ),
-        (BASE.replace("vllm: {", "continuous: {") + COST + POOLS, "only vllm passes KV"),
+        (BASE.replace("vllm: {", "continuous: {") + COST + POOLS, "only vllm and sglang pass KV"),
         (
             BASE.replace(
                 "2048}", "2048, speculative_config: {method: ngram, num_speculative_tokens: 2, acceptance: 0.5}}"
@@ -197,7 +197,7 @@ def test_what_is_shown_of_both_sides(tmp_path: Path) -> None:
         ),
         (
             BASE + COST + POOLS.replace("cost: {kind: constant, step: 5ms}", "deployment: {engine: sglang, gpu: h100}"),
-            "engine sglang: only vllm passes KV",
+            "engine sglang passes KV to its like alone",
         ),
         (BASE.replace("vllm: {", "vllm: {prefill_schedule_interval: 2, ") + COST + POOLS, "prefill_schedule_interval"),
         (BASE + COST + POOLS.replace("links: per_pair", "links: ring"), "links"),

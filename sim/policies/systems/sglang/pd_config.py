@@ -20,6 +20,7 @@ _OF_DECODE = (
     "disaggregation_decode_extra_slots",
     "disaggregation_decode_polling_interval",
     "disaggregation_decode_retraction_backup",
+    "disaggregation_decode_enable_radix_cache",
 )
 
 
@@ -66,19 +67,21 @@ class SglangPdConfig(SglangConfig):
 
     @classmethod
     def of(cls, config: SglangConfig, mode: PdMode, stated: Mapping[str, Any]) -> SglangPdConfig:
-        """`config` of an engine in `mode`, of whose knobs those `stated` were written. ValueError for one that this
+        """`config` of an engine in `mode`, which alone has the knobs `stated`. ValueError for one of them that this
         mode does not read."""
         knobs = {f.name: getattr(config, f.name) for f in fields(config)}
-        if mode == "prefill":
-            for name in (name for name in _OF_DECODE if name in stated):
-                raise ValueError(f"{name} is a knob of decode. Write it there")
-        elif stated.get("disable_radix_cache") is False:
-            raise ValueError("disable_radix_cache: SGLang has no radix cache where it decodes. Leave it out")
+        if stated.get("disaggregation_mode", mode) != mode:
+            raise ValueError(f"disaggregation_mode {stated['disaggregation_mode']}: this side is {mode}. Leave it out")
+        if mode == "prefill" and (name := next((name for name in _OF_DECODE if name in stated), "")):
+            raise ValueError(f"{name} is a knob of decode. Write it there")
+        if mode == "decode" and stated.get("disable_radix_cache") is False:
+            raise ValueError("disable_radix_cache: false: SGLang has no radix cache where it decodes. Leave it out")
+        own: dict[str, Any] = {"disaggregation_mode": mode}
         if mode == "decode":
-            knobs["disable_radix_cache"] = True
-            if knobs["schedule_policy"] != "fcfs" and "schedule_policy" not in stated:
-                knobs["schedule_policy"] = "fcfs"  # nothing is cached by which another could order
-        return cls(**{**knobs, "disaggregation_mode": mode})
+            own["disable_radix_cache"] = True
+            if "schedule_policy" not in stated:
+                own["schedule_policy"] = "fcfs"  # nothing is cached by which another would order
+        return cls(**(knobs | own))
 
     @property
     def traits(self) -> Traits:
