@@ -111,13 +111,13 @@ class RoomCase:
 @st.composite
 def room_cases(draw: st.DrawFn, *, cancels: bool = True, fails: bool = True) -> RoomCase:
     """Random engines, links and requests."""
-    at_ms, arrivals = 0.0, list[Arrival]()
+    at_ms, arrivals, longest = 0.0, list[Arrival](), draw(st.sampled_from([40, 200]))
     for number in range(draw(st.integers(1, 14))):
         at_ms += draw(st.sampled_from([0.0, 0.5, 3.0, 20.0]))
         cancel = draw(st.sampled_from([None, None, None, 2.0, 15.0, 60.0])) if cancels else None
         more: dict[str, Any] = {} if cancel is None else {"cancel_ms": at_ms + cancel}
         stream, priority = draw(st.integers(0, 30)), draw(st.integers(0, 2))
-        prompt, output = draw(st.integers(1, 200)), draw(st.integers(1, 60))
+        prompt, output = draw(st.integers(1, longest)), draw(st.integers(1, 60))
         more["beyond"] = draw(st.sampled_from([0, 0, 5, 90]))
         arrivals.append(asked(number, at_ms, prompt, output, stream=stream, priority=priority, **more))
     transfer = TransferConfig(
