@@ -100,8 +100,9 @@ def _simulate_fleet(setup: Setup, point: Point, workload: BuiltWorkload, pulse: 
     if config.transfer is not None:
         prefill, decode = setup.groups
         size = block_bytes(setup.model, decode.setup.cost, setup.kv.block_size)
-        kind = Rooms if point.spec.kind == "sglang" else Pools
-        pools = kind(prefill.count, decode.count, config.transfer, size)
+        sizes = prefill.count, decode.count, config.transfer, size
+        decider = None if config.local_prefill is None else config.local_prefill.build()
+        pools = Rooms(*sizes) if point.spec.kind == "sglang" else Pools(*sizes, decider)
 
         def new_pooled(number: int) -> EngineCore:
             cores.append(_pooled_engine(setup.group_of(number).setup, point, workload, pools.connector(number)))

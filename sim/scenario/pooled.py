@@ -24,6 +24,7 @@ from batchsim.scenario.check_values import check_values
 from batchsim.scenario.config import PolicySpec, Scenario, ScenarioFile
 from batchsim.scenario.device import device_of
 from batchsim.scenario.document import Document
+from batchsim.scenario.replicas_config import ReplicasConfig
 from batchsim.workload.rollout_config import Rollout
 from batchsim.workload.structured import is_structured
 
@@ -34,9 +35,10 @@ _PASSING = ("vllm", "sglang")
 _AND = " and ".join(_PASSING)
 
 
-def pooled(alone: Scenario, file: ScenarioFile, side: str, knobs: Mapping[str, Any]) -> Scenario:
+def pooled(alone: Scenario, file: ScenarioFile, side: str, replicas: ReplicasConfig) -> Scenario:
     """The scenario of one engine of a `side`, prefill or decode, of which `file` states cost and memory: its policies
-    have the `knobs` and, where neither these nor the scenario say otherwise, the defaults of its own GPU.
+    have the knobs of that group of `replicas` and, where neither these nor the scenario say otherwise, the defaults of
+    its own GPU.
 
     ScenarioError for policies, knobs and costs that do not pass KV on.
     """
@@ -58,7 +60,7 @@ def pooled(alone: Scenario, file: ScenarioFile, side: str, knobs: Mapping[str, A
     engine = getattr(file.cost, "engine", "")
     if engine not in ("", *_PASSING):
         raise ScenarioError(f"engine {engine}: only {_AND} pass KV between engines here. Write engine: vllm.")
-    device = device_of(file, alone.model_path)
+    device, knobs = device_of(file, alone.model_path), (replicas.groups or {})[side].knobs or {}
     specs: list[PolicySpec] = []
     for spec in alone.specs:
         if spec.kind not in _PASSING:
@@ -70,6 +72,8 @@ def pooled(alone: Scenario, file: ScenarioFile, side: str, knobs: Mapping[str, A
                 f"{spec.name} is of kind {spec.kind}, and engine {engine} passes KV to its like alone. Write engine:"
                 f" {spec.kind}, or leave {spec.name} out."
             )
+        if spec.kind == "sglang" and replicas.local_prefill is not None:
+            raise ScenarioError("local_prefill: SGLang's decode engines compute no prompts. Leave it out.")
         specs.append(_passing(alone, spec, side, knobs, device))
     return replace(alone, file=file, places={}, specs=tuple(specs))
 

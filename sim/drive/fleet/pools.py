@@ -18,7 +18,8 @@ from typing import Any, Protocol
 from batchsim.drive.fleet.clients import Clients, Replicas
 from batchsim.drive.fleet.engine import Engine
 from batchsim.drive.fleet.fleet_plan import FleetPlan
-from batchsim.drive.fleet.routers.router import Router, routed
+from batchsim.drive.fleet.routers.local_prefill import LocalPrefill
+from batchsim.drive.fleet.routers.router import Router, Stage, routed
 from batchsim.drive.fleet.simulate_fleet import Fleet, FleetRun, run_fleet
 from batchsim.drive.fleet.transfer import Links, TransferConfig
 from batchsim.drive.simulate import Pulse
@@ -71,11 +72,20 @@ class _Pull(Transit):
 class Pools:
     """The engines of both kinds by number, prefill first, the links between them, and what is on these."""
 
-    def __init__(self, num_prefill: int, num_decode: int, transfer: TransferConfig, block_bytes: int) -> None:
+    def __init__(
+        self,
+        num_prefill: int,
+        num_decode: int,
+        transfer: TransferConfig,
+        block_bytes: int,
+        decider: LocalPrefill | None = None,
+    ) -> None:
         self.prefill = range(num_prefill)
+        self.decider = decider
         self.decode = range(num_prefill, num_prefill + num_decode)
         self._links = Links(transfer)
         self.block_bytes = block_bytes
+        self.local: set[int] = set()  # requests that a decode engine computes alone
         self.kept_at: dict[int, int] = {}  # by request whose KV is kept and not being pulled: its prefill engine
         self._ends: dict[int, PoolLink] = {}
         self._fleet: PooledFleet | None = None
@@ -86,7 +96,11 @@ class Pools:
 
     def new_clients(self, fleet: PooledFleet, router: Router, workload: AnyWorkload) -> Clients:
         """The clients of these engines."""
-        return PooledClients(fleet, router, workload, self)
+        return (
+            PooledClients(fleet, router, workload, self)
+            if self.decider is None
+            else DecodeFirst(fleet, router, workload, self, self.decider)
+        )
 
     def connector(self, number: int) -> KvConnector:
         """The connector of engine `number`, which is about to be made."""
@@ -107,6 +121,7 @@ class Pools:
 
     def ended(self, request_id: int, number: int, now_ns: int) -> None:
         """Takes note that the request ended at engine `number`: what is kept for it and was not asked for is free."""
+        self.local.discard(request_id)
         self._ends[number].give_up(request_id, now_ns)
         if (prefill := self.kept_at.pop(request_id, None)) is not None:
             self._sent(request_id, prefill, now_ns + 1)
@@ -134,7 +149,7 @@ class PoolLink:
         self._loaded_ns: float = inf  # when the first of the pulls is over
 
     def pulls(self, request: Request) -> bool:
-        return not self._is_prefill
+        return not self._is_prefill and request.id not in self._pools.local
 
     def keeps(self, request: Request) -> bool:
         return self._is_prefill
@@ -240,8 +255,16 @@ class PooledClients(Clients):
             if isinstance(event, HandedOver):
                 self._hand_over(event.request, engine, now_ns)
             elif isinstance(event, Ended):
+                if engine.slot.number in self.pools.prefill:
+                    self._ended_early(event.request)
                 self.pools.ended(event.request.id, engine.slot.number, now_ns)
                 super().tell(engine, [event], now_ns)
+
+    def _stage(self, engine: Engine) -> Stage:
+        return "prefill" if engine.slot.number in self.pools.prefill else "decode"
+
+    def _ended_early(self, request: Request) -> None:
+        """Does what is done where a request ends before it is at a decode engine."""
 
     def _hand_over(self, request: Request, engine: Engine, now_ns: int) -> None:
         self.router.answered(request, "prefill", engine.slot.number)
@@ -260,6 +283,38 @@ class PooledClients(Clients):
         engine.cut(now_ns)
         engine.core.submit(arrival)
         engine.rouse(now_ns)
+
+
+class DecodeFirst(PooledClients):
+    """Clients for whose requests the decode engine is chosen first; some of them it computes alone, as `decider`
+    says."""
+
+    def __init__(
+        self, fleet: Replicas, router: Router, workload: AnyWorkload, pools: Pools, decider: LocalPrefill
+    ) -> None:
+        super().__init__(fleet, router, workload, pools)
+        self._local, self._decider = pools.local, decider
+        self._decodes_at: dict[int, int] = {}  # by request at a prefill engine
+
+    def _dispatch(self, request_id: int, now_ns: int) -> None:
+        sent = self.in_flight[request_id]
+        arrival = sent.now(now_ns)
+        number = routed(self.router, arrival.request, "decode", self.pools.decode)
+        if not self._decider.keeps(arrival.request, number):
+            self._decodes_at[request_id] = number
+            super()._dispatch(request_id, now_ns)
+            return
+        sent.since_ns = now_ns
+        self.num_outstanding += 1
+        self._local.add(request_id)
+        self._submit_to(number, arrival, now_ns)
+
+    def _next(self, request: Request, prefill: int) -> int:
+        return self._decodes_at.pop(request.id)
+
+    def _ended_early(self, request: Request) -> None:
+        if (number := self._decodes_at.pop(request.id, None)) is not None:
+            self.router.answered(request, "decode", number)
 
 
 class PooledFleet(Fleet):

@@ -84,6 +84,11 @@ class Rooms:
         """The number of the engine at which a request that engine `prefill` has computed goes on."""
         return self._connectors[prefill].rooms[request_id].decode
 
+    def decode_of(self, request_id: int) -> int:
+        """The number of the decode engine of a request that is at its prefill engine."""
+        rooms = (self._connectors[number].rooms for number in self.prefill)
+        return next(each[request_id].decode for each in rooms if request_id in each)
+
     def ended(self, request_id: int, number: int, now_ns: int) -> None:
         """Takes note that the request ended at engine `number`: the other one gives up what it holds for it."""
         other = self._connectors
@@ -155,3 +160,6 @@ class RoomClients(PooledClients):
 
     def _next(self, request: Request, prefill: int) -> int:
         return self._rooms.decodes_at(request.id, prefill)
+
+    def _ended_early(self, request: Request) -> None:
+        self.router.answered(request, "decode", self._rooms.decode_of(request.id))

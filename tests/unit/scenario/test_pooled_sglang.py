@@ -118,6 +118,7 @@ POLICY = "policies={sglang: {%s}}"
         ("pools.decode.deployment={engine: trtllm, gpu: h100}", "tensorrt_llm"),
         ("policies={sglang: {}, tgi: {}}", "tgi is of kind tgi, and only vllm and sglang pass KV"),
         ("pools.transfer.bandwidth=0GB/s", "bandwidth"),
+        ("pools.local_prefill={kind: tensorrt_llm_threshold}", "SGLang's decode engines compute no prompts"),
     ],
 )
 def test_mistakes_are_one_line_each(tmp_path: Path, override: str, said: str) -> None:
