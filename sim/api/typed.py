@@ -19,6 +19,7 @@ from batchsim.cost.shapes.config import ShapesConfig
 from batchsim.drive.fleet.admission import AdmissionConfig
 from batchsim.drive.fleet.fleet_plan import Failure, Lost
 from batchsim.drive.fleet.lockstep.lockstep_config import LockstepConfig
+from batchsim.drive.fleet.routers.local_prefill import LocalPrefillConfig
 from batchsim.drive.fleet.routing import RouterConfig
 from batchsim.drive.fleet.scaling.kinds import Scaler
 from batchsim.drive.fleet.sleeping import ShareConfig, SleepConfig
@@ -184,6 +185,7 @@ class Replicas(ReplicasConfig):
         price: float | str | None = None,
         admission: AdmissionConfig | None = None,
         transfer: TransferConfig | None = None,
+        local_prefill: LocalPrefillConfig | None = None,
         sleep: SleepConfig | None = None,
         share: ShareConfig | None = None,
         lockstep: LockstepConfig | None = None,

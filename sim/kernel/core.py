@@ -399,14 +399,17 @@ class EngineCore:
         """Writes queue-head reasons, ends the rejected, and returns the reasons of this call's state changes."""
         events, self.scheduler.events = self.scheduler.events, []
         reasons: Reasons = {}
+        if firsts := [event for event in events if event.kind == "first_token"]:
+            self.journal.delivered_first(firsts, now_ns)
+            self._respond([event.seq for event in firsts if event.reason == "last"], now_ns)
         for event in events:
-            if event.kind in ("blocked", "held_back"):
+            if event.kind in ("blocked", "held_back", "waits"):
                 self.journal.waits(event, now_ns)
             elif event.kind == "rejected":
                 self._reject(event.seq, now_ns, event.reason, event.detail)
             elif event.kind in ("preempted", "sat_out"):
                 reasons[event.seq] = (event.reason, event.blocker)
-            else:
+            elif event.kind != "first_token":
                 raise self.policy_error(f"emits an event of kind {event.kind!r}, of which there is none")
         return reasons
 

@@ -63,6 +63,7 @@ from batchsim.kernel.record import (
     SWAPPED,
     TIER_LOAD,
     TIER_STORE,
+    WAITING,
     Recorder,
     pack_step,
 )
@@ -200,8 +201,8 @@ class Journal:
 
     def waits(self, event: Event, now_ns: int) -> None:
         """Notes that the head of the queue, or what blocks it, changed; or that a request in the queue is held back for
-        a reason of its own from now on; without one, that it no longer is."""
-        state = BLOCKED if event.kind == "blocked" else HELD_BACK
+        a reason of its own from now on; without one, that it no longer is; or that it waits for something apart."""
+        state = BLOCKED if event.kind == "blocked" else HELD_BACK if event.kind == "held_back" else WAITING
         self.recorder.state(now_ns, event.seq.request.id, state, event.reason, event.blocker)
 
     def beside(self, batch: Batch, result: StepResult, start_ns: int) -> None:
@@ -318,6 +319,22 @@ class Journal:
             seq.state = ENDED
         for seq in batch.sampled:
             if seq.state == DECODE:
+                self.recorder.state(now_ns, seq.request.id, DECODE)
+
+    def delivered_first(self, firsts: list[Event], now_ns: int) -> None:
+        """Notes that first tokens which came with the KV of their prompts are out at `now_ns`."""
+        self.num_streams += len(firsts)
+        self.streams_told = self.num_streams
+        for event in firsts:
+            seq = event.seq
+            life = self.lives[seq]
+            life.first_token_ns, life.streams = now_ns, self.num_streams
+            if self.first_tokens is not None:
+                self.first_tokens.append(seq.request.id)
+            seq.state = DECODE
+            if event.reason == "last":
+                life.last_token_ns, life.output_tokens, seq.state = now_ns, 1, ENDED
+            else:
                 self.recorder.state(now_ns, seq.request.id, DECODE)
 
     def resume(self, seq: Sequence) -> Resume:

@@ -92,9 +92,10 @@ class Request:
 class Resume:
     """What a request has behind it as it reaches an engine that goes on with it. Times in ns, MISSING before they are.
 
-    `computed_tokens` of its known tokens come with their KV, `output_tokens` were generated. The others count what
-    befell it at the engines before, so that the row of its last engine counts its whole life: `computed_once` is the
-    most tokens that were ever computed at once, below which computing is recompute; the rest are columns of the row.
+    `computed_tokens` of its known tokens come with their KV, `output_tokens` were generated. `prefilled`: all of its
+    prompt does, and its first token, which the engine that goes on delivers. The others count what befell it at the
+    engines before, so that the row of its last engine counts its whole life: `computed_once` is the most tokens that
+    were ever computed at once, below which computing is recompute; the rest are columns of the row.
     """
 
     computed_tokens: int
@@ -107,10 +108,11 @@ class Resume:
     recomputed_tokens: int = 0
     cached_tokens: int = 0
     cached_tokens_all: int = 0
+    prefilled: bool = False
 
     def sequence(self, request: Request) -> Sequence:
         """A sequence of `request` that stands where this says; ValueError if no such one could have work left."""
-        known = request.prompt_tokens + self.output_tokens
+        known = request.prompt_tokens + self.output_tokens + self.prefilled
         if not (0 <= self.computed_tokens < known and 0 <= self.output_tokens < request.max_output_tokens):
             raise ValueError(
                 f"request {request.id} cannot resume with {self.computed_tokens} tokens computed and"
@@ -217,6 +219,10 @@ class Sequence:
     def reset_computed(self) -> None:
         """Forgets the KV after a preemption by recompute; generated tokens are kept. Not while in the group."""
         self.settled_computed_tokens = 0
+
+    def take_first_token(self) -> None:
+        """Counts the first token, which came with the KV of the whole prompt. By the policy that delivers it."""
+        self.settled_output_tokens = 1
 
     def cut_output(self, num_tokens: int) -> None:
         """Forgets generated tokens, to be generated anew, down to `num_tokens` known ones. After `reset_computed`."""
@@ -382,9 +388,11 @@ def by_order(seq: Sequence) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A reason, for the records: kind `blocked`, `held_back`, `sat_out`, `preempted` or `rejected`.
+    """A reason, for the records: kind `blocked`, `held_back`, `waits`, `sat_out`, `preempted` or `rejected`; or
+    `first_token`: that of a request which came with its KV is delivered, `last` if it is its last, too.
 
-    `held_back`: a request in the queue is passed over for a reason of its own, "" once it no longer is.
+    `held_back`: a request in the queue is passed over for a reason of its own, "" once it no longer is. `waits`: it
+    waits for something of its own from now on, whatever holds the queue.
     `blocked` is emitted for the head of the queue when the head or its reason changes; those behind inherit it.
     `reason` is one of few short names, to be counted by; `detail` has the numbers of a rejection. `blocker` is the id
     of the request that stands in the way, where one does.

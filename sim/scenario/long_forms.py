@@ -13,7 +13,7 @@ from batchsim.base.plain import value_at
 from batchsim.cost.kinds import long_form
 from batchsim.scenario.document import MAX_DEPTH, TEXTS, Document, read_document
 from batchsim.scenario.document import Path as Keys
-from batchsim.scenario.pools_forms import PARTS, decode_is_the_scenarios, rewritten, take_pools
+from batchsim.scenario.pools_forms import KEYS, decode_is_the_scenarios, rewritten, take_pools
 from batchsim.scenario.rank_forms import take_ranks
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ def override(document: Document, text: str) -> None:
     parsed = read_document(value, f"--set {text}").value
     if path[-1] in TEXTS and isinstance(parsed, int | float):
         parsed = value.strip()
-    if len(path) > 1 and path[0] == document.renamed.get(("replicas",)) and path[1] not in PARTS:
-        raise ScenarioError(f"--set {text}: {path[0]} has no {path[1]}. {nearest(path[1], PARTS)}")
+    if len(path) > 1 and path[0] == document.renamed.get(("replicas",)) and path[1] not in KEYS:
+        raise ScenarioError(f"--set {text}: {path[0]} has no {path[1]}. {nearest(path[1], KEYS)}")
     path = _unwritten(document, rewritten(document.value, path))
     keep_alike = decode_is_the_scenarios(document.value)
     at: Any = document.value

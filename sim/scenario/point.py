@@ -14,12 +14,14 @@ from batchsim.drive.fleet.lockstep.passes import LockstepCost
 from batchsim.drive.fleet.lockstep.rank_costs import RankCosts
 from batchsim.drive.fleet.lockstep.recorded_ranks import simulate_ranks
 from batchsim.drive.fleet.pools import Pools, PrefillCore, simulate_pools
+from batchsim.drive.fleet.rooms import Rooms, SendingCore
 from batchsim.drive.fleet.shared_gpu import Models, simulate_shared
 from batchsim.drive.fleet.side_by_side import simulate_side_by_side
 from batchsim.drive.fleet.simulate_fleet import FleetRun, simulate_fleet
 from batchsim.drive.fleet.sleeping import SleepConfig
 from batchsim.drive.simulate import Pulse, simulate
 from batchsim.kernel.core import EngineCore
+from batchsim.kernel.kv_rooms import RoomConnector
 from batchsim.kernel.kv_transfer import KvConnector
 from batchsim.kernel.record import Records
 from batchsim.kernel.sim_executor import SimExecutor
@@ -31,6 +33,9 @@ from batchsim.scenario.setup import Setup
 from batchsim.workload.build import BuiltWorkload
 from batchsim.workload.open_loop import OpenWorkload
 from batchsim.workload.rollout import RolloutWorkload
+
+_CORES: dict[str, type[EngineCore]] = {"kv_producer": PrefillCore, "prefill": SendingCore}
+"""The engines that hand requests over, by their role."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,9 @@ def _simulate_fleet(setup: Setup, point: Point, workload: BuiltWorkload, pulse: 
     if config.transfer is not None:
         prefill, decode = setup.groups
         size = block_bytes(setup.model, decode.setup.cost, setup.kv.block_size)
-        pools = Pools(prefill.count, decode.count, config.transfer, size)
+        sizes = prefill.count, decode.count, config.transfer, size
+        decider = None if config.local_prefill is None else config.local_prefill.build()
+        pools = Rooms(*sizes) if point.spec.kind == "sglang" else Pools(*sizes, decider)
 
         def new_pooled(number: int) -> EngineCore:
             cores.append(_pooled_engine(setup.group_of(number).setup, point, workload, pools.connector(number)))
@@ -132,8 +139,11 @@ def _pooled_engine(setup: Setup, point: Point, workload: BuiltWorkload, connecto
     own = next(spec for spec in setup.scenario.specs if spec.name == point.spec.name)
     cost = setup.cost_under(own.config)
     executor = SimExecutor(cost, setup.max_model_len, own.config.traits.loop)
-    kind = PrefillCore if own.config.delivers else EngineCore
-    return setup.engine_on(executor, own, workload, setup.new_kv(own.config), cost, connector=connector, kind=kind)
+    kind = _CORES.get(getattr(own.config, "kv_role", getattr(own.config, "disaggregation_mode", "")), EngineCore)
+    core = setup.engine_on(executor, own, workload, setup.new_kv(own.config), cost, connector=connector, kind=kind)
+    if isinstance(connector, RoomConnector) and kind is EngineCore:
+        core.max_waiting = None  # who is refused for too long a queue was so where its prompt is computed
+    return core
 
 
 def _run_ranks(setup: Setup, spec: PolicySpec, workload: BuiltWorkload, until_ns: int, *, join: bool) -> FleetRun:

@@ -20,6 +20,8 @@ from batchsim.scenario.document import Path as Keys
 
 SIDES = ("prefill", "decode")
 PARTS = (*SIDES, "transfer")
+CHOICES = ("router", "local_prefill")
+KEYS = (*PARTS, *CHOICES)
 _OF_POOL = ("count", "knobs")
 _EXAMPLE = "{prefill: {count: 1}, decode: {count: 1}, transfer: {bandwidth: 50GB/s}}"
 
@@ -38,8 +40,10 @@ def take_pools(document: Document) -> None:
         form = "deployment"
         document.renamed |= {("replicas", "groups", side, "cost"): "" for side in SIDES}
         pools = {side: _pool(document, side, deployment[side]) for side in SIDES}
-        plain["pools"] = pools | {"transfer": deployment["transfer"]}
-        document.moved(("deployment", "transfer"), ("pools", "transfer"))
+        beside = {key: deployment[key] for key in ("transfer", *CHOICES) if key in deployment}
+        plain["pools"] = pools | beside
+        for key in beside:
+            document.moved(("deployment", key), ("pools", key))
         plain["deployment"] = deepcopy(pools["decode"]["deployment"])
     pools = plain.get("pools")
     if pools is None:
@@ -50,12 +54,14 @@ def take_pools(document: Document) -> None:
         where = document.where(("replicas",))
         raise ScenarioError(f"{where}: pools are replicas, and both are given. Keep one of them.")
     groups = {side: pools[side] for side in SIDES}
-    plain["replicas"] = {"groups": groups, "router": {"kind": "round_robin"}, "transfer": pools["transfer"]}
+    beside = {key: pools[key] for key in ("transfer", *CHOICES) if pools.get(key) is not None}
+    plain["replicas"] = {"groups": groups, "router": {"kind": "round_robin"}} | beside
     document.moved(("pools",), ("replicas",))
     document.renamed |= {("replicas",): form, ("replicas", "groups"): ""}
     for side in SIDES:
         document.moved(("pools", side), ("replicas", "groups", side))
-    document.moved(("pools", "transfer"), ("replicas", "transfer"))
+    for key in beside:
+        document.moved(("pools", key), ("replicas", key))
     del plain["pools"]
 
 
@@ -64,8 +70,9 @@ def _check(document: Document, path: Keys, block: Any) -> None:
     if not isinstance(block, dict):
         raise ScenarioError(f"{document.where(path)}: {name} is {shown(block)}. Write it like {_EXAMPLE}.")
     for key in block:
-        if key not in PARTS:
-            raise ScenarioError(f"{document.where((*path, key))}: {name} has no {key}. {nearest(str(key), PARTS)}")
+        if key not in KEYS:
+            known = nearest(str(key), KEYS)
+            raise ScenarioError(f"{document.where((*path, key))}: {name} has no {key}. {known}")
     if missing := next((key for key in PARTS if not isinstance(block.get(key), dict)), ""):
         raise ScenarioError(f"{document.where(path)}: {name} has no {missing}. Write it like {_EXAMPLE}.")
 
@@ -83,11 +90,11 @@ def _pool(document: Document, side: str, block: dict[str, Any]) -> dict[str, Any
 def rewritten(plain: dict[str, Any], path: tuple[str, ...]) -> tuple[str, ...]:
     """The path under which a key of pools, or of a deployment of two sides, stands once they are written as
     replicas."""
-    if value_at(plain, ("replicas", "transfer")) is None or len(path) < 2 or path[1] not in PARTS:
+    if value_at(plain, ("replicas", "transfer")) is None or len(path) < 2 or path[1] not in KEYS:
         return path
     if path[0] not in ("pools", "deployment"):
         return path
-    if path[1] == "transfer":
+    if path[1] not in SIDES:
         return ("replicas", *path[1:])
     group = ("replicas", "groups", path[1])
     is_of_pool = path[0] == "pools" or path[2:3] == () or path[2] in _OF_POOL or (path[2] == "kv" and len(path) > 3)

@@ -12,6 +12,8 @@ from batchsim.base.units import PricePerHour, format_duration
 from batchsim.drive.fleet.admission import AdmissionConfig
 from batchsim.drive.fleet.fleet_plan import Failure, FleetPlan, Lost
 from batchsim.drive.fleet.lockstep.lockstep_config import MAX_RANKS, LockstepConfig
+from batchsim.drive.fleet.routers.local_prefill import LocalPrefillConfig
+from batchsim.drive.fleet.routers.router import hears_answers_only
 from batchsim.drive.fleet.routing import ROUTERS, RoundRobinConfig, RouterConfig
 from batchsim.drive.fleet.scaling.autoscaler import Replicas
 from batchsim.drive.fleet.scaling.kinds import Scaler
@@ -52,6 +54,10 @@ class PoolsConfig(Config):
     """The engines that compute all tokens of the answers."""
     transfer: TransferConfig
     """How KV gets from the first to the second."""
+    router: Annotated[RouterConfig, ByKind()] | None = None
+    """Which engine of each side a request is sent to; round_robin unless given."""
+    local_prefill: Annotated[LocalPrefillConfig, ByKind()] | None = None
+    """Which requests a decode engine computes alone; none unless given."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,8 @@ class ReplicasConfig(Config):
     """The gate before the router; without it every request goes to a replica at once."""
     transfer: TransferConfig | None = None
     """How KV gets from the replicas of the group prefill, which compute prompts, to those of the group decode."""
+    local_prefill: Annotated[LocalPrefillConfig, ByKind()] | None = field(default=None, metadata=LEFT_OUT)
+    """With `transfer`, which requests a decode engine computes alone."""
     sleep: SleepConfig | None = field(default=None, metadata=LEFT_OUT)
     """Groups are models that take turns on a GPU, each that of the requests of the class of its name."""
     share: ShareConfig | None = field(default=None, metadata=LEFT_OUT)
@@ -137,6 +145,8 @@ class ReplicasConfig(Config):
         if self.transfer is None:
             if set(groups) == {"prefill", "decode"}:
                 raise ValueError("groups are prefill and decode, and transfer is missing. Add it: {bandwidth: 50GB/s}.")
+            if self.local_prefill is not None:
+                raise ValueError("local_prefill is of prefill and decode apart. Write pools, or leave it out.")
             if named := next((name for name, group in groups.items() if group.knobs is not None), ""):
                 raise ValueError(f"groups.{named}.knobs is read with transfer only. State the policy's knobs.")
             return
@@ -144,8 +154,11 @@ class ReplicasConfig(Config):
             raise ValueError(
                 f"transfer is between two groups, prefill and decode in this order, and groups has {', '.join(groups)}"
             )
-        if not isinstance(self.router, RoundRobinConfig):
-            raise ValueError("transfer goes with the router round_robin alone. Write router: round_robin.")
+        if not hears_answers_only(self.chosen_router.build(0)):
+            raise ValueError(
+                f"router {self.chosen_router.kind} reads what engines report, which is not simulated where prefill and"
+                " decode are apart. Write round_robin, random, shortest_queue, least_tokens or prefix_affinity."
+            )
         if self.failures or self.admission is not None:
             what = "failures" if self.failures else "admission"
             raise ValueError(f"{what} is not simulated where prefill and decode are apart. Leave it out.")

@@ -424,7 +424,7 @@ def _groups(setup: Setup, replicas: ReplicasConfig) -> tuple[Group, ...]:
                 check_same_defaults(lone, file)
                 own = replace(lone, file=file, places={})
             else:
-                own = pooled(alone, file, name, group.knobs or {})
+                own = pooled(alone, file, name, replicas)
             groups.append(Group(name, group.count, Setup.of(own)))
         except (ScenarioError, CalibrationError) as error:
             raise type(error)(f"{where}: {error}") from None

@@ -67,6 +67,7 @@ TESTS = {
         " test_sglang_batch"
     ),
     "sim/kernel/kv_transfer.py": "test_vllm_connector test_pools",
+    "sim/kernel/kv_rooms.py": "test_rooms",
     "sim/kernel/offload.py": "test_vllm_offload metrics/test_tiers",
     "sim/kernel/host_copies.py": f"test_host_copies {HICACHE}",
     "sim/kernel/host_link.py": f"test_host_copies {HICACHE} metrics/test_tiers {HOST_CACHE} {LMCACHE}",
@@ -161,6 +162,9 @@ TESTS = {
     "sim/policies/systems/sglang/waiting_queue.py": f"{SGLANG} unit/scenario/test_adapters",
     "sim/policies/systems/sglang/window_budget.py": POOLS,
     "sim/policies/systems/sglang/sglang_hicache.py": HICACHE,
+    "sim/policies/systems/sglang/pd_config.py": "test_rooms test_config_bounds",
+    "sim/policies/systems/sglang/sglang_decode.py": "test_rooms test_sglang_apart_naive",
+    "sim/policies/systems/sglang/sglang_prefill.py": "test_rooms test_sglang_apart_naive",
     "sim/policies/systems/sglang/sglang_items.py": "test_embedding_cache test_request_kinds",
     "sim/policies/systems/sglang/speculative_args.py": SGLANG_DRAFTS,
     "sim/policies/systems/tensorrt_llm/tensorrt_llm.py": f"{REUSE} test_tensorrt_llm_drafts",

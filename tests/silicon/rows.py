@@ -97,24 +97,29 @@ def given_rows(*, ranks: bool = False) -> list[Row]:
     return list(rows.values())
 
 
-def _rows() -> Iterator[Row]:
-    """Points of one engine that serves prompts and answers alike, but for those that are left out."""
+def measured_rows() -> str:
+    """The file of the points. FileNotFoundError without the package."""
     try:
-        text = (resources.files("aiconfigurator_core") / "systems" / "silicon_sample.csv").read_text()
+        return (resources.files("aiconfigurator_core") / "systems" / "silicon_sample.csv").read_text()
     except ModuleNotFoundError:
         raise FileNotFoundError(
             "aiconfigurator-core, which has the points, is not installed. See docs/deployments.md."
         ) from None
-    for plain in csv.DictReader(text.splitlines()):
+
+
+def _rows() -> Iterator[Row]:
+    """Points of one engine that serves prompts and answers alike, but for those that are left out."""
+    for plain in csv.DictReader(measured_rows().splitlines()):
         if plain["mode"] != "agg" or (plain["backend"], plain["model_path"]) == ("trtllm", "openai/gpt-oss-120b"):
             continue  # gpt-oss ran there with experts of another type than the row says
-        row = _row(plain)
+        row = row_of(plain)
         within = row.concurrency <= MAX_CONCURRENCY and row.tp <= MAX_TP and row.ttft_ms <= MAX_TTFT_MS
         if within and (row.ranks == 1 or (row.engine == "vllm" and row.ranks == row.tp)):
             yield row
 
 
-def _row(plain: dict[str, str]) -> Row:
+def row_of(plain: dict[str, str]) -> Row:
+    """A point as the file has it."""
     source = plain["silicon_data_source"]
     stated = re.search(r"silicon_concurrency=(\d+)", source)
     tp, ep = int(plain["tp_size"]), int(plain["moe_ep_size"] or 1) or 1
@@ -131,7 +136,7 @@ def _row(plain: dict[str, str]) -> Row:
         tp=tp,
         ep=ep,
         moe_tp=int(plain["moe_tp_size"] or 0) or tp // ep,
-        concurrency=int(stated[1]) if stated else int(plain["batch_size"]),
+        concurrency=int(stated[1]) if stated else int(plain["batch_size"] or 0),
         isl=int(plain["isl"]),
         osl=int(plain["osl"]),
         ttft_ms=float(plain["silicon_ttft_ms"]),
@@ -161,7 +166,7 @@ model: {CHECKPOINTS[row.model]}
 deployment: {{engine: {row.engine}, gpu: {row.gpu}, {degrees}{stated}}}
 workload:
   arrivals: {{kind: closed_loop, users: {row.concurrency}, think_time: 0s, shared_list: true, ramp: 0s}}
-  lengths: {{prompt: {_law(row.isl, row.gap)}, output: {_law(row.osl, row.gap)}}}
+  lengths: {{prompt: {law(row.isl, row.gap)}, output: {law(row.osl, row.gap)}}}
   output_cap: exact
   requests: {10 * row.concurrency}
   frontend: {row.engine}
@@ -185,7 +190,8 @@ def _sglang(row: Row) -> str:
     return knobs
 
 
-def _law(tokens: int, exact: bool) -> str:
+def law(tokens: int, exact: bool) -> str:
+    """The lengths of a client whose greatest is `tokens`, as a scenario has them."""
     if exact:
         return f"{{kind: fixed, tokens: {tokens}}}"
     return f"{{kind: uniform, min: {ceil(0.8 * tokens)}, max: {tokens}}}"

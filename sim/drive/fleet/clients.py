@@ -12,7 +12,7 @@ import simpy
 
 from batchsim.drive.fleet.admission import Gate
 from batchsim.drive.fleet.engine import ROUTE, Engine, Home, Slot, Steps
-from batchsim.drive.fleet.routers.router import ReadsLoads, Router, SeesFirstTokens, routed
+from batchsim.drive.fleet.routers.router import ReadsLoads, Router, SeesFirstTokens, Stage, routed
 from batchsim.drive.fleet.scaling.autoscaler import EngineLoad
 from batchsim.drive.simulate import Phase, Pulse
 from batchsim.kernel.events import (
@@ -163,9 +163,13 @@ class Clients:
         """Passes the requests that `engine` has ended to router and clients."""
         for event in events:
             if isinstance(event, Ended):
-                self.router.answered(event.request, "both", engine.slot.number)
+                self.router.answered(event.request, self._stage(engine), engine.slot.number)
                 self._left(event.request, self._output_tokens(event))
                 self._respond(event, now_ns)
+
+    def _stage(self, engine: Engine) -> Stage:
+        """The stage of requests for which the router chooses `engine`."""
+        return "both"
 
     def _prune(self, request_id: int, now_ns: int) -> None:
         """Gives a request up, wherever it is; one on its way to a replica ends as it gets there."""

@@ -73,10 +73,17 @@ def command_of_side(scenario: Scenario, side: str, plain: Mapping[str, Any]) -> 
     """The command line that starts an engine of a `side`, prefill or decode, of `plain`, a scenario where these are
     apart; `scenario` is that of such an engine."""
     own = plain["replicas"]["groups"][side].get("kv") or plain.get("kv")
-    passes = json.dumps(
-        {"kv_connector": "NixlConnector", "kv_role": scenario.specs[0].config.kv_role}, separators=(",", ":")
-    )
-    written = command_of(replace(scenario, plain={**plain, "kv": own}))
+    scenario = replace(scenario, plain={**plain, "kv": own})
+    spec = next(spec for spec in scenario.specs if spec.kind == deployment_of(scenario).engine)
+    if spec.kind == "sglang":
+        apart = [name for name in spec.knobs if "disaggregation" in name or name == "num_reserved_decode_tokens"]
+        plain_knobs = {name: value for name, value in spec.knobs.items() if name not in apart}
+        written = command_of(replace(scenario, specs=(replace(spec, knobs=plain_knobs),)))
+        flags = [f"--disaggregation-mode {side}"]
+        flags += [f"--{name.replace('_', '-')} {spec.knobs[name]}" for name in apart if name != "disaggregation_mode"]
+        return replace(written, line=" ".join([written.line, *flags]))
+    passes = json.dumps({"kv_connector": "NixlConnector", "kv_role": spec.config.kv_role}, separators=(",", ":"))
+    written = command_of(scenario)
     return replace(written, line=f"{written.line} --kv-transfer-config {shlex.quote(passes)}")
 
 

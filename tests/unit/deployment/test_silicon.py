@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from batchsim.workload.lengths import Lengths
 from batchsim.workload.limited_client import LimitedClient
 from batchsim.workload.workload_config import ClosedLoop
 from tests.silicon.__main__ import _deployments
+from tests.silicon.pools import PooledRow, Side, of_pools, pooled_text
 from tests.silicon.rows import CHECKPOINTS, Row, is_given, scenario_text
 from tests.silicon.table import Point, error, tables
 
@@ -54,6 +56,23 @@ def test_ranks_are_of_one_gpu_each_and_a_half_of_their_own():
     stated, replicas = scenario.cost, scenario.file.replicas
     assert isinstance(stated, DeploymentConfig) and (stated.tp, stated.dp_attention, stated.ep) == (1, 4, 4)
     assert replicas is not None and replicas.count == 4 and replicas.lockstep is not None
+
+
+def test_engines_apart_are_halved_by_all_their_workers_and_simulated_by_side():
+    """Each side with its engines, GPUs and experts; attention ranks on a side, or other engines, are left out."""
+    known: dict[str, Any] = {name: getattr(ROW, name) for name in Row.__dataclass_fields__} | {"engine": "sglang"}
+    row = PooledRow(**known, prefill=Side(2, 4, 1, 1, 4, 1), decode=Side(1, 8, 1, 1, 8, 4), stated="")
+    replicas = parse_scenario(pooled_text(row), "a", Path(), ()).file.replicas
+    assert replicas is not None and replicas.groups is not None and replicas.transfer is not None
+    assert {name: (group.count, getattr(group.cost, "tp", 0)) for name, group in replicas.groups.items()} == {
+        "prefill": (2, 4),
+        "decode": (1, 8),
+    }
+    even = next(row for n in range(9) if is_given((row := replace(row, stated=f"{n}")).deployment))
+    assert of_pools(even) == "are simulated"
+    assert of_pools(replace(even, concurrency=257)).startswith("have more than 256 clients")
+    assert "not simulated apart" in of_pools(replace(even, decode=replace(even.decode, ranks=8)))
+    assert "tensorrt_llm" in of_pools(replace(even, engine="tensorrt_llm"))
 
 
 def test_a_point_is_simulated_as_its_clients_asked():

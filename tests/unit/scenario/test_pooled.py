@@ -89,6 +89,19 @@ def test_keys_are_set_where_they_are_written(tmp_path: Path) -> None:
     assert changed.cost.num_gpus == 4
 
 
+def test_what_chooses_stands_beside_the_sides(tmp_path: Path) -> None:
+    """Of pools and of a deployment of two sides: the router, and which prompts stay at a decode engine."""
+    beside = "  router: least_tokens\n  local_prefill: {kind: llm_d_prefix, non_cached_tokens: 16}\n"
+    for text in (BASE + COST + POOLS + beside, LARGE + SIDES + beside):
+        replicas = _loaded(tmp_path, text).file.replicas
+        assert replicas is not None and replicas.local_prefill is not None
+        assert (replicas.chosen_router.kind, replicas.local_prefill.kind) == ("least_tokens", "llm_d_prefix")
+    changed = _loaded(tmp_path, BASE + COST + POOLS + beside, "pools.local_prefill.non_cached_tokens=0")
+    results = run_scenario(changed, out=tmp_path / "results")
+    rows = pd.read_csv(results.path / REPLICAS)
+    assert rows["requests"].tolist() == [0, 0, 30]
+
+
 def test_a_block_is_all_layers_on_all_gpus_of_an_engine(tmp_path: Path) -> None:
     """Llama-3.1-70B: 80 layers, 8 KV heads of 128, keys and values of 2 bytes, 16 tokens, whatever the split."""
     setup = Setup.of(_loaded(tmp_path, LARGE + SIDES))
@@ -116,10 +129,21 @@ def test_a_run_has_both_sides_in_its_tables(tmp_path: Path) -> None:
     [
         (BASE + COST + POOLS, "pools.prefill.count=0", "pools.prefill: count is 0"),
         (BASE + COST + POOLS, "pools.decode.kv.block_size=32", "apart.yaml:14: the decode side: kv.block_size 32"),
-        (BASE + COST + POOLS, "pools.link=2", "pools has no link. Known are prefill, decode, transfer."),
+        (BASE + COST + POOLS, "pools.link=2", "pools has no link. Known are prefill, decode, transfer"),
         (BASE + COST + POOLS, "pools.decode.kv.utilisation=0.8", "decode.kv.utilisation is not read beside decode.kv"),
         (LARGE + SIDES, "deployment.prefill.speed=2", "deployment.prefill.speed is not a field of deployment.prefill."),
-        (LARGE + SIDES, "deployment.tp=8", "deployment has no tp. Known are prefill, decode, transfer."),
+        (LARGE + SIDES, "deployment.tp=8", "deployment has no tp. Known are prefill, decode, transfer"),
+        (BASE + COST + POOLS, "pools.router=llm_d", "router llm_d reads what engines report"),
+        (BASE + COST + POOLS, "pools.router=nearest", "nearest"),
+        (BASE + COST + POOLS, "pools.local_prefill={kind: short}", "short"),
+        (BASE + COST + POOLS, "pools.local_prefill={kind: llm_d_prefix}", "pools.local_prefill.non_cached_tokens"),
+        (BASE + COST + POOLS, "pools.local_prefill={kind: dynamo_isl_bounding, new_share: 1.2}", "new_share is 1.2"),
+        (
+            BASE + COST + POOLS,
+            "pools.local_prefill={kind: tensorrt_llm_threshold, max_local_prefill_length: -1}",
+            "max_local_prefill_length is -1",
+        ),
+        (BASE + COST + POOLS, "pools.local=5", "pools has no local."),
     ],
 )
 def test_errors_name_the_keys_as_they_are_written(tmp_path: Path, text: str, override: str, said: str) -> None:
@@ -167,7 +191,7 @@ def test_what_is_shown_of_both_sides(tmp_path: Path) -> None:
             BASE + COST + POOLS.replace("max_num_batched_tokens: 4096", "enable_prefix_caching: 'no'"),
             "knobs.enable_prefix_caching is",
         ),
-        (BASE.replace("vllm: {", "continuous: {") + COST + POOLS, "only vllm passes KV"),
+        (BASE.replace("vllm: {", "continuous: {") + COST + POOLS, "only vllm and sglang pass KV"),
         (
             BASE.replace(
                 "2048}", "2048, speculative_config: {method: ngram, num_speculative_tokens: 2, acceptance: 0.5}}"
@@ -197,7 +221,7 @@ def test_what_is_shown_of_both_sides(tmp_path: Path) -> None:
         ),
         (
             BASE + COST + POOLS.replace("cost: {kind: constant, step: 5ms}", "deployment: {engine: sglang, gpu: h100}"),
-            "engine sglang: only vllm passes KV",
+            "engine sglang passes KV to its like alone",
         ),
         (BASE.replace("vllm: {", "vllm: {prefill_schedule_interval: 2, ") + COST + POOLS, "prefill_schedule_interval"),
         (BASE + COST + POOLS.replace("links: per_pair", "links: ring"), "links"),

@@ -56,7 +56,7 @@ class PrefillAdder:
         self.why = ""
         self.events: list[Event] = []
         self.stopped_at: Sequence | None = None  # the request that the last batch did not take, of those not held back
-        self._slots = slots
+        self.slots = slots
         self._loras = loras
         self._config = config
         self._kv = kv
@@ -80,7 +80,7 @@ class PrefillAdder:
         if self.chunked is None:
             if batch.full or not len(waiting):
                 return made
-            if len(batch) >= self._slots and not self._preempts:
+            if len(batch) >= self.slots and not self._preempts:
                 batch.full = self.why = "no_slot"
                 return made
         waiting.arrange()
@@ -192,7 +192,7 @@ class PrefillAdder:
                     self.why = ""
                     continue
                 self._loras.take(seq)
-            if len(made.chunks) >= self._slots - len(batch):
+            if len(made.chunks) >= self.slots - len(batch):
                 batch.full = "no_slot"
             if batch.full and not (self._preempts and self._make_way(seq, budget, made.victims, ratio)):
                 self.why = batch.full

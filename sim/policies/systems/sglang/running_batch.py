@@ -25,7 +25,7 @@ class RunningBatch:
     """
 
     __slots__ = (
-        "_ahead", "_all_in_flight", "_cache", "_caps", "_first", "_in_flight", "_kv", "_next", "_num_joined",
+        "_ahead", "_all_in_flight", "_cache", "_caps", "_first", "_fresh", "_in_flight", "_kv", "_next", "_num_joined",
         "_windows", "capped", "full", "group", "growth",
     )  # fmt: skip
 
@@ -41,6 +41,7 @@ class RunningBatch:
         self._ahead = ahead
         self._all_in_flight = False
         self._in_flight: set[Sequence] = set()  # or only these
+        self._fresh: set[Sequence] = set()  # but not these, which have joined since without a step
         self._caps: list[tuple[int, int, int, Sequence]] = []  # heap: step of the group at the cap, serial, epoch, who
         self._num_joined = 0
 
@@ -65,16 +66,27 @@ class RunningBatch:
             self._num_joined += 1
             heappush(self._caps, (self.group.step + left, self._num_joined, seq.epoch, seq))
 
+    def join_prebuilt(self, seq: Sequence) -> None:
+        """As `join`, for a sequence whose KV and latest token came from elsewhere: no step in flight has one of it."""
+        self.join(seq)
+        self._fresh.add(seq)
+
     def await_results(self, batch: Batch | None) -> None:
         """Notes that `batch`, whose prompts have joined, is in flight; None: nothing is."""
         self._all_in_flight = batch is not None and batch.decodes is not None
         self._in_flight.clear()
+        self._fresh.clear()
         if batch is not None and not self._all_in_flight:
             self._in_flight.update([seq for seq in batch.sampled if seq.group is not None])
 
     def in_flight(self, seq: Sequence) -> int:
         """How many output tokens of the decode `seq` are in flight: 1 or 0."""
-        return int(self._all_in_flight or seq in self._in_flight)
+        return int((self._all_in_flight and seq not in self._fresh) or seq in self._in_flight)
+
+    @property
+    def num_in_flight(self) -> int:
+        """How many output tokens of the decodes are in flight."""
+        return len(self.group.members) - len(self._fresh) if self._all_in_flight else len(self._in_flight)
 
     def take_off_capped(self) -> bool:
         """Takes off those whose last token, by their caps, is in flight; returns whether there were any. They keep

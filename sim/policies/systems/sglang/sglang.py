@@ -110,12 +110,15 @@ class Sglang:
         seq.max_output_tokens = max(min(seq.max_output_tokens, room), 0)
         if self._never_fits(seq):
             return
-        if seq.request.adapter != MISSING:
-            self.loras.is_used = True
+        self.loras.is_used = self.loras.is_used or seq.request.adapter != MISSING
         if self.config.scheduler_recv_interval > 1:
             self._unread.append(seq)  # its cap is known from here on, its place in the queue is not
         else:
-            self.waiting.push(seq)
+            self._enter(seq)
+
+    def _enter(self, seq: Sequence) -> None:
+        """Takes in a sequence that can run."""
+        self.waiting.push(seq)
 
     def cancel(self, seq: Sequence, now_ns: int) -> list[Sequence]:
         if seq in self._unread:
@@ -262,11 +265,9 @@ class Sglang:
         return True
 
     def _make_decodes_fit(self, preempted: list[Sequence]) -> bool:
-        """Takes pages for a token of every decode; returns whether there is a decode step.
-
-        If pages are short, decodes are retracted, and added to `preempted`, until they suffice; or there is no decode
-        step, if the step in flight will free the pages of sequences that it ends.
-        """
+        """Takes pages for a token of every decode; returns whether there is a decode step. If pages are short, decodes
+        are retracted, and added to `preempted`, until they suffice; or there is no decode step, if the step in flight
+        will free the pages of sequences that it ends."""
         batch = self.batch
         waits = batch.take_off_capped()
         if not len(batch):
@@ -280,17 +281,14 @@ class Sglang:
         stay = sorted(batch.rows(), key=self._worth, reverse=True)
         while batch.lacks_blocks() and stay:
             if len(stay) == 1 and self.adder.chunked is None:
-                if self._pages_will_be_free():
-                    break
-                raise AssertionError(f"one decode alone does not fit {self.kv.num_free} free blocks: {stay[0]!r}")
+                if not self._pages_will_be_free():
+                    self._give_up(stay.pop())
+                break
             victim = stay.pop()
             short = min((seq for seq in batch.group.members_due() if seq is not victim), key=by_order, default=None)
-            self.adder.retracted(victim)
             self.events.append(Event("preempted", victim, "kv_blocks", None if short is None else short.request.id))
-            batch.retract(victim)
-            del self.running[victim]
-            self.waiting.push(victim)
-            preempted.append(victim)
+            if self._retract(victim):
+                preempted.append(victim)
             batch.evict_for_growth()
         batch.keep_order(stay)
         output_tokens = sum(seq.num_output_tokens - batch.in_flight(seq) for seq in stay)
@@ -298,17 +296,27 @@ class Sglang:
         batch.full, self.adder.why = "", "preemption"
         return len(stay) > 0 and batch.grow()
 
+    def _retract(self, victim: Sequence) -> bool:
+        """Takes a decode off for lack of pages; returns whether it lives on."""
+        self.adder.retracted(victim)
+        self.batch.retract(victim)
+        del self.running[victim]
+        self.waiting.push(victim)
+        return True
+
+    def _give_up(self, seq: Sequence) -> None:
+        """Does what is done with the only decode, for whose next token there is no page."""
+        raise AssertionError(f"one decode alone does not fit {self.kv.num_free} free blocks: {seq!r}")
+
     def _pages_will_be_free(self) -> bool:
-        """Whether pages that are locked now will not be, though no sequence leaves."""
-        return False
+        return False  # whether pages that are locked now will not be, though no sequence leaves
 
     def _worth(self, seq: Sequence) -> tuple[int, int, int]:
         """The key by which decodes are spared from retraction, the largest longest: by priority where
         `retraction_policy` says so, then most output tokens, then the shortest prompt."""
-        priority = 0
-        if self.config.retraction_policy == "priority":
-            priority = -seq.request.priority if self._low_first else seq.request.priority
-        return priority, seq.num_output_tokens - self.batch.in_flight(seq), -seq.request.prompt_tokens
+        sign = 0 if self.config.retraction_policy != "priority" else -1 if self._low_first else 1
+        known = seq.num_output_tokens - self.batch.in_flight(seq)
+        return sign * seq.request.priority, known, -seq.request.prompt_tokens
 
     def _never_fits(self, seq: Sequence) -> bool:
         """Rejects `seq` if it does not fit the whole pool, and returns whether it did so: SGLang would keep such a

@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.drive.fleet.pools import Pools, PrefillCore, simulate_pools
-from batchsim.drive.fleet.routing import RoundRobinConfig
+from batchsim.drive.fleet.routers.local_prefill import (
+    DynamoIslBoundingConfig,
+    LlmDPrefixConfig,
+    LocalPrefillConfig,
+    TrtllmThresholdConfig,
+)
+from batchsim.drive.fleet.routing import LeastTokensConfig, RoundRobinConfig, RouterConfig, ShortestQueueConfig
 from batchsim.drive.fleet.simulate_fleet import FleetRun
 from batchsim.drive.fleet.transfer import TransferConfig
 from batchsim.kernel.core import EngineCore
@@ -52,11 +58,14 @@ class _Case:
     blocks: tuple[int, int] = (4096, 4096)
     knobs: dict[str, Any] = field(default_factory=dict[str, Any])
     stop_ns: int | None = None
+    router: RouterConfig = field(default_factory=RoundRobinConfig)
+    local: LocalPrefillConfig | None = None
     cores: list[EngineCore] = field(default_factory=list[EngineCore])
 
     def run(self, *, leap: bool = True) -> FleetRun:
         self.cores = []
-        pools = Pools(self.prefill, self.decode, self.transfer, 16_000)
+        decider = None if self.local is None else self.local.build()
+        pools = Pools(self.prefill, self.decode, self.transfer, 16_000, decider)
 
         def new_engine(number: int) -> EngineCore:
             is_prefill = number < self.prefill
@@ -74,7 +83,7 @@ class _Case:
             self.cores.append(core)
             return core
 
-        router = RoundRobinConfig().build(0)
+        router = self.router.build(0)
         workload = Listed(tuple(self.arrivals))
         run = simulate_pools(new_engine, router, pools, workload, stop_ns=self.stop_ns, leap=leap)
         for core in self.cores:
@@ -146,6 +155,30 @@ def test_engines_are_taken_in_turn() -> None:
     assert stays == [(i, i % 2) for i in range(6)]
 
 
+def test_what_a_decode_engine_computes_alone_is_not_sent_to_another() -> None:
+    """The second request has its prompt's first 6 blocks there: it is computed at once, beside the first, whose prompt
+    was computed elsewhere. With one token less allowed it goes there, too."""
+    asked = [_asked(0, 0, 100, 30, stream=7), _asked(1, 40, 100, 5, stream=7)]
+    for most, stays in ((4, [0]), (3, [0, 1])):
+        run = _Case(asked, local=TrtllmThresholdConfig(max_local_prefill_length=most)).run()
+        assert run.records.replicas is not None
+        assert run.records.replicas.stays["request_id"].tolist() == stays
+        assert run.records.requests["cached_tokens"].tolist() == [0, 96]
+        assert run.records.requests["output_tokens"].tolist() == [30, 5]
+        check_lives(run.records)
+
+
+def test_a_router_hears_of_each_stage() -> None:
+    """Three prefill engines have one request each as the fourth comes, which goes to the first; of the decode engines
+    that with the fewest is next, by number where both have as many."""
+    run = _Case([_asked(i, i, 100, 30) for i in range(4)], prefill=3, decode=2, router=ShortestQueueConfig()).run()
+    replicas = run.records.replicas
+    assert replicas is not None
+    stays = sorted(zip(replicas.stays["request_id"].tolist(), replicas.stays["replica"].tolist(), strict=True))
+    assert stays == [(0, 0), (1, 1), (2, 2), (3, 0)]
+    assert replicas.requests.tolist() == [3, 4, 3, 4]
+
+
 @pytest.mark.parametrize("cancel_ms", [1, 6, 7, 8.5, 9.5, 12, 20])
 def test_a_client_may_give_up_anywhere(cancel_ms: float) -> None:
     """In the prompt, waiting for blocks, for the link, in the transfer, in the decode: all blocks come back, and the
@@ -193,7 +226,20 @@ def _cases(draw: st.DrawFn) -> _Case:
         "max_num_batched_tokens": draw(st.sampled_from([32, 64, 512])),
     }
     blocks = draw(st.sampled_from([(16, 16), (20, 40), (200, 17)]))
-    return _Case(asked, transfer, draw(st.integers(1, 3)), draw(st.integers(1, 3)), blocks, knobs)
+    router = draw(st.sampled_from([RoundRobinConfig(), RoundRobinConfig(), ShortestQueueConfig(), LeastTokensConfig()]))
+    local = draw(
+        st.sampled_from(
+            [
+                None,
+                None,
+                TrtllmThresholdConfig(max_local_prefill_length=60),
+                LlmDPrefixConfig(non_cached_tokens=90),
+                DynamoIslBoundingConfig(),
+            ]
+        )
+    )
+    sizes = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    return _Case(asked, transfer, *sizes, blocks, knobs, router=router, local=local)
 
 
 @given(_cases())
