@@ -47,7 +47,7 @@ $(LIVE): $(RUNTIME)
 	@touch $@
 
 $(ALL): $(LIVE)
-	$(PIP) --editable '.[test,live-test,ray,engines]'
+	$(PIP) --editable '.[test,live-test,ray,engines,gateways]'
 	@touch $@
 
 $(TOOLS): $(ALL)

@@ -349,8 +349,14 @@ class Server:
         self._read(request, reply, read, lambda body: reply.answer(200, body))
 
     def _reset_prefix_cache(self, request: HttpRequest, reply: Connection) -> None:
-        self._prefixes.forget()
+        self._forget_prefixes()
         reply.answer(200, b"")
+
+    def _forget_prefixes(self) -> None:
+        """Empties the prefix caches."""
+        self._prefixes.forget()
+        if isinstance(self.backend, RealtimeSimulation) and self.backend.kv_events is not None:
+            self.backend.kv_events.clear(self.backend.num_sent)
 
     def _is_sleeping(self, request: HttpRequest, reply: Connection) -> None:
         reply.answer(200, json.dumps({"is_sleeping": self._sleep.level is not None}).encode())
@@ -360,7 +366,7 @@ class Server:
         self._check_up()
         self._sleep.begin(level)
         if level:
-            self._prefixes.forget()  # the KV cache is gone
+            self._forget_prefixes()  # the KV cache is gone
         self._sleep.when_begun(lambda: reply.answer(200, b""))
         if mode == "abort":
             for exchange in list(self.exchanges.values()):
