@@ -28,7 +28,7 @@ Generated = Callable[[int, int, int], list[int]]
 
 @dataclass
 class _Engine:
-    """The engine of a replica as it was last seen: the step it ran, and changes that are published when that is over."""
+    """An engine as it was last looked at: the step it ran, and changes that are published when that is over."""
 
     core: EngineCore
     step: LaunchedStep | None = None
@@ -36,7 +36,7 @@ class _Engine:
 
 
 class KvEvents:
-    """Publishes, by `publisher`, what the caches of engines hold, whose answers have the tokens that `generated` says."""
+    """Publishes what the caches of engines hold; the tokens of answers are those of `generated`."""
 
     def __init__(self, publisher: KvPublisher, generated: Generated) -> None:
         self.publisher = publisher

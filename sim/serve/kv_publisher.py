@@ -197,7 +197,8 @@ class KvPublisher:
             replica.num_bytes -= len(kept.popleft()[1])
 
     def _take_asked(self, replica: _Replica) -> None:
-        """Takes requests for old batches: frames of the subscriber's name, an empty one, a number in 8 bytes; others are ignored."""
+        """Takes requests for old batches: the subscriber's name, an empty frame, a number in 8 bytes. Others are
+        ignored."""
         while len(self._replays) < _REPLAYS:
             try:
                 frames = replica.replay.recv_multipart(zmq.NOBLOCK)

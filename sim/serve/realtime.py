@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import simpy
 
@@ -79,6 +79,11 @@ class _Door(Clients):
         request_id = sent.arrival.request.id
         if request_id not in self.in_flight:
             self._simulation.ended_at_router(request_id, ended.outcome, reason)
+
+    def _up(self, request_id: int) -> Sequence[int]:
+        answer = self._simulation.answers.get(request_id)
+        up, rank = super()._up(request_id), None if answer is None else answer.asked.rank
+        return up if rank is None else [replica for replica in up if replica == rank]
 
     def _dispatch(self, request_id: int, now_ns: int) -> None:
         super()._dispatch(request_id, now_ns)
