@@ -31,7 +31,7 @@ LINES = {
     "cost": 5600,
     "deployment": 4250,
     "drive": 1150,
-    "drive.fleet": 4950,
+    "drive.fleet": 5000,
     "explain": 1550,
     "fit": 1300,
     "fit.server": 1150,
