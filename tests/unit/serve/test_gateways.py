@@ -21,7 +21,7 @@ from tests.support.serving.gateways.gateways import GATEWAYS, Front, front
 from tests.support.serving.gateways.load import Reply, load, prompt_tokens
 from tests.support.serving.gateways.processes import Replica, replicas
 
-NUM, RATE = 300, 20.0
+NUM, RATE = 300, 10.0
 KILLED_AT = 60
 
 
