@@ -33,6 +33,8 @@ _SLICE, _REPLAYS = 256, 64
 """Kept batches sent in a row before new ones have their turn; replays that wait, beyond which requests wait unread."""
 _ALIVE_S = 60
 """Idle seconds after which TCP asks whether a subscriber is still there."""
+_MOST_BYTES = 1 << 10
+"""Bytes of a topic that is subscribed to, and of a request for old batches: who sends more is let go."""
 _STOP_S = 1.0
 
 
@@ -107,9 +109,9 @@ class KvPublisher:
         opened.setsockopt(zmq.TCP_KEEPALIVE, 1)
         opened.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _ALIVE_S)
         opened.setsockopt(zmq.IPV6, ":" in self._host)
+        opened.setsockopt(zmq.MAXMSGSIZE, _MOST_BYTES)
         if kind == zmq.ROUTER:
             opened.setsockopt(zmq.RCVHWM, _REPLAYS)
-            opened.setsockopt(zmq.MAXMSGSIZE, 1 << 10)
         try:
             (opened.bind if listens else opened.connect)(address)
         except zmq.ZMQError as error:
