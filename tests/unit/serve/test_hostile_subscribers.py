@@ -38,6 +38,16 @@ def _raw(endpoint: str, *data: bytes) -> socket.socket:
     return opened
 
 
+def _subscriber(endpoint: str, topic: bytes) -> socket.socket:
+    """A subscriber by the protocol's bytes, which its own library would not survive with a long topic."""
+    opened, heard = _raw(endpoint, GREETING, READY), b""
+    while b"PUB" not in heard:
+        heard += opened.recv(1024)
+    with suppress(OSError):
+        opened.sendall(b"\x02" + (1 + len(topic)).to_bytes(8, "big") + b"\x01" + topic)
+    return opened
+
+
 def _socket(context: zmq.Context, kind: int, endpoint: str, *frames: list[bytes], **options: int) -> zmq.Socket:
     opened = context.socket(kind)
     opened.linger = 0
@@ -97,7 +107,7 @@ def _curve(context: zmq.Context, pub: str, replay: str) -> zmq.Socket:
 
 
 def _many(context: zmq.Context, pub: str, replay: str) -> list[socket.socket]:
-    return [_raw(pub, GREETING) for _ in range(300)]
+    return [_subscriber(pub, b"") for _ in range(300)]
 
 
 FROM_0 = (0).to_bytes(8, "big")
@@ -121,9 +131,7 @@ CASES: dict[str, Act] = {
     "a dealer at the publisher": lambda context, pub, _: _socket(context, zmq.DEALER, pub, [b"", FROM_0]),
     "a subscriber at the replay port": lambda context, _, replay: _socket(context, zmq.SUB, replay),
     "a pusher at the replay port": lambda context, _, replay: _socket(context, zmq.PUSH, replay),
-    "a topic of a megabyte": _says(
-        GREETING, READY, b"\x02" + (1_000_001).to_bytes(8, "big") + b"\x01" + b"t" * 1_000_000
-    ),
+    "a topic of a megabyte": lambda _, pub, __: _subscriber(pub, b"t" * 1_000_000),
     "ten thousand topics": _subscribed([b"%d" % number for number in range(10_000)]),
     "the same topic a thousand times": _subscribed([b""] * 1000),
     "a subscriber that does not read": _subscribed([b""], rcvhwm=1, rcvbuf=1024),
