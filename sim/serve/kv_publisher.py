@@ -8,6 +8,7 @@ Source: ZmqEventPublisher in vllm/distributed/kv_events.py of vLLM 0.32.0.
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -35,6 +36,8 @@ _ALIVE_S = 60
 """Idle seconds after which TCP asks whether a subscriber is still there."""
 _MOST_BYTES = 1 << 10
 """Bytes of a topic that is subscribed to, and of a request for old batches: who sends more is let go."""
+_LOWER = 10
+"""By how much the priority of the thread that serves subscribers is lower."""
 _STOP_S = 1.0
 
 
@@ -74,7 +77,7 @@ class KvPublisher:
     def __init__(self, config: KvEventsConfig, host: str) -> None:
         self._config = config
         self._host = host
-        self._context = zmq.Context()
+        self._context = _context()
         self._replicas: dict[int, _Replica] = {}
         self._numbers: dict[int, int] = {}  # of each replica's next batch, as the server's thread counts
         self._queue: deque[Batch] = deque()
@@ -224,6 +227,21 @@ class KvPublisher:
             self._replays.append((replica, to, kept[end][0]))
         else:
             replica.replay.send_multipart((*to, _LAST, b""))
+
+
+def _context() -> zmq.Context[Any]:
+    """A context whose I/O thread, which serves all subscribers, gives way to the thread that serves clients."""
+
+    def begin() -> None:
+        with suppress(AttributeError, OSError):  # threads have no priority of their own but on Linux
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWER)
+        made.socket(zmq.PUB).close(0)  # with the first socket the I/O thread begins, and inherits the priority
+
+    made = zmq.Context()
+    first = threading.Thread(target=begin)
+    first.start()
+    first.join()
+    return made
 
 
 def _address(opened: Any) -> str:
