@@ -29,7 +29,7 @@ help:
 	@echo "make test-accelerated does what it holds leave the same records, and pass the tests of policies?"
 	@echo "make mutants   plants every small fault in the simulator's core: which ones do the tests notice? An hour or two"
 	@echo "make real-engines installs vLLM for CPUs into .vllm, 2 GB, for python -m tools.real_engines.judge"
-	@echo "make real-clients installs openai, guidellm and aiperf, each into an environment of its own under .clients"
+	@echo "make real-clients installs clients and gateways of others, each into an environment of its own under .clients"
 	@echo "make bench     speed and memory: a table, and results/bench.json"
 	@echo "make bench-rust CPU time beside that of the Rust replay core of ai-dynamo-runtime, by the same requests"
 	@echo "make docs      the documentation site, into build/site"
@@ -47,7 +47,7 @@ $(LIVE): $(RUNTIME)
 	@touch $@
 
 $(ALL): $(LIVE)
-	$(PIP) --editable '.[test,live-test,ray,engines]'
+	$(PIP) --editable '.[test,live-test,ray,engines,gateways]'
 	@touch $@
 
 $(TOOLS): $(ALL)
@@ -122,11 +122,15 @@ real-engines: $(ALL) .vllm/.installed
 	@touch $@
 
 CLIENTS := openai==3.51.0 guidellm==0.8.1 aiperf==0.13.0
-real-clients: $(CLIENTS:%=.clients/%.installed)
+GATEWAYS := sglang-router==0.3.2 vllm-router==0.1.17 litellm==1.110.2 ai-dynamo==1.6.1
+real-clients: $(CLIENTS:%=.clients/%.installed) $(GATEWAYS:%=.clients/%.installed)
 
+# Of a gateway that asks for more than it needs, or for less, the packages that it needs stand in a file of its name.
+NEEDS = $(wildcard tests/support/serving/gateways/$(firstword $(subst ==, ,$*)).txt)
 .clients/%.installed:
 	$(PYTHON) -m venv .clients/$(firstword $(subst ==, ,$*))
-	.clients/$(firstword $(subst ==, ,$*))/bin/python -m pip install --quiet --disable-pip-version-check $*
+	$(if $(NEEDS),.clients/$(firstword $(subst ==, ,$*))/bin/python -m pip install --quiet --disable-pip-version-check -r $(NEEDS))
+	.clients/$(firstword $(subst ==, ,$*))/bin/python -m pip install --quiet --disable-pip-version-check $(if $(filter ai-dynamo==%,$*),--no-deps) $*
 	@touch $@
 
 bench: $(RUNTIME)

@@ -89,7 +89,9 @@ ROOMS = {
     "fit.server": _room(11, "numpy", of_file="client:aiohttp refusals:aiohttp"),
     "fit.traffic": _room(11, "numpy scipy"),
     "results": _room(10, "numpy pandas pyarrow"),
-    "serve": _room(11, "numpy", of_file="connection:h11 incoming:h11 realtime:simpy"),
+    "serve": _room(
+        11, "numpy", of_file="connection:h11 incoming:h11 kv_publisher:msgpack kv_publisher:zmq realtime:simpy"
+    ),
     "explain": _room(11, "numpy pandas"),
     "gym": _room(11, "numpy gymnasium"),
     "testing": _room(12, "numpy hypothesis", of_file="extension:pydantic"),

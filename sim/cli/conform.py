@@ -24,12 +24,14 @@ OrderOption = Annotated[
 
 @one_line_errors
 def conform(
-    files: Annotated[list[Path], typer.Argument(help="Recorded schedules, bucket lists or results of packers, JSON.")],
+    files: Annotated[
+        list[Path], typer.Argument(help="Recorded schedules, bucket lists, results of packers or routes, JSON.")
+    ],
     policy: PolicyOption = None,
     order: OrderOption = None,
     as_json: option.Json = False,
 ) -> None:
-    """Compare a policy with schedules recorded from the real engine, step by step, or a packer with its bins.
+    """Compare a policy with schedules recorded from the real engine, step by step, a packer with its bins, or a router.
 
     Says how many steps or bins were compared, or the first that differs, with both sides and the state around it.
     Exit code 0 if all are equal, 1 if any differs, 2 if any cannot be compared. Example: batchsim conform mine/*.json

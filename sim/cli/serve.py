@@ -58,6 +58,10 @@ def serve(
         list[str] | None,
         typer.Option(help="'error p=0.02', 'stall p=0.01 [for=5s]', 'replica=1 at=30s [for=10s]'; may be repeated."),
     ] = None,
+    kv_events_config: Annotated[
+        str | None,
+        typer.Option(help="JSON as vLLM has it: where to publish KV cache events; needs 'batchsim[gateways]'."),
+    ] = None,
     out: option.Out = Path("results"),
     set_: option.Set = None,
     traces: option.Traces = None,
@@ -71,6 +75,7 @@ def serve(
         raise ScenarioError("batchsim serve: needs h11, which is not installed. pip install 'batchsim[serve]'")
     from batchsim.serve.faults import read_faults
     from batchsim.serve.guard import is_loopback
+    from batchsim.serve.kv_events_config import read_config
 
     if not api_key and not is_loopback(host):
         raise ScenarioError(f"--host {host}: others could use the server. Add --api-key, or listen at 127.0.0.1.")
@@ -81,6 +86,11 @@ def serve(
     if model is not None and not (model.isprintable() and model.strip()):
         raise ScenarioError(f"--served-model-name {shown(model)}: is no name. Write printable letters.")
     _check_engine(engine, device, weights, speed)
+    kv_events = None if kv_events_config is None else read_config(kv_events_config)
+    if kv_events is not None and (find_spec("zmq") is None or find_spec("msgpack") is None):
+        raise ScenarioError("--kv-events-config: needs pyzmq and msgpack. pip install 'batchsim[gateways]'")
+    if kv_events is not None and engine == "live":
+        raise ScenarioError("--kv-events-config: is for simulated engines. Leave it out with --engine live.")
     faults = read_faults(fault or [], seed)
     loaded = faults.failing(read_scenario(scenario, set_, traces, "serve", allow_code=allow_code))
     from batchsim.report.layout import fit  # which with the others takes long to import
@@ -115,10 +125,20 @@ def serve(
         base = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         typer.echo(f"{base}/v1  {name}: {spec.name} on {text}", err=True)
         typer.echo(f"try: {_curl(base, name, with_key=bool(api_key))}", err=True)
+        if isinstance(backend, RealtimeSimulation) and backend.kv_events is not None:
+            typer.echo(_publishers(backend.kv_events.publisher.endpoints), err=True)
         typer.echo(f"metrics: {base}/metrics; all addresses: {base}/; Ctrl-C ends it", err=True)
 
     end_ns, started_unix_ns = run_server(
-        backend, host=host, port=port, speed=speed, api_key=api_key, faults=faults, drain_s=drain_s, ready=ready
+        backend,
+        host=host,
+        port=port,
+        speed=speed,
+        api_key=api_key,
+        faults=faults,
+        drain_s=drain_s,
+        ready=ready,
+        kv_events=kv_events,
     )
     records, spans = backend.close(end_ns)
     if not backend.num_sent:
@@ -136,6 +156,12 @@ def serve(
     sent = f"{counted(backend.num_sent, 'request')} came to an engine"
     received = results.path.parent / results.manifest["served"]["received"]
     typer.echo(fit(f"{sent}; {results.path}/  summary.csv; each with its latencies: {received}"))
+
+
+def _publishers(endpoints: dict[int, tuple[str, str]]) -> str:
+    """Where KV events of each replica are published, in a line."""
+    sockets = [f"{publish} (replay {replay})" if replay else publish for publish, replay in endpoints.values()]
+    return f"KV events: {', '.join(sockets)}"
 
 
 def _curl(base: str, model: str, *, with_key: bool) -> str:

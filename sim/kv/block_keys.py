@@ -37,6 +37,11 @@ class BlockKeys:
             self._segments = (*request.tokens.segments, (output_stream(request.id), 0, MOST_BLOCKS * block_size))
             self._numbers, self._firsts = self._runs(block_size + lookahead)
 
+    @property
+    def request(self) -> Request:
+        """The request whose blocks these are the keys of."""
+        return self._request
+
     def run(self, number: int, stop: int) -> tuple[int, int]:
         """(The key of block `number`, how many blocks before `stop` have keys that count up from it)."""
         numbers = self._numbers

@@ -12,15 +12,21 @@ from batchsim.kv.block_keys import BlockKeys
 from batchsim.kv.cached_runs import FreeRuns, Holding, Run, Span
 from batchsim.kv.search import Search
 
+Change = tuple[BlockKeys | None, int, int, int]
+"""Blocks that were published: their keys, the number of the first, one behind the last, 0. Or, with None, some that can
+be found no longer: the key of the first, how many, and how many others there still are of each."""
+
 
 class BlockPool:
     """`num_blocks` blocks, at first all free. `spans`: the index, by the first key of each span. `search`: the last
-    lookup in it, which hears of every change.
+    lookup in it, which hears of every change. `log`: the changes of the index, in order, where they are kept.
 
     Free blocks are reused in this order: the unpublished ones, the last one given back first; then those of free runs.
     """
 
-    __slots__ = ("_free", "_num_unpublished", "_unpublished", "has_ids", "num_blocks", "num_free", "search", "spans")
+    __slots__ = (
+        "_free", "_num_unpublished", "_unpublished", "has_ids", "log", "num_blocks", "num_free", "search", "spans",
+    )  # fmt: skip
 
     def __init__(self, num_blocks: int, *, ids: bool) -> None:
         self.num_blocks = self.num_free = self._num_unpublished = num_blocks
@@ -29,6 +35,7 @@ class BlockPool:
         self.spans: dict[int, Span] = {}
         self.search: Search | None = None
         self.has_ids = ids
+        self.log: list[Change] | None = None
 
     def take(self, count: int) -> list[int]:
         """Takes the next `count` free blocks, which can be found no longer, and returns their ids, if these are kept.
@@ -51,6 +58,8 @@ class BlockPool:
                 if self.search is not None:
                     self.search.changed(run)
             part = min(lacking, run.length)
+            if span is not None and self.log is not None:
+                self.log.append((None, span.key + run.length - part, part, len(span.runs) - 1))
             ids += run.shorten(part)
             lacking -= part
             if not run.length:
@@ -74,6 +83,8 @@ class BlockPool:
     def publish(self, holding: Holding, keys: BlockKeys, full: int) -> None:
         """Lets the first `full` blocks of `holding` be found."""
         spans, search = self.spans, self.search
+        if self.log is not None and holding.published < full:
+            self.log.append((keys, holding.published, full, 0))
         while (number := holding.published) < full:
             key, count = keys.run(number, full)
             if search is not None:

@@ -19,7 +19,7 @@ from batchsim.kernel.draft_group import DraftGroup
 from batchsim.kernel.kv_blocks import Pins, check_pool
 from batchsim.kernel.types import DecodeGroup, Sequence
 from batchsim.kv.block_keys import BlockKeys, own_key
-from batchsim.kv.block_pool import BlockPool
+from batchsim.kv.block_pool import BlockPool, Change
 from batchsim.kv.cached_runs import Holding, Run
 from batchsim.kv.search import Search
 
@@ -57,6 +57,11 @@ class BlockHashKV(Pins):
     def cached_blocks(self) -> int:
         """Blocks that have a key, in use or not. O(runs)."""
         return sum(run.length for span in self._pool.spans.values() for run in span.runs)
+
+    def changes(self) -> list[Change]:
+        """The changes of what can be found since this was called last, in order; kept from the first call on."""
+        log, self._pool.log = self._pool.log, []
+        return log or []
 
     @property
     def is_shared(self) -> bool:

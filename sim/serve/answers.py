@@ -29,7 +29,8 @@ _OF_LIFE = tuple(field.name for field in fields(Life) if field.name != "by_lengt
 @dataclass(frozen=True)
 class Asked:
     """What a client asks of an engine; `output_tokens` is the length at which the answer ends by itself, None where a
-    model decides. `ids` are the prompt's tokens, where a model is to read them."""
+    model decides. `ids` are the prompt's tokens, where a model is to read them. `rank`: the replica that must answer,
+    None: any."""
 
     prompt_tokens: int
     max_output_tokens: int
@@ -39,6 +40,7 @@ class Asked:
     tenant: str = ""
     tokens: TokenIds | None = None
     ids: Sequence[int] = ()
+    rank: int | None = None
 
 
 class Answer:

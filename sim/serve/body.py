@@ -102,6 +102,7 @@ class CompletionRequest:
     echo: bool
     priority: int
     user: str
+    rank: int | None
 
 
 def parse_json(body: bytes, most_tokens: int = MOST_TOKENS) -> dict[str, Any]:
@@ -273,6 +274,7 @@ def completion(
         echo=body.flag("echo"),
         priority=body.whole("priority", 0, low=-(1 << 31), high=(1 << 31) - 1),
         user=_user(body),
+        rank=None if body.raw("data_parallel_rank") is None else body.whole("data_parallel_rank", 0, low=0),
     )
 
 

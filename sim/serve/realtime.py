@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import simpy
 
@@ -29,6 +29,7 @@ from batchsim.scenario import PolicySpec
 from batchsim.scenario.setup import Setup
 from batchsim.scenario.tiered import check_no_tiers
 from batchsim.serve.answers import SPILL_BYTES, STOPPED, Answer, Answers, Asked, Update
+from batchsim.serve.kv_events import KvEvents
 from batchsim.serve.metrics import Metrics
 from batchsim.serve.served_workload import unplayed
 
@@ -79,6 +80,11 @@ class _Door(Clients):
         if request_id not in self.in_flight:
             self._simulation.ended_at_router(request_id, ended.outcome, reason)
 
+    def _up(self, request_id: int) -> Sequence[int]:
+        answer = self._simulation.answers.get(request_id)
+        up, rank = super()._up(request_id), None if answer is None else answer.asked.rank
+        return up if rank is None else [replica for replica in up if replica == rank]
+
     def _dispatch(self, request_id: int, now_ns: int) -> None:
         super()._dispatch(request_id, now_ns)
         if request_id in self.cancelled:
@@ -128,6 +134,7 @@ class RealtimeSimulation(Answers):
             raise ScenarioError(f"{setup.scenario.name}: models that share a GPU are not served. Drop {key}.")
         plan = FleetPlan(1) if replicas is None else replicas.plan
         router = (RoundRobinConfig() if replicas is None else replicas.chosen_router).build(seed)
+        self.kv_events: KvEvents | None = None
         self._env = simpy.Environment()
         self.fleet = Fleet(self._env, new_engine, router, plan, self, feeds_back=True, stop_ns=None, leap=False)
         self.fleet.clients = self.door = _Door(self, self.fleet)
@@ -164,9 +171,20 @@ class RealtimeSimulation(Answers):
             env.step()
             if time.perf_counter() > end_s and env.peek() <= now_ns:
                 self.now_ns = max(self.now_ns, int(env.now))
+                self._look_at_caches()
                 return False
         self.now_ns = max(self.now_ns, now_ns)
+        self._look_at_caches()
         return True
+
+    def publish_kv_events(self, events: KvEvents) -> None:
+        """Has `events` look at the engines' caches from now on. ScenarioError where they have none that it can."""
+        self.kv_events = events
+        self._look_at_caches()
+
+    def _look_at_caches(self) -> None:
+        if self.kv_events is not None:
+            self.kv_events.look(self.cores())
 
     def send(self, asked: Asked, now_ns: int, listener: Callable[[Answer], None], came_ns: int | None = None) -> Answer:
         """Sends a request at `now_ns`, or right after the instant handled last.
@@ -179,6 +197,8 @@ class RealtimeSimulation(Answers):
         frontend = self._frontend
         arrival_ns = now_ns + frontend.request + frontend.per_prompt_token * asked.prompt_tokens
         answer = self.begin(asked, arrival_ns, sent_ns, listener)
+        if self.kv_events is not None:
+            self.kv_events.sent(answer.number, asked.ids)
         self.door.send(answer.arrival)
         return answer
 
@@ -266,6 +286,8 @@ class RealtimeSimulation(Answers):
     def _forget(self, answer: Answer) -> None:
         super()._forget(answer)
         self.door.cancelled.discard(answer.number)
+        if self.kv_events is not None:
+            self.kv_events.ended(answer.number)
 
 
 class Pacer:

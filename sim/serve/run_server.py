@@ -13,8 +13,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -22,9 +22,12 @@ from batchsim.base.errors import ScenarioError
 from batchsim.drive.source import SWITCH_S
 from batchsim.serve.faults import Faults
 from batchsim.serve.incoming import Limits
+from batchsim.serve.kv_events import KvEvents
+from batchsim.serve.kv_events_config import KvEventsConfig
 from batchsim.serve.live_engine import LiveEngine
 from batchsim.serve.realtime import RealtimeSimulation
 from batchsim.serve.server import Server
+from batchsim.serve.words import Words
 
 _AWAKE_S = 0.0003
 """For so long before a timer is due the loop looks instead of sleeping: a sleeper wakes some 0.2 ms late on virtual
@@ -96,6 +99,27 @@ def _limits(max_model_len: int) -> Limits:
     return replace(usual, body_bytes=body_bytes, connections=max(wanted - _OTHER_FILES, 1))
 
 
+@contextmanager
+def publishing(backend: RealtimeSimulation | LiveEngine, config: KvEventsConfig | None, host: str) -> Iterator[None]:
+    """KV events of `backend` are published as `config` says, unless that is None, while the block runs.
+
+    ScenarioError where an endpoint cannot be had, or the engines have no cache of blocks.
+    """
+    if config is None or not isinstance(backend, RealtimeSimulation):
+        yield
+        return
+    from batchsim.serve.kv_publisher import KvPublisher  # whose packages are an extra
+
+    publisher = KvPublisher(config, host)
+    try:
+        backend.publish_kv_events(KvEvents(publisher, Words(backend.setup.model.vocab_size).generated))
+        publisher.start()
+        yield
+    finally:
+        backend.kv_events = None
+        publisher.close()
+
+
 def run_server(
     backend: RealtimeSimulation | LiveEngine,
     *,
@@ -106,10 +130,11 @@ def run_server(
     faults: Faults,
     drain_s: float,
     ready: Callable[[int], None],
+    kv_events: KvEventsConfig | None = None,
 ) -> tuple[int, int]:
     """Serves until SIGTERM or Ctrl-C, and then until what is open is answered, at most `drain_s`; a second signal ends
-    that. `ready` is called with the port. Returns the simulated time at the end, in ns,
-    and when it began, in ns since 1970.
+    that. `ready` is called with the port. `kv_events`: where simulated engines publish what
+    their caches hold. Returns the simulated time at the end, in ns, and when it began, in ns since 1970.
 
     ScenarioError where address or port cannot be had. Raises what the engines raise.
     """
@@ -149,7 +174,7 @@ def run_server(
     gc.collect()
     gc.freeze()  # a pass over all that is there by now would make tokens late
     try:
-        with asyncio.Runner(loop_factory=event_loop) as runner:
+        with publishing(backend, kv_events, host), asyncio.Runner(loop_factory=event_loop) as runner:
             return runner.run(serve())
     finally:
         gc.unfreeze()

@@ -20,6 +20,7 @@ from batchsim.serve.answers import Answer, Asked
 from batchsim.serve.api_error import ApiError
 from batchsim.serve.body import MOST_TOKENS, SHORT, Body, CompletionRequest, check_ids, completion, parse_json
 from batchsim.serve.connection import Connection
+from batchsim.serve.engine_info import asked_rank, loads, model_info, num_ranks, server_info
 from batchsim.serve.exchange import Exchange, rejection
 from batchsim.serve.faults import Faults
 from batchsim.serve.guard import OPEN, Guard
@@ -85,9 +86,16 @@ class Server:
             ("GET", "/ping"): self._health,
             ("GET", "/version"): self._version,
             ("GET", "/metrics"): self._metrics,
+            ("GET", "/health_generate"): self._health,
+            ("GET", "/model_info"): self._model_info,
+            ("GET", "/get_model_info"): self._model_info,
+            ("GET", "/server_info"): self._server_info,
+            ("GET", "/get_server_info"): self._server_info,
+            ("GET", "/get_load"): self._loads,
             ("POST", "/tokenize"): self._tokenize,
             ("POST", "/detokenize"): self._detokenize,
             ("POST", "/reset_prefix_cache"): self._reset_prefix_cache,
+            ("POST", "/flush_cache"): self._reset_prefix_cache,
             ("GET", "/is_sleeping"): self._is_sleeping,
             ("POST", "/sleep"): self._fall_asleep,
             ("POST", "/wake_up"): self._wake_up,
@@ -218,6 +226,7 @@ class Server:
         if asked.model and asked.model != self.model:
             raise ApiError(404, f"The model `{asked.model[:200]}` does not exist.", "model")
         self._check_up()
+        asked = replace(asked, rank=asked_rank(request, asked.rank, num_ranks(self.backend.setup)))
         self._count += 1
         if self.faults.errs(self._count):
             raise ApiError(500, "an error on demand")
@@ -261,6 +270,7 @@ class Server:
                 asked.user,
                 self._prefixes.of(choice.prompt.ids) if self.backend.caches else None,
                 choice.prompt.ids,
+                asked.rank,
             )
             choice.answer = self.backend.send(sent, now_ns, exchange.listener(choice), came_ns)
         self._pacer.arm()
@@ -328,6 +338,15 @@ class Server:
     def _version(self, request: HttpRequest, reply: Connection) -> None:
         reply.answer(200, json.dumps({"version": f"batchsim {VERSION}"}).encode())
 
+    def _model_info(self, request: HttpRequest, reply: Connection) -> None:
+        reply.answer(200, json.dumps(model_info(self.backend.setup, self.model)).encode())
+
+    def _server_info(self, request: HttpRequest, reply: Connection) -> None:
+        reply.answer(200, json.dumps(server_info(self.backend.setup, self.model, self.backend.cores())).encode())
+
+    def _loads(self, request: HttpRequest, reply: Connection) -> None:
+        reply.answer(200, json.dumps(loads(self.backend.cores())).encode())
+
     def _metrics(self, request: HttpRequest, reply: Connection) -> None:
         text = self.backend.metrics.text(self.backend.cores(), self._sleep.level, len(self._sleep.held))
         reply.answer(200, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
@@ -349,8 +368,14 @@ class Server:
         self._read(request, reply, read, lambda body: reply.answer(200, body))
 
     def _reset_prefix_cache(self, request: HttpRequest, reply: Connection) -> None:
-        self._prefixes.forget()
+        self._forget_prefixes()
         reply.answer(200, b"")
+
+    def _forget_prefixes(self) -> None:
+        """Empties the prefix caches."""
+        self._prefixes.forget()
+        if isinstance(self.backend, RealtimeSimulation) and self.backend.kv_events is not None:
+            self.backend.kv_events.clear(self.backend.num_sent)
 
     def _is_sleeping(self, request: HttpRequest, reply: Connection) -> None:
         reply.answer(200, json.dumps({"is_sleeping": self._sleep.level is not None}).encode())
@@ -360,7 +385,7 @@ class Server:
         self._check_up()
         self._sleep.begin(level)
         if level:
-            self._prefixes.forget()  # the KV cache is gone
+            self._forget_prefixes()  # the KV cache is gone
         self._sleep.when_begun(lambda: reply.answer(200, b""))
         if mode == "abort":
             for exchange in list(self.exchanges.values()):

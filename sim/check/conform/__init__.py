@@ -118,7 +118,7 @@ Under an overlap of scheduling and steps, as SGLang's:
 
 Ranks that step together are read from one file, by `sim/check/conform/lockstep_form.py`. Bucket lists of accelerators
 with compiled shapes are read too, by `sim/check/conform/buckets.py`, and what packers made of lengths, by
-`sim/check/conform/packing.py`.
+`sim/check/conform/packing.py`; the replicas that a gateway's router chose, by `sim/check/conform/routes.py`.
 
 Another form is Vidur's, as `sim/check/conform/vidur.py` says. Every step takes the time that was recorded. Compared
 is all that the recording holds of a step, of a request (at the step that settles it) and of the whole run, exactly;
@@ -143,11 +143,15 @@ from batchsim.check.conform.prefill_decode import engines_recording, is_prefill_
 from batchsim.check.conform.read_recording import read_file, recording_of
 from batchsim.check.conform.recording import EXACT
 from batchsim.check.conform.replay_engines import compare_engines
+from batchsim.check.conform.routes import RouteComparison, compare_routes, is_routes
 from batchsim.policies.registry import POLICIES
 
-__all__ = ["CaseComparison", "Comparison", "FactDifference", "PackingComparison", "StepComparison", "conform"]
+__all__ = [
+    "CaseComparison", "Comparison", "FactDifference", "PackingComparison", "RouteComparison", "StepComparison",
+    "conform",
+]  # fmt: skip
 
-Comparison = StepComparison | PackingComparison | CaseComparison
+Comparison = StepComparison | PackingComparison | CaseComparison | RouteComparison
 
 
 def conform(path: Path, policy: str | None = None, order: str | None = None) -> Comparison:
@@ -168,6 +172,12 @@ def conform(path: Path, policy: str | None = None, order: str | None = None) -> 
             if order not in (None, EXACT):
                 raise BadRecording(f"order {order} is not for several engines, which are recorded exactly. Drop it.")
             return compare_engines(path, engines_recording(data, policy))
+        if is_routes(data):
+            if policy is not None or order is not None:
+                raise BadRecording(
+                    "has a router's decisions, of no policy and in one order. Drop --policy and --order."
+                )
+            return compare_routes(path, data)
         cases = bucket_cases(data)
         if cases is None and not is_packing(data):
             recording = recording_of(data, policy, order)

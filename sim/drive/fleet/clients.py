@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 from math import inf
@@ -265,15 +265,19 @@ class Clients:
 
     def _dispatch(self, request_id: int, now_ns: int) -> None:
         """Sends a request to a replica, or lets it wait at the router where none is up."""
-        sent = self.in_flight[request_id]
-        if not self.fleet.up:
+        sent, up = self.in_flight[request_id], self._up(request_id)
+        if not up:
             self._hold(request_id, sent, now_ns)
             return
         arrival = sent.now(now_ns)
         self._show()
-        engine = self.fleet.slots[routed(self.router, arrival.request, "both", self.fleet.up)].engine
+        engine = self.fleet.slots[routed(self.router, arrival.request, "both", up)].engine
         assert engine is not None, "one that is up"
         self._send(engine, arrival, sent, now_ns)
+
+    def _up(self, request_id: int) -> Sequence[int]:
+        """The replicas that a request may be dispatched to now, by number."""
+        return self.fleet.up
 
     def _send(self, engine: Engine, arrival: Arrival, sent: InFlight, now_ns: int) -> None:
         """Puts a request into the inbox of `engine`."""

@@ -13,7 +13,7 @@ request's id, so that policies and loads do not change the draws.
                      `load_factor` times its share of the outstanding requests; then the next one in the prefix's order
 
 Those of `routers` are of real systems, with their own rules, names and sources: power_of_two, session_affinity, llm_d,
-dynamo_kv, sglang_cache_aware.
+dynamo_kv, sglang_cache_aware, vllm_cache_aware.
 
 A request whose prompt and output are computed by different engines is routed twice, once for each stage, among the
 replicas of that stage.
@@ -33,7 +33,7 @@ from batchsim.drive.fleet.routers.llm_d import LlmDConfig
 from batchsim.drive.fleet.routers.power_of_two import PowerOfTwoConfig
 from batchsim.drive.fleet.routers.router import Outstanding, Router, Stage, drawn
 from batchsim.drive.fleet.routers.session_affinity import SessionAffinityConfig
-from batchsim.drive.fleet.routers.sglang_cache_aware import SglangCacheAwareConfig
+from batchsim.drive.fleet.routers.sglang_cache_aware import SglangCacheAwareConfig, VllmCacheAwareConfig
 from batchsim.kernel.types import Request
 
 __all__ = ["ROUTERS", "Router", "RouterConfig", "Stage"]
@@ -209,6 +209,7 @@ RouterConfig = (
     | LlmDConfig
     | DynamoKvConfig
     | SglangCacheAwareConfig
+    | VllmCacheAwareConfig
 )
 
 ROUTERS: dict[str, type[RouterConfig]] = {config.kind: config for config in get_args(RouterConfig)}

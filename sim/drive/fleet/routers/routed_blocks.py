@@ -30,6 +30,14 @@ class RoutedBlocks:
         held = self._blocks.get(replica, ())
         return next((i for i, key in enumerate(keys) if key not in held), len(keys))
 
+    def has(self, key: int, replica: int) -> bool:
+        """Whether a block was sent to `replica` and is kept."""
+        return key in self._blocks.get(replica, ())
+
+    def holder(self, key: int) -> int | None:
+        """The first replica that a block was sent to and is kept of."""
+        return min((replica for replica, held in self._blocks.items() if key in held), default=None)
+
     def weight(self, replica: int) -> int:
         """The weights of the blocks kept of `replica`."""
         return self._weight.get(replica, 0)

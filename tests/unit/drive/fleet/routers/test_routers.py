@@ -13,7 +13,7 @@ from batchsim.drive.fleet.routers.llm_d import LlmDConfig, ScorerWeights
 from batchsim.drive.fleet.routers.power_of_two import PowerOfTwoConfig
 from batchsim.drive.fleet.routers.router import Router, Stage
 from batchsim.drive.fleet.routers.session_affinity import SessionAffinityConfig
-from batchsim.drive.fleet.routers.sglang_cache_aware import SglangCacheAwareConfig
+from batchsim.drive.fleet.routers.sglang_cache_aware import SglangCacheAwareConfig, VllmCacheAwareConfig
 from batchsim.drive.fleet.scaling.autoscaler import EngineLoad
 from batchsim.drive.fleet.simulate_fleet import simulate_fleet
 from batchsim.kernel.core import EngineCore
@@ -22,6 +22,8 @@ from batchsim.kernel.tokens import TokenIds, output_stream, prompt_stream
 from batchsim.kernel.types import Arrival, Request
 from batchsim.results.frames import frames
 from tests.support.engine import Requests, arrival, engine, vllm
+
+CacheAwareConfig = SglangCacheAwareConfig | VllmCacheAwareConfig
 
 
 def asked(id_: int, *segments: tuple[int, int], at_ns: int = 0, prompt: int = 0) -> Request:
@@ -188,16 +190,46 @@ def test_dynamo_s_temperature_spreads() -> None:
     assert abs(count(1.0) - 731) < 45  # e / (1 + e) of them
 
 
-# ---- SGLang
+# ---- SGLang and vLLM
 
 
-def test_sglang_goes_by_the_longest_match_above_the_threshold() -> None:
-    """Half of the prompt is there: above 0.3. An eighth is not: the replica with less text takes it."""
-    router = SglangCacheAwareConfig().build(0)
+@pytest.mark.parametrize("config", [SglangCacheAwareConfig(), VllmCacheAwareConfig()])
+def test_a_prompt_goes_where_most_of_it_was_sent_above_the_threshold(config: CacheAwareConfig) -> None:
+    """Half of the prompt was sent: above 0.3. An eighth is not: the fewest outstanding, of equals the first, take it,
+    and so one that shares nothing."""
+    router = config.build(0)
     assert routes(router, asked(0, (7, 64)), asked(1, (8, 160))) == [0, 1]
-    assert routes(router, asked(2, (8, 80), (9, 80))) == [1]
-    assert routes(router, asked(3, (8, 16), (10, 112))) == [0]
-    assert routes(router, asked(4, prompt=300), asked(5, prompt=10)) == [0, 1]  # 176 and 240 tokens, then 476
+    assert routes(router, asked(2, (8, 80), (9, 80)), asked(3, (8, 48), (11, 112))) == [1, 0]
+    assert routes(router, asked(4, (8, 64), (12, 96)), asked(5, (8, 16), (10, 112))) == [1, 0]  # 4 tenths; an eighth
+    assert routes(router, asked(6, prompt=300), asked(7, prompt=10)) == [0, 1]
+
+
+@pytest.mark.parametrize(("config", "replica"), [(SglangCacheAwareConfig(), 0), (VllmCacheAwareConfig(), 1)])
+def test_of_two_that_have_the_text_one_takes_it(config: CacheAwareConfig, replica: int) -> None:
+    """Sent to 0 first, and to 1 while 0 was not up: SGLang takes 0 though it has more outstanding, vLLM takes the
+    one with fewer, and where as many the first."""
+    router = config.build(0)
+    routes(router, asked(0, (7, 64)), asked(1, (7, 64)), up=(0,))
+    routes(router, asked(2, (7, 64)), up=(1,))
+    assert routes(router, asked(3, (7, 64))) == [replica]
+    for id_ in (0, 1):
+        router.answered(asked(id_, (7, 64)), "both", 0)
+    router.answered(asked(2, (7, 64)), "both", 1)
+    if replica:
+        router.answered(asked(3, (7, 64)), "both", 1)
+    assert routes(router, asked(4, (7, 64))) == [0]
+
+
+@pytest.mark.parametrize("config", [SglangCacheAwareConfig(), VllmCacheAwareConfig()])
+def test_text_passes_on_from_a_replica_that_is_gone(config: CacheAwareConfig) -> None:
+    """What both were sent belongs to the other once one is removed, what one alone was sent to none."""
+    router = config.build(0)
+    routes(router, asked(0, (7, 64)), asked(1, (8, 64)), up=(0,))
+    routes(router, asked(2, (7, 64)), asked(3, (9, 64)), up=(1,))
+    router.removed(0)
+    for id_ in (0, 1):
+        router.answered(asked(id_, (7, 64)), "both", 0)
+    assert routes(router, asked(4, (7, 64)), asked(5, (8, 64))) == [1, 0]
 
 
 def test_sglang_balances_where_one_holds_far_more() -> None:
@@ -210,14 +242,11 @@ def test_sglang_balances_where_one_holds_far_more() -> None:
 
 
 def test_sglang_forgets_text_beyond_the_tree_s_size() -> None:
-    """Only at the interval, and what was sent last stays."""
+    """Only at the interval, and what was sent last stays: 0 has more outstanding, and takes what is its own alone."""
     router = SglangCacheAwareConfig(max_tree_size=64, eviction_interval=100).build(0)
     routes(router, asked(0, (7, 64)), asked(1, (8, 64)), up=(0,))
-    routes(router, asked(2, (9, 16)), up=(1,))
-    assert routes(router, asked(3, (7, 64), at_ns=99)) == [0]
-    # At 100 replica 0 keeps the 64 tokens sent last, those of 7, and has more text than replica 1
-    assert routes(router, asked(4, (8, 64), at_ns=100)) == [1]
-    assert routes(router, asked(5, (7, 64), at_ns=101)) == [0]
+    assert routes(router, asked(2, (8, 64), at_ns=98), asked(3, (7, 64), at_ns=99)) == [0, 0]
+    assert routes(router, asked(4, (8, 64), at_ns=100), asked(5, (7, 64), at_ns=101)) == [1, 0]
 
 
 # ---- in a fleet
