@@ -32,8 +32,7 @@ STATISTICS = {
     "p95": "95th percentile",
     "p99": "99th percentile",
 }
-"""The statistics of each latency. A percentile is the smallest observation that at least that share of the
-observations does not exceed."""
+"""Those of each latency. A percentile is the smallest observation that at least that share of all does not exceed."""
 
 Unit = Literal[
     "s",
