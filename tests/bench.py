@@ -38,7 +38,6 @@ from typing import Any
 import numpy as np
 import simpy
 
-from batchsim.cost.kinds import build_cost
 from batchsim.cost.roofline_config import RooflineConfig
 from batchsim.deployment.catalog import load_gpu, load_model
 from batchsim.deployment.deployment import Deployment
@@ -102,7 +101,7 @@ def bare_simpy() -> float:
 def engine(row: Row) -> EngineCore:
     """The row's policy with Llama-3.1-8B on an H200, with as many KV blocks as it has or as the row states."""
     model, gpu = load_model("llama-3.1-8b"), load_gpu("h200")
-    cost = build_cost(RooflineConfig("h200", pp=row.pp), model)
+    cost = RooflineConfig("h200", pp=row.pp).build(model)
     make_config, make_policy = POLICIES[row.policy]
     config = make_config(**row.knobs)
     num_blocks = row.num_blocks or Deployment(model, gpu, pp=row.pp).derive_kv(block_size=BLOCK_SIZE).num_blocks

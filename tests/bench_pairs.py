@@ -23,7 +23,6 @@ from itertools import islice
 from pathlib import Path
 from unittest.mock import patch
 
-from batchsim.cost.kinds import build_cost
 from batchsim.cost.roofline_config import RooflineConfig
 from batchsim.deployment.catalog import load_model
 from batchsim.drive.fleet.fleet_plan import FleetPlan
@@ -195,7 +194,7 @@ def pooled_engine(row: Row, pools: Pools, number: int) -> EngineCore:
     context = PolicyContext(kv, MAX_MODEL_LEN, loop=loop, connector=pools.connector(number))
     pools.records(number, recorder)
     kind = PrefillCore if is_prefill else EngineCore
-    executor = SimExecutor(build_cost(RooflineConfig("h200"), load_model("llama-3.1-8b")), MAX_MODEL_LEN, loop)
+    executor = SimExecutor(RooflineConfig("h200").build(load_model("llama-3.1-8b")), MAX_MODEL_LEN, loop)
     return kind(VllmConnector(config, context), executor, recorder, max_model_len=MAX_MODEL_LEN, loop=loop)
 
 

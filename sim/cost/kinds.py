@@ -10,15 +10,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from batchsim.base.errors import ScenarioError, nearest
-from batchsim.base.reading import Later
 
 if TYPE_CHECKING:
-    from batchsim.cost.base import Cost
     from batchsim.cost.constant import Constant, Linear
     from batchsim.cost.fitted import Free
     from batchsim.cost.profile_config import ProfileConfig
     from batchsim.cost.roofline_config import RooflineConfig
-    from batchsim.deployment.model import ModelSpec
 
     CostConfig = RooflineConfig | ProfileConfig | Constant | Linear | Free
     """What a scenario's `cost` may be. Constant, Linear and Free are their own configs."""
@@ -46,18 +43,3 @@ def long_form(name: str) -> dict[str, Any]:
         return {"kind": "profile", "profile": name}
     advice = nearest(name.lower(), GPUS, f"Known are {', '.join(GPUS)}; a profile's own file ends in .json.")
     raise ScenarioError(f"cost: {name} is not in the catalog of GPUs. {advice}")
-
-
-def build_cost(
-    config: str | CostConfig, model: ModelSpec, *, block_size: int = 16, max_model_len: int | None = None
-) -> Cost:
-    """The cost model that `config` asks for; a string is the short form, see `long_form`.
-
-    ScenarioError if the GPU or profile is not known, or the model cannot be split as asked or is not the profile's;
-    CalibrationError if the profile cannot be read.
-    """
-    if isinstance(config, str):
-        keys = long_form(config)
-        kind: type[CostConfig] = Later(COSTS[keys["kind"]]).config()
-        config = kind(**keys)
-    return config.build(model, block_size=block_size, max_model_len=max_model_len)

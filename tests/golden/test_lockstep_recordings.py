@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,9 @@ import pytest
 
 from batchsim.check.conform import StepComparison, conform
 from tests.golden.planted import MICROSECOND, STEP_ERRORS
+from tests.golden.recordings import cases, numbers_in, recordings
 
-FOLDER = Path(os.environ.get("BATCHSIM_GOLDEN", "")) / "vllm-dp"
-NO_FOLDER = "BATCHSIM_GOLDEN names no folder with vllm-dp recordings"
-RECORDINGS = sorted(FOLDER.glob("*.json")) if "BATCHSIM_GOLDEN" in os.environ else []
+RECORDINGS = recordings("vllm-dp")
 
 Json = dict[str, Any]
 COLUMNS = {
@@ -35,28 +33,21 @@ def verdict_of(path: Path) -> StepComparison:
 
 def test_every_recording_is_there() -> None:
     """None of the recordings is passed over."""
-    if not FOLDER.is_dir():
-        pytest.skip(NO_FOLDER)
-    assert len(RECORDINGS) == 3
+    assert numbers_in("vllm-dp") == [3]
 
 
-@pytest.mark.parametrize("path", RECORDINGS or [None], ids=lambda path: path.stem if path else "none")
-def test_every_pass_dummy_message_and_step_equals_the_recorded_one(path: Path | None) -> None:
+@pytest.mark.parametrize("path", cases(RECORDINGS))
+def test_every_pass_dummy_message_and_step_equals_the_recorded_one(path: Path) -> None:
     """What was routed, published, said of waves and run; times, tokens and queues of each rank."""
-    if path is None:
-        pytest.skip(NO_FOLDER)
     verdict = verdict_of(path)
     assert verdict.difference == ""
     ranks = json.loads(path.read_text(encoding="utf-8"))["ranks"]
     assert verdict.num_steps == sum(len(rank["steps"]) for rank in ranks)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", RECORDINGS or [None], ids=lambda path: path.stem if path else "none")
-def test_every_planted_error_is_found_where_it_is(path: Path | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", cases(RECORDINGS, slow=lambda path: True))
+def test_every_planted_error_is_found_where_it_is(path: Path, tmp_path: Path) -> None:
     """One wrong value in any column of any table, of a step, a dummy, a request or a total is named with its row."""
-    if path is None:
-        pytest.skip(NO_FOLDER)
     text, missed = path.read_text(encoding="utf-8"), list[str]()
     for where, name, change in errors(json.loads(text)):
         changed = json.loads(text)

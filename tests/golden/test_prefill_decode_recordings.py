@@ -4,35 +4,25 @@ NixlPullConnector: every step of every engine and every hand-over of the proxy b
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from batchsim.check.conform import conform
 from tests.golden.planted import MICROSECOND, Json, errors
+from tests.golden.recordings import cases, numbers_in, recordings
 
-FOLDER = Path(os.environ.get("BATCHSIM_GOLDEN", "")) / "vllm-nixl"
-RECORDINGS = sorted(FOLDER.glob("*.json"))
+RECORDINGS = recordings("vllm-nixl")
 HANDED = ("t", "id", "prefill", "decode", "blocks")
-
-
-def _cases(*, planted: bool = False) -> list[Any]:
-    if "BATCHSIM_GOLDEN" not in os.environ:
-        return [pytest.param(None, id="none", marks=pytest.mark.skip("BATCHSIM_GOLDEN names no folder of recordings"))]
-    return [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] if planted else []) for p in RECORDINGS]
 
 
 def test_every_recording_is_there() -> None:
     """None of the recordings is passed over."""
-    if "BATCHSIM_GOLDEN" not in os.environ:
-        pytest.skip("BATCHSIM_GOLDEN names no folder of recordings")
-    assert len(RECORDINGS) == 5
+    assert numbers_in("vllm-nixl") == [5]
 
 
-@pytest.mark.parametrize("path", _cases())
+@pytest.mark.parametrize("path", cases(RECORDINGS))
 def test_every_step_and_hand_over_equals_the_recorded_one(path: Path) -> None:
     """Of each engine times, tokens, hits, pulls, failures, blocks and queues; of the proxy time, engines and blocks."""
     verdict = conform(path)
@@ -41,7 +31,7 @@ def test_every_step_and_hand_over_equals_the_recorded_one(path: Path) -> None:
     assert verdict.num_steps == sum(len(engine["steps"]) for engine in engines)
 
 
-@pytest.mark.parametrize("path", _cases(planted=True))
+@pytest.mark.parametrize("path", cases(RECORDINGS, slow=lambda path: True))
 def test_every_planted_error_is_found_where_it_is(path: Path, tmp_path: Path) -> None:
     """One wrong number, row, order, step, hand-over or total anywhere is a difference, named with its place."""
     changed, missed = tmp_path / path.name, list[str]()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -19,6 +20,11 @@ def random_cases(examples: int, **more: Any) -> settings:
     return settings(max_examples=max(examples // _SHARE, QUICK) if few else examples, deadline=None, **more)
 
 
-def few_and_many(check: Callable[..., None], *cases: Any, few: int, many: int) -> tuple[Any, Any]:
-    """Two tests of `check` on random `cases`: one of so few, and a slow one of so many."""
-    return random_cases(few)(given(*cases)(check)), pytest.mark.slow(random_cases(many)(given(*cases)(check)))
+def few_and_many(check: Callable[..., object], *cases: Any, few: int, many: int) -> tuple[Any, Any]:
+    """Two tests of `check` on random `cases`, whatever it returns: one of so few, and a slow one of so many."""
+
+    @wraps(check)
+    def checked(**drawn: Any) -> None:
+        check(**drawn)
+
+    return random_cases(few)(given(*cases)(checked)), pytest.mark.slow(random_cases(many)(given(*cases)(checked)))

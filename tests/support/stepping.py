@@ -50,6 +50,28 @@ class HostCost(LinearCost):
         return (3, 2)
 
 
+class Stages:
+    """10 ns for each stage of a pipeline; the host takes `host` ns to launch a step and to process its results."""
+
+    def __init__(self, stages: int, host: tuple[int, int] = (0, 0)) -> None:
+        self.stages = stages
+        self.host = host
+
+    def stages_ns(self, batch: Batch) -> tuple[int, ...]:
+        return (10,) * self.stages
+
+    def device_ns(self, batch: Batch) -> int:
+        return sum(self.stages_ns(batch))
+
+    step_ns = device_ns
+
+    def lanes(self) -> Stages:
+        return self
+
+    def host_ns(self, batch: Batch | None) -> tuple[int, int]:
+        return self.host
+
+
 class Exact:
     """Predicts the cap, so that a test chooses what is predicted."""
 

@@ -17,18 +17,11 @@ from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import BLOCKED, OUTCOME_NAMES, Recorder, Records
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Arrival, Request
+from tests.support.engine import Constant
 
-STEP_NS = 10
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 64
 _REQUEST = re.compile(r"(\d+):(\d+)->(\d+)(?:/(\d+))?(?:p(-?\d+))?(?:c(\d+))?")
-
-
-class ConstantCost:
-    """Every step takes STEP_NS."""
-
-    def step_ns(self, batch: Batch) -> int:
-        return STEP_NS
 
 
 class Listed:
@@ -61,7 +54,7 @@ def leap_end_ns(policy: Any, config: Any, arrivals: str) -> int:
     """Where a leap without horizon ends that starts after the first decode step; all `arrivals` are at 0."""
     core = EngineCore(
         policy(config, PolicyContext(CountingKV(1000, BLOCK_SIZE), MAX_MODEL_LEN)),
-        SimExecutor(ConstantCost(), MAX_MODEL_LEN),
+        SimExecutor(Constant(), MAX_MODEL_LEN),
         Recorder(),
         max_model_len=MAX_MODEL_LEN,
     )

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from batchsim.cost.constant import Constant
 from batchsim.kernel.batch import Batch
 from batchsim.kernel.record import Records
 from batchsim.policies.families.dynamic import Dynamic, DynamicConfig
@@ -26,13 +27,6 @@ from tests.theory.stations import UNLIMITED, Draw, Interval, Station, interval, 
 
 STEP_NS = 1_000_000
 REPLICATIONS = 10
-
-
-class Constant:
-    """Every step takes STEP_NS."""
-
-    def step_ns(self, batch: Batch) -> int:
-        return STEP_NS
 
 
 class PerSequence:
@@ -98,7 +92,8 @@ def test_constant_steps_and_c_slots_are_the_erlang_c_queue() -> None:
     mean_steps, servers = 60, 4
     service = mean_steps * STEP_NS
     rate = 0.7 * servers / service
-    time = Station(slots(servers), Constant(), rate, geometric(mean_steps)).replicate(mean_e2e_ns, REPLICATIONS, 4_000)
+    station = Station(slots(servers), Constant(STEP_NS), rate, geometric(mean_steps))
+    time = station.replicate(mean_e2e_ns, REPLICATIONS, 4_000)
     assert stepped_mmc_time_in_system(rate, STEP_NS, mean_steps, servers) in time
     assert mmc_time_in_system(rate, service, servers) in time
     assert mmc_time_in_system(rate, service, servers + 1) not in time
@@ -154,7 +149,7 @@ def test_stepped_sharing_tends_to_the_textbook(lengths: tuple[int, ...]) -> None
 def test_unlimited_slots_hold_a_poisson_number(draw: Draw) -> None:
     """With slots for all and constant steps the number running is Poisson: its mean and its variance are the load."""
     load = 20.0
-    station = Station(slots(UNLIMITED), Constant(), load / (30 * STEP_NS), draw)
+    station = Station(slots(UNLIMITED), Constant(STEP_NS), load / (30 * STEP_NS), draw)
     runs = [_running(station.run(seed, 6_000)) for seed in range(REPLICATIONS)]
     assert load in interval([run.mean() for run in runs])
     dispersion = interval([((run - load) ** 2).mean() / load for run in runs])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from batchsim.kernel.batch import Batch
+from batchsim.cost.constant import Constant
 from batchsim.kernel.record import Records
 from tests.theory.laws import (
     mmc_time_in_system,
@@ -22,13 +22,6 @@ STEP_NS = 1_000_000
 MEAN_STEPS = 100
 SERVICE_NS = MEAN_STEPS * STEP_NS
 REPLICATIONS = 10
-
-
-class Constant:
-    """Every step takes STEP_NS."""
-
-    def step_ns(self, batch: Batch) -> int:
-        return STEP_NS
 
 
 def geometric(rng: np.random.Generator, count: int) -> NDArray[np.int64]:
@@ -49,7 +42,7 @@ def behind(
     count: int = 8_000,
 ) -> Interval:
     """One request at a time on each replica, which is busy for `load` of the time."""
-    station = Station(slots(1), Constant(), load * replicas / SERVICE_NS, draw)
+    station = Station(slots(1), Constant(STEP_NS), load * replicas / SERVICE_NS, draw)
     return interval([measure(station.run_behind(router, replicas, seed, count)) for seed in range(REPLICATIONS)])
 
 
@@ -68,7 +61,7 @@ def test_a_random_split_of_poisson_arrivals_is_independent_queues() -> None:
 @pytest.mark.slow
 def test_random_replicas_know_nothing_of_each_other() -> None:
     """Equal shares, and numbers at one replica that do not go with those at another; the shortest queue ties them."""
-    station = Station(slots(1), Constant(), 0.7 * 2 / SERVICE_NS, geometric)
+    station = Station(slots(1), Constant(STEP_NS), 0.7 * 2 / SERVICE_NS, geometric)
     random = station.run_behind("random", 2, 0, 40_000)
     assert random.replicas is not None
     share = float((random.replicas.requests == 0).mean())

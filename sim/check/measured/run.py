@@ -113,10 +113,8 @@ class MeasuredRun:
     `figures`: those of FIGURES that are known. `requests` is None where the file has aggregates alone; `means` then has
     the number of requests that ended well, their lengths, how these vary (`_std`, or `_min` and `_max`), and how fast
     they were sent (`requests`, `prompt_tokens`, `output_tokens`, `sent_rps`); `ended_well` is their share of all,
-    `given_up` is the number of further ones, which lasted `given_up_s`.
-    `definitions` names the row of `batchsim.check.measured.definitions` by which metrics were converted. `notes`: what
-    was converted, left out, or is wrong with the client, a line each. `impossible`: the figures that are left out of
-    `figures`, since they cannot be.
+    `given_up` is the number of further ones, which lasted `given_up_s`. `notes`: what was converted, left out, or is
+    wrong with the client, a line each. `impossible`: the figures that are left out of `figures`, since they cannot be.
     """
 
     source: str

@@ -18,7 +18,6 @@ from batchsim.cost.calibrated import Calibrated
 from batchsim.cost.host_config import StatedHost
 from batchsim.cost.interpolation import Curve, Grid
 from batchsim.cost.kinds import COSTS as KINDS
-from batchsim.cost.kinds import build_cost
 from batchsim.cost.profile import ChunkGrid, EngineSetup, HostTerm, Recurrence, WindowedAttention, load_profile
 from batchsim.cost.profile_config import ProfileConfig
 from batchsim.cost.roofline import HOST_LINK_SHARE
@@ -436,10 +435,10 @@ def test_a_config_json_profile_of_the_same_shape_fits(tmp_path: Path) -> None:
     """Names and positions may differ, nothing that costs time may."""
     renamed = replace(MODELS["llama-3.1-8b"], name="a/folder", max_position_embeddings=8192)
     (tmp_path / "mine.json").write_text(replace(PROFILE, model=renamed).to_json(), encoding="utf-8")
-    cost = build_cost(ProfileConfig(str(tmp_path / "mine.json")), MODELS["llama-3.1-8b"])
+    cost = ProfileConfig(str(tmp_path / "mine.json")).build(MODELS["llama-3.1-8b"])
     assert isinstance(cost, Calibrated)
     with pytest.raises(CalibrationError, match=r"is of a/folder with model_type llama; mistral-7b has mistral"):
-        build_cost(ProfileConfig(str(tmp_path / "mine.json")), MODELS["mistral-7b"])
+        ProfileConfig(str(tmp_path / "mine.json")).build(MODELS["mistral-7b"])
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from batchsim.cost.constant import Constant, Linear
 from batchsim.cost.cost_error import Unknown
 from batchsim.cost.fitted import Fitted, StepTerms
 from batchsim.cost.host_config import HostCost
-from batchsim.cost.kinds import COSTS, build_cost
+from batchsim.cost.kinds import COSTS, long_form
 from batchsim.cost.own_cost import OwnCost
 from batchsim.cost.roofline import KernelCosts, Roofline
 from batchsim.cost.roofline_config import RooflineConfig
@@ -308,12 +308,13 @@ def test_constant_and_linear_by_hand() -> None:
 
 def test_a_gpu_name_builds_its_roofline() -> None:
     """The short form, the long form and the stated costs all build."""
-    short, long = build_cost("h100", LLAMA), build_cost(RooflineConfig("h100", tp=2), LLAMA, block_size=32)
+    config = Later(COSTS["roofline"]).config()
+    short, long = config(**long_form("h100")).build(LLAMA), RooflineConfig("h100", tp=2).build(LLAMA, block_size=32)
     assert isinstance(short, Roofline) and isinstance(long, Roofline)
     assert short.describe() == "cost: roofline, not measured here (kernel part ±8.6 %)"
     assert long.describe().startswith("cost: roofline, tp 2, ")
     assert long.block_bytes == 32 * 131_072 // 2
-    assert build_cost(LINEAR, LLAMA) is LINEAR
+    assert LINEAR.build(LLAMA) is LINEAR
 
 
 @pytest.mark.parametrize("kind", COSTS)
@@ -341,9 +342,9 @@ def test_what_is_assumed_is_said() -> None:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: build_cost("b300", LLAMA), ScenarioError, "b300 is not in the catalog"),
-        (lambda: build_cost(RooflineConfig("h200", tp=3), LLAMA), ScenarioError, "into 3 equal parts"),
-        (lambda: build_cost(RooflineConfig("h200", pp=3), LLAMA), ScenarioError, "32 layers.*into 3 equal stages"),
+        (lambda: long_form("b300"), ScenarioError, "b300 is not in the catalog"),
+        (lambda: RooflineConfig("h200", tp=3).build(LLAMA), ScenarioError, "into 3 equal parts"),
+        (lambda: RooflineConfig("h200", pp=3).build(LLAMA), ScenarioError, "32 layers.*into 3 equal stages"),
         (lambda: Roofline(replace(LLAMA, dtype="float32"), H200), ScenarioError, "16-bit types only"),
     ],
 )

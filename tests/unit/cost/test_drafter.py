@@ -13,7 +13,6 @@ from batchsim.cost.constant import Linear
 from batchsim.cost.drafter import with_drafter
 from batchsim.cost.drafter_config import DrafterConfig, DraftersConfig
 from batchsim.cost.host_config import HostCost
-from batchsim.cost.kinds import build_cost
 from batchsim.cost.profile_config import ProfileConfig
 from batchsim.cost.roofline import Roofline
 from batchsim.cost.scaled import Scaled
@@ -215,7 +214,7 @@ def test_a_draft_model_that_cannot_be_timed_is_told(draft: DrafterConfig, messag
 
 def test_a_drafter_leaves_what_the_cost_says_of_itself() -> None:
     """Its profile, how far that reaches and its error are those of the engine's steps."""
-    cost = build_cost(ProfileConfig("llama-3.1-8b-h200-vllm-0.24.0"), LLAMA)
+    cost = ProfileConfig("llama-3.1-8b-h200-vllm-0.24.0").build(LLAMA)
     found = drafted(cost, STATED)
     assert cost.profile is not None
     assert cost.reach is not None

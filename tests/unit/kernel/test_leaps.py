@@ -128,14 +128,14 @@ def test_the_decodes_behind_a_prompt_are_executed_where_the_scheduler_does_not_f
 
 
 class OwnSchedule(Vllm):
-    """It may return other batches than those of all that are left."""
+    """It may return another batch than that which is foreseen."""
 
     def schedule(self, now_ns: int, drain: bool) -> Any:
         return super().schedule(now_ns, drain)
 
 
 class OwnComplete(Vllm):
-    """It may do something when sequences end."""
+    """It may do something with every step."""
 
     def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
         return super().complete(batch, finished, now_ns)

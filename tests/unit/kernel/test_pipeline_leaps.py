@@ -18,33 +18,23 @@ from batchsim.kernel.core import EngineCore
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import Recorder, Records
 from batchsim.kernel.sim_executor import SimExecutor
-from batchsim.kernel.types import Sequence
 from batchsim.kv.choice import new_kv
 from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 from batchsim.testing.by_hand import same
+from tests.support.stepping import Stages
 from tests.support.whole_batches import BLOCK_SIZE, Listed, requests
+from tests.unit.kernel.test_leaps import OwnComplete, OwnSchedule
 
 MODES = [pytest.param(False, id="synchronous"), pytest.param(True, id="asynchronous")]
 
 
-class StagedCost:
+class StagedCost(Stages):
     """See the module's text."""
-
-    def __init__(self, stages: int) -> None:
-        self.stages = stages
-
-    def lanes(self) -> StagedCost:
-        return self
 
     def stages_ns(self, batch: Batch) -> tuple[int, ...]:
         work = batch.num_prefill_tokens + 2 * batch.num_decode
         return tuple(5 - stage % 2 + work for stage in range(self.stages))
-
-    def device_ns(self, batch: Batch) -> int:
-        return sum(self.stages_ns(batch))
-
-    step_ns = device_ns
 
     def host_ns(self, batch: Batch | None) -> tuple[int, int]:
         return (4, 1) if batch is None else (3, 2)
@@ -102,20 +92,6 @@ def test_a_leap_ends_before_what_comes_as_a_call_is_over(at_ns: int, ahead: bool
     """A request comes, or one is given up, at each ns of a period of calls: the records are those of stepping."""
     leapt(f"0:4->40/600 {at_ns}:4->5/600", 3, async_scheduling=ahead)
     leapt(f"0:4->40/600c{at_ns}", 3, async_scheduling=ahead)
-
-
-class OwnSchedule(Vllm):
-    """It may return other batches than those of whose turn it is."""
-
-    def schedule(self, now_ns: int, drain: bool) -> Any:
-        return super().schedule(now_ns, drain)
-
-
-class OwnComplete(Vllm):
-    """It may do something with every step."""
-
-    def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
-        return super().complete(batch, finished, now_ns)
 
 
 @pytest.mark.parametrize("ahead", MODES)

@@ -11,7 +11,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from batchsim.cost.kinds import build_cost
 from batchsim.cost.roofline_config import RooflineConfig
 from batchsim.deployment.catalog import load_model
 from batchsim.drive.fleet.fleet_plan import Failure, FleetPlan
@@ -30,7 +29,7 @@ from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 from batchsim.testing.by_hand import same
 from tests.support.engine import Constant, Requests, arrival, engine
 
-LINE = build_cost(RooflineConfig("h200"), load_model("llama-3.1-8b"))
+LINE = RooflineConfig("h200").build(load_model("llama-3.1-8b"))
 PLAIN = VllmConfig(async_scheduling=False, enable_prefix_caching=False, max_num_seqs=8)
 
 

@@ -7,11 +7,11 @@ from typing import Any
 from batchsim.policies.families.static import Static, StaticConfig
 from batchsim.view.page_data import PageData
 from batchsim.view.timelines import timeline_rows, timeline_series
+from tests.support.engine import Constant
 from tests.support.stepping import run
-from tests.support.whole_batches import ConstantCost
 from tests.unit.view.test_view import page_data as page_data
 
-BATCHES = run(Static, StaticConfig(batch_size=2), "0:4->3 25:2->2 900:1->1 901:1->1", cost=ConstantCost()).records
+BATCHES = run(Static, StaticConfig(batch_size=2), "0:4->3 25:2->2 900:1->1 901:1->1", cost=Constant()).records
 """Steps of 10 ns from 25 to 55, and one at 901."""
 
 
@@ -49,7 +49,7 @@ def test_steps_and_idle_time_fill_the_run(page_data: PageData) -> None:
 
 def test_the_host_s_time_between_steps_is_not_idle() -> None:
     """Requests run on while no step does: the line holds, as no row says otherwise."""
-    slower = run(Static, StaticConfig(batch_size=2), "0:4->3 0:2->3", cost=ConstantCost()).records
+    slower = run(Static, StaticConfig(batch_size=2), "0:4->3 0:2->3", cost=Constant()).records
     slower.steps["start_ns"] += [0, 5, 10]
     slower.requests["ended_ns"] += 15
     rows = timeline_rows([slower], 1000, 50)

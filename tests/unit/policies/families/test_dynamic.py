@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from batchsim.kernel.record import Records
 from batchsim.policies.families.dynamic import Dynamic, DynamicConfig
+from tests.support.engine import Constant
 from tests.support.random_cases import random_cases
 from tests.support.stepping import run, run_every_way
 from tests.support.whole_batches import (
-    ConstantCost,
     blocked,
     leap_end_ns,
     outcomes,
@@ -26,7 +26,7 @@ LATER = " 900:1->1"  # keeps the run from draining
 
 
 def dynamic(arrivals: str, blocks: int = 1000, **knobs: Any) -> Records:
-    return run(Dynamic, DynamicConfig(**knobs), arrivals, blocks=blocks, cost=ConstantCost(), how="leap").records
+    return run(Dynamic, DynamicConfig(**knobs), arrivals, blocks=blocks, cost=Constant(), how="leap").records
 
 
 def starts(records: Any) -> list[int]:
@@ -174,7 +174,7 @@ def test_a_request_sent_just_before_its_timeout_is_served() -> None:
 def test_a_running_batch_sees_a_timeout_at_the_first_boundary_at_or_after_it(how: str) -> None:
     """Due at 40 on a boundary, and at 41 between two; leaping over steps does not hide it."""
     config = DynamicConfig(max_batch_size=1, max_queue_time=30)
-    records = run(Dynamic, config, "0:4->20 10:4->1 11:4->1" + LATER, cost=ConstantCost(), how=how).records
+    records = run(Dynamic, config, "0:4->20 10:4->1 11:4->1" + LATER, cost=Constant(), how=how).records
     assert times(records, "ended_ns")[1:3] == [(40,), (50,)]
     assert [waiting for (waiting,) in steps(records, "num_waiting")][:6] == [0, 1, 2, 2, 1, 0]
     assert blocked(records) == [(10, 1, "batch_running"), (40, 2, "batch_running")]
@@ -252,4 +252,4 @@ configs = st.builds(
 @given(config=configs, arrivals=workloads(priorities=(0, 0, 1, 1, 2)), blocks=st.integers(9, 40))
 def test_every_driver_gives_the_same_records(config: DynamicConfig, arrivals: Any, blocks: int) -> None:
     """Leaping, stepping, the wall-clock driver and both KV managers agree; every request ends once."""
-    run_every_way(Dynamic, config, arrivals, blocks=blocks, cost=ConstantCost())
+    run_every_way(Dynamic, config, arrivals, blocks=blocks, cost=Constant())

@@ -15,10 +15,10 @@ from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import Records
 from batchsim.kernel.types import Sequence
 from batchsim.policies.families.static import Static, StaticConfig
+from tests.support.engine import Constant
 from tests.support.random_cases import random_cases
 from tests.support.stepping import run, run_every_way
 from tests.support.whole_batches import (
-    ConstantCost,
     blocked,
     leap_end_ns,
     outcomes,
@@ -32,7 +32,7 @@ LATER = " 900:1->1 901:1->1"  # keeps the run from draining; forms a batch of it
 
 
 def static(arrivals: str, blocks: int = 1000, **knobs: Any) -> Records:
-    return run(Static, StaticConfig(**knobs), arrivals, blocks=blocks, cost=ConstantCost(), how="leap").records
+    return run(Static, StaticConfig(**knobs), arrivals, blocks=blocks, cost=Constant(), how="leap").records
 
 
 # ---- when a batch starts
@@ -325,4 +325,4 @@ configs = st.builds(
 @given(config=configs, arrivals=workloads(), blocks=st.integers(9, 40))
 def test_every_driver_gives_the_same_records(config: StaticConfig, arrivals: Any, blocks: int) -> None:
     """Leaping, stepping, the wall-clock driver and both KV managers agree; every request ends once."""
-    run_every_way(Static, config, arrivals, blocks=blocks, cost=ConstantCost())
+    run_every_way(Static, config, arrivals, blocks=blocks, cost=Constant())

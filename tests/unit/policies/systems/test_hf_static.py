@@ -11,19 +11,20 @@ from batchsim.kernel.kv_blocks import CountingKV
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.policies.systems.faster_transformer import FasterTransformer, FasterTransformerConfig
 from batchsim.policies.systems.hf_static import HfStatic, HfStaticConfig
+from tests.support.engine import Constant
 from tests.support.stepping import run
-from tests.support.whole_batches import ConstantCost, blocked, outcomes, steps, times
+from tests.support.whole_batches import blocked, outcomes, steps, times
 
 LATER = " 900:1->1 901:1->1"  # keeps the run from draining
 
 
 def hf(arrivals: str, blocks: int = 1000, **knobs: Any) -> Any:
-    return run(HfStatic, HfStaticConfig(**knobs), arrivals, blocks=blocks, cost=ConstantCost(), how="leap").records
+    return run(HfStatic, HfStaticConfig(**knobs), arrivals, blocks=blocks, cost=Constant(), how="leap").records
 
 
 def faster_transformer(arrivals: str, blocks: int = 1000, **knobs: Any) -> Any:
     return run(
-        FasterTransformer, FasterTransformerConfig(**knobs), arrivals, blocks=blocks, cost=ConstantCost(), how="leap"
+        FasterTransformer, FasterTransformerConfig(**knobs), arrivals, blocks=blocks, cost=Constant(), how="leap"
     ).records
 
 

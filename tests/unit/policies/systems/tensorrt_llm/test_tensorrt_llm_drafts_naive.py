@@ -21,9 +21,9 @@ from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_drafts import TensorrtL
 from tests.plain.tensorrt_llm import EngineFailsError
 from tests.plain.tensorrt_llm_drafts import Drafting
 from tests.support.random_cases import few_and_many
-from tests.support.stepping import HostCost, Run, column, crowds, lanes, run, wasted
+from tests.support.stepping import HostCost, Run, crowds, run, wasted
 from tests.support.whole_batches import BLOCK_SIZE, MAX_MODEL_LEN, requests
-from tests.unit.policies.systems.tensorrt_llm.test_tensorrt_llm_overlap import EVICTING, KNOBS
+from tests.unit.policies.systems.tensorrt_llm.test_tensorrt_llm_overlap import EVICTING, KNOBS, check_told, config_of
 from tests.unit.policies.systems.tensorrt_llm.test_tensorrt_llm_reuse import sharing
 
 CROWDS = st.one_of(crowds(), sharing())
@@ -55,23 +55,16 @@ class Luck:
 
 
 def compared(knobs: dict[str, Any], arrivals: list[Arrival], blocks: int) -> Run | None:
-    """The run, after proving its calls, waste and tokens' times those of the loop told naively; None if both fail."""
-    reuse, chunking, tokens, drafts = knobs["reuse"], knobs["chunking"], knobs["tokens"], knobs["drafts"]
-    overlaps, in_model = knobs["overlaps"], knobs["in_model"] or knobs["overlaps"]
+    """The run, after proving it that of the loop told naively; None if both fail."""
+    drafts, overlaps, in_model = knobs["drafts"], knobs["overlaps"], knobs["in_model"] or knobs["overlaps"]
     kind: dict[str, Any] = {"decoding_type": "Eagle3", "eagle3_one_model": in_model, "max_draft_len": drafts}
     config = TensorrtLlmConfig(
-        capacity_scheduler_policy=knobs["capacity"],
-        max_batch_size=knobs["size"],
-        max_num_tokens=max(tokens, drafts + 1) if chunking else max(tokens, 16),
-        enable_chunked_prefill=chunking is not None,
-        context_chunking_policy=chunking,
-        enable_block_reuse=reuse,
-        enable_prefix_aware_scheduling=knobs["aware"] if reuse else None,
+        **config_of(knobs, drafts + 1),
         disable_overlap_scheduler=not overlaps,
         speculative_config=DecodingConfig(acceptance=0.6, **kind),
     )
     arrivals = [replace(arrival, cancel_ns=None) for arrival in arrivals]
-    kv = ReuseTreeKV if reuse else CountingKV
+    kv = ReuseTreeKV if knobs["reuse"] else CountingKV
     setting: dict[str, Any] = {"blocks": blocks, "kv": kv, "loop": config.traits.loop, "cost": HostCost()}
     naive = Drafting(config, arrivals, blocks, BLOCK_SIZE, MAX_MODEL_LEN)
     naive.drafts, naive.in_model, naive.right = drafts, in_model, right
@@ -83,21 +76,12 @@ def compared(knobs: dict[str, Any], arrivals: list[Arrival], blocks: int) -> Run
         return None
     done = run(TensorrtLlmWithDrafts, config, arrivals, luck=Luck(), **setting)
     assert done.records.requests["outcome"].tolist() == [0] * len(arrivals)
-    assert [(row.start_ns, row.items, row.preempted, row.free) for row in done.log] == naive.calls
-    if overlaps:
-        assert [(row[-1], in_vain) for row, in_vain in zip(lanes(done), wasted(done), strict=True)] == naive.processed
-    ours = zip(*(column(done, name) for name in ("request_id", "first_token_ns", "last_token_ns")), strict=True)
-    assert sorted(ours) == sorted((row.id, row.first_ns, row.last_ns) for row in naive.done)
+    check_told(done, naive)
     return done
 
 
-def _alike(knobs: dict[str, Any], arrivals: list[Arrival], blocks: int) -> None:
-    """When each call came, its work in order, pauses, free blocks, waste, and when tokens were out."""
-    compared(knobs, arrivals, blocks)
-
-
 test_every_call_with_drafts_is_that_of_the_naive_loop, test_they_are_so_in_many_more_cases = few_and_many(
-    _alike, RUNS, CROWDS, st.integers(12, 18), few=50, many=1000
+    compared, RUNS, CROWDS, st.integers(12, 18), few=50, many=1000
 )
 
 

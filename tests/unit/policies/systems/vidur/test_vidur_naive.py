@@ -9,23 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchsim.kernel.batch import Batch
 from batchsim.kernel.types import Arrival, Request
 from batchsim.policies.systems.vidur.sarathi import Sarathi, SarathiConfig
 from batchsim.policies.systems.vidur.vllm_v0 import VllmV0, VllmV0Config
+from tests.support.engine import STEP_NS, Constant
 from tests.support.random_cases import random_cases
 from tests.support.stepping import run
 
-STEP_NS, BLOCK = 10, 4
+BLOCK = 4
 Rows = list[tuple[list[tuple[int, int]], list[int], int]]
 """Of each step: (request, tokens) in batch order, the preempted, free blocks."""
-
-
-class ConstantCost:
-    """Every step takes STEP_NS."""
-
-    def step_ns(self, batch: Batch) -> int:
-        return STEP_NS
 
 
 @dataclass
@@ -168,6 +161,6 @@ def test_every_step_equals_that_of_the_plain_model(
     share: float,
 ) -> None:
     """Batch order, tokens, preemptions and free blocks are those of the rule read literally."""
-    result = run(policy, config(cap, tokens, share), work, blocks=blocks, cost=ConstantCost(), block_size=BLOCK)
+    result = run(policy, config(cap, tokens, share), work, blocks=blocks, cost=Constant(), block_size=BLOCK)
     ours = [(row.items, row.preempted, row.free) for row in result.log]
     assert ours == model(work, blocks, cap, tokens, share).rows()

@@ -27,10 +27,10 @@ from batchsim.policies.systems.vidur.orca import Orca, OrcaConfig
 from batchsim.policies.systems.vidur.sarathi import Sarathi, SarathiConfig
 from batchsim.policies.systems.vidur.vllm_v0 import VllmV0, VllmV0Config
 from tests.support.random_cases import random_cases
-from tests.support.stepping import Run, run_alike
+from tests.support.stepping import Run, Stages, run_alike
 from tests.support.whole_batches import Listed, blocked
 from tests.unit.policies.systems.vllm.test_vllm import arrival
-from tests.unit.policies.systems.vllm.test_vllm_pipelines import Stages, answered, timeline
+from tests.unit.policies.systems.vllm.test_vllm_pipelines import answered, timeline
 
 BLOCK = 4
 POLICIES: dict[str, tuple[type, Callable[..., Any]]] = {
@@ -40,28 +40,12 @@ POLICIES: dict[str, tuple[type, Callable[..., Any]]] = {
 }
 
 
-class Hosted(Stages):
-    """`host`: ns of the host to launch a step and to process its results."""
-
-    def __init__(self, stages: int, host: tuple[int, int]) -> None:
-        super().__init__(stages)
-        self.host = host
-
-    def host_ns(self, batch: Batch | None) -> tuple[int, int]:
-        return self.host
-
-
-class Uneven(Hosted):
+class Uneven(Stages):
     """The second stage is the slowest; the first one's time grows with the tokens."""
 
     def stages_ns(self, batch: Batch) -> tuple[int, ...]:
         first = 5 + batch.num_prefill_tokens + batch.num_decode
         return (first, 17, 8)[: self.stages]
-
-    def device_ns(self, batch: Batch) -> int:
-        return sum(self.stages_ns(batch))
-
-    step_ns = device_ns
 
 
 def pipeline(
@@ -117,7 +101,7 @@ def test_a_call_in_vain_takes_no_place_and_no_time() -> None:
 
 def test_the_host_launches_and_processes_beside_the_stages() -> None:
     """Launched at 3, through at 23, processed by 25: the next token is launched at 28."""
-    result = pipeline("orca", [arrival(0, 0, 2, prompt=4)], cost=Hosted(2, (3, 2)))
+    result = pipeline("orca", [arrival(0, 0, 2, prompt=4)], cost=Stages(2, (3, 2)))
     assert result.records.lanes["launched_ns"].tolist() == [3, 28]
     assert answered(result) == [(25, 50)]
 
@@ -189,7 +173,7 @@ def test_a_prompt_that_finds_no_token_left_sits_out() -> None:
     """The host needs 25 ns for results, so that both prompts are ready at 70: the first one takes the chunk of 2, and
     the second is in the next batch. At 140 a token of each makes one batch of two."""
     arrivals = [arrival(0, 0, 2, prompt=5), arrival(1, 0, 1, prompt=5)]
-    result = pipeline("sarathi", arrivals, cost=Hosted(2, (0, 25)), chunk_size=2)
+    result = pipeline("sarathi", arrivals, cost=Stages(2, (0, 25)), chunk_size=2)
     assert timeline(result) == [
         (0, [(0, 2)]), (0, [(1, 2)]), (70, [(0, 2)]), (70, [(1, 2)]), (140, [(0, 1), (1, 1)]), (185, [(0, 1)])
     ]  # fmt: skip
@@ -199,7 +183,7 @@ def test_a_prompt_that_finds_no_token_left_sits_out() -> None:
 def test_a_prompt_behind_a_full_batch_sits_out() -> None:
     """At 140 the decode of 0 fills the batch of one, and the prompt begun behind it is in the next."""
     arrivals = [arrival(0, 0, 3, prompt=4), arrival(1, 0, 3, prompt=6)]
-    result = pipeline("sarathi", arrivals, cost=Hosted(2, (0, 25)), chunk_size=2, batch_size_cap=2)
+    result = pipeline("sarathi", arrivals, cost=Stages(2, (0, 25)), chunk_size=2, batch_size_cap=2)
     assert timeline(result)[2:6] == [(70, [(0, 2)]), (70, [(1, 2)]), (140, [(0, 1)]), (140, [(1, 2)])]
     sat_out = [row for row in states(result, 1) if row[1] == "sat_out"]
     assert sat_out == [(70, "sat_out", "token_budget"), (140, "sat_out", "no_slot")]

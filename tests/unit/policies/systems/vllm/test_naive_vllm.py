@@ -25,16 +25,11 @@ from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 from batchsim.policies.systems.vllm.vllm_intervals import VllmAtIntervals
 from tests.plain.vllm import Naive, NaiveVllm, calls_in_flight
-from tests.support.engine import DRIVERS, Requests
+from tests.support.engine import DRIVERS, STEP_NS, Constant, Requests
+from tests.support.stepping import Stages
 
 MAX_MODEL_LEN = 160
-STEP_NS = 10
 SCENARIOS = 40
-
-
-class Constant:
-    def step_ns(self, batch: Batch) -> int:
-        return STEP_NS
 
 
 def with_adapters(seed: int, config: VllmConfig, arrivals: list[Arrival]) -> tuple[VllmConfig, list[Arrival]]:
@@ -199,28 +194,14 @@ HOST_NS = (2, 3)
 NAP_NS = 13
 
 
-class Lanes:
+class Lanes(Stages):
     """Every stage takes 4 ns and 1 a token."""
-
-    def __init__(self, stages: int) -> None:
-        self.stages = stages
 
     def stage_ns(self, tokens: int) -> int:
         return 4 + tokens
 
     def stages_ns(self, batch: Batch) -> tuple[int, ...]:
         return (self.stage_ns(batch.num_prefill_tokens + batch.num_decode),) * self.stages
-
-    def device_ns(self, batch: Batch) -> int:
-        return sum(self.stages_ns(batch))
-
-    step_ns = device_ns
-
-    def lanes(self) -> Lanes:
-        return self
-
-    def host_ns(self, batch: Batch | None) -> tuple[int, int]:
-        return HOST_NS
 
 
 class Watching(Vllm):
@@ -280,7 +261,7 @@ def calls_compared(
     where: str,
 ) -> list[Any]:
     """The rows of the calls, which equal those of the naive `engine`; both drivers leave the same records."""
-    loop, lanes = replace(config.traits.loop.over(stages), nap_ns=NAP_NS), Lanes(stages)
+    loop, lanes = replace(config.traits.loop.over(stages), nap_ns=NAP_NS), Lanes(stages, HOST_NS)
     naive = list(islice(calls_in_flight(engine, arrivals, loop, HOST_NS, lanes.stage_ns), 20_000))
     lived, scheduler = in_both_drivers(
         lambda: kind(config, PolicyContext(new_pool(), MAX_MODEL_LEN, loop=loop)), lanes, loop, arrivals, where

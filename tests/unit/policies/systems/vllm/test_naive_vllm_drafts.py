@@ -25,7 +25,9 @@ from batchsim.policies.systems.vllm.speculative_config import SpeculativeConfig
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 from batchsim.policies.systems.vllm.vllm_drafts import VllmWithDrafts
 from tests.plain.vllm_drafts import Drafting, NaiveDrafts
-from tests.unit.policies.systems.vllm.test_naive_vllm import MAX_MODEL_LEN, STEP_NS, equal_rows, scenario
+from tests.support.engine import STEP_NS
+from tests.support.stepping import Stages
+from tests.unit.policies.systems.vllm.test_naive_vllm import MAX_MODEL_LEN, equal_rows, scenario
 
 SCENARIOS = 40
 LIMIT = 3000
@@ -68,19 +70,6 @@ class Luck:
         pairs = zip(group.sequences, (group.computed + gained + 1).tolist(), strict=True)
         counts = [found(self.seed, seq.request.id, n) for seq, n in pairs]
         return np.array(counts, np.int64), {s: found(self.seed, s.request.id, s.num_tokens + 1) for s in seqs}
-
-
-class Constant:
-    def step_ns(self, batch: Batch) -> int:
-        return STEP_NS
-
-    device_ns = step_ns
-
-    def lanes(self) -> Constant:
-        return self
-
-    def host_ns(self, batch: Batch | None) -> tuple[int, int]:
-        return 0, 0
 
 
 def case(seed: int) -> Case:
@@ -141,7 +130,7 @@ def steps_of_ours(
     spec = config.speculative_config
     assert spec is not None
     scheduler = VllmWithDrafts(config, PolicyContext(kv, MAX_MODEL_LEN, loop=loop))
-    executor = SimExecutor(Constant(), MAX_MODEL_LEN, loop, Luck(seed, spec.method == "ngram"))
+    executor = SimExecutor(Stages(1), MAX_MODEL_LEN, loop, Luck(seed, spec.method == "ngram"))
     core = EngineCore(scheduler, executor, Recorder(), max_model_len=MAX_MODEL_LEN, loop=loop)
     for arrival in arrivals:
         core.submit(arrival)

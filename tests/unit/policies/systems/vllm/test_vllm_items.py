@@ -107,7 +107,7 @@ def compare(seed: int, ahead: bool) -> list[Any]:
     """Rows of the calls, which equal the naive model's; [] where the engine spins in both."""
     config, num_blocks, size, arrivals = scenario(seed)
     config = replace(config, async_scheduling=ahead)
-    engine, lanes = NaiveVllmItems(config, num_blocks, size, MAX_MODEL_LEN), Lanes(1)
+    engine, lanes = NaiveVllmItems(config, num_blocks, size, MAX_MODEL_LEN), Lanes(1, HOST_NS)
     loop = replace(config.traits.loop.over(1), nap_ns=NAP_NS)
     host_ns = HOST_NS if ahead else (0, 0)
     naive = list(islice(calls_in_flight(engine, arrivals, loop, host_ns, lanes.stage_ns), LIMIT))

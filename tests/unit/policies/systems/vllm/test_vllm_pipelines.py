@@ -7,40 +7,18 @@ from typing import Any
 
 import pytest
 
-from batchsim.kernel.batch import Batch
 from batchsim.kernel.engine_loop import EngineLoop
 from batchsim.kernel.record import STATE_NAMES
 from batchsim.kernel.types import Arrival
 from batchsim.policies.systems.vllm.cohorts import Cohorts
 from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
-from tests.support.stepping import Run, run_alike
+from tests.support.stepping import Run, Stages, run_alike
 from tests.support.whole_batches import blocked
 from tests.unit.policies.systems.vllm.test_vllm import arrival
 
 MS = 1_000_000
 SYNC_OF, ASYNC_OF = {"async_scheduling": False}, {"async_scheduling": True}
-
-
-class Stages:
-    """10 ns each."""
-
-    def __init__(self, stages: int) -> None:
-        self.stages = stages
-
-    def stages_ns(self, batch: Batch) -> tuple[int, ...]:
-        return (10,) * self.stages
-
-    def device_ns(self, batch: Batch) -> int:
-        return 10 * self.stages
-
-    step_ns = device_ns
-
-    def lanes(self) -> Stages:
-        return self
-
-    def host_ns(self, batch: Batch | None) -> tuple[int, int]:
-        return 0, 0
 
 
 def pipeline(arrivals: list[Arrival], stages: int, blocks: int = 100, nap_ns: int = 0, **knobs: Any) -> Run:
