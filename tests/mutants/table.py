@@ -147,7 +147,7 @@ TESTS = {
     "sim/policies/systems/vidur/orca.py": "test_orca test_vidur_pipelines conformance:orca",
     "sim/policies/systems/acceptance_law.py": "test_acceptance test_sglang_drafts",
     "sim/policies/systems/sglang/*.py": SGLANG,
-    "sim/policies/systems/sglang/sglang_config.py": f"{SGLANG} test_request_kinds",
+    "sim/policies/systems/sglang/sglang_config.py": f"{SGLANG} test_request_kinds test_sglang_drafts test_lora_batch",
     "sim/policies/systems/sglang/sglang_drafts.py": f"{SGLANG_DRAFTS} test_request_kinds",
     "sim/policies/systems/sglang/embedding_cache.py": "test_embedding_cache",
     "sim/policies/systems/sglang/lora_batch.py": "test_lora_batch",
