@@ -164,6 +164,7 @@ TESTS = {
     "sim/policies/systems/tgi/*.py": TGI,
     "sim/policies/systems/triton/*.py": TRITON,
     "sim/policies/systems/tensorrt_llm/*.py": REUSE,
+    "sim/policies/systems/tensorrt_llm/tensorrt_llm_config.py": f"{REUSE} test_tensorrt_llm_drafts",
     "sim/policies/systems/tensorrt_llm/tensorrt_llm_drafts.py": TENSORRT_DRAFTS,
     "sim/policies/systems/tensorrt_llm/decoding_config.py": f"{TENSORRT_DRAFTS} test_plots",
     "sim/policies/systems/vllm/vllm.py": (
