@@ -177,9 +177,9 @@ class GroupedHashKV(GroupedBlocks):
         seq.num_blocks = self.held(seq)
         return has_room
 
-    def publish(self, seq: Sequence, num_tokens: int, unknown: int = 0) -> None:
+    def publish(self, seq: Sequence, num_tokens: int) -> None:
         """As that of `BlockHashKV`."""
-        self._publish(self._held[seq], seq, num_tokens, seq.num_tokens - unknown)
+        self._publish(self._held[seq], seq, num_tokens, seq.num_tokens)
 
     def publish_group(self, group: DraftGroup, more: int) -> None:
         """As that of `BlockHashKV`; `more` is 0: what a step computes is published as it takes its blocks."""

@@ -215,13 +215,13 @@ class BlockHashKV(Pins):
 
     # ---- publishing
 
-    def publish(self, seq: Sequence, num_tokens: int, unknown: int = 0) -> None:
+    def publish(self, seq: Sequence, num_tokens: int) -> None:
         """Publishes the full blocks of the first `num_tokens` tokens of `seq`: their last ones have become known.
 
-        The last `unknown` of all its tokens are not. Sequences without shared tokens are published when freed.
+        Sequences without shared tokens are published when freed.
         """
         if self._num_sharing:
-            self._publish_to(self._held[seq], seq, num_tokens, unknown)
+            self._publish_to(self._held[seq], seq, num_tokens)
 
     def publish_group(self, group: DraftGroup, more: int) -> None:
         """Publishes the full blocks of all computed tokens of the members that are known, and `more` ones."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from batchsim.kernel.lane_rows import LANE_DTYPE
-from batchsim.metrics.latencies import LATENCIES, STREAMED
+from batchsim.metrics.latencies import LATENCIES, STREAMED, holds_queue
 from batchsim.metrics.measure import PERCENTILES, measure
 from batchsim.metrics.point_inputs import PointInputs
 from batchsim.metrics.slo import parse_slo
@@ -127,3 +127,11 @@ def test_the_glossary_says_what_the_table_says() -> None:
     assert len(rows) == 8
     for name, message in rows:
         assert message in (LATENCIES[name].doc if name in LATENCIES else METRICS[name].doc), name
+
+
+def test_columns_of_latencies_from_a_requests_beginning_hold_its_time_in_the_queue() -> None:
+    """Of any statistic, of all requests or of a class; not what comes after the first token, nor any other metric."""
+    columns = ["ttft_p99_s", "e2e_mean_s[gold]", "queue_time_p50_s", "norm_latency_p99_s", "task_e2e_p90_s"]
+    assert [column for column in columns if not holds_queue(column)] == []
+    others = ["tpot_p99_s", "itl_p99_s[gold]", "throughput_rps", "ttft", "queue_depth_mean", "task_e2e"]
+    assert [column for column in others if holds_queue(column)] == []

@@ -278,3 +278,13 @@ def test_what_a_preemptive_config_needs(knobs: dict[str, Any], predictor: bool, 
 def test_knobs_that_capacity_changes_are_numbers_of_the_config(kind: str, traits: Traits) -> None:
     """None is misspelt, and none is a choice or a switch, which cannot be doubled."""
     assert numeric_fields(POLICIES[kind][0]).keys() >= set(traits.knobs)
+
+
+def test_where_sglang_keeps_adapters() -> None:
+    """As many on the GPU and in host memory as said, given up as said, copied beside steps if asked for."""
+    knobs = {
+        "max_loras_per_batch": 3, "max_loaded_loras": 5, "lora_eviction_policy": "fifo",
+        "enable_lora_overlap_loading": True,
+    }  # fmt: skip
+    kept = AdapterMemory(3, most=5, eviction="fifo", pooled=True, overlaps=True)
+    assert POLICIES["sglang"][0](**knobs).traits.adapters == kept

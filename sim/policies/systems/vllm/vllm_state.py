@@ -47,7 +47,6 @@ class VllmState:
         self._grows = kv if isinstance(kv, CountingKV | TableKV | BlockHashKV) else None
         self.max_model_len = context.max_model_len
         self.events: list[Event] = []
-        self.loop = context.loop
         self._ahead = config.async_scheduling
         if self._ahead and self.cache is not None:
             self.cache.unknown = 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -292,3 +294,25 @@ def test_a_request_for_more_pages_than_either_pool_has_changes_nothing(manager: 
         assert (kv.num_free, kv.windows.num_free) == (free[0] - 2, free[1] - 2)
         assert kv.grow_group(group)
         assert (kv.num_free, kv.windows.num_free) == (free[0] - 3, free[1] - 3)
+
+
+def test_what_is_looked_up_is_what_is_matched() -> None:
+    """Of prompts with common beginnings, the pool of windows being short: as long a prefix, which changes nothing; it
+    may be shorter than that which layers that keep all tokens have."""
+    rng, hits_seen, shorter = random.Random(3), 0, 0
+    kv = PooledRadixKV(200, 1, KvPools(4, 24, 3))
+    for number in range(60):
+        texts = [(rng.randint(1, 2), rng.choice([3, 7, 12])), (rng.randint(3, 5), rng.randint(1, 6))]
+        seq = Sequence(replace(prompts(texts)[0].request, id=number))
+        looked = kv.lookup(seq)
+        assert looked == kv.lookup(seq) == kv.match(seq, seq.num_tokens - 1)
+        hits_seen += looked > 0
+        kv.take(seq, looked)
+        shorter += kv.windows.spans[seq].junction is not None
+        kv.make_room(seq.num_tokens - looked)
+        assert kv.allocate(seq, seq.num_tokens)
+        seq.settled_computed_tokens = seq.num_tokens
+        kv.insert_ended(seq, seq.num_tokens)
+        kv.free(seq)
+        kv.check()
+    assert hits_seen > 10 and shorter > 5
