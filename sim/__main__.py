@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -11,6 +12,7 @@ def main() -> None:
     os.environ.setdefault(
         "PYDANTIC_DISABLE_PLUGINS", "__all__"
     )  # batchsim has none; the search reads all packages' files
+    gc.set_threshold(20_000)  # a tenth of a short run goes to passes over modules that stay
     try:
         from batchsim.cli import app
 
