@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 
@@ -12,7 +11,6 @@ def main() -> None:
     os.environ.setdefault(
         "PYDANTIC_DISABLE_PLUGINS", "__all__"
     )  # batchsim has none; the search reads all packages' files
-    gc.set_threshold(20_000)  # a tenth of a short run goes to passes over modules that stay
     try:
         from batchsim.cli import app
 
