@@ -32,6 +32,7 @@ from batchsim.policies.systems.vllm.vllm_config import ASYNCHRONOUS
 
 _MANY = 64  # slots of a run ahead, of which some requests end in every few steps
 _WARM_STEPS = 5  # steps left out at the head of a run: first touches of memory
+_TIMES = ("kernel_ns", "host_ns", "period_ns")  # the fields of EngineSteps that are times of steps
 
 
 @dataclass(frozen=True)
@@ -100,9 +101,6 @@ class EngineSteps:
         return cls(RunSpec(*row["run"]), columns, kernel, host, period)
 
 
-_TIMES = ("kernel_ns", "host_ns", "period_ns")
-
-
 def run_specs(limits: StepRange, rounds: int, seed: int) -> list[RunSpec]:
     """The engine runs of each round: those to fit the host's time on, at several numbers of slots, then the held out.
 
@@ -111,7 +109,7 @@ def run_specs(limits: StepRange, rounds: int, seed: int) -> list[RunSpec]:
     """
     half, quarter, few = (max(1, limits.max_seqs // n) for n in (2, 4, 16))
     many = min(limits.max_seqs, _MANY)
-    specs = []
+    specs: list[RunSpec] = []
     for i in range(rounds):
         first = seed + 10 * i
         specs += [RunSpec("continuous", level, True, first) for level in sorted({limits.max_seqs, quarter, few})[::-1]]

@@ -12,7 +12,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -146,25 +146,32 @@ def _texts(options: dict[str, Any]) -> list[str]:
 @contextmanager
 def progress_bar() -> Iterator[Callable[[int, int, str], None]]:
     """A progress bar on stderr while points run, nothing where that is no terminal; Ctrl-C says how many are kept."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("points, ETA"), TimeRemainingColumn())
-    last = TextColumn("{task.description}")
-    with Progress(*columns, last, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task, counts = bar.add_task("starting", total=None), (0, 0)
+    counts = (0, 0)
+    with _bar() if sys.stderr.isatty() else nullcontext(None) as draw:
 
         def progress(done: int, total: int, what: str) -> None:
             nonlocal counts
             counts = done, total
-            bar.update(task, completed=done, total=total, description=what)
+            if draw is not None:
+                draw(done, total, what)
 
         try:
             yield progress
         except KeyboardInterrupt:
             kept = "{:,} of {:,} points asked for are kept; the same command goes on from there.".format(*counts)
             raise KeyboardInterrupt(kept if counts[1] else "") from None
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[int, int, str], None]]:
+    """The bar itself. Its library takes a twentieth of a short command, so that it is imported where it is shown."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("points, ETA"), TimeRemainingColumn())
+    with Progress(*columns, TextColumn("{task.description}"), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+        yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
 
 
 EVERY_S = 30.0

@@ -74,17 +74,9 @@ def serve(
     if find_spec("h11") is None:
         raise ScenarioError("batchsim serve: needs h11, which is not installed. pip install 'batchsim[serve]'")
     from batchsim.serve.faults import read_faults
-    from batchsim.serve.guard import is_loopback
     from batchsim.serve.kv_events_config import read_config
 
-    if not api_key and not is_loopback(host):
-        raise ScenarioError(f"--host {host}: others could use the server. Add --api-key, or listen at 127.0.0.1.")
-    if api_key != api_key.strip() or not api_key.isprintable():
-        raise ScenarioError(
-            "--api-key: has a line break or white space at an end, which no client can send. Remove it."
-        )
-    if model is not None and not (model.isprintable() and model.strip()):
-        raise ScenarioError(f"--served-model-name {shown(model)}: is no name. Write printable letters.")
+    _check_address(host, api_key, model)
     _check_engine(engine, device, weights, speed)
     kv_events = None if kv_events_config is None else read_config(kv_events_config)
     if kv_events is not None and (find_spec("zmq") is None or find_spec("msgpack") is None):
@@ -169,6 +161,20 @@ def _curl(base: str, model: str, *, with_key: bool) -> str:
     body = json.dumps({"model": model, "prompt": "Hello", "max_tokens": 16})
     key = """ -H "Authorization: Bearer $BATCHSIM_API_KEY\"""" if with_key else ""
     return f"curl {base}/v1/completions -H 'content-type: application/json'{key} -d {shlex.quote(body)}"
+
+
+def _check_address(host: str, api_key: str, model: str | None) -> None:
+    """ScenarioError where strangers could use the server, or no client could send the key or the model's name."""
+    from batchsim.serve.guard import is_loopback
+
+    if not api_key and not is_loopback(host):
+        raise ScenarioError(f"--host {host}: others could use the server. Add --api-key, or listen at 127.0.0.1.")
+    if api_key != api_key.strip() or not api_key.isprintable():
+        raise ScenarioError(
+            "--api-key: has a line break or white space at an end, which no client can send. Remove it."
+        )
+    if model is not None and not (model.isprintable() and model.strip()):
+        raise ScenarioError(f"--served-model-name {shown(model)}: is no name. Write printable letters.")
 
 
 def _check_engine(engine: str, device: str | None, weights: Path | None, speed: float) -> None:

@@ -11,7 +11,7 @@ from batchsim.fit.measured_loads import LoadError
 from batchsim.report.layout import Grid, aligned, fit
 from batchsim.report.numbers import DASH
 
-WHAT = {
+_TERM_WORDS = {
     "kernel": "the kernel's time, times",
     "base": "each step, or pass",
     "sequence": "a sequence in a step",
@@ -84,7 +84,7 @@ def _row(term: Term) -> list[str]:
         value, half = (_duration(ns) for ns in (term.value, term.half))
     interval = f"± {half}" if math.isfinite(term.half) else "unbounded"
     known = "identified" if term.identified else "not identified"
-    return [term.name, WHAT[term.name], value, interval, f"up to {100 * term.share:.0f} %", known]
+    return [term.name, _TERM_WORDS[term.name], value, interval, f"up to {100 * term.share:.0f} %", known]
 
 
 def _duration(ns: float) -> str:
@@ -104,10 +104,9 @@ def _kinds(engine_fit: EngineFit) -> tuple[tuple[str, tuple[LoadError, ...]], ..
 
 
 def _cells(one: LoadError) -> list[str]:
-    cells: list[str] = []
-    for name in _FIGURES:
-        error = one.errors.get(name)
-        cells.append(
-            ">20" if name in one.errors and error is None else DASH if error is None else f"{100 * error:+.1f}"
-        )
-    return cells
+    return [_cell(one.errors[name]) if name in one.errors else DASH for name in _FIGURES]
+
+
+def _cell(error: float | None) -> str:
+    """An error in percent; None is one beyond any load within reach."""
+    return ">20" if error is None else f"{100 * error:+.1f}"
