@@ -17,6 +17,7 @@ LINES = {
 """The line of each engine: of vLLM one from each worker or engine core, of SGLang one from each scheduler, of
 TensorRT-LLM one for each cache that it makes, of which the last stays. A number at which a log ends may be cut."""
 
+ALLOCATED = re.compile(r"Allocated (\d{1,6}(?:\.\d{1,4})?) GiB for max tokens in paged KV cache \((\d{1,18})\)")
 ALIKE = 0.05
 """Workers of one engine differ by what else is on their GPUs; by more than this share they are of several."""
 

@@ -17,8 +17,10 @@ from batchsim.base.errors import ScenarioError
 from batchsim.base.files import read_text, reason_text
 from batchsim.base.kv_pools import KvPools
 from batchsim.deployment.kv_groups import has_layout, has_states
+from batchsim.deployment.layers import GroupedAttention
 from batchsim.deployment.log_lines import (
     ALIKE,
+    ALLOCATED,
     BLOCK,
     DEGREES,
     DRAFTER,
@@ -38,7 +40,12 @@ from batchsim.deployment.log_lines import (
 from batchsim.deployment.logged_groups import block_bytes, check_states, groups_in
 from batchsim.deployment.model import ModelSpec
 from batchsim.deployment.models import checkpoint_names, read_model
-from batchsim.deployment.vllm_memory import release
+from batchsim.deployment.on_gpus import ModelOnGpus
+from batchsim.deployment.quantisation import ELEMENT_BYTES
+from batchsim.deployment.vllm_memory import GIB, release
+
+_PRINTED = 0.0051
+"""By how many GiB a size may be off that is printed with two digits."""
 
 
 def read_kv_log(path: Path, wanted: Wanted) -> Logged:
@@ -89,6 +96,8 @@ def read_kv_log(path: Path, wanted: Wanted) -> Logged:
                 f" {pools[1]}, pools: {{window: ..., window_tokens: {pools[2]}}}}}."
             )
         return Logged(int(pools[1]), None, source, pools=KvPools(window, int(pools[2])))
+    if engine == "tensorrt_llm" and model is not None:
+        _check_allocated(text, path, model, wanted)
     if engine == "vllm":
         _check_pool(text, tokens, path, wanted.block_size, version)
     return Logged(least, None, source)
@@ -126,7 +135,8 @@ def _check_deployment(text: str, path: Path, wanted: Wanted, engine: str, versio
             raise ScenarioError(
                 f"kv.log: {path} is of {name} {others[0]}, and the deployment has {name} {asked}. Give its own log."
             )
-    if wanted.kv and (fp8 := bool(FP8.search(text))) != wanted.kv.startswith("fp8"):
+    says_type = engine != "tensorrt_llm" or FP8.search(text)  # which says bytes instead
+    if wanted.kv and says_type and (fp8 := bool(FP8.search(text))) != wanted.kv.startswith("fp8"):
         logged, ours = ("fp8", wanted.kv) if fp8 else ("another type", wanted.kv)
         raise ScenarioError(
             f"kv.log: {path} is of KV in {logged}, and the deployment's is {ours}. Correct deployment.kv."
@@ -196,6 +206,25 @@ def _check_known(path: Path, model: ModelSpec) -> None:
         raise ScenarioError(
             f"kv.log: {path} is of {model.name}, whose compressed attention keeps states in blocks that no number of a"
             " log says. Write kv: {memory: ..., per_token: ..., per_request: ...}."
+        )
+
+
+def _check_allocated(text: str, path: Path, model: ModelSpec, wanted: Wanted) -> None:
+    """ScenarioError where the GiB of TensorRT-LLM's last line, over its tokens, are not what the model keeps of one on
+    each of the deployment's GPUs. Only of models whose layers all keep the keys and values of every token, on GPUs of
+    one stage: of others it is not known what the line says. Two public logs are so to the digits that they print."""
+    said = ALLOCATED.findall(text)
+    plain = all(isinstance(each.attention, GroupedAttention) and not each.attention.window for each in model.kinds)
+    if not (plain and said and isinstance(wanted.tp, int) and wanted.pp == 1):
+        return
+    gib, tokens = float(said[-1][0]), int(said[-1][1])
+    types = [wanted.kv] if wanted.kv in ELEMENT_BYTES else ["", "fp8"]
+    known = [ModelOnGpus(model, engine="tensorrt_llm", tp=wanted.tp, kv_dtype=kv).kv_bytes_per_token for kv in types]
+    if not any(abs(tokens * size / GIB - gib) <= _PRINTED for size in known):
+        raise ScenarioError(
+            f"kv.log: {path} says {gib:g} GiB for {tokens:,} tokens, {gib * GIB / max(tokens, 1):,.0f} B a token, of"
+            f" which {model.name} keeps {' or '.join(f'{size:,}' for size in known)} B on each of {wanted.tp} GPUs."
+            " Give its own log."
         )
 
 

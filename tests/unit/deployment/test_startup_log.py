@@ -414,3 +414,43 @@ def test_two_pools_of_sglang_are_read_with_the_window_of_the_model(tmp_path: Pat
     log = "max_total_num_tokens=8000\nfull_layer_tokens=8000, swa_layer_tokens=6400\n"
     logged = read_kv_log(written(tmp_path, log), Wanted("sglang", model="openai/gpt-oss-20b"))
     assert (logged.tokens, logged.pools) == (8000, KvPools(128, 6400))
+
+
+PAGED = "[TensorRT-LLM][INFO] [MemUsageChange] Allocated {} GiB for max tokens in paged KV cache ({}).\n"
+
+
+@pytest.mark.parametrize(
+    ("gib", "tokens", "kv", "tp", "complaint"),
+    [
+        ("16.10", 131_891, "", 1, ""),
+        ("16.10", 263_782, "", 1, ""),  # in 8 bits, which the deployment does not rule out
+        ("16.10", 263_782, "fp8", 1, ""),
+        ("16.10", 263_782, "", 2, ""),
+        ("16.10", 301_472, "", 1, "says 16.1 GiB for 301,472 tokens, 57,343 B a token, of which llama-3.1-8b keeps"),
+        ("16.10", 131_891, "fp8", 1, r"131,072 B a token, of which llama-3\.1-8b keeps 65,536 B on each of 1 GPUs"),
+        ("16.10", 0, "", 1, "says 16.1 GiB for 0 tokens"),
+    ],
+)
+def test_bytes_of_tensorrt_llms_line_are_those_of_its_tokens(
+    tmp_path: Path, gib: str, tokens: int, kv: str, tp: int, complaint: str
+) -> None:
+    """Of Llama-3.1-8B, 131,072 B in 16 bits; the log of another model is none of it."""
+    path = written(tmp_path, PAGED.format("0.25", "2048") + PAGED.format(gib, tokens))
+    wanted = Wanted("tensorrt_llm", tp=tp, pp=1, model="llama-3.1-8b", kv=kv)
+    if complaint:
+        with pytest.raises(ScenarioError, match=complaint):
+            read_kv_log(path, wanted)
+    else:
+        assert read_kv_log(path, wanted).tokens == tokens
+
+
+def test_public_lines_of_tensorrt_llm_are_their_models_tokens(tmp_path: Path) -> None:
+    """triton-inference-server/tutorials pull request 150: 116,617 blocks of 32 tokens, 22 layers of 4 heads of 64."""
+    path = written(tmp_path, PAGED.format("78.30", "3731744"))
+    file = tmp_path / "tiny.json"
+    file.write_text(
+        '{"model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 22, "num_attention_heads": 32,'
+        ' "num_key_value_heads": 4, "intermediate_size": 5632, "vocab_size": 32000, "torch_dtype": "bfloat16",'
+        ' "max_position_embeddings": 2048}'
+    )
+    assert read_kv_log(path, Wanted("tensorrt_llm", tp=1, pp=1, model=str(file))).tokens == 116_617 * 32
