@@ -48,7 +48,7 @@ LINES = {
     "report.text": 3300,
     "results": 3300,
     "scenario": 6650,
-    "serve": 4850,
+    "serve": 4900,
     "study": 50,
     "study.capacity": 1200,
     "study.curves": 900,
