@@ -88,7 +88,7 @@ def serve(
     from batchsim.report.layout import fit  # which with the others takes long to import
     from batchsim.report.text.summary_text import report
     from batchsim.scenario.setup import Setup
-    from batchsim.serve.keep_served import keep_served
+    from batchsim.serve.keep_served import keep_served, keep_table
     from batchsim.serve.metrics import Metrics
     from batchsim.serve.realtime import RealtimeSimulation
     from batchsim.serve.run_server import check_address, run_server
@@ -136,6 +136,11 @@ def serve(
     if not backend.num_sent:
         errors = f": {faults.num_errors} got an error on demand" if faults.num_errors else ""
         typer.echo(f"no request came to an engine, so there are no results{errors}", err=True)
+        return
+    if spec.config.traits.pooling:
+        table = keep_table(backend, records, spans, out)
+        text = f"{counted(backend.num_sent, 'request')} came to an engine; each with its latencies: {table}"
+        typer.echo(f"{text}; of a pooling model there are no other results")
         return
     results = keep_served(
         backend, records, spans, out, started_unix_ns=started_unix_ns, speed=speed, faults=faults, made=made

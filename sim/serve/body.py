@@ -278,6 +278,28 @@ def completion(
     )
 
 
+def tokenized(body: bytes, words: Texts, max_model_len: int, most_tokens: int) -> bytes:
+    """The response to /tokenize, of a `prompt` or of `messages`. ApiError 400 for more than `most_tokens`."""
+    values = parse_json(body, most_tokens)
+    if "messages" in values:
+        ids = completion(values | {"max_tokens": 1}, words, max_model_len, chat=True).prompts[0].ids
+    else:
+        ids = words.encode(Body(values).text("prompt"), most_tokens)
+        if len(ids) > most_tokens:
+            raise ApiError(400, f"prompt has more than the {most_tokens:,} tokens that are told", "prompt")
+    response = {"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": None}
+    return json.dumps(response).encode()
+
+
+def detokenized(body: bytes, words: Texts, most_tokens: int) -> bytes:
+    """The response to /detokenize, of `tokens`."""
+    ids = parse_json(body, most_tokens).get("tokens")
+    if not isinstance(ids, list) or not all(type(one) is int for one in ids):
+        raise ApiError(400, "tokens must be a list of token ids", "tokens")
+    check_ids(ids, words, "tokens")
+    return json.dumps({"prompt": words.decode(ids)}).encode()
+
+
 def _too_many(name: str, whose: str, most: int) -> ApiError:
     return ApiError(400, f"{whose} have more than {most:,} tokens together. Ask for less at a time.", name)
 

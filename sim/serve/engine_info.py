@@ -5,7 +5,7 @@ Only fields that a simulated engine has; names as in sglang/srt/entrypoints/http
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from batchsim.base.errors import shown
@@ -18,7 +18,7 @@ from batchsim.serve.incoming import HttpRequest
 _RANK = "x-data-parallel-rank"
 
 
-def model_info(setup: Setup, served_name: str) -> dict[str, Any]:
+def model_info(setup: Setup, served_name: str, cores: Mapping[int, EngineCore]) -> dict[str, Any]:
     """The model: `served_name` is its name to clients."""
     return {
         "model_path": setup.model.name,
@@ -50,7 +50,7 @@ def server_info(setup: Setup, served_name: str, cores: Mapping[int, EngineCore])
     }
 
 
-def loads(cores: Mapping[int, EngineCore]) -> list[dict[str, int]]:
+def loads(setup: Setup, served_name: str, cores: Mapping[int, EngineCore]) -> list[dict[str, int]]:
     """The requests and the KV tokens in use of each replica that is up."""
     rows: list[dict[str, int]] = []
     for rank, core in sorted(cores.items()):
@@ -64,6 +64,17 @@ def loads(cores: Mapping[int, EngineCore]) -> list[dict[str, int]]:
             }
         )
     return rows
+
+
+About = Callable[[Setup, str, Mapping[int, EngineCore]], Any]
+ABOUT: dict[str, About] = {
+    "/model_info": model_info,
+    "/get_model_info": model_info,
+    "/server_info": server_info,
+    "/get_server_info": server_info,
+    "/get_load": loads,
+}
+"""What is answered at each path, of a setup, the model's name to clients and the engines that are up."""
 
 
 def num_ranks(setup: Setup) -> int:

@@ -177,7 +177,7 @@ class Exchange:
             if not self._waits:
                 self._push(choice)
         elif all(each.finish_reason is not None for each in self.choices):
-            self.engines.send(self.reply, sum(choice.num_tokens for choice in self.choices), self._whole)
+            self.engines.send(self.reply, self.size, self._whole)
             self._end()
 
     def _fail(self, answer: Answer) -> None:
@@ -283,6 +283,11 @@ class Exchange:
         return text
 
     # ---- whole
+
+    @property
+    def size(self) -> int:
+        """The tokens, or the numbers, of the whole answer."""
+        return sum(choice.num_tokens for choice in self.choices)
 
     def _whole(self) -> bytes:
         request = self.request

@@ -91,6 +91,19 @@ def keep_served(
         return keep_run(kept, home, [packed.result], reused=0, facts=facts)
 
 
+def keep_table(
+    backend: RealtimeSimulation | LiveEngine, records: Records, spans: tuple[ReplicaSpan, ...], out: Path
+) -> Path:
+    """Writes the table of `keep_served` alone, and returns where: of a pooling model, since no trace says that its
+    requests ask for no tokens. ScenarioError where `out` cannot be written."""
+    with writing(out, "Give another folder with --out."):
+        home = out / f"{backend.setup.scenario.name}-served" / RECEIVED
+        home.mkdir(parents=True, exist_ok=True)
+        table = home / f"{short_hash([backend.spec.name, backend.num_sent, time.time_ns()])}.csv"
+        write_text(table, _table(_run(backend, records, spans)))
+    return table
+
+
 def rows_so_far(backend: RealtimeSimulation | LiveEngine) -> Records:
     """The rows of the requests that have ended so far, copied: where the engines have theirs they write more. Called
     between steps."""

@@ -144,6 +144,12 @@ class Tally:
             self.ended["abort" if life.outcome == CANCELLED else "error"] += 1
             return
         self.ended["length" if life.by_length else "stop"] += 1
+        if life.first_token_ns < 0:  # of a pooling model
+            self.e2e.observe(e2e_ns / NS_PER_S)
+            self.queue.observe((life.scheduled_ns - life.arrival_ns) / NS_PER_S)
+            self.prompt_tokens += life.prompt_tokens
+            self.prompt.observe(life.prompt_tokens)
+            return
         decode_ns = life.last_token_ns - life.first_token_ns
         self.e2e.observe(e2e_ns / NS_PER_S)
         self.queue.observe((life.scheduled_ns - life.arrival_ns) / NS_PER_S)

@@ -18,15 +18,24 @@ from batchsim.base.units import NS_PER_S
 from batchsim.base.version import VERSION
 from batchsim.serve.answers import Answer, Asked
 from batchsim.serve.api_error import ApiError
-from batchsim.serve.body import MOST_TOKENS, SHORT, Body, CompletionRequest, check_ids, completion, parse_json
+from batchsim.serve.body import (
+    MOST_TOKENS,
+    SHORT,
+    CompletionRequest,
+    completion,
+    detokenized,
+    parse_json,
+    tokenized,
+)
 from batchsim.serve.connection import Connection
-from batchsim.serve.engine_info import asked_rank, loads, model_info, num_ranks, server_info
+from batchsim.serve.engine_info import ABOUT, About, asked_rank, num_ranks
 from batchsim.serve.exchange import Exchange, rejection
 from batchsim.serve.faults import Faults
 from batchsim.serve.guard import OPEN, Guard
 from batchsim.serve.incoming import HttpRequest, Limits
 from batchsim.serve.keep_served import rows_so_far, table_so_far
 from batchsim.serve.live_engine import LiveEngine
+from batchsim.serve.pooled import PATHS, PoolRequest, exchange_of, pool_request
 from batchsim.serve.prefix_identity import PrefixIdentity
 from batchsim.serve.realtime import RealtimeSimulation
 from batchsim.serve.served_workload import AnswerLengths
@@ -75,6 +84,7 @@ class Server:
         self._want_results: list[tuple[HttpRequest, Connection]] = []
         self._makes_results = False
         self._most_tokens = max(MOST_TOKENS, self.max_model_len)
+        self._pools = self.backend.spec.config.traits.pooling
         self._guard = Guard(self.api_key)
         self._sleep = Sleep()
         self._routes: dict[tuple[str, str], Route] = {
@@ -87,11 +97,7 @@ class Server:
             ("GET", "/version"): self._version,
             ("GET", "/metrics"): self._metrics,
             ("GET", "/health_generate"): self._health,
-            ("GET", "/model_info"): self._model_info,
-            ("GET", "/get_model_info"): self._model_info,
-            ("GET", "/server_info"): self._server_info,
-            ("GET", "/get_server_info"): self._server_info,
-            ("GET", "/get_load"): self._loads,
+            **{("GET", path): partial(self._tell, make) for path, make in ABOUT.items()},
             ("POST", "/tokenize"): self._tokenize,
             ("POST", "/detokenize"): self._detokenize,
             ("POST", "/reset_prefix_cache"): self._reset_prefix_cache,
@@ -100,6 +106,7 @@ class Server:
             ("POST", "/sleep"): self._fall_asleep,
             ("POST", "/wake_up"): self._wake_up,
             ("GET", "/batchsim/results"): self._results,
+            **{("POST", path): self._pool for path in PATHS},
         }
 
     # ---- from start to end
@@ -214,6 +221,8 @@ class Server:
 
     def _complete(self, request: HttpRequest, reply: Connection, *, chat: bool) -> None:
         real = isinstance(self.backend, LiveEngine)
+        if self._pools:
+            raise ApiError(400, f"{request.path}: the model makes no tokens. Ask {', '.join(PATHS)}.")
 
         def read() -> CompletionRequest:
             values = parse_json(request.body, self._most_tokens)
@@ -221,8 +230,25 @@ class Server:
 
         self._read(request, reply, read, lambda asked: self._open(asked, request, reply))
 
-    def _open(self, asked: CompletionRequest, request: HttpRequest, reply: Connection) -> None:
-        """Has what is asked for answered."""
+    def _pool(self, request: HttpRequest, reply: Connection) -> None:
+        kind, dimensions = PATHS[request.path], self.backend.setup.model.hidden_size
+        if not self._pools:
+            raise ApiError(400, f"{request.path}: the model makes tokens. Serve a policy with runner: pooling.")
+
+        def read() -> PoolRequest:
+            values = parse_json(request.body, self._most_tokens)
+            return pool_request(values, kind, self.words, self.max_model_len, dimensions)
+
+        self._read(request, reply, read, lambda it: self._open(it.asked, request, reply, exchange_of(it)))
+
+    def _open(
+        self,
+        asked: CompletionRequest,
+        request: HttpRequest,
+        reply: Connection,
+        make: Callable[..., Exchange] = Exchange,
+    ) -> None:
+        """Has what is asked for answered, by the exchange that `make` makes."""
         if asked.model and asked.model != self.model:
             raise ApiError(404, f"The model `{asked.model[:200]}` does not exist.", "model")
         self._check_up()
@@ -232,7 +258,7 @@ class Server:
             raise ApiError(500, "an error on demand")
         asked = replace(asked, model=self.model)
         id = f"{'chatcmpl' if asked.is_chat else 'cmpl'}-{self._count:08x}"
-        exchange = self.exchanges[id] = Exchange(id, int(time.time()), asked, reply, self)
+        exchange = self.exchanges[id] = make(id, int(time.time()), asked, reply, self)
         exchange.ended = lambda: self._ended(id)
         if asked.stream and self.faults.stalls(self._count):
             exchange.is_stalled = True
@@ -338,33 +364,16 @@ class Server:
     def _version(self, request: HttpRequest, reply: Connection) -> None:
         reply.answer(200, json.dumps({"version": f"batchsim {VERSION}"}).encode())
 
-    def _model_info(self, request: HttpRequest, reply: Connection) -> None:
-        reply.answer(200, json.dumps(model_info(self.backend.setup, self.model)).encode())
-
-    def _server_info(self, request: HttpRequest, reply: Connection) -> None:
-        reply.answer(200, json.dumps(server_info(self.backend.setup, self.model, self.backend.cores())).encode())
-
-    def _loads(self, request: HttpRequest, reply: Connection) -> None:
-        reply.answer(200, json.dumps(loads(self.backend.cores())).encode())
+    def _tell(self, make: About, request: HttpRequest, reply: Connection) -> None:
+        """Answers with what `make` says of the engines."""
+        reply.answer(200, json.dumps(make(self.backend.setup, self.model, self.backend.cores())).encode())
 
     def _metrics(self, request: HttpRequest, reply: Connection) -> None:
         text = self.backend.metrics.text(self.backend.cores(), self._sleep.level, len(self._sleep.held))
         reply.answer(200, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
 
     def _tokenize(self, request: HttpRequest, reply: Connection) -> None:
-        def read() -> bytes:
-            values = parse_json(request.body, self._most_tokens)
-            if "messages" in values:
-                ids = completion(values | {"max_tokens": 1}, self.words, self.max_model_len, chat=True).prompts[0].ids
-            else:
-                ids = self.words.encode(Body(values).text("prompt"), self._most_tokens)
-                if len(ids) > self._most_tokens:
-                    raise ApiError(
-                        400, f"prompt has more than the {self._most_tokens:,} tokens that are told", "prompt"
-                    )
-            response = {"count": len(ids), "max_model_len": self.max_model_len, "tokens": ids, "token_strs": None}
-            return json.dumps(response).encode()
-
+        read = partial(tokenized, request.body, self.words, self.max_model_len, self._most_tokens)
         self._read(request, reply, read, lambda body: reply.answer(200, body))
 
     def _reset_prefix_cache(self, request: HttpRequest, reply: Connection) -> None:
@@ -434,11 +443,5 @@ class Server:
         self._turns.aside(make, tell)
 
     def _detokenize(self, request: HttpRequest, reply: Connection) -> None:
-        def read() -> bytes:
-            ids = parse_json(request.body, self._most_tokens).get("tokens")
-            if not isinstance(ids, list) or not all(type(one) is int for one in ids):
-                raise ApiError(400, "tokens must be a list of token ids", "tokens")
-            check_ids(ids, self.words, "tokens")
-            return json.dumps({"prompt": self.words.decode(ids)}).encode()
-
+        read = partial(detokenized, request.body, self.words, self._most_tokens)
         self._read(request, reply, read, lambda body: reply.answer(200, body))

@@ -39,9 +39,14 @@ def scenario_of(policy: str, more: str = "", workload: str = "", tokens: int = 1
 
 def setup_of(policy: str, more: str = "", workload: str = "", tokens: int = 16000) -> Setup:
     """The setup of a scenario whose steps take 10 ms each, under one policy."""
+    return setup_from(scenario_of(policy, more, workload, tokens))
+
+
+def setup_from(text: str) -> Setup:
+    """The setup of a scenario given by its YAML."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "served.yaml"
-        path.write_text(scenario_of(policy, more, workload, tokens))
+        path.write_text(text)
         return Setup.of(load_scenario(str(path)))
 
 

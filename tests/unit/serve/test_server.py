@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("h11", reason="batchsim serve needs h11")
 
+from batchsim.scenario.setup import Setup
 from batchsim.serve.connection import Connection
 from batchsim.serve.incoming import HttpRequest, Limits
 from batchsim.serve.server import Server
@@ -85,9 +86,20 @@ def ask(
     api_key: str = "",
 ) -> Any:
     """What `use` returns of a client of a new server."""
+    return ask_of(use, setup_of(policy, more), speed=speed, limits=limits, api_key=api_key)
+
+
+def ask_of(
+    use: Callable[[Client], Awaitable[Any]],
+    setup: Setup,
+    *,
+    speed: float = 100,
+    limits: Limits | None = None,
+    api_key: str = "",
+) -> Any:
+    """What `use` returns of a client of a new server of `setup`."""
 
     async def run() -> Any:
-        setup = setup_of(policy, more)
         server = Server(simulation_of(setup), speed, api_key, limits or Limits())
         port = await server.start("127.0.0.1", 0)
         try:
