@@ -183,7 +183,7 @@ def pack_point(
         "few": sorted(measured.weak_percentiles),
         "reasons": measured.reasons,
         "details": run.records.details,
-        "workload": {"notes": run.workload.notes, **run.workload.describe},
+        "workload": {"notes": list(run.workload.notes), **run.workload.describe},
     }
     if replicas:
         result["replicas"] = list(replicas)

@@ -218,3 +218,16 @@ def test_the_folder_is_free_when_the_sweep_is_gone(tmp_path: Path) -> None:
     other.start()
     other.join()
     assert other.exitcode == 0
+
+
+def test_requests_of_points_that_were_there_are_described_once(tmp_path: Path) -> None:
+    """Those of `continuous` are read, those of `mine` simulated: the manifest has one entry a load and seed."""
+    whole = scenario(tmp_path, limit=MANY)
+    path = str(tmp_path / "s.yaml")
+    run_scenario(
+        load_scenario(path, overrides=["policies={continuous: {max_num_seqs: 8, max_num_batched_tokens: 512}}"]),
+        out=tmp_path,
+    )
+    results = run_scenario(whole, out=tmp_path)
+    assert results.manifest["points_reused"] == 4
+    assert len(results.manifest["workload"]) == 4
