@@ -46,8 +46,7 @@ class Counts(NamedTuple):
 
 
 class _Scheme(Config):
-    """What schemes have in common. Each says in `room` how many groups are to be sent now, and in `pause` how engines
-    load weights."""
+    """What schemes have in common. Each has its own `room`, and says in `pause` how engines load weights."""
 
     aborts: ClassVar[bool] = False
     """Whether groups that still run are aborted once a training has its own."""
@@ -75,6 +74,10 @@ class _Scheme(Config):
         """Groups that a training takes."""
         return prompts
 
+    def room(self, counts: Counts, prompts: int) -> int:
+        """Groups to be sent now."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True)
 class Synchronous(_Scheme):
@@ -100,7 +103,6 @@ class Synchronous(_Scheme):
         return None if self.partial else 0
 
     def room(self, counts: Counts, prompts: int) -> int:
-        """Groups to be sent now."""
         if not counts.is_idle or counts.queued + counts.running >= prompts:
             return 0
         return self.submit or prompts
@@ -147,12 +149,10 @@ class OneStepOff(_Scheme):
 
     @property
     def trigger(self) -> int:
-        """Trainings between two loadings of weights."""
         return self.interval
 
     @property
     def limit(self) -> int:
-        """The most versions that a group may be old when it is trained on."""
         return self.ahead + 1
 
     def room(self, counts: Counts, prompts: int) -> int:
@@ -186,11 +186,9 @@ class VerlFullyAsync(_Scheme):
 
     @property
     def trigger(self) -> int:
-        """Trainings between two loadings of weights."""
         return self.trigger_parameter_sync_step
 
     def required(self, prompts: int) -> int:
-        """Groups that a training takes."""
         return self.require_batches * prompts
 
     def most(self, prompts: int) -> int:
@@ -198,7 +196,6 @@ class VerlFullyAsync(_Scheme):
         return int(self.required(prompts) * (1 + self.staleness_threshold) * self.trigger)
 
     def room(self, counts: Counts, prompts: int) -> int:
-        """Groups to be sent now."""
         most = self.most(prompts)
         if counts.queued >= most:
             return 0
@@ -223,11 +220,9 @@ class Areal(_Scheme):
 
     @property
     def limit(self) -> int:
-        """The most versions that a group may be old when it is trained on."""
         return self.max_head_offpolicyness
 
     def room(self, counts: Counts, prompts: int) -> int:
-        """Groups to be sent now."""
         allowed = (self.max_head_offpolicyness + counts.version + 1) * prompts
         most = self.max_concurrent_rollouts or prompts
         return min(most - counts.running, allowed - counts.accepted - counts.running)
@@ -250,16 +245,13 @@ class TrlAsync(_Scheme):
 
     @property
     def trigger(self) -> int:
-        """Trainings between two loadings of weights."""
         return self.weight_sync_steps
 
     @property
     def max_age(self) -> int:
-        """Versions beyond which a group is dropped."""
         return self.max_staleness
 
     def room(self, counts: Counts, prompts: int) -> int:
-        """Groups to be sent now."""
         in_flight = max(self.max_staleness, 1) * prompts
         return min(in_flight - counts.running, self.queue - counts.queued - counts.running)
 
@@ -278,11 +270,9 @@ class NemoRl(_Scheme):
 
     @property
     def max_age(self) -> int:
-        """Versions beyond which a group is dropped."""
         return self.max_trajectory_age_steps
 
     def room(self, counts: Counts, prompts: int) -> int:
-        """Groups to be sent now."""
         return 2 * self.max_trajectory_age_steps * prompts - counts.running - counts.queued
 
 
