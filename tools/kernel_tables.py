@@ -4,16 +4,13 @@
     python -m tools.kernel_tables support
     python -m tools.kernel_tables errors [MODEL ...]
 
-`ship` makes the profiles of deployments, each for the newest version of its engine in the tables, in the place of that
-of an older one, and prints how far each is from 200 direct queries. With SCENARIOs it makes those that they name, with
-`--only` the shipped ones whose names hold a TEXT; both leave all others as they are. The same tables give the same
-bytes. `support` writes sim/tables/timed.json: of which models the tables time steps, by engine and GPU.
+`ship` makes the profiles of deployments for the newest version of their engines in the tables, in the place of older
+ones, and prints how far each is from 200 direct queries: those of SCENARIOs, or with `--only` the shipped ones whose
+names hold a TEXT. `support` writes sim/tables/timed.json: of which models the tables time steps, by engine and GPU.
 
 `errors` makes profiles of sixteen models of eleven families on two GPUs under two engines and asks each 50 steps that
-it was not made of: 17 of decodes, 17 of prompts with and without a prefix, 16 of both, as a table in Markdown. A
-deployment that the tables cannot time is a row with the reason. A sentence below names the models of which every
-deployment is timed within 2 % in the median and 6 % at worst. It exits with 1 where a median is above 1 % or an error
-above 6 %; of sparse latent attention, of which the tables jump between prefixes, above 35 %.
+it was not made of: decodes, prompts with and without a prefix, both; as Markdown, with the reason where the tables time
+none. It exits with 1 where a median is above 1 % or an error above 6 %, of sparse latent attention above 35 %.
 """
 
 from __future__ import annotations
@@ -46,14 +43,11 @@ from batchsim.tables.modes import NoTablesError, has_experts
 
 TABLES = Path(__file__).parents[1] / "sim" / "tables"
 TIMED = TABLES / "timed.json"
-ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt_llm"}
-"""Names of batchsim by those of the tables."""
-
+ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt_llm"}  # by their names in the tables
 QUERIES = 50
 JUMPS = "sparse latent attention"
 MEDIAN, WORST, WORST_OF_JUMPS = 0.01, 0.06, 0.35
-NARROW_MEDIAN, NARROW_WORST = 0.02, 0.06
-"""What the models of `narrow` keep to in each of their deployments."""
+NARROW_MEDIAN, NARROW_WORST = 0.02, 0.06  # of all deployments of the models that `narrow` names
 HEAD = "| model | layers | GPUs | engine | decodes | prompts | both | all |\n" + "|---" * 4 + "|--:" * 4 + "|"
 MODELS = (
     ("Qwen/Qwen3.5-27B", 2, "", "gated delta net"),
@@ -145,14 +139,20 @@ def narrow(table: Iterable[Row]) -> str:
     )
 
 
+MINIMAX, QWEN = "nvidia/MiniMax-M3-NVFP4", "nvidia/Qwen3.6-35B-A3B-NVFP4"
+NOT_HERE = {(MINIMAX, "vllm"), (MINIMAX, "trtllm"), (QWEN, "vllm"), (QWEN, "sglang")}
+"""What passed there with other types than its checkpoint's, which the tables time on no GPU."""
+
+
 def timed(rows: Iterable[Mapping[str, str]]) -> dict[str, dict[str, list[str]]]:
-    """The GPUs by model and engine of the rows for prompts and answers of one engine (`agg`) that passed."""
+    """The GPUs by model and engine of the rows for prompts and answers of one engine (`agg`) that passed here, too."""
     systems: dict[str, dict[str, set[str]]] = {}
     for row in rows:
         if row["Mode"] != "agg" or row["Backend"] not in ENGINES:
             continue
         engines = systems.setdefault(row["HuggingFaceID"], {})
-        if row["Status"] in ("PASS", "HYBRID_PASS"):
+        here = (row["HuggingFaceID"], row["Backend"]) not in NOT_HERE
+        if here and row["Status"] in ("PASS", "HYBRID_PASS"):
             engines.setdefault(ENGINES[row["Backend"]], set()).add(row["System"])
     return {
         model: {engine: sorted(systems[model][engine]) for engine in ENGINES.values() if engine in systems[model]}

@@ -70,7 +70,7 @@ class Rooms:
         """The clients of these engines."""
         return RoomClients(fleet, router, workload, self)
 
-    def open(self, request: Request, prefill: int, decode: int, *, ends: bool, now_ns: int) -> None:
+    def assign(self, request: Request, prefill: int, decode: int, *, ends: bool, now_ns: int) -> None:
         """Sends `request` to a decode engine, which may take it once a prefill engine has computed its prompt; with
         `ends` its first token is its last."""
         room = Room(request, prefill, decode, ends=ends, fails=self._fails(request.id))
@@ -156,7 +156,7 @@ class RoomClients(PooledClients):
     def _begin(self, arrival: Arrival, prefill: int, now_ns: int) -> None:
         decode = routed(self.router, arrival.request, "decode", self._rooms.decode)
         ends = arrival.output_tokens is not None and arrival.output_tokens <= 1
-        self._rooms.open(arrival.request, prefill, decode, ends=ends, now_ns=now_ns)
+        self._rooms.assign(arrival.request, prefill, decode, ends=ends, now_ns=now_ns)
 
     def _next(self, request: Request, prefill: int) -> int:
         return self._rooms.decodes_at(request.id, prefill)
