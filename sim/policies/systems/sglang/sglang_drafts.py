@@ -43,7 +43,7 @@ class DraftingBatch(RunningBatch):
     """A RunningBatch whose decodes verify `width` tokens each, and have pages for `reserve` beyond the computed, as far
     as these are known."""
 
-    __slots__ = ("_firsts", "_fresh", "_ignoring", "_lookahead", "_width")
+    __slots__ = ("_firsts", "_ignoring", "_lookahead", "_ungrown", "_width")
     group: DraftGroup  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(
@@ -51,7 +51,7 @@ class DraftingBatch(RunningBatch):
     ) -> None:
         super().__init__(kv, cache, ahead=ahead)
         self._width, self._lookahead = width, reserve - width
-        self._fresh: dict[Sequence, None] = {}  # have not grown yet: their last page may be their prompt's, not full
+        self._ungrown: dict[Sequence, None] = {}  # have not grown yet: their last page may be their prompt's, not full
         self._ignoring: dict[Sequence, None] = {}  # ignore the end of their text
         self._firsts: list[Sequence] = []  # whose first token is in flight, and all tokens before it are known
 
@@ -60,13 +60,13 @@ class DraftingBatch(RunningBatch):
 
     def join(self, seq: Sequence) -> None:
         self.group.join(seq, unknown=int(self._ahead))
-        self._fresh[seq] = None
+        self._ungrown[seq] = None
         if seq.request.ignore_eos:
             self._ignoring[seq] = None
 
     def _off(self, seq: Sequence) -> None:
         self.group.leave(seq)
-        self._fresh.pop(seq, None)
+        self._ungrown.pop(seq, None)
         self._ignoring.pop(seq, None)
 
     def await_results(self, batch: Batch | None) -> None:
@@ -118,11 +118,11 @@ class DraftingBatch(RunningBatch):
         need = self.blocks_due()
         if need > kv.num_free:
             return False
-        begun = sum([-seq.num_computed_tokens % page for seq in self._fresh])
+        begun = sum([-seq.num_computed_tokens % page for seq in self._ungrown])
         if self._cache is not None and (need or begun):
             spare = len(group.members) if page > 1 else 0
             self._cache.make_room(need + kv.blocks_for(begun) + spare)
-        self._fresh.clear()
+        self._ungrown.clear()
         grown = kv.grow_group(group)
         group.take_due()
         return grown
