@@ -10,7 +10,7 @@ from batchsim.policies.registry import POLICIES
 from tests.mutants.making import ROOT
 
 ENGINE = (
-    "test_core test_decode test_journal test_record test_kv test_static"
+    "test_core test_decode test_journal kernel/test_record test_kv test_static"
     " test_continuous test_preemptive test_vllm test_regressions"
     " fleet/test_fleet drive/test_live test_attribution test_policy_errors"
 )
@@ -51,13 +51,13 @@ TESTS = {
     ),
     "sim/kernel/leaps.py": (
         f"{ENGINE} {AHEAD} test_leaps test_sleeping_engines test_draft_leaps test_window_leaps conformance/test_shapes"
-        " test_handover test_pools test_pooled workload/test_tasks curves/test_precision"
+        " test_handover test_pools scenario/test_pooled workload/test_tasks curves/test_precision"
     ),
     "sim/kernel/leaps_ahead.py": f"{ENGINE} {AHEAD} test_sleeping_engines test_window_leaps test_pools test_shared_gpu",
     "sim/kernel/queue_leaps.py": "metrics/test_tiers test_vllm_offload",
     "sim/kernel/pipeline_leaps.py": "test_pipeline_leaps test_vllm_pipelines test_window_leaps",
-    "sim/kernel/lane_rows.py": f"{ENGINE} {AHEAD} test_record test_sleeping_engines validation/test_live_runs",
-    "sim/kernel/packed_rows.py": "test_record test_keep",
+    "sim/kernel/lane_rows.py": f"{ENGINE} {AHEAD} kernel/test_record test_sleeping_engines validation/test_live_runs",
+    "sim/kernel/packed_rows.py": "kernel/test_record test_keep",
     "sim/kernel/sim_executor.py": (
         f"{ENGINE} test_draft_leaps test_acceptance test_in_flight metrics/test_encoding unit/scenario/test_adapters"
         " cost/test_masks test_pipeline_leaps test_sglang_overlap conformance/test_shapes test_landing"
@@ -185,7 +185,7 @@ TESTS = {
     "sim/policies/systems/vllm/vllm_items.py": "test_vllm_items metrics/test_encoding test_request_kinds",
     "sim/policies/systems/vllm/vllm_drafts.py": f"{DRAFTS} test_naive_vllm_groups test_active_adapters",
     "sim/policies/systems/vllm/active_adapters.py": "test_active_adapters test_naive_vllm test_ahead_recordings",
-    "sim/policies/systems/vllm/connector_config.py": "test_vllm_connector test_pooled",
+    "sim/policies/systems/vllm/connector_config.py": "test_vllm_connector scenario/test_pooled",
     "sim/policies/systems/vllm/lmcache_config.py": LMCACHE,
     "sim/policies/systems/vllm/offload_config.py": "test_vllm_offload metrics/test_tiers",
     "sim/policies/systems/vllm/vllm_connector.py": (
