@@ -7,43 +7,23 @@ from pathlib import Path
 import pytest
 
 from batchsim.base.errors import ScenarioError
-from batchsim.kernel.record import STORE_FLUSH, TIER_LOAD, TIER_STORE
-from batchsim.metrics.measure import measure
+from batchsim.kernel.record import STORE_FLUSH, TIER_LOAD
 from batchsim.results.heading import kv_text
-from batchsim.results.keep import point_inputs
 from batchsim.scenario import load_scenario
 from batchsim.scenario.hicache_tier import HiCacheTier
 from batchsim.scenario.point import simulate_point
 from batchsim.scenario.setup import Setup
 from batchsim.study.curves.run import run_scenario
-from batchsim.testing.life_sums import check_lives
-from tests.support.scenarios import refusal, setup_of
+from tests.support.scenarios import refusal
 from tests.support.tier_lives import moved
+from tests.support.tiers import changed, counted_run, one_replica_is_the_engine_alone, tier_text
 
-TEXT = """model: llama-3.1-8b
-cost: {kind: roofline, gpu: h100}
-kv: {tokens: 40000, tiers: [{kind: host}]}
-workload:
-  arrivals: {kind: poisson, mean_rate: 2/s}
-  sessions: {turns: {kind: fixed, tokens: 4}, think_time: 10s}
-  lengths: {prompt: {kind: fixed, tokens: 3000}, output: {kind: fixed, tokens: 20}}
-  duration: 60s
-  output_cap: 50
-policies:
-  sglang: {max_running_requests: 16}
-slo: ttft<1s @ 90%
-load: {mean_rate: [1/s]}
-seeds: 1
-"""
 TIER, POLICY = "{kind: host}", "sglang: {max_running_requests: 16}"
+TEXT = tier_text(TIER, POLICY)
 
 
 def _setup(*changes: tuple[str, str]) -> Setup:
-    text = TEXT
-    for before, after in changes:
-        assert before in text
-        text = text.replace(before, after)
-    return setup_of(text)
+    return changed(TEXT, *changes)
 
 
 def _tier(*changes: tuple[str, str]) -> HiCacheTier:
@@ -77,28 +57,14 @@ def test_the_heading_says_how_much_fits_and_how_fast_it_is() -> None:
 @pytest.mark.parametrize("policy", ["write_through", "write_through_selective", "write_back"])
 def test_metrics_count_what_the_records_have(policy: str) -> None:
     """Loads, tokens and bytes of the run, and all of a life in its parts."""
-    setup = _setup((TIER, f"{{write_policy: {policy}}}"))
-    run = simulate_point(setup, setup.scenario.points()[0])
-    values = measure(point_inputs(setup, run)).values
-    loads, stores = moved(run.records, TIER_LOAD), moved(run.records, TIER_STORE)
-    assert values["host_loads"] == len(loads) > 1
-    assert values["host_loaded_bytes"] == sum(loads.values()) * 131_072
-    assert values["host_stored_bytes"] == sum(stores.values()) * 131_072
-    prompts = int(run.records.requests["prompt_tokens"].sum())
-    assert values["host_hit_rate"] == pytest.approx(sum(loads.values()) / prompts)
+    values, records = counted_run(_setup((TIER, f"{{write_policy: {policy}}}")))
     assert 0 < (values["kv_load_mean_s"] or 0) < 0.01
-    assert values["kv_stores_stalled"] == (run.records.states["state"] == STORE_FLUSH).sum()
+    assert values["kv_stores_stalled"] == (records.states["state"] == STORE_FLUSH).sum()
     assert (values["kv_stores_stalled"] == 0) == (policy != "write_back")
-    check_lives(run.records)
 
 
 def test_replicas_have_hosts_of_their_own() -> None:
-    """One replica is the engine alone."""
-    alone, replica = _setup(), _setup(("seeds: 1", "seeds: 1\nreplicas: {count: 1}"))
-    point = alone.scenario.points()[0]
-    one, behind = (simulate_point(setup, point).records for setup in (alone, replica))
-    assert len(moved(one, TIER_LOAD)) > 3
-    assert one.requests["first_token_ns"].tolist() == behind.requests["first_token_ns"].tolist()
+    one_replica_is_the_engine_alone(TEXT)
 
 
 def test_two_engines_keep_the_same_size_their_own_way() -> None:

@@ -6,31 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from batchsim.base.errors import ScenarioError
-from batchsim.kernel.record import LOAD_WAITED, TIER_LOAD, TIER_STORE
-from batchsim.metrics.measure import measure
+from batchsim.kernel.record import LOAD_WAITED
 from batchsim.results.heading import kv_text
-from batchsim.results.keep import point_inputs
 from batchsim.scenario import load_scenario
 from batchsim.scenario.host_cache import HostCache
-from batchsim.scenario.parse import parse_scenario
 from batchsim.scenario.point import simulate_point
 from batchsim.scenario.setup import Setup
 from batchsim.study.curves.run import run_scenario
-from batchsim.testing.life_sums import check_lives
-from tests.support.tier_lives import moved
-from tests.unit.scenario.test_hicache_tier import TEXT as UNDER_SGLANG
+from tests.support.scenarios import refusal
+from tests.support.tiers import changed, counted_run, one_replica_is_the_engine_alone, tier_text
 
 TIER, POLICY = "{kind: host, size: 64GB}", "tensorrt_llm: {enable_chunked_prefill: true}"
-TEXT = UNDER_SGLANG.replace("{kind: host}", TIER).replace("sglang: {max_running_requests: 16}", POLICY)
+TEXT = tier_text(TIER, POLICY)
 
 
 def _setup(*changes: tuple[str, str]) -> Setup:
-    text = TEXT
-    for before, after in changes:
-        assert before in text
-        text = text.replace(before, after)
-    return Setup.of(parse_scenario(text, "mine.yaml", Path()))
+    return changed(TEXT, *changes)
 
 
 def _tier(*changes: tuple[str, str]) -> HostCache:
@@ -61,27 +52,14 @@ def test_the_heading_says_how_much_fits_and_how_fast_it_is() -> None:
 
 def test_metrics_count_what_the_records_have() -> None:
     """Loads, tokens and bytes of the run, and all of a life in its parts."""
-    setup = _setup()
-    run = simulate_point(setup, setup.scenario.points()[0])
-    values = measure(point_inputs(setup, run)).values
-    states = run.records.states
-    loads, stores = moved(run.records, TIER_LOAD), moved(run.records, TIER_STORE)
-    assert values["host_loads"] == (states["state"] == TIER_LOAD).sum() > 1
-    assert values["host_loaded_bytes"] == sum(loads.values()) * 131_072
-    assert values["host_stored_bytes"] == sum(stores.values()) * 131_072
+    values, records = counted_run(_setup())
     assert 0 < (values["kv_load_mean_s"] or 0) < 0.05
     assert (values["kv_stores_stalled"], values["kv_store_flush_s"]) == (0, 0)
-    assert (states["state"] == LOAD_WAITED).any()
-    check_lives(run.records)
+    assert (records.states["state"] == LOAD_WAITED).any()
 
 
 def test_replicas_have_hosts_of_their_own() -> None:
-    """One replica is the engine alone."""
-    alone, replica = _setup(), _setup(("seeds: 1", "seeds: 1\nreplicas: {count: 1}"))
-    point = alone.scenario.points()[0]
-    one, behind = (simulate_point(setup, point).records for setup in (alone, replica))
-    assert len(moved(one, TIER_LOAD)) > 3
-    assert one.requests["first_token_ns"].tolist() == behind.requests["first_token_ns"].tolist()
+    one_replica_is_the_engine_alone(TEXT)
 
 
 def test_a_host_that_is_never_asked_changes_no_record() -> None:
@@ -110,10 +88,7 @@ MISTAKES = [
 @pytest.mark.parametrize(("before", "after", "complaint"), MISTAKES)
 def test_a_mistake_is_one_line_that_says_where_and_what(before: str, after: str, complaint: str) -> None:
     """With the key, the numbers, and what to do."""
-    with pytest.raises(ScenarioError) as caught:
-        _setup((before, after))
-    (line,) = str(caught.value).splitlines()
-    assert line.startswith("mine.yaml") and complaint in line
+    assert before in TEXT and complaint in refusal(TEXT.replace(before, after))
 
 
 @pytest.mark.slow

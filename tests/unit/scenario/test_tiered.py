@@ -10,7 +10,6 @@ from batchsim.base.errors import ScenarioError
 from batchsim.base.plain import value_at
 from batchsim.kernel.record import (
     TIER_LOAD,
-    TIER_STORE,
 )
 from batchsim.metrics.measure import measure
 from batchsim.results.heading import kv_text
@@ -22,25 +21,11 @@ from batchsim.scenario.setup import Setup
 from batchsim.scenario.tiered import HostTier
 from batchsim.study.curves.lines import short_key
 from batchsim.study.curves.run import run_scenario
-from batchsim.testing.life_sums import check_lives
 from tests.support.scenarios import refusal, setup_of
 from tests.support.tier_lives import moved
+from tests.support.tiers import counted_run, one_replica_is_the_engine_alone, tier_text
 
-TEXT = """model: llama-3.1-8b
-cost: {kind: roofline, gpu: h100}
-kv: {tokens: 40000, tiers: [{size: 64GB}]}
-workload:
-  arrivals: {kind: poisson, mean_rate: 2/s}
-  sessions: {turns: {kind: fixed, tokens: 4}, think_time: 10s}
-  lengths: {prompt: {kind: fixed, tokens: 3000}, output: {kind: fixed, tokens: 20}}
-  duration: 60s
-  output_cap: 50
-policies:
-  vllm: {max_num_seqs: 16}
-slo: ttft<1s @ 90%
-load: {mean_rate: [1/s]}
-seeds: 1
-"""
+TEXT = tier_text("{size: 64GB}", "vllm: {max_num_seqs: 16}")
 
 
 def _setup(before: str = "seeds: 1", after: str = "seeds: 1") -> Setup:
@@ -78,30 +63,16 @@ def test_the_heading_says_how_much_fits_and_how_fast_it_is() -> None:
 
 def test_metrics_count_what_the_records_have() -> None:
     """Loads, tokens and bytes of the run, and all of a life in its parts."""
-    setup = _setup()
-    run = simulate_point(setup, setup.scenario.points()[0])
-    values = measure(point_inputs(setup, run)).values
-    loads, stores = moved(run.records, TIER_LOAD), moved(run.records, TIER_STORE)
-    assert len(loads) > 3
-    assert values["host_loads"] == len(loads)
-    assert values["host_loaded_bytes"] == sum(loads.values()) * 131_072
-    assert values["host_stored_bytes"] == sum(stores.values()) * 131_072
-    prompts = int(run.records.requests["prompt_tokens"].sum())
-    assert values["host_hit_rate"] == pytest.approx(sum(loads.values()) / prompts)
+    values, records = counted_run(_setup())
+    assert len(moved(records, TIER_LOAD)) > 3
     assert 0 < (values["kv_load_mean_s"] or 0) < 0.1
-    check_lives(run.records)
 
 
 def test_replicas_have_tiers_of_their_own() -> None:
     """One replica is the engine alone; of two each loads what it stored."""
-    alone = _setup()
-    point = alone.scenario.points()[0]
-    one = simulate_point(alone, point).records
-    as_replica = _setup("seeds: 1", "seeds: 1\nreplicas: {count: 1}")
-    behind = simulate_point(as_replica, point).records
-    assert one.requests["first_token_ns"].tolist() == behind.requests["first_token_ns"].tolist()
+    one_replica_is_the_engine_alone(TEXT)
     two = _setup("seeds: 1", "seeds: 1\nreplicas: {count: 2, router: {kind: round_robin}}")
-    run = simulate_point(two, point)
+    run = simulate_point(two, two.scenario.points()[0])
     assert measure(point_inputs(two, run)).values["host_loads"] == len(moved(run.records, TIER_LOAD))
 
 
