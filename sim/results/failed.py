@@ -18,7 +18,7 @@ class Failed:
 
     The names are those of point.json: `policy` its label in the scenario, `name` that with the variant, `point` the
     folder it would have had. `trace` is the traceback of an error that is not one of batchsim's own. `vary` is the
-    value of the key that the scenario varies. `nobody`: no request was sent after the warm-up.
+    value of the key that the scenario varies. With `nobody` no request was sent after the warm-up.
     """
 
     policy: str

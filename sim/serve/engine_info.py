@@ -11,6 +11,7 @@ from typing import Any
 from batchsim.base.errors import shown
 from batchsim.base.version import VERSION
 from batchsim.kernel.core import EngineCore
+from batchsim.scenario.config import PolicySpec
 from batchsim.scenario.setup import Setup
 from batchsim.serve.api_error import ApiError
 from batchsim.serve.incoming import HttpRequest
@@ -18,13 +19,13 @@ from batchsim.serve.incoming import HttpRequest
 _RANK = "x-data-parallel-rank"
 
 
-def model_info(setup: Setup, served_name: str, cores: Mapping[int, EngineCore]) -> dict[str, Any]:
+def model_info(setup: Setup, spec: PolicySpec, served_name: str, cores: Mapping[int, EngineCore]) -> dict[str, Any]:
     """The model: `served_name` is its name to clients."""
     return {
         "model_path": setup.model.name,
         "tokenizer_path": setup.model.name,
         "served_model_name": served_name,
-        "is_generation": True,
+        "is_generation": not spec.config.traits.pooling,
         "preferred_sampling_params": None,
         "weight_version": "default",
         "has_image_understanding": False,
@@ -32,12 +33,13 @@ def model_info(setup: Setup, served_name: str, cores: Mapping[int, EngineCore]) 
     }
 
 
-def server_info(setup: Setup, served_name: str, cores: Mapping[int, EngineCore]) -> dict[str, Any]:
+def server_info(setup: Setup, spec: PolicySpec, served_name: str, cores: Mapping[int, EngineCore]) -> dict[str, Any]:
     """The server: each replica is a data parallel rank of it."""
+    deployment = setup.cost.deployment
     return {
         "model_path": setup.model.name,
         "served_model_name": served_name,
-        "tp_size": 1,
+        "tp_size": 1 if deployment is None else deployment.tp,
         "dp_size": num_ranks(setup),
         "context_length": setup.max_model_len,
         "disaggregation_mode": "null",
@@ -50,7 +52,7 @@ def server_info(setup: Setup, served_name: str, cores: Mapping[int, EngineCore])
     }
 
 
-def loads(setup: Setup, served_name: str, cores: Mapping[int, EngineCore]) -> list[dict[str, int]]:
+def loads(setup: Setup, spec: PolicySpec, served_name: str, cores: Mapping[int, EngineCore]) -> list[dict[str, int]]:
     """The requests and the KV tokens in use of each replica that is up."""
     rows: list[dict[str, int]] = []
     for rank, core in sorted(cores.items()):
@@ -66,7 +68,7 @@ def loads(setup: Setup, served_name: str, cores: Mapping[int, EngineCore]) -> li
     return rows
 
 
-About = Callable[[Setup, str, Mapping[int, EngineCore]], Any]
+About = Callable[[Setup, PolicySpec, str, Mapping[int, EngineCore]], Any]
 ABOUT: dict[str, About] = {
     "/model_info": model_info,
     "/get_model_info": model_info,
@@ -74,7 +76,7 @@ ABOUT: dict[str, About] = {
     "/get_server_info": server_info,
     "/get_load": loads,
 }
-"""What is answered at each path, of a setup, the model's name to clients and the engines that are up."""
+"""What is answered at each path, of a setup, the policy served, the name to clients, the engines that are up."""
 
 
 def num_ranks(setup: Setup) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from zlib import crc32
@@ -116,30 +116,29 @@ def vector(prompt: Prompt, dimensions: int) -> np.ndarray[Any, np.dtype[np.float
     return (drawn / np.linalg.norm(drawn)).astype(np.float32)
 
 
-def exchange_of(pooled: PoolRequest) -> Callable[..., Exchange]:
-    """The class of exchanges that answer `pooled`."""
+class PooledExchange(Exchange):
+    """A request to a pooling model, answered whole, as `pooled` asks."""
 
-    class PooledExchange(Exchange):
-        """A request to a pooling model, answered whole."""
+    def __init__(self, pooled: PoolRequest, *args: Any) -> None:
+        super().__init__(*args)
+        self._pooled = pooled
 
-        @property
-        def size(self) -> int:
-            return pooled.dimensions * len(self.choices) if pooled.kind in (EMBED, POOL) else len(self.choices)
+    @property
+    def size(self) -> int:
+        pooled = self._pooled
+        return pooled.dimensions * len(self.choices) if pooled.kind in (EMBED, POOL) else len(self.choices)
 
-        def _whole(self) -> bytes:
-            prompts = [choice.prompt for choice in self.choices]
-            tokens = sum(prompt.num_tokens for prompt in prompts)
-            usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-            number = self.id.partition("-")[2]
-            head = {"id": f"{_ID[pooled.kind]}-{number}", "model": self.request.model}
-            if pooled.kind == RERANK:
-                return json.dumps(head | {"usage": usage, "results": _ranked(pooled, prompts)}).encode()
-            rows = [_row(pooled, place, prompt) for place, prompt in enumerate(prompts)]
-            return json.dumps(
-                head | {"object": "list", "created": self.created_s, "data": rows, "usage": usage}
-            ).encode()
-
-    return PooledExchange
+    def _whole(self) -> bytes:
+        pooled = self._pooled
+        prompts = [choice.prompt for choice in self.choices]
+        tokens = sum(prompt.num_tokens for prompt in prompts)
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        number = self.id.partition("-")[2]
+        head = {"id": f"{_ID[pooled.kind]}-{number}", "model": self.request.model}
+        if pooled.kind == RERANK:
+            return json.dumps(head | {"usage": usage, "results": _ranked(pooled, prompts)}).encode()
+        rows = [_row(pooled, place, prompt) for place, prompt in enumerate(prompts)]
+        return json.dumps(head | {"object": "list", "created": self.created_s, "data": rows, "usage": usage}).encode()
 
 
 _ID = {EMBED: "embd", POOL: "pool", SCORE: "score", RERANK: "rerank"}

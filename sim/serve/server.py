@@ -35,7 +35,7 @@ from batchsim.serve.guard import OPEN, Guard
 from batchsim.serve.incoming import HttpRequest, Limits
 from batchsim.serve.keep_served import rows_so_far, table_so_far
 from batchsim.serve.live_engine import LiveEngine
-from batchsim.serve.pooled import PATHS, PoolRequest, exchange_of, pool_request
+from batchsim.serve.pooled import PATHS, PooledExchange, PoolRequest, pool_request
 from batchsim.serve.prefix_identity import PrefixIdentity
 from batchsim.serve.realtime import RealtimeSimulation
 from batchsim.serve.served_workload import AnswerLengths
@@ -239,7 +239,7 @@ class Server:
             values = parse_json(request.body, self._most_tokens)
             return pool_request(values, kind, self.words, self.max_model_len, dimensions)
 
-        self._read(request, reply, read, lambda it: self._open(it.asked, request, reply, exchange_of(it)))
+        self._read(request, reply, read, lambda it: self._open(it.asked, request, reply, partial(PooledExchange, it)))
 
     def _open(
         self,
@@ -366,7 +366,8 @@ class Server:
 
     def _tell(self, make: About, request: HttpRequest, reply: Connection) -> None:
         """Answers with what `make` says of the engines."""
-        reply.answer(200, json.dumps(make(self.backend.setup, self.model, self.backend.cores())).encode())
+        backend = self.backend
+        reply.answer(200, json.dumps(make(backend.setup, backend.spec, self.model, backend.cores())).encode())
 
     def _metrics(self, request: HttpRequest, reply: Connection) -> None:
         text = self.backend.metrics.text(self.backend.cores(), self._sleep.level, len(self._sleep.held))

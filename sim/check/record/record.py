@@ -51,8 +51,10 @@ class Recorded:
 class _Core(WatchedCore):
     """An engine core that notes the requests it is given."""
 
+    entered: list[Arrival]
+
     def submit(self, arrival: Arrival) -> None:
-        self.__dict__.setdefault("entered", []).append(arrival)
+        self.entered.append(arrival)
         super().submit(arrival)
 
 
@@ -86,12 +88,12 @@ def record_engine(setup: Setup, spec: PolicySpec, load: float, seed: int) -> Rec
     executor = SimExecutor(cost, setup.max_model_len, loop)
     kv = setup.new_kv(config)
     core = setup.engine_on(executor, spec, workload, kv, cost, cost.stages, kind=_Core)
-    core.stop_ns = None
     assert isinstance(core, _Core)
+    core.stop_ns, core.entered = None, []
     shell = Recording("vllm", config, kv.num_blocks, kv.block_size, setup.max_model_len, [], [], [], loop=loop)
     replay = Replay(shell, (core, executor), workload)
     steps = list(_steps(replay))
-    arrivals: list[Arrival] = sorted(core.__dict__["entered"], key=lambda each: each.request.id)
+    arrivals = sorted(core.entered, key=lambda each: each.request.id)
     core.check_returned()
     form = FORMS[loop.kind]
     scheduler = core.scheduler

@@ -104,26 +104,16 @@ def lin(low: int, step: int, high: int) -> list[int]:
     return [*sizes, 0] if low == 0 else sizes
 
 
-def vllm_graph_sizes(max_num_seqs: int, max_num_batched_tokens: int, drafts: int = 0) -> list[int]:
+def vllm_graph_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> list[int]:
     """Tokens for which vLLM captures CUDA graphs: 1, 2, 4, then by 8 below 256, by 16 from there, up to the least of
-    twice the tokens that all sequences decode, 512 and the step's budget. With drafts multiples of 1 + `drafts`."""
-    most = min(2 * max_num_seqs * (1 + drafts), 512, max_num_batched_tokens)
-    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, most + 1, 16)]
-    if drafts:
-        sizes = [-(-size // (1 + drafts)) * (1 + drafts) for size in sizes]
-    return sorted({size for size in sizes if size <= most})
+    twice the sequences, 512 and the step's budget. An engine without drafts."""
+    most = min(2 * max_num_seqs, 512, max_num_batched_tokens)
+    return [size for size in [1, 2, 4, *range(8, 256, 8), *range(256, most + 1, 16)] if size <= most]
 
 
-def sglang_graph_sizes(max_running: int, *, drafts: bool = False, padding: bool = True) -> list[int]:
-    """Decode batch sizes for which SGLang captures CUDA graphs, `max_running` among them; every one without
-    `padding`."""
-    if not padding:
-        return list(range(1, max_running + 1))
-    if drafts:
-        sizes = [*range(1, 9), *range(10, 33, 2), *range(40, 65, 4), *range(72, 257, 8)]
-        sizes += range(272, max_running + 1, 16)
-    else:
-        sizes = [1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 512, 16), *range(512, max_running + 1, 32)]
+def sglang_graph_sizes(max_running: int) -> list[int]:
+    """Decode batch sizes for which SGLang captures CUDA graphs, `max_running` among them. An engine without drafts."""
+    sizes = [1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 512, 16), *range(512, max_running + 1, 32)]
     return sorted({size for size in sizes if size <= max_running} | {max_running})
 
 

@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("h11", reason="batchsim serve needs h11")
 
-from tests.unit.serve.test_server import COMPLETIONS, Client, ask
+from tests.support.serving.served import scenario_of, setup_from
+from tests.unit.serve.test_server import COMPLETIONS, CONTINUOUS, Client, ask, ask_of
 
 TWO = "replicas: {count: 2, router: {kind: round_robin}}"
 BODY: dict[str, Any] = {"prompt": [1, 2, 3], "max_tokens": 3, "ignore_eos": True}
@@ -28,6 +29,15 @@ def test_a_gateway_learns_the_model_and_the_ranks() -> None:
     assert (server["dp_size"], server["context_length"], server["max_total_num_tokens"]) == (2, 4096, 16000)
     idle = {"num_reqs": 0, "num_waiting_reqs": 0, "num_tokens": 0}
     assert loads == [{"dp_rank": 0} | idle, {"dp_rank": 1} | idle]
+
+
+def test_a_gateway_learns_over_how_many_gpus_a_replica_is_split() -> None:
+    """tp_size is that of the step costs; 1 of a cost that has none."""
+    split = scenario_of(CONTINUOUS).replace(
+        "cost: {kind: constant, step: 10ms}", "cost: {kind: roofline, gpu: h100, tp: 2}"
+    )
+    assert ask_of(lambda client: client.json("/server_info"), setup_from(split))["tp_size"] == 2
+    assert ask(lambda client: client.json("/server_info"))["tp_size"] == 1
 
 
 @pytest.mark.parametrize("by_header", [True, False])

@@ -51,6 +51,11 @@ def test_vectors_are_those_of_their_tokens() -> None:
     assert rows["output_tokens"].tolist() == [0] * 5 and rows["prompt_tokens"].tolist() == [3, 2, 3, 2, 3]
 
 
+def test_a_gateway_learns_that_the_model_makes_no_tokens() -> None:
+    """/model_info says so."""
+    assert ask_pooling(lambda client: client.json("/model_info"))["is_generation"] is False
+
+
 def test_a_ranking_is_by_score() -> None:
     """Scores of pairs are the same asked for either way; a ranking has the best first, and no more than are wanted."""
 

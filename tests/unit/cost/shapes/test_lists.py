@@ -23,20 +23,17 @@ def test_powers_of_two_end_with_the_limit() -> None:
 
 
 def test_vllm_captures_graphs_up_to_twice_the_sequences_512_or_the_budget() -> None:
-    """1, 2, 4, by 8 below 256, by 16 from there; with 3 drafts multiples of 4."""
+    """1, 2, 4, by 8 below 256, by 16 from there."""
     assert vllm_graph_sizes(16, 8192) == [1, 2, 4, 8, 16, 24, 32]
     assert vllm_graph_sizes(1024, 8192)[-3:] == [480, 496, 512]
     assert vllm_graph_sizes(1024, 8192)[32:36] == [240, 248, 256, 272]
     assert vllm_graph_sizes(256, 12) == [1, 2, 4, 8]
-    assert vllm_graph_sizes(4, 8192, drafts=3) == [4, 8, 16, 24, 32]
 
 
 def test_sglang_captures_decode_batches_up_to_the_most_that_run() -> None:
     assert sglang_graph_sizes(20) == [1, 2, 4, 8, 12, 16, 20]
     assert sglang_graph_sizes(600)[-4:] == [512, 544, 576, 600]
     assert sglang_graph_sizes(600)[35:39] == [256, 272, 288, 304]
-    assert sglang_graph_sizes(45, drafts=True)[-6:] == [28, 30, 32, 40, 44, 45]
-    assert sglang_graph_sizes(3, padding=False) == [1, 2, 3]
 
 
 def test_the_first_bucket_in_the_order_of_tuples_need_not_be_the_smallest() -> None:
