@@ -62,7 +62,7 @@ ROOMS = {
     "kernel": _room(
         1, of_file="record:numpy acceptance:numpy draft_group:numpy packed_rows:numpy lane_rows:numpy", pure=True
     ),
-    "deployment": _room(1, inside="huggingface_hub", pure=True),  # which reads its own cache of config.json files
+    "deployment": _room(1, inside="huggingface_hub", pure=True),  # which looks config.json files up
     "workload.traces": _room(1, "numpy", inside="pyarrow"),
     "training.packers": _room(1, pure=True),
     "check.measured": _room(2, "numpy", pure=True),

@@ -1,11 +1,10 @@
 """Models known by name: those of the catalog, and checkpoints by their Hugging Face ids, whose config.json is kept in
 short in `checkpoints.json`. Every figure has a source; any other model is named by the path of its config.json,
-or by its id where huggingface_hub has fetched that."""
+or by an id that huggingface_hub finds."""
 
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
@@ -15,6 +14,7 @@ from typing import Any, cast
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.files import read_json, reason_text
+from batchsim.deployment.hub import config_of
 from batchsim.deployment.model import ModelSpec
 
 # Source: config.json of the Hugging Face repository named beside each model; the fields that differ between them.
@@ -64,8 +64,8 @@ def read_model(name_or_path: str) -> ModelSpec:
     """The model of that catalog name or Hugging Face id, or of the config.json at that path (a file, or the folder that
     holds it).
 
-    An id that the catalog lacks, with `@REVISION` behind it if one is meant, is that of a config.json in the cache of
-    huggingface_hub, where that package is installed. Nothing is fetched, so the same files give the same model.
+    An id that the catalog lacks, with `@REVISION` behind it if one is meant, is looked up by huggingface_hub, where
+    that package is installed: in its cache, then on the hub (`hub.config_of`).
 
     A file's model is named after the file; after its folder where it is called config.json.
 
@@ -85,10 +85,10 @@ def read_model(name_or_path: str) -> ModelSpec:
                 raise ScenarioError(f"model: {path}: no such file. Give the folder of a Hugging Face model, or a name.")
         keys = _read_object(path)
     except FileNotFoundError:
-        if (cached := _cached(name_or_path)) is None:
-            missing = f"model: {name_or_path} is neither in the catalog nor a file."
-            raise ScenarioError(f"{missing} {_like(name_or_path)}{_to_fetch(name_or_path)}") from None
-        return replace(_read_config(cached), name=name_or_path)
+        if isinstance(path := config_of(name_or_path), Path):
+            return replace(_read_config(path), name=name_or_path)
+        missing = f"model: {name_or_path} is neither in the catalog nor a file."
+        raise ScenarioError(f"{missing} {_like(name_or_path)} {path}".rstrip()) from None
     spec = _read_config(path, keys)
     return replace(spec, name=path.resolve().parent.name if path.name == "config.json" else path.stem)
 
@@ -100,36 +100,6 @@ def _read_config(path: Path, keys: dict[str, object] | None = None) -> ModelSpec
     if "quantization_config" not in keys and beside.is_file():
         keys["hf_quant_config"] = _read_object(beside)
     return ModelSpec.from_config(keys, str(path))
-
-
-_ID = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\w[\w.-]*))?")
-
-
-def _cached(name: str) -> Path | None:
-    """The config.json of the Hugging Face id `name` in the cache of huggingface_hub; None where it is not there."""
-    if (matched := _ID.fullmatch(name)) is None:
-        return None
-    try:
-        from huggingface_hub import try_to_load_from_cache
-        from huggingface_hub.errors import HFValidationError
-    except ImportError:
-        return None
-    try:
-        path = try_to_load_from_cache(matched["repository"], "config.json", revision=matched["revision"])
-    except HFValidationError:  # no such name of a repository is allowed
-        return None
-    return Path(path) if isinstance(path, str) else None
-
-
-def _to_fetch(name: str) -> str:
-    """How to get the config.json of a Hugging Face id, a sentence; "" of any other `name`."""
-    if (matched := _ID.fullmatch(name)) is None or name.endswith(".json"):
-        return ""
-    revision = f" --revision {matched['revision']}" if matched["revision"] else ""
-    return (
-        f" If it is an id of Hugging Face: pip install 'batchsim[hub]', then"
-        f" hf download {matched['repository']} config.json{revision}."
-    )
 
 
 def _read_object(path: Path) -> dict[str, object]:

@@ -102,7 +102,8 @@ class ScenarioFile(Config):
     """A scenario file key by key."""
 
     model: str
-    """The model: a name of `batchsim catalog`, a Hugging Face id listed there, or the path of a config.json."""
+    """The model: a name of `batchsim catalog`, a Hugging Face id (`{hub: ID, revision: R}` pins one), or the path of a
+    config.json."""
     cost: Annotated[ScenarioCost, ByKind()]
     """What steps cost: a profile, a fit, a GPU for its roofline, or a mapping with a `kind`."""
     workload: WorkloadConfig

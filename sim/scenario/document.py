@@ -17,7 +17,7 @@ from batchsim.base.errors import ScenarioError, shown
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 30
-TEXTS = ("version",)
+TEXTS = ("version", "revision")
 """Keys whose value is text though it looks like a number: 0.10 is not 0.1."""
 
 Path = tuple[str | int, ...]

@@ -85,6 +85,7 @@ def lengthen(document: Document) -> None:
     can change a part of it."""
     take_pools(document)
     take_ranks(document)
+    _take_hub(document)
     for path, owner in costs(document.value):
         _take_deployment(document, path, owner)
         cost = owner.get("cost")
@@ -99,6 +100,19 @@ def lengthen(document: Document) -> None:
             block["router"] = {"kind": block["router"]}
     _take_frontend(document)
     _take_no_output(document)
+
+
+def _take_hub(document: Document) -> None:
+    """Writes `model: {hub: org/name, revision: R}` as the id `org/name@R`."""
+    model = document.value.get("model")
+    if not isinstance(model, dict) or not model:
+        return
+    where, texts = document.where(("model",)), [text for text in model.values() if text is not None]
+    if unknown := [str(key) for key in model if key not in ("hub", "revision")]:
+        raise ScenarioError(f"{where}: model has no {unknown[0]}. {nearest(unknown[0], ('hub', 'revision'))}")
+    if not model.get("hub") or not all(isinstance(text, str) and text for text in texts):
+        raise ScenarioError(f"{where}: model is {shown(model)}. Write texts: {{hub: org/name, revision: main}}.")
+    document.value["model"] = "@".join(texts if model.get("revision") is None else (model["hub"], model["revision"]))
 
 
 def _take_no_output(document: Document) -> None:

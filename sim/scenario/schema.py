@@ -58,6 +58,7 @@ _OWN |= {
 }
 """Keys, with their owner, whose kind may be a class of the user's own, with knobs of its own."""
 EXAMPLES: dict[str, list[Any]] = {
+    "HubModel.hub": ["Qwen/Qwen3-8B"],
     "Columns.prompt": ["prompt_tokens"],
     "Columns.output": ["output_tokens"],
     "Columns.arrival": ["timestamp"],
@@ -124,6 +125,7 @@ def _schema() -> Node:
         "description": words,
         "default": None,
     }
+    _add_hub(schema)
     _write_defaults(schema)
     for owner in (schema, *schema["$defs"].values()):
         own = {*owner.get("properties", ())}
@@ -159,6 +161,23 @@ def _add_deployment(owner: Node) -> None:
     if "cost" in owner.get("required", ()):
         owner["required"].remove("cost")
         owner["oneOf"] = [{"required": ["cost"]}, {"required": ["deployment"]}]
+
+
+def _add_hub(schema: Node) -> None:
+    """Adds `model: {hub: ID, revision: R}` beside its name."""
+    text, model = {"type": "string", "minLength": 1}, schema["properties"]["model"]
+    hub = text | {"description": "Its Hugging Face id, org/name"}
+    revision = text | {"description": "A branch, tag or commit", "default": "main"}
+    schema["$defs"]["HubModel"] = {
+        "type": "object",
+        "title": "HubModel",
+        "description": "A model that huggingface_hub looks up",
+        "properties": {"hub": hub, "revision": revision},
+        "required": ["hub"],
+        "additionalProperties": False,
+    }
+    name = {"type": model.pop("type"), "description": "A name, an id or a path"}
+    model["anyOf"] = [name, {"$ref": "#/$defs/HubModel"}]
 
 
 def _add_short_forms(schema: Node) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -23,6 +27,8 @@ from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.layers import DenseMlp, Experts, GroupedAttention, LatentAttention, Layers
 from batchsim.deployment.model import ModelSpec
 from batchsim.scenario import Point, load_scenario
+from batchsim.scenario.document import read_document
+from batchsim.scenario.long_forms import lengthen
 from batchsim.scenario.point import simulate_point
 from batchsim.scenario.setup import Setup
 
@@ -55,6 +61,38 @@ def test_parameters_are_those_of_the_published_weights(name: str, parameters: in
     assert MODELS[name].num_parameters == parameters
 
 
+TEMPLATE = "/{repo_id}/resolve/{revision}/{filename}"
+NOWHERE = "http://127.0.0.1:9" + TEMPLATE
+
+
+@contextmanager
+def hub_of(answer: Callable[[str], tuple[int, dict[str, str], bytes]]) -> Iterator[str]:
+    """The address of a server on this machine that answers each path with a status, headers and a body."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, headers, body = answer(self.path)
+            self.send_response(status)
+            for name, value in ({"Content-Length": str(len(body))} | headers).items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET  # noqa: N815 - http.server's names
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
 def _fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache of huggingface_hub with the config.json of my/model at two revisions, of which the later is main."""
     constants = pytest.importorskip("huggingface_hub.constants", reason="huggingface_hub is not installed")
@@ -76,18 +114,93 @@ def test_an_id_that_was_fetched_is_read_from_the_cache(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("name", "advice"),
+    ("pinned", "id_"),
+    [("revision: 1a, hub: my/model", "my/model@1a"), ("hub: my/model, revision: 012", "my/model@012"),
+     ("hub: my/model, revision: null", "my/model"), ("hub: my/model", "my/model")],
+)  # fmt: skip
+def test_a_scenario_pins_a_revision(pinned: str, id_: str) -> None:
+    """A commit of digits alone is text."""
+    document = read_document(f"model: {{{pinned}}}", "s.yaml")
+    lengthen(document)
+    assert document.value["model"] == id_
+
+
+@pytest.mark.parametrize("wrong", ["revision: main", "hub: [my/model]", "hub: my/model, rev: a", "hub: ''"])
+def test_a_model_of_the_hub_that_is_written_wrongly_is_one_line(wrong: str) -> None:
+    document = read_document(f"model: {{{wrong}}}", "s.yaml")
+    with pytest.raises(ScenarioError, match=r"^s.yaml:1: model [^\n]*(Known are hub, revision|Write texts: [^\n]*)\.$"):
+        lengthen(document)
+
+
+OFFLINE = "HF_HUB_OFFLINE is set, and the cache of huggingface_hub lacks it. By hand: save"
+
+
+@pytest.mark.parametrize(
+    ("name", "address"),
+    [("my/other", "my/other/resolve/main/config.json"), ("my/model@3c", "my/model/resolve/3c/config.json")],
+)
+def test_an_id_that_is_not_in_the_cache_says_why_and_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, address: str
+) -> None:
+    """Here the hub may not be asked, which huggingface_hub obeys."""
+    _fetched(tmp_path, monkeypatch)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        ScenarioError, match=rf"model: {name} is neither .* {OFFLINE} https://huggingface.co/{address}, "
+    ):
+        read_model(name)
+
+
+def test_a_hub_that_refuses_the_connection_is_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Port 9 of this machine has no server."""
+    _fetched(tmp_path, monkeypatch)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", NOWHERE)
+    with pytest.raises(
+        ScenarioError, match=r"^model: my/other is [^\n]* The hub does not answer \(\w*Error\)\. By hand: "
+    ):
+        read_model("my/other")
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "why"),
     [
-        ("my/other", "hf download my/other config.json"),
-        ("my/model@3c", "hf download my/model config.json --revision 3c"),
+        (404, "EntryNotFound", r"my/other has no config\.json\."),
+        (404, "RevisionNotFound", r"my/other has no revision 3c\."),
+        (401, "RepoNotFound", r"The hub shows no my/other to this user\."),
+        (403, "GatedRepo", r"Its owner shows my/other to those who have agreed .*: hf auth login, or set HF_TOKEN\."),
     ],
 )
-def test_an_id_that_was_not_fetched_says_how_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, advice: str
+def test_what_the_hub_refuses_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, code: str, why: str
 ) -> None:
+    """A server here answers as the hub does, with the reason in X-Error-Code."""
     _fetched(tmp_path, monkeypatch)
-    with pytest.raises(ScenarioError, match=rf"model: {name} is neither .* {advice}\.\Z"):
-        read_model(name)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with hub_of(lambda path: (status, {"X-Error-Code": code}, b"")) as address:
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", address + TEMPLATE)
+        with pytest.raises(ScenarioError, match=why):
+            read_model("my/other@3c")
+
+
+def test_an_id_that_the_hub_has_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of it config.json alone is asked for; afterwards the cache has it."""
+    _fetched(tmp_path, monkeypatch)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    body, asked = json.dumps(LLAMA | {"num_hidden_layers": 48}).encode(), list[str]()
+    headers = {"X-Repo-Commit": "c" * 40, "ETag": '"e"', "Content-Length": str(len(body))}
+
+    def answer(path: str) -> tuple[int, dict[str, str], bytes]:
+        asked.append(path)
+        return 200, headers, body
+
+    with hub_of(answer) as address:
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", address + TEMPLATE)
+        assert read_model("my/other").num_hidden_layers == 48
+        assert {*asked} == {"/my/other/resolve/main/config.json"}
+        count = len(asked)
+        assert read_model("my/other").num_hidden_layers == 48
+        assert len(asked) == count
 
 
 @pytest.mark.parametrize("name", ["a/b/c", "-a/b", "../a", "my/model.json"])

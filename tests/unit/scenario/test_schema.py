@@ -94,6 +94,7 @@ VALID = [
     "replicas: {count: 2, router: least_tokens}",
     "cost: {kind: 'my_cost:Steps', knob: 3}",
     "kv: {log: startup.log}",
+    "model: {hub: org/name, revision: 0123456}",
 ]
 
 
@@ -113,6 +114,8 @@ def test_what_scenarios_may_say_is_valid(line: str) -> None:
         "cost: {kind: linear, bass: 8ms}",
         "seeds: 0",
         "unknown: 1",
+        "model: {revision: main}",
+        "model: {hub: org/name, rev: main}",
     ],
 )
 def test_what_is_refused_is_underlined(line: str) -> None:
