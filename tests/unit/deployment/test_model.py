@@ -209,7 +209,7 @@ def test_what_can_be_no_id_is_no_id(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     _fetched(tmp_path, monkeypatch)
     with pytest.raises(ScenarioError, match="neither in the catalog nor a file") as caught:
         read_model(name)
-    assert "hf download" not in str(caught.value)
+    assert "By hand" not in str(caught.value)
 
 
 def test_a_config_json_gives_the_same_spec_as_the_catalog() -> None:
