@@ -301,7 +301,10 @@ def _cases(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-def _is_conserved(case: dict[str, Any]) -> None:
+CASES = _cases()
+
+
+def is_conserved(case: dict[str, Any]) -> None:
     """Every request ends once, with all its tokens unless its client gave up or the run was cut; all blocks and chunks
     come back, all parts sum to the life, and steps that are leapt over leave the rows of stepping."""
     arrivals = case["arrivals"]
@@ -323,5 +326,5 @@ def _is_conserved(case: dict[str, Any]) -> None:
 
 
 test_requests_and_blocks_are_conserved, test_they_are_conserved_in_many_more_cases = few_and_many(
-    _is_conserved, _cases(), few=60, many=1500
+    is_conserved, CASES, few=60, many=1500
 )

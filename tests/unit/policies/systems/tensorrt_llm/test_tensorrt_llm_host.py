@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.base.errors import ScenarioError, SchedulerStalled
@@ -29,9 +28,9 @@ from batchsim.testing.life_sums import check_lives
 from tests.plain.systems import Step
 from tests.plain.tensorrt_llm import EngineFailsError
 from tests.plain.tensorrt_llm_host import HostPool, HostWaiting
-from tests.support.random_cases import random_cases
+from tests.support.random_cases import few_and_many
 from tests.support.stepping import HostCost, LinearCost, Run, run
-from tests.support.tier_lives import parts_of
+from tests.support.tier_lives import all_end_with_their_tokens, parts_of
 from tests.support.whole_batches import BLOCK_SIZE, times
 from tests.unit.policies.systems.tensorrt_llm.test_tensorrt_llm_reuse import CAPACITY, CHUNKING, alike, cached, sharing
 
@@ -194,18 +193,19 @@ def test_a_host_cache_needs_its_manager() -> None:
 HOSTS = st.builds(Host, st.integers(1, 12), st.sampled_from([0, 7]), st.sampled_from([0, 3]), st.sampled_from([0, 5]))
 
 
-@random_cases(400)
-@given(
-    arrivals=sharing(),
-    capacity=CAPACITY,
-    size=st.sampled_from([2, 4, 100]),
-    tokens=st.sampled_from([5, 9, 21, 36]),
-    chunking=CHUNKING,
-    backend=st.sampled_from(["tensorrt", "pytorch"]),
-    blocks=st.integers(9, 18),
-    host=HOSTS,
+CASES = (
+    sharing(),
+    CAPACITY,
+    st.sampled_from([2, 4, 100]),
+    st.sampled_from([5, 9, 21, 36]),
+    CHUNKING,
+    st.sampled_from(["tensorrt", "pytorch"]),
+    st.integers(9, 18),
+    HOSTS,
 )
-def test_with_a_host_cache_the_steps_are_those_of_the_plain_loops(
+
+
+def compared(
     arrivals: list[Arrival],
     capacity: Any,
     size: int,
@@ -231,11 +231,20 @@ def test_with_a_host_cache_the_steps_are_those_of_the_plain_loops(
     assert found == steps
 
 
-@random_cases(100)
-@given(arrivals=sharing(), capacity=CAPACITY, blocks=st.integers(9, 18), host=HOSTS, ahead=st.booleans())
-def test_with_a_host_cache_every_way_of_driving_leaves_the_same_records(
-    arrivals: list[Arrival], capacity: Any, blocks: int, host: Host, ahead: bool
-) -> None:
-    """Live, step by step, with leaps; the pool comes back whole, and the parts of each life sum to it."""
+test_with_a_host_cache_the_steps_are_those_of_the_plain_loops, test_they_are_so_in_many_more_cases = few_and_many(
+    compared, *CASES, few=100, many=2000
+)
+
+
+def conserved(arrivals: list[Arrival], capacity: Any, blocks: int, host: Host, ahead: bool) -> None:
+    """Live, step by step and with leaps the same records; every request ends with its tokens, the pool comes back
+    whole, and the parts of each life sum to it."""
     knobs = {"backend": "pytorch", "disable_overlap_scheduler": not ahead, "enable_chunked_prefill": True}
-    hosted(arrivals, host, blocks, capacity_scheduler_policy=capacity, max_num_tokens=36, **knobs)
+    done = hosted(arrivals, host, blocks, capacity_scheduler_policy=capacity, max_num_tokens=36, **knobs)
+    all_end_with_their_tokens(done.records.requests, arrivals)
+
+
+MORE_CASES = (sharing(), CAPACITY, st.integers(9, 18), HOSTS, st.booleans())
+test_with_a_host_cache_every_way_of_driving_leaves_the_same_records, test_they_do_in_many_more_cases = few_and_many(
+    conserved, *MORE_CASES, few=40, many=1000
+)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.kernel.engine_loop import SYNC
@@ -26,9 +25,9 @@ from batchsim.policies.systems.vllm.vllm_lmcache import VllmLmcache
 from batchsim.testing.life_sums import check_lives
 from tests.plain.vllm import Naive
 from tests.plain.vllm_lmcache import NaiveLmcache
-from tests.support.random_cases import random_cases
+from tests.support.random_cases import few_and_many
 from tests.support.stepping import HostCost, LinearCost, Run, column, run
-from tests.support.tier_lives import parts_of
+from tests.support.tier_lives import all_end_with_their_tokens, parts_of
 from tests.support.whole_batches import BLOCK_SIZE, MAX_MODEL_LEN
 from tests.unit.policies.systems.tensorrt_llm.test_tensorrt_llm_host import rows
 from tests.unit.policies.systems.tensorrt_llm.test_tensorrt_llm_reuse import alike, sharing
@@ -224,9 +223,10 @@ KNOBS = {
 }
 
 
-@random_cases(400)
-@given(arrivals=sharing(), blocks=st.integers(9, 18), knobs=st.fixed_dictionaries(KNOBS))
-def test_the_steps_are_those_of_the_plain_loops(arrivals: list[Arrival], blocks: int, knobs: dict[str, Any]) -> None:
+CASES = (sharing(), st.integers(9, 18), st.fixed_dictionaries(KNOBS))
+
+
+def compared(arrivals: list[Arrival], blocks: int, knobs: dict[str, Any]) -> None:
     """Step by step the same starts, tokens, pauses, free blocks and times of copies."""
     of = config(**knobs)
     done = run(Kept, of, arrivals, blocks=blocks, kv=BlockHashKV, loop=SYNC)
@@ -249,15 +249,22 @@ def test_the_steps_are_those_of_the_plain_loops(arrivals: list[Arrival], blocks:
     assert log == steps
 
 
-@random_cases(100)
-@given(
-    arrivals=sharing(), blocks=st.integers(9, 18), knobs=st.fixed_dictionaries(KNOBS), async_scheduling=st.booleans()
+test_the_steps_are_those_of_the_plain_loops, test_they_are_so_in_many_more_cases = few_and_many(
+    compared, *CASES, few=100, many=2000
 )
-def test_every_way_of_driving_leaves_the_same_records(
-    arrivals: list[Arrival], blocks: int, knobs: dict[str, Any], async_scheduling: bool
-) -> None:
-    """Live, step by step, with leaps; no chunk stays pinned, and the parts of each life sum to it."""
-    lmcache(arrivals, blocks, **knobs, async_scheduling=async_scheduling)
+
+
+def conserved(arrivals: list[Arrival], blocks: int, knobs: dict[str, Any], async_scheduling: bool) -> None:
+    """Live, step by step and with leaps the same records; every request ends with its tokens, no chunk stays pinned,
+    and the parts of each life sum to it."""
+    done = lmcache(arrivals, blocks, **knobs, async_scheduling=async_scheduling)
+    all_end_with_their_tokens(done.records.requests, arrivals)
+
+
+MORE_CASES = (*CASES, st.booleans())
+test_every_way_of_driving_leaves_the_same_records, test_they_do_in_many_more_cases = few_and_many(
+    conserved, *MORE_CASES, few=40, many=1000
+)
 
 
 def test_one_that_is_cancelled_lets_go_of_its_chunks() -> None:
