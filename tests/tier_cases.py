@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.unit.metrics import test_tiers
 from tests.unit.policies.systems.sglang import test_sglang_hicache_naive
 from tests.unit.policies.systems.tensorrt_llm import test_tensorrt_llm_host
-from tests.unit.policies.systems.vllm import test_vllm_lmcache
+from tests.unit.policies.systems.vllm import test_vllm_lmcache, test_vllm_lmcache_layers
 
 Check = tuple[Callable[..., None], tuple[st.SearchStrategy[Any], ...]]
 
@@ -28,9 +28,11 @@ CHECKS: dict[str, Check] = {
     "vllm": (test_tiers.is_conserved, (test_tiers.CASES,)),
     "hicache": (test_sglang_hicache_naive.conserved, test_sglang_hicache_naive.MORE_CASES),
     "lmcache": (test_vllm_lmcache.conserved, test_vllm_lmcache.MORE_CASES),
+    "lmcache-layers": (test_vllm_lmcache_layers.conserved, test_vllm_lmcache_layers.MORE_CASES),
     "tensorrt_llm": (test_tensorrt_llm_host.conserved, test_tensorrt_llm_host.MORE_CASES),
     "hicache-loops": (test_sglang_hicache_naive.compared, test_sglang_hicache_naive.CASES),
     "lmcache-loops": (test_vllm_lmcache.compared, test_vllm_lmcache.CASES),
+    "lmcache-layers-loops": (test_vllm_lmcache_layers.compared, test_vllm_lmcache_layers.CASES),
     "tensorrt_llm-loops": (test_tensorrt_llm_host.compared, test_tensorrt_llm_host.CASES),
 }
 """By name: what each run is held to, and of what runs are drawn. `-loops`: against plain loops, step by step; the
