@@ -58,7 +58,7 @@ class ChunkStore:
         return taken
 
     def reserve(self, keys: BlockKeys, first: int, stop: int) -> list[int]:
-        """Takes places for those of chunks `first` to `stop` - 1 that are not there, up to one for which there is none;
+        """Takes a place for each of chunks `first` to `stop` - 1 that is not there, up to one for which there is none;
         returns their keys, for `enter`."""
         reserved: list[int] = []
         for number in range(first, stop):
