@@ -72,7 +72,7 @@ class ChunkStore:
         return reserved
 
     def enter(self, reserved: list[int]) -> None:
-        """Enters the chunks that `reserve` returned; those that are there by now give their places back."""
+        """Enters the chunks that `reserve` returned; one that is there by now gives its place back."""
         self._num_reserved -= len(reserved)
         for key in reserved:
             self._pins.setdefault(key, 0)

@@ -38,6 +38,8 @@ _CACHES = {
     "tensorrt_llm": ("reuse", "enable_block_reuse: true", "speculative_config"),
 }
 """By kind of policy: its prefix cache, how that is switched on, and the knob of drafts."""
+TIERED_KINDS = tuple(_CACHES)
+"""Kinds of policies that may keep KV in tiers."""
 _LMCACHE = ("chunk_size", "use_layerwise")
 _KNOBS = ("blocks_per_chunk", "eviction_policy", "store_threshold", "max_tracker_size", "offload_prompt_only")
 
