@@ -88,7 +88,8 @@ def test_a_step_may_load_and_store() -> None:
 
 
 def test_what_is_there_is_not_stored_again_and_needs_no_place() -> None:
-    """Beside a full host a chunk that is there costs none of the others, nor does one that two requests store."""
+    """Rule 3 of the store: beside a full host a chunk that is there costs none of the others, nor does one that two
+    requests store."""
     one, other = (keys_of(number) for number in range(2))
     store = ChunkStore(2)
     store.store(other, 0, 1)
@@ -118,7 +119,8 @@ def test_places_are_taken_while_the_step_has_its_chunks_pinned() -> None:
 
 
 def test_a_chunk_is_given_up_with_all_its_layers() -> None:
-    """Of 3 chunks just stored the first one goes, as a whole: the two others stay, and are not found without it."""
+    """Rule 2 of the store: of 3 chunks just stored the first one goes, as a whole: the two others stay, and are not
+    found without it."""
     one, other = BlockKeys(alike("0:64->1", 0)[0].request, 8), keys_of(7)
     store = ChunkStore(3)
     store.enter(store.reserve(one, 0, 3))
