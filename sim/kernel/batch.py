@@ -16,7 +16,7 @@ from batchsim.kernel.types import DecodeGroup, Sequence, by_order
 
 if TYPE_CHECKING:
     from batchsim.kernel.draft_group import DraftRows, Verified
-    from batchsim.kernel.host_link import LayerLoad, StepCopies
+    from batchsim.kernel.host_link import LayerCopies, LayerLoad, StepCopies
 
 
 class Batch:
@@ -114,7 +114,7 @@ class Batch:
         self.group_step = self.num_accepted_tokens = 0
         self.drafting: DraftRows | None = None
         self.encoded: list[tuple[Sequence, tuple[int, ...]]] | tuple[()] = ()
-        self.load: LayerLoad | StepCopies | None = None
+        self.load: LayerLoad | StepCopies | LayerCopies | None = None
         self.sampled: list[Sequence] | tuple[()] = ()
         self.joined: list[Sequence] | tuple[()] = ()
         self.left: list[Sequence] | tuple[()] = ()

@@ -40,7 +40,7 @@ import struct
 
 from batchsim.base.errors import ScenarioError
 from batchsim.kernel.batch import AdapterLoad, Batch, Masks, StepResult
-from batchsim.kernel.host_link import LayerLoad, StepCopies
+from batchsim.kernel.host_link import LayerCopies, LayerLoad, StepCopies
 from batchsim.kernel.protocols import Scheduler
 from batchsim.kernel.record import (
     ADAPTER,
@@ -226,11 +226,11 @@ class Journal:
         if masks.wait_ns:
             self.recorder.state(start_ns, masks.sequences[0].request.id, MASKED, "", masks.wait_ns)
 
-    def kv_copied(self, load: LayerLoad | StepCopies, called_ns: int, start_ns: int) -> None:
+    def kv_copied(self, load: LayerLoad | StepCopies | LayerCopies, called_ns: int, start_ns: int) -> None:
         """Notes what the call of the scheduler at `called_ns` has copied for its step, which begins at `start_ns`, and
         by how long that is longer."""
         row = self.recorder.state
-        stored = load.stored if isinstance(load, StepCopies) else []
+        stored = [] if isinstance(load, LayerLoad) else load.stored
         for seq, tokens in load.parts:
             row(called_ns, seq.request.id, TIER_LOAD, "host", tokens)
         for seq, tokens in stored:

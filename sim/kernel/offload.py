@@ -112,8 +112,11 @@ class OffloadConnector(KvConnector):
         self.scheduled_ns = now_ns
         if not (self._queued or self.stores or self.flushed):
             return now_ns
-        at_once = [job for job in self.stores if job in self.flushed]
-        self._submit(self._storing, [*self._queued, *at_once], now_ns, computed_ns)
+        queued = self._queued
+        if self.flushed:
+            queued = [*queued, *[job for job in self.stores if job in self.flushed]]
+        if queued:
+            self._submit(self._storing, queued, now_ns, computed_ns)
         self._queued = [job for job in self.stores if job.start_ns is None]
         if not self.flushed:
             return now_ns
@@ -125,12 +128,18 @@ class OffloadConnector(KvConnector):
         if not (self._running or self.loads or self._submitted):
             self._reports.append(self._nothing)
             return
-        self._submit(self._loading, self.loads, now_ns, computed_ns)
+        if self.loads:
+            self._submit(self._loading, self.loads, now_ns, computed_ns)
+        over, left = list[OffloadJob](), list[OffloadJob]()
         for job in self._running:
-            self._write(job, now_ns)
-        over = [job for job in self._running if job.end_ns is not None and job.end_ns <= now_ns]
-        self._running = [job for job in self._running if job not in over]
-        over.sort(key=lambda job: job.number)
+            if job.is_load:
+                self._write(job, now_ns)
+            (over if _end_of(job) <= now_ns else left).append(job)
+        self._running = left
+        if not (over or self._submitted):
+            self._reports.append(self._nothing)
+            return
+        over.sort(key=_number_of)
         loaded = [job.seq for job in over if job.is_load]
         self._report(JobsNoticed(loaded, jobs=over, submitted=self._submitted))
         self._submitted = []
@@ -175,9 +184,10 @@ class OffloadConnector(KvConnector):
                 idle_ns = end_ns
 
     def processed(self) -> JobsNoticed:
-        noticed = super().processed()
+        noticed = self._reports.popleft()
         assert isinstance(noticed, JobsNoticed)
-        self.jobs_noticed = noticed
+        self.noticed = self.jobs_noticed = noticed
+        self._untold -= not noticed.is_empty
         for job in noticed.jobs:
             del self.jobs[job.number]
         return noticed
@@ -186,6 +196,10 @@ class OffloadConnector(KvConnector):
 def _end_of(job: OffloadJob) -> int:
     assert job.end_ns is not None, "it is submitted"
     return job.end_ns
+
+
+def _number_of(job: OffloadJob) -> int:
+    return job.number
 
 
 NewOffload = Callable[[], OffloadConnector]

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from batchsim.base.units import MAX_TIME_NS
 from batchsim.kernel.batch import Batch
 from batchsim.kernel.core import EngineCore
+from batchsim.kernel.lane_rows import pack_lane
 from batchsim.kernel.leaps_ahead import launch_on
-from batchsim.kernel.record import pack_step
+from batchsim.kernel.record import pack_decodes, pack_step, pack_two
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import DecodeGroup
 
@@ -25,7 +26,7 @@ def leap_queue(core: EngineCore, executor: SimExecutor, batch: Batch, now_ns: in
     steps, group, depth = core.in_flight.steps, batch.decodes, core.loop.depth
     if len(steps) != depth or depth > 2 or group is None or core.tells_tokens or core.has_arrivals:
         return now_ns
-    if batch.chunks or not batch.num_decode or batch.drafting is not None:
+    if batch.chunks or not batch.num_decode or batch.drafting is not None or batch.pad_decode_rows:
         return now_ns
     oldest, latest = steps[0], steps[-1]
     if oldest.finished or latest.finished or oldest.batch.chunks or oldest.batch.decodes is not group:
@@ -54,23 +55,28 @@ def _repeat(
     step, recorder, scheduler = core.in_flight.steps[0], core.recorder, core.scheduler
     kv, repeat, step_ns, advance = scheduler.kv, scheduler.repeat, executor.duration_ns, group.advance
     launch_ns, process_ns = host_ns
-    rows, lanes, pack = recorder.step_rows, recorder.lanes, pack_step
-    num_decode, pad_rows = batch.num_decode, batch.pad_decode_rows
-    waiting, running, quiet = scheduler.num_waiting, scheduler.num_running, executor.quiet_steps(batch)
+    rows, lanes, lane_rows = recorder.step_rows, recorder.lanes, recorder.lanes.rows
+    num_decode, quiet = batch.num_decode, executor.quiet_steps(batch)
+    waiting, running = scheduler.num_waiting, scheduler.num_running
+    decodes, queues = pack_two(num_decode, num_decode), pack_two(waiting, running)
     called_ns, end_ns = core.in_flight.landing_ns(now_ns), step.end_ns
+    (opened,) = lanes.open
     while quiet and called_ns < horizon_ns and repeat(batch, called_ns):
         quiet -= 1
-        lanes.processed(called_ns, 0)
+        lane_rows += pack_lane(opened[0], opened[1], called_ns, 0)
         now_ns = called_ns + launch_ns
-        lanes.launched(called_ns, now_ns)
+        opened = called_ns, now_ns
         duration_ns = step_ns(batch)
         advance()
-        rows += pack(
-            now_ns, duration_ns, batch.context_tokens, 0, batch.pad_context_tokens, num_decode,
-            num_decode, 0, 0, 0, 0, 0, 0, pad_rows, 0, 0, kv.num_free, waiting, running, 0, 0, 0,
-            batch.window_tokens, 0,
-        )  # fmt: skip
+        if group.windowed is None:
+            rows += pack_decodes(now_ns, duration_ns, batch.context_tokens, decodes, kv.num_free, queues)
+        else:
+            rows += pack_step(
+                now_ns, duration_ns, batch.context_tokens, 0, 0, num_decode, num_decode, 0, 0, 0, 0, 0, 0,
+                0, 0, 0, kv.num_free, waiting, running, 0, 0, 0, batch.window_tokens, 0,
+            )  # fmt: skip
         end_ns = now_ns + duration_ns
         called_ns = end_ns + process_ns
+    lanes.open[0] = opened
     core.in_flight.leapt_alone(group.step, end_ns, process_ns)
     return now_ns

@@ -17,7 +17,7 @@ from batchsim.kv.offload_chains import STORING, Chains, ChunkRun, Part, num_chun
 from batchsim.kv.offload_order import Access, ArcOrder, EvictionOrder, LruOrder
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Taken:
     """What a tier made of an offer: the chunks to be stored, in order, and those evicted for them, in this order with
     the last one of each part first."""
@@ -26,7 +26,7 @@ class Taken:
     evicted: list[Part]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Found:
     """The chunks of a request before number `stop` that are there without a gap, from one asked for on, and whether any
     of them is being stored, or loaded by another request."""
@@ -124,11 +124,13 @@ class OffloadTier:
         access, order = self._accesses[request], self._order
         parts = access.path.between(first, stop)
         ready, new = self._sorted_out(parts)
-        order.missed(access, new)
+        if new:
+            order.missed(access, new)
         fresh, others = _fresh(access, ready), _fresh(access, new)
         if fresh or others:
             order.seen(access, fresh)
-        order.reused(access, ready)
+        if ready:
+            order.reused(access, ready)
         if not new:
             return Taken([], [])
         evicted: list[Part] = []

@@ -43,6 +43,9 @@ class TierConfig(Config):
     """Under `vllm`, whose connector it is: vLLM's OffloadingConnector, or LMCache's."""
     chunk_size: PositiveInt | None = field(default=None, metadata=LEFT_OUT)
     """With `connector: lmcache`: tokens of a chunk; null: 256."""
+    use_layerwise: bool = field(default=False, metadata=LEFT_OUT)
+    """With `connector: lmcache`: whether KV is copied layer by layer beside the step, and not whole before and behind
+    it."""
     write_policy: WritePolicy | None = field(default=None, metadata=LEFT_OUT)
     """Under `sglang`: whether pages are stored as a first request inserts them, as a second one does, or as the GPU
     gives them up (`--hicache-write-policy`); null: write_through."""

@@ -38,6 +38,9 @@ _CACHES = {
     "tensorrt_llm": ("reuse", "enable_block_reuse: true", "speculative_config"),
 }
 """By kind of policy: its prefix cache, how that is switched on, and the knob of drafts."""
+TIERED_KINDS = tuple(_CACHES)
+"""Kinds of policies that may keep KV in tiers."""
+_LMCACHE = ("chunk_size", "use_layerwise")
 _KNOBS = ("blocks_per_chunk", "eviction_policy", "store_threshold", "max_tracker_size", "offload_prompt_only")
 
 
@@ -145,15 +148,15 @@ def tier_of(scenario: Scenario, model: ModelSpec, cost: Cost, kv: KvBudget) -> E
         on_gpu, of_all = _token_bytes(scenario.file, model, cost.deployment)
         num_gpus = 1 if cost.deployment is None else cost.deployment.tp
         # Under the others each GPU has a pool of its own on the host.
+        layers = sum(each.count for each in model.kinds)
         tiers = EngineTiers(of_all if "vllm" in kinds else on_gpu * num_gpus)
         if "vllm" in kinds:
             if config.connector == "lmcache":
-                vllm = LmcacheTier.of(config, link, on_gpu, of_all, kv.block_size)
+                vllm = LmcacheTier.of(config, link, on_gpu, of_all, kv.block_size, layers)
             else:
                 vllm = _offloading(config, scenario.file, link, on_gpu, of_all)
             tiers = replace(tiers, vllm=vllm)
         if "sglang" in kinds:
-            layers = sum(each.count for each in model.kinds)
             sglang = HiCacheTier.of(config, kv.num_blocks, kv.block_size, link, on_gpu, num_gpus, layers)
             tiers = replace(tiers, sglang=sglang)
         if "tensorrt_llm" in kinds:
@@ -219,7 +222,7 @@ def _check_keys(config: TierConfig, kinds: Collection[str]) -> None:
     """ScenarioError for keys that are another engine's than those of `kinds`."""
     defaults = TierConfig()
     stated = {f.name for f in fields(config) if getattr(config, f.name) != getattr(defaults, f.name)}
-    hicache, lmcache = ("ratio", "write_policy"), ("connector", "chunk_size")
+    hicache, lmcache = ("ratio", "write_policy"), ("connector", *_LMCACHE)
     unread = {
         "vllm": hicache,
         "sglang": (*_KNOBS, *lmcache),
@@ -229,7 +232,7 @@ def _check_keys(config: TierConfig, kinds: Collection[str]) -> None:
         for name in names:
             if kind in kinds and name in stated:
                 raise ScenarioError(f"{name} is not read under {kind}. Leave it out, or {kind}.")
-    for name in _KNOBS if config.connector == "lmcache" else ("chunk_size",):
+    for name in _KNOBS if config.connector == "lmcache" else _LMCACHE:
         if name in stated:
             raise ScenarioError(f"{name} is not read with connector {config.connector}. Leave it out.")
 

@@ -29,7 +29,7 @@ SGLANG = (
     "test_sglang test_sglang_clip test_sglang_memory test_sglang_naive"
     " test_sglang_batch test_sglang_parts test_sglang_overlap conformance:sglang"
 )
-LMCACHE = "test_vllm_lmcache unit/scenario/test_lmcache_tier"
+LMCACHE = "test_vllm_lmcache test_vllm_lmcache_layers unit/scenario/test_lmcache_tier"
 HOST_CACHE = "test_tensorrt_llm_host unit/scenario/test_host_cache"
 TENSORRT_DRAFTS = "test_tensorrt_llm_drafts test_tensorrt_llm_drafts_naive conformance:tensorrt_llm"
 POOLS = (

@@ -1,4 +1,5 @@
-"""vLLM with LMCache in its process told again as plain loops: `NaiveVllm`, and a list of chunks on the host.
+"""vLLM with LMCache in its process told again as plain loops: `NaiveVllm`, and a list of chunks on the host; or, layer
+by layer, of each layer's part of each chunk.
 
 Slow on purpose: to compare with the policy on random workloads that share tokens, each step waited for.
 """
@@ -11,6 +12,7 @@ from batchsim.policies.systems.vllm.lmcache_config import VllmLmcacheConfig
 from tests.plain.vllm import Call, Naive, NaiveVllm, Token
 
 Key = tuple[Token, ...]
+MOST_CANDIDATES = 64
 
 
 class NaiveLmcache(NaiveVllm):
@@ -41,17 +43,24 @@ class NaiveLmcache(NaiveVllm):
     def lookup(self, r: Naive) -> list[int]:
         self.asked = r
         if r not in self.found:
-            found: list[Key] = []
-            for key in self.chunks(r.tokens):
-                if key not in self.host:
-                    break
-                found.append(key)
-            for key in reversed(found):
-                self.host.remove(key)
-                self.host.append(key)
-            self.pins += found
-            self.found[r] = found
+            self.found[r] = self.find(self.chunks(r.tokens))
         return super().lookup(r)
+
+    def find(self, keys: list[Key]) -> list[Key]:
+        found: list[Key] = []
+        for key in keys:
+            if key not in self.host:
+                break
+            found.append(key)
+        for key in reversed(found):
+            self.host.remove(key)
+            self.host.append(key)
+        self.pins += found
+        return found
+
+    def placed(self, storing: list[Key]) -> list[Key]:
+        """Those of `storing` that are copied."""
+        return storing
 
     def start_of(self, hits: Any) -> int:
         assert self.asked is not None
@@ -88,6 +97,7 @@ class NaiveLmcache(NaiveVllm):
                 whole = self.chunks(known[r][: r.computed])
                 storing = whole[saved // size :]
                 self.saved[r] = len(whole) * size
+                storing = self.placed(storing)
             self.stored += len(storing)
             self.work.append((found, is_load, storing))
         return call
@@ -115,3 +125,73 @@ class NaiveLmcache(NaiveVllm):
             self.host += [key for key in storing[:places] if key not in self.host]
         self.work = []
         super().process(call)
+
+
+class NaiveLayered(NaiveLmcache):
+    """Layer by layer: `parts` are what the host has, each what one layer has of a chunk, the one unused longest first;
+    `held` those in use. `kept` counts the places of chunks that are not entered yet."""
+
+    def __init__(self, config: VllmLmcacheConfig, num_blocks: int, block_size: int, max_model_len: int) -> None:
+        super().__init__(config, num_blocks, block_size, max_model_len)
+        self.parts: list[tuple[Key, int]] = []
+        self.held: list[tuple[Key, int]] = []
+        self.kept = 0
+
+    def layers(self, key: Key) -> list[tuple[Key, int]]:
+        return [(key, layer) for layer in range(self.config.num_layers)]
+
+    def find(self, keys: list[Key]) -> list[Key]:
+        found: list[Key] = []
+        for key in keys:
+            if not all(part in self.parts for part in self.layers(key)):
+                break
+            found.append(key)
+        for part in reversed([part for key in found for part in self.layers(key)]):
+            self.parts.remove(part)
+            self.parts.append(part)
+        self.held += [part for key in found for part in self.layers(key)]
+        return found
+
+    def placed(self, storing: list[Key]) -> list[Key]:
+        placed: list[Key] = []
+        places = self.config.cpu_chunks * self.config.num_layers
+        for key in storing:
+            if (key, 0) in self.parts:
+                continue
+            if len(self.parts) + (self.kept + 1) * self.config.num_layers > places and not self.evict():
+                break
+            self.kept += 1
+            placed.append(key)
+        return placed
+
+    def evict(self) -> bool:
+        """A part that is not in use goes, with those of all other layers."""
+        for key, _ in [part for part in self.parts if part not in self.held][:MOST_CANDIDATES]:
+            if not any(part in self.held for part in self.layers(key)):
+                self.parts = [part for part in self.parts if part[0] != key]
+                return True
+        return False
+
+    def process(self, call: Call) -> None:
+        for layer in range(self.config.num_layers):
+            for _, _, storing in self.work:
+                self.parts += [(key, layer) for key in storing if (key, layer) not in self.parts]
+        for found, _, _ in self.work:
+            for key in found:
+                for part in self.layers(key):
+                    self.held.remove(part)
+        self.kept, self.work = 0, []
+        NaiveVllm.process(self, call)
+
+
+def layered_ns(work_ns: int, loads_ns: int, stores_ns: int, layers: int) -> int:
+    """How long a step of `work_ns` takes beside which KV is loaded and stored, one layer after the other. All three
+    times are multiples of `layers`."""
+    stored = [0]
+    now_ns = 0
+    for layer in range(layers):
+        loaded_ns = loads_ns // layers * (layer + 1)
+        on_host_ns = stored[layer - 1] if layer > 1 else 0  # of the layer before the last: the host waits for it
+        now_ns = max(now_ns, loaded_ns, on_host_ns) + work_ns // layers
+        stored.append(max(stored[-1], now_ns) + stores_ns // layers)
+    return stored[-1]

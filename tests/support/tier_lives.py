@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from batchsim.kernel.record import Records
+from typing import Any
+
+from batchsim.kernel.record import FINISHED, REJECTED, Records
+from batchsim.kernel.types import Arrival
 from batchsim.metrics.attribution import attribute
 
 
@@ -22,3 +25,14 @@ def parts_of(records: Records, number: int) -> dict[str, int]:
     for part, each in zip(mine["part"].tolist(), mine["ns"].tolist(), strict=True):
         ns[part] = ns.get(part, 0) + each
     return ns
+
+
+def all_end_with_their_tokens(requests: Any, arrivals: list[Arrival]) -> None:
+    """AssertionError unless each of `arrivals` has a row of the table `requests`, in order: finished with all its
+    tokens, or given up or rejected."""
+    assert requests["request_id"].tolist() == [arrival.request.id for arrival in arrivals]
+    for row, arrival in zip(requests, arrivals, strict=True):
+        if row["outcome"] == FINISHED:
+            assert row["output_tokens"] == arrival.output_tokens
+        else:
+            assert row["outcome"] == REJECTED or arrival.cancel_ns is not None

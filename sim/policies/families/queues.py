@@ -100,6 +100,10 @@ class _Both:
     def __init__(self, first: FcfsQueue | PriorityQueue, second: FcfsQueue | PriorityQueue) -> None:
         self._entries = first.entries, second.entries
 
+    def __bool__(self) -> bool:
+        first, second = self._entries
+        return bool(second or first)
+
     def __len__(self) -> int:
         first, second = self._entries
         return len(first) + len(second)

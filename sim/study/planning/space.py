@@ -13,6 +13,7 @@ from batchsim.base.ranges import MAX_CHOICES
 from batchsim.drive.fleet.routing import ROUTERS
 from batchsim.scenario import Scenario, changed
 from batchsim.scenario.deployment_config import DeploymentConfig
+from batchsim.scenario.tiered import TIERED_KINDS
 from batchsim.study.planning.probe import TIERS, GpuGroup, is_of_tiers, policy_alone
 from batchsim.study.planning.split import DEPLOYED, POOLS, check_split, split_of
 
@@ -118,14 +119,15 @@ def _tiers(scenario: Scenario, name: str, values: list[Any], policies: list[str]
         )
     for policy in policies:
         spec = next(spec for spec in scenario.specs if spec.name == policy)
-        if spec.kind != "vllm":
-            raise _error(scenario, f"{name}: {policy} is of kind {spec.kind}, and only vllm's tiers are searched.")
+        if spec.kind not in TIERED_KINDS:
+            only = f"only tiers of {', '.join(TIERED_KINDS)} are searched"
+            raise _error(scenario, f"{name}: {policy} is of kind {spec.kind}, and {only}.")
     sizes = set[int]()
     for value in values:
         text = f"{name}={_json(value)}"
         try:
             tiers_of = changed(scenario, [text]).file.kv.tiers or ()
-            sizes.add(sum(tier.size or 0 for tier in tiers_of))  # of vllm's, which Setup refuses without a size
+            sizes.add(sum(tier.size or 0 for tier in tiers_of))  # without one is refused where it has a price
         except ScenarioError as error:
             message = str(error).removeprefix(f"--set {text}: ")
             raise _error(scenario, f"{name}, value {_json(value)}: {message}") from None

@@ -60,7 +60,7 @@ def test_a_tier_of_nothing_is_refused() -> None:
 
 
 def test_what_is_stored_stays_found_on_the_host() -> None:
-    """Text 0 leaves the GPU whole, for 6 pages of text 1."""
+    """Rule 2 of the tree: text 0 leaves the GPU whole, for 6 pages of text 1."""
     kv = HiCacheKV(8, 4, 20, "write_through")
     computed(kv, sequence(0, (0, 16)))
     assert stored(kv) == [(4, 0)]
@@ -71,8 +71,8 @@ def test_what_is_stored_stays_found_on_the_host() -> None:
 
 
 def test_selective_counts_each_part_by_itself() -> None:
-    """A second request is the second to insert the first 8 tokens, a third one that of the others; its own match has
-    left a page of them apart."""
+    """Rule 1: a second request is the second to insert the first 8 tokens, a third one that of the others; its own
+    match has left a page of them apart."""
     kv = HiCacheKV(20, 4, 20, "write_through_selective")
     computed(kv, sequence(0, (0, 16)))
     computed(kv, sequence(1, (0, 8), (1, 8)))
@@ -83,7 +83,7 @@ def test_selective_counts_each_part_by_itself() -> None:
 
 
 def test_the_first_that_finds_no_room_ends_the_chain() -> None:
-    """A host of 3 pages: 4 pages and, behind them, 2 others are not stored, though these 2 would fit."""
+    """Rule 1: a host of 3 pages: 4 pages and, behind them, 2 others are not stored, though these 2 would fit."""
     kv = HiCacheKV(20, 4, 3, "write_through")
     computed(kv, sequence(0, (0, 16)))
     computed(kv, sequence(1, (0, 16), (1, 8)))
@@ -92,7 +92,7 @@ def test_the_first_that_finds_no_room_ends_the_chain() -> None:
 
 
 def test_what_is_being_stored_is_not_evicted() -> None:
-    """4 of 8 pages are locked until they are stored."""
+    """Rule 1: 4 of 8 pages are locked until they are stored."""
     kv = HiCacheKV(8, 4, 20, "write_through")
     computed(kv, sequence(0, (0, 16)))
     assert kv.num_free == 4
@@ -102,7 +102,8 @@ def test_what_is_being_stored_is_not_evicted() -> None:
 
 
 def test_the_host_gives_up_the_leaf_used_longest_ago() -> None:
-    """Of texts 0 and 1, both off the GPU, text 0 was looked for since; text 2 takes the room of text 1."""
+    """Rule 3 of the tree: of texts 0 and 1, both off the GPU, text 0 was looked for since; text 2 takes the room of
+    text 1."""
     kv = HiCacheKV(4, 4, 8, "write_through")
     for text in range(2):
         computed(kv, sequence(text, (text, 16)))
@@ -116,7 +117,8 @@ def test_the_host_gives_up_the_leaf_used_longest_ago() -> None:
 
 
 def test_an_insertion_brings_back_what_is_only_on_the_host() -> None:
-    """8 tokens, too few to be loaded, are computed again: the tree takes these pages, and nothing is stored twice."""
+    """Rule 3: 8 tokens, too few to be loaded, are computed again: the tree takes these pages, and nothing is stored
+    twice."""
     kv = HiCacheKV(4, 4, 20, "write_through")
     computed(kv, sequence(0, (0, 8)))
     stored(kv)
@@ -133,7 +135,7 @@ def test_an_insertion_brings_back_what_is_only_on_the_host() -> None:
 
 
 def test_what_is_loaded_is_shared_at_once() -> None:
-    """A second request finds on the GPU what the first one loads; both go, and all pages are free."""
+    """Rule 2: a second request finds on the GPU what the first one loads; both go, and all pages are free."""
     kv = HiCacheKV(8, 4, 20, "write_through")
     computed(kv, sequence(0, (0, 16)))
     stored(kv)
@@ -152,7 +154,8 @@ def test_what_is_loaded_is_shared_at_once() -> None:
 
 
 def test_written_back_is_what_leaves_the_gpu() -> None:
-    """Nothing is stored before; a leaf is, with its request's name, and its parent only later."""
+    """Rule 1, and rules 1 and 2 of the tree: nothing is stored before; a leaf is, with its request's name, and its
+    parent only later."""
     kv = HiCacheKV(8, 4, 20, "write_back")
     computed(kv, sequence(0, (0, 8)))
     computed(kv, sequence(1, (0, 8), (1, 16)))
@@ -166,8 +169,8 @@ def test_written_back_is_what_leaves_the_gpu() -> None:
 
 
 def test_copies_of_what_is_on_the_gpu_make_room_first() -> None:
-    """write_back: text 0 is written back and loaded again, so that it is in both places. The room of its copy is used
-    for text 1, and not that of text 2, which is only on the host and was used longest ago."""
+    """Rule 3 of the tree: write_back: text 0 is written back and loaded again, so that it is in both places. The room
+    of its copy is used for text 1, and not that of text 2, which is only on the host and was used longest ago."""
     kv = HiCacheKV(6, 4, 9, "write_back")
     computed(kv, sequence(2, (2, 16)))
     computed(kv, sequence(0, (0, 16)))
@@ -204,7 +207,8 @@ def _written_and_loaded(loads: tuple[int, int]) -> tuple[HiCacheKV, dict[int, Se
 
 
 def test_the_copy_that_was_written_first_makes_room_first() -> None:
-    """Text 1 was loaded first, but text 0 written back first: its copy goes, for the 2 pages of text 2."""
+    """Rule 3 of the tree: Text 1 was loaded first, but text 0 written back first: its copy goes, for the 2 pages of
+    text 2."""
     kv, holders = _written_and_loaded((1, 0))
     for seq in holders.values():
         kv.free(seq)
@@ -216,8 +220,8 @@ def test_the_copy_that_was_written_first_makes_room_first() -> None:
 
 
 def test_the_copy_of_what_leaves_the_gpu_next_makes_room_last() -> None:
-    """Text 0 was written back first, but can be evicted from the GPU; text 1 is held, and loses its copy. Once it is
-    not, it is written back again, and now text 0 loses its own for that."""
+    """Rule 3 of the tree: Text 0 was written back first, but can be evicted from the GPU; text 1 is held, and loses its
+    copy. Once it is not, it is written back again, and now text 0 loses its own for that."""
     kv, holders = _written_and_loaded((0, 1))
     kv.free(holders[0])
     kv.match(holders[0], 16)
@@ -229,7 +233,7 @@ def test_the_copy_of_what_leaves_the_gpu_next_makes_room_last() -> None:
 
 
 def test_what_cannot_be_written_back_is_dropped_with_all_below() -> None:
-    """A host of 4 pages has the leaf; its parent, of 6, has no room, and both are gone."""
+    """Rule 4 of the tree: a host of 4 pages has the leaf; its parent, of 6, has no room, and both are gone."""
     kv = HiCacheKV(10, 4, 4, "write_back")
     computed(kv, sequence(0, (0, 24)))
     computed(kv, sequence(1, (0, 24), (1, 16)))

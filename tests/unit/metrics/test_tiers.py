@@ -27,7 +27,7 @@ from batchsim.kernel.record import (
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.tokens import TokenIds, prompt_stream
 from batchsim.kernel.types import Arrival, Request
-from batchsim.kv.choice import new_kv
+from batchsim.kv.choice import TailFirstKV, new_kv
 from batchsim.policies.systems.vllm.offload_config import VllmOffloadConfig
 from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
@@ -35,6 +35,8 @@ from batchsim.policies.systems.vllm.vllm_offload import VllmOffload
 from batchsim.testing.life_sums import check_lives
 from batchsim.testing.random_configs import MS
 from batchsim.testing.random_engines import Listed, TokenCost
+from batchsim.workload.traces.reuse import reuse_curve
+from batchsim.workload.traces.trace_rows import HashIds, TraceRows
 from tests.support.random_cases import few_and_many
 from tests.support.tier_lives import moved, parts_of
 
@@ -73,7 +75,8 @@ def _run(
     if chunks is not None:
         config = VllmOffloadConfig.tier(config, cpu_chunks=chunks, **knobs)
         connector = OffloadConnector(OffloadLink(0, store_ns), OffloadLink(0, load_ns))
-    kv = new_kv(config, blocks, BLOCK, ids=True)
+    caches = config.enable_prefix_caching is not False
+    kv = new_kv(config, blocks, BLOCK, ids=True) if caches else TailFirstKV(blocks, BLOCK)
     loop = config.traits.loop
     context = PolicyContext(kv, MAX_LEN, loop=loop, connector=connector)
     scheduler = (Vllm if connector is None else VllmOffload)(config, context)
@@ -202,9 +205,9 @@ def test_a_stopped_engine_copies_nothing_twice() -> None:
 
 
 def test_round_r_of_equal_turns_hits_r_of_r_plus_one() -> None:
-    """A user's turn is the prompt before and as many new tokens again, whose KV the GPU has lost meanwhile: in round r,
-    from 0, r of r + 1 parts come from the host while all users' prompts fit there."""
-    users, turn, rounds = 6, 160, 5
+    """20 clients, each of whose turns is the prompt before and as many new tokens again, whose KV the GPU has lost
+    meanwhile: in round r, from 0, r of r + 1 parts come from the host while all clients' prompts fit there."""
+    users, turn, rounds = 20, 160, 5
     number, asked = 0, list[Arrival]()
     for r in range(rounds):
         for user in range(users):
@@ -217,12 +220,41 @@ def test_round_r_of_equal_turns_hits_r_of_r_plus_one() -> None:
         r, prompt = k // users, arrival.request.prompt_tokens
         cached = int(records.requests["cached_tokens"][k])
         assert (loads.get(k, 0) + cached) / prompt == pytest.approx(r / (r + 1)), k
-    # With room for 3 parts of each, the fourth part of each user pushes out the last ones, tail first, of users that
-    # come next: the first user has 3 parts in round 3, the second 2, the third 1, and in round 4 none has any.
+    # With room for 3 parts of each, the fourth part of each client pushes out the last ones, tail first, of those that
+    # come next: the first client has 3 parts in round 3, the second 2, the third 1, and from then on none has any.
     few = _run(asked, blocks, users * turn * 3 // BLOCK)
     loads, cached = moved(few, TIER_LOAD), few.requests["cached_tokens"]
     hits = [(loads.get(k, 0) + int(cached[k])) // turn for k in range(len(asked))]
-    assert hits == [0] * users + [1] * users + [2] * users + [3, 2, 1, 0, 0, 0] + [0] * users
+    assert hits == [0] * users + [1] * users + [2] * users + [3, 2, 1] + [0] * (2 * users - 3)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_each_size_of_a_host_finds_what_stack_distances_foretell(seed: int) -> None:
+    """Conversations one request at a time, below a GPU that caches nothing: the tokens loaded at every size of the host
+    are those of the curve of `trace reuse`. A request's chunks are touched as it ends, tail first."""
+    rng, texts, unused = np.random.default_rng(seed), list[list[int]](), 0
+    for _ in range(80):
+        begun = list(texts[rng.integers(len(texts))]) if texts and rng.random() < 0.8 else []
+        begun = begun[: rng.integers(len(begun) + 1)] if rng.random() < 0.4 else begun
+        more = int(rng.integers(1, 5))
+        texts.append([*begun, *range(unused, unused + more)])
+        unused += more
+    asked, lengths = list[Arrival](), list[int]()
+    for number, text in enumerate(texts):
+        lengths.append(BLOCK * len(text) + int(rng.integers(1, BLOCK)))
+        own = (prompt_stream(10_000 + number), 0, lengths[-1] - BLOCK * len(text))
+        tokens = TokenIds.of([*((prompt_stream(unit), 0, BLOCK) for unit in text), own])
+        asked.append(Arrival(Request(number, 2000 * MS * number, lengths[-1], 1, tokens=tokens), 1))
+    hashed = HashIds.of(BLOCK, np.concatenate(texts), np.cumsum([0, *map(len, texts)]))
+    ones = np.ones(len(texts), np.int64)
+    curve = reuse_curve(TraceRows(np.arange(len(texts)), np.array(lengths), ones, "made", "made", hash_ids=hashed))
+    largest = max(map(len, texts))
+    sizes = [size for size in (largest, largest + 1, 20, 30, 45, 60, 90, 130, 200) if size >= largest]
+    found = [
+        sum(moved(_run(asked, largest + 2, size, enable_prefix_caching=False), TIER_LOAD).values()) for size in sizes
+    ]
+    assert found == [round(curve.hit_rate(BLOCK * size) * curve.num_tokens) for size in sizes]
+    assert len(set(found)) > 3, "the sizes make a difference"
 
 
 def test_a_working_set_that_the_gpu_holds_gains_nothing() -> None:
@@ -301,7 +333,10 @@ def _cases(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-def _is_conserved(case: dict[str, Any]) -> None:
+CASES = _cases()
+
+
+def is_conserved(case: dict[str, Any]) -> None:
     """Every request ends once, with all its tokens unless its client gave up or the run was cut; all blocks and chunks
     come back, all parts sum to the life, and steps that are leapt over leave the rows of stepping."""
     arrivals = case["arrivals"]
@@ -323,5 +358,5 @@ def _is_conserved(case: dict[str, Any]) -> None:
 
 
 test_requests_and_blocks_are_conserved, test_they_are_conserved_in_many_more_cases = few_and_many(
-    _is_conserved, _cases(), few=60, many=1500
+    is_conserved, CASES, few=60, many=1500
 )

@@ -50,6 +50,17 @@ def test_the_heading_says_how_much_fits_and_how_fast_it_is() -> None:
     assert "LMCache 488,192 tokens (1,907 chunks of 256: 64 GB over 131,072 B a token; 64 GB/s a GPU and way" in said
 
 
+def test_layer_by_layer_a_step_waits_for_less() -> None:
+    """Of the model's 32 layers; the same conversations find as much, and wait less for it."""
+    layered = "{connector: lmcache, size: 64GB, use_layerwise: true}"
+    assert (_tier().num_layers, _tier((TIER, layered)).num_layers) == (0, 32)
+    assert "layer by layer, 64 GB/s" in kv_text(_setup((TIER, layered)))
+    whole, by_layer = (counted_run(setup)[0] for setup in (_setup(), _setup((TIER, layered))))
+    assert whole["host_hit_rate"] == by_layer["host_hit_rate"]
+    assert (by_layer["kv_load_mean_s"] or 0) < 0.5 * (whole["kv_load_mean_s"] or 0)
+    assert (by_layer["ttft_mean_s"] or 0) < (whole["ttft_mean_s"] or 0)
+
+
 def test_metrics_count_what_the_records_have() -> None:
     """Loads, tokens and bytes of the run, and all of a life in its parts."""
     values, _ = counted_run(_setup())
@@ -66,6 +77,10 @@ MISTAKES = [
     (TIER, "{connector: lmcache, size: 64GB, chunk_size: 100}", "chunk_size 100 is no multiple of the 16 tokens"),
     (TIER, "{size: 64GB, chunk_size: 64}", "chunk_size is not read with connector offloading. Leave it out."),
     (TIER, "{connector: lmcache, size: 64GB, eviction_policy: arc}", "eviction_policy is not read with connector lm"),
+    (TIER, "{size: 64GB, use_layerwise: true}", "use_layerwise is not read with connector offloading. Leave it out."),
+    (TIER, "{connector: lmcache, size: 64GB, enable_async_loading: true}", "enable_async_loading is not a field of"),
+    (TIER, "{connector: lmcache, size: 64GB, min_retrieve_tokens: 512}", "min_retrieve_tokens is not a field of"),
+    (TIER, "{connector: lmcache, size: 64GB, save_decode_cache: true}", "save_decode_cache is not a field of"),
     (TIER, "{connector: lmcache, size: 64GB, ratio: 2}", "ratio is not read under vllm"),
     (TIER, "{connector: nixl, size: 64GB}", 'kv.tiers.0.connector is "nixl"'),
     (POLICY, "sglang: {max_running_requests: 16}", "connector is not read under sglang"),

@@ -23,6 +23,9 @@ class VllmLmcacheConfig(VllmConfig):
     """What a chunk takes from the host, ns."""
     store_ns: NonNegativeInt = 0
     """What a chunk takes to the host, ns."""
+    num_layers: NonNegativeInt = 0
+    """Layers of a step beside which its copies are made, each layer's by itself (`use_layerwise`); 0: copies are made
+    whole, before and behind the step."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

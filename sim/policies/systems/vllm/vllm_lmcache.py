@@ -11,17 +11,22 @@ Rule, beside that of `vllm`; what the host keeps is `kv/chunk_store.py`'s:
 4. Stores are entered with the results of the step. What the lookup pinned is let go then, of loads before all stores,
    else before those of its request: requests that are new first, then running ones, then ones that come back.
 
+5. Layer by layer (`num_layers`) loads run beside the step, each of whose layers waits for its own part, and so do
+   stores, each part once its layer is computed; the step ends with the last of them. Of what a step is to store, what
+   is there already is left out, and places are taken as the step begins, while what it and steps in flight looked up is
+   pinned. What found no place is not copied.
+
 Source: lmcache/integration/vllm/vllm_v1_adapter.py and lmcache/v1/cache_engine.py of the 0.5.6 wheel.
-Simplifies: no disks or remote stores, layer-wise or asynchronous loads; a store that finds no room takes its time all
-the same; all loads of a step are one copy, and all stores. A request that is cancelled lets go of its chunks at once.
+Simplifies: no disks or remote stores, or asynchronous loads; a store of whole chunks that finds no room takes its time
+all the same; all loads of a step are one copy, and all stores. One that is cancelled lets go of its chunks at once.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from batchsim.kernel.batch import Batch, Idle
-from batchsim.kernel.host_link import OffloadLink, StepCopies
+from batchsim.kernel.host_link import LayerCopies, OffloadLink, StepCopies
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.types import Sequence
 from batchsim.kv.block_keys import BlockKeys
@@ -44,7 +49,7 @@ class Tracked:
 @dataclass(slots=True, eq=False)
 class Work:
     """What a step does for a request: `found` chunks are pinned, and of these some loaded or none; chunks `first` to
-    `stop` - 1 are stored. `is_new`: it is the first step of the request."""
+    `stop` - 1 are stored, or layer by layer those `reserved`. `is_new`: it is the first step of the request."""
 
     keys: BlockKeys
     found: int = 0
@@ -52,6 +57,7 @@ class Work:
     is_load: bool = False
     first: int = 0
     stop: int = 0
+    reserved: list[int] = field(default_factory=list[int])
 
 
 class VllmLmcache(Vllm):
@@ -61,7 +67,7 @@ class VllmLmcache(Vllm):
 
     def __init__(self, config: VllmLmcacheConfig, context: PolicyContext) -> None:
         super().__init__(config, context)
-        self._chunk = config.chunk_size
+        self._chunk, self._layers = config.chunk_size, config.num_layers
         self.store = ChunkStore(config.cpu_chunks)
         self._loading = OffloadLink(config.copy_ns, config.load_ns)
         self._storing = OffloadLink(config.copy_ns, config.store_ns)
@@ -82,9 +88,12 @@ class VllmLmcache(Vllm):
     def complete(self, batch: Batch, finished: list[Sequence], now_ns: int) -> list[Sequence]:
         works = self._works.pop(batch, [])
         for work in works:
-            if work.is_load:
+            if work.is_load or self._layers:
                 self.store.unpin(work.keys, work.found)
         for work in works:
+            if self._layers:
+                self.store.enter(work.reserved)
+                continue
             if not work.is_load:
                 self.store.unpin(work.keys, work.found)
             self.store.store(work.keys, work.first, work.stop)
@@ -136,17 +145,20 @@ class VllmLmcache(Vllm):
             tracked = self._tracked[seq]
             tracked.decodes = tracked.decodes or (n == 1 and not work.is_new)
             self._note_stores(work, tracked, seq.num_computed_tokens + n)
-            if work.stop > work.first:
-                stored.append((seq, (work.stop - work.first) * self._chunk))
-            if work.found or work.stop > work.first:
+            chunks = work.stop - work.first
+            if self._layers:
+                work.reserved = self.store.reserve(work.keys, work.first, work.stop)
+                chunks = len(work.reserved)
+            if chunks:
+                stored.append((seq, chunks * self._chunk))
+            if work.found or chunks:
                 works.append(work)
         if works:
             self._works[batch] = works
         if self._loaded or stored:
-            num_stored = sum([work.stop - work.first for work in works])
-            batch.load = StepCopies(
-                self._loaded, stored, self._num_loaded, num_stored, self._loading, self._storing, in_turn=True
-            )
+            num_stored = sum([tokens for _, tokens in stored]) // self._chunk
+            copies = self._loaded, stored, self._num_loaded, num_stored, self._loading, self._storing
+            batch.load = LayerCopies(*copies, self._layers) if self._layers else StepCopies(*copies, in_turn=True)
         self._begun, self._loaded, self._num_loaded = {}, [], 0
 
     def _note_stores(self, work: Work, tracked: Tracked, computed: int) -> None:

@@ -17,7 +17,7 @@ Simplifies: no synchronous loads, no tiers beyond the host's memory, one KV grou
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 from batchsim.base.errors import ScenarioError
 from batchsim.kernel.batch import Batch, Idle
@@ -74,30 +74,35 @@ class VllmOffload(VllmConnector):
         if self._watched or any(self._is_left(*each) for each in self._over):
             held = {seq: len(self._tables.table(seq)) for seq in self.running}
         work = super().schedule(now_ns, drain)
-        flushed: dict[OffloadJob, None] = {}
-        given: set[int] = set() if held is None else self._given(held)
-        if isinstance(work, Batch):
-            for seq in work.preempted:
-                flushed |= dict.fromkeys(self._stores.get(seq, ()))
-        if self._watched:
-            for block in given & self._watched.keys():
-                flushed |= dict.fromkeys(self._watched[block])
+        given = None if held is None else self._given(held)
+        flushed = self._in_the_way(work.preempted if isinstance(work, Batch) else (), given)
         if isinstance(work, Batch):
             for seq, computed in self._computed(work):
                 self._offer(seq, computed, self._known(seq), self._tables.table(seq))
         if self._over:
-            for job in self._offer_last():
-                if not given.isdisjoint(job.blocks):
-                    flushed[job] = None
+            last = self._offer_last()
+            flushed += [job for job in last if given is not None and not given.isdisjoint(job.blocks)]
         if flushed:
-            self.offloading.flushed = sorted(flushed, key=lambda job: job.number)
+            self.offloading.flushed = sorted(dict.fromkeys(flushed), key=lambda job: job.number)
         return work
 
+    def _in_the_way(self, preempted: Iterable[Sequence], given: set[int] | None) -> list[OffloadJob]:
+        """The stores of `preempted` requests, and those of ended ones that read blocks which the latest call has
+        `given`."""
+        flushed: list[OffloadJob] = []
+        for seq in preempted:
+            flushed += self._stores.get(seq, ())
+        if given is not None and self._watched:
+            for block in given & self._watched.keys():
+                flushed += self._watched[block]
+        return flushed
+
     def repeat(self, batch: Batch, now_ns: int) -> bool:
-        # While nothing is offered or given back and no copy begins or ends, the tier answers as before.
+        # While nothing is offered or given back and no copy begins or ends, which a leap ends before, the tier answers
+        # as it did.
         if self._refused or self._over or self._watched or not self._offload.offload_prompt_only:
             return False
-        if self.stalled or self._pulling or self._hits or self._late or now_ns >= self.offloading.quiet_until_ns():
+        if self.stalled or self._pulling or self._hits or self._late:
             return False
         if self.waiting and not self._stays_blocked():
             return False
@@ -201,7 +206,7 @@ class VllmOffload(VllmConnector):
             given.update(self._tables.table(seq))
         return given
 
-    def _computed(self, batch: Batch) -> Iterator[tuple[Sequence, int]]:
+    def _computed(self, batch: Batch) -> list[tuple[Sequence, int]]:
         """The sequences of `batch` that may have chunks to offer, in its order, each with its tokens computed once the
         step is over."""
         rows = batch.chunks
@@ -210,8 +215,9 @@ class VllmOffload(VllmConnector):
         if may_offer:
             chunked = dict(rows)
             rows = [*rows, *((seq, 1) for seq in may_offer if seq in decodes and seq not in chunked)]
-        for seq, tokens in sorted(rows, key=_by_order) if len(rows) > 1 else rows:
-            yield seq, seq.num_computed_tokens + tokens
+        if len(rows) > 1:
+            rows = sorted(rows, key=_by_order)
+        return [(seq, seq.num_computed_tokens + tokens) for seq, tokens in rows]
 
     def _known(self, seq: Sequence) -> int:
         """The tokens of `seq` that are not in flight."""

@@ -156,6 +156,24 @@ def test_sizes_of_tiers_are_searched_at_their_price(tmp_path: Path) -> None:
     assert Book(demand_of(stated), Sweep(tmp_path / "r")).offer(group).memory * 730 == pytest.approx(96)
 
 
+@pytest.mark.parametrize(("policy", "knobs"), [("sglang", ""), ("tensorrt_llm", "enable_chunked_prefill: true")])
+def test_sizes_of_every_engine_are_searched(tmp_path: Path, policy: str, knobs: str) -> None:
+    """As vLLM's; of two sizes that hold alike the smaller one."""
+    text = TIERED.replace("vllm: {}", f"{policy}: {{{knobs}}}").replace("[vllm]", f"[{policy}]")
+    planned = make_plan(tiered(tmp_path, "plan.target.rate=8/s", text=text), Sweep(tmp_path / "r"))
+    (row,) = tables_of(planned)["recommendation"]
+    assert row["policy"] == f"{policy}: kv.tiers.0.size 2GB"
+    assert row["cost_per_month"] == pytest.approx(row["replicas"] * (2 * 730 + 2 * 1.5))
+
+
+def test_a_ratio_has_no_price(tmp_path: Path) -> None:
+    """SGLang's own measure of its host depends on the GPU: a plan that pays for memory needs its size."""
+    text = TIERED.replace("vllm: {}", "sglang: {}").replace("[vllm]", "[sglang]").replace("size: 64GB", "ratio: 2")
+    scenario = tiered(tmp_path, "plan.free={policy: [sglang], kv.tiers.0.ratio: [1, 2]}", text=text)
+    with pytest.raises(ScenarioError, match=r"host_memory_price needs the size of kv\.tiers"):
+        make_plan(scenario, Sweep(tmp_path / "r"))
+
+
 def test_the_price_of_a_gpu_beside_memory() -> None:
     """2 replicas of 4 GPUs and memory for 1 an hour cost 18 an hour where a GPU costs 2; memory alone costs 2."""
     bought = Bought(3.0, 4, 1.0)
@@ -168,7 +186,7 @@ def test_the_price_of_a_gpu_beside_memory() -> None:
     [
         (
             ["plan.free={policy: [vllm, continuous], kv.tiers.0.size: [2GB]}"],
-            "plan.free: kv.tiers.0.size: continuous is of kind continuous, and only vllm's tiers are searched",
+            "plan.free: kv.tiers.0.size: continuous is of kind continuous, and only tiers of vllm, sglang, tens",
         ),
         (
             ["kv.tiers=[]"],

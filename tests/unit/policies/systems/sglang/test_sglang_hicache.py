@@ -1,4 +1,5 @@
-"""HiCache under the SGLang policy: timelines by hand, of the numbered rules of `sglang_hicache` and `kv/hicache.py`.
+"""HiCache under the SGLang policy: timelines by hand, of the numbered rules of `sglang_hicache`, `kv/hicache.py` (the
+cache) and `kv/host_tree.py` (the tree).
 
 Steps take 10 ns, 1 more a prompt token and 2 a decode. Text 0 has 24 tokens; text 1, of 40, puts it off a GPU of 48.
 """
@@ -48,14 +49,15 @@ def rows(done: Run, what: int) -> list[tuple[int, int, int]]:
 
 
 def test_what_a_request_computed_is_stored_once_its_step_is_processed() -> None:
-    """write_through: all whole pages as the request ends, those of its output token too, which is not computed."""
+    """Rule 3: write_through: all whole pages as the request ends, those of its output token too, which is not
+    computed."""
     done = there_again(HOST)
     assert rows(done, TIER_STORE)[:2] == [(34, 0, 24), (150, 1, 40)]
 
 
 def test_a_step_waits_for_its_load_layer_by_layer() -> None:
-    """5 pages of 6 ns, as a token is left to compute, in 4 layers, beside 14 ns for 4 tokens: the last layer, of 4 ns,
-    begins with the end of the load, at 330. 20 of the 34 ns are the load's."""
+    """Rule 2: 5 pages of 6 ns, as a token is left to compute, in 4 layers, beside 14 ns for 4 tokens: the last layer,
+    of 4 ns, begins with the end of the load, at 330. 20 of the 34 ns are the load's."""
     done = there_again(HOST)
     assert rows(done, TIER_LOAD) == [(300, 2, 20)]
     assert column(done, "first_token_ns")[2] == 334
@@ -64,7 +66,7 @@ def test_a_step_waits_for_its_load_layer_by_layer() -> None:
 
 
 def test_a_fast_load_costs_its_first_layer() -> None:
-    """5 pages of 2 ns: the step begins 3 ns later, with the first quarter of 10 ns, and never waits again."""
+    """Rule 2: 5 pages of 2 ns: the step begins 3 ns later, with the first quarter of 10 ns, and never waits again."""
     done = there_again(replace(HOST, load_ns=2))
     assert column(done, "first_token_ns")[2] == 317
     assert rows(done, LOAD_WAITED) == [(300, 2, 3)]
@@ -77,8 +79,8 @@ def test_a_transfer_has_a_fixed_part() -> None:
 
 
 def test_all_loads_of_a_batch_are_one_copy() -> None:
-    """5 pages of each of two texts: one fixed part of 7 ns and 60 ns, and both requests wait for all of it. The last
-    layer takes a quarter of 18 ns for 8 tokens, rounded up."""
+    """Rule 2: 5 pages of each of two texts: one fixed part of 7 ns and 60 ns, and both requests wait for all of it. The
+    last layer takes a quarter of 18 ns for 8 tokens, rounded up."""
     arrivals = [asked(0, 0, 24, 0), asked(1, 100, 24, 2), asked(2, 200, 56, 1)]
     arrivals += [asked(3, 400, 24, 0), asked(4, 400, 24, 2)]
     done = hicache_timeline(arrivals, replace(HOST, fixed_ns=7), blocks=16)
@@ -89,7 +91,7 @@ def test_all_loads_of_a_batch_are_one_copy() -> None:
 
 @pytest.mark.parametrize(("tokens", "loaded"), [(10, 0), (11, 10)])
 def test_fewer_than_ten_tokens_are_computed(tokens: int, loaded: int) -> None:
-    """Pages of 1 token: of a prompt of 10 tokens the host has 9 that may be loaded, of one of 11 it has 10."""
+    """Rule 1: Pages of 1 token: of a prompt of 10 tokens the host has 9 that may be loaded, of one of 11 it has 10."""
     arrivals = [asked(0, 0, tokens, 0), asked(1, 100, 33, 1), asked(2, 300, tokens, 0)]
     done = hicache_timeline(arrivals, replace(HOST, load_ns=0), blocks=40, page=1)
     assert moved(done.records, TIER_LOAD) == ({2: loaded} if loaded else {})
@@ -97,8 +99,8 @@ def test_fewer_than_ten_tokens_are_computed(tokens: int, loaded: int) -> None:
 
 
 def test_what_is_loaded_counts_as_tokens_to_be_allocated() -> None:
-    """24 tokens, one to come and a page are 29, and 24 are free or evictable beside a decode that has 20 and a page. It
-    waits for that, though only 4 would be computed."""
+    """Rule 1: 24 tokens, one to come and a page are 29, and 24 are free or evictable beside a decode that has 20 and a
+    page. It waits for that, though only 4 would be computed."""
     decode = asked(2, 290, 20, 2, output=9)
     arrivals = [asked(0, 0, 24, 0), asked(1, 100, 40, 1), decode, asked(3, 330, 24, 0)]
     done = hicache_timeline(arrivals, replace(HOST, store_ns=0), blocks=12)
@@ -108,7 +110,8 @@ def test_what_is_loaded_counts_as_tokens_to_be_allocated() -> None:
 
 
 def test_selective_stores_for_the_second_request_only() -> None:
-    """The text is stored as the second request has inserted it. What has one request is dropped from the GPU."""
+    """Rule 1 of the cache: the text is stored as the second request has inserted it. What has one request is dropped
+    from the GPU."""
     host = replace(HOST, policy="write_through_selective")
     once = there_again(host)
     assert rows(once, TIER_STORE) == rows(once, TIER_LOAD) == []
@@ -120,7 +123,8 @@ def test_selective_stores_for_the_second_request_only() -> None:
 
 
 def test_a_request_counts_once_however_often_it_inserts() -> None:
-    """A prompt in chunks of 8 tokens is inserted with each, and once more as the request ends: nothing is stored."""
+    """Rule 1 of the cache: a prompt in chunks of 8 tokens is inserted with each, and once more as the request ends:
+    nothing is stored."""
     host = replace(HOST, policy="write_through_selective")
     done = hicache_timeline([asked(0, 0, 24, 0, output=6)], host, blocks=12, chunked_prefill_size=8)
     assert len(done.log) > 5
@@ -128,15 +132,15 @@ def test_a_request_counts_once_however_often_it_inserts() -> None:
 
 
 def test_chunks_are_stored_with_the_results_of_the_step_behind() -> None:
-    """A part of a prompt is inserted as the next one is scheduled, and copied once that step is over: the first at 36,
-    the second at 54, where the last one is, too."""
+    """Rule 3: a part of a prompt is inserted as the next one is scheduled, and copied once that step is over: the first
+    at 36, the second at 54, where the last one is, too."""
     done = hicache_timeline([asked(0, 0, 24, 0)], HOST, blocks=12, chunked_prefill_size=8)
     assert rows(done, TIER_STORE) == [(36, 0, 8), (54, 0, 8), (54, 0, 8)]
 
 
 def test_an_eviction_waits_for_what_it_writes_back() -> None:
-    """write_back: nothing is stored before text 1 needs the room. Then 6 pages are, while the device stands idle, and
-    the step begins 6 ns later. Text 1 is written back in turn, for the load, which waits for 10 pages."""
+    """Rule 4: write_back: nothing is stored before text 1 needs the room. Then 6 pages are, while the device stands
+    idle, and the step begins 6 ns later. Text 1 is written back in turn, for the load, which waits for 10 pages."""
     done = there_again(replace(HOST, policy="write_back"))
     assert rows(done, TIER_STORE) == [(100, 0, 24), (300, 1, 40)]
     assert rows(done, STORE_FLUSH) == [(100, 0, 6), (300, 1, 10)]
@@ -145,8 +149,8 @@ def test_an_eviction_waits_for_what_it_writes_back() -> None:
 
 
 def test_a_growing_decode_waits_for_what_it_writes_back() -> None:
-    """Text 0 has 6 of 12 pages, and text 1 comes to have 8: as it needs the 7th, text 0 is written back, and 6 ns pass
-    before that step, among steps that are leapt over as elsewhere."""
+    """Rule 4: Text 0 has 6 of 12 pages, and text 1 comes to have 8: as it needs the 7th, text 0 is written back, and 6
+    ns pass before that step, among steps that are leapt over as elsewhere."""
     arrivals = [asked(0, 0, 24, 0), asked(1, 100, 12, 1, output=20)]
     done = hicache_timeline(arrivals, replace(HOST, policy="write_back"), blocks=12)
     first, last = (column(done, f"{name}_token_ns")[1] for name in ("first", "last"))
@@ -156,13 +160,14 @@ def test_a_growing_decode_waits_for_what_it_writes_back() -> None:
 
 
 def test_pages_are_locked_until_they_are_stored() -> None:
-    """6 pages of 100 ns, from 34 on: text 1, which needs their room, begins at 634."""
+    """Rule 1 of the cache: 6 pages of 100 ns, from 34 on: text 1, which needs their room, begins at 634."""
     done = there_again(replace(HOST, store_ns=100))
     assert column(done, "scheduled_ns")[1] == 634
 
 
 def test_a_full_host_gives_up_what_was_used_longest_ago() -> None:
-    """A host of 12 pages has text 0 and, in its place, text 1. The third request computes all again."""
+    """Rule 3 of the tree: a host of 12 pages has text 0 and, in its place, text 1. The third request computes all
+    again."""
     done = there_again(replace(HOST, pages=12))
     assert moved(done.records, TIER_LOAD) == {}
     assert column(done, "first_token_ns")[2] == 334
@@ -170,8 +175,8 @@ def test_a_full_host_gives_up_what_was_used_longest_ago() -> None:
 
 
 def test_what_the_gpu_has_is_not_evicted_from_the_host() -> None:
-    """A host of 8 pages has text 0, of 6. Text 1 finds no room beside it, though it could leave the GPU as well, and is
-    not stored."""
+    """Rules 3 and 4 of the tree: a host of 8 pages has text 0, of 6. Text 1 finds no room beside it, though it could
+    leave the GPU as well, and is not stored."""
     done = hicache_timeline([asked(0, 0, 24, 0), asked(1, 100, 12, 1)], replace(HOST, pages=8), blocks=12)
     assert moved(done.records, TIER_STORE) == {0: 24}
 
@@ -196,9 +201,9 @@ def test_the_wait_of_a_load_is_its_requests() -> None:
 
 
 def test_with_overlap_a_load_begins_with_its_step_and_a_store_behind_the_steps_in_flight() -> None:
-    """The host takes 3 ns to launch and 2 to process. The first token of text 0 is known at 39, while a decode runs
-    until 49: its 6 pages are stored from then on, and locked until 55. The load of the second visit begins with its
-    step, at 303."""
+    """Rules 2 and 3: the host takes 3 ns to launch and 2 to process. The first token of text 0 is known at 39, while a
+    decode runs until 49: its 6 pages are stored from then on, and locked until 55. The load of the second visit begins
+    with its step, at 303."""
     arrivals = [asked(0, 0, 24, 0, output=2), asked(1, 100, 36, 1), asked(2, 300, 24, 0)]
     done = hicache_timeline(arrivals, HOST, blocks=12, overlaps=True)
     assert rows(done, TIER_STORE)[:2] == [(39, 0, 24), (151, 1, 36)]
@@ -208,7 +213,7 @@ def test_with_overlap_a_load_begins_with_its_step_and_a_store_behind_the_steps_i
 
 
 def test_longest_prefix_counts_what_the_host_has() -> None:
-    """lpm: two that wait, one with 20 tokens on the host, the other with 8 on the GPU. The first goes first."""
+    """Rule 5: lpm: two that wait, one with 20 tokens on the host, the other with 8 on the GPU. The first goes first."""
     arrivals = [asked(0, 0, 24, 0), asked(1, 100, 40, 1), asked(2, 300, 12, 1), asked(3, 300, 24, 0)]
     done = hicache_timeline(arrivals, HOST, blocks=12, schedule_policy="lpm", prefill_max_requests=1)
     first = column(done, "first_token_ns")

@@ -101,7 +101,7 @@ def given_up(draw: st.DrawFn) -> list[Arrival]:
 MORE_CASES = (st.fixed_dictionaries(MORE), given_up(), POOLS, HOSTS, st.booleans())
 
 
-def _conserved(
+def conserved(
     knobs: dict[str, Any], arrivals: list[Arrival], pool: tuple[int, int], host: Host, overlaps: bool
 ) -> None:
     """Every request ends once, with its tokens or given up; no page or time is lost, and leaps change no record."""
@@ -119,5 +119,5 @@ def _conserved(
 
 
 test_requests_and_pages_are_conserved, test_they_are_conserved_in_many_more_cases = few_and_many(
-    _conserved, *MORE_CASES, few=60, many=3000
+    conserved, *MORE_CASES, few=60, many=3000
 )

@@ -1,4 +1,5 @@
-"""TensorRT-LLM's host cache: timelines by hand of the numbered rules of `tensorrt_llm_host` and `kv/reuse_host.py`.
+"""TensorRT-LLM's host cache: timelines by hand of the numbered rules of `tensorrt_llm_host` and `kv/reuse_host.py` (the
+blocks).
 
 Steps take 10 ns, 1 more a prompt token and 2 a decode; blocks have 4 tokens. Text 0 of 8 tokens fills 2 blocks;
 prompts of other texts put these off a GPU of 4 blocks.
@@ -6,12 +7,11 @@ prompts of other texts put these off a GPU of 4 blocks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.base.errors import ScenarioError, SchedulerStalled
@@ -19,6 +19,7 @@ from batchsim.kernel.engine_loop import OVERLAP, SYNC
 from batchsim.kernel.host_link import OffloadLink
 from batchsim.kernel.protocols import PolicyContext
 from batchsim.kernel.record import LOAD_WAITED, TIER_LOAD, TIER_STORE
+from batchsim.kernel.tokens import TokenIds, prompt_stream
 from batchsim.kernel.types import Arrival, Sequence
 from batchsim.kv.reuse_host import HostReuseKV
 from batchsim.kv.reuse_tree import ReuseTreeKV
@@ -29,9 +30,9 @@ from batchsim.testing.life_sums import check_lives
 from tests.plain.systems import Step
 from tests.plain.tensorrt_llm import EngineFailsError
 from tests.plain.tensorrt_llm_host import HostPool, HostWaiting
-from tests.support.random_cases import random_cases
+from tests.support.random_cases import few_and_many
 from tests.support.stepping import HostCost, LinearCost, Run, run
-from tests.support.tier_lives import parts_of
+from tests.support.tier_lives import all_end_with_their_tokens, parts_of
 from tests.support.whole_batches import BLOCK_SIZE, times
 from tests.unit.policies.systems.tensorrt_llm.test_tensorrt_llm_reuse import CAPACITY, CHUNKING, alike, cached, sharing
 
@@ -78,8 +79,8 @@ def again(host: Host, **more: Any) -> Run:
 
 
 def test_what_another_prompt_needs_the_room_of_goes_to_the_host_and_comes_back() -> None:
-    """The second takes the two empty blocks and the last of text 0, which goes to the host. The third finds the other
-    one on the GPU and that on the host; without a host it finds one alone."""
+    """Rules 2 and 3 of the blocks: the second takes the two empty blocks and the last of text 0, which goes to the
+    host. The third finds the other one on the GPU and that on the host; without a host it finds one alone."""
     done = again(Host(4))
     assert cached(done) == [0, 0, 8]
     assert done.items[2] == [(2, 1)]
@@ -91,8 +92,9 @@ def test_what_another_prompt_needs_the_room_of_goes_to_the_host_and_comes_back()
 
 
 def test_a_step_waits_for_what_comes_and_goes_each_way_at_once() -> None:
-    """Of 9 tokens 8 are found: 11 ns of work at 200. One block comes back in 5 + 7 ns, and the room for it and for the
-    third block is that of the second text, of which 2 blocks go to the host in 5 + 2 × 3: the step waits for 12."""
+    """Rule 3: of 9 tokens 8 are found: 11 ns of work at 200. One block comes back in 5 + 7 ns, and the room for it and
+    for the third block is that of the second text, of which 2 blocks go to the host in 5 + 2 × 3: the step waits for
+    12."""
     done = again(Host(4, load_ns=7, store_ns=3, fixed_ns=5))
     assert rows(done, TIER_STORE)[1:] == [(200, 2, 8)]
     assert rows(done, LOAD_WAITED) == [(100, 1, 8), (200, 2, 12)]
@@ -101,13 +103,14 @@ def test_a_step_waits_for_what_comes_and_goes_each_way_at_once() -> None:
 
 
 def test_the_slower_way_decides() -> None:
-    """As above with stores of 30 ns: two of them take 65, and the load is over long before."""
+    """Rule 3: as above with stores of 30 ns: two of them take 65, and the load is over long before."""
     done = again(Host(4, load_ns=7, store_ns=30, fixed_ns=5))
     assert rows(done, LOAD_WAITED)[-1] == (200, 2, 65)
 
 
 def test_blocks_that_hold_nothing_are_not_copied() -> None:
-    """A GPU of 9 blocks has room for all three: none moves, and records are those of an engine without a host."""
+    """Rule 2 of the blocks: a GPU of 9 blocks has room for all three: none moves, and records are those of an engine
+    without a host."""
     arrivals = alike("0:8->1 100:9->1 200:9->1", 8, 0, 8)
     done = hosted(arrivals, Host(4, 9, 9, 9), blocks=9)
     alone = run(TensorrtLlm, TensorrtLlmConfig(backend="tensorrt"), arrivals, blocks=9, kv=ReuseTreeKV)
@@ -132,10 +135,37 @@ def test_neither_stage_knows_what_is_on_the_host() -> None:
 
 
 def test_a_full_host_gives_up_its_oldest_and_what_is_below_it() -> None:
-    """A host of one block: text 0's first takes the place of its second, as another text needs all 4 blocks."""
+    """Rule 2 of the blocks: a host of one block: text 0's first takes the place of its second, as another text needs
+    all 4 blocks."""
     done = hosted(alike("0:8->1 100:13->1 200:9->1", 8, 0, 8), Host(1))
     assert cached(done) == [0, 0, 4]
     assert rows(done, TIER_STORE)[0] == (100, 1, 8)
+
+
+def test_a_block_is_in_one_place() -> None:
+    """Rule 1 of the blocks: text 0's second block comes back to the GPU for the third request, and the host has it no
+    longer: as a fourth needs the room it is copied there once more, and comes back for a fifth."""
+    host = Host(8)
+    done = hosted(alike("0:8->1 100:9->1 200:9->1 300:13->1 400:9->1", 8, 0, 8, 0, 8), host)
+    assert cached(done) == [0, 0, 8, 0, 8]
+    stored = sum(tokens for _, _, tokens in rows(done, TIER_STORE))
+    loaded = sum(tokens for _, _, tokens in rows(done, TIER_LOAD))
+    assert (stored, loaded) == (4 + 8 + 16 + 12, 4 + 8)
+
+
+def test_a_working_set_that_the_gpu_does_not_hold_gains_what_prefill_takes_longer_than_loading() -> None:
+    """12 documents of 57 tokens in turn, 1.5 times what the GPU holds: each later reading is sooner by its hit tokens x
+    (prefill - transfer), within 10 %; with room on the GPU for all, no reading is."""
+    arrivals = alike(" ".join(f"{200 * i}:57->1" for i in range(36)), *[0] * 36)
+    for i, one in enumerate(arrivals):
+        tokens = TokenIds.of([(prompt_stream(1000 + i % 12), 0, 57)])
+        arrivals[i] = replace(one, request=replace(one.request, tokens=tokens))
+    for blocks, hit in ((120, 56), (190, 0)):
+        tiered = hosted(arrivals, Host(400, load_ns=2), blocks=blocks)
+        plain = run(TensorrtLlm, TensorrtLlmConfig(backend="tensorrt"), arrivals, blocks=blocks, kv=ReuseTreeKV)
+        gain = (plain.records.requests["first_token_ns"] - tiered.records.requests["first_token_ns"])[12:]
+        assert {tokens for _, _, tokens in rows(tiered, TIER_LOAD)} == ({hit} if hit else set())
+        assert gain == pytest.approx(np.full(24, hit * (1 - 2 / 4)), rel=0.1)
 
 
 def manager(host: int, blocks: int = 4) -> tuple[HostReuseKV, list[Sequence]]:
@@ -194,18 +224,19 @@ def test_a_host_cache_needs_its_manager() -> None:
 HOSTS = st.builds(Host, st.integers(1, 12), st.sampled_from([0, 7]), st.sampled_from([0, 3]), st.sampled_from([0, 5]))
 
 
-@random_cases(400)
-@given(
-    arrivals=sharing(),
-    capacity=CAPACITY,
-    size=st.sampled_from([2, 4, 100]),
-    tokens=st.sampled_from([5, 9, 21, 36]),
-    chunking=CHUNKING,
-    backend=st.sampled_from(["tensorrt", "pytorch"]),
-    blocks=st.integers(9, 18),
-    host=HOSTS,
+CASES = (
+    sharing(),
+    CAPACITY,
+    st.sampled_from([2, 4, 100]),
+    st.sampled_from([5, 9, 21, 36]),
+    CHUNKING,
+    st.sampled_from(["tensorrt", "pytorch"]),
+    st.integers(9, 18),
+    HOSTS,
 )
-def test_with_a_host_cache_the_steps_are_those_of_the_plain_loops(
+
+
+def compared(
     arrivals: list[Arrival],
     capacity: Any,
     size: int,
@@ -231,11 +262,20 @@ def test_with_a_host_cache_the_steps_are_those_of_the_plain_loops(
     assert found == steps
 
 
-@random_cases(100)
-@given(arrivals=sharing(), capacity=CAPACITY, blocks=st.integers(9, 18), host=HOSTS, ahead=st.booleans())
-def test_with_a_host_cache_every_way_of_driving_leaves_the_same_records(
-    arrivals: list[Arrival], capacity: Any, blocks: int, host: Host, ahead: bool
-) -> None:
-    """Live, step by step, with leaps; the pool comes back whole, and the parts of each life sum to it."""
+test_with_a_host_cache_the_steps_are_those_of_the_plain_loops, test_they_are_so_in_many_more_cases = few_and_many(
+    compared, *CASES, few=100, many=2000
+)
+
+
+def conserved(arrivals: list[Arrival], capacity: Any, blocks: int, host: Host, ahead: bool) -> None:
+    """Live, step by step and with leaps the same records; every request ends with its tokens, the pool comes back
+    whole, and the parts of each life sum to it."""
     knobs = {"backend": "pytorch", "disable_overlap_scheduler": not ahead, "enable_chunked_prefill": True}
-    hosted(arrivals, host, blocks, capacity_scheduler_policy=capacity, max_num_tokens=36, **knobs)
+    done = hosted(arrivals, host, blocks, capacity_scheduler_policy=capacity, max_num_tokens=36, **knobs)
+    all_end_with_their_tokens(done.records.requests, arrivals)
+
+
+MORE_CASES = (sharing(), CAPACITY, st.integers(9, 18), HOSTS, st.booleans())
+test_with_a_host_cache_every_way_of_driving_leaves_the_same_records, test_they_do_in_many_more_cases = few_and_many(
+    conserved, *MORE_CASES, few=40, many=1000
+)
