@@ -54,7 +54,7 @@ LINES = {
     "study": 50,
     "study.capacity": 1200,
     "study.curves": 900,
-    "study.planning": 3350,
+    "study.planning": 3550,
     "study.sweep": 1000,
     "tables": 1950,
     "view": 1200,
