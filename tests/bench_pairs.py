@@ -24,8 +24,13 @@ from pathlib import Path
 from unittest.mock import patch
 
 from batchsim.cost.roofline_config import RooflineConfig
+from batchsim.cost.shapes.lists import vllm_graph_sizes
 from batchsim.deployment.catalog import load_model
 from batchsim.drive.fleet.fleet_plan import FleetPlan
+from batchsim.drive.fleet.lockstep.lockstep_config import LockstepConfig
+from batchsim.drive.fleet.lockstep.passes import LockstepCost
+from batchsim.drive.fleet.lockstep.rank_costs import RankCosts
+from batchsim.drive.fleet.lockstep.recorded_ranks import simulate_ranks
 from batchsim.drive.fleet.pools import Pools, PrefillCore, simulate_pools
 from batchsim.drive.fleet.routing import LeastTokensConfig, RoundRobinConfig
 from batchsim.drive.fleet.simulate_fleet import simulate_fleet
@@ -39,6 +44,8 @@ from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.types import Arrival, Request
 from batchsim.kv.choice import new_kv
 from batchsim.policies.systems.vllm.connector_config import KvRole, VllmConnectorConfig
+from batchsim.policies.systems.vllm.vllm import Vllm
+from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 from batchsim.policies.systems.vllm.vllm_connector import VllmConnector
 from tests.bench import BLOCK_SIZE, MAX_MODEL_LEN, ROWS, Row, azure, engine
 
@@ -50,12 +57,13 @@ PAIRS = {
     "fleet": ("fleet, engine by engine", 0.95),
     "fleet-least-tokens": ("fleet-least-tokens, engine by engine", 0.75),
     "pools": ("replicas of pools", 0.77),
+    "ranks": ("ranks, engine by engine", 0.67),
 }
 """Rows that are to do, a second, no less than so much of what the row named does."""
 TURNS = 27
 FIRST = 3_000
 """Requests of a trace in a turn."""
-FEWER = {"mooncake-tier": (300, 5), "mooncake-hicache": (1000, 9), "pools": (FIRST, 9)}
+FEWER = {"mooncake-tier": (300, 5), "mooncake-hicache": (1000, 9), "pools": (FIRST, 9), "ranks": (FIRST, 9)}
 """Requests in a turn, and turns, of pairs one of which takes much longer."""
 FLEETS: dict[str, RoundRobinConfig | LeastTokensConfig] = {
     "fleet": RoundRobinConfig(),
@@ -77,6 +85,8 @@ REPLICAS, FLEETS_ROW, FACTOR = 7, "vllm-async", 10.5
 """Of a fleet: engines of a row, and by how much a trace is compressed for them."""
 EACH, POOLS_FACTOR = 4, 12
 """Engines in each of two pools, against as many replicas in all, and by how much the trace is compressed for them."""
+RANKS = 8
+"""Ranks that step together, against engines that do not, with the same requests."""
 
 
 @dataclass(frozen=True)
@@ -198,9 +208,57 @@ def pooled_engine(row: Row, pools: Pools, number: int) -> EngineCore:
     return kind(VllmConnector(config, context), executor, recorder, max_model_len=MAX_MODEL_LEN, loop=loop)
 
 
+def of_ranks(name: str, traces: Path) -> Run:
+    """Ranks in lockstep, their requests' tables joined; or as many engines simulated one by one, with the requests of
+    each rank."""
+    row, known = ROWS[FLEETS_ROW], list(First(azure(traces, POOLS_FACTOR)).arrivals())
+
+    def together() -> list[EngineCore]:
+        cores, cost = [rank_of(row) for _ in range(RANKS)], RooflineConfig("h200").build(load_model("llama-3.1-8b"))
+        config = VllmConfig(**row.knobs)
+        sizes = vllm_graph_sizes(config.max_num_seqs, config.max_num_batched_tokens)
+        costs = RankCosts(cost.lanes().device_ns, sizes)
+        simulate_ranks(cores, costs, LockstepConfig(api_servers=1), Known(known), join=False)
+        return cores
+
+    its: list[list[Arrival]] = []
+    if name != "ranks":
+        for core in together():
+            ids = set(core.recorder.records().requests["request_id"].tolist())
+            its.append([arrival for arrival in known if arrival.request.id in ids])
+
+    def run() -> tuple[float, float]:
+        cores = [engine(row) for _ in its]
+        gc.collect()
+        start_s = time.process_time()
+        if not its:
+            cores = together()
+        for core, arrivals in zip(cores, its, strict=False):
+            simulate(core, Known(arrivals))
+            core.recorder.records()
+        cpu_s = time.process_time() - start_s
+        records = [core.recorder.records() for core in cores]
+        return sum(len(each.requests) for each in records) / cpu_s, sum(each.num_steps for each in records) / cpu_s
+
+    return run
+
+
+def rank_of(row: Row) -> EngineCore:
+    """One of several ranks, with the model, memory and knobs that a row of vLLM has."""
+    like, config = engine(row), VllmConfig(**row.knobs)
+    loop = config.traits.loop
+    kv = new_kv(config, like.scheduler.kv.num_blocks, BLOCK_SIZE, ids=False)
+    lanes = RooflineConfig("h200").build(load_model("llama-3.1-8b")).lanes()
+    executor = SimExecutor(LockstepCost(lanes), MAX_MODEL_LEN, loop)
+    scheduler = Vllm(config, PolicyContext(kv, MAX_MODEL_LEN, loop=loop))
+    return EngineCore(scheduler, executor, Recorder(), max_model_len=MAX_MODEL_LEN, loop=loop)
+
+
 def _run_of(name: str, traces: Path, most: int) -> Run:
     if name in ROWS:
         return of_engine(name, traces, most=most)
+    if "ranks" in name:
+        return of_ranks(name, traces)
     return of_pools(name, traces) if "pools" in name else of_fleet(name, traces)
 
 

@@ -41,7 +41,8 @@ class Document:
     """Plain values (dict, list, str, int, float, bool, None) and the line, from 1, at which each path stands.
 
     `overrides` names, for messages, the option that replaced the value at a path. `renamed` holds the paths whose last
-    key is written otherwise, with that: "" where it is not written.
+    key is written otherwise, with that: "" where it is not written. `named` has paths whose last key messages name
+    otherwise, likewise.
     """
 
     source: str
@@ -49,6 +50,7 @@ class Document:
     lines: dict[Path, int] = field(default_factory=dict)
     overrides: dict[Path, str] = field(default_factory=dict)
     renamed: dict[Path, str] = field(default_factory=dict)
+    named: dict[Path, str] = field(default_factory=dict)
 
     def line(self, path: Path) -> int:
         """The line of `path`, or of its nearest parent that stands in the file."""
@@ -84,7 +86,8 @@ class Document:
 
     def written(self, path: Path) -> Path:
         """`path` with the keys that the scenario writes."""
-        keys = (self.renamed.get(path[: i + 1], key) for i, key in enumerate(path))
+        names = self.named | self.renamed
+        keys = (names.get(path[: i + 1], key) for i, key in enumerate(path))
         return tuple(key for key in keys if key != "")
 
 

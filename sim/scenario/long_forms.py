@@ -56,8 +56,9 @@ def override(document: Document, text: str) -> None:
     if keep_alike:
         keep_alike()
     document.overrides[path] = f"--set {text}"
-    for renamed in [each for each in document.renamed if each[: len(path)] == path]:
-        del document.renamed[renamed]
+    for names in (document.renamed, document.named):
+        for name in [each for each in names if each[: len(path)] == path]:
+            del names[name]
 
 
 def _below(at: Any, key: str) -> Any:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.units import format_duration
-from batchsim.cost.shapes.lists import vllm_graph_sizes
 from batchsim.drive.fleet.fleet_plan import ReplicaSpan
 from batchsim.drive.fleet.fleet_records import EngineLife
-from batchsim.drive.fleet.lockstep.lockstep_config import LockstepConfig
 from batchsim.drive.fleet.lockstep.passes import LockstepCost
-from batchsim.drive.fleet.lockstep.rank_costs import RankCosts
-from batchsim.drive.fleet.lockstep.recorded_ranks import simulate_ranks
+from batchsim.drive.fleet.lockstep.rank_costs import IteratedCosts, RankCosts
+from batchsim.drive.fleet.lockstep.recorded_ranks import simulate_iterations, simulate_ranks
 from batchsim.drive.fleet.pools import Pools, PrefillCore, simulate_pools
 from batchsim.drive.fleet.rooms import Rooms, SendingCore
 from batchsim.drive.fleet.shared_gpu import Models, simulate_shared
@@ -27,7 +25,7 @@ from batchsim.kernel.record import Records
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.scenario.config import Keep, Point, PolicySpec
 from batchsim.scenario.pooled import block_bytes
-from batchsim.scenario.ranks import shares_experts
+from batchsim.scenario.ranks import graph_sizes, of_rank, shares_experts
 from batchsim.scenario.replicas_config import ReplicasConfig
 from batchsim.scenario.setup import Setup
 from batchsim.workload.build import BuiltWorkload
@@ -151,24 +149,29 @@ def _run_ranks(setup: Setup, spec: PolicySpec, workload: BuiltWorkload, until_ns
     replicas, config = setup.scenario.file.replicas, spec.config
     assert replicas is not None and replicas.lockstep is not None and replicas.count is not None, "checked by Setup"
     one = setup.groups[0].setup
+    spec = replace(spec, config=of_rank(config, replicas.count))
+    config = spec.config
     cost, loop = one.cost_under(config), config.traits.loop
     lanes = cost.lanes()
     cores: list[EngineCore] = []
     for _ in range(replicas.count):
         executor = SimExecutor(LockstepCost(lanes), one.max_model_len, loop)
         cores.append(one.engine_on(executor, spec, workload, one.new_kv(config), cost))
-    step_ns, sizes = lanes.device_ns if loop.is_ahead else cost.step_ns, _graph_sizes(spec, replicas.lockstep)
-    costs = RankCosts(step_ns, sizes, cost.experts_ns if shares_experts(cost) else None)
-    fleet = simulate_ranks(cores, costs, replicas.lockstep, workload, until_ns=until_ns, join=join)
+    deployment = cost.deployment
+    tp, gpu = (1, None) if deployment is None else (deployment.tp, deployment.gpu)
+    step_ns, sizes = cost.step_ns, graph_sizes(config, replicas.lockstep, gpu, replicas.count, tp)
+    if loop.is_ahead:
+        step_ns = lanes.device_ns
+    experts_ns = cost.experts_ns if shares_experts(cost) else None
+    if spec.kind == "sglang":
+        costs = IteratedCosts(step_ns, sizes, experts_ns, tp)
+        fleet = simulate_iterations(cores, costs, workload, until_ns=until_ns, join=join)
+    else:
+        costs = RankCosts(step_ns, sizes, experts_ns)
+        fleet = simulate_ranks(cores, costs, replicas.lockstep, workload, until_ns=until_ns, join=join)
     for core in cores:
         core.check_returned()
     return fleet
-
-
-def _graph_sizes(spec: PolicySpec, lockstep: LockstepConfig) -> list[int]:
-    """The tokens of the CUDA graphs that each rank captures; none where it is eager."""
-    config = spec.config
-    return [] if lockstep.eager else vllm_graph_sizes(config.max_num_seqs, config.max_num_batched_tokens)
 
 
 def _models_of(setup: Setup, replicas: ReplicasConfig, sleep: SleepConfig) -> Models:

@@ -14,10 +14,14 @@ from typing import Any
 
 from batchsim.base.errors import ScenarioError, shown
 from batchsim.base.plain import value_at
-from batchsim.scenario.document import Document
+from batchsim.scenario.document import Document, Path
 
 KEY = "dp_attention"
 _LOCKSTEP = ("replicas", "lockstep")
+ENGINES = ("vllm", "sglang")
+"""Engines whose attention groups are simulated as ranks that step together."""
+_NAMES: dict[Path, str] = {("replicas",): KEY, _LOCKSTEP: "", ("replicas", "count"): "ranks"}
+"""What messages call the keys of replicas that are ranks."""
 _EXAMPLE = "dp_attention: 8, or {ranks: 8, sync_interval: 16}"
 
 
@@ -32,6 +36,7 @@ def take_ranks(document: Document) -> None:
             return
         plain.setdefault("replicas", {}).update({"count": groups})
         plain["replicas"].setdefault("lockstep", {})
+        document.named |= _NAMES
         return
     if isinstance(block, int) and not isinstance(block, bool):
         block = {"ranks": block}
@@ -58,6 +63,7 @@ def take_ranks(document: Document) -> None:
     document.moved((KEY,), ("replicas",))
     document.moved((KEY,), ("replicas", "lockstep"))
     document.moved((KEY, "ranks"), ("replicas", "count"))
+    document.named |= _NAMES
 
 
 def _is_changed(document: Document) -> bool:
@@ -67,7 +73,7 @@ def _is_changed(document: Document) -> bool:
 
 
 def _groups_of(plain: dict[str, Any]) -> int | None:
-    """The attention groups of a vLLM deployment, of which each is a rank; None where it has one, or there is none."""
+    """The attention groups of a deployment whose engine has ranks; None where it has one, or there is none."""
     stated = next((block for key in ("deployment", "cost") if isinstance(block := plain.get(key), dict)), {})
     groups = stated.get(KEY)
-    return groups if stated.get("engine") == "vllm" and isinstance(groups, int) and groups > 1 else None
+    return groups if stated.get("engine") in ENGINES and isinstance(groups, int) and groups > 1 else None

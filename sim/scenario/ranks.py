@@ -10,12 +10,26 @@ from batchsim.cost.base import Cost
 from batchsim.cost.calibrated import Calibrated
 from batchsim.cost.one_group import of_one_group
 from batchsim.cost.scaled import Scaled
+from batchsim.cost.shapes.lists import sglang_graph_sizes, vllm_graph_sizes
+from batchsim.deployment.deployment import Deployment
 from batchsim.deployment.memory import KvBudget
-from batchsim.deployment.model import ModelSpec
-from batchsim.scenario.config import PolicySpec, Scenario
+from batchsim.deployment.model import GpuSpec, ModelSpec
+from batchsim.drive.fleet.lockstep.lockstep_config import LockstepConfig
+from batchsim.kernel.policy_config import PolicyConfig
+from batchsim.policies.systems.sglang.sglang_config import SglangConfig
+from batchsim.policies.systems.vllm.vllm_config import VllmConfig
+from batchsim.scenario.config import PolicySpec, Scenario, ScenarioFile
 from batchsim.scenario.deployment_config import DeploymentConfig
-from batchsim.scenario.rank_forms import KEY
+from batchsim.scenario.rank_forms import ENGINES, KEY
 from batchsim.scenario.request_kinds import features
+
+SGLANG_CONSERVATIVENESS = 0.3
+"""By what SGLang multiplies the part of outputs that is reserved where it has attention groups."""
+_USUAL_GIB = 80
+"""Memory of a GPU that is not known, like an H100's."""
+_SGLANG_GRAPHS = ((20, 8, 8), (35, 48, 160), (60, 32, 160), (160, 256, 512))
+"""(GiB, requests, requests): the largest decode that SGLang captures on GPUs of less memory, below 4 GPUs and above.
+With more memory: 512."""
 
 
 def check_ranks(scenario: Scenario, model: ModelSpec, cost: Cost, kv: KvBudget) -> None:
@@ -25,13 +39,19 @@ def check_ranks(scenario: Scenario, model: ModelSpec, cost: Cost, kv: KvBudget) 
     if replicas is None or replicas.lockstep is None:
         return
     if not any(kind.mlp.kind == "experts" for kind in model.kinds):
+        if any(spec.kind == "sglang" for spec in scenario.specs):
+            raise ScenarioError(
+                f"{model.name} has no experts, and what ranks of SGLang share of its MLPs is not simulated. Leave out"
+                f" {KEY}, or choose a model with experts."
+            )
         raise ScenarioError(
             f"{model.name} has no experts, and vLLM's data-parallel ranks of it are engines that do not wait for each"
             f" other. Write replicas: {{count: {replicas.count}, router: shortest_queue}} instead of {KEY}."
         )
     _check_cost(file.cost, cost, replicas.total)
     for spec in scenario.specs:
-        _check_policy(spec)
+        _check_policy(spec, replicas.lockstep, replicas.total, cost.deployment)
+    _check_memory(file, cost)
     others = features(file, "LoRA adapters", "images, audios and videos", "models that make no tokens")
     others |= features(file, "constrained answers", "tasks", "rollouts", "offline jobs")
     others |= {"groups of KV blocks": kv.layout is not None, "pools of KV apart": kv.pools is not None}
@@ -85,11 +105,78 @@ def _check_cost(stated: Any, cost: Cost, ranks: int) -> None:
         raise ScenarioError(f"shapes: ranks are padded to vLLM's own sizes of CUDA graphs. Leave shapes out, or {KEY}.")
 
 
-def _check_policy(spec: PolicySpec) -> None:
-    if spec.kind != "vllm":
+def of_rank(config: PolicyConfig, ranks: int) -> PolicyConfig:
+    """The knobs of each of `ranks` ranks. SGLang's are of all together: a chunk, and the requests that run, are divided
+    among them, and the part of outputs that is reserved is 0.3 of what is asked.
+
+    Source: python/sglang/srt/arg_groups/parallel_hook.py (`_handle_data_parallelism`) and
+    mem_cache/kv_cache_configurator.py (`resolve_max_num_reqs`) of the 0.5.23 wheel.
+    """
+    if not isinstance(config, SglangConfig):
+        return config
+    chunk, running = config.chunked_prefill_size, config.max_running_requests
+    return replace(
+        config,
+        chunked_prefill_size=chunk // ranks if chunk > 0 else chunk,
+        max_running_requests=None if running is None else max(running // ranks, 1),
+        schedule_conservativeness=config.schedule_conservativeness * SGLANG_CONSERVATIVENESS,
+    )
+
+
+def graph_sizes(config: PolicyConfig, lockstep: LockstepConfig, gpu: GpuSpec | None, ranks: int, tp: int) -> list[int]:
+    """The tokens of the CUDA graphs that each of `ranks` ranks of `tp` GPUs captures, with `config` as of `of_rank`;
+    none where it is eager.
+
+    Source of SGLang's largest: python/sglang/srt/arg_groups/memory_hook.py of the 0.5.23 wheel.
+    """
+    if lockstep.eager:
+        return []
+    if not isinstance(config, SglangConfig):
+        assert isinstance(config, VllmConfig), "checked by check_ranks"
+        return vllm_graph_sizes(config.max_num_seqs, config.max_num_batched_tokens)
+    gib = _USUAL_GIB if gpu is None else gpu.memory_bytes / 2**30
+    few, many = next((sizes for below, *sizes in _SGLANG_GRAPHS if gib < below), (512, 512))
+    most = few if ranks * tp < 4 else many
+    return sglang_graph_sizes(most if config.max_running_requests is None else min(most, config.max_running_requests))
+
+
+def _check_policy(spec: PolicySpec, lockstep: LockstepConfig, ranks: int, deployment: Deployment | None) -> None:
+    if spec.kind not in ENGINES:
         raise ScenarioError(
-            f"{spec.name} is of kind {spec.kind}, and only vllm's ranks are simulated to step together. Leave it out,"
-            f" or {KEY}."
+            f"{spec.name} is of kind {spec.kind}, and only vllm's and sglang's ranks are simulated to step together."
+            f" Leave it out, or {KEY}."
+        )
+    if deployment is not None and deployment.dp_attention > 1 and deployment.engine != spec.kind:
+        raise ScenarioError(
+            f"{spec.name} is of kind {spec.kind}, and the deployment's ranks are of {deployment.engine}. Write"
+            f" policies: {{{deployment.engine}: {{}}}}, or engine: {spec.kind} in the deployment."
         )
     if spec.config.traits.speculation is not None:
-        raise ScenarioError(f"{spec.name}: drafts are not simulated for ranks. Leave out speculative_config, or {KEY}.")
+        knob = "speculative_config" if spec.kind == "vllm" else "speculative_algorithm"
+        raise ScenarioError(f"{spec.name}: drafts are not simulated for ranks. Leave out {knob}, or {KEY}.")
+    if isinstance(spec.config, SglangConfig):
+        _check_sglang(spec.name, spec.config, lockstep, ranks)
+
+
+def _check_sglang(name: str, config: SglangConfig, lockstep: LockstepConfig, ranks: int) -> None:
+    usual = LockstepConfig()
+    for key in ("sync_interval", "message", "api_servers"):
+        if getattr(lockstep, key) != getattr(usual, key):
+            raise ScenarioError(f"{name}: {KEY}.{key} is of vLLM's ranks, and SGLang's have none. Leave it out.")
+    if 0 < config.chunked_prefill_size < ranks:
+        raise ScenarioError(
+            f"{name}: chunked_prefill_size {config.chunked_prefill_size} is divided among {ranks} ranks, which leaves"
+            f" none. Set at least {ranks}."
+        )
+    for key in ("scheduler_recv_interval", "disable_consecutive_prefill_overlap"):
+        if getattr(config, key) not in (None, False, 1):
+            raise ScenarioError(f"{name}: {key} is not simulated for ranks. Leave it out, or {KEY}.")
+
+
+def _check_memory(file: ScenarioFile, cost: Cost) -> None:
+    deployment = cost.deployment
+    if deployment is not None and deployment.engine == "sglang" and file.kv.tokens is None:
+        raise ScenarioError(
+            f"sglang: what it keeps of a GPU's memory beside KV with {KEY} is not known. Write kv.tokens, of one rank,"
+            " as its log has it: max_total_num_tokens."
+        )

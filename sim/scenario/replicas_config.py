@@ -128,8 +128,8 @@ class ReplicasConfig(Config):
         given += ["failures"] if self.failures else []
         if given:
             raise ValueError(
-                f"{given[0]} is not simulated for ranks that step together, which vLLM's own clients choose from. Leave"
-                " it out."
+                f"{given[0]} is not simulated for ranks that step together: their engine divides requests among"
+                " them. Leave it out."
             )
         if not 2 <= self.count <= MAX_RANKS:
             raise ValueError(
@@ -137,7 +137,7 @@ class ReplicasConfig(Config):
             )
         if lockstep.api_servers is not None and lockstep.api_servers > self.count:
             raise ValueError(
-                f"lockstep: {lockstep.api_servers} api_servers for {self.count} ranks. Write at most as many as ranks."
+                f"{lockstep.api_servers} api_servers for {self.count} ranks. Write at most as many as ranks."
             )
 
     def _check_transfer(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from batchsim.base.files import Kind, check_replaceable, write_text
@@ -20,16 +20,18 @@ KIND = Kind("table of a plan's report", rb'\[\s*\{\s*"scenario": [^\n]*\s*"curre
 _NEW = Kind("file of a plan's report", b"(?!)")
 MANIFEST = "manifest.yaml"
 """The recommended group for Kubernetes, where the plan is of deployments."""
+MANIFESTS = {"manifest": MANIFEST, "dynamo": "dynamo.yaml", "llm_d": "llm-d-values.yaml"}
+"""The files of what starts the recommended group, by the tables that have their lines."""
 
 
 def write_report(tables: Tables, name: str, currency: str, folder: Path) -> list[Path]:
     """Writes all files of a plan and returns them, the report first. OSError if `folder` cannot be written."""
-    tables, manifest = without_manifest(tables)
+    tables, manifests = without_manifests(tables)
     tables = {"report": [{"scenario": name, "currency": currency}], **tables, "glossary": glossary(SHOWN)}
     folder.mkdir(parents=True, exist_ok=True)
     pictures = draw_pictures(tables, currency)
     names = [f"{name}.{end}" for name in tables for end in ("csv", "json")] + [f"{name}.svg" for name in pictures]
-    check_own(folder, [HTML, MARKDOWN, *names, *([MANIFEST] if manifest else [])])
+    check_own(folder, [HTML, MARKDOWN, *names, *manifests])
     written = []
     for table, rows in tables.items():
         write_text(folder / f"{table}.json", as_json(rows, indent=1) + "\n")
@@ -38,10 +40,10 @@ def write_report(tables: Tables, name: str, currency: str, folder: Path) -> list
     for picture, (_, svg) in pictures.items():
         write_text(folder / f"{picture}.svg", svg)
         written.append(folder / f"{picture}.svg")
-    if manifest:
-        write_text(folder / MANIFEST, manifest)
-        written.append(folder / MANIFEST)
-    sheet = plan_sheet(tables, currency, {picture: text for picture, (text, _) in pictures.items()}, bool(manifest))
+    for file, text in manifests.items():
+        write_text(folder / file, text)
+        written.append(folder / file)
+    sheet = plan_sheet(tables, currency, {picture: text for picture, (text, _) in pictures.items()}, [*manifests])
     images = {picture: data_uri(svg.encode()) for picture, (_, svg) in pictures.items()}
     said = "Simulated by batchsim. Every number is a cell of a table beside this page."
     write_text(folder / HTML, render(sheet, said, images))
@@ -49,10 +51,10 @@ def write_report(tables: Tables, name: str, currency: str, folder: Path) -> list
     return [folder / HTML, folder / MARKDOWN, *written]
 
 
-def plan_sheet(tables: Tables, currency: str, pictures: dict[str, str], manifest: bool = False) -> Sheet:
-    """The sheet of a plan; `pictures` has the caption of every picture that was drawn, by name, `manifest` says whether
-    there is a MANIFEST."""
-    files = [f"{table}.csv" for table in tables] + [MANIFEST] * manifest
+def plan_sheet(tables: Tables, currency: str, pictures: dict[str, str], manifests: Sequence[str] = ()) -> Sheet:
+    """The sheet of a plan; `pictures` has the caption of every picture that was drawn, by name, `manifests` are
+    the files of MANIFESTS that there are."""
+    files = [f"{table}.csv" for table in tables] + [*manifests]
     named = [f"Tables as CSV and JSON: {files[0]}", *files[1:]]
     title = cell(tables, "report", 0, "scenario")
     return Sheet("Capacity plan", title, sections(tables, currency, pictures), named)
@@ -65,7 +67,9 @@ def check_own(folder: Path, names: Iterable[str] = (HTML, MARKDOWN)) -> None:
         check_replaceable(folder / name, _NEW)
 
 
-def without_manifest(tables: Tables) -> tuple[Tables, str]:
-    """The tables without the lines of the manifest, and these as a text; "" where there is none."""
-    lines = [str(row["line"]) for row in tables.get("manifest", [])]
-    return {name: rows for name, rows in tables.items() if name != "manifest"}, "".join(f"{line}\n" for line in lines)
+def without_manifests(tables: Tables) -> tuple[Tables, dict[str, str]]:
+    """The tables without the lines of manifests, and these as texts by the names of their files."""
+    texts = {
+        file: "".join(f"{row['line']}\n" for row in tables[name]) for name, file in MANIFESTS.items() if name in tables
+    }
+    return {name: rows for name, rows in tables.items() if name not in MANIFESTS}, texts

@@ -14,6 +14,7 @@ from batchsim.base.errors import ScenarioError
 from batchsim.scenario.deployment_config import DeploymentConfig
 from batchsim.study.planning.assumptions import commands_for
 from batchsim.study.planning.make import Planned
+from batchsim.study.planning.pool_manifests import Side, pool_manifests
 from batchsim.study.planning.probe import Ask
 
 PORT = 8000
@@ -81,6 +82,30 @@ def manifest(planned: Planned) -> str:
     }
     head = "".join(f"# {note}\n" for note in notes)
     return head + yaml.safe_dump_all((deployment, service), sort_keys=False, width=math.inf)
+
+
+def manifests_of_pools(planned: Planned) -> dict[str, str]:
+    """The manifests of a recommended group whose prefill and decode are apart, by their tables; {} for any other, or
+    where no deployment of an engine is recommended."""
+    held = None if planned.best is None else planned.held(planned.best)
+    if held is None or not held.ask.group.is_apart:
+        return {}
+    try:
+        setup = planned.book.setup(held.ask)
+        written = commands_for(planned, held.ask.group)
+    except ScenarioError:
+        return {}
+    configs = [group.setup.scenario.cost for group in setup.groups]
+    sides = [
+        Side(group.name, group.count, config.num_gpus, config.tp, command.line, command.unsaid)
+        for group, config, command in zip(setup.groups, configs, written, strict=True)
+        if isinstance(config, DeploymentConfig)
+    ]
+    engines = {config.engine for config in configs if isinstance(config, DeploymentConfig)}
+    router = setup.scenario.file.replicas.chosen_router.kind if setup.scenario.file.replicas is not None else ""
+    if len(engines) != 1 or len(sides) < len(configs):
+        return {}
+    return pool_manifests(engines.pop(), sides, router)
 
 
 def _router(planned: Planned) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from batchsim.scenario import Scenario
 from batchsim.study.planning.assumptions import assumptions
 from batchsim.study.planning.make import make_plan
-from batchsim.study.planning.manifest import manifest
+from batchsim.study.planning.manifest import manifest, manifests_of_pools
 from batchsim.study.planning.tables import Tables, tables_of
 from batchsim.study.sweep.points import Progress, Sweep
 from batchsim.study.sweep.size import Limits
@@ -36,5 +36,5 @@ def plan_tables(
     sweep = Sweep(Path(out) / scenario.name, jobs=jobs, ray=ray, progress=progress, limits=limits)
     planned = make_plan(scenario, sweep, tell)
     tables = tables_of(planned) | {"assumptions": assumptions(planned)}
-    text = manifest(planned)
-    return tables | ({"manifest": [{"line": line} for line in text.splitlines()]} if text else {})
+    texts = {"manifest": manifest(planned)} | manifests_of_pools(planned)
+    return tables | {name: [{"line": line} for line in text.splitlines()] for name, text in texts.items() if text}

@@ -9,9 +9,11 @@ import pytest
 
 from batchsim.base.errors import ScenarioError
 from batchsim.metrics.attribution import attribute
+from batchsim.policies.systems.sglang.sglang_config import SglangConfig
 from batchsim.results.keep import metric_names
 from batchsim.scenario import load_scenario
 from batchsim.scenario.point import simulate_point
+from batchsim.scenario.ranks import of_rank
 from batchsim.scenario.setup import Setup
 from batchsim.testing.life_sums import check_lives
 
@@ -66,6 +68,29 @@ def test_a_run_has_the_parts_and_the_shares_of_ranks(path: str) -> None:
     assert len({*np.bincount(records.replicas.steps).tolist()}) == 1
 
 
+def test_messages_name_the_key_that_is_written(path: str) -> None:
+    """And never the replicas that ranks are."""
+    for override in ("dp_attention={ranks: 5000}", "dp_attention={ranks: 2, graphs: 1}", "dp_attention={ranks: 2.5}"):
+        with pytest.raises(ScenarioError, match="dp_attention") as error:
+            setup_of(path, override)
+        assert "replicas" not in str(error.value)
+
+
+def test_ranks_of_sglang_have_their_part_of_its_limits(path: str) -> None:
+    """A chunk and what runs are divided among them, and less of the outputs is reserved; idle ranks run all passes."""
+    knobs = "policies={sglang: {chunked_prefill_size: 2048, max_running_requests: 10}}"
+    setup = setup_of(path, knobs, "load={mean_rate: [60/s]}")
+    config = of_rank(setup.scenario.specs[0].config, 4)
+    assert isinstance(config, SglangConfig)
+    assert (config.chunked_prefill_size, config.max_running_requests, config.schedule_conservativeness) == (512, 2, 0.3)
+    records = simulate_point(setup, setup.scenario.points()[0]).records
+    check_lives(records)
+    assert (records.steps["num_prefill_tokens"].max(), records.steps["num_running"].max()) == (512, 2)
+    assert records.replicas is not None
+    assert len({*np.bincount(records.replicas.steps).tolist()}) == 1
+    assert {"waiting_for_ranks", "padding_of_ranks"} <= {*attribute(records)["part"]}
+
+
 def test_without_graphs_no_rank_is_padded(path: str) -> None:
     """Dummies aside, which are of one token."""
     steps = simulate_point(s := setup_of(path, "dp_attention.eager=true"), s.scenario.points()[0]).records.steps
@@ -81,7 +106,18 @@ MISTAKES = {
     "too_many_servers": ("dp_attention.api_servers=9", "9 api_servers for 4 ranks"),
     "router": ("replicas.router=round_robin", "router is not simulated for ranks"),
     "dense": ("model=llama-3.1-8b", "has no experts, and vLLM's data-parallel ranks of it are engines that do not"),
-    "other_policy": ("policies={sglang: {}}", "only vllm's ranks are simulated"),
+    "other_policy": ("policies={orca: {}}", "only vllm's and sglang's ranks are simulated"),
+    "waves_of_sglang": ("sglang&dp_attention.sync_interval=8", "dp_attention.sync_interval is of vLLM's ranks"),
+    "messages_of_sglang": ("sglang&dp_attention.message=5us", "dp_attention.message is of vLLM's ranks"),
+    "servers_of_sglang": ("sglang&dp_attention.api_servers=2", "dp_attention.api_servers is of vLLM's ranks"),
+    "dense_sglang": ("sglang&model=llama-3.1-8b", "what ranks of SGLang share of its MLPs is not simulated"),
+    "polls": ("sglang&policies.sglang.scheduler_recv_interval=4", "scheduler_recv_interval is not simulated for ranks"),
+    "short_chunk": ("sglang&policies.sglang.chunked_prefill_size=-3", "chunked_prefill_size"),
+    "drafts_of_sglang": (
+        "sglang&policies.sglang={speculative_algorithm: EAGLE, speculative_num_steps: 3, speculative_eagle_topk: 1,"
+        " speculative_num_draft_tokens: 4, acceptance: 0.7}",
+        "Leave out speculative_algorithm",
+    ),
     "drafts": (
         "policies.vllm.speculative_config={method: mtp, num_speculative_tokens: 2, acceptance: 0.7}",
         "drafts are not simulated for ranks",
@@ -99,8 +135,10 @@ MISTAKES = {
 def test_what_is_not_simulated_is_refused_in_one_line(path: str, mistake: str) -> None:
     """With where, what and what to do."""
     override, message = MISTAKES[mistake]
+    engine, _, other = override.partition("&")
+    overrides = ["policies={sglang: {}}", other] if engine == "sglang" else [override]
     with pytest.raises(ScenarioError) as error:
-        setup_of(path, override)
+        setup_of(path, *overrides)
     text = str(error.value)
     assert message in text
     assert "\n" not in text
@@ -173,7 +211,7 @@ DEPLOYED_MISTAKES = {
     "replicas": ("replicas={count: 2, router: round_robin}", "dp_attention 8: so many schedulers"),
     "anchor": ("deployment.anchor={concurrency: 4, tpot: 20ms}", "anchor is not simulated for ranks"),
     "power_cap": ("deployment.power_cap=600W", "power_cap is not simulated for ranks"),
-    "other_engine": ("deployment.engine=sglang", "dp_attention 8: so many schedulers"),
+    "other_engine": ("deployment.engine=sglang", "vllm is of kind vllm, and the deployment's ranks are of sglang"),
 }
 
 

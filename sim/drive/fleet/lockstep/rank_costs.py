@@ -57,10 +57,15 @@ class RankCosts:
             decodes = not any(batch is not None and batch.chunks for batch in batches)
             asked = sum(tokens)
             padded = sum(max(size, count) for count in tokens)
-            ns = int(self._experts_ns(padded, decodes=decodes))
-            padding_ns = max(ns - int(self._experts_ns(asked, decodes=decodes)), 0)  # a larger kernel may be faster
-            self.shares = [Share(share.own_ns + ns, share.padding_ns + padding_ns, share.rows) for share in self.shares]
+            self._add_experts(asked, padded, decodes=decodes)
         return max(share.own_ns for share in self.shares)
+
+    def _add_experts(self, asked: int, padded: int, *, decodes: bool) -> None:
+        """Adds to each share what the experts take of the tokens of all ranks: `asked`, and `padded` with padding."""
+        assert self._experts_ns is not None, "of a cost that holds experts apart"
+        ns = int(self._experts_ns(padded, decodes=decodes))
+        padding_ns = max(ns - int(self._experts_ns(asked, decodes=decodes)), 0)  # a larger kernel may be faster
+        self.shares = [Share(share.own_ns + ns, share.padding_ns + padding_ns, share.rows) for share in self.shares]
 
     def _share(self, batch: Batch | None, padding: int) -> Share:
         if batch is None:
@@ -76,6 +81,47 @@ class RankCosts:
             batch.pad_decode_rows = padding
         own_ns = self._step_ns(batch)
         return Share(own_ns, own_ns - alone_ns, 0)
+
+
+class IteratedCosts(RankCosts):
+    """The cost of passes as SGLang pads them: decodes of all ranks to the captured size of the fullest one, idle ranks
+    too, which else take no time. With a prompt anywhere, or more decodes than any captured size, no rank is padded;
+    then the experts compute, of decodes alone that fill half of it or more, as many rows for each rank as for the
+    fullest. What they compute of a rank is a multiple of `tp`, the GPUs of each.
+
+    Source: python/sglang/srt/layers/dp_attention.py (`DpPaddingMode`) and model_executor/forward_batch_info.py of the
+    0.5.23 wheel. Simplifies: sums that fit the buffer of the custom all-reduce are padded like others.
+    """
+
+    def __init__(
+        self,
+        step_ns: Callable[[Batch], int],
+        sizes: Sequence[int],
+        experts_ns: ExpertsNs | None = None,
+        tp: int = 1,
+    ) -> None:
+        super().__init__(step_ns, sizes, experts_ns)
+        self._tp = tp
+
+    def pass_ns(self, batches: Sequence[Batch | None]) -> int:
+        tokens = [num_tokens(batch) for batch in batches]
+        decodes = not any(batch is not None and batch.chunks for batch in batches)
+        at = bisect_left(self._sizes, max(tokens))
+        size = self._sizes[at] if decodes and at < len(self._sizes) else 0
+        self.shares = [self._share(batch, max(size - count, 0)) for batch, count in zip(batches, tokens, strict=True)]
+        if self._experts_ns is not None:
+            rows = [-(-count // self._tp) * self._tp for count in tokens]
+            asked = sum(rows)
+            most = -(-max(size, *tokens) // self._tp) * self._tp
+            padded = most * len(rows) if size or (decodes and 2 * asked >= most * len(rows)) else asked
+            self._add_experts(asked, padded, decodes=decodes)
+        return max(share.own_ns for share in self.shares)
+
+    def _share(self, batch: Batch | None, padding: int) -> Share:
+        if batch is not None:
+            return super()._share(batch, padding)
+        own_ns = self._step_ns(dummy(padding)) if padding else 0
+        return Share(own_ns, own_ns, padding)
 
 
 def dummy(rows: int) -> Batch:

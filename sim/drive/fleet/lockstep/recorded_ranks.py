@@ -12,10 +12,11 @@ from functools import partial
 
 from batchsim.drive.fleet.fleet_plan import UP, ReplicaSpan
 from batchsim.drive.fleet.fleet_records import EngineLife
+from batchsim.drive.fleet.lockstep.iterations import Iterations
 from batchsim.drive.fleet.lockstep.lockstep_config import LockstepConfig
 from batchsim.drive.fleet.lockstep.passes import Launched, LockstepCost, Pass
 from batchsim.drive.fleet.lockstep.rank import Others, Rank
-from batchsim.drive.fleet.lockstep.rank_costs import RankCosts, Share, dummy
+from batchsim.drive.fleet.lockstep.rank_costs import IteratedCosts, RankCosts, Share, dummy
 from batchsim.drive.fleet.lockstep.simulate_ranks import Lockstep, LockstepPlan
 from batchsim.drive.fleet.simulate_fleet import FleetRun, as_one
 from batchsim.kernel.batch import Batch, check_end
@@ -96,7 +97,23 @@ def simulate_ranks(
     The result is that of a fleet whose replicas are the ranks, all up to the end or, if later, `until_ns`; `join` as of
     `simulate_fleet`. ScenarioError as of Lockstep.
     """
-    end_ns = RecordedRanks(cores, costs, config, workload).run()
+    return _as_fleet(cores, RecordedRanks(cores, costs, config, workload).run(), until_ns, join=join)
+
+
+def simulate_iterations(
+    cores: Sequence[EngineCore],
+    costs: IteratedCosts,
+    workload: AnyWorkload,
+    *,
+    until_ns: int = 0,
+    join: bool = True,
+) -> FleetRun:
+    """As `simulate_ranks`, on ranks that make every iteration together; ScenarioError as of Iterations."""
+    return _as_fleet(cores, Iterations(cores, costs, workload).run(), until_ns, join=join)
+
+
+def _as_fleet(cores: Sequence[EngineCore], end_ns: int, until_ns: int, *, join: bool) -> FleetRun:
+    """The run of a fleet whose replicas are ranks that ended at `end_ns`."""
     lives = [EngineLife(number, core.recorder.records()) for number, core in enumerate(cores)]
     last_ns = max(until_ns, end_ns)
     spans = tuple(ReplicaSpan(number, UP, 0, last_ns) for number in range(len(cores)) if last_ns)

@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from batchsim.base.errors import ScenarioError
-from batchsim.report.page.plan_page import MANIFEST, write_report
+from batchsim.report.page.plan_page import MANIFESTS, write_report
 from batchsim.report.page.plan_text import plan_text
 from batchsim.scenario import Scenario, load_scenario
 from batchsim.study.planning.assumptions import commands_for
@@ -16,6 +17,7 @@ from batchsim.study.planning.demand import demand_of
 from batchsim.study.planning.fleet_search import judge
 from batchsim.study.planning.make import Planned
 from batchsim.study.planning.plan_tables import plan_tables
+from batchsim.study.planning.pool_manifests import Side, pool_manifests
 from batchsim.study.planning.probe import Ask, Book, drive
 from batchsim.study.planning.space import space_of
 from batchsim.study.planning.split import split_text
@@ -126,7 +128,7 @@ def test_pools_need_a_transfer_and_a_transfer_needs_pools(plan: Scenario) -> Non
 
 def test_the_ratio_is_chosen_that_deciding_every_one_chooses(plan: Scenario, tmp_path: Path) -> None:
     """One prefill and one decode engine hold at this pace what two mixed engines do not: of all numbers of sets of each
-    ratio that cost no more, theirs alone hold. The text says so, and there is no manifest of pools."""
+    ratio that cost no more, theirs alone hold. The text says so, and of stated costs there is no manifest."""
     tables = plan_tables(plan, out=tmp_path / "results")
     (chosen,) = tables["recommendation"]
     assert (chosen["policy"], chosen["replicas"]) == ("vllm: pools 1 prefill + 1 decode", 1)
@@ -141,4 +143,42 @@ def test_the_ratio_is_chosen_that_deciding_every_one_chooses(plan: Scenario, tmp
     assert "Run 1 set of engines on stated under vllm: pools 1 prefill + 1 decode behind round_robin" in " ".join(
         plan_text(tables, "$").split()
     )
-    assert MANIFEST not in [file.name for file in write_report(tables, "s", "$", tmp_path / "plan")]
+    assert {*MANIFESTS.values()}.isdisjoint(file.name for file in write_report(tables, "s", "$", tmp_path / "plan"))
+
+
+@pytest.mark.slow
+def test_a_deployment_of_pools_ends_with_a_graph_of_dynamo_and_values_of_llm_d(plan: Scenario, tmp_path: Path) -> None:
+    """As many workers of each side as the sets have, each with the words of its command and its GPUs."""
+    free = "{gpu: [own], pools: [{prefill: 1, decode: {count: 2, tp: 2}}]}"
+    changes = [f"plan.free={free}", "plan.target.rate=30/s", "slo=ttft<5s @ 80%"]
+    tables = plan_tables(load_scenario(plan.source, overrides=changes), out=tmp_path / "results")
+    (chosen,) = tables["recommendation"]
+    write_report(tables, "s", "$", tmp_path / "plan")
+    graph = yaml.safe_load((tmp_path / "plan" / "dynamo.yaml").read_text())
+    assert (graph["kind"], graph["apiVersion"]) == ("DynamoGraphDeployment", "nvidia.com/v1alpha1")
+    services = graph["spec"]["services"]
+    assert [*services] == ["Frontend", "VllmPrefillWorker", "VllmDecodeWorker"]
+    told = {name: (each["replicas"], each["resources"]["limits"]["gpu"]) for name, each in [*services.items()][1:]}
+    sets = chosen["replicas"]
+    assert told == {"VllmPrefillWorker": (sets, "1"), "VllmDecodeWorker": (2 * sets, "2")}
+    args = services["VllmDecodeWorker"]["extraPodSpec"]["mainContainer"]["args"]
+    assert args[:2] == ["--model", "meta-llama/Llama-3.1-8B"] and args[-2:] == ["--disaggregation-mode", "decode"]
+    assert "--tensor-parallel-size" in args and '{"kv_connector":"NixlConnector","kv_role":"kv_consumer"}' in args
+    values = yaml.safe_load((tmp_path / "plan" / "llm-d-values.yaml").read_text())
+    assert values["routing"]["proxy"] == {"enabled": True, "connector": "nixlv2"}
+    sides = {name: (values[name]["replicas"], values[name]["parallelism"]["tensor"]) for name in ("prefill", "decode")}
+    assert sides == {"prefill": (sets, 1), "decode": (2 * sets, 2)}
+    words = values["decode"]["containers"][0]["args"]
+    assert "--tensor-parallel-size" not in words and "--max-num-seqs" in words
+    assert values["modelArtifacts"]["uri"] == "hf://meta-llama/Llama-3.1-8B"
+
+
+def test_sglang_has_a_graph_of_dynamo_alone() -> None:
+    """Its words name the side already; an engine that neither starts has none."""
+    line = "python -m sglang.launch_server --model-path some/model --disaggregation-mode prefill"
+    made = pool_manifests("sglang", [Side("prefill", 3, 2, 2, line, ())], "round_robin")
+    assert [*made] == ["dynamo"]
+    worker = yaml.safe_load(made["dynamo"])["spec"]["services"]["SGLangPrefillWorker"]
+    assert worker["replicas"] == 3 and worker["resources"] == {"limits": {"gpu": "2"}}
+    assert worker["extraPodSpec"]["mainContainer"]["args"] == line.split()[3:]
+    assert pool_manifests("tensorrt_llm", [], "round_robin") == {}
