@@ -20,7 +20,7 @@ LINES = {
     "calibrate.engine": 3850,
     "calibrate.profile": 2250,
     "batchsim": 50,
-    "cli": 4550,
+    "cli": 4600,
     "api": 550,
     "base": 1500,
     "check": 50,

@@ -15,16 +15,18 @@ from batchsim.cli.common import one_line_errors, print_json
 
 @one_line_errors
 def policies(as_json: option.Json = False) -> None:
-    """List the policies, those of installed packages too, where each comes from, and its knobs.
+    """List the policies, those of installed packages and engines too, where each comes from, and its knobs.
 
     Example: batchsim policies --json
     """
     from dataclasses import fields
 
     from batchsim.base.installed import installed
+    from batchsim.engines.engine_config import PASSED, EngineConfig
     from batchsim.kernel.policy_config import Device
     from batchsim.policies.evidence import FOLLOWED
     from batchsim.policies.registry import POLICIES
+    from batchsim.scenario.build import ENGINE
 
     rows: list[dict[str, Any]] = []
     for name, (config, policy) in POLICIES.items():
@@ -42,6 +44,11 @@ def policies(as_json: option.Json = False) -> None:
         rows.append(row)
     for name, target in installed("policies", POLICIES).items():
         rows.append({"policy": name, "evidence": "installed", "what": target, "knobs": {}})
+    own = [
+        f for f in fields(EngineConfig) if f.name in (*PASSED, "engine", "async_scheduling", "python", "scheduler_cls")
+    ]
+    what = "The scheduler itself of a vLLM that is installed, step by step"
+    rows.append({"policy": ENGINE, "evidence": "the engine", "what": what, "knobs": {f.name: _default(f) for f in own}})
     if as_json:
         print_json(rows)
         return
