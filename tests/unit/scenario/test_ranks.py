@@ -91,6 +91,18 @@ def test_ranks_of_sglang_have_their_part_of_its_limits(path: str) -> None:
     assert {"waiting_for_ranks", "padding_of_ranks"} <= {*attribute(records)["part"]}
 
 
+def test_ranks_of_tensorrt_llm_share_a_queue(path: str) -> None:
+    """None has more than its slots, all run every pass, and none is padded."""
+    setup = setup_of(path, "policies={tensorrt_llm: {max_batch_size: 3}}", "load={mean_rate: [60/s]}")
+    records = simulate_point(setup, setup.scenario.points()[0]).records
+    check_lives(records)
+    assert records.steps["num_running"].max() == 3
+    assert not records.steps["pad_prefill_tokens"].any()
+    assert {*records.steps["pad_decode_rows"].tolist()} == {0, 1}
+    assert records.replicas is not None
+    assert len({*np.bincount(records.replicas.steps).tolist()}) == 1
+
+
 def test_without_graphs_no_rank_is_padded(path: str) -> None:
     """Dummies aside, which are of one token."""
     steps = simulate_point(s := setup_of(path, "dp_attention.eager=true"), s.scenario.points()[0]).records.steps
@@ -106,12 +118,17 @@ MISTAKES = {
     "too_many_servers": ("dp_attention.api_servers=9", "9 api_servers for 4 ranks"),
     "router": ("replicas.router=round_robin", "router is not simulated for ranks"),
     "dense": ("model=llama-3.1-8b", "has no experts, and vLLM's data-parallel ranks of it are engines that do not"),
-    "other_policy": ("policies={orca: {}}", "only vllm's and sglang's ranks are simulated"),
+    "other_policy": ("policies={orca: {}}", "only ranks of vllm, sglang and tensorrt_llm are simulated"),
     "waves_of_sglang": ("sglang&dp_attention.sync_interval=8", "dp_attention.sync_interval is of vLLM's ranks"),
     "messages_of_sglang": ("sglang&dp_attention.message=5us", "dp_attention.message is of vLLM's ranks"),
     "servers_of_sglang": ("sglang&dp_attention.api_servers=2", "dp_attention.api_servers is of vLLM's ranks"),
-    "dense_sglang": ("sglang&model=llama-3.1-8b", "what ranks of SGLang share of its MLPs is not simulated"),
+    "dense_sglang": (
+        "sglang&model=llama-3.1-8b",
+        "what ranks of SGLang and TensorRT-LLM share of its MLPs is not simulated",
+    ),
     "polls": ("sglang&policies.sglang.scheduler_recv_interval=4", "scheduler_recv_interval is not simulated for ranks"),
+    "eager_tensorrt_llm": ("tensorrt_llm&dp_attention.eager=true", "and TensorRT-LLM's have none. Leave it out"),
+    "cpp_runtime": ("tensorrt_llm&policies.tensorrt_llm.backend=tensorrt", "ranks are of the PyTorch runtime"),
     "short_chunk": ("sglang&policies.sglang.chunked_prefill_size=-3", "chunked_prefill_size"),
     "drafts_of_sglang": (
         "sglang&policies.sglang={speculative_algorithm: EAGLE, speculative_num_steps: 3, speculative_eagle_topk: 1,"
@@ -136,7 +153,7 @@ def test_what_is_not_simulated_is_refused_in_one_line(path: str, mistake: str) -
     """With where, what and what to do."""
     override, message = MISTAKES[mistake]
     engine, _, other = override.partition("&")
-    overrides = ["policies={sglang: {}}", other] if engine == "sglang" else [override]
+    overrides = [f"policies={{{engine}: {{}}}}", other] if other else [override]
     with pytest.raises(ScenarioError) as error:
         setup_of(path, *overrides)
     text = str(error.value)
