@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from batchsim.base.errors import ScenarioError
+from batchsim.deployment.catalog import load_gpu
+from batchsim.drive.fleet.lockstep.lockstep_config import LockstepConfig
 from batchsim.metrics.attribution import attribute
 from batchsim.policies.systems.sglang.sglang_config import SglangConfig
+from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig
 from batchsim.results.keep import metric_names
 from batchsim.scenario import load_scenario
 from batchsim.scenario.point import simulate_point
-from batchsim.scenario.ranks import of_rank
+from batchsim.scenario.ranks import graph_sizes, of_rank
 from batchsim.scenario.setup import Setup
 from batchsim.testing.life_sums import check_lives
 
@@ -89,6 +93,19 @@ def test_ranks_of_sglang_have_their_part_of_its_limits(path: str) -> None:
     assert records.replicas is not None
     assert len({*np.bincount(records.replicas.steps).tolist()}) == 1
     assert {"waiting_for_ranks", "padding_of_ranks"} <= {*attribute(records)["part"]}
+
+
+@pytest.mark.parametrize(
+    ("gib", "few", "many"), [(16, 8, 8), (24, 48, 160), (48, 32, 160), (80, 256, 512), (141, 256, 512), (180, 512, 512)]
+)
+def test_the_largest_graph_of_sglang_is_by_the_gpus_memory(gib: int, few: int, many: int) -> None:
+    """Of fewer than 4 GPUs in all, and of more; never above what a rank runs; with eager and TensorRT-LLM none."""
+    gpu, config, graphs = replace(load_gpu("h100"), memory_bytes=gib * 2**30), SglangConfig(), LockstepConfig()
+    assert graph_sizes(config, graphs, gpu, 2, 1)[-1] == few
+    assert graph_sizes(config, graphs, gpu, 2, 2)[-1] == many == graph_sizes(config, graphs, gpu, 4, 1)[-1]
+    assert graph_sizes(replace(config, max_running_requests=7), graphs, gpu, 4, 1) == [1, 2, 4, 7]
+    assert graph_sizes(config, LockstepConfig(eager=True), gpu, 4, 1) == []
+    assert graph_sizes(TensorrtLlmConfig(), graphs, gpu, 4, 1) == []
 
 
 def test_ranks_of_tensorrt_llm_share_a_queue(path: str) -> None:
