@@ -32,7 +32,7 @@ LINES = {
     "cost": 5650,
     "deployment": 4350,
     "drive": 1150,
-    "drive.fleet": 5700,
+    "drive.fleet": 5800,
     "engines": 700,
     "explain": 1550,
     "fit": 1300,

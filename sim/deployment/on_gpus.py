@@ -250,8 +250,8 @@ class ModelOnGpus:
         if self.dp_attention > 1:
             raise ScenarioError(
                 f"dp_attention {self.dp_attention}: so many schedulers with a queue and KV memory of their own, whose"
-                " steps wait for each other, are not simulated as one engine. Use dp_attention: 1; those of vllm and"
-                " sglang are simulated as ranks where there are no replicas, pools or plan."
+                " steps wait for each other, are not simulated as one engine. Use dp_attention: 1; those of vllm,"
+                " sglang and tensorrt_llm are simulated as ranks where there are no replicas, pools or plan."
             )
 
     @property

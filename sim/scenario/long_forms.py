@@ -112,7 +112,9 @@ def _take_hub(document: Document) -> None:
     if unknown := [str(key) for key in model if key not in ("hub", "revision")]:
         raise ScenarioError(f"{where}: model has no {unknown[0]}. {nearest(unknown[0], ('hub', 'revision'))}")
     if not model.get("hub") or not all(isinstance(text, str) and text for text in texts):
-        raise ScenarioError(f"{where}: model is {shown(model)}. Write texts: {{hub: org/name, revision: main}}.")
+        raise ScenarioError(
+            f"{where}: model is {shown(model)}. Write text, like model: {{hub: org/name, revision: main}}."
+        )
     document.value["model"] = "@".join(texts if model.get("revision") is None else (model["hub"], model["revision"]))
 
 

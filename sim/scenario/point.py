@@ -23,6 +23,7 @@ from batchsim.kernel.kv_rooms import RoomConnector
 from batchsim.kernel.kv_transfer import KvConnector
 from batchsim.kernel.record import Records
 from batchsim.kernel.sim_executor import SimExecutor
+from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig
 from batchsim.scenario.config import Keep, Point, PolicySpec
 from batchsim.scenario.pooled import block_bytes
 from batchsim.scenario.ranks import graph_sizes, of_rank, shares_experts
@@ -166,6 +167,9 @@ def _run_ranks(setup: Setup, spec: PolicySpec, workload: BuiltWorkload, until_ns
     if spec.kind == "sglang":
         costs = IteratedCosts(step_ns, sizes, experts_ns, tp)
         fleet = simulate_iterations(cores, costs, workload, until_ns=until_ns, join=join)
+    elif isinstance(config, TensorrtLlmConfig):
+        costs, most = RankCosts(step_ns, sizes, experts_ns), config.max_batch_size
+        fleet = simulate_iterations(cores, costs, workload, most_active=most, until_ns=until_ns, join=join)
     else:
         costs = RankCosts(step_ns, sizes, experts_ns)
         fleet = simulate_ranks(cores, costs, replicas.lockstep, workload, until_ns=until_ns, join=join)

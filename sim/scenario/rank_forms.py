@@ -18,7 +18,7 @@ from batchsim.scenario.document import Document, Path
 
 KEY = "dp_attention"
 _LOCKSTEP = ("replicas", "lockstep")
-ENGINES = ("vllm", "sglang")
+ENGINES = ("vllm", "sglang", "tensorrt_llm")
 """Engines whose attention groups are simulated as ranks that step together."""
 _NAMES: dict[Path, str] = {("replicas",): KEY, _LOCKSTEP: "", ("replicas", "count"): "ranks"}
 """What messages call the keys of replicas that are ranks."""

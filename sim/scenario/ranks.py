@@ -17,6 +17,7 @@ from batchsim.deployment.model import GpuSpec, ModelSpec
 from batchsim.drive.fleet.lockstep.lockstep_config import LockstepConfig
 from batchsim.kernel.policy_config import PolicyConfig
 from batchsim.policies.systems.sglang.sglang_config import SglangConfig
+from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 from batchsim.scenario.config import PolicySpec, Scenario, ScenarioFile
 from batchsim.scenario.deployment_config import DeploymentConfig
@@ -39,10 +40,10 @@ def check_ranks(scenario: Scenario, model: ModelSpec, cost: Cost, kv: KvBudget) 
     if replicas is None or replicas.lockstep is None:
         return
     if not any(kind.mlp.kind == "experts" for kind in model.kinds):
-        if any(spec.kind == "sglang" for spec in scenario.specs):
+        if any(spec.kind in ("sglang", "tensorrt_llm") for spec in scenario.specs):
             raise ScenarioError(
-                f"{model.name} has no experts, and what ranks of SGLang share of its MLPs is not simulated. Leave out"
-                f" {KEY}, or choose a model with experts."
+                f"{model.name} has no experts, and what ranks of SGLang and TensorRT-LLM share of its MLPs is not"
+                f" simulated. Leave out {KEY}, or choose a model with experts."
             )
         raise ScenarioError(
             f"{model.name} has no experts, and vLLM's data-parallel ranks of it are engines that do not wait for each"
@@ -129,7 +130,7 @@ def graph_sizes(config: PolicyConfig, lockstep: LockstepConfig, gpu: GpuSpec | N
 
     Source of SGLang's largest: python/sglang/srt/arg_groups/memory_hook.py of the 0.5.23 wheel.
     """
-    if lockstep.eager:
+    if lockstep.eager or isinstance(config, TensorrtLlmConfig):  # which by default pads no batch to a graph's size
         return []
     if not isinstance(config, SglangConfig):
         assert isinstance(config, VllmConfig), "checked by check_ranks"
@@ -143,7 +144,8 @@ def graph_sizes(config: PolicyConfig, lockstep: LockstepConfig, gpu: GpuSpec | N
 def _check_policy(spec: PolicySpec, lockstep: LockstepConfig, ranks: int, deployment: Deployment | None) -> None:
     if spec.kind not in ENGINES:
         raise ScenarioError(
-            f"{spec.name} is of kind {spec.kind}, and only vllm's and sglang's ranks are simulated to step together."
+            f"{spec.name} is of kind {spec.kind}, and only ranks of vllm, sglang and tensorrt_llm are simulated to step"
+            " together."
             f" Leave it out, or {KEY}."
         )
     if deployment is not None and deployment.dp_attention > 1 and deployment.engine != spec.kind:
@@ -152,17 +154,24 @@ def _check_policy(spec: PolicySpec, lockstep: LockstepConfig, ranks: int, deploy
             f" policies: {{{deployment.engine}: {{}}}}, or engine: {spec.kind} in the deployment."
         )
     if spec.config.traits.speculation is not None:
-        knob = "speculative_config" if spec.kind == "vllm" else "speculative_algorithm"
+        knob = "speculative_algorithm" if spec.kind == "sglang" else "speculative_config"
         raise ScenarioError(f"{spec.name}: drafts are not simulated for ranks. Leave out {knob}, or {KEY}.")
+    if spec.kind != "vllm":
+        _check_options(spec, lockstep)
     if isinstance(spec.config, SglangConfig):
-        _check_sglang(spec.name, spec.config, lockstep, ranks)
+        _check_sglang(spec.name, spec.config, ranks)
+    if isinstance(spec.config, TensorrtLlmConfig) and spec.config.backend != "pytorch":
+        raise ScenarioError(f"{spec.name}: ranks are of the PyTorch runtime. Leave out backend, or {KEY}.")
 
 
-def _check_sglang(name: str, config: SglangConfig, lockstep: LockstepConfig, ranks: int) -> None:
-    usual = LockstepConfig()
-    for key in ("sync_interval", "message", "api_servers"):
+def _check_options(spec: PolicySpec, lockstep: LockstepConfig) -> None:
+    usual, engine = LockstepConfig(), "SGLang" if spec.kind == "sglang" else "TensorRT-LLM"
+    for key in ("sync_interval", "message", "api_servers", *(["eager"] if spec.kind == "tensorrt_llm" else [])):
         if getattr(lockstep, key) != getattr(usual, key):
-            raise ScenarioError(f"{name}: {KEY}.{key} is of vLLM's ranks, and SGLang's have none. Leave it out.")
+            raise ScenarioError(f"{spec.name}: {KEY}.{key} is of vLLM's ranks, and {engine}'s have none. Leave it out.")
+
+
+def _check_sglang(name: str, config: SglangConfig, ranks: int) -> None:
     if 0 < config.chunked_prefill_size < ranks:
         raise ScenarioError(
             f"{name}: chunked_prefill_size {config.chunked_prefill_size} is divided among {ranks} ranks, which leaves"
@@ -175,8 +184,8 @@ def _check_sglang(name: str, config: SglangConfig, lockstep: LockstepConfig, ran
 
 def _check_memory(file: ScenarioFile, cost: Cost) -> None:
     deployment = cost.deployment
-    if deployment is not None and deployment.engine == "sglang" and file.kv.tokens is None:
+    if deployment is not None and deployment.engine in ("sglang", "tensorrt_llm") and file.kv.tokens is None:
         raise ScenarioError(
-            f"sglang: what it keeps of a GPU's memory beside KV with {KEY} is not known. Write kv.tokens, of one rank,"
-            " as its log has it: max_total_num_tokens."
+            f"{deployment.engine}: what it keeps of a GPU's memory beside KV with {KEY} is not known. Write kv.tokens,"
+            " of one rank, as its log has it."
         )

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from batchsim.base.errors import ScenarioError
+from batchsim.deployment.catalog import load_gpu
+from batchsim.drive.fleet.lockstep.lockstep_config import LockstepConfig
 from batchsim.metrics.attribution import attribute
 from batchsim.policies.systems.sglang.sglang_config import SglangConfig
+from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig
 from batchsim.results.keep import metric_names
 from batchsim.scenario import load_scenario
 from batchsim.scenario.point import simulate_point
-from batchsim.scenario.ranks import of_rank
+from batchsim.scenario.ranks import graph_sizes, of_rank
 from batchsim.scenario.setup import Setup
 from batchsim.testing.life_sums import check_lives
 
@@ -91,6 +95,31 @@ def test_ranks_of_sglang_have_their_part_of_its_limits(path: str) -> None:
     assert {"waiting_for_ranks", "padding_of_ranks"} <= {*attribute(records)["part"]}
 
 
+@pytest.mark.parametrize(
+    ("gib", "few", "many"), [(16, 8, 8), (24, 48, 160), (48, 32, 160), (80, 256, 512), (141, 256, 512), (180, 512, 512)]
+)
+def test_the_largest_graph_of_sglang_is_by_the_gpus_memory(gib: int, few: int, many: int) -> None:
+    """Of fewer than 4 GPUs in all, and of more; never above what a rank runs; with eager and TensorRT-LLM none."""
+    gpu, config, graphs = replace(load_gpu("h100"), memory_bytes=gib * 2**30), SglangConfig(), LockstepConfig()
+    assert graph_sizes(config, graphs, gpu, 2, 1)[-1] == few
+    assert graph_sizes(config, graphs, gpu, 2, 2)[-1] == many == graph_sizes(config, graphs, gpu, 4, 1)[-1]
+    assert graph_sizes(replace(config, max_running_requests=7), graphs, gpu, 4, 1) == [1, 2, 4, 7]
+    assert graph_sizes(config, LockstepConfig(eager=True), gpu, 4, 1) == []
+    assert graph_sizes(TensorrtLlmConfig(), graphs, gpu, 4, 1) == []
+
+
+def test_ranks_of_tensorrt_llm_share_a_queue(path: str) -> None:
+    """None has more than its slots, all run every pass, and none is padded."""
+    setup = setup_of(path, "policies={tensorrt_llm: {max_batch_size: 3}}", "load={mean_rate: [60/s]}")
+    records = simulate_point(setup, setup.scenario.points()[0]).records
+    check_lives(records)
+    assert records.steps["num_running"].max() == 3
+    assert not records.steps["pad_prefill_tokens"].any()
+    assert {*records.steps["pad_decode_rows"].tolist()} == {0, 1}
+    assert records.replicas is not None
+    assert len({*np.bincount(records.replicas.steps).tolist()}) == 1
+
+
 def test_without_graphs_no_rank_is_padded(path: str) -> None:
     """Dummies aside, which are of one token."""
     steps = simulate_point(s := setup_of(path, "dp_attention.eager=true"), s.scenario.points()[0]).records.steps
@@ -106,12 +135,17 @@ MISTAKES = {
     "too_many_servers": ("dp_attention.api_servers=9", "9 api_servers for 4 ranks"),
     "router": ("replicas.router=round_robin", "router is not simulated for ranks"),
     "dense": ("model=llama-3.1-8b", "has no experts, and vLLM's data-parallel ranks of it are engines that do not"),
-    "other_policy": ("policies={orca: {}}", "only vllm's and sglang's ranks are simulated"),
+    "other_policy": ("policies={orca: {}}", "only ranks of vllm, sglang and tensorrt_llm are simulated"),
     "waves_of_sglang": ("sglang&dp_attention.sync_interval=8", "dp_attention.sync_interval is of vLLM's ranks"),
     "messages_of_sglang": ("sglang&dp_attention.message=5us", "dp_attention.message is of vLLM's ranks"),
     "servers_of_sglang": ("sglang&dp_attention.api_servers=2", "dp_attention.api_servers is of vLLM's ranks"),
-    "dense_sglang": ("sglang&model=llama-3.1-8b", "what ranks of SGLang share of its MLPs is not simulated"),
+    "dense_sglang": (
+        "sglang&model=llama-3.1-8b",
+        "what ranks of SGLang and TensorRT-LLM share of its MLPs is not simulated",
+    ),
     "polls": ("sglang&policies.sglang.scheduler_recv_interval=4", "scheduler_recv_interval is not simulated for ranks"),
+    "eager_tensorrt_llm": ("tensorrt_llm&dp_attention.eager=true", "and TensorRT-LLM's have none. Leave it out"),
+    "cpp_runtime": ("tensorrt_llm&policies.tensorrt_llm.backend=tensorrt", "ranks are of the PyTorch runtime"),
     "short_chunk": ("sglang&policies.sglang.chunked_prefill_size=-3", "chunked_prefill_size"),
     "drafts_of_sglang": (
         "sglang&policies.sglang={speculative_algorithm: EAGLE, speculative_num_steps: 3, speculative_eagle_topk: 1,"
@@ -136,7 +170,7 @@ def test_what_is_not_simulated_is_refused_in_one_line(path: str, mistake: str) -
     """With where, what and what to do."""
     override, message = MISTAKES[mistake]
     engine, _, other = override.partition("&")
-    overrides = ["policies={sglang: {}}", other] if engine == "sglang" else [override]
+    overrides = [f"policies={{{engine}: {{}}}}", other] if other else [override]
     with pytest.raises(ScenarioError) as error:
         setup_of(path, *overrides)
     text = str(error.value)

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 from batchsim.base.errors import ScenarioError
 from batchsim.drive.fleet.lockstep.passes import Launched, LockstepCost, Pass, num_tokens
-from batchsim.drive.fleet.lockstep.rank_costs import IteratedCosts, Share, dummy
+from batchsim.drive.fleet.lockstep.rank_costs import RankCosts, Share, dummy
 from batchsim.drive.source import Traffic
 from batchsim.kernel.batch import Batch, Idle, check_end
 from batchsim.kernel.core import EngineCore
@@ -39,7 +39,7 @@ class Iterations:
     """
 
     def __init__(
-        self, cores: Sequence[EngineCore], costs: IteratedCosts, workload: AnyWorkload, *, logs: bool = False
+        self, cores: Sequence[EngineCore], costs: RankCosts, workload: AnyWorkload, *, logs: bool = False
     ) -> None:
         if hasattr(workload, "called") or hasattr(workload, "pruned_by"):
             raise ScenarioError(
@@ -73,7 +73,7 @@ class Iterations:
             self._process(before if self._is_ahead else self._unread)
             if not self._is_ahead:
                 self._unread = [None for _ in self._cores]
-            if not (runs or any(before)) and not self._rest():
+            if not (runs or any(before) or self._waits) and not self._rest():
                 return max(self._hosts_ns)
 
     def submit(self, arrival: Arrival) -> None:
@@ -83,6 +83,11 @@ class Iterations:
         if self._logs:
             self.routes.append((arrival.request.id, rank))
         self._cores[rank].submit(arrival)
+
+    @property
+    def _waits(self) -> bool:
+        """Whether any request that has come is yet to be sent to a rank."""
+        return False
 
     # ---- one iteration
 
@@ -111,8 +116,10 @@ class Iterations:
 
     def _drains(self, core: EngineCore) -> bool:
         """Whether no request will come until this rank acts."""
-        return self._traffic.next_ns is None and not any(
-            other.has_work or other.in_flight.steps for other in self._cores if other is not core
+        return (
+            self._traffic.next_ns is None
+            and not self._waits
+            and not any(other.has_work or other.in_flight.steps for other in self._cores if other is not core)
         )
 
     def _pass(self, launched: Sequence[Launched], gathered_ns: int) -> None:

@@ -16,7 +16,7 @@ Servers = Annotated[int, Range(1, MAX_RANKS)]
 @dataclass(frozen=True, kw_only=True)
 class LockstepConfig(Config):
     """Ranks of one model with experts, each a scheduler with KV memory of its own, whose passes begin and end together:
-    vLLM's data parallelism, or SGLang's of attention, which has `eager` alone of these."""
+    vLLM's data parallelism, or that of attention of SGLang, which has `eager` alone of these, and TensorRT-LLM."""
 
     sync_interval: Interval = 16
     """Passes from one look at whether any rank has unfinished requests to the next; ranks without requests run dummy

@@ -16,7 +16,8 @@ from batchsim.drive.fleet.lockstep.iterations import Iterations
 from batchsim.drive.fleet.lockstep.lockstep_config import LockstepConfig
 from batchsim.drive.fleet.lockstep.passes import Launched, LockstepCost, Pass
 from batchsim.drive.fleet.lockstep.rank import Others, Rank
-from batchsim.drive.fleet.lockstep.rank_costs import IteratedCosts, RankCosts, Share, dummy
+from batchsim.drive.fleet.lockstep.rank_costs import RankCosts, Share, dummy
+from batchsim.drive.fleet.lockstep.shared_queue import SharedQueue
 from batchsim.drive.fleet.lockstep.simulate_ranks import Lockstep, LockstepPlan
 from batchsim.drive.fleet.simulate_fleet import FleetRun, as_one
 from batchsim.kernel.batch import Batch, check_end
@@ -102,14 +103,20 @@ def simulate_ranks(
 
 def simulate_iterations(
     cores: Sequence[EngineCore],
-    costs: IteratedCosts,
+    costs: RankCosts,
     workload: AnyWorkload,
     *,
+    most_active: int | None = None,
     until_ns: int = 0,
     join: bool = True,
 ) -> FleetRun:
-    """As `simulate_ranks`, on ranks that make every iteration together; ScenarioError as of Iterations."""
-    return _as_fleet(cores, Iterations(cores, costs, workload).run(), until_ns, join=join)
+    """As `simulate_ranks`, on ranks that make every iteration together; with `most_active`, the requests of each, they
+    take them from one queue. ScenarioError as of Iterations."""
+    if most_active is None:
+        ranks = Iterations(cores, costs, workload)
+    else:
+        ranks = SharedQueue(cores, costs, workload, most_active)
+    return _as_fleet(cores, ranks.run(), until_ns, join=join)
 
 
 def _as_fleet(cores: Sequence[EngineCore], end_ns: int, until_ns: int, *, join: bool) -> FleetRun:
