@@ -98,8 +98,8 @@ def test_what_is_there_is_not_stored_again_and_needs_no_place() -> None:
     assert (store.find(other, 1), store.find(one, 1)) == (1, 1)
     store.unpin(other, 1)
     store.unpin(one, 1)
-    first, second = store.reserve(one, 1, 2), store.reserve(one, 1, 2)
-    assert len(first) == len(second) == 1
+    first, second = store.reserve(one, 0, 2), store.reserve(one, 1, 2)
+    assert first == second == [one.key(1)]
     store.enter(first)
     store.enter(second)
     assert (len(store), store.find(one, 2)) == (1, 0)  # the first chunk has given up its place to the second one's
