@@ -93,7 +93,7 @@ def _simulate_fleet(setup: Setup, point: Point, workload: BuiltWorkload, pulse: 
         return cores[-1]
 
     drain_ns, (_, end_ns) = setup.traffic.drain, workload.window_ns
-    keep, router = setup.scenario.file.keep, config.chosen_router.build(point.seed)
+    keep, router = setup.scenario.file.keep, config.new_router(point.seed)
     stop_ns = None if drain_ns is None else end_ns + drain_ns
     options = {"stop_ns": stop_ns, "until_ns": end_ns, "join": keep == "all", "pulse": pulse}
     if config.transfer is not None:

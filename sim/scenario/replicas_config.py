@@ -12,8 +12,9 @@ from batchsim.base.units import PricePerHour, format_duration
 from batchsim.drive.fleet.admission import AdmissionConfig
 from batchsim.drive.fleet.fleet_plan import Failure, FleetPlan, Lost
 from batchsim.drive.fleet.lockstep.lockstep_config import MAX_RANKS, LockstepConfig
+from batchsim.drive.fleet.routers.dynamo_kv import DynamoKvConfig
 from batchsim.drive.fleet.routers.local_prefill import LocalPrefillConfig
-from batchsim.drive.fleet.routers.router import hears_answers_only
+from batchsim.drive.fleet.routers.router import Router, hears_answers_only
 from batchsim.drive.fleet.routing import ROUTERS, RoundRobinConfig, RouterConfig
 from batchsim.drive.fleet.scaling.autoscaler import Replicas
 from batchsim.drive.fleet.scaling.kinds import Scaler
@@ -154,10 +155,16 @@ class ReplicasConfig(Config):
             raise ValueError(
                 f"transfer is between two groups, prefill and decode in this order, and groups has {', '.join(groups)}"
             )
-        if not hears_answers_only(self.chosen_router.build(0)):
+        if not hears_answers_only(self.new_router(0)):
             raise ValueError(
                 f"router {self.chosen_router.kind} reads what engines report, which is not simulated where prefill and"
-                " decode are apart. Write round_robin, random, shortest_queue, least_tokens or prefix_affinity."
+                " decode are apart. Write round_robin, random, shortest_queue, least_tokens, prefix_affinity or"
+                " dynamo_kv."
+            )
+        if self.local_prefill is not None and isinstance(self.chosen_router, DynamoKvConfig):
+            raise ValueError(
+                "router dynamo_kv is not simulated with local_prefill: its costs of decode engines that compute"
+                " prompts are others. Leave local_prefill out, or write another router."
             )
         if self.failures or self.admission is not None:
             what = "failures" if self.failures else "admission"
@@ -216,6 +223,13 @@ class ReplicasConfig(Config):
     def chosen_router(self) -> RouterConfig:
         """The router; round robin where a single replica leaves nothing to choose."""
         return RoundRobinConfig() if self.router is None else self.router
+
+    def new_router(self, seed: int) -> Router:
+        """The chosen router, by the rules that it has of its own where prefill and decode are apart."""
+        chosen = self.chosen_router
+        if self.transfer is not None and isinstance(chosen, DynamoKvConfig):
+            return chosen.build_apart(seed)
+        return chosen.build(seed)
 
     def _check_autoscaler(self, scaler: Scaler) -> None:
         if self.groups is not None:

@@ -102,6 +102,17 @@ def test_what_chooses_stands_beside_the_sides(tmp_path: Path) -> None:
     assert rows["requests"].tolist() == [0, 0, 30]
 
 
+def test_dynamo_s_two_routers_run_under_either_engine(tmp_path: Path) -> None:
+    """Each prompt goes to one engine of each side, and none to a third."""
+    for kind in ("vllm", "sglang"):
+        sides = "pools.prefill={count: 2}", "pools.decode={count: 2}"
+        overrides = *sides, "pools.router=dynamo_kv", f"policies={{{kind}: {{}}}}"
+        results = run_scenario(_loaded(tmp_path, BASE + COST + POOLS, *overrides), out=tmp_path / kind)
+        rows = pd.read_csv(results.path / REPLICAS)
+        requests = rows["requests"].tolist()
+        assert (sum(requests[:2]), sum(requests[2:])) == (30, 30) and min(requests) > 0
+
+
 def test_a_block_is_all_layers_on_all_gpus_of_an_engine(tmp_path: Path) -> None:
     """Llama-3.1-70B: 80 layers, 8 KV heads of 128, keys and values of 2 bytes, 16 tokens, whatever the split."""
     setup = Setup.of(_loaded(tmp_path, LARGE + SIDES))
@@ -135,6 +146,11 @@ def test_a_run_has_both_sides_in_its_tables(tmp_path: Path) -> None:
         (LARGE + SIDES, "deployment.tp=8", "deployment has no tp. Known are prefill, decode, transfer"),
         (BASE + COST + POOLS, "pools.router=llm_d", "router llm_d reads what engines report"),
         (BASE + COST + POOLS, "pools.router=nearest", "nearest"),
+        (
+            BASE + COST + POOLS + "  local_prefill: {kind: dynamo_isl_bounding}\n",
+            "pools.router=dynamo_kv",
+            "router dynamo_kv is not simulated with local_prefill",
+        ),
         (BASE + COST + POOLS, "pools.local_prefill={kind: short}", "short"),
         (BASE + COST + POOLS, "pools.local_prefill={kind: llm_d_prefix}", "pools.local_prefill.non_cached_tokens"),
         (BASE + COST + POOLS, "pools.local_prefill={kind: dynamo_isl_bounding, new_share: 1.2}", "new_share is 1.2"),

@@ -7,9 +7,14 @@ these when they were sent; decode blocks those of all prompts outstanding there 
 Which blocks a replica has cached is guessed: all that were sent there within `ttl`, as Dynamo does without KV events.
 With a `router_temperature` above 0 a replica is drawn with probabilities by the softmax of −cost over the costs' range.
 
+Where prefill and decode are apart there are two such routers: that of prefill engines counts no decode blocks, that of
+decode engines nothing else, and there no two prompts share a block.
+
 Source: ai-dynamo/dynamo, lib/kv-router/src/scheduling/selector/default.rs (07a6c9ce) and the sequence tracking beside
-it; defaults of KvRouterConfig. Not as there: no tiers of cache beyond the GPU's, no weights by the number of requests,
-and outputs are not counted (`router_track_output_blocks` is off by default there too).
+it; defaults of KvRouterConfig; of two routers the prefill router's config and what it overrides for decode
+(`router_track_active_blocks` off; `overlap_score_credit` 0, `assume_kv_reuse` and `track_prefill_tokens` off). Not as
+there: no tiers of cache beyond the GPU's, no weights by the number of requests, no queue, and outputs are not counted
+(`router_track_output_blocks` is off by default there too).
 """
 
 from __future__ import annotations
@@ -45,6 +50,10 @@ class DynamoKvConfig(Config):
 
     def build(self, seed: int) -> DynamoKv:
         return DynamoKv(self, seed)
+
+    def build_apart(self, seed: int) -> DynamoApart:
+        """The routers of both sides where prefill and decode are apart."""
+        return DynamoApart(self, seed)
 
 
 @dataclass(slots=True)
@@ -104,7 +113,7 @@ class DynamoKv:
     def route(self, request: Request, stage: Stage, up: Sequence[int]) -> int:
         config, now_ns = self._config, request.arrival_ns
         self._cached.keep_since(now_ns - config.ttl)
-        keys = prompt_keys(request, config.block_tokens)
+        keys = () if stage == "decode" else prompt_keys(request, config.block_tokens)
         num_blocks = request.prompt_tokens // config.block_tokens
         overlaps = {replica: self._cached.matched(keys, replica) for replica in up}
         costs = [self._cost(request, stage, replica, keys, num_blocks, overlaps[replica]) for replica in up]
@@ -119,13 +128,14 @@ class DynamoKv:
         self, request: Request, stage: Stage, replica: int, keys: Sequence[int], num_blocks: int, overlap: int
     ) -> float:
         config, there = self._config, self._replicas.get(replica, _NOTHING)
-        shared = next((i for i, key in enumerate(keys) if key not in there.users), len(keys))
-        decode = there.blocks + num_blocks - shared
-        if stage == "decode":  # its prompt comes with it
-            return float(decode)
+        if stage == "decode":  # its prompt comes with it, whatever is there
+            return float(there.blocks + num_blocks)
         prefill = (there.prefill_tokens + request.prompt_tokens) / config.block_tokens
-        left = max(prefill - config.overlap_score_credit * overlap, 0.0)
-        return config.prefill_load_scale * left + decode
+        left = config.prefill_load_scale * max(prefill - config.overlap_score_credit * overlap, 0.0)
+        if stage == "prefill":
+            return left
+        shared = next((i for i, key in enumerate(keys) if key not in there.users), len(keys))
+        return left + (there.blocks + num_blocks - shared)
 
     def _pick(self, costs: Sequence[float], request: Request, stage: Stage) -> int:
         """The place of the chosen cost."""
@@ -155,6 +165,20 @@ class DynamoKv:
     def removed(self, replica: int) -> None:
         """Forgets what was sent there; what is outstanding is answered one by one."""
         self._cached.remove(replica)
+
+
+class DynamoApart:
+    """The routers of both sides where prefill and decode are apart. A prompt is taken off the work of its prefill
+    engine as it is answered, with its first token: no other events are needed."""
+
+    def __init__(self, config: DynamoKvConfig, seed: int) -> None:
+        self._costs = DynamoKv(config, seed)
+
+    def route(self, request: Request, stage: Stage, up: Sequence[int]) -> int:
+        return self._costs.route(request, stage, up)
+
+    def answered(self, request: Request, stage: Stage, replica: int) -> None:
+        self._costs.answered(request, stage, replica)
 
 
 _NOTHING = _Replica()

@@ -8,9 +8,10 @@ cached: those of prompts that were sent there.
                              for `ttl`
     llm_d_prefix             `new` is below `non_cached_tokens`; with 0 always. Of a prompt at most `max_prefix_blocks`
                              are compared, with the `lru_capacity` blocks last sent there
+    llm_d_always             never: the decode engine is chosen first, and no more
 
 Source: TensorRT-LLM's trtllm-serve disaggregated, disagg_utils (conditional disaggregation); Dynamo's
-lib/kv-router/src/conditional_disagg.rs @ 088ca50b; llm-d's prefix-based-pd-decider,
+lib/kv-router/src/conditional_disagg.rs @ 088ca50b; llm-d's prefix-based-pd-decider and always-disagg-pd-decider,
 pkg/plugins/profilehandler/disagg @ 520af478. Where llm-d estimates tokens from characters, here they are known.
 """
 
@@ -77,7 +78,17 @@ class LlmDPrefixConfig(Config):
         return LlmDPrefix(self)
 
 
-LocalPrefillConfig = TrtllmThresholdConfig | DynamoIslBoundingConfig | LlmDPrefixConfig
+@dataclass(frozen=True, kw_only=True)
+class LlmDAlwaysConfig(Config):
+    """llm-d's other rule: every prompt goes to a prefill engine, once its decode engine is chosen."""
+
+    kind: Literal["llm_d_always"] = "llm_d_always"
+
+    def build(self) -> LlmDAlways:
+        return LlmDAlways()
+
+
+LocalPrefillConfig = TrtllmThresholdConfig | DynamoIslBoundingConfig | LlmDPrefixConfig | LlmDAlwaysConfig
 
 
 class TrtllmThreshold:
@@ -129,4 +140,12 @@ class LlmDPrefix:
         return not config.non_cached_tokens or new < config.non_cached_tokens
 
 
-LocalPrefill = TrtllmThreshold | DynamoIslBounding | LlmDPrefix
+class LlmDAlways:
+    """See the module's text."""
+
+    def keeps(self, request: Request, decode: int) -> bool:
+        """False: engine `decode` computes no request alone."""
+        return False
+
+
+LocalPrefill = TrtllmThreshold | DynamoIslBounding | LlmDPrefix | LlmDAlways

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchsim.drive.fleet.pools import Pools, PrefillCore, simulate_pools
+from batchsim.drive.fleet.routers.dynamo_kv import DynamoKvConfig
 from batchsim.drive.fleet.routers.local_prefill import (
     DynamoIslBoundingConfig,
+    LlmDAlwaysConfig,
     LlmDPrefixConfig,
     LocalPrefillConfig,
     TrtllmThresholdConfig,
@@ -83,7 +85,8 @@ class _Case:
             self.cores.append(core)
             return core
 
-        router = self.router.build(0)
+        chosen = self.router
+        router = chosen.build_apart(0) if isinstance(chosen, DynamoKvConfig) else chosen.build(0)
         workload = Listed(tuple(self.arrivals))
         run = simulate_pools(new_engine, router, pools, workload, stop_ns=self.stop_ns, leap=leap)
         for core in self.cores:
@@ -179,6 +182,31 @@ def test_a_router_hears_of_each_stage() -> None:
     assert replicas.requests.tolist() == [3, 4, 3, 4]
 
 
+def test_decode_is_chosen_as_a_request_comes_or_as_its_prompt_is_done() -> None:
+    """Splitwise and llm-d choose both engines at once, DistServe the second one when the first is done. Two decode
+    engines: the first request is still in its prompt of 500 tokens as the second comes with 10. At once, decode 1 takes
+    the second; otherwise it is decode 0, as nothing decodes when its prompt is done."""
+    asked = [_asked(0, 0, 500, 4), _asked(1, 1, 10, 200)]
+    for local, ends in ((LlmDAlwaysConfig(), [2, 3]), (None, [3, 2])):
+        run = _Case(asked, prefill=2, decode=2, router=LeastTokensConfig(), local=local).run()
+        replicas = run.records.replicas
+        assert replicas is not None
+        assert replicas.requests.tolist() == ends
+        check_lives(run.records)
+
+
+def test_dynamo_sends_decodes_where_the_fewest_blocks_are() -> None:
+    """Dynamo D1, D2, blocks of 16: the decode engine with the 12 blocks of one prompt takes none of the next three, of
+    one whole block each."""
+    asked = [_asked(0, 0, 200, 200)] + [_asked(i, 30 * i, 20, 100) for i in (1, 2, 3)]
+    run = _Case(asked, decode=2, router=DynamoKvConfig()).run()
+    replicas = run.records.replicas
+    assert replicas is not None
+    first, *others = replicas.requests.tolist()
+    assert others == [3 - first] * 3
+    check_lives(run.records)
+
+
 @pytest.mark.parametrize("cancel_ms", [1, 6, 7, 8.5, 9.5, 12, 20])
 def test_a_client_may_give_up_anywhere(cancel_ms: float) -> None:
     """In the prompt, waiting for blocks, for the link, in the transfer, in the decode: all blocks come back, and the
@@ -226,7 +254,8 @@ def _cases(draw: st.DrawFn) -> _Case:
         "max_num_batched_tokens": draw(st.sampled_from([32, 64, 512])),
     }
     blocks = draw(st.sampled_from([(16, 16), (20, 40), (200, 17)]))
-    router = draw(st.sampled_from([RoundRobinConfig(), RoundRobinConfig(), ShortestQueueConfig(), LeastTokensConfig()]))
+    routers = RoundRobinConfig(), ShortestQueueConfig(), LeastTokensConfig(), DynamoKvConfig(router_temperature=0.3)
+    router = draw(st.sampled_from(routers))
     local = draw(
         st.sampled_from(
             [
@@ -235,10 +264,13 @@ def _cases(draw: st.DrawFn) -> _Case:
                 TrtllmThresholdConfig(max_local_prefill_length=60),
                 LlmDPrefixConfig(non_cached_tokens=90),
                 DynamoIslBoundingConfig(),
+                LlmDAlwaysConfig(),
             ]
         )
     )
     sizes = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    if isinstance(router, DynamoKvConfig):
+        local = None
     return _Case(asked, transfer, *sizes, blocks, knobs, router=router, local=local)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from batchsim.base.units import NS_PER_S
 from batchsim.drive.fleet.routers.local_prefill import (
     DynamoIslBoundingConfig,
+    LlmDAlwaysConfig,
     LlmDPrefixConfig,
     LocalPrefillConfig,
     TrtllmThresholdConfig,
@@ -75,3 +76,8 @@ def test_llm_d_compares_so_many_blocks_and_remembers_so_many() -> None:
     assert _kept(config, (_asked(0, 64, 64), 1), (_asked(1, 64, 64), 1)) == [False, False]
     config = LlmDPrefixConfig(non_cached_tokens=17, lru_capacity=4)
     assert _kept(config, (_asked(0, 64, 64), 1), (_asked(1, 64, 64), 1)) == [False, True]
+
+
+def test_llm_d_s_other_decider_keeps_nothing() -> None:
+    """always-disagg-pd-decider: neither one token nor a prompt that was sent there before."""
+    assert _kept(LlmDAlwaysConfig(), (_asked(0, 1), 1), (_asked(1, 96, 96), 1), (_asked(2, 96, 96), 1)) == [False] * 3

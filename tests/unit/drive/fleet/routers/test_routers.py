@@ -175,6 +175,42 @@ def test_dynamo_counts_blocks_in_use_of_the_same_prompt_once() -> None:
     assert routes(router, asked(2, (7, 64))) == [0]
 
 
+def test_dynamo_s_router_of_prefill_engines_counts_no_decodes() -> None:
+    """Dynamo D1, D2: (active prefill tokens + prompt) / 16 less what is cached. Replica 0 has the first 4 blocks of the
+    prompt: (0 + 80) / 16 - 4 = 1 there, 5 at 1, whatever was sent; with 65 tokens under way, of which none are cached,
+    9.06 - 4 = 5.06; with 64, 5 at both."""
+    prefix, beyond = (7, 64), (8, 16)
+    for beside, takes in ((65, {1}), (63, {0}), (64, {0, 1})):
+        chosen = set[int]()
+        for seed in range(12):
+            router = DynamoKvConfig().build_apart(seed)
+            first, other, last = asked(0, prefix), asked(1, prompt=beside), asked(2, prefix, beyond)
+            assert router.route(first, "prefill", (0,)) == 0
+            router.answered(first, "prefill", 0)
+            assert router.route(other, "prefill", (0,)) == 0
+            chosen.add(router.route(last, "prefill", (0, 1)))
+        assert chosen == takes
+    router = DynamoKvConfig().build_apart(0)
+    for number in range(8):  # answered prompts leave nothing
+        router.route(asked(number, prompt=640), "prefill", (0,))
+        router.answered(asked(number, prompt=640), "prefill", 0)
+    router.route(asked(8, prompt=16), "prefill", (1,))
+    assert router.route(asked(9, prompt=16), "prefill", (0, 1)) == 0
+
+
+def test_dynamo_s_router_of_decode_engines_counts_blocks_alone() -> None:
+    """Dynamo D1: overlap credit 0, no prefill tokens, and no reuse assumed: two requests of the same 4 blocks use 8, so
+    that a third of them goes to the replica with 7 that has none of it; what ended leaves nothing."""
+    router = DynamoKvConfig().build_apart(0)
+    same = (7, 64)
+    for number in (0, 1):
+        router.route(asked(number, same), "decode", (2,))
+    router.route(asked(2, prompt=112), "decode", (3,))
+    assert router.route(asked(3, same), "decode", (2, 3)) == 3  # 8 + 4 against 7 + 4
+    router.answered(asked(0, same), "decode", 2)
+    assert router.route(asked(4, same), "decode", (2, 3)) == 2  # 4 + 4 against 11 + 4
+
+
 def test_dynamo_s_temperature_spreads() -> None:
     """At 0 the cheaper always wins; hot, with costs one range apart, it wins by e^(1/T) to 1."""
 
