@@ -162,15 +162,18 @@ class OffloadTier:
         """Pins the chunks `first` to `stop` - 1 of `request`, all ready, which it loads; returns them for `loaded`."""
         access = self._accesses[request]
         parts = access.path.between(first, stop)
+        self._pin(parts)
+        if fresh := _fresh(access, parts):
+            self._order.seen(access, fresh)
+        self._order.reused(access, parts)
+        return parts
+
+    def _pin(self, parts: list[Part]) -> None:
         for chain, low, high in parts:
             for run in chain.within(low, high):
                 if not run.loads:
                     self.num_evictable -= run.stop - run.start
                 run.loads += 1
-        if fresh := _fresh(access, parts):
-            self._order.seen(access, fresh)
-        self._order.reused(access, parts)
-        return parts
 
     def loaded(self, parts: list[Part]) -> None:
         """Ends what `load` began."""

@@ -14,7 +14,8 @@ A life runs from `sent_ns` to `delivered_ns`, or to `ended_ns` where nothing was
                             prompt; `launch`, until it launches its next step; `transfer_queue`, until the link is
                             free; `transfer`, until the KV is there; `pulled`, until it has noticed and goes on.
                             Where KV is kept in the host's memory: `kv_storing`, until what it could load is stored
-                            there; `kv_load_queue`, until the steps and loads before are over; `kv_load`, until its KV
+                            there; `kv_disk`, until a disk below has said what it has, and brought that there;
+                            `kv_load_queue`, until the steps and loads before are over; `kv_load`, until its KV
                             is there; `kv_loaded`, until the engine has noticed and goes on
     prefill, recompute      steps with a chunk of its own, for the first time or again after a preemption
     decode_alone decode steps without prefill chunks

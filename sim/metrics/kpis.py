@@ -43,6 +43,7 @@ _QUEUE_BOUNDS = {
     "token_budget": "token budget",
     "prefill_interval": "prefill interval",
     "kv_storing": "KV loads",
+    "kv_disk": "KV loads",
     LOAD_QUEUE: "KV loads",
     LOAD: "KV loads",
     LOADED: "KV loads",

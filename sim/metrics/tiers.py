@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchsim.base.units import NS_PER_S
+from batchsim.kernel.disk_copies import DISK
 from batchsim.kernel.offload import LOAD, LOAD_QUEUE, LOADED
 from batchsim.kernel.record import (
     DECODE,
@@ -46,6 +47,15 @@ TIER_METRICS: tuple[_Row, ...] = (
         "lower",
         "how long those of the cohort that loaded KV waited for that, link and engine included, mean",
     ),
+    (
+        "disk_hit_rate",
+        "share",
+        "higher",
+        "tokens read from a disk below the host before the cohort's requests first ran / tokens of their prompts",
+    ),
+    ("disk_loads", "loads", "", "reads of a request's KV from a disk to the host in the whole run"),
+    ("disk_loaded_bytes", "B", "", "bytes of KV read from a disk to the host in the whole run, of all GPUs"),
+    ("disk_stored_bytes", "B", "", "bytes of KV written from the host to a disk in the whole run, of all GPUs"),
     ("kv_stores_stalled", "stores", "lower", "stores of the whole run for whose end the device stood idle"),
     ("kv_store_flush_s", "s", "lower", "how long the device stood idle for ends of stores, in the whole run"),
 )
@@ -53,18 +63,27 @@ TIER_METRICS: tuple[_Row, ...] = (
 
 
 @dataclass(frozen=True)
-class TierUse:
-    """The use of the host's memory for KV in a run, over all engines.
-
-    By row of the requests `loaded_first`, the tokens loaded before it first ran, and `wait_ns`, how long it waited for
-    loads in all. `loads` and `stalls` count; `stall_ns` is the time of these. A token has `token_bytes` on all GPUs.
-    """
+class Copies:
+    """Copies between two tiers in a run: by row of the requests `loaded_first`, the tokens that came up before it first
+    ran; how often any came up, and the tokens moved each way."""
 
     loaded_first: Int
-    wait_ns: Int
     loads: int
     loaded_tokens: int
     stored_tokens: int
+
+
+@dataclass(frozen=True)
+class TierUse:
+    """The use of the host's memory for KV in a run, and of a disk below it, over all engines.
+
+    By row of the requests `wait_ns`, how long it waited for loads in all. `stalls` counts stores for which a device
+    stood idle; `stall_ns` is the time of these. A token has `token_bytes` on all GPUs.
+    """
+
+    host: Copies
+    disk: Copies
+    wait_ns: Int
     stalls: int
     stall_ns: int
     token_bytes: int
@@ -72,25 +91,35 @@ class TierUse:
 
 def tier_use(requests: NDArray[np.void], engines: Sequence[Records], token_bytes: int) -> TierUse:
     """The use of tiers by `requests` at `engines`, each with its own states."""
-    loaded_first, wait_ns = np.zeros(len(requests), np.int64), np.zeros(len(requests), np.int64)
-    totals = np.zeros(5, np.int64)
+    wait_ns, stalls, stall_ns = np.zeros(len(requests), np.int64), 0, 0
     for records in engines:
         states = records.states
-        loaded, stored, idle = (states[states["state"] == code] for code in (TIER_LOAD, TIER_STORE, STORE_FLUSH))
-        row = np.searchsorted(requests["request_id"], loaded["request_id"])
-        scheduled_ns = requests["scheduled_ns"][row]
-        first = (scheduled_ns == MISSING) | (loaded["time_ns"] <= scheduled_ns)
-        np.add.at(loaded_first, row[first], loaded["blocker"][first])
         intervals = state_intervals(records)
         codes = [code for code, text in enumerate(records.texts) if text in (LOAD_QUEUE, LOAD, LOADED)]
         waits = (intervals.state == WAITING) & np.isin(intervals.reason, codes)
         row = np.searchsorted(requests["request_id"], records.requests["request_id"][intervals.request[waits]])
         np.add.at(wait_ns, row, intervals.end_ns[waits] - intervals.start_ns[waits])
         _add_waits_of_steps(wait_ns, requests, states)
-        moved = loaded["blocker"].sum(), stored["blocker"].sum()
-        totals += np.array([len(loaded), *moved, len(idle), idle["blocker"].sum()], np.int64)
-    loads, loaded_tokens, stored_tokens, stalls, stall_ns = map(int, totals)
-    return TierUse(loaded_first, wait_ns, loads, loaded_tokens, stored_tokens, stalls, stall_ns, token_bytes)
+        idle = states[states["state"] == STORE_FLUSH]
+        stalls, stall_ns = stalls + len(idle), stall_ns + int(idle["blocker"].sum())
+    host, disk = (_copies(requests, engines, where) for where in ("host", DISK))
+    return TierUse(host, disk, wait_ns, stalls, stall_ns, token_bytes)
+
+
+def _copies(requests: NDArray[np.void], engines: Sequence[Records], where: str) -> Copies:
+    """The copies from and to the tier `where`, up and down."""
+    loaded_first, loads, moved = np.zeros(len(requests), np.int64), 0, [0, 0]
+    for records in engines:
+        codes = [code for code, text in enumerate(records.texts) if text == where]
+        states = records.states[np.isin(records.states["reason"], codes)]
+        loaded, stored = (states[states["state"] == code] for code in (TIER_LOAD, TIER_STORE))
+        row = np.searchsorted(requests["request_id"], loaded["request_id"])
+        scheduled_ns = requests["scheduled_ns"][row]
+        first = (scheduled_ns == MISSING) | (loaded["time_ns"] <= scheduled_ns)
+        np.add.at(loaded_first, row[first], loaded["blocker"][first])
+        loads += len(loaded)
+        moved = [moved[0] + int(loaded["blocker"].sum()), moved[1] + int(stored["blocker"].sum())]
+    return Copies(loaded_first, loads, *moved)
 
 
 def _add_waits_of_steps(wait_ns: Int, requests: NDArray[np.void], states: NDArray[np.void]) -> None:
@@ -108,15 +137,17 @@ def tier_kpis(use: TierUse, requests: NDArray[np.void], cohort: NDArray[np.bool_
     """The metrics of tiers, by name: copies of the whole run, and what the cohort had of them."""
     ran = cohort & (requests["scheduled_ns"] != MISSING)
     prompts, waited = int(requests["prompt_tokens"][ran].sum()), use.wait_ns[cohort & (use.wait_ns > 0)]
-    return {
-        "host_hit_rate": int(use.loaded_first[ran].sum()) / prompts if prompts else None,
-        "host_loads": float(use.loads),
-        "host_loaded_bytes": float(use.loaded_tokens * use.token_bytes),
-        "host_stored_bytes": float(use.stored_tokens * use.token_bytes),
+    values: dict[str, float | None] = {
         "kv_load_mean_s": float(waited.mean()) / NS_PER_S if len(waited) else None,
         "kv_stores_stalled": float(use.stalls),
         "kv_store_flush_s": use.stall_ns / NS_PER_S,
     }
+    for where, copies in (("host", use.host), (DISK, use.disk)):
+        values[f"{where}_hit_rate"] = int(copies.loaded_first[ran].sum()) / prompts if prompts else None
+        values[f"{where}_loads"] = float(copies.loads)
+        values[f"{where}_loaded_bytes"] = float(copies.loaded_tokens * use.token_bytes)
+        values[f"{where}_stored_bytes"] = float(copies.stored_tokens * use.token_bytes)
+    return values
 
 
 def flush_cover(records: Records) -> Coverage | None:

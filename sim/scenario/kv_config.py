@@ -50,12 +50,16 @@ class KvConfig(Config):
     """Pools beside that of `tokens`, which is then of the layers that keep all tokens, as SGLang has them."""
     tiers: tuple[TierConfig, ...] = field(default=(), metadata=LEFT_OUT)
     """Where KV is kept beyond the GPU's memory: that of the host, under `vllm` and `sglang` with prefix
-    caching."""
+    caching, and a disk below it under `vllm`."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if len(self.tiers) > 1:
-            raise ValueError(f"tiers has {len(self.tiers)}, and only one, the host's memory, is simulated. Keep one")
+        kinds = [tier.kind for tier in self.tiers]
+        if kinds not in ([], ["host"], ["host", "disk"]):
+            raise ValueError(
+                f"tiers are {', '.join(kinds)}: one host's memory is simulated, and one disk below it. Write"
+                " [{kind: host, ...}, {kind: disk, ...}], or the first alone"
+            )
         if self.groups and self.tiers:
             raise ValueError("tiers: KV of groups of layers is not offloaded here. Leave out tiers, or groups")
         if self.pools is not None and (self.tokens is None or self.groups or self.tiers):

@@ -13,16 +13,18 @@ from batchsim.kv import WritePolicy
 
 @dataclass(frozen=True)
 class TierConfig(Config):
-    """The memory of the host as vLLM's OffloadingConnector, LMCache, SGLang's HiCache or TensorRT-LLM's host cache uses
-    it for KV; names and defaults are theirs."""
+    """The memory of the host, or a disk below it, as vLLM's OffloadingConnector, LMCache, SGLang's HiCache or
+    TensorRT-LLM's host cache uses it for KV; names and defaults are theirs."""
 
     size: Size | None = None
     """Bytes for the KV of all GPUs of an engine together, like vLLM's `--kv-offloading-size`; TensorRT-LLM's
     `host_cache_size` is that of each; `sglang` does without: `ratio`."""
-    kind: Literal["host"] = "host"
-    """Where it is: `host`, its memory; disks and remote stores are not simulated."""
+    kind: Literal["host", "disk"] = "host"
+    """Where it is: `host`, its memory; `disk`, below that of vLLM's connector, which has no `size`, as nothing on it is
+    given up. Remote stores are not simulated."""
     bandwidth: Bandwidth | None = None
-    """What each GPU's link to its host carries, one way; by default what the data sheet of the GPU says."""
+    """What each GPU's link to its host carries, one way; by default what the data sheet of the GPU says. Of a disk:
+    what is read from it for all GPUs together."""
     store_bandwidth: Bandwidth | None = None
     """The same from the GPU to the host, where it carries more or less that way."""
     latency: Duration = 0

@@ -24,7 +24,9 @@ from batchsim.policies.systems.sglang.sglang_config import SglangConfig
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig
 from batchsim.policies.systems.vllm.offload_config import VllmOffloadConfig
 from batchsim.policies.systems.vllm.vllm_offload import VllmOffload
+from batchsim.policies.systems.vllm.vllm_tiering import VllmTiering
 from batchsim.scenario.config import PolicySpec, Scenario, ScenarioFile
+from batchsim.scenario.disk_below import DiskBelow
 from batchsim.scenario.hicache_tier import HiCacheTier, Link
 from batchsim.scenario.host_cache import HostCache
 from batchsim.scenario.lmcache_tier import LmcacheTier
@@ -49,7 +51,7 @@ class HostTier:
     """The tier of one engine under `vllm`: `num_chunks` of `chunk_tokens` tokens and `chunk_bytes` on all GPUs.
 
     `load_ns` and `store_ns` are what a chunk takes on the link of each GPU, `bandwidth_text` says how fast that is and
-    by what source.
+    by what source. `disk`: what is below it.
     """
 
     config: TierConfig
@@ -59,6 +61,7 @@ class HostTier:
     load_ns: int
     store_ns: int
     bandwidth_text: str
+    disk: DiskBelow | None = None
 
     def __str__(self) -> str:
         tokens, chunk = self.num_chunks * self.chunk_tokens, f"chunks of {self.chunk_tokens}"
@@ -66,13 +69,14 @@ class HostTier:
         return (
             f"host tier {tokens:,} tokens ({self.num_chunks:,} {chunk}: {(self.config.size or 0) / 1e9:.4g} GB over"
             f" {self.chunk_bytes / self.chunk_tokens:,.0f} B a token; {self.config.eviction_policy}, {prompts};"
-            f" {self.bandwidth_text})"
+            f" {self.bandwidth_text}){'' if self.disk is None else self.disk}"
         )
 
     def connector(self) -> OffloadConnector:
         """A connector for an engine that is about to be made."""
-        fixed_ns = self.config.latency
-        return OffloadConnector(OffloadLink(fixed_ns, self.store_ns), OffloadLink(fixed_ns, self.load_ns))
+        fixed_ns, disk = self.config.latency, self.disk
+        storing, loading = OffloadLink(fixed_ns, self.store_ns), OffloadLink(fixed_ns, self.load_ns)
+        return OffloadConnector(storing, loading) if disk is None else disk.connector(storing, loading)
 
     def policy(self, spec: PolicySpec) -> PolicySpec:
         """The policy `spec` of an engine with this tier. ScenarioError for knobs that do not go with one."""
@@ -81,7 +85,7 @@ class HostTier:
             config = VllmOffloadConfig.tier(spec.config, cpu_chunks=self.num_chunks, **knobs)
         except (TypeError, ValueError) as error:
             raise ScenarioError(f"{spec.name}: {error}.".replace("..", ".")) from None
-        return replace(spec, config=config, policy=VllmOffload)
+        return replace(spec, config=config, policy=VllmOffload if self.disk is None else VllmTiering)
 
 
 @dataclass(frozen=True)
@@ -137,13 +141,18 @@ def tier_of(scenario: Scenario, model: ModelSpec, cost: Cost, kv: KvBudget) -> E
     not go with it, and for a size or bandwidth that is none."""
     if not scenario.file.kv.tiers:
         return None
-    (config,) = scenario.file.kv.tiers
+    config, *below = scenario.file.kv.tiers
     try:
         _check_file(scenario.file, cost, kv)
         kinds = {spec.kind for spec in scenario.specs}
         for spec in scenario.specs:
             _check_policy(spec, scenario.file)
         _check_keys(config, kinds)
+        if below and (kinds != {"vllm"} or config.connector != "offloading"):
+            raise ScenarioError(
+                "a disk is simulated below the host of vLLM's own connector alone, not under LMCache, sglang or"
+                " tensorrt_llm. Leave out {kind: disk}, or the others."
+            )
         link = Link.of(config, cost)
         on_gpu, of_all = _token_bytes(scenario.file, model, cost.deployment)
         num_gpus = 1 if cost.deployment is None else cost.deployment.tp
@@ -155,6 +164,8 @@ def tier_of(scenario: Scenario, model: ModelSpec, cost: Cost, kv: KvBudget) -> E
                 vllm = LmcacheTier.of(config, link, on_gpu, of_all, kv.block_size, layers)
             else:
                 vllm = _offloading(config, scenario.file, link, on_gpu, of_all)
+                if below:
+                    vllm = replace(vllm, disk=DiskBelow.of(below[0], config, vllm.chunk_bytes))
             tiers = replace(tiers, vllm=vllm)
         if "sglang" in kinds:
             sglang = HiCacheTier.of(config, kv.num_blocks, kv.block_size, link, on_gpu, num_gpus, layers)

@@ -38,6 +38,7 @@ _CAUSES = {
     "waiting_for_ranks": "waiting for slower ranks",
     "padding_of_ranks": "padding to the fullest rank",
     "queued:kv_storing": "waiting for KV to be stored in the host",
+    "queued:kv_disk": "waiting for KV from a disk",
     "queued:kv_load_queue": "waiting for KV from the host",
     "queued:kv_load": "waiting for KV from the host",
     "queued:kv_loaded": "waiting for KV from the host",

@@ -58,6 +58,7 @@ _REASONS = {
     "decode_first": "decodes first",
     "no_replica": "held at the router",
     "kv_storing": "its KV is still being stored",
+    "kv_disk": "a disk is asked for its KV, or brings it to the host",
     "kv_load_queue": "steps and loads before its own",
     "kv_load": "its KV is loaded from the host",
     "kv_loaded": "until the engine notices its KV",

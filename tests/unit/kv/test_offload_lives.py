@@ -7,130 +7,15 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 
 from batchsim.kv.offload_chains import Part
 from batchsim.kv.offload_order import Numbers
 from batchsim.kv.offload_tier import OffloadTier
+from tests.plain.vllm_tiering import PlainTier
 from tests.support.tier_prompts import Prompt, keys_of
-
-
-class _Plain:
-    """The same by lists that are walked: chunks with their loads, and for LRU a rank each."""
-
-    def __init__(self, places: int, policy: str, threshold: int) -> None:
-        self.places, self.policy, self.threshold = places, policy, threshold
-        self.loads: dict[int, int] = {}
-        self.ranks: dict[int, tuple[int, int]] = {}
-        self.once: list[int] = []
-        self.often: list[int] = []
-        self.ghosts: tuple[list[int], list[int]] = ([], [])
-        self.target: float = 0
-        self.clock = 0
-        self.offered: dict[int, int] = {}
-        self.own: dict[str, dict[str, Any]] = {}
-
-    def of(self, request: str) -> dict[str, Any]:
-        new: dict[str, Any] = {"rank": 0, "seen": {}, "inserted": set(), "reused": set(), "missed": set()}
-        return self.own.setdefault(request, new)
-
-    def use(self, own: dict[str, Any], places: dict[int, int]) -> None:
-        for key, place in places.items():
-            if key in own["seen"]:
-                continue
-            if not own["rank"]:
-                self.clock += 1
-                own["rank"] = self.clock
-            own["seen"][key] = place
-            if key in self.ranks:
-                self.ranks[key] = max(self.ranks[key], (own["rank"], -place))
-
-    def offer(self, request: str, keys: list[int], first: int) -> tuple[list[int], list[int]] | None:
-        own, place = self.of(request), {key: first + i for i, key in enumerate(keys)}
-        for key in keys:
-            self.offered[key] = self.offered.get(key, 0) + 1
-        ready = [key for key in keys if self.loads.get(key, -1) >= 0]
-        new = [key for key in keys if key not in self.loads]
-        if self.threshold >= 2:
-            new = [key for key in new if self.offered[key] >= self.threshold]
-        for key in reversed(new):
-            if key not in own["missed"]:
-                own["missed"].add(key)
-                self.learn(key)
-        self.use(own, {key: place[key] for key in keys if key in ready or key in new})
-        own["reused"] |= set(ready) - own["inserted"]
-        lacking = max(len(new) + len(self.loads) - self.places, 0)
-        evicted = self.evict(lacking, set(keys))
-        if evicted is None:
-            return None
-        for key in new:
-            self.loads[key] = -1
-            self.ranks[key] = (own["rank"], -place[key])
-            self.once.append(key)
-            for ghosts in self.ghosts:
-                if key in ghosts:
-                    ghosts.remove(key)
-        own["inserted"] |= set(new)
-        return new, evicted
-
-    def learn(self, key: int) -> None:
-        for mine, other, sign in ((*self.ghosts, 1), (*self.ghosts[::-1], -1)):
-            if key in mine:
-                step = max(1, len(other) / len(mine))
-                self.target = min(max(self.target + sign * step, 0), self.places)
-                mine.remove(key)
-                mine.append(key)
-                return
-
-    def evict(self, count: int, kept: set[int]) -> list[int] | None:
-        free = [key for key, loads in self.loads.items() if loads == 0 and key not in kept]
-        if len(free) < count:
-            return None
-        gone: list[int] = []
-        for _ in range(count):
-            if self.policy == "lru":
-                key = min(free, key=lambda key: self.ranks[key])
-            else:
-                once = [key for key in self.once if key in free]
-                often = [key for key in self.often if key in free]
-                left = len([key for key in self.once if key not in gone])
-                key = (once + often if left >= int(self.target) else often + once)[0]
-            free.remove(key)
-            gone.append(key)
-        for key in gone:
-            del self.loads[key], self.ranks[key]
-            at = 0 if key in self.once else 1
-            (self.once, self.often)[at].remove(key)
-            self.ghosts[at].append(key)
-        for ghosts in self.ghosts:
-            del ghosts[: max(len(ghosts) - self.places, 0)]
-        return gone
-
-    def load(self, request: str, keys: list[int], first: int) -> None:
-        own = self.of(request)
-        for key in keys:
-            self.loads[key] += 1
-        self.use(own, {key: first + i for i, key in enumerate(keys)})
-        own["reused"] |= set(keys) - own["inserted"]
-
-    def end(self, request: str) -> None:
-        own = self.own.pop(request, None)
-        seen = {} if own is None else own["seen"]
-        for key in sorted(seen, key=lambda key: -seen[key]):
-            assert own is not None
-            if key not in self.loads:
-                continue
-            self.clock += 1
-            self.ranks[key] = (self.clock, 0)
-            if key in own["reused"]:
-                (self.once if key in self.once else self.often).remove(key)
-                self.often.append(key)
-            elif key in own["inserted"]:
-                line = self.once if key in self.once else self.often
-                line.remove(key)
-                line.append(key)
 
 
 def _drawn(rng: random.Random) -> Prompt:
@@ -149,7 +34,7 @@ def test_random_lives_equal_the_plain_ones(policy: Literal["lru", "arc"], thresh
     for seed in range(30):
         rng = random.Random(seed)
         places = rng.randint(3, 12)
-        tier, plain = OffloadTier(places, policy, threshold, chunk_blocks=size), _Plain(places, policy, threshold)
+        tier, plain = OffloadTier(places, policy, threshold, chunk_blocks=size), PlainTier(places, policy, threshold)
         keys_by: dict[str, list[int]] = {}
         storing: list[tuple[list[Part], list[int]]] = []
         loading: list[tuple[list[Part], list[int]]] = []

@@ -86,7 +86,7 @@ MISTAKES = [
     (TIER, "{eviction_policy: arc}", "eviction_policy is not read under sglang. Leave it out, or sglang."),
     (TIER, "{offload_prompt_only: false}", "offload_prompt_only is not read under sglang"),
     (TIER, "{blocks_per_chunk: 2}", "blocks_per_chunk is not read under sglang"),
-    (TIER, "{kind: disk}", "kv.tiers.0.kind is \"disk\". Write 'host'."),
+    (TIER, "{kind: disk}", "tiers are disk: one host's memory is simulated, and one disk below it"),
     (POLICY, "vllm: {}", "size is missing, for which vLLM has no default. Write size: 64GB, say."),
     (POLICY, "sglang: {disable_radix_cache: true}", "sglang caches no prefixes"),
     (

@@ -8,9 +8,8 @@ import pytest
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.plain import value_at
-from batchsim.kernel.record import (
-    TIER_LOAD,
-)
+from batchsim.kernel.record import TIER_LOAD, TIER_STORE
+from batchsim.metrics.attribution import attribute
 from batchsim.metrics.measure import measure
 from batchsim.results.heading import kv_text
 from batchsim.results.keep import point_inputs
@@ -21,9 +20,10 @@ from batchsim.scenario.setup import Setup
 from batchsim.scenario.tiered import HostTier
 from batchsim.study.curves.lines import short_key
 from batchsim.study.curves.run import run_scenario
+from batchsim.testing.life_sums import check_lives
 from tests.support.scenarios import refusal, setup_of
 from tests.support.tier_lives import moved
-from tests.support.tiers import counted_run, one_replica_is_the_engine_alone, tier_text
+from tests.support.tiers import TOKEN_BYTES, counted_run, one_replica_is_the_engine_alone, tier_text
 
 TEXT = tier_text("{size: 64GB}", "vllm: {max_num_seqs: 16}")
 
@@ -66,6 +66,29 @@ def test_metrics_count_what_the_records_have() -> None:
     values, records = counted_run(_setup())
     assert len(moved(records, TIER_LOAD)) > 3
     assert 0 < (values["kv_load_mean_s"] or 0) < 0.1
+
+
+def test_a_disk_below_the_host_is_counted_apart() -> None:
+    """A host of 2 GB gives up what is asked for again: it comes from the disk, of which reads, tokens and bytes are on
+    record by themselves, to be loaded from the host. The heading says how fast the disk is."""
+    disk = "{size: 2GB}, {kind: disk, bandwidth: 5GB/s, store_bandwidth: 4GB/s}"
+    setup = _setup("{size: 64GB}", disk)
+    assert "· disk below it, which gives nothing up (reads at 5, writes at 4 GB/s)" in kv_text(setup)
+    run = simulate_point(setup, setup.scenario.points()[0])
+    values = measure(point_inputs(setup, run)).values
+    records = run.records
+    rows = records.states[records.states["reason"] == records.texts.index("disk")]
+    reads, writes = (rows[rows["state"] == what]["blocker"] for what in (TIER_LOAD, TIER_STORE))
+    assert values["disk_loads"] == len(reads) > 3
+    assert values["disk_loaded_bytes"] == reads.sum() * TOKEN_BYTES
+    assert values["disk_stored_bytes"] == writes.sum() * TOKEN_BYTES > 0
+    assert 0 < (values["disk_hit_rate"] or 0) <= (values["host_hit_rate"] or 0)
+    check_lives(records)
+    parts = attribute(records)
+    assert "queued:kv_disk" in parts["part"].tolist()
+    # A chunk of 2,097,152 B at 5 and at 4 GB/s.
+    tier = _offloaded("{size: 64GB}", disk).disk
+    assert tier is not None and (tier.read_ns, tier.write_ns) == (419_430, 524_288)
 
 
 def test_replicas_have_tiers_of_their_own() -> None:
@@ -116,10 +139,22 @@ COST = "cost: {kind: roofline, gpu: h100}"
 TIER = "{size: 64GB}"
 POOLS = "pools: {prefill: {count: 1}, decode: {count: 1}, transfer: {bandwidth: 50GB/s}}"
 LORAS = "lora_cost: {step: 5%, per_adapter: 1%, load_gpu: 10ms, load_disk: 200ms}"
+DISK = "{size: 64GB}, {kind: disk, bandwidth: 5GB/s}"
 MISTAKES = [
-    (TIER, "{size: 64GB}, {size: 1GB}", "tiers has 2, and only one, the host's memory, is simulated"),
-    (TIER, "{kind: disk, size: 64GB}", "kv.tiers.0.kind is \"disk\". Write 'host'."),
-    (TIER, "{kind: remote, size: 64GB}", "kv.tiers.0.kind is \"remote\". Write 'host'."),
+    (TIER, "{size: 64GB}, {size: 1GB}", "tiers are host, host: one host's memory is simulated, and one disk below it"),
+    (TIER, "{kind: disk, bandwidth: 5GB/s}", "tiers are disk: one host's memory is simulated, and one disk below it"),
+    (TIER, DISK.replace("disk", "remote"), "kv.tiers.1.kind is \"remote\". Write 'host' or 'disk'."),
+    (TIER, DISK + ", " + DISK[DISK.index("{kind") :], "tiers are host, disk, disk: one host's memory is simulated"),
+    (
+        TIER,
+        DISK.replace("}", ", size: 4TB}").replace("64GB, size: 4TB", "64GB"),
+        "size of a disk is not read: vLLM",
+    ),
+    (TIER, DISK.replace("disk,", "disk, blocks_per_chunk: 4,"), "blocks_per_chunk of a disk is not read: it is a key"),
+    (TIER, "{size: 64GB}, {kind: disk}", "bandwidth of the disk is missing. Write bandwidth: 5GB/s, say."),
+    (TIER, DISK.replace("64GB", "64GB, store_threshold: 2"), "store_threshold 2 is not simulated with a disk. Set it"),
+    (TIER, DISK.replace("64GB", "64GB, connector: lmcache"), "a disk is simulated below the host of vLLM's own connec"),
+    (POLICY, "sglang: {}", "kv.tiers: a disk is simulated below the host of vLLM's own connector alone"),
     (TIER, "{kind: host}", "kv.tiers: size is missing, for which vLLM has no default. Write size: 64GB, say."),
     (TIER, "{size: 0B}", "size 0 B holds no chunk of 2,097,152 B (16 tokens), and vLLM does not start"),
     (TIER, "{size: 2MB}", "size 2,000,000 B holds no chunk of 2,097,152 B (16 tokens)"),
@@ -159,7 +194,8 @@ MISTAKES = [
 @pytest.mark.parametrize(("before", "after", "complaint"), MISTAKES)
 def test_a_mistake_is_one_line_that_says_where_and_what(before: str, after: str, complaint: str) -> None:
     """With the key, the numbers, and what to do."""
-    assert before in TEXT and complaint in refusal(TEXT.replace(before, after))
+    text = TEXT.replace(TIER, DISK) if "a disk is" in complaint and before == POLICY else TEXT
+    assert before in text and complaint in refusal(text.replace(before, after))
 
 
 def test_real_engines_have_no_tiers() -> None:

@@ -156,10 +156,14 @@ class VllmOffload(VllmConnector):
         if beyond != 0:
             self.matched.append((seq, hit, beyond))
         if beyond is None:
-            self.events += self._passed_over.tried({seq: BEING_STORED}, None)
+            self.events += self._passed_over.tried({seq: self._why_later()}, None)
         else:
             self.events += self._passed_over.tried({}, seq)
         return beyond
+
+    def _why_later(self) -> str:
+        """Why the request is passed over that was looked up last."""
+        return BEING_STORED
 
     def _in_tier(self, seq: Sequence, hit: int) -> int | None:
         """As `_pullable`: the tokens that the tier has."""

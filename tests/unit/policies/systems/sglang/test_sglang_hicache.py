@@ -196,8 +196,8 @@ def test_the_wait_of_a_load_is_its_requests() -> None:
     done = there_again(HOST)
     use = tier_use(done.records.requests, [done.records], 8)
     assert use.wait_ns.tolist() == [0, 0, 20]
-    assert use.loaded_first.tolist() == [0, 0, 20]
-    assert (use.loads, use.loaded_tokens, use.stored_tokens) == (1, 20, 24 + 40)
+    assert use.host.loaded_first.tolist() == [0, 0, 20]
+    assert (use.host.loads, use.host.loaded_tokens, use.host.stored_tokens) == (1, 20, 24 + 40)
 
 
 def test_with_overlap_a_load_begins_with_its_step_and_a_store_behind_the_steps_in_flight() -> None:
