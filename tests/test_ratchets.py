@@ -32,7 +32,7 @@ LINES = {
     "cost": 5650,
     "deployment": 4350,
     "drive": 1150,
-    "drive.fleet": 5800,
+    "drive.fleet": 5850,
     "engines": 700,
     "explain": 1550,
     "fit": 1300,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from batchsim.base.errors import ScenarioError
 from batchsim.base.units import format_duration
@@ -101,7 +102,8 @@ def _simulate_fleet(setup: Setup, point: Point, workload: BuiltWorkload, pulse: 
         size = block_bytes(setup.model, decode.setup.cost, setup.kv.block_size)
         sizes = prefill.count, decode.count, config.transfer, size
         decider = None if config.local_prefill is None else config.local_prefill.build()
-        pools = Rooms(*sizes) if point.spec.kind == "sglang" else Pools(*sizes, decider)
+        fails = partial(config.transfer.fails, point.seed)
+        pools = Rooms(*sizes, fails) if point.spec.kind == "sglang" else Pools(*sizes, decider, fails)
 
         def new_pooled(number: int) -> EngineCore:
             cores.append(_pooled_engine(setup.group_of(number).setup, point, workload, pools.connector(number)))

@@ -11,6 +11,7 @@ from batchsim.base.errors import ScenarioError
 from batchsim.cost.base import Cost
 from batchsim.deployment.model import ModelSpec
 from batchsim.deployment.quantisation import ELEMENT_BYTES
+from batchsim.drive.fleet.transfer import TransferConfig
 from batchsim.kernel.kv_rooms import Room, RoomConnector
 from batchsim.kernel.kv_transfer import KvConnector
 from batchsim.kernel.offload import NoPeers
@@ -18,7 +19,7 @@ from batchsim.kernel.policy_config import Device
 from batchsim.policies.systems.sglang.pd_config import PdMode, SglangPdConfig
 from batchsim.policies.systems.sglang.sglang_decode import SglangDecode
 from batchsim.policies.systems.sglang.sglang_prefill import SglangPrefill
-from batchsim.policies.systems.vllm.connector_config import KvRole, VllmConnectorConfig
+from batchsim.policies.systems.vllm.connector_config import KvRole, OnFailure, VllmConnectorConfig
 from batchsim.policies.systems.vllm.vllm_connector import VllmConnector
 from batchsim.scenario.check_values import check_values
 from batchsim.scenario.config import PolicySpec, Scenario, ScenarioFile
@@ -53,6 +54,8 @@ def pooled(alone: Scenario, file: ScenarioFile, side: str, replicas: ReplicasCon
         raise ScenarioError(f"engine {engine}: only {_AND} pass KV between engines here. Write engine: vllm.")
     device, knobs = device_of(file, alone.model_path), (replicas.groups or {})[side].knobs or {}
     specs: list[PolicySpec] = []
+    transfer = replicas.transfer
+    assert transfer is not None, "sides have KV to pass on"
     for spec in alone.specs:
         if spec.kind not in _PASSING:
             raise ScenarioError(
@@ -65,14 +68,24 @@ def pooled(alone: Scenario, file: ScenarioFile, side: str, replicas: ReplicasCon
             )
         if spec.kind == "sglang" and replicas.local_prefill is not None:
             raise ScenarioError("local_prefill: SGLang's decode engines compute no prompts. Leave it out.")
-        specs.append(_passing(alone, spec, side, knobs, device))
+        if spec.kind == "sglang" and (transfer.on_failure, transfer.lease) != ("fail", TransferConfig.lease):
+            raise ScenarioError(
+                "transfer: SGLang ends requests whose transfer fails, and both sides free their blocks at once. Leave"
+                " on_failure and lease out."
+            )
+        specs.append(_passing(alone, spec, side, knobs, device, transfer.on_failure))
     return replace(alone, file=file, places={}, specs=tuple(specs))
 
 
 def _passing(
-    alone: Scenario, spec: PolicySpec, side: str, knobs: Mapping[str, Any], device: Device | None
+    alone: Scenario,
+    spec: PolicySpec,
+    side: str,
+    knobs: Mapping[str, Any],
+    device: Device | None,
+    on_failure: OnFailure,
 ) -> PolicySpec:
-    """The policy `spec` of an engine of a `side`, with its `knobs`."""
+    """The policy `spec` of an engine of a `side`, with its `knobs`; `on_failure` is that of transfers."""
     stated = {**spec.knobs, **knobs}
     by_device = {} if device is None else spec.config.device_defaults(device, stated)
     document = Document(alone.source, None, overrides={("knobs",): f"knobs of {spec.name}"})
@@ -82,7 +95,7 @@ def _passing(
         if spec.kind == "sglang":
             own, policy = SglangPdConfig.of(config, _MODES[side], knobs), _SGLANG[side]
         else:
-            own, policy = VllmConnectorConfig.of(config, _ROLES[side], "fail"), VllmConnector
+            own, policy = VllmConnectorConfig.of(config, _ROLES[side], on_failure), VllmConnector
     except (TypeError, ValueError) as error:
         raise ScenarioError(f"knobs of {spec.name}: {error}.".replace("..", ".")) from None
     return replace(spec, config=own, policy=policy, knobs=stated, by_device=by_device)

@@ -133,7 +133,7 @@ def _link_waits(seed: int, links: str = "shared") -> NDArray[np.float64]:
     rng = np.random.default_rng([20_261, seed])
     waits: list[float] = []
     for i, at_ns in enumerate(np.cumsum(rng.exponential(1e6 / 0.7, 20_000)).astype(np.int64).tolist()):
-        pools.kept_at[i] = 0
+        pools.kept_at[i] = 0, 0
         pools._ends[0]._kept[i] = None  # pyright: ignore
         start_ns, end_ns = pools.begin(i, 1 + i % 2, 1, at_ns)
         assert end_ns - start_ns == 1_000_000

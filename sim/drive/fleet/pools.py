@@ -60,13 +60,13 @@ class Transit:
 
 
 class _Pull(Transit):
-    """A pull of `seq`."""
+    """A pull of `seq`, which may be one that `fails`."""
 
-    __slots__ = ("seq",)
+    __slots__ = ("fails", "seq")
 
-    def __init__(self, seq: Sequence, began_ns: int, start_ns: int, end_ns: int) -> None:
+    def __init__(self, seq: Sequence, began_ns: int, start_ns: int, end_ns: int, fails: bool) -> None:
         super().__init__(seq.request.id, began_ns, start_ns, end_ns)
-        self.seq = seq
+        self.seq, self.fails = seq, fails
 
 
 class Pools:
@@ -79,14 +79,17 @@ class Pools:
         transfer: TransferConfig,
         block_bytes: int,
         decider: LocalPrefill | None = None,
+        fails: Callable[[int], bool] = lambda _: False,
     ) -> None:
+        self.fails = fails
+        self._transfer = transfer
         self.prefill = range(num_prefill)
         self.decider = decider
         self.decode = range(num_prefill, num_prefill + num_decode)
         self._links = Links(transfer)
         self.block_bytes = block_bytes
         self.local: set[int] = set()  # requests that a decode engine computes alone
-        self.kept_at: dict[int, int] = {}  # by request whose KV is kept and not being pulled: its prefill engine
+        self.kept_at: dict[int, tuple[int, int]] = {}  # by request whose KV is kept, not pulled: at which engine, since
         self._ends: dict[int, PoolLink] = {}
         self._fleet: PooledFleet | None = None
 
@@ -114,17 +117,18 @@ class Pools:
     def begin(self, request_id: int, number: int, num_blocks: int, now_ns: int) -> tuple[int, int]:
         """Sends the KV of the request to decode engine `number`; returns when it is on its link and when it is
         there."""
-        prefill = self.kept_at.pop(request_id)
+        prefill, kept_ns = self.kept_at.pop(request_id)
         start_ns, end_ns = self._links.take(prefill, number, num_blocks * self.block_bytes, now_ns)
-        self._sent(request_id, prefill, max(end_ns, now_ns + 1))
+        freed_ns = self._transfer.lapses_ns(kept_ns, end_ns) if self.fails(request_id) else end_ns
+        self._sent(request_id, prefill, max(freed_ns, now_ns + 1))
         return start_ns, end_ns
 
     def ended(self, request_id: int, number: int, now_ns: int) -> None:
         """Takes note that the request ended at engine `number`: what is kept for it and was not asked for is free."""
         self.local.discard(request_id)
         self._ends[number].give_up(request_id, now_ns)
-        if (prefill := self.kept_at.pop(request_id, None)) is not None:
-            self._sent(request_id, prefill, now_ns + 1)
+        if (kept := self.kept_at.pop(request_id, None)) is not None:
+            self._sent(request_id, kept[0], now_ns + 1)
 
     def _sent(self, request_id: int, prefill: int, told_ns: int) -> None:
         """Notes that the prefill engine may free the KV of the request from `told_ns` on: later than now, so that it
@@ -156,7 +160,7 @@ class PoolLink:
 
     def keep(self, seq: Sequence, num_blocks: int, now_ns: int) -> None:
         self._kept[seq.request.id] = seq
-        self._pools.kept_at[seq.request.id] = self._number
+        self._pools.kept_at[seq.request.id] = self._number, now_ns
 
     def sent(self, request_id: int, told_ns: int) -> None:
         """Takes note that what is kept for the request may go from `told_ns` on."""
@@ -164,7 +168,7 @@ class PoolLink:
 
     def begin(self, seq: Sequence, num_blocks: int, now_ns: int) -> None:
         start_ns, end_ns = self._pools.begin(seq.request.id, self._number, num_blocks, now_ns)
-        self._pulls.append(_Pull(seq, now_ns, start_ns, end_ns))
+        self._pulls.append(_Pull(seq, now_ns, start_ns, end_ns, self._pools.fails(seq.request.id)))
         for reason in (TRANSFER_QUEUE, TRANSFER):  # texts get their numbers now, whenever the states are written
             self.recorder.text(reason)
         self._loaded_ns = min(self._loaded_ns, end_ns)
@@ -178,12 +182,13 @@ class PoolLink:
         if now_ns < self.due_ns():
             return NOTHING
         over = [pull.seq for pull in self._pulls if pull.end_ns <= now_ns]
+        failed = [pull.seq for pull in self._pulls if pull.end_ns <= now_ns and pull.fails]
         self._pulls = [pull for pull in self._pulls if pull.end_ns > now_ns]
         self._loaded_ns = min([pull.end_ns for pull in self._pulls], default=inf)
         sent: list[Sequence] = []
         while self._sends and self._sends[0][0] <= now_ns:
             sent.append(heappop(self._sends)[2])
-        return Noticed(loaded=over, sent=sent)
+        return Noticed(loaded=over, failed=failed, sent=sent)
 
     def give_up(self, request_id: int, now_ns: int) -> None:
         """Ends the record of a pull of the request, which has ended; the transfer goes on."""

@@ -113,6 +113,26 @@ def test_dynamo_s_two_routers_run_under_either_engine(tmp_path: Path) -> None:
         assert (sum(requests[:2]), sum(requests[2:])) == (30, 30) and min(requests) > 0
 
 
+def test_a_share_of_the_transfers_fails(tmp_path: Path) -> None:
+    """With all failing none finishes under either engine, or each has its prompt computed where it decodes."""
+    sides = "pools.prefill={count: 2}", "pools.decode={count: 2}"
+    for kind, more, finished in (("vllm", "", 0), ("vllm", "recompute", 30), ("sglang", "", 0)):
+        overrides = [*sides, "pools.transfer.failed=1", f"policies={{{kind}: {{}}}}"]
+        overrides += [f"pools.transfer.on_failure={more}"] if more else []
+        results = run_scenario(_loaded(tmp_path, BASE + COST + POOLS, *overrides), out=tmp_path / f"{kind}{more}")
+        (point,) = results.points.to_dict("records")
+        assert point["finished"] == finished
+        assert point["rejected"] == 30 - finished
+
+
+def test_sglang_has_no_lease_and_computes_nothing_again(tmp_path: Path) -> None:
+    """Both keys of failed transfers that vLLM alone has."""
+    sides = "pools.prefill={count: 2}", "pools.decode={count: 2}", "policies={sglang: {}}", "pools.transfer.failed=0.5"
+    for key in ("on_failure=recompute", "lease=20s"):
+        with pytest.raises(BatchsimError, match="SGLang ends requests whose transfer fails"):
+            Setup.of(_loaded(tmp_path, BASE + COST + POOLS, *sides, f"pools.transfer.{key}"))
+
+
 def test_a_block_is_all_layers_on_all_gpus_of_an_engine(tmp_path: Path) -> None:
     """Llama-3.1-70B: 80 layers, 8 KV heads of 128, keys and values of 2 bytes, 16 tokens, whatever the split."""
     setup = Setup.of(_loaded(tmp_path, LARGE + SIDES))
@@ -146,6 +166,9 @@ def test_a_run_has_both_sides_in_its_tables(tmp_path: Path) -> None:
         (LARGE + SIDES, "deployment.tp=8", "deployment has no tp. Known are prefill, decode, transfer"),
         (BASE + COST + POOLS, "pools.router=llm_d", "router llm_d reads what engines report"),
         (BASE + COST + POOLS, "pools.router=nearest", "nearest"),
+        (BASE + COST + POOLS, "pools.transfer.failed=1.5", "failed is 1.5"),
+        (BASE + COST + POOLS, "pools.transfer.lease=20s", "lease is of transfers that fail, and none does."),
+        (BASE + COST + POOLS, "pools.transfer.on_failure=recompute", "on_failure is of transfers that fail, and none"),
         (
             BASE + COST + POOLS + "  local_prefill: {kind: dynamo_isl_bounding}\n",
             "pools.router=dynamo_kv",

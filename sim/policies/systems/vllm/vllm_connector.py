@@ -17,7 +17,8 @@ Rule, beside that of `vllm`:
 Source: vllm/v1/core/sched/scheduler.py (`schedule`, `_update_waiting_for_remote_kv`, `_update_from_kv_xfer_finished`,
 `_connector_finished`, `_drain_deferred_frees`), vllm/distributed/kv_transfer/kv_connector/v1/base.py and
 nixl/pull_scheduler.py of the 0.33.0 wheel; equal to its recordings.
-Simplifies: leases do not end; no synchronous loads, pushes, partly failed pulls, drafts or pipelines.
+Simplifies: leases end only after pulls that failed; no synchronous loads, pushes, partly failed pulls, drafts or
+pipelines.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from batchsim.drive.fleet.simulate_fleet import FleetRun
 from batchsim.drive.fleet.transfer import TransferConfig
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.protocols import PolicyContext
-from batchsim.kernel.record import CANCELLED, FINISHED, UNFINISHED, Recorder
+from batchsim.kernel.record import CANCELLED, FINISHED, REJECTED, UNFINISHED, Recorder
 from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.tokens import TokenIds, prompt_stream
 from batchsim.kernel.types import Arrival, Request
@@ -62,17 +62,19 @@ class _Case:
     stop_ns: int | None = None
     router: RouterConfig = field(default_factory=RoundRobinConfig)
     local: LocalPrefillConfig | None = None
+    failing: tuple[int, ...] = ()  # requests whose transfer fails
     cores: list[EngineCore] = field(default_factory=list[EngineCore])
 
     def run(self, *, leap: bool = True) -> FleetRun:
         self.cores = []
         decider = None if self.local is None else self.local.build()
-        pools = Pools(self.prefill, self.decode, self.transfer, 16_000, decider)
+        pools = Pools(self.prefill, self.decode, self.transfer, 16_000, decider, self.failing.__contains__)
 
         def new_engine(number: int) -> EngineCore:
             is_prefill = number < self.prefill
             role = "kv_producer" if is_prefill else "kv_consumer"
             knobs = {"max_num_seqs": 64, "max_num_batched_tokens": 512, "async_scheduling": False} | self.knobs
+            knobs["kv_load_failure_policy"] = self.transfer.on_failure
             config = VllmConnectorConfig(kv_role=role, **knobs)
             kv = new_kv(config, self.blocks[not is_prefill], 16, ids=False)
             context = PolicyContext(kv, 2048, loop=config.traits.loop, connector=pools.connector(number))
@@ -182,6 +184,50 @@ def test_a_router_hears_of_each_stage() -> None:
     assert replicas.requests.tolist() == [3, 4, 3, 4]
 
 
+def test_a_failed_transfer_ends_its_request_or_has_its_prompt_computed_where_it_decodes() -> None:
+    """vLLM A3: by default it ends as the failure is noticed, and the other one goes on; with recompute the whole prompt
+    is computed again at its decode engine (C = 0), with all of its tokens."""
+    asked = [_asked(0, 0, 100, 5), _asked(1, 0, 100, 5)]
+    ended = _Case(asked, TransferConfig(bandwidth=1e15, failed=0.5), failing=(1,)).run()
+    assert ended.records.requests["outcome"].tolist() == [FINISHED, REJECTED]
+    again = _Case(asked, TransferConfig(bandwidth=1e15, failed=0.5, on_failure="recompute"), failing=(1,)).run()
+    assert again.records.requests["outcome"].tolist() == [FINISHED, FINISHED]
+    assert again.records.requests["output_tokens"].tolist() == [5, 5]
+    cost = TokenCost()
+    first, second = again.records.requests["first_token_ns"]
+    assert second >= first and second > 500_000 + cost.base_ns + 100 * cost.per_token_ns
+    for run in (ended, again):
+        check_lives(run.records)
+
+
+@pytest.mark.parametrize(("lease_ms", "waits"), [(60, False), (600, True)])
+def test_blocks_of_a_failed_transfer_are_kept_until_their_lease_ends(lease_ms: int, waits: bool) -> None:
+    """vLLM A3.3, A1.6: prefill has 8 blocks, and the first prompt keeps 7 of them; the second begins once the lease is
+    over that began as the first prompt was done, not as its transfer failed."""
+    transfer = TransferConfig(bandwidth=1e15, failed=0.5, lease=lease_ms * MS)
+    asked = [_asked(0, 0, 100, 5), _asked(1, 100, 100, 5)]
+    run = _Case(asked, transfer, blocks=(8, 4096), failing=(0,)).run()
+    rows = run.records.requests
+    assert rows["outcome"].tolist() == [REJECTED, FINISHED]
+    (stay,) = [row for row in _stays(run) if row["request_id"] == 0]
+    lapsed_ns = int(stay["end_ns"]) + lease_ms * MS
+    assert rows["scheduled_ns"][1] == (pytest.approx(lapsed_ns, abs=2 * NAP_NS) if waits else 100 * MS)
+    check_lives(run.records)
+
+
+def test_a_lease_ends_after_the_last_heartbeat() -> None:
+    """vLLM A1.6: 30 s from the finish; heartbeats every 5 s extend it to 20 s after them."""
+    lapses = TransferConfig(bandwidth=1e9, failed=0.5).lapses_ns
+    s = 1_000_000_000
+    assert [lapses(7 * s, over) for over in (8 * s, 17 * s - 1, 22 * s - 1)] == [37 * s] * 3
+    assert [lapses(7 * s, over) for over in (22 * s, 27 * s - 1, 27 * s)] == [42 * s, 42 * s, 47 * s]
+
+
+def _stays(run: FleetRun) -> Any:
+    assert run.records.replicas is not None
+    return run.records.replicas.stays
+
+
 def test_decode_is_chosen_as_a_request_comes_or_as_its_prompt_is_done() -> None:
     """Splitwise and llm-d choose both engines at once, DistServe the second one when the first is done. Two decode
     engines: the first request is still in its prompt of 500 tokens as the second comes with 10. At once, decode 1 takes
@@ -245,7 +291,11 @@ def _cases(draw: st.DrawFn) -> _Case:
         bandwidth=draw(st.sampled_from([1e7, 1e8, 1e12])),
         latency=draw(st.sampled_from([0, 20_000, 3 * MS])),
         links=draw(st.sampled_from(["shared", "per_pair"])),
+        failed=0.5,
+        on_failure=draw(st.sampled_from(["fail", "recompute"])),
+        lease=draw(st.sampled_from([5 * MS, 200 * MS])),
     )
+    failing = draw(st.sampled_from([(), (), (0,), (1, 2, 5)]))
     knobs = {
         "async_scheduling": draw(st.booleans()),
         "enable_prefix_caching": draw(st.booleans()),
@@ -271,7 +321,7 @@ def _cases(draw: st.DrawFn) -> _Case:
     sizes = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     if isinstance(router, DynamoKvConfig):
         local = None
-    return _Case(asked, transfer, *sizes, blocks, knobs, router=router, local=local)
+    return _Case(asked, transfer, *sizes, blocks, knobs, router=router, local=local, failing=failing)
 
 
 @given(_cases())
@@ -283,11 +333,13 @@ def test_requests_and_blocks_are_conserved(case: _Case) -> None:
     requests = run.records.requests
     assert requests["request_id"].tolist() == [arrival.request.id for arrival in case.arrivals]
     finished = requests["outcome"] == FINISHED
-    assert set(requests["outcome"].tolist()) <= {FINISHED, CANCELLED}
+    assert set(requests["outcome"].tolist()) <= {FINISHED, CANCELLED, REJECTED}
+    rejected = set(requests["request_id"][requests["outcome"] == REJECTED].tolist())
+    assert rejected <= (set(case.failing) if case.transfer.on_failure == "fail" else set())
     lengths = np.array([arrival.output_tokens for arrival in case.arrivals])
     assert (requests["output_tokens"][finished] == lengths[finished]).all()
     patient = np.array([arrival.cancel_ns is None for arrival in case.arrivals])
-    assert finished[patient].all()
+    assert (finished | (requests["outcome"] == REJECTED))[patient].all()
     check_lives(run.records)
 
 
