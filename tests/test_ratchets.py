@@ -50,7 +50,7 @@ LINES = {
     "report.text": 3300,
     "results": 3300,
     "scenario": 7200,
-    "serve": 4900,
+    "serve": 5050,
     "study": 50,
     "study.capacity": 1200,
     "study.curves": 900,

@@ -13,7 +13,7 @@ from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import Ended, EngineEvent, Tokens
 from batchsim.kernel.record import Recorder
 from batchsim.kernel.tokens import TokenIds
-from batchsim.kernel.types import Arrival, Request
+from batchsim.kernel.types import MISSING, Arrival, Request
 from batchsim.scenario import PolicySpec
 from batchsim.scenario.setup import Setup
 from batchsim.serve.disk_spool import DiskSpool
@@ -30,7 +30,7 @@ _OF_LIFE = tuple(field.name for field in fields(Life) if field.name != "by_lengt
 class Asked:
     """What a client asks of an engine; `output_tokens` is the length at which the answer ends by itself, None where a
     model decides. `ids` are the prompt's tokens, where a model is to read them. `rank`: the replica that must answer,
-    None: any."""
+    None: any. `adapter`: the number of the LoRA adapter."""
 
     prompt_tokens: int
     max_output_tokens: int
@@ -41,6 +41,7 @@ class Asked:
     tokens: TokenIds | None = None
     ids: Sequence[int] = ()
     rank: int | None = None
+    adapter: int = MISSING
 
 
 class Answer:
@@ -251,6 +252,7 @@ class Answers:
             tenant=asked.tenant,
             tokens=asked.tokens,
             ignore_eos=asked.ignore_eos,
+            adapter=asked.adapter,
         )
         arrival = Arrival(request, asked.output_tokens, None, None if arrival_ns == sent_ns else sent_ns)
         self.num_sent += 1

@@ -19,14 +19,17 @@ _TYPES = {
 class ApiError(Exception):
     """A request that is answered with an error: HTTP `status`, a message, the parameter it is about.
 
-    `retry_after_s`: after which time another try may help.
+    `retry_after_s`: after which time another try may help. `kind`: its type, "" for that of the status.
     """
 
-    def __init__(self, status: int, message: str, param: str | None = None, retry_after_s: int | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, param: str | None = None, retry_after_s: int | None = None, kind: str = ""
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.param = param
         self.retry_after_s = retry_after_s
+        self.kind = kind
 
     @property
     def headers(self) -> list[tuple[str, str]]:
@@ -36,6 +39,6 @@ class ApiError(Exception):
 
     def body(self) -> bytes:
         """The error as JSON."""
-        kind = _TYPES.get(self.status, "BadRequestError" if self.status < 500 else "InternalServerError")
+        kind = self.kind or _TYPES.get(self.status, "BadRequestError" if self.status < 500 else "InternalServerError")
         error = {"message": str(self), "type": kind, "param": self.param, "code": self.status}
         return json.dumps({"error": error}).encode()

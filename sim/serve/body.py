@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from batchsim.base.errors import cut, shown
+from batchsim.kernel.types import MISSING
 from batchsim.serve.api_error import ApiError
 from batchsim.serve.words import Texts
 
@@ -45,6 +46,7 @@ _REFUSED = {
     "functions": "no answer would call them",
     "web_search_options": "no answer would search",
     "audio": "answers are text",
+    "kv_transfer_params": "prefill and decode apart are simulated by run alone",
     "structured_outputs": _OWN_TEXT,
     "guided_json": _OWN_TEXT,
     "guided_regex": _OWN_TEXT,
@@ -103,6 +105,7 @@ class CompletionRequest:
     priority: int
     user: str
     rank: int | None
+    adapter: int = MISSING
 
 
 def parse_json(body: bytes, most_tokens: int = MOST_TOKENS) -> dict[str, Any]:

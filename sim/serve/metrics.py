@@ -7,6 +7,7 @@ are simulated ones. Hits of the prefix cache and preemptions count when their re
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Literal
 from batchsim.base.units import NS_PER_S
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.record import CANCELLED, FINISHED
+from batchsim.kernel.types import MISSING
 
 Names = Literal["vllm", "sglang"]
 Labels = dict[str, str]
@@ -174,6 +176,7 @@ class Metrics:
     max_model_len: int
     by_replica: dict[int, Tally] = field(default_factory=dict[int, Tally])
     late: Histogram = field(default_factory=lambda: Histogram(_LATE))
+    max_lora: int | None = None  # adapters of running requests; None: adapters are not served
 
     def of(self, replica: int) -> Tally:
         if replica not in self.by_replica:
@@ -195,6 +198,8 @@ class Metrics:
                 _vllm(families, tally, core, labels, sleep_level, held)
             else:
                 _sglang(families, tally, core, {"model_name": self.model}, replica, held)
+        if self.max_lora is not None and self.names == "vllm":
+            _loras(families, self.max_lora, engines)
         families.add("batchsim:lateness_seconds", "histogram", "Seconds from when a step ended to its tokens.")
         families.lines["batchsim:lateness_seconds"] += self.late.samples("batchsim:lateness_seconds", {})
         return families.text()
@@ -279,6 +284,18 @@ def _vllm(
         ("request_prefill_kv_computed_tokens", "Tokens of a prompt that were computed.", tally.computed),
     ):
         histogram(f"vllm:{name}", text, tallied, labels)
+
+
+def _loras(families: _Families, max_lora: int, engines: dict[int, EngineCore]) -> None:
+    """The adapters that requests wait for and run with, over all engines; as in vLLM the value is the time."""
+    waiting, running = dict[str, None](), dict[str, None]()
+    for core in engines.values():
+        for life in core.journal.lives.values():
+            if (number := life.arrival.request.adapter) != MISSING:
+                (waiting if life.scheduled_ns < 0 else running)[core.journal.adapter_names[number]] = None
+    adapters = {"waiting_lora_adapters": ",".join(waiting), "running_lora_adapters": ",".join(running)}
+    text = "Adapters of requests, at this time."
+    families.gauge("vllm:lora_requests_info", text, time.time(), {"max_lora": str(max_lora)} | adapters)
 
 
 def _sglang(families: _Families, tally: Tally, core: EngineCore | None, model: Labels, replica: int, held: int) -> None:

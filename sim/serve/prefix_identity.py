@@ -23,6 +23,7 @@ class PrefixIdentity:
         self._max_blocks = max_blocks
         self._blocks: dict[int, tuple[Segment, ...]] = {}
         self._num_streams = 0
+        self._first = 0  # earlier requests share nothing with later ones
 
     def of(self, ids: Sequence[int]) -> TokenIds:
         """The tokens of a prompt, at least one, whose blocks are then known."""
@@ -44,6 +45,8 @@ class PrefixIdentity:
 
     def answered(self, prompt: Sequence[int], tokens: TokenIds, request_id: int, output: Sequence[int]) -> None:
         """Notes what a request generated, which the next prompt of its session may hold. `tokens`: `of` its prompt."""
+        if request_id < self._first:
+            return
         tail, key = len(prompt) % BLOCK, 0
         for at in range(0, len(prompt) - tail, BLOCK):
             key = hash((key, *prompt[at : at + BLOCK]))
@@ -64,9 +67,11 @@ class PrefixIdentity:
             own = (stream, first, at + BLOCK - tail - first)
             self._note(key, (*rest, own) if at == 0 else (own,))
 
-    def forget(self) -> None:
-        """Lets no prompt share anything with what came before: what an emptied prefix cache comes to."""
+    def forget(self, num_sent: int) -> None:
+        """Lets no prompt share anything with what came before, the answers under way among the `num_sent` requests
+        included: what an emptied prefix cache comes to."""
         self._blocks.clear()
+        self._first = num_sent
 
     def _new_stream(self) -> int:
         self._num_streams += 1

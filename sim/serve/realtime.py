@@ -119,6 +119,7 @@ class RealtimeSimulation(Answers):
             group = playing.group_of(replica).setup if playing.groups else playing
             core = group.engine(spec, workload)
             core.tells_tokens = True
+            core.journal.adapter_names = self.adapter_names
             return core
 
         replicas = setup.scenario.file.replicas
@@ -135,6 +136,7 @@ class RealtimeSimulation(Answers):
         plan = FleetPlan(1) if replicas is None else replicas.plan
         router = (RoundRobinConfig() if replicas is None else replicas.chosen_router).build(seed)
         self.kv_events: KvEvents | None = None
+        self.adapter_names: tuple[str, ...] = ()  # of all that were ever loaded, by number
         self._env = simpy.Environment()
         self.fleet = Fleet(self._env, new_engine, router, plan, self, feeds_back=True, stop_ns=None, leap=False)
         self.fleet.clients = self.door = _Door(self, self.fleet)
@@ -176,6 +178,12 @@ class RealtimeSimulation(Answers):
         self.now_ns = max(self.now_ns, now_ns)
         self._look_at_caches()
         return True
+
+    def name_adapters(self, names: tuple[str, ...]) -> None:
+        """Has LoRA adapters known under `names`, by number, to all engines, also later ones."""
+        self.adapter_names = names
+        for core in self.cores().values():
+            core.journal.adapter_names = names
 
     def publish_kv_events(self, events: KvEvents) -> None:
         """Has `events` look at the engines' caches from now on. ScenarioError where they have none that it can."""

@@ -21,6 +21,7 @@ from batchsim.serve.api_error import ApiError
 from batchsim.serve.body import (
     MOST_TOKENS,
     SHORT,
+    Body,
     CompletionRequest,
     completion,
     detokenized,
@@ -38,6 +39,7 @@ from batchsim.serve.live_engine import LiveEngine
 from batchsim.serve.pooled import PATHS, PooledExchange, PoolRequest, pool_request
 from batchsim.serve.prefix_identity import PrefixIdentity
 from batchsim.serve.realtime import RealtimeSimulation
+from batchsim.serve.served_adapters import ServedAdapters
 from batchsim.serve.served_workload import AnswerLengths
 from batchsim.serve.sleeping import Sleep, asked_sleep, asked_tags
 from batchsim.serve.turns import Turns
@@ -87,6 +89,7 @@ class Server:
         self._pools = self.backend.spec.config.traits.pooling
         self._guard = Guard(self.api_key)
         self._sleep = Sleep()
+        adapters = self._adapters = ServedAdapters(self.backend, self.model)
         self._routes: dict[tuple[str, str], Route] = {
             ("POST", "/v1/completions"): lambda request, reply: self._complete(request, reply, chat=False),
             ("POST", "/v1/chat/completions"): lambda request, reply: self._complete(request, reply, chat=True),
@@ -98,6 +101,8 @@ class Server:
             ("GET", "/metrics"): self._metrics,
             ("GET", "/health_generate"): self._health,
             **{("GET", path): partial(self._tell, make) for path, make in ABOUT.items()},
+            ("POST", "/v1/load_lora_adapter"): partial(self._adapt, adapters.load),
+            ("POST", "/v1/unload_lora_adapter"): partial(self._adapt, adapters.unload),
             ("POST", "/tokenize"): self._tokenize,
             ("POST", "/detokenize"): self._detokenize,
             ("POST", "/reset_prefix_cache"): self._reset_prefix_cache,
@@ -249,14 +254,13 @@ class Server:
         make: Callable[..., Exchange] = Exchange,
     ) -> None:
         """Has what is asked for answered, by the exchange that `make` makes."""
-        if asked.model and asked.model != self.model:
-            raise ApiError(404, f"The model `{asked.model[:200]}` does not exist.", "model")
+        asked = replace(asked, adapter=self._adapters.number(asked.model))
         self._check_up()
         asked = replace(asked, rank=asked_rank(request, asked.rank, num_ranks(self.backend.setup)))
         self._count += 1
         if self.faults.errs(self._count):
             raise ApiError(500, "an error on demand")
-        asked = replace(asked, model=self.model)
+        asked = replace(asked, model=asked.model or self.model)
         id = f"{'chatcmpl' if asked.is_chat else 'cmpl'}-{self._count:08x}"
         exchange = self.exchanges[id] = make(id, int(time.time()), asked, reply, self)
         exchange.ended = lambda: self._ended(id)
@@ -297,6 +301,7 @@ class Server:
                 self._prefixes.of(choice.prompt.ids) if self.backend.caches else None,
                 choice.prompt.ids,
                 asked.rank,
+                asked.adapter,
             )
             choice.answer = self.backend.send(sent, now_ns, exchange.listener(choice), came_ns)
         self._pacer.arm()
@@ -347,16 +352,13 @@ class Server:
         reply.answer(200, "".join(f"{method} {path}\n" for method, path in self._routes).encode(), "text/plain")
 
     def _models(self, request: HttpRequest, reply: Connection) -> None:
-        model = {
-            "id": self.model,
-            "object": "model",
-            "created": self.started_s,
-            "owned_by": "batchsim",
-            "root": self.model,
-            "parent": None,
-            "max_model_len": self.max_model_len,
-        }
-        reply.answer(200, json.dumps({"object": "list", "data": [model]}).encode())
+        base = {"id": self.model, "root": self.model, "parent": None, "max_model_len": self.max_model_len}
+        shared = {"object": "model", "created": self.started_s, "owned_by": "batchsim"}
+        cards = [card | shared for card in (base, *self._adapters.cards())]
+        reply.answer(200, json.dumps({"object": "list", "data": cards}).encode())
+
+    def _adapt(self, act: Callable[[Body], str], request: HttpRequest, reply: Connection) -> None:
+        reply.answer(200, act(Body(parse_json(request.body))).encode(), "text/plain; charset=utf-8")
 
     def _health(self, request: HttpRequest, reply: Connection) -> None:
         reply.answer(503 if self.is_draining or self._pacer.is_broken else 200, b"")
@@ -383,7 +385,7 @@ class Server:
 
     def _forget_prefixes(self) -> None:
         """Empties the prefix caches."""
-        self._prefixes.forget()
+        self._prefixes.forget(self.backend.num_sent)
         if isinstance(self.backend, RealtimeSimulation) and self.backend.kv_events is not None:
             self.backend.kv_events.clear(self.backend.num_sent)
 

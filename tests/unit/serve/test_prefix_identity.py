@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from batchsim.kernel.tokens import TokenIds
+from batchsim.kernel.tokens import TokenIds, output_stream
 from batchsim.serve.prefix_identity import BLOCK, PrefixIdentity
 
 
@@ -54,5 +54,20 @@ def test_what_is_forgotten_is_new_again() -> None:
     identity.of(list(range(100, 132)))
     assert shared(first, identity.of(list(range(48)))) == 0
     again = identity.of(list(range(32)))
-    identity.forget()
+    identity.forget(1)
     assert shared(again, identity.of(list(range(32)))) == 0
+
+
+def test_an_answer_under_way_at_a_reset_is_shared_with_no_later_prompt() -> None:
+    """A request of before the reset ends after it; one sent after it is known as ever."""
+    identity = PrefixIdentity()
+    prompt, output = [1, 2, 3], list(range(20))
+    before = identity.of(prompt)
+    identity.forget(1)
+    identity.answered(prompt, before, 0, output)
+    after = identity.of([*prompt, *output])
+    assert not {stream for stream, _, _ in after.segments} & {output_stream(0), before.segments[0][0]}
+    again = PrefixIdentity()
+    tokens = again.of(prompt)
+    again.answered(prompt, tokens, 0, output)
+    assert output_stream(0) in {stream for stream, _, _ in again.of([*prompt, *output]).segments}
