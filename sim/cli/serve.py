@@ -137,10 +137,12 @@ def serve(
         errors = f": {faults.num_errors} got an error on demand" if faults.num_errors else ""
         typer.echo(f"no request came to an engine, so there are no results{errors}", err=True)
         return
-    if spec.config.traits.pooling:
+    has_adapters = backend.setup.scenario.file.lora_cost is not None
+    if has_adapters or spec.config.traits.pooling:
         table = keep_table(backend, records, spans, out)
         text = f"{counted(backend.num_sent, 'request')} came to an engine; each with its latencies: {table}"
-        typer.echo(f"{text}; of a pooling model there are no other results")
+        what = "a scenario with LoRA adapters" if has_adapters else "a pooling model"
+        typer.echo(f"{text}; of {what} there are no other results")
         return
     results = keep_served(
         backend, records, spans, out, started_unix_ns=started_unix_ns, speed=speed, faults=faults, made=made

@@ -95,7 +95,8 @@ def keep_table(
     backend: RealtimeSimulation | LiveEngine, records: Records, spans: tuple[ReplicaSpan, ...], out: Path
 ) -> Path:
     """Writes the table of `keep_served` alone, and returns where: of a pooling model, since no trace says that its
-    requests ask for no tokens. ScenarioError where `out` cannot be written."""
+    requests ask for no tokens, and with adapters, which the trace of what was received does not name.
+    ScenarioError where `out` cannot be written."""
     with writing(out, "Give another folder with --out."):
         home = out / f"{backend.setup.scenario.name}-served" / RECEIVED
         home.mkdir(parents=True, exist_ok=True)
