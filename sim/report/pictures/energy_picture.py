@@ -60,6 +60,7 @@ def energy_picture(results: Results, path: Path | str) -> None:
         notes = footer(results, ESTIMATE, numbers_mark(results), CROSS)
         frame(fig, results, energy_text(results), notes, policy_legend(results))
         fig.draw_without_rendering()
+        fig.set_layout_engine("none")  # labels within the axes move nothing
         label_loads(right, results, LATENCY, JOULES)
         save(fig, path)
 

@@ -66,6 +66,7 @@ def frontier(results: Results, path: Path | str) -> None:
             policy_legend(results, _frontier_notes(results)),
         )
         fig.draw_without_rendering()
+        fig.set_layout_engine("none")  # labels within the axes move nothing
         label_loads(left, results, USER, GPU)
         label_loads(right, results, GPU, _TAIL)
         save(fig, path)

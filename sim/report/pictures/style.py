@@ -17,6 +17,7 @@ from typing import Any, Literal
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
@@ -216,7 +217,8 @@ def save(fig: Figure, path: Path | str, kind: Kind | None = None) -> None:
 
 def _png(fig: Figure, software: str | None = None) -> bytes:
     drawn = io.BytesIO()
-    fig.savefig(drawn, format="png", metadata={"Software": software})
+    # savefig would draw it twice; a higher level packs for twice as long, and 5 % smaller
+    FigureCanvasAgg(fig).print_png(drawn, metadata={"Software": software}, pil_kwargs={"compress_level": 3})
     return drawn.getvalue()
 
 
