@@ -154,7 +154,7 @@ def test_a_place_that_will_do_is_left_as_it_was(tmp_path: Path) -> None:
 
 READERS = {"open", "read_text", "read_bytes", "read_csv", "read_parquet", "read_table", "ParquetFile", "ZipFile"}
 READERS |= {"safe_open", "from_file", "fromfile", "loadtxt", "genfromtxt", "memmap", "load"}
-WRITERS = {"write_text", "write_bytes", "to_csv", "to_parquet", "savefig", "savez", "savez_compressed"}
+WRITERS = {"write_text", "write_bytes", "to_csv", "to_parquet", "savefig", "print_png", "savez", "savez_compressed"}
 CALLED = re.compile(rf"\b({'|'.join(sorted(READERS | WRITERS))})\s*\(")
 LOADERS = {"json", "yaml", "np", "numpy", "pickle", "torch", "tomllib"}  # whose `load` reads a file
 OWN = {
