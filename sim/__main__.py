@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 
 
 def main() -> None:
     """Runs the command. Ctrl-C ends it in one line with exit code 130, while it is still being imported too."""
-    gc.set_threshold(20_000)  # imports leave hundreds of thousands of objects and few circles: a tenth of a short run
     os.environ.setdefault(
         "PYDANTIC_DISABLE_PLUGINS", "__all__"
     )  # batchsim has none; the search reads all packages' files

@@ -162,6 +162,7 @@ OWN = {
     "batchsim.results.provenance.code_hash": "batchsim's own source",
     "batchsim.results.point_files.write_point": "into a folder that is renamed as a whole",
     "batchsim.results.frames.to_frame": "of bytes",
+    "batchsim.report.pictures.style._png": "into memory",
     "tools.docs_site.pictures_at_work": "into memory",
     "batchsim.report.page.plan_pictures._svg": "into memory",
     "batchsim.report.page.render.asset": "batchsim's own files, inside its package",
