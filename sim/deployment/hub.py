@@ -10,6 +10,12 @@ _WAIT_S = 10
 """How long an answer of the hub may take."""
 
 
+def apart(name: str) -> tuple[str, str]:
+    """The id and the revision of `org/name@REVISION`; any other `name`, and none."""
+    matched = _ID.fullmatch(name)
+    return (matched["repository"], matched["revision"] or "") if matched else (name, "")
+
+
 def config_of(name: str) -> Path | str:
     """The config.json of the id `name`, which is `org/name` or `org/name@REVISION`: from the cache of huggingface_hub,
     else fetched into it, of `main` where no revision is stated. That package obeys HF_HUB_OFFLINE and HF_TOKEN.

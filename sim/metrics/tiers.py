@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -103,6 +103,8 @@ def tier_use(requests: NDArray[np.void], engines: Sequence[Records], token_bytes
         idle = states[states["state"] == STORE_FLUSH]
         stalls, stall_ns = stalls + len(idle), stall_ns + int(idle["blocker"].sum())
     host, disk = (_copies(requests, engines, where) for where in ("host", DISK))
+    # What was pushed out of the host again counts once: only what came from the host was of use.
+    disk = replace(disk, loaded_first=np.minimum(disk.loaded_first, host.loaded_first))
     return TierUse(host, disk, wait_ns, stalls, stall_ns, token_bytes)
 
 

@@ -23,6 +23,7 @@ from batchsim.scenario.config import PolicySpec, Scenario, ScenarioFile
 from batchsim.scenario.deployment_config import DeploymentConfig
 from batchsim.scenario.rank_forms import ENGINES, KEY
 from batchsim.scenario.request_kinds import features
+from batchsim.workload.workload_config import WorkloadConfig
 
 SGLANG_CONSERVATIVENESS = 0.3
 """By what SGLang multiplies the part of outputs that is reserved where it has attention groups."""
@@ -57,8 +58,17 @@ def check_ranks(scenario: Scenario, model: ModelSpec, cost: Cost, kv: KvBudget) 
     others |= features(file, "constrained answers", "tasks", "rollouts", "offline jobs")
     others |= {"groups of KV blocks": kv.layout is not None, "pools of KV apart": kv.pools is not None}
     others["tiers of KV"] = bool(file.kv.tiers)
+    if any(spec.kind == "tensorrt_llm" for spec in scenario.specs):
+        others["deadlines and patience under tensorrt_llm"] = _may_leave(file.workload)
     for what in (what for what, asked in others.items() if asked):
         raise ScenarioError(f"{what} are not simulated for ranks that step together. Drop them, or {KEY}.")
+
+
+def _may_leave(workload: WorkloadConfig) -> bool:
+    """Whether requests may end before any rank has taken them."""
+    parts = (workload, *workload.classes.values())
+    of_rows = workload.trace is not None and workload.trace.columns is not None and workload.trace.columns.deadline
+    return bool(of_rows) or any(part.deadline is not None or part.patience is not None for part in parts)
 
 
 def check_one_scheduler(scenario: Scenario, cost: Cost) -> None:

@@ -31,7 +31,7 @@ def write_report(tables: Tables, name: str, currency: str, folder: Path) -> list
     folder.mkdir(parents=True, exist_ok=True)
     pictures = draw_pictures(tables, currency)
     names = [f"{name}.{end}" for name in tables for end in ("csv", "json")] + [f"{name}.svg" for name in pictures]
-    check_own(folder, [HTML, MARKDOWN, *names, *manifests])
+    check_own(folder, [HTML, MARKDOWN, *names, *MANIFESTS.values()])
     written = []
     for table, rows in tables.items():
         write_text(folder / f"{table}.json", as_json(rows, indent=1) + "\n")
@@ -40,6 +40,8 @@ def write_report(tables: Tables, name: str, currency: str, folder: Path) -> list
     for picture, (_, svg) in pictures.items():
         write_text(folder / f"{picture}.svg", svg)
         written.append(folder / f"{picture}.svg")
+    for file in {*MANIFESTS.values()} - {*manifests}:
+        (folder / file).unlink(missing_ok=True)  # of an earlier plan, which recommended something else
     for file, text in manifests.items():
         write_text(folder / file, text)
         written.append(folder / file)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from batchsim.base.errors import ScenarioError, cut, nearest
+from batchsim.deployment.hub import apart
 from batchsim.scenario.command_lines.flags import CHECKPOINTS, SAME, Engine, Flag, Keys
 
 _FLAG = re.compile(r"--?[A-Za-z]")  # no negative number
@@ -57,7 +58,7 @@ class Written:
 def write_line(keys: Keys, engine: Engine) -> Written:
     """The command line that says `keys`. ScenarioError where the engine cannot divide its GPUs so."""
     left = dict(keys)
-    model = left.pop("model")
+    model, revision = apart(left.pop("model"))
     engine.unsettle(left)
     options = () if engine.option_lines is None else tuple(engine.option_lines(left))
     if options:
@@ -68,6 +69,7 @@ def write_line(keys: Keys, engine: Engine) -> Written:
         if flag.key in left and _says(flag, left[flag.key]):
             value = left.pop(flag.key)
             parts += [flag.name] if flag.read is None else [flag.name, flag.show(value)]
+    parts += ["--revision", revision] if revision else []
     return Written(shlex.join(parts), options, tuple(f"{key} {value}" for key, value in left.items()))
 
 

@@ -278,3 +278,18 @@ def test_it_is_given_beside_no_other_replicas(tmp_path: Path) -> None:
     file.write_text(SCENARIO.replace("dp_attention: 4", "dp_attention: {sync_interval: 4}"))
     with pytest.raises(ScenarioError, match=r"both.yaml:5: dp_attention has no ranks"):
         load_scenario(str(file))
+
+
+@pytest.mark.parametrize("key", ["deadline=2s", "patience={mean: 2s, kind: exponential}"])
+def test_requests_that_leave_are_refused_in_the_queue_that_ranks_of_tensorrt_llm_share(key: str) -> None:
+    """No rank has them then; vLLM's ranks have each its own."""
+    changes = ["model=Qwen/Qwen3-30B-A3B", "cost={kind: linear, base: 8ms}", "kv.tokens=60000", "dp_attention=4"]
+    for kind in ("vllm", "tensorrt_llm"):
+        scenario = load_scenario("bursty", overrides=[*changes, f"policies={{{kind}: {{}}}}", f"workload.{key}"])
+        if kind == "vllm":
+            Setup.of(scenario)
+            continue
+        with pytest.raises(
+            ScenarioError, match="deadlines and patience under tensorrt_llm are not simulated for ranks"
+        ):
+            Setup.of(scenario)

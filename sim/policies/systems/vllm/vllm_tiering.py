@@ -67,12 +67,16 @@ class VllmTiering(VllmOffload):
 
     def repeat(self, batch: Batch, now_ns: int) -> bool:
         tier = self.disk_tier
-        if tier.is_asking or tier.has_unnoticed:
+        # What waits is looked up at each call, and asks the disk for more as others take what it has on the GPU.
+        if self.waiting or tier.is_asking or tier.has_unnoticed:
             return False
         if not super().repeat(batch, now_ns):
             return False
         tier.passed()
         return True
+
+    def is_steady(self, batch: Batch) -> bool:
+        return not self.waiting and super().is_steady(batch)
 
     def leapt(self, batches: list[Batch]) -> None:
         super().leapt(batches)

@@ -330,6 +330,13 @@ def test_what_no_flag_says_is_told() -> None:
         write_command({"model": "m", "deployment.tp": 8, "deployment.ep": 2}, "vllm")
 
 
+@pytest.mark.parametrize("engine", SERVERS)
+def test_a_pinned_revision_is_a_flag_of_its_own(engine: str) -> None:
+    """No engine takes ORG/NAME@REVISION as a model."""
+    line = write_command({"model": "my/model@abc123"}, engine).line
+    assert "my/model " in line and line.endswith(" --revision abc123")
+
+
 def test_memory_for_kv_is_said_in_bytes() -> None:
     """Both ways, and a share beside it says nothing."""
     line = "vllm serve m --kv-cache-memory-bytes 20G --gpu-memory-utilization 0.8"

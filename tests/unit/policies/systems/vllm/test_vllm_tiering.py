@@ -22,6 +22,7 @@ from batchsim.kernel.sim_executor import SimExecutor
 from batchsim.kernel.tokens import TokenIds, prompt_stream
 from batchsim.kernel.types import Arrival, Request
 from batchsim.kv.choice import new_kv
+from batchsim.metrics.tiers import tier_use
 from batchsim.policies.systems.vllm.offload_config import VllmOffloadConfig
 from batchsim.policies.systems.vllm.vllm_tiering import VllmTiering
 from batchsim.testing.life_sums import check_lives
@@ -133,6 +134,8 @@ def test_a_host_smaller_than_the_prompt_brings_chunks_that_push_each_other_out()
     assert _rows(records, TIER_STORE, DISK)[:2] == [(0, 32), (0, 32)]
     assert [row for row in _rows(records, TIER_LOAD, DISK) if row[0] == 2] == [(2, 32), (2, 32)]
     assert _rows(records, TIER_LOAD, "host") == []
+    use = tier_use(records.requests, [records], 1)
+    assert use.disk.loads >= 2 and use.disk.loaded_first.sum() == 0  # none of it was of use
 
 
 def test_chunks_that_push_each_other_out_without_end_are_an_error() -> None:
@@ -161,6 +164,18 @@ def test_a_disk_needs_its_connector_and_no_threshold() -> None:
         _engine(config, 8, OffloadConnector(OffloadLink(0, 1), OffloadLink(0, 1)))
     with pytest.raises(ScenarioError, match="store_threshold 2 is not simulated with a disk"):
         _engine(VllmOffloadConfig(cpu_chunks=4, store_threshold=2), 8, _connector())
+
+
+def test_what_waits_asks_the_disk_for_more_as_decodes_take_its_blocks() -> None:
+    """Request 10 has a chunk on the GPU, whose blocks the running ones take while it waits: leaps end before."""
+    sizes = [(160, 1, 2), (1, 1, 0), (1, 1, 0), (1, 1, 0), (1, 33, 0), (1, 1, 0), (115, 19, 4), (1, 1, 0), (99, 16, 6)]
+    sizes += [(1, 1, 0), (64, 1, 2), (65, 1, 0), (1, 1, 0)]
+    asked = [_asked(i, 60 * (i > 5), prompt, output, like) for i, (prompt, output, like) in enumerate(sizes)]
+    times = {"store_ns": 0, "load_ns": 0, "write_ns": 0, "read_ns": 9 * MS}
+    knobs = {"max_num_seqs": 3, "max_num_batched_tokens": 32, "blocks_per_chunk": 2, "times": times}
+    leapt, stepped = (_run(asked, 20, 3, leap=leap, **knobs) for leap in (True, False))
+    assert leapt.states.tolist() == stepped.states.tolist()
+    assert _rows(leapt, TIER_LOAD, DISK)[:2] == [(10, 32), (10, 32)]
 
 
 @st.composite
