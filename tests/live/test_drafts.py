@@ -304,7 +304,8 @@ def test_drafts_are_verified_on_the_model_as_in_simulation(llama: tuple[Path, An
     assert case is not None
     low, high = sorted(data.draw(st.tuples(st.integers(1, 3), st.integers(1, 4))))
     spec = SpeculativeConfig("ngram", data.draw(st.integers(1, 5)), 0.5, 1.0, low, high)
-    others = {"policy": "fcfs", "prefill_schedule_interval": 1}  # under priority vLLM shares blocks never computed
+    # Under priority vLLM shares blocks never computed; drafts are of the latest version alone.
+    others = {"policy": "fcfs", "prefill_schedule_interval": 1, "version": None}
     config = replace(case.config, speculative_config=spec, async_scheduling=data.draw(st.booleans()), **others)
     following = tuple((think_ns, of_prompts(one)) for think_ns, one in case.workload.following)
     workload = Listed(tuple(map(of_prompts, case.workload.known)), following)
