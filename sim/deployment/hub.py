@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from urllib.parse import quote
 
-_ID = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\w[\w.-]*))?")
+_ID = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\w[\w.-]*(/\w[\w.-]*)*))?")
 _WAIT_S = 10
 """How long an answer of the hub may take."""
 
 
 def apart(name: str) -> tuple[str, str]:
-    """The id and the revision of `org/name@REVISION`; any other `name`, and none."""
+    """The id and the revision of `org/name@REVISION`, "" where none is stated; any other `name`, and ""."""
     matched = _ID.fullmatch(name)
     return (matched["repository"], matched["revision"] or "") if matched else (name, "")
+
+
+def is_id(name: str) -> bool:
+    """Whether `name` has the form of a Hugging Face id, `org/name` without a revision."""
+    return "@" not in name and _ID.fullmatch(name) is not None
 
 
 def config_of(name: str) -> Path | str:
@@ -42,6 +48,8 @@ def _fetched(matched: re.Match[str]) -> Path | str:
     from huggingface_hub.errors import (
         EntryNotFoundError,
         GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
         OfflineModeIsEnabled,
         RepositoryNotFoundError,
         RevisionNotFoundError,
@@ -60,14 +68,19 @@ def _fetched(matched: re.Match[str]) -> Path | str:
         why = f"The hub shows no {repository} to this user."
     except RevisionNotFoundError:
         why = f"{repository} has no revision {revision}."
+    except LocalEntryNotFoundError:  # which is an EntryNotFoundError
+        why = "What answers is not the hub."
     except EntryNotFoundError:
         why = f"{repository} has no config.json."
-    except Exception as error:  # of the library that carries requests, which differs by version
-        why = f"The hub does not answer ({type(error).__name__})."
+    except HfHubHTTPError as error:
+        why = f"The hub answers {error.response.status_code}."
+    except Exception as error:  # of the library that carries requests, which differs by version, or of the cache's disk
+        why = f"It cannot be fetched ({type(error).__name__})."
     return f"{why} {_by_hand(matched)}"
 
 
 def _by_hand(matched: re.Match[str]) -> str:
     """How to get the file without huggingface_hub, a sentence."""
-    address = f"https://huggingface.co/{matched['repository']}/resolve/{matched['revision'] or 'main'}/config.json"
+    revision = quote(matched["revision"] or "main", safe="")
+    address = f"https://huggingface.co/{matched['repository']}/resolve/{revision}/config.json"
     return f"By hand: save {address}, and write that file's path."

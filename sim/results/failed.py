@@ -18,7 +18,7 @@ class Failed:
 
     The names are those of point.json: `policy` its label in the scenario, `name` that with the variant, `point` the
     folder it would have had. `trace` is the traceback of an error that is not one of batchsim's own. `vary` is the
-    value of the key that the scenario varies. With `nobody` no request was sent after the warm-up.
+    value of the key that the scenario varies. With `is_empty` no request was sent after the warm-up.
     """
 
     policy: str
@@ -31,14 +31,14 @@ class Failed:
     kind: str = ""
     variant: str = ""
     vary: Any = None
-    nobody: bool = False
+    is_empty: bool = False
 
     @classmethod
-    def of(cls, point: Point, folder: str, reason: str, trace: str = "", *, nobody: bool = False) -> Failed:
+    def of(cls, point: Point, folder: str, reason: str, trace: str = "", *, is_empty: bool = False) -> Failed:
         spec = point.spec
         why = " ".join(reason.split())
         return cls(
-            spec.label, spec.name, point.load, point.seed, folder, why, trace, spec.kind, spec.variant, nobody=nobody
+            spec.label, spec.name, point.load, point.seed, folder, why, trace, spec.kind, spec.variant, is_empty=is_empty
         )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from batchsim.base.errors import ScenarioError, nearest, shown
 from batchsim.base.plain import value_at
 from batchsim.cost.kinds import long_form
+from batchsim.deployment.hub import apart, is_id
 from batchsim.scenario.document import MAX_DEPTH, TEXTS, Document, read_document
 from batchsim.scenario.document import Path as Keys
 from batchsim.scenario.pools_forms import KEYS, decode_is_the_scenarios, rewritten, take_pools
@@ -108,14 +109,16 @@ def _take_hub(document: Document) -> None:
     model = document.value.get("model")
     if not isinstance(model, dict) or not model:
         return
-    where, texts = document.where(("model",)), [text for text in model.values() if text is not None]
+    where, hub, revision = document.where(("model",)), model.get("hub"), model.get("revision")
     if unknown := [str(key) for key in model if key not in ("hub", "revision")]:
         raise ScenarioError(f"{where}: model has no {unknown[0]}. {nearest(unknown[0], ('hub', 'revision'))}")
-    if not model.get("hub") or not all(isinstance(text, str) and text for text in texts):
-        raise ScenarioError(
-            f"{where}: model is {shown(model)}. Write text, like model: {{hub: org/name, revision: main}}."
-        )
-    document.value["model"] = "@".join(texts if model.get("revision") is None else (model["hub"], model["revision"]))
+    if hub is None:
+        raise ScenarioError(f"{where}: model.hub is missing. Write a Hugging Face id, like {{hub: Qwen/Qwen3-8B}}.")
+    if not (isinstance(hub, str) and is_id(hub)):
+        raise ScenarioError(f"{where}: model.hub is {shown(hub)}, no Hugging Face id. Write one, like Qwen/Qwen3-8B.")
+    if revision is not None and apart(f"{hub}@{revision}") != (hub, revision):
+        raise ScenarioError(f"{where}: model.revision is {shown(revision)}. Write a branch, tag or commit, like main.")
+    document.value["model"] = hub if revision is None else f"{hub}@{revision}"
 
 
 def _take_no_output(document: Document) -> None:

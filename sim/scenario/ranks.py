@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -51,8 +52,13 @@ def check_ranks(scenario: Scenario, model: ModelSpec, cost: Cost, kv: KvBudget) 
             f" other. Write replicas: {{count: {replicas.count}, router: shortest_queue}} instead of {KEY}."
         )
     _check_cost(file.cost, cost, replicas.total)
+    written = scenario.plain["replicas"]["lockstep"] or {}
     for spec in scenario.specs:
-        _check_policy(spec, replicas.lockstep, replicas.total, cost.deployment)
+        _check_policy(spec, cost.deployment)
+        if spec.kind != "vllm":
+            _check_options(spec, written)
+        if isinstance(spec.config, SglangConfig):
+            _check_sglang(spec.name, spec.config, replicas.total, kv.block_size)
     _check_memory(file, cost)
     others = features(file, "LoRA adapters", "images, audios and videos", "models that make no tokens")
     others |= features(file, "constrained answers", "tasks", "rollouts", "offline jobs")
@@ -113,7 +119,9 @@ def _check_cost(stated: Any, cost: Cost, ranks: int) -> None:
     if cost.stages > 1:
         raise ScenarioError(f"pp {cost.stages}: ranks that are pipelines are not simulated. Set pp to 1.")
     if getattr(stated, "shapes", None) is not None:
-        raise ScenarioError(f"shapes: ranks are padded to vLLM's own sizes of CUDA graphs. Leave shapes out, or {KEY}.")
+        raise ScenarioError(
+            f"shapes: ranks are padded to their engine's own sizes of CUDA graphs. Leave shapes out, or {KEY}."
+        )
 
 
 def of_rank(config: PolicyConfig, ranks: int) -> PolicyConfig:
@@ -151,11 +159,10 @@ def graph_sizes(config: PolicyConfig, lockstep: LockstepConfig, gpu: GpuSpec | N
     return sglang_graph_sizes(most if config.max_running_requests is None else min(most, config.max_running_requests))
 
 
-def _check_policy(spec: PolicySpec, lockstep: LockstepConfig, ranks: int, deployment: Deployment | None) -> None:
+def _check_policy(spec: PolicySpec, deployment: Deployment | None) -> None:
     if spec.kind not in ENGINES:
         raise ScenarioError(
-            f"{spec.name} is of kind {spec.kind}, and only ranks of vllm, sglang and tensorrt_llm are simulated to step"
-            " together."
+            f"{spec.name} is of kind {spec.kind}, and only ranks of {', '.join(ENGINES)} are simulated to step together."
             f" Leave it out, or {KEY}."
         )
     if deployment is not None and deployment.dp_attention > 1 and deployment.engine != spec.kind:
@@ -166,26 +173,23 @@ def _check_policy(spec: PolicySpec, lockstep: LockstepConfig, ranks: int, deploy
     if spec.config.traits.speculation is not None:
         knob = "speculative_algorithm" if spec.kind == "sglang" else "speculative_config"
         raise ScenarioError(f"{spec.name}: drafts are not simulated for ranks. Leave out {knob}, or {KEY}.")
-    if spec.kind != "vllm":
-        _check_options(spec, lockstep)
-    if isinstance(spec.config, SglangConfig):
-        _check_sglang(spec.name, spec.config, ranks)
     if isinstance(spec.config, TensorrtLlmConfig) and spec.config.backend != "pytorch":
         raise ScenarioError(f"{spec.name}: ranks are of the PyTorch runtime. Leave out backend, or {KEY}.")
 
 
-def _check_options(spec: PolicySpec, lockstep: LockstepConfig) -> None:
-    usual, engine = LockstepConfig(), "SGLang" if spec.kind == "sglang" else "TensorRT-LLM"
+def _check_options(spec: PolicySpec, written: Mapping[str, Any]) -> None:
+    engine = "SGLang" if spec.kind == "sglang" else "TensorRT-LLM"
     for key in ("sync_interval", "message", "api_servers", *(["eager"] if spec.kind == "tensorrt_llm" else [])):
-        if getattr(lockstep, key) != getattr(usual, key):
+        if written.get(key) is not None:
             raise ScenarioError(f"{spec.name}: {KEY}.{key} is of vLLM's ranks, and {engine}'s have none. Leave it out.")
 
 
-def _check_sglang(name: str, config: SglangConfig, ranks: int) -> None:
-    if 0 < config.chunked_prefill_size < ranks:
+def _check_sglang(name: str, config: SglangConfig, ranks: int, page: int) -> None:
+    chunk = config.chunked_prefill_size
+    if chunk > 0 and (chunk < ranks or chunk // ranks % page):
         raise ScenarioError(
-            f"{name}: chunked_prefill_size {config.chunked_prefill_size} is divided among {ranks} ranks, which leaves"
-            f" none. Set at least {ranks}."
+            f"{name}: chunked_prefill_size {chunk} is divided among {ranks} ranks, and {chunk // ranks} tokens are no"
+            f" whole pages, here KV blocks of {page}. Set a multiple of {ranks * page}."
         )
     for key in ("scheduler_recv_interval", "disable_consecutive_prefill_overlap"):
         if getattr(config, key) not in (None, False, 1):

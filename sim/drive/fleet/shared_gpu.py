@@ -79,6 +79,8 @@ class ModelClients(Clients):
 
     def _dispatch(self, request_id: int, now_ns: int) -> None:
         sent, slot = self.in_flight[request_id], self.fleet.slots[self.model_of(request_id)]
+        if self.num_released:
+            self._look()
         if slot.engine is None or slot.state == DRAINING:
             self._hold(request_id, sent, now_ns)
             self._look()
@@ -98,6 +100,7 @@ class ModelClients(Clients):
             del self.held[request_id]
             sent = self.in_flight[request_id]
             sent.router_ns += now_ns - sent.since_ns
+            self.num_released += 1
             self._submit(now_ns, request_id)
 
     def woken(self, engine: Engine, now_ns: int) -> None:
@@ -160,6 +163,8 @@ class SharedFleet(Fleet):
         slot, now_ns = self._awake, int(self.env.now)
         assert slot is not None, "one of the models is always awake, or about to be"
         if slot.state != UP or slot.engine is None or self.clients.wanted is None:
+            return
+        if self.clients.num_released:  # else a model that wakes at once would go to sleep before it has them, for ever
             return
         if slot.engine.core.has_work and now_ns < self._due_ns:
             return

@@ -22,8 +22,8 @@ class TransferConfig(Config):
     """What each transfer takes beside its bytes, like 20us."""
     links: Literal["shared", "per_pair"] = "shared"
     """One link for all engines, or one for each pair of a prefill and a decode engine."""
-    failed: Annotated[float, Range(0, 1)] = field(default=0.0, metadata=LEFT_OUT)
-    """Share of the requests whose transfer fails as it ends, drawn at random."""
+    failed: Annotated[float, Range(0, 1)] | None = field(default=None, metadata=LEFT_OUT)
+    """Share of the requests whose transfer fails as it ends, drawn at random; none unless given."""
     on_failure: Literal["fail", "recompute"] = field(default="fail", metadata=LEFT_OUT)
     """With `failed`: such a request ends, or its decode engine computes the prompt itself."""
     lease: PositiveDuration = field(default=30 * NS_PER_S, metadata=LEFT_OUT)
@@ -31,13 +31,13 @@ class TransferConfig(Config):
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if not self.failed and (self.on_failure, self.lease) != ("fail", 30 * NS_PER_S):
+        if self.failed is None and (self.on_failure, self.lease) != ("fail", 30 * NS_PER_S):
             key = "lease" if self.on_failure == "fail" else "on_failure"
-            raise ValueError(f"{key} is of transfers that fail, and none does. Set failed too, like 0.01.")
+            raise ValueError(f"{key} is of transfers that fail, and it is not said how many do. Set failed, like 0.01.")
 
     def fails(self, seed: int, request_id: int) -> bool:
         """Whether the transfer of the request fails."""
-        return drawn(seed, "failed transfer", request_id) < self.failed * (1 << 64)
+        return bool(self.failed) and drawn(seed, "failed transfer", request_id) < self.failed * (1 << 64)
 
     def lapses_ns(self, kept_ns: int, over_ns: int) -> int:
         """When a prefill engine frees the blocks that it keeps from `kept_ns` on for a transfer that fails at

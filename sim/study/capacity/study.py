@@ -122,11 +122,11 @@ def run_trials(
     trials.sort(key=lambda trial: -trial[1])
     points = [point for case, load, seed in trials for point in case.points([(load, seed)])]
     outcomes = sweep.attempt(points, may_be_empty=True)
-    failed = [result for result in outcomes if isinstance(result, Failed) and not result.nobody]
+    failed = [result for result in outcomes if isinstance(result, Failed) and not result.is_empty]
     if failed and not tolerant:
         raise points_failed(failed, len(outcomes))
     for (case, load, seed), result in zip(trials, outcomes, strict=True):
-        if isinstance(result, Failed) and result.nobody and not tolerant:
+        if isinstance(result, Failed) and result.is_empty and not tolerant:
             case.book.setdefault(load, {})[seed] = NO_TRIAL
         elif isinstance(result, Failed):
             case.failed = result.reason

@@ -146,7 +146,7 @@ class Sweep:
 
         for number, result in self._execute([tasks[i] for i in todo], None if self.progress is None else tell):
             i = todo[number]
-            if isinstance(result, Failed) and result.nobody and not may_be_empty:
+            if isinstance(result, Failed) and result.is_empty and not may_be_empty:
                 raise NobodyToMeasure(result.reason)
             done[i] = self._keep(points, tasks[i], result)
             if self.progress is not None:
@@ -205,7 +205,7 @@ def run_point(task: Task, tell: Callable[[Task, int], None] | None = None) -> Pa
     try:
         return measured_point(setup, simulate_point(setup, point, None if tell is None else pulse), name)
     except NobodyToMeasure as error:
-        return Failed.of(point, name, str(error), nobody=True)
+        return Failed.of(point, name, str(error), is_empty=True)
     except _OF_THE_SCENARIO:
         raise
     except BatchsimError as error:

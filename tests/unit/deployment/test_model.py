@@ -116,6 +116,7 @@ def test_an_id_that_was_fetched_is_read_from_the_cache(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("pinned", "id_"),
     [("revision: 1a, hub: my/model", "my/model@1a"), ("hub: my/model, revision: 012", "my/model@012"),
+     ("hub: my/model, revision: refs/pr/1", "my/model@refs/pr/1"),
      ("hub: my/model, revision: null", "my/model"), ("hub: my/model", "my/model")],
 )  # fmt: skip
 def test_a_scenario_pins_a_revision(pinned: str, id_: str) -> None:
@@ -125,10 +126,23 @@ def test_a_scenario_pins_a_revision(pinned: str, id_: str) -> None:
     assert document.value["model"] == id_
 
 
-@pytest.mark.parametrize("wrong", ["revision: main", "hub: [my/model]", "hub: my/model, rev: a", "hub: ''"])
-def test_a_model_of_the_hub_that_is_written_wrongly_is_one_line(wrong: str) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("revision: main", "model.hub is missing"),
+        ("hub: [my/model]", "model.hub is .*, no Hugging Face id"),
+        ("hub: llama-3.1-8b", "model.hub is .*, no Hugging Face id"),
+        ("hub: ./tiny.json", "model.hub is .*, no Hugging Face id"),
+        ("hub: my/model@a", "model.hub is .*, no Hugging Face id"),
+        ("hub: my/model, rev: a", "model has no rev. Known are hub, revision"),
+        ("hub: my/model, revision: [1]", "model.revision is"),
+        ("hub: my/model, revision: ''", "model.revision is"),
+        ("hub: my/model, revision: ../main", "model.revision is"),
+    ],
+)
+def test_a_model_of_the_hub_that_is_written_wrongly_is_one_line(wrong: str, said: str) -> None:
     document = read_document(f"model: {{{wrong}}}", "s.yaml")
-    with pytest.raises(ScenarioError, match=r"^s.yaml:1: model [^\n]*(Known are hub, revision|Write text, .*)\.$"):
+    with pytest.raises(ScenarioError, match=rf"^s.yaml:1: {said}[^\n]*\.$"):
         lengthen(document)
 
 
@@ -157,7 +171,7 @@ def test_a_hub_that_refuses_the_connection_is_no_traceback(tmp_path: Path, monke
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", NOWHERE)
     with pytest.raises(
-        ScenarioError, match=r"^model: my/other is [^\n]* The hub does not answer \(\w*Error\)\. By hand: "
+        ScenarioError, match=r"^model: my/other is [^\n]* It cannot be fetched \(\w*Error\)\. By hand: "
     ):
         read_model("my/other")
 
@@ -168,6 +182,7 @@ def test_a_hub_that_refuses_the_connection_is_no_traceback(tmp_path: Path, monke
         (404, "EntryNotFound", r"my/other has no config\.json\."),
         (404, "RevisionNotFound", r"my/other has no revision 3c\."),
         (401, "RepoNotFound", r"The hub shows no my/other to this user\."),
+        (500, "", r"The hub answers 500\."),
         (403, "GatedRepo", r"Its owner shows my/other to those who have agreed .*: hf auth login, or set HF_TOKEN\."),
     ],
 )

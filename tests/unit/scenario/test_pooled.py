@@ -125,6 +125,17 @@ def test_a_share_of_the_transfers_fails(tmp_path: Path) -> None:
         assert point["rejected"] == 30 - finished
 
 
+def test_no_transfer_fails_whatever_would_follow(tmp_path: Path) -> None:
+    """So that 0 and more can be compared under one rule."""
+    sides = "pools.prefill={count: 2}", "pools.decode={count: 2}", "policies={vllm: {}}"
+    rows = []
+    for more in ([], ["pools.transfer.failed=0", "pools.transfer.on_failure=recompute", "pools.transfer.lease=20s"]):
+        results = run_scenario(_loaded(tmp_path, BASE + COST + POOLS, *sides, *more), out=tmp_path / f"r{len(more)}")
+        (point,) = results.points.to_dict("records")
+        rows.append((point["finished"], point["e2e_mean_s"]))
+    assert rows[0] == rows[1] and rows[0][0] == 30
+
+
 def test_sglang_has_no_lease_and_computes_nothing_again(tmp_path: Path) -> None:
     """Both keys of failed transfers that vLLM alone has."""
     sides = "pools.prefill={count: 2}", "pools.decode={count: 2}", "policies={sglang: {}}", "pools.transfer.failed=0.5"
@@ -167,8 +178,8 @@ def test_a_run_has_both_sides_in_its_tables(tmp_path: Path) -> None:
         (BASE + COST + POOLS, "pools.router=llm_d", "router llm_d reads what engines report"),
         (BASE + COST + POOLS, "pools.router=nearest", "nearest"),
         (BASE + COST + POOLS, "pools.transfer.failed=1.5", "failed is 1.5"),
-        (BASE + COST + POOLS, "pools.transfer.lease=20s", "lease is of transfers that fail, and none does."),
-        (BASE + COST + POOLS, "pools.transfer.on_failure=recompute", "on_failure is of transfers that fail, and none"),
+        (BASE + COST + POOLS, "pools.transfer.lease=20s", "lease is of transfers that fail, and it is not said how many do. Set failed"),
+        (BASE + COST + POOLS, "pools.transfer.on_failure=recompute", "on_failure is of transfers that fail, and it is not said how many do"),
         (
             BASE + COST + POOLS + "  local_prefill: {kind: dynamo_isl_bounding}\n",
             "pools.router=dynamo_kv",

@@ -135,8 +135,9 @@ MISTAKES = {
     "too_many_servers": ("dp_attention.api_servers=9", "9 api_servers for 4 ranks"),
     "router": ("replicas.router=round_robin", "router is not simulated for ranks"),
     "dense": ("model=llama-3.1-8b", "has no experts, and vLLM's data-parallel ranks of it are engines that do not"),
-    "other_policy": ("policies={orca: {}}", "only ranks of vllm, sglang and tensorrt_llm are simulated"),
+    "other_policy": ("policies={orca: {}}", "only ranks of vllm, sglang, tensorrt_llm are simulated"),
     "waves_of_sglang": ("sglang&dp_attention.sync_interval=8", "dp_attention.sync_interval is of vLLM's ranks"),
+    "waves_as_they_are": ("sglang&dp_attention.sync_interval=16", "dp_attention.sync_interval is of vLLM's ranks"),
     "messages_of_sglang": ("sglang&dp_attention.message=5us", "dp_attention.message is of vLLM's ranks"),
     "servers_of_sglang": ("sglang&dp_attention.api_servers=2", "dp_attention.api_servers is of vLLM's ranks"),
     "dense_sglang": (
@@ -146,6 +147,10 @@ MISTAKES = {
     "polls": ("sglang&policies.sglang.scheduler_recv_interval=4", "scheduler_recv_interval is not simulated for ranks"),
     "eager_tensorrt_llm": ("tensorrt_llm&dp_attention.eager=true", "and TensorRT-LLM's have none. Leave it out"),
     "cpp_runtime": ("tensorrt_llm&policies.tensorrt_llm.backend=tensorrt", "ranks are of the PyTorch runtime"),
+    "chunk_of_parts_of_pages": (
+        "sglang&policies.sglang.chunked_prefill_size=2000",
+        "2000 is divided among 4 ranks, and 500 tokens are no whole pages, here KV blocks of 16. Set a multiple of 64.",
+    ),
     "short_chunk": ("sglang&policies.sglang.chunked_prefill_size=-3", "chunked_prefill_size"),
     "drafts_of_sglang": (
         "sglang&policies.sglang={speculative_algorithm: EAGLE, speculative_num_steps: 3, speculative_eagle_topk: 1,"
@@ -160,7 +165,7 @@ MISTAKES = {
         "vary={dp_attention: [1, 2]}",
         "vary dp_attention, value 2: one engine beside several, whose tables have other columns",
     ),
-    "shapes": ("cost.shapes={preset: cuda_graphs}", "shapes: ranks are padded to vLLM's own sizes"),
+    "shapes": ("cost.shapes={preset: cuda_graphs}", "shapes: ranks are padded to their engine's own sizes"),
     "tiers": ("kv.tiers=[{size: 10GB, bandwidth: 50GB/s}]", "tiers of KV are not simulated for ranks"),
 }
 

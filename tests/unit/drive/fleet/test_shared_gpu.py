@@ -153,6 +153,18 @@ def test_cached_prefixes_are_gone_with_the_kv_of_a_model_that_slept() -> None:
     assert cached.tolist() == [0, 48, 0, 0]
 
 
+TO_AND_FRO = [(0, "a"), (0, "b"), (1, "a")]
+
+
+@pytest.mark.parametrize("min_awake_ns", [0, 1])
+def test_models_that_wake_at_once_have_their_requests_before_they_sleep(min_awake_ns: int) -> None:
+    """Each of both is asked for as the other wakes, which takes no time; up to 200 ms they could change 100 times."""
+    arrivals = [Arrival(Request(i, at_ns, 8, 2, request_class=of), 2) for i, (at_ns, of) in enumerate(TO_AND_FRO)]
+    models = Models({"a": 0, "b": 1}, {0: Moves(MS, 0), 1: Moves(MS, 0)}, min_awake_ns)
+    found = _Case(arrivals, models, stop_ns=200 * MS).run()
+    assert found.records.requests["outcome"].tolist() == [FINISHED] * 3
+
+
 @dataclass
 class _Case:
     """Models with 40 blocks of 16 tokens each."""
