@@ -28,7 +28,7 @@ CHECKS: dict[str, Check] = {
     "vllm": (test_tiers.is_conserved, (test_tiers.CASES,)),
     "hicache": (test_sglang_hicache_naive.conserved, test_sglang_hicache_naive.MORE_CASES),
     "lmcache": (test_vllm_lmcache.conserved, test_vllm_lmcache.MORE_CASES),
-    "lmcache-layers": (test_vllm_lmcache_layers.conserved, test_vllm_lmcache_layers.MORE_CASES),
+    "lmcache-layers": (test_vllm_lmcache.conserved, test_vllm_lmcache_layers.MORE_CASES),
     "tensorrt_llm": (test_tensorrt_llm_host.conserved, test_tensorrt_llm_host.MORE_CASES),
     "hicache-loops": (test_sglang_hicache_naive.compared, test_sglang_hicache_naive.CASES),
     "lmcache-loops": (test_vllm_lmcache.compared, test_vllm_lmcache.CASES),

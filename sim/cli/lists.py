@@ -15,7 +15,7 @@ from batchsim.cli.common import one_line_errors, print_json
 
 @one_line_errors
 def policies(as_json: option.Json = False) -> None:
-    """List the policies, those of installed packages and engines too, where each comes from, and its knobs.
+    """List the policies, those of installed packages too and `engine`, where each comes from, and its knobs.
 
     Example: batchsim policies --json
     """

@@ -162,8 +162,8 @@ def graph_sizes(config: PolicyConfig, lockstep: LockstepConfig, gpu: GpuSpec | N
 def _check_policy(spec: PolicySpec, deployment: Deployment | None) -> None:
     if spec.kind not in ENGINES:
         raise ScenarioError(
-            f"{spec.name} is of kind {spec.kind}, and only ranks of {', '.join(ENGINES)} are simulated to step together."
-            f" Leave it out, or {KEY}."
+            f"{spec.name} is of kind {spec.kind}, and only ranks of {', '.join(ENGINES)} are simulated to step"
+            f" together. Leave it out, or {KEY}."
         )
     if deployment is not None and deployment.dp_attention > 1 and deployment.engine != spec.kind:
         raise ScenarioError(

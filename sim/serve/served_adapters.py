@@ -60,7 +60,7 @@ class ServedAdapters:
             raise _invalid("Both 'lora_name' and 'lora_path' must be provided.")
         if len(name) > MAX_USER or not name.isprintable() or "," in name:
             known = f"at most {MAX_USER} printable letters, no comma"
-            raise ApiError(400, f"lora_name {shown(name)} is no name: {known}. Shorten it.", "lora_name")
+            raise ApiError(400, f"lora_name {shown(name)} is no name: {known}. Give another.", "lora_name")
         if name == self._model:
             raise _invalid(f"The lora adapter '{name}' conflicts with a served base model.")
         if body.flag("is_3d_lora_weight"):

@@ -6,8 +6,10 @@ Slow on purpose: to compare with the policy on random workloads that share token
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from batchsim.kernel.types import Arrival
 from batchsim.policies.systems.vllm.lmcache_config import VllmLmcacheConfig
 from tests.plain.vllm import Call, Naive, NaiveVllm, Token
 
@@ -195,3 +197,23 @@ def layered_ns(work_ns: int, loads_ns: int, stores_ns: int, layers: int) -> int:
         now_ns = max(now_ns, loaded_ns, on_host_ns) + work_ns // layers
         stored.append(max(stored[-1], now_ns) + stores_ns // layers)
     return stored[-1]
+
+
+def steps_of(
+    engine: NaiveLmcache, arrivals: list[Arrival], step_ns: Callable[[int], int]
+) -> list[tuple[int, list[tuple[int, int]], list[Any], int]]:
+    """Of each step of `engine` its start, tokens by request, pauses and free blocks. It waits for each step, which takes
+    `step_ns` of its work: 1 a prompt token and 2 a decode."""
+    left, now, steps = list(arrivals), 0, list[tuple[int, list[tuple[int, int]], list[Any], int]]()
+    while left or engine.running or engine.waiting:
+        if not (engine.running or engine.waiting):
+            now = max(now, left[0].request.arrival_ns)
+        while left and left[0].request.arrival_ns <= now:
+            arrival = left.pop(0)
+            engine.add(Naive(arrival.request, arrival.output_tokens or 0))
+        decoding = {r for r in engine.running if not r.chunked}
+        call = engine.schedule()
+        steps.append((now, sorted((r.request.id, n) for r, n in call.items.items()), call.preempted, call.queues[0]))
+        now += step_ns(sum(2 if r in decoding else n for r, n in call.items.items()))
+        engine.process(call)
+    return steps

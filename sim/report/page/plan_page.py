@@ -12,6 +12,7 @@ from batchsim.report.page.plan_sections import SHOWN, sections
 from batchsim.report.page.render import HTML, data_uri, render
 from batchsim.report.sheet import Sheet
 from batchsim.results.provenance import as_json, write_csv
+from batchsim.study.planning.pool_manifests import DYNAMO, LLM_D
 
 MARKDOWN = "report.md"
 FIRST = "report.json"
@@ -20,7 +21,7 @@ KIND = Kind("table of a plan's report", rb'\[\s*\{\s*"scenario": [^\n]*\s*"curre
 _NEW = Kind("file of a plan's report", b"(?!)")
 MANIFEST = "manifest.yaml"
 """The recommended group for Kubernetes, where the plan is of deployments."""
-MANIFESTS = {"manifest": MANIFEST, "dynamo": "dynamo.yaml", "llm_d": "llm-d-values.yaml"}
+MANIFESTS = {"manifest": MANIFEST, DYNAMO: "dynamo.yaml", LLM_D: "llm-d-values.yaml"}
 """The files of what starts the recommended group, by the tables that have their lines."""
 
 

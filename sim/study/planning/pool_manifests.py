@@ -121,7 +121,6 @@ def _values(sides: Sequence[Side]) -> dict[str, Any]:
                     "modelCommand": "vllmServe",
                     "args": _without_tp(_words("vllm", side)[1:]),
                     "ports": [{"containerPort": port, "protocol": "TCP"}],
-                    "mountModelVolume": True,
                 }
             ],
         }

@@ -178,8 +178,12 @@ def test_a_run_has_both_sides_in_its_tables(tmp_path: Path) -> None:
         (BASE + COST + POOLS, "pools.router=llm_d", "router llm_d reads what engines report"),
         (BASE + COST + POOLS, "pools.router=nearest", "nearest"),
         (BASE + COST + POOLS, "pools.transfer.failed=1.5", "failed is 1.5"),
-        (BASE + COST + POOLS, "pools.transfer.lease=20s", "lease is of transfers that fail, and it is not said how many do. Set failed"),
-        (BASE + COST + POOLS, "pools.transfer.on_failure=recompute", "on_failure is of transfers that fail, and it is not said how many do"),
+        (BASE + COST + POOLS, "pools.transfer.lease=20s", "lease is of transfers that fail, and it is not said"),
+        (
+            BASE + COST + POOLS,
+            "pools.transfer.on_failure=recompute",
+            "on_failure is of transfers that fail, and it",
+        ),
         (
             BASE + COST + POOLS + "  local_prefill: {kind: dynamo_isl_bounding}\n",
             "pools.router=dynamo_kv",

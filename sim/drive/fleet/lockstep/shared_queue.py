@@ -19,6 +19,7 @@ from batchsim.drive.fleet.lockstep.iterations import Iterations
 from batchsim.drive.fleet.lockstep.rank_costs import RankCosts
 from batchsim.kernel.core import EngineCore
 from batchsim.kernel.events import AnyWorkload
+from batchsim.kernel.record import WAITING
 from batchsim.kernel.types import Arrival
 
 
@@ -37,9 +38,12 @@ class SharedQueue(Iterations):
         super().__init__(cores, costs, workload, logs=logs)
         self._most = most_active
         self._queue: list[tuple[int, int, Arrival]] = []
+        self._looked_at: dict[int, int] = {}  # by request in the queue: from when on it found no place
+        self._new: list[int] = []  # of these, what no iteration has looked at
 
     def submit(self, arrival: Arrival) -> None:
         heappush(self._queue, (arrival.request.arrival_ns, arrival.request.id, arrival))
+        self._new.append(arrival.request.id)
 
     def _take_in(self) -> None:
         now_ns = max(self._hosts_ns)
@@ -59,6 +63,8 @@ class SharedQueue(Iterations):
         taken: list[Arrival] = []
         while self._queue and self._queue[0][0] <= now_ns and len(taken) < len(loads) * self._most - active:
             taken.append(heappop(self._queue)[2])
+        self._looked_at |= dict.fromkeys(self._new, now_ns)
+        self._new = []
         even = -(-(active + len(taken)) // len(loads))
         enough = min(max(even, *(count for _, count in loads)), self._most)
         places = [(tokens, count, rank) for rank, (tokens, count) in enumerate(loads) if count < enough]
@@ -69,7 +75,10 @@ class SharedQueue(Iterations):
                 places.append((tokens + arrival.request.prompt_tokens, count + 1, rank))
             if self._logs:
                 self.routes.append((arrival.request.id, rank))
-            self._cores[rank].submit(arrival)
+            core = self._cores[rank]
+            if (since_ns := self._looked_at.pop(arrival.request.id)) < now_ns:
+                core.recorder.state(since_ns, arrival.request.id, WAITING, "no_slot")
+            core.submit(arrival)
 
     def _active(self, core: EngineCore) -> tuple[int, int]:
         """The prompt tokens of a rank's active requests, and their number."""

@@ -171,6 +171,8 @@ def test_a_deployment_of_pools_ends_with_a_graph_of_dynamo_and_values_of_llm_d(p
     words = values["decode"]["containers"][0]["args"]
     assert "--tensor-parallel-size" not in words and "--max-num-seqs" in words
     assert values["modelArtifacts"]["uri"] == "hf://meta-llama/Llama-3.1-8B"
+    write_report({name: rows for name, rows in tables.items() if name not in MANIFESTS}, "s", "$", tmp_path / "plan")
+    assert not any((tmp_path / "plan" / file).exists() for file in MANIFESTS.values())
 
 
 def test_sglang_has_a_graph_of_dynamo_alone() -> None:

@@ -22,8 +22,10 @@ from batchsim.kernel.types import Arrival
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm import TensorrtLlm
 from batchsim.policies.systems.tensorrt_llm.tensorrt_llm_config import TensorrtLlmConfig
 from batchsim.testing.by_hand import same
+from batchsim.testing.life_sums import check_lives
 from tests.support.iterations import MAX_MODEL_LEN, PAGE, TokensAndHost
 from tests.support.ranks import request
+from tests.support.tier_lives import parts_of
 from tests.support.whole_batches import Listed
 
 
@@ -61,10 +63,14 @@ def test_equal_ranks_are_taken_by_number_and_active_prompts_count() -> None:
 
 
 def test_no_more_are_taken_than_all_ranks_may_have() -> None:
-    """With one a rank the third waits in the queue until the first has ended, whichever rank that was on."""
-    ranks, _ = shared([request(0, 0, 9, 2), request(1, 0, 8, 6), request(2, 0, 7, 1)], most=1)
+    """With one a rank the third waits in the queue until the first has ended, whichever rank that was on: for a slot,
+    from the first iteration on, of 19 ns, to the end of the second, of 11."""
+    ranks, cores = shared([request(0, 0, 9, 2), request(1, 0, 8, 6), request(2, 0, 7, 1)], most=1)
     assert ranks.routes == [(0, 0), (1, 1), (2, 0)]
     assert [made.tokens for made in ranks.passes][:3] == [(9, 8), (1, 1), (7, 1)]
+    assert parts_of(cores[0].recorder.records(), 2)["queued:no_slot"] == 30
+    for core in cores:
+        check_lives(core.recorder.records())
 
 
 def test_a_rank_without_requests_runs_a_dummy_of_one_token() -> None:

@@ -25,8 +25,7 @@ from batchsim.policies.systems.vllm.vllm import Vllm
 from batchsim.policies.systems.vllm.vllm_config import VllmConfig
 from batchsim.policies.systems.vllm.vllm_lmcache import VllmLmcache
 from batchsim.testing.life_sums import check_lives
-from tests.plain.vllm import Naive
-from tests.plain.vllm_lmcache import NaiveLmcache
+from tests.plain.vllm_lmcache import NaiveLmcache, steps_of
 from tests.support.random_cases import few_and_many
 from tests.support.stepping import HostCost, LinearCost, Run, column, run
 from tests.support.tier_lives import all_end_with_their_tokens, parts_of
@@ -281,22 +280,13 @@ def compared(arrivals: list[Arrival], blocks: int, knobs: dict[str, Any]) -> Non
     of = config(**knobs)
     done = run(Kept, of, arrivals, blocks=blocks, kv=BlockHashKV, loop=SYNC)
     engine = NaiveLmcache(of, blocks, BLOCK_SIZE, MAX_MODEL_LEN)
-    left, now, steps = list(arrivals), 0, list[Any]()
-    while left or engine.running or engine.waiting:
-        if not (engine.running or engine.waiting):
-            now = max(now, left[0].request.arrival_ns)
-        while left and left[0].request.arrival_ns <= now:
-            arrival = left.pop(0)
-            engine.add(Naive(arrival.request, arrival.output_tokens or 0))
-        decoding = {r for r in engine.running if not r.chunked}
-        call = engine.schedule()
-        steps.append((now, sorted((r.request.id, n) for r, n in call.items.items()), call.preempted, call.queues[0]))
-        work = sum(2 if r in decoding else n for r, n in call.items.items())
+
+    def step_ns(work: int) -> int:
         copies = [(engine.loaded, of.load_ns), (engine.stored, of.store_ns)]
-        now += 10 + work + sum(of.copy_ns + number * ns for number, ns in copies if number)
-        engine.process(call)
+        return 10 + work + sum(of.copy_ns + number * ns for number, ns in copies if number)
+
     log = [(row.start_ns, sorted(row.items), row.preempted, row.free) for row in done.log]
-    assert log == steps
+    assert log == steps_of(engine, arrivals, step_ns)
 
 
 test_the_steps_are_those_of_the_plain_loops, test_they_are_so_in_many_more_cases = few_and_many(

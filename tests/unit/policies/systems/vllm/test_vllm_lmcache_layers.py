@@ -17,15 +17,14 @@ from batchsim.kernel.types import Arrival
 from batchsim.kv.block_keys import BlockKeys
 from batchsim.kv.chunk_store import ChunkStore
 from batchsim.kv.prefix_cache import BlockHashKV
-from tests.plain.vllm import Naive
-from tests.plain.vllm_lmcache import NaiveLayered, layered_ns
+from tests.plain.vllm_lmcache import NaiveLayered, layered_ns, steps_of
 from tests.support.random_cases import few_and_many
 from tests.support.stepping import LinearCost, Run, column, run
-from tests.support.tier_lives import all_end_with_their_tokens, parts_of
+from tests.support.tier_lives import parts_of
 from tests.support.whole_batches import BLOCK_SIZE, MAX_MODEL_LEN
 from tests.unit.policies.systems.tensorrt_llm.test_tensorrt_llm_host import rows
 from tests.unit.policies.systems.tensorrt_llm.test_tensorrt_llm_reuse import alike, sharing
-from tests.unit.policies.systems.vllm.test_vllm_lmcache import Kept, config, keys_of, lmcache
+from tests.unit.policies.systems.vllm.test_vllm_lmcache import Kept, config, conserved, keys_of, lmcache
 
 
 class FourTimes(LinearCost):
@@ -147,33 +146,18 @@ def compared(arrivals: list[Arrival], blocks: int, knobs: dict[str, Any]) -> Non
     of = config(**knobs)
     done = layered(arrivals, blocks, **knobs)
     engine = NaiveLayered(of, blocks, BLOCK_SIZE, MAX_MODEL_LEN)
-    left, now, steps = list(arrivals), 0, list[Any]()
-    while left or engine.running or engine.waiting:
-        if not (engine.running or engine.waiting):
-            now = max(now, left[0].request.arrival_ns)
-        while left and left[0].request.arrival_ns <= now:
-            arrival = left.pop(0)
-            engine.add(Naive(arrival.request, arrival.output_tokens or 0))
-        decoding = {r for r in engine.running if not r.chunked}
-        call = engine.schedule()
-        steps.append((now, sorted((r.request.id, n) for r, n in call.items.items()), call.preempted, call.queues[0]))
-        work = 4 * (10 + sum(2 if r in decoding else n for r, n in call.items.items()))
-        now += layered_ns(work, engine.loaded * of.load_ns, engine.stored * of.store_ns, of.num_layers)
-        engine.process(call)
+
+    def step_ns(work: int) -> int:
+        copies = engine.loaded * of.load_ns, engine.stored * of.store_ns
+        return layered_ns(4 * (10 + work), *copies, of.num_layers)
+
     log = [(row.start_ns, sorted(row.items), row.preempted, row.free) for row in done.log]
-    assert log == steps
+    assert log == steps_of(engine, arrivals, step_ns)
 
 
 test_the_steps_are_those_of_the_plain_loops, test_they_are_so_in_many_more_cases = few_and_many(
     compared, *CASES, few=100, many=2000
 )
-
-
-def conserved(arrivals: list[Arrival], blocks: int, knobs: dict[str, Any], async_scheduling: bool) -> None:
-    """Live, step by step and with leaps the same records; every request ends with its tokens, no chunk stays pinned,
-    and the parts of each life sum to it."""
-    done = lmcache(arrivals, blocks, **knobs, async_scheduling=async_scheduling)
-    all_end_with_their_tokens(done.records.requests, arrivals)
 
 
 MORE_CASES = (*CASES, st.booleans())
