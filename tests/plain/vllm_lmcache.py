@@ -202,8 +202,8 @@ def layered_ns(work_ns: int, loads_ns: int, stores_ns: int, layers: int) -> int:
 def steps_of(
     engine: NaiveLmcache, arrivals: list[Arrival], step_ns: Callable[[int], int]
 ) -> list[tuple[int, list[tuple[int, int]], list[Any], int]]:
-    """Of each step of `engine` its start, tokens by request, pauses and free blocks. It waits for each step, which takes
-    `step_ns` of its work: 1 a prompt token and 2 a decode."""
+    """Of each step of `engine` its start, tokens by request, pauses and free blocks. It waits for each step, which
+    takes `step_ns` of its work: 1 a prompt token and 2 a decode."""
     left, now, steps = list(arrivals), 0, list[tuple[int, list[tuple[int, int]], list[Any], int]]()
     while left or engine.running or engine.waiting:
         if not (engine.running or engine.waiting):
