@@ -37,7 +37,8 @@ class Failed:
     def of(cls, point: Point, folder: str, reason: str, trace: str = "", *, is_empty: bool = False) -> Failed:
         spec = point.spec
         why = " ".join(reason.split())
-        return cls(spec.label, spec.name, point.load, point.seed, folder, why, trace, spec.kind, spec.variant, is_empty)
+        named = spec.label, spec.name, point.load, point.seed, folder, why, trace
+        return cls(*named, kind=spec.kind, variant=spec.variant, is_empty=is_empty)
 
 
 def points_failed(failed: Sequence[Failed], total: int) -> PointsFailed:
